@@ -1,0 +1,75 @@
+"""From a case to its parts: the untouched ones of the workload, rewritten from left to right."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from harness.instruments import counted
+from harness.plugins import Plugins
+from harness.records import Applied, Case
+from harness.tokens import TokenFile
+from harness.types import Parts, Place, replace
+
+Calls = Counter[tuple[str, str]]
+
+
+def shape_of(plugins: Plugins, case: Case) -> Any:
+    """Read the shape of a case as the workload's own model."""
+    return plugins.workloads[case.workload].shape.model_validate(case.shape)  # type: ignore[attr-defined]
+
+
+def assemble(
+    plugins: Plugins,
+    case: Case,
+    *,
+    shape: Any = None,
+    corpus: TokenFile | None = None,
+    calls: Calls | None = None,
+    draw: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+) -> Parts:
+    """Build the parts of a case.
+
+    `shape` replaces the case's own, `draw` wraps the untouched drawing of parameters (so that strategies act upon the
+    wrapped one), `calls` counts how often each rewritten part is called.
+    """
+    place = Place.parse(case.place)
+    workload = plugins.workloads[case.workload]
+    parts = workload.on[place.backend](shape or shape_of(plugins, case), place, corpus, case.seed)
+    if draw is not None:
+        parts = replace(parts, draw=draw(parts.draw))
+    for applied in case.strategies:
+        strategy = plugins.strategies[applied.name]
+        parts = strategy.on[place.backend](parts, **applied.knobs)
+        if calls is not None:
+            parts = counted(parts, strategy, calls)
+    return parts
+
+
+def never_called(calls: Calls) -> str | None:
+    """Say which rewritten part was never called, if any: that strategy was not active."""
+    idle = sorted(key for key, count in calls.items() if count == 0)
+    if not idle:
+        return None
+    strategy, part = idle[0]
+    return f"'{strategy}' rewrote '{part}', but it was never called: another strategy replaced it, or nothing uses it"
+
+
+def probe_of(plugins: Plugins, case: Case) -> Case:
+    """Reduce a case to the one at which its answer is compared; cases that differ in size alone share it."""
+    workload = plugins.workloads[case.workload]
+    shape = workload.probe(shape_of(plugins, case))
+    strategies = tuple(_at_probe(plugins, applied) for applied in case.strategies)
+    return case.model_copy(
+        update={
+            "shape": shape.model_dump(),
+            "strategies": strategies,
+            "corpus": "drawn",
+            "tokenizer": "none",
+            "budget_bytes": None,
+        }
+    )
+
+
+def _at_probe(plugins: Plugins, applied: Applied) -> Applied:
+    probe = plugins.strategies[applied.name].probe
+    return applied.model_copy(update={"knobs": {**applied.knobs, **probe}})

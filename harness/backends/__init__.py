@@ -1,0 +1,44 @@
+"""The array frameworks, one module of the same few functions each.
+
+==================  ================================================================================
+start(place)        make the device ready; raise Unavailable where it is not
+cap(place, bytes)   bound the device's allocator to a budget, None for no bound; return the bound
+prepare(parts, b)   a step `(state, x, y) -> (state, loss)`; compiled ahead for batches like `b`
+like(batch)         an abstract batch for `prepare` and `predict`, from shapes and dtypes
+wait(outputs)       return when everything asked for is computed
+finish(outputs)     end one turn of the loop and return a time mark
+seconds(marks)      the time between marks, as floats
+clear(place)        drop caches of the device's allocator and take its base
+reset_peak(place)   begin a new device peak
+peak(place)         device bytes by meter since then, {} on the CPU
+ran_out(error)      "host" or "device" when the error says that memory ran out, else None
+predict(...)        peak and phases of a run without running it
+arrays(tree)        numpy arrays and dtype names of a tree's leaves
+==================  ================================================================================
+"""
+
+import importlib
+import os
+from importlib.util import find_spec
+from types import ModuleType
+
+NAMES = ("torch", "jax")
+DEVICES = ("cpu", "cuda")
+
+
+class Unavailable(Exception):
+    """A place that this machine does not have, in one sentence."""
+
+
+def load(backend: str) -> ModuleType:
+    """Import the module of a backend, and with it the framework."""
+    return importlib.import_module(f"harness.backends.{backend}")
+
+
+def absent(backend: str, device: str) -> str | None:
+    """Say why a place is missing on this machine, as far as can be seen without importing the framework."""
+    if find_spec(backend) is None:
+        return f"the package {backend} is not installed"
+    if device == "cuda" and not os.path.exists("/proc/driver/nvidia/version"):
+        return "this machine has no NVIDIA GPU"
+    return None

@@ -1,0 +1,149 @@
+"""JAX: compiled steps with donated state, device counters, and prediction from the compiler's own analysis."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from harness import tree
+from harness.backends import Unavailable
+from harness.types import Parts, Place
+
+EAGER = False
+"""A compiled step is one phase."""
+
+_base: dict[str, int] = {}
+
+
+def start(place: Place) -> dict[str, str]:
+    """Make the device ready; return its facts. Raises Unavailable where there is none."""
+    platform = "gpu" if place.device == "cuda" else place.device
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError:
+        raise Unavailable(f"this JAX sees no {place.device} device: install a jaxlib for it") from None
+    return {"device": devices[0].device_kind, "threads": os.environ.get("OMP_NUM_THREADS", "")}
+
+
+def deterministic(place: Place) -> None:
+    """Ask for full-precision products; used where answers are compared."""
+    jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def cap(place: Place, budget: int | None) -> int | None:
+    """Say that the budget binds: JAX takes it from XLA_PYTHON_CLIENT_MEM_FRACTION at start."""
+    return budget if place.device == "cuda" else None
+
+
+def like(batch: Sequence[tuple[tuple[int, ...], str]], device: str = "cpu") -> tuple[Any, ...]:
+    """Describe a batch for `prepare` and `predict`."""
+    return tuple(jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for size, dtype in batch)
+
+
+def prepare(parts: Parts, batch: Any = None, abstract: Parts | None = None) -> Callable[..., Any]:
+    """Compile the step with the state donated; ahead of time where `abstract` parts give the state's shapes."""
+    step = jax.jit(partial(parts.step, parts), donate_argnums=0)
+    if batch is None or abstract is None:
+        return step
+    return lowered(parts, batch, abstract).compile()
+
+
+def lowered(parts: Parts, batch: Any, abstract: Parts) -> Any:
+    """Trace and lower the step for a state and a batch known by shape alone."""
+    state = jax.eval_shape(partial(abstract.init, abstract), None)
+    return jax.jit(partial(parts.step, parts), donate_argnums=0).lower(state, *batch)
+
+
+def wait(outputs: Any) -> None:
+    """Return when all outputs are computed."""
+    jax.block_until_ready(outputs)
+
+
+def finish(outputs: Any) -> int:
+    """End one turn: block on all outputs, then read the clock."""
+    jax.block_until_ready(outputs)
+    return time.perf_counter_ns()
+
+
+def seconds(marks: Sequence[int]) -> list[float]:
+    """Turn marks into the seconds between them."""
+    return [(b - a) / 1e9 for a, b in pairwise(marks)]
+
+
+def clear(place: Place) -> None:
+    """Take the bytes in use as the base; the allocator's peak cannot be reset."""
+    stats = _stats(place)
+    _base.update(allocated=stats.get("bytes_in_use", 0))
+
+
+def reset_peak(place: Place) -> None:
+    """Do nothing: JAX offers no reset, so a phase sets the peak when the counter rose in it."""
+
+
+def peak(place: Place) -> dict[str, int]:
+    """Read the peak of the process so far, in bytes above the base."""
+    stats = _stats(place)
+    if "peak_bytes_in_use" not in stats:
+        return {}
+    return {"allocated": stats["peak_bytes_in_use"] - _base.get("allocated", 0)}
+
+
+def _stats(place: Place) -> dict[str, int]:
+    if place.device == "cpu":
+        return {}
+    return jax.devices("gpu")[0].memory_stats() or {}
+
+
+def ran_out(error: BaseException) -> str | None:
+    """Tell an exhausted allocator from any other error."""
+    text = str(error)
+    if isinstance(error, MemoryError):
+        return "host"
+    if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
+        return "host" if jax.default_backend() == "cpu" else "device"
+    return None
+
+
+def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
+    """Stand in for the drawing of a parameter where no values are wanted."""
+    return jnp.zeros(shape, jnp.float32)
+
+
+def predict(
+    build: Callable[[], Parts], batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int
+) -> dict[str, int]:
+    """Compile the step for the shapes and add up the compiler's analysis: arguments + temporaries + outputs - reused.
+
+    Its own peak field is not used: it left out nearly all temporaries on the CPU.
+    """
+    parts = build()
+    analysis = lowered(parts, like(batch), parts).compile().memory_analysis()
+    if analysis is None:
+        raise Unavailable("this jaxlib gives no memory analysis")
+    arguments = analysis.argument_size_in_bytes
+    growth = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return {"init": held + arguments, "steady_step": held + arguments + growth}
+
+
+def arrays(values: Any) -> dict[str, tuple[Any, str]]:
+    """Copy each leaf to numpy, bfloat16 widened exactly to float32, with the name of its own dtype."""
+    found = {}
+    for name, leaf in tree.leaves(values):
+        dtype = str(leaf.dtype)
+        found[name] = (np.asarray(leaf.astype(jnp.float32) if dtype == "bfloat16" else leaf), dtype)
+    return found
+
+
+def cast(inner: Callable[..., Any], dtype: str) -> Callable[..., Any]:
+    """Let a draw give another dtype: float64 for the reference, a declared precision for its own yardstick."""
+
+    def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
+        return inner(parts, name, shape, deviation).astype(dtype)
+
+    return draw

@@ -1,0 +1,104 @@
+"""Predict the memory of a torch run: the same loop on fake tensors, counting every storage while it lives.
+
+A storage is counted once, when an operator first returns it, and uncounted when it dies; parameters, gradients,
+moments and what autograd saves are storages like any other. Nothing is computed and nothing large is allocated
+(`FakeTensorMode`), so a model of any size takes about a second. Scratch inside one operator is not seen.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from harness.instruments import metered
+from harness.train import training
+from harness.types import Parts, replace
+
+CUDA_BLOCK = 512
+"""The CUDA caching allocator rounds every request up to this many bytes."""
+
+
+class LiveStorage(TorchDispatchMode):
+    """Follow the bytes of all storages that operators return, and the peak within each phase."""
+
+    def __init__(self, held: int = 0) -> None:
+        super().__init__()
+        self.live = held
+        self.current: str | None = None
+        self.peaks: dict[str, int] = {}
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def enter(self, name: str | None) -> None:
+        """Begin a phase; its peak starts at what is live now."""
+        self.current = name
+        self._raise_peak()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.enter(None)
+
+    def _raise_peak(self) -> None:
+        if self.current is not None:
+            self.peaks[self.current] = max(self.peaks.get(self.current, 0), self.live)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf)
+        return result
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = storage.nbytes()
+        if tensor.device.type == "cuda":
+            size = -(-size // CUDA_BLOCK) * CUDA_BLOCK
+        self._known[key] = weakref.ref(storage, lambda _: self._forget(key, size))
+        self.live += size
+        self._raise_peak()
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.pop(key, None)
+        self.live -= size
+
+
+def run(
+    build: Callable[[], Parts], batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int
+) -> dict[str, int]:
+    """Return the peak bytes of each phase of `steps` steps, `held` bytes of source included.
+
+    `build` makes the parts inside the fake mode; whatever a fake tensor cannot pass raises.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), LiveStorage(held) as live:
+        parts = metered(build(), live)
+        device = parts.place.device
+
+        def batches(parts: Parts, windows: Any) -> Iterator[tuple[Any, Any]]:
+            while True:
+                yield tuple(_ids(size, dtype, device) for size, dtype in batch)  # type: ignore[misc]
+
+        without_data = replace(parts, source=lambda parts: None, windows=lambda parts, source: None, batches=batches)
+        for _ in zip(range(steps), training(without_data, _step(without_data), live.phase), strict=False):
+            pass
+        return dict(live.peaks)
+
+
+def _step(parts: Parts) -> Callable[..., Any]:
+    return lambda state, x, y: parts.step(parts, state, x, y)
+
+
+def _ids(size: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
+    integer = dtype.startswith(("int", "uint"))
+    return torch.zeros(size, dtype=torch.int64 if integer else getattr(torch, dtype), device=device)

@@ -1,0 +1,165 @@
+"""torch: eager steps, allocator counters on CUDA, and prediction by running the same step on fake tensors."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from harness import tree
+from harness.backends import Unavailable
+from harness.types import Parts, Place
+
+EAGER = True
+"""Whether a step can be resolved into phases while it runs."""
+
+_base: dict[str, int] = {}
+
+
+def start(place: Place) -> dict[str, str]:
+    """Make the device ready; return its facts. Raises Unavailable where there is none."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if place.device == "cpu":
+        return {"threads": str(torch.get_num_threads())}
+    if not torch.cuda.is_available():
+        raise Unavailable("this torch sees no CUDA device: install a CUDA build of torch on a machine with a GPU")
+    torch.cuda.init()
+    return {"device": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+
+
+def deterministic(place: Place) -> None:
+    """Ask for the same bits each time; used where answers are compared.
+
+    On the CPU one thread gives them already, and asking would import the compiler, a second of every worker.
+    """
+    if place.device == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def cap(place: Place, budget: int | None) -> int | None:
+    """Bound the caching allocator to a budget in bytes (the CUDA context is not counted)."""
+    if place.device == "cpu" or budget is None:
+        return None
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (budget + _base.get("allocated", 0)) / total))
+    return budget
+
+
+def prepare(parts: Parts, batch: Any = None, abstract: Parts | None = None) -> Callable[..., Any]:
+    """Return the step: torch runs it eagerly, so nothing is compiled."""
+    return partial(parts.step, parts)
+
+
+def like(batch: Sequence[tuple[tuple[int, ...], str]], device: str = "cpu") -> tuple[Any, ...]:
+    """Make a batch without data for `predict`; integers become int64, as the loop hands them over."""
+    return tuple(
+        torch.zeros(
+            size,
+            dtype=torch.int64 if dtype.startswith(("int", "uint")) else getattr(torch, dtype),
+            device=device,
+        )
+        for size, dtype in batch
+    )
+
+
+def wait(outputs: Any) -> None:
+    """Return when the device has computed everything asked for."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def finish(outputs: Any) -> Any:
+    """End one turn: the clock on the CPU, an event in the stream on CUDA (nothing waits)."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+    return time.perf_counter_ns()
+
+
+def seconds(marks: Sequence[Any]) -> list[float]:
+    """Turn marks into the seconds between them."""
+    if marks and not isinstance(marks[0], int):
+        torch.cuda.synchronize()
+        return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
+    return [(b - a) / 1e9 for a, b in pairwise(marks)]
+
+
+def clear(place: Place) -> None:
+    """Empty the allocator's cache and take the bytes still held as the base."""
+    if place.device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        reset_peak(place)
+        stats = torch.cuda.memory_stats()
+        _base.update(
+            allocated=stats["allocated_bytes.all.current"],
+            requested=stats["requested_bytes.all.current"],
+            reserved=0,
+            retries=stats["num_alloc_retries"],
+        )
+
+
+def reset_peak(place: Place) -> None:
+    """Begin a new device peak."""
+    if place.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak(place: Place) -> dict[str, int]:
+    """Read the allocator's peaks since the last reset, in bytes above the base."""
+    if place.device == "cpu":
+        return {}
+    stats = torch.cuda.memory_stats()
+    return {
+        "allocated": stats["allocated_bytes.all.peak"] - _base.get("allocated", 0),
+        "requested": stats["requested_bytes.all.peak"] - _base.get("requested", 0),
+        "reserved": stats["reserved_bytes.all.peak"],
+        "retries": stats["num_alloc_retries"] - _base.get("retries", 0),
+    }
+
+
+def ran_out(error: BaseException) -> str | None:
+    """Tell an exhausted allocator from any other error."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "device"
+    text = str(error)
+    host = isinstance(error, MemoryError) or "not enough memory" in text or "Cannot allocate memory" in text
+    return "host" if host else None
+
+
+def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
+    """Stand in for the drawing of a parameter where no values are wanted."""
+    return torch.empty(shape, dtype=torch.float32, device=parts.place.device)
+
+
+def predict(
+    build: Callable[[], Parts], batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int
+) -> dict[str, int]:
+    """Run the loop from `init` on fake tensors and return the peak bytes of each phase; see `live_storage`."""
+    from harness.backends.live_storage import run
+
+    return run(build, batch, held, steps)
+
+
+def arrays(values: Any) -> dict[str, tuple[Any, str]]:
+    """Copy each leaf to numpy, bfloat16 widened exactly to float32, with the name of its own dtype."""
+    found = {}
+    for name, leaf in tree.leaves(values):
+        tensor = leaf.detach().cpu()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        found[name] = ((tensor.float() if tensor.dtype == torch.bfloat16 else tensor.clone()).numpy(), dtype)
+    return found
+
+
+def cast(inner: Callable[..., Any], dtype: str) -> Callable[..., Any]:
+    """Let a draw give another dtype: float64 for the reference, a declared precision for its own yardstick."""
+
+    def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
+        return inner(parts, name, shape, deviation).to(getattr(torch, dtype))
+
+    return draw

@@ -1,0 +1,372 @@
+"""Run a plan: what is still to do, in which order, and every attempt appended as it ends."""
+
+import hashlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+
+from harness import backends, environment, machine, records, runner, statistics
+from harness.assembly import probe_of, shape_of
+from harness.plugins import Plugins
+from harness.records import OPEN_STATUSES, Case, Kind, Record, Slot, Task
+from harness.suite import Group, Plan, SuiteError
+from harness.tokens import TokenFile
+from harness.types import Place
+
+ATTEMPTS = 2
+MEMORY_SHARE = 0.8
+REPEATS_FROM_ROUNDS = 6
+CONTROL = "nothing"
+REFERENCE_SECONDS = 300.0
+
+
+@dataclass
+class Progress:
+    """What a watcher is told; the methods do nothing here."""
+
+    def begin(self, total: int, done: int) -> None: ...
+
+    def start(self, task: str, case: Case) -> None: ...
+
+    def phase(self, name: str) -> None: ...
+
+    def finish(self, record: Record, case: Case) -> None: ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line may change about a run, and nothing about what is measured."""
+
+    results: Path
+    plugins: tuple[str, ...] = ()
+    rounds: int | None = None
+    fresh: bool = False
+    max_bytes: int | None = None
+    cache: Path = field(default_factory=lambda: _cache_folder())
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harness"
+
+
+def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> Path:
+    """Run everything of a plan that has no result yet; return the results file.
+
+    Raises SuiteError for a corpus that cannot serve, StoreError for results that cannot be written, both before
+    anything is measured. Records are appended as they come; KeyboardInterrupt leaves all of them.
+    """
+    folder = options.results / plan.name / machine.name()
+    with records.locked(folder), TemporaryDirectory(prefix="harness-reference-") as reference:
+        campaign = _Campaign(plan, plugins, options, progress, folder, Path(reference))
+        campaign.execute()
+        return campaign.path
+
+
+@dataclass
+class _Campaign:
+    plan: Plan
+    plugins: Plugins
+    options: Options
+    progress: Progress
+    folder: Path
+    reference: Path
+    run_id: str = field(
+        default_factory=lambda: f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}-{secrets.token_hex(3)}"
+    )
+
+    def __post_init__(self) -> None:
+        self.rounds = self.plan.suite.rounds if self.options.rounds is None else self.options.rounds
+        self.threads = len(os.sched_getaffinity(0))
+        self.versions = machine.versions() | dict(self.plugins.versions)
+        self.positions = {self.digest(case): index for index, case in enumerate(self.plan.cases)}
+        self.corpora = {group.baseline.group: self.corpus(group) for group in self.plan.groups}
+        self.path, self.latest = self._resumed()
+
+    def digest(self, case: Case) -> str:
+        """Identify a case together with the code that runs it."""
+        return case.digest(machine.commit(), json.dumps(self.versions, sort_keys=True))
+
+    # What there is to do, and what is done
+
+    def _resumed(self) -> tuple[Path, dict[Slot, Record]]:
+        """Continue the newest file that holds some, but not all, of this plan; else begin one."""
+        files = sorted(self.folder.glob("*.jsonl"))
+        if files and not self.options.fresh:
+            latest = {record.slot: record for record in records.read(files[-1])[0] if record.slot is not None}
+            planned = set(self.slots())
+            if planned & latest.keys() and any(self._is_due(slot, latest) for slot in planned):
+                return files[-1], latest
+        return self.folder / f"{_stamp()}-{machine.commit()}.jsonl", {}
+
+    def _is_due(self, slot: Slot, latest: dict[Slot, Record]) -> bool:
+        """Say whether a slot still wants a result: what was not measured for memory is not timed."""
+        if slot.kind == "time":
+            memory = latest.get(Slot(case=slot.case, kind="memory"))
+            if self._is_done(memory) and memory is not None and memory.status != "ok":
+                return False
+        return not self._is_done(latest.get(slot))
+
+    @staticmethod
+    def _is_done(record: Record | None) -> bool:
+        return record is not None and record.status not in OPEN_STATUSES
+
+    def slots(self) -> Iterator[Slot]:
+        """List every slot of the plan, in the order of the run."""
+        for group in self.plan.groups:
+            for case in group.cases:
+                yield Slot(case=self.digest(case), kind="predict")
+        for group in self.plan.groups:
+            if self.obstacle(group.baseline) is not None:
+                for case in group.cases:
+                    yield Slot(case=self.digest(case), kind="memory")
+                continue
+            for case in group.cases:
+                yield Slot(case=self.digest(probe_of(self.plugins, case)), kind="numerics")
+                for repeat in range(self.repeats):
+                    yield Slot(case=self.digest(case), kind="memory", repeat=repeat)
+            for number in range(self.rounds):
+                for case in group.cases:
+                    yield Slot(case=self.digest(case), kind="time", round=number)
+
+    @property
+    def repeats(self) -> int:
+        return 3 if self.rounds >= REPEATS_FROM_ROUNDS else 1
+
+    def is_open(self, slot: Slot) -> bool:
+        record = self.latest.get(slot)
+        return not self._is_done(record) and (
+            record is None or record.attempt < ATTEMPTS or record.run_id != self.run_id
+        )
+
+    # The order of a run
+
+    def execute(self) -> None:
+        planned = list(dict.fromkeys(self.slots()))
+        done = sum(not self._is_due(slot, self.latest) for slot in planned)
+        self.progress.begin(len(planned), done)
+        self.predict()
+        for group in self.plan.groups:
+            if (reason := self.obstacle(group.baseline)) is not None:
+                for case in group.cases:
+                    self.keep(
+                        _unsupported(reason),
+                        case,
+                        Slot(case=self.digest(case), kind="memory"),
+                    )
+                continue
+            for case in group.cases:
+                self.numerics(case)
+                self.memory(case)
+            for number in range(self.rounds):
+                self.time_round(group, number)
+
+    def obstacle(self, case: Case) -> str | None:
+        """Say why a case cannot run here: no such place, or a strategy without anything for it."""
+        place = Place.parse(case.place)
+        absent = backends.absent(place.backend, place.device)
+        if absent is not None:
+            return absent
+        lacks = self.plugins.workloads[case.workload].lacks
+        told = (self.plugins.strategies[applied.name].obstacle(place, lacks) for applied in case.strategies)
+        return next((reason for reason in told if reason), None)
+
+    def predict(self) -> None:
+        """Predict all open cases of a backend in one process: it measures nothing of itself."""
+        for backend in backends.NAMES:
+            cases = [
+                case
+                for case in self.plan.cases
+                if case.place.startswith(f"{backend}/")
+                and backends.absent(backend, "cpu") is None
+                and self.is_open(Slot(case=self.digest(case), kind="predict"))
+                and all(backend in self.plugins.strategies[applied.name].on for applied in case.strategies)
+            ]
+            by_corpus: dict[str, list[Case]] = {}
+            for case in cases:
+                by_corpus.setdefault(case.group, []).append(case)
+            for members in by_corpus.values():
+                self.progress.start("predict", members[0])
+                found = self.work("predict", members)
+                for case, record in zip(members, found, strict=True):
+                    self.keep(record, case, Slot(case=self.digest(case), kind="predict"))
+
+    def numerics(self, case: Case) -> None:
+        probe = probe_of(self.plugins, case)
+        slot = Slot(case=self.digest(probe), kind="numerics")
+        if not self.is_open(slot):
+            return
+        if (reason := self.obstacle(case)) is not None:
+            self.keep(_unsupported(reason), probe, slot)
+            return
+        plain = probe.model_copy(update={"strategies": ()})
+        yardstick = self.reference / plain.digest()
+        if not yardstick.exists():
+            self.progress.start("reference", plain)
+            self.work("reference", [plain], reference=str(yardstick), deadline=REFERENCE_SECONDS)
+            if case.strategies:
+                self.work("numerics", [plain], reference=str(yardstick), deadline=REFERENCE_SECONDS)
+        self.progress.start("answer", case)
+        self.keep(self.work("numerics", [probe], reference=str(yardstick))[0], probe, slot)
+
+    def memory(self, case: Case) -> None:
+        for repeat in range(self.repeats):
+            slot = Slot(case=self.digest(case), kind="memory", repeat=repeat)
+            if not self.is_open(slot):
+                continue
+            reason = self.obstacle(case)
+            if reason is not None:
+                self.keep(_unsupported(reason), case, slot)
+            elif (guarded := self.guarded(case)) is not None:
+                self.keep(guarded, case, slot)
+            else:
+                self.progress.start("memory", case)
+                self.keep(self.work("memory", [case], steps=self.plan.suite.memory_steps, repeat=repeat)[0], case, slot)
+
+    def guarded(self, case: Case) -> Record | None:
+        """Refuse a case that would take the machine down; a budget bounds it already."""
+        predicted = self.latest.get(Slot(case=self.digest(case), kind="predict"))
+        if predicted is None or not case.place.endswith("/cpu"):
+            return None
+        need = max(predicted.floor_bytes or 0, predicted.predicted_peak_bytes or 0)
+        need = min(need, case.budget_bytes or need)
+        available = int(psutil.virtual_memory().available * MEMORY_SHARE)
+        limit = min(available, self.options.max_bytes or available)
+        if need <= limit:
+            return None
+        told = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here: set a budget, or shorten it"
+        return Record(status="skipped_guard", evidence={"message": told, "need_bytes": need, "limit_bytes": limit})
+
+    def time_round(self, group: Group, number: int) -> None:
+        """Time every member once, in random order; a round that is not complete is run again whole."""
+        members = [case for case in group.cases if self.measured(case)]
+        slots = {case.label: Slot(case=self.digest(case), kind="time", round=number) for case in members}
+        if not any(self.is_open(slot) for slot in slots.values()):
+            return
+        by_label = {case.label: case for case in members}
+        for label in statistics.shuffled(list(by_label), self.plan.suite.seed, number):
+            case = by_label[label]
+            pacing = self.pacing(case)
+            self.progress.start(f"time {number + 1}/{self.rounds}", case)
+            record = self.work("time", [case], steps=pacing.steps, warmup=pacing.warmup, round=number)[0]
+            record = record.model_copy(update={"flags": (*record.flags, *pacing.flags)})
+            self.keep(record, case, slots[label])
+
+    def measured(self, case: Case) -> bool:
+        """Say whether the memory of a case was measured, so that it is worth timing."""
+        record = self.latest.get(Slot(case=self.digest(case), kind="memory"))
+        return record is not None and record.status == "ok"
+
+    def pacing(self, case: Case) -> statistics.Pacing:
+        """Take warm-up and steps from the suite, or find them once by a pilot and freeze them."""
+        suite = self.plan.suite
+        if suite.steps is not None and suite.warmup is not None:
+            return statistics.Pacing(suite.warmup, suite.steps, ("few_steps",) if suite.steps < 10 else ())
+        slot = Slot(case=self.digest(case), kind="pilot")
+        record = self.latest.get(slot)
+        if record is None or not record.step_seconds:
+            self.progress.start("pilot", case)
+            record = self.keep(self.work("pilot", [case])[0], case, slot)
+        if not record.step_seconds:
+            return statistics.Pacing(2, 3, ("no_steady_state", "few_steps"))
+        found = statistics.pace(record.step_seconds)
+        return statistics.Pacing(suite.warmup or found.warmup, suite.steps or found.steps, found.flags)
+
+    # One task
+
+    def work(self, kind: Kind, cases: Sequence[Case], deadline: float | None = None, **settings: Any) -> list[Record]:
+        corpus = self.corpora.get(cases[0].group)
+        task = Task(
+            kind=kind,
+            cases=tuple(cases),
+            run_id=self.run_id,
+            parent=os.getpid(),
+            folder="",
+            corpus=corpus,
+            plugins=self.options.plugins,
+            **settings,
+        )
+        allowed = deadline or self.plan.suite.timeout_seconds * len(cases)
+        return runner.run(task, self.threads, allowed, self.progress.phase)
+
+    def keep(self, record: Record, case: Case, slot: Slot) -> Record:
+        """Complete a record, append it, and tell the watcher."""
+        before = self.latest.get(slot)
+        complete = record.model_copy(
+            update={
+                "run_id": self.run_id,
+                "suite": self.plan.name,
+                "slot": slot,
+                "attempt": 1 if before is None else before.attempt + 1,
+                "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+                "position": self.positions.get(self.digest(case), -1),
+                "case": case,
+                "probe": self.digest(probe_of(self.plugins, case)) if slot.kind == "memory" else None,
+                "machine": {**machine.facts(), **record.machine},
+                "versions": self.versions,
+                "commit": machine.commit(),
+                "batches_digest": _joined(record.batches_digests),
+            }
+        )
+        records.append(self.path, complete)
+        self.latest[slot] = complete
+        self.progress.finish(complete, case)
+        return complete
+
+    def corpus(self, group: Group) -> TokenFile | None:
+        """Make the token ids that a group reads, in a process of its own: this one never loads numpy."""
+        case = group.baseline
+        workload = self.plugins.workloads[case.workload]
+        shape = shape_of(self.plugins, case)
+        needed = workload.rows_needed(shape, max(self.plan.suite.memory_steps, self.plan.suite.steps or 0))
+        spec = {
+            "corpus": case.corpus,
+            "root": str(self.plan.path.resolve().parent),
+            "tokenizer": case.tokenizer,
+            "vocabulary": case.shape["vocabulary"],
+            "needed": needed,
+            "seed": case.seed,
+            "cache": str(self.options.cache),
+        }
+        return prepared(spec)
+
+
+def _unsupported(reason: str) -> Record:
+    return Record(status="unsupported", evidence={"message": reason})
+
+
+def _stamp() -> str:
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+
+
+def prepared(spec: dict[str, Any]) -> TokenFile:
+    """Run `python -m harness.tokens` on a specification; raise SuiteError with its sentence when it refuses."""
+    with TemporaryDirectory(prefix="harness-corpus-") as folder:
+        path = Path(folder) / "spec.json"
+        path.write_text(json.dumps(spec), encoding="utf-8")
+        env = environment.variables("predict", "torch/cpu", "corpus", 1, None)
+        command = [sys.executable, "-m", "harness.tokens", str(path)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    try:
+        told = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise SuiteError(f"corpus '{spec['corpus']}': it could not be prepared: {done.stderr.strip()[-300:]}") from None
+    if "error" in told:
+        raise SuiteError(told["error"])
+    return TokenFile(**{**told, "path": Path(told["path"])})
+
+
+def _joined(digests: tuple[str, ...]) -> str | None:
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if digests else None
+
+
+__all__ = ["CONTROL", "Options", "Progress", "prepared", "run"]

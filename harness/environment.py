@@ -1,0 +1,83 @@
+"""The environment of a worker: an allow-list, and what makes its figures comparable."""
+
+import ctypes
+import os
+import subprocess
+from functools import cache
+
+from harness.records import Kind
+
+PASSED = [
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TMPDIR",
+    "USER",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "XDG_CACHE_HOME",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_HOME",
+    "NVIDIA_VISIBLE_DEVICES",
+]
+
+PINS = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_TOP_PAD_": "0",
+    "MALLOC_MMAP_MAX_": "1000000",
+    "NUMPY_MADVISE_HUGEPAGE": "0",
+}
+"""What makes the resident set follow live bytes: large blocks are mapped alone and returned when freed."""
+
+RUN_VARIABLE = "HARNESS_RUN"
+HEADROOM = 0.95
+
+
+def variables(kind: Kind, place: str, run_id: str, threads: int, budget: int | None) -> dict[str, str]:
+    """Build a worker's environment; the memory worker's allocator is pinned, the time worker's is native."""
+    backend, _, device = place.partition("/")
+    env = {name: os.environ[name] for name in PASSED if name in os.environ}
+    count = str(1 if kind in ("numerics", "reference") else threads)
+    env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count)
+    env |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", RUN_VARIABLE: run_id}
+    if kind == "memory":
+        env |= PINS
+    if backend == "jax":
+        env |= _jax_variables(kind, device, budget)
+    return env
+
+
+def _jax_variables(kind: Kind, device: str, budget: int | None) -> dict[str, str]:
+    env = {"JAX_PLATFORMS": "cuda,cpu" if device == "cuda" else "cpu"}
+    if kind == "reference":
+        env["JAX_ENABLE_X64"] = "1"
+    if device == "cuda":
+        total = gpu_bytes()
+        share = min(HEADROOM, budget / total) if budget and total else HEADROOM
+        env["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{share:.6f}"
+        if kind not in ("time", "pilot"):
+            env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    return env
+
+
+@cache
+def gpu_bytes() -> int | None:
+    """Ask the driver for the memory of the first GPU; None where there is none."""
+    asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
+        return int(told.splitlines()[0]) << 20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
+def regime() -> str:
+    """Say whether the allocator of this process is pinned, or native."""
+    glibc = hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
+    pinned = all(os.environ.get(name) == value for name, value in PINS.items())
+    return "glibc-pinned" if glibc and pinned else "native"

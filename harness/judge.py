@@ -1,0 +1,251 @@
+"""From records to verdicts: what each strategy costs, what it saves, whether the answer is still right."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from harness import statistics
+from harness.records import Case, Record, Slot
+
+CONTROL = "nothing"
+MEMORY_MARGIN = 0.01
+UNSTABLE = 0.01
+PREDICTION_OFF = 0.10
+LOSS_MARGIN = 1e-4
+"""How far the losses of the measured run may lie from the baseline's when the answer is to be the same."""
+
+WITHHELD = {
+    "unstable", "unsettled", "no_reset", "native_regime", "lower_bound", "child_processes", "control_failed",
+}  # fmt: skip
+WRONG = {"diverged", "invalid"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case with everything that was found out about it; None where nothing was, and why in `reasons`."""
+
+    case: Case
+    status: str
+    peak_bytes: int | None
+    peak_ratio: float | None
+    peak_phase: str | None
+    predicted_bytes: int | None
+    residual_ratio: float | None
+    floor_bytes: int | None
+    floor_ratio: float | None
+    step_median_seconds: float | None
+    effect: statistics.Effect | None
+    memory: str | None
+    speed: str | None
+    answer: str | None
+    answer_reason: str
+    loss_difference: float | None
+    verdict: str
+    flags: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    records: tuple[Record, ...] = field(default=(), repr=False)
+
+    @property
+    def label(self) -> str:
+        return self.case.label
+
+    @property
+    def ranked(self) -> bool:
+        """Whether the row may be ranked: measured, right, and not withheld by a flag."""
+        return self.status == "ok" and self.answer not in WRONG and not WITHHELD & set(self.flags)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one comparison, the baseline first, and what is to be said about all of them."""
+
+    case: Case
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+
+def judge(found: Iterable[Record]) -> list[Table]:
+    """Group records by what they are compared to, and judge each group against its baseline."""
+    latest: dict[Slot, Record] = {record.slot: record for record in found if record.slot and record.case}
+    by_case: dict[str, list[Record]] = {}
+    for slot, record in latest.items():
+        if slot.kind not in ("numerics", "pilot", "reference"):
+            by_case.setdefault(slot.case, []).append(record)
+    groups: dict[str, list[_Seen]] = {}
+    for members in sorted(by_case.values(), key=lambda members: members[0].position):
+        seen = _seen(members, latest)
+        groups.setdefault(seen.case.group, []).append(seen)
+    return [_judged(group) for group in groups.values()]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The records of one case, by kind."""
+
+    case: Case
+    predict: Record | None
+    answer: Record | None
+    memory: tuple[Record, ...]
+    times: dict[int, Record]
+
+    @property
+    def peak(self) -> int | None:
+        """The headline of the place: the largest of the repeats."""
+        on_device = not self.case.place.endswith("/cpu")
+        peaks = [record.peak_device_bytes if on_device else record.peak_host_bytes for record in self.memory]
+        return max((peak for peak in peaks if peak is not None), default=None)
+
+    @property
+    def status(self) -> str:
+        return next((record.status for record in self.memory if record.status != "ok"), "ok") if self.memory else "open"
+
+    def medians(self) -> dict[int, float]:
+        """The median step of each round in seconds."""
+        return {
+            number: median(r.step_seconds) for number, r in self.times.items() if r.status == "ok" and r.step_seconds
+        }
+
+
+def _seen(members: Sequence[Record], latest: dict[Slot, Record]) -> _Seen:
+    memory = [record for record in members if record.slot and record.slot.kind == "memory"]
+    probe = next((record.probe for record in memory if record.probe), None)
+    case = members[0].case
+    assert case is not None
+    return _Seen(
+        case,
+        next((record for record in members if record.slot and record.slot.kind == "predict"), None),
+        latest.get(Slot(case=probe, kind="numerics")) if probe else None,
+        tuple(memory),
+        {record.slot.round: record for record in members if record.slot and record.slot.kind == "time"},
+    )
+
+
+def _judged(group: list[_Seen]) -> Table:
+    baseline = next((seen for seen in group if not seen.case.strategies), None)
+    control = next((s for s in group if [a.name for a in s.case.strategies] == [CONTROL]), None)
+    notes = []
+    control_effect = _effect(control, baseline)
+    speed_held = control_effect is not None and not statistics.control_clean(control_effect)
+    if speed_held:
+        notes.append("The control `nothing` did not come out equal in time, so speed verdicts are withheld.")
+    margin = statistics.group_margin(control_effect) if control_effect is not None else statistics.MARGIN
+    memory_held = control is not None and _memory(control, baseline) in ("less", "more")
+    if memory_held:
+        notes.append("The control `nothing` did not come out equal in memory, so memory verdicts are withheld.")
+    rows = tuple(_row(seen, baseline, margin, speed_held, memory_held) for seen in group)
+    return Table(group[0].case, rows, tuple(notes))
+
+
+def _effect(seen: _Seen | None, baseline: _Seen | None) -> statistics.Effect | None:
+    """Pair the rounds that both have; rounds of different machines never pair."""
+    if seen is None or baseline is None or seen is baseline:
+        return None
+    own, other = seen.medians(), baseline.medians()
+    rounds = sorted(own.keys() & other.keys())
+    return statistics.effect([own[r] for r in rounds], [other[r] for r in rounds]) if rounds else None
+
+
+def _memory(seen: _Seen, baseline: _Seen | None) -> str | None:
+    """Compare peaks: a difference counts beyond the meter's resolution and 1 % of the baseline's."""
+    if baseline is None or seen.status != "ok" or baseline.status != "ok" or seen.peak is None or baseline.peak is None:
+        return None
+    resolution = max((record.resolution_bytes or 0 for record in seen.memory), default=0)
+    difference = seen.peak - baseline.peak
+    if abs(difference) <= max(resolution, MEMORY_MARGIN * baseline.peak):
+        return "same"
+    return "less" if difference < 0 else "more"
+
+
+def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, memory_held: bool) -> Row:
+    case, peak = seen.case, seen.peak
+    predicted = seen.predict.predicted_peak_bytes if seen.predict else None
+    floor = seen.predict.floor_bytes if seen.predict else None
+    medians = list(seen.medians().values())
+    effect = _effect(seen, baseline)
+    speed = None if effect is None or speed_held else statistics.speed_verdict(effect, margin)
+    memory = None if memory_held or not case.strategies else _memory(seen, baseline)
+    answer, answer_reason, difference = _answer(seen, baseline)
+    ok = seen.status == "ok"
+    other = baseline.peak if baseline is not None and baseline.status == "ok" else None
+    first = seen.memory[0] if seen.memory else None
+    return Row(
+        case=case,
+        status=seen.status,
+        peak_bytes=peak,
+        peak_ratio=peak / other if ok and peak and other else None,
+        peak_phase=first.peak_phase if first else None,
+        predicted_bytes=predicted,
+        residual_ratio=(peak - predicted) / predicted if ok and peak and predicted else None,
+        floor_bytes=floor,
+        floor_ratio=peak / floor if ok and peak and floor else None,
+        step_median_seconds=median(medians) if medians else None,
+        effect=effect,
+        memory=memory,
+        speed=speed,
+        answer=answer,
+        answer_reason=answer_reason,
+        loss_difference=difference,
+        verdict=_verdict(seen, baseline, memory, speed, answer),
+        flags=_flags(seen, peak, predicted),
+        reasons=_reasons(seen),
+        records=(*seen.memory, *seen.times.values(), *([seen.answer] if seen.answer else [])),
+    )
+
+
+def _answer(seen: _Seen, baseline: _Seen | None) -> tuple[str | None, str, float | None]:
+    """Join the rung of the ladder with what the measured run itself showed: its losses and its batches."""
+    verdict = seen.answer.answer if seen.answer else None
+    rung, reason = (verdict.verdict, verdict.reason) if verdict else (None, "")
+    if seen.answer is not None and seen.answer.status != "ok":
+        reason = str(seen.answer.evidence.get("message", seen.answer.status))
+    if baseline is None or seen.status != "ok" or baseline.status != "ok" or not (seen.memory and baseline.memory):
+        return rung, reason, None
+    own, other = seen.memory[0], baseline.memory[0]
+    difference = max((abs(a - b) / abs(b) for a, b in zip(own.losses, other.losses, strict=False) if b), default=None)
+    if own.batches_digest != other.batches_digest:
+        return "invalid", "it trained on other batches than the baseline", difference
+    exact = rung in ("bit_exact", "reassociated")
+    if exact and difference is not None and difference > LOSS_MARGIN:
+        return "diverged", f"losses of the measured run differ by {difference:.1e}", difference
+    return rung, reason, difference
+
+
+def _verdict(seen: _Seen, baseline: _Seen | None, memory: str | None, speed: str | None, answer: str | None) -> str:
+    """Name the trade: wins, trades, same, loses; enables where the baseline does not fit; fails."""
+    if seen.status in ("unsupported", "open"):
+        return "untested"
+    if seen.status == "skipped_guard":
+        return "skipped"
+    if seen.status != "ok":
+        return "fails"
+    if answer in WRONG:
+        return "wrong"
+    if not seen.case.strategies:
+        return "baseline"
+    if baseline is not None and baseline.status in ("oom_budget", "oom_host", "oom_device"):
+        return "enables"
+    if memory is None:
+        return "withheld"
+    if memory == "same":
+        return {"faster": "wins", "slower": "loses"}.get(speed or "", "same")
+    if memory == "less":
+        return "trades" if speed == "slower" else "wins"
+    return "trades" if speed == "faster" else "loses"
+
+
+def _flags(seen: _Seen, peak: int | None, predicted: int | None) -> tuple[str, ...]:
+    flags = {flag: None for record in (*seen.memory, *seen.times.values()) for flag in record.flags}
+    peaks = [record.peak_host_bytes for record in seen.memory if record.peak_host_bytes is not None]
+    resolution = max((record.resolution_bytes or 0 for record in seen.memory), default=0)
+    if len(peaks) > 1 and max(peaks) - min(peaks) > max(resolution, UNSTABLE * max(peaks)):
+        flags["unstable"] = None
+    if seen.status == "ok" and peak and predicted and abs(peak - predicted) > PREDICTION_OFF * predicted:
+        flags["prediction_off"] = None
+    return tuple(flags)
+
+
+def _reasons(seen: _Seen) -> tuple[str, ...]:
+    told = [str(r.evidence["message"]) for r in seen.memory if r.status != "ok" and "message" in r.evidence]
+    if seen.predict is not None and "predicted_peak_bytes" in seen.predict.missing:
+        told.append(f"no prediction: {seen.predict.missing['predicted_peak_bytes']}")
+    return tuple(dict.fromkeys(told))

@@ -1,0 +1,106 @@
+"""What this machine is, as far as it decides a figure."""
+
+import hashlib
+import os
+import platform
+import resource
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PACKAGES = ("torch", "jax", "jaxlib", "numpy", "tokenizers")
+
+
+@cache
+def facts() -> dict[str, Any]:
+    """Describe the machine; the host's name is hashed."""
+    return {
+        "name": name(),
+        "kernel": platform.release(),
+        "cpu": _cpu_model(),
+        "cpus": os.cpu_count(),
+        "affinity": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "page_bytes": resource.getpagesize(),
+        "huge_pages": _chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "libc": " ".join(platform.libc_ver()),
+        "half_precision": sorted(_cpu_flags() & {"amx_bf16", "amx_fp16", "avx512_bf16", "avx512_fp16", "f16c"}),
+        "gpu": _gpu(),
+    }
+
+
+@cache
+def name() -> str:
+    """Give a short name that is the same for the same machine: system, CPUs, memory, and a hash of the host."""
+    memory = round(psutil.virtual_memory().total / 2**30)
+    host = hashlib.sha256(f"{platform.node()}{_read('/etc/machine-id')}{_cpu_model()}".encode()).hexdigest()[:6]
+    return f"{platform.system().lower()}-{platform.machine()}-{os.cpu_count()}cpu-{memory}gib-{host}"
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Give the versions of Python and of the packages that compute, without importing them."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def commit() -> str:
+    """Name the commit of the code that runs, with `-dirty` where it differs, or `unversioned` outside git."""
+    folder = Path(__file__).resolve().parent.parent
+    try:
+        head = _git(folder, "rev-parse", "--short=12", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--", "harness", "strategies", "suites")
+    except (OSError, subprocess.SubprocessError):
+        return "unversioned"
+    return f"{head}-dirty" if changed else head
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def _chosen(path: str) -> str | None:
+    text = _read(path)
+    return text.split("[")[1].split("]")[0] if text and "[" in text else text
+
+
+@cache
+def _cpuinfo() -> str:
+    return _read("/proc/cpuinfo") or ""
+
+
+def _cpu_model() -> str:
+    line = next((line for line in _cpuinfo().splitlines() if line.startswith("model name")), "")
+    return line.partition(":")[2].strip() or platform.processor() or "unknown"
+
+
+def _cpu_flags() -> set[str]:
+    line = next((line for line in _cpuinfo().splitlines() if line.startswith("flags")), "")
+    return set(line.partition(":")[2].split())
+
+
+def _gpu() -> str | None:
+    try:
+        command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,197 @@
+"""Host memory of this process as the kernel counts it: the high-water mark, phase by phase.
+
+The peak is `VmHWM`: the kernel raises it whenever the resident set is about to fall, so no spike is too short.
+Writing 5 to /proc/self/clear_refs sets it back to the resident set (proc(5)), which is what makes phases possible.
+"""
+
+import gc
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+KIB = 1024
+SETTLE_TOLERANCE_BYTES = 64 * KIB
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One read of /proc/self/status, in bytes."""
+
+    rss: int
+    peak: int
+    anon: int
+    file: int
+    shmem: int
+    data: int
+
+
+_FIELDS = {
+    b"VmRSS": "rss",
+    b"VmHWM": "peak",
+    b"RssAnon": "anon",
+    b"RssFile": "file",
+    b"RssShmem": "shmem",
+    b"VmData": "data",
+}
+
+
+def read(pid: int | str = "self") -> Reading:
+    """Read the memory of a process; raise OSError when it is gone."""
+    with open(f"/proc/{pid}/status", "rb", buffering=0) as status:
+        text = status.read(8192)
+    values = dict.fromkeys(_FIELDS.values(), 0)
+    for line in text.splitlines():
+        key, _, rest = line.partition(b":")
+        if key in _FIELDS:
+            values[_FIELDS[key]] = int(rest.split()[0]) * KIB
+    return Reading(**values)
+
+
+def reset_peak() -> None:
+    """Set the high-water mark back to the resident set; raise OSError where the kernel forbids it."""
+    with open("/proc/self/clear_refs", "wb", buffering=0) as clear:
+        clear.write(b"5")
+
+
+def children() -> list[int]:
+    """List the processes that this one has started and that still live."""
+    with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def resolution_bytes() -> int:
+    """The slack of the kernel's per-CPU counters: differences below it mean nothing (768 KiB on 2 CPUs)."""
+    online = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0))
+    return 3 * max(32, 2 * online) * allowed * resource.getpagesize()
+
+
+def settle(seconds: float = 3.0) -> bool:
+    """Collect garbage until the resident set stands still; return whether it did.
+
+    Still means three consecutive readings, 20 ms apart, within 64 KiB.
+    """
+    deadline = time.monotonic() + seconds
+    last: list[int] = []
+    while time.monotonic() < deadline:
+        gc.collect()
+        last = [*last[-2:], read().rss]
+        if len(last) == 3 and max(last) - min(last) <= SETTLE_TOLERANCE_BYTES:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@contextmanager
+def budget(bytes_above_base: int | None) -> Iterator[int | None]:
+    """Bound the private writable memory to what is held now plus the budget (RLIMIT_DATA); yield the limit.
+
+    A request beyond it fails cleanly: torch RuntimeError, JAX RESOURCE_EXHAUSTED, NumPy MemoryError.
+    """
+    if bytes_above_base is None:
+        yield None
+        return
+    limit = read().data + bytes_above_base
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield limit
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+@dataclass
+class PhaseMeter:
+    """Cut the time since `start` into named phases and keep the peak of each.
+
+    `on_change` is called with the phases so far and the name of the one now running, so that a watcher outside
+    knows how far a killed process came.
+    """
+
+    on_change: Callable[["PhaseMeter"], None] = lambda meter: None
+    base: Reading = field(default_factory=read)
+    phases: dict[str, "PhasePeak"] = field(default_factory=dict)
+    current: str | None = None
+    last: str | None = None
+    readings: dict[str, list[int]] = field(default_factory=dict)
+    _entry: Reading | None = None
+
+    def start(self) -> None:
+        """Take the base: everything is counted above it."""
+        self.base = read()
+        reset_peak()
+
+    def reset_works(self) -> bool:
+        """Say whether the kernel did lower the mark at `start`."""
+        now = read()
+        return now.peak <= now.rss + resolution_bytes()
+
+    def enter(self, name: str | None) -> None:
+        """End the running phase, if any, and begin the next (None begins none)."""
+        now = read()
+        if self.current is not None and self._entry is not None:
+            self._close(self.current, self._entry, now)
+        self.current, self._entry = name, now
+        self.last = name or self.last
+        self.on_change(self)
+        reset_peak()
+
+    def _close(self, name: str, entry: Reading, now: Reading) -> None:
+        seen = PhasePeak(
+            name,
+            entry.rss - self.base.rss,
+            max(now.peak, now.rss) - self.base.rss,
+            now.rss - self.base.rss,
+            now.anon - self.base.anon,
+            now.file - self.base.file,
+            now.shmem - self.base.shmem,
+        )
+        self.readings.setdefault(name, []).append(seen.exit_bytes)
+        before = self.phases.get(name)
+        self.phases[name] = seen if before is None else before.widened(seen)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure a block of code as one phase, returning to none."""
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.enter(None)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest peak of any phase, above the base."""
+        return max((phase.peak_bytes for phase in self.phases.values()), default=0)
+
+    @property
+    def peak_phase(self) -> str:
+        """The phases whose peak is the run's, within the resolution, joined by commas."""
+        top = self.peak_bytes - resolution_bytes()
+        highest_first = sorted(self.phases.values(), key=lambda phase: -phase.peak_bytes)
+        return ", ".join(phase.name for phase in highest_first if phase.peak_bytes >= top)
+
+
+@dataclass(frozen=True)
+class PhasePeak:
+    """The peak of one phase in bytes above the base, and how the memory at its end divides."""
+
+    name: str
+    entry_bytes: int
+    peak_bytes: int
+    exit_bytes: int
+    anon_bytes: int
+    file_bytes: int
+    shmem_bytes: int
+
+    def widened(self, other: "PhasePeak") -> "PhasePeak":
+        """Keep the larger of two occurrences, whole, with the largest file and shared growth of both."""
+        larger = self if self.peak_bytes >= other.peak_bytes else other
+        return replace(
+            larger,
+            file_bytes=max(self.file_bytes, other.file_bytes),
+            shmem_bytes=max(self.shmem_bytes, other.shmem_bytes),
+        )

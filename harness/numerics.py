@@ -1,0 +1,383 @@
+"""Judge whether a strategy still computes the same thing, in units of the baseline's own rounding error.
+
+Strategy and baseline are both compared with the baseline in float64. A strategy that only adds in another
+order is about as wrong as the baseline; a bug is many times as wrong, and a wrong scale is wrong in one
+direction. Absolute tolerances see neither: a gradient scaled by 1.0001 passes the usual ones.
+"""
+
+import json
+import math
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+LADDER = ("bit_exact", "reassociated", "lower_precision", "approximate", "diverged", "invalid")
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+# A tensor this much smaller than the whole gradient is zero but for the rounding of the float64 reference
+# itself, like the gradient of a key bias, which softmax cancels.
+_ZERO = 2.0**-46
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run at the probe shape produced.
+
+    `gradients` and `parameters` (after the updates) hold float arrays by parameter name, a gradient that
+    never came as None. NumPy has no bfloat16: such arrays come widened to float32, and `dtypes` names the
+    true dtype of each gradient. `trajectory` holds the loss of every update; `loss` the one the gradients
+    belong to.
+    """
+
+    loss: float
+    gradients: "Mapping[str, Array | None]"
+    dtypes: Mapping[str, str]
+    parameters: "Mapping[str, Array | None]"
+    trajectory: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A rung of the `LADDER` and what put the strategy there.
+
+    `grad_error_ratio` is the strategy's error over the baseline's, `bias_ratio` the part of its error that
+    is a common scale, and `worst_ratio` the error ratio of `worst_tensor`, the one furthest into its bound.
+    They are None where nothing could be measured, or where the baseline makes no error to divide by.
+    """
+
+    verdict: str
+    grad_error_ratio: float | None
+    bias_ratio: float | None
+    worst_tensor: str | None
+    worst_ratio: float | None
+    warnings: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Error:
+    total: float  # norm(x - ref) / norm(ref) over all gradients
+    tensors: dict[str, float]  # the same for each
+    largest: float  # max abs(x - ref)
+    peak: float  # max abs(ref)
+    bias: float  # abs(<x, ref> / <ref, ref> - 1)
+    loss: float  # abs(loss - ref)
+
+
+def compare(
+    strategy: Outcome,
+    baseline: Outcome,
+    baseline_again: Outcome,
+    reference: Outcome,
+    *,
+    layers: int,
+    dtype: str = "float32",
+    precision: str | None = None,
+    approximate: bool = False,
+    baseline_low: Outcome | None = None,
+) -> Verdict:
+    """Judge one seed: the first rung from the top whose conditions hold.
+
+    `reference` is the baseline in float64, `dtype` the working dtype (its unit roundoff is u), `precision`
+    the dtype that the strategy declares and `baseline_low` the baseline run at it, None where it cannot run.
+    Errors are relative to the norm of the reference: E over all gradients, E_t for one tensor. Q is the
+    largest absolute one.
+
+    * invalid, before all others: a gradient missing, extra, None, of another shape or undeclared dtype; a
+      number that is not finite; or a baseline whose own E_b exceeds 50 u sqrt(layers): nothing can stand on
+      that.
+    * bit_exact: loss, gradients and updated parameters equal as integers, and the baseline equals itself.
+    * reassociated: E <= 2 E_b + u, every E_t <= 3 E_b,t + 4 u, Q <= 2 Q_b + 2 ulp(max abs ref) and the loss
+      error <= 2 x the baseline's + 4 u abs(loss). A scale error below about sqrt(3) E_b hides here; a bias
+      above half of the error earns a warning.
+    * lower_precision: declared; E <= 2 x E of `baseline_low`, or 4 u of the declared dtype without one; and
+      no more than 0.35 of the error is bias, since rounding has no direction.
+    * approximate: declared to be another algorithm; shown, not judged.
+    * diverged: everything else.
+
+    A tensor whose reference is zero has its error taken relative to the norm of the whole gradient. If all
+    of that is zero, the error of a zero gradient is 0 and of any other infinite. Raise ValueError for a
+    dtype whose roundoff is unknown or a number of layers below 1.
+    """
+    if layers < 1:
+        raise ValueError(f"layers is {layers}: pass the number of layers of the probe, at least 1")
+    u = _roundoff(dtype)
+    low = None if precision is None else _roundoff(precision)
+    if fault := _fault(baseline, baseline):
+        return _invalid(f"the baseline is at fault: {fault}")
+    if fault := _fault(reference, baseline, any_dtype=True):
+        return _invalid(f"the float64 reference is at fault: {fault}")
+    if fault := _fault(strategy, baseline, any_dtype=precision is not None):
+        return _invalid(fault)
+    own, error = _error(baseline, reference), _error(strategy, reference)
+    limit = 50 * u * math.sqrt(layers)
+    if own.total > limit:
+        size = f"its gradient error {own.total:.2g} is above {limit:.2g}, too much for {dtype}"
+        return _invalid(f"the baseline is at fault: {size}")
+
+    bounds = {name: 3 * of_tensor + 4 * u for name, of_tensor in own.tensors.items()}
+    furthest = max(bounds, key=lambda name: error.tensors[name] / bounds[name], default=None)
+    bias_ratio = error.bias / error.total if 0 < error.total < math.inf else 0.0
+    reproducible = _same_bits(baseline, baseline_again)
+    seen = Verdict(
+        verdict="diverged",
+        grad_error_ratio=_ratio(error.total, own.total),
+        bias_ratio=bias_ratio,
+        worst_tensor=furthest,
+        worst_ratio=None if furthest is None else _ratio(error.tensors[furthest], own.tensors[furthest]),
+        warnings=() if reproducible else ("the baseline does not repeat itself bit for bit",),
+        reason="",
+    )
+    if reproducible and _same_bits(strategy, baseline):
+        return replace(seen, verdict="bit_exact", reason="loss, gradients and parameters are equal bit for bit")
+
+    excess = _excess(error, own, bounds, reference.loss, u)
+    if excess is None:
+        reason = f"gradient error {_times(error.total, own.total)} the baseline's own"
+        warnings = seen.warnings
+        if bias_ratio > 0.5:
+            warnings += (f"bias is {bias_ratio:.2f} of the gradient error: a small wrong scale may hide in it",)
+        return replace(seen, verdict="reassociated", reason=reason, warnings=warnings)
+
+    if low is not None:
+        if baseline_low is not None and _fault(baseline_low, baseline, any_dtype=True) is None:
+            allowed, source = 2 * _error(baseline_low, reference).total, f"2 x the baseline's in {precision}"
+        else:
+            allowed, source = 4 * low, f"4 x the roundoff of {precision}"
+        if error.total > allowed:
+            excess = f"gradient error {error.total:.2g} is above {allowed:.2g}, {source}"
+        elif bias_ratio > 0.35:
+            excess = f"bias is {bias_ratio:.2f} of the gradient error, above 0.35: a wrong scale, not rounding"
+        else:
+            reason = f"gradient error {error.total:.2g} is within {allowed:.2g}, {source}"
+            return replace(seen, verdict="lower_precision", reason=reason)
+    if approximate:
+        return replace(seen, verdict="approximate", reason=f"declared to be another algorithm; {excess}")
+    return replace(seen, reason=excess)
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict of several seeds: the lowest rung, with its reason and the warnings of all of them.
+
+    Between seeds on one rung the larger gradient error speaks. Raise ValueError if there is none.
+    """
+    if not verdicts:
+        raise ValueError("no verdict to choose from: compare at least one seed")
+    lowest = max(verdicts, key=lambda v: (LADDER.index(v.verdict), v.grad_error_ratio or 0.0))
+    return replace(lowest, warnings=tuple(dict.fromkeys(warning for v in verdicts for warning in v.warnings)))
+
+
+def trajectory_within(
+    strategy: Sequence[float],
+    baseline: Sequence[float],
+    jittered: Sequence[Sequence[float]],
+    factor: float = 3.0,
+    roundoff: float = UNIT_ROUNDOFF["float32"],
+) -> bool | None:
+    """Say whether the strategy's losses stay within `factor` x the envelope of baselines moved by one ulp.
+
+    The envelope at an update is the furthest any `jittered` baseline has been from the baseline so far,
+    since runs only drift apart and may cross; 4 `roundoff` abs(loss) is allowed beside it, since a first
+    loss often does not move at all. None, not judged, with fewer than 4 jittered runs or a loss among them
+    that is not finite. Raise ValueError if the runs differ in length.
+    """
+    if any(len(run) != len(baseline) for run in (strategy, *jittered)):
+        raise ValueError("the trajectories differ in length: run the same number of updates in each")
+    if len(jittered) < 4 or not all(math.isfinite(loss) for run in (baseline, *jittered) for loss in run):
+        return None
+    envelope = 0.0
+    for step, loss in enumerate(baseline):
+        envelope = max(envelope, *(abs(run[step] - loss) for run in jittered))
+        # Written so that NaN fails.
+        if not abs(strategy[step] - loss) <= factor * envelope + 4 * roundoff * abs(loss):
+            return False
+    return True
+
+
+def save(path: Path, outcome: Outcome) -> None:
+    """Write an outcome as a .npz of plain arrays, whole or not at all.
+
+    Raise ValueError for an array that is not of a NumPy float dtype, since only objects would need pickle.
+    """
+    import numpy as np
+
+    arrays: dict[str, Array] = {}
+    names: dict[str, list[str | None]] = {"gradients": [], "parameters": []}
+    missing = []
+    for kind, index, name, array in _arrays(outcome):
+        names[kind].append(name)
+        if array is None:
+            missing.append(name)
+            continue
+        array = np.asarray(array)
+        if array.dtype.kind != "f":
+            raise ValueError(f"{kind} of {name} are {array.dtype}: widen them to float32 or float64 first")
+        # Arrays are numbered because a parameter may have any name, and a zip member may not.
+        arrays[f"{kind}_{index}"] = array
+    text = json.dumps({**names, "missing": missing, "dtypes": dict(outcome.dtypes)})
+    arrays["names"] = np.frombuffer(text.encode(), dtype=np.uint8)
+    arrays["losses"] = np.array([outcome.loss, *outcome.trajectory], dtype=np.float64)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def load(path: Path) -> Outcome:
+    """Read what `save` wrote, without pickle. Raise ValueError if the file is anything else."""
+    import numpy as np
+
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        told = json.loads(arrays["names"].tobytes())
+        loss, *trajectory = arrays["losses"].tolist()
+        gradients, parameters = (
+            {name: arrays.get(f"{kind}_{index}") for index, name in enumerate(told[kind])}
+            for kind in ("gradients", "parameters")
+        )
+        found = [(name, array) for named in (gradients, parameters) for name, array in named.items()]
+        if [name for name, array in found if array is None] != told["missing"]:
+            raise ValueError("an array is lost")
+        if any(array.dtype.kind != "f" for _, array in found if array is not None):
+            raise ValueError("an array is not of a float dtype")
+        return Outcome(loss, gradients, dict(told["dtypes"]), parameters, tuple(trajectory))
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a saved outcome: delete it and run the numerics again") from error
+
+
+def _roundoff(dtype: str) -> float:
+    if dtype not in UNIT_ROUNDOFF:
+        raise ValueError(f"no unit roundoff is known for {dtype!r}: use one of {', '.join(UNIT_ROUNDOFF)}")
+    return UNIT_ROUNDOFF[dtype]
+
+
+def _arrays(run: Outcome) -> "Iterator[tuple[str, int, str, Array | None]]":
+    for kind, found in (("gradients", run.gradients), ("parameters", run.parameters)):
+        for index, (name, array) in enumerate(found.items()):
+            yield kind, index, name, array
+
+
+def _fault(run: Outcome, like: Outcome, any_dtype: bool = False) -> str | None:
+    """Say what makes a run incomparable with the one it should be like, or None."""
+    import numpy as np
+
+    for kind, found, wanted in (
+        ("gradient", run.gradients, like.gradients),
+        ("updated parameter", run.parameters, like.parameters),
+    ):
+        for name, expected in wanted.items():
+            array = found.get(name)
+            if array is None or expected is None:
+                return f"there is no {kind} of {name}"
+            if array.shape != expected.shape:
+                return f"the {kind} of {name} has shape {array.shape}, not {expected.shape}"
+            dtype, due = str(array.dtype), str(expected.dtype)
+            if kind == "gradient":
+                dtype, due = run.dtypes.get(name, dtype), like.dtypes.get(name, due)
+            if dtype != due and not any_dtype:
+                return f"the {kind} of {name} is {dtype}, not {due}, and no precision is declared"
+            if not np.isfinite(array).all():
+                return f"the {kind} of {name} holds NaN or infinity"
+        if extra := next((name for name in found if name not in wanted), None):
+            return f"there is an extra {kind} of {extra}"
+    if not all(map(math.isfinite, (run.loss, *run.trajectory))):
+        return "a loss is NaN or infinite"
+    if len(run.trajectory) != len(like.trajectory):
+        return f"{len(run.trajectory)} updates were made, not {len(like.trajectory)}"
+    return None
+
+
+def _same_bits(run: Outcome, other: Outcome) -> bool:
+    import numpy as np
+
+    def same(mine: "Array | None", its: "Array | None") -> bool:
+        if mine is None or its is None:
+            return mine is its
+        return mine.dtype == its.dtype and mine.shape == its.shape and mine.tobytes() == its.tobytes()
+
+    return (
+        same(np.float64(run.loss), np.float64(other.loss))  # type: ignore[arg-type]
+        and run.dtypes == other.dtypes
+        and run.gradients.keys() == other.gradients.keys()
+        and run.parameters.keys() == other.parameters.keys()
+        and all(same(run.gradients[name], other.gradients[name]) for name in run.gradients)
+        and all(same(run.parameters[name], other.parameters[name]) for name in run.parameters)
+    )
+
+
+def _error(run: Outcome, reference: Outcome) -> _Error:
+    """Measure a run's gradients against the reference, in float64."""
+    import numpy as np
+
+    away, size = {}, {}
+    largest = peak = along = 0.0
+    for name, wanted in reference.gradients.items():
+        ref = np.asarray(wanted, dtype=np.float64).ravel()
+        off = np.asarray(run.gradients[name], dtype=np.float64).ravel() - ref
+        away[name], size[name] = float(np.linalg.norm(off)), float(np.linalg.norm(ref))
+        largest = max(largest, float(np.abs(off).max(initial=0.0)))
+        peak = max(peak, float(np.abs(ref).max(initial=0.0)))
+        # <x, ref> / <ref, ref> - 1 = <x - ref, ref> / <ref, ref>, which does not cancel.
+        along += float(off @ ref)
+    whole = math.hypot(*size.values())
+    yardstick = {name: norm if norm > _ZERO * whole else whole for name, norm in size.items()}
+    return _Error(
+        total=_relative(math.hypot(*away.values()), whole),
+        tensors={name: _relative(away[name], yardstick[name]) for name in away},
+        largest=largest,
+        peak=peak,
+        bias=_relative(abs(along), whole**2),
+        loss=abs(run.loss - reference.loss),
+    )
+
+
+def _relative(error: float, norm: float) -> float:
+    if norm:
+        return error / norm
+    return math.inf if error else 0.0
+
+
+def _excess(error: _Error, own: _Error, bounds: Mapping[str, float], loss: float, u: float) -> str | None:
+    """Say which bound of "reassociated" is broken, or None."""
+    inside = {name: error.tensors[name] / bound for name, bound in bounds.items()}
+    over = [name for name in inside if inside[name] > 1]
+    if over:
+        furthest, first = max(over, key=inside.__getitem__), over[0]
+        where = f" in {furthest}" + (f", first in {first}" if first != furthest else "")
+        size = _times(error.tensors[furthest], own.tensors[furthest])
+        return f"gradient error {size} the baseline's own{where}"
+    if error.total > 2 * own.total + u:
+        return f"gradient error {_times(error.total, own.total)} the baseline's own"
+    # frexp gives peak = m 2^e with m in [0.5, 1), where a format with roundoff u has a number every u 2^e.
+    ulp = math.ldexp(u, math.frexp(error.peak)[1])
+    if error.largest > 2 * own.largest + 2 * ulp:
+        return f"largest gradient error {_times(error.largest, own.largest)} the baseline's own"
+    if error.loss > 2 * own.loss + 4 * u * abs(loss):
+        return f"loss error {_times(error.loss, own.loss)} the baseline's own"
+    return None
+
+
+def _ratio(error: float, own: float) -> float | None:
+    if own and math.isfinite(error):
+        return error / own
+    return None if error else 1.0
+
+
+def _times(error: float, own: float) -> str:
+    ratio = _ratio(error, own)
+    return f"{error:.2g} against none of" if ratio is None else f"{ratio:.3g} x"
+
+
+def _invalid(reason: str) -> Verdict:
+    return Verdict("invalid", None, None, None, None, (), reason)

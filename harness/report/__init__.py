@@ -1,0 +1,1 @@
+"""Records in forms that people read."""

@@ -1,0 +1,114 @@
+"""Markdown tables: one for each comparison, one row for each strategy."""
+
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+from harness.judge import Row, Table
+from harness.records import Case
+
+MIB = 1 << 20
+HEADERS = (
+    "strategy", "peak MiB", "of baseline", "predicted", "residual", "x floor", "peak in", "tokens/s", "step time",
+    "answer", "verdict",
+)  # fmt: skip
+ALIGNED = ("left", "right", "right", "right", "right", "right", "left", "right", "left", "left", "left")
+
+
+def markdown(tables: Sequence[Table], tokens_per_step: "dict[str, int]", title: str = "") -> str:
+    """Write all tables as markdown; figures are rounded here and nowhere else."""
+    pieces = [f"# {escaped(title)}"] if title else []
+    for table in tables:
+        heading, rows = _heading(table.case), [_cells(row, tokens_per_step) for row in table.rows]
+        body = tabulate(rows, HEADERS, tablefmt="pipe", colalign=ALIGNED, disable_numparse=True)
+        untested = _untested(table)
+        pieces.append(f"## {escaped(heading)}\n\n" + (untested or body))
+        pieces.extend([*(f"{note}" for note in table.notes), *_remarks(table)] if not untested else [])
+    return "\n\n".join(pieces) + "\n"
+
+
+def _heading(case: Case) -> str:
+    shape = case.shape
+    told = [f"{case.workload} on {case.place}"]
+    if "tokens" in shape:
+        told.append(f"{shape['tokens']:,} tokens")
+    for name in ("layers", "width", "vocabulary", "batch"):
+        if name in shape:
+            told.append(f"{name} {shape[name]:,}")
+    if case.budget_bytes:
+        told.append(f"budget {case.budget_bytes / MIB:,.0f} MiB")
+    return ", ".join(told)
+
+
+def _untested(table: Table) -> str | None:
+    if not all(row.status == "unsupported" for row in table.rows):
+        return None
+    return f"untested: {escaped('; '.join(dict.fromkeys(reason for row in table.rows for reason in row.reasons)))}."
+
+
+def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
+    tokens = tokens_per_step.get(row.case.group)
+    return [
+        f"`{escaped(row.label)}`" if row.case.strategies else "baseline",
+        _peak(row),
+        "" if row.peak_ratio is None or not row.case.strategies else f"{row.peak_ratio:.2f} x",
+        _mib(row.predicted_bytes),
+        "" if row.residual_ratio is None else f"{row.residual_ratio:+.1%}",
+        "" if row.floor_ratio is None else f"{row.floor_ratio:.1f}",
+        _phase(row.peak_phase),
+        f"{tokens / row.step_median_seconds:,.0f}" if tokens and row.step_median_seconds else "",
+        _time(row),
+        row.answer or "",
+        row.verdict,
+    ]
+
+
+def _peak(row: Row) -> str:
+    if row.status == "ok":
+        return _mib(row.peak_bytes)
+    if row.status == "oom_budget" and row.case.budget_bytes:
+        return f"> {row.case.budget_bytes / MIB:,.0f}"
+    return row.status
+
+
+def _mib(value: int | None) -> str:
+    return "" if value is None else f"{value / MIB:,.0f}" if value >= 100 * MIB else f"{value / MIB:,.1f}"
+
+
+def _phase(name: str | None) -> str:
+    """Show the phase that sets the peak, and how many tie with it."""
+    if not name:
+        return ""
+    first, *others = [phase.removeprefix("steady_step/").removeprefix("first_step/") for phase in name.split(", ")]
+    more = len(dict.fromkeys(other for other in others if other != first))
+    return first + (f" (+{more})" if more else "")
+
+
+def _time(row: Row) -> str:
+    if row.effect is None:
+        return ""
+    effect = row.effect
+    spread = f"{effect.low:.2f}-{effect.high:.2f}" if effect.rounds > 1 else "one round"
+    return f"{effect.ratio:.2f} x ({spread}) {row.speed or 'withheld'}"
+
+
+def _remarks(table: Table) -> Iterable[str]:
+    """Say below a table what its cells could not hold: failures, wrong answers, flags."""
+    lines = []
+    for row in table.rows:
+        told = list(row.reasons)
+        if row.answer in ("diverged", "invalid"):
+            told.append(f"{row.answer}: {row.answer_reason}")
+        if row.flags:
+            told.append(f"flags: {', '.join(row.flags)}")
+        if told:
+            lines.append(f"- {escaped(row.label)}: {escaped('; '.join(told))}")
+    return ["\n".join(lines)] if lines else []
+
+
+def escaped(text: str) -> str:
+    """Make text inert in markdown and in a terminal: no markup, no control characters, no new cells."""
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    for character in "\\`*<>|[]":
+        printable = printable.replace(character, "\\" + character) if character not in "<>" else printable
+    return printable.replace("<", "&lt;").replace(">", "&gt;")

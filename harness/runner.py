@@ -1,0 +1,233 @@
+"""Start one worker at a time, watch it, and name how it ended.
+
+Every worker is a fresh interpreter started by name in a session of its own, its output in files, with a deadline and
+nothing of this process but the task. Whatever it leaves behind is ended.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness import environment, meters
+from harness.records import Record, Task, parse
+
+PR_SET_CHILD_SUBREAPER = 36
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 5.0
+LOG_LIMIT = 64 << 20
+RESULT_LIMIT = 1 << 20
+TAIL_BYTES = 2000
+NEAR_MEMORY = 0.9
+
+Watch = Callable[[str], None]
+
+
+@dataclass
+class _Watched:
+    """What was seen of a worker from outside."""
+
+    started: float
+    peak: int = 0
+    phase: str | None = None
+    phase_peak: int = 0
+    base: int = 0
+    ended_by: str | None = None
+    kernel_kills: int = field(default_factory=lambda: _kernel_kills())
+
+
+def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: None) -> list[Record]:
+    """Run a task in a worker and return its records: one a case, whatever happened.
+
+    `deadline` is in seconds; `watch` is told the phase about ten times a second. Call it from the main thread only: a
+    worker dies with the thread that started it.
+    """
+    _adopt_orphans()
+    with tempfile.TemporaryDirectory(prefix="harness-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        task = task.model_copy(update={"folder": name, "parent": os.getpid()})
+        (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")
+        env = environment.variables(task.kind, task.case.place, task.run_id, threads, task.case.budget_bytes)
+        command = [
+            sys.executable,
+            "-m",
+            "harness.worker",
+            str(folder / "task.json"),
+            str(folder / "result.jsonl"),
+        ]
+        with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
+            process = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+        seen = _Watched(time.monotonic())
+        try:
+            _monitor(process, folder, seen, deadline, watch)
+        finally:
+            _end(process, task.run_id)
+        return _records(task, process.returncode, folder, seen)
+
+
+def _monitor(process: "subprocess.Popen[bytes]", folder: Path, seen: _Watched, deadline: float, watch: Watch) -> None:
+    while process.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+        with suppress(OSError, ValueError, IndexError):
+            seen.peak = max(seen.peak, meters.read(process.pid).peak)
+        _read_phase(folder, seen)
+        watch(seen.phase or "starting")
+        if time.monotonic() - seen.started > deadline:
+            seen.ended_by = "deadline"
+            return
+        if any(_size(folder / log) > LOG_LIMIT for log in ("stdout", "stderr")):
+            seen.ended_by = "log"
+            return
+    _read_phase(folder, seen)
+
+
+def _read_phase(folder: Path, seen: _Watched) -> None:
+    with suppress(OSError, ValueError, KeyError):
+        told = json.loads((folder / "phase.json").read_bytes())
+        seen.phase, seen.phase_peak, seen.base = told["phase"], int(told["peak_bytes"]), int(told["base"])
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _end(process: "subprocess.Popen[bytes]", run_id: str) -> None:
+    """End the worker's group, then every process that still carries the run's id."""
+    if process.poll() is None:
+        _signal(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+    _signal(process.pid, signal.SIGKILL)
+    process.wait()
+    until = time.monotonic() + GRACE_SECONDS
+    while (left := left_over(run_id)) and time.monotonic() < until:
+        for child in left:
+            with suppress(psutil.Error):
+                child.kill()
+        psutil.wait_procs(left, timeout=0.5)
+
+
+def _signal(group: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def left_over(run_id: str) -> list[psutil.Process]:
+    """List the children of this process, however they came here, that carry a run's id."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error, OSError):
+            if child.environ().get(environment.RUN_VARIABLE) == run_id:
+                found.append(child)
+    return found
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of grandchildren whose own parent died, so that they can be found."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _kernel_kills() -> int:
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with suppress(OSError, ValueError):
+            lines = (line.split() for line in Path(path).read_text().splitlines())
+            return sum(int(line[1]) for line in lines if line[0] == "oom_kill")
+    return 0
+
+
+def _records(task: Task, code: int, folder: Path, seen: _Watched) -> list[Record]:
+    """Take the records a worker left, as far as they can be believed, and name what it did not do."""
+    records, fault = _believed(folder / "result.jsonl", len(task.cases))
+    if seen.ended_by is None and code == 0 and fault is None and len(records) == len(task.cases):
+        return records
+    failure = _failure(code, folder, seen, fault or "the worker left no result")
+    return [*records, *(failure.model_copy(update={"case": case}) for case in task.cases[len(records) :])]
+
+
+def _believed(path: Path, cases: int) -> tuple[list[Record], str | None]:
+    if _size(path) > RESULT_LIMIT * cases:
+        return [], f"the result is larger than {RESULT_LIMIT} bytes"
+    records: list[Record] = []
+    try:
+        for line in path.read_bytes().splitlines():
+            records.append(parse(line))
+    except OSError:
+        return [], "the worker left no result"
+    except ValueError as error:
+        return records, str(error)
+    return records[:cases], None if len(records) <= cases else "the worker left more results than cases"
+
+
+def _failure(code: int, folder: Path, seen: _Watched, fault: str) -> Record:
+    tail = _tail(folder / "stderr")
+    evidence: dict[str, Any] = {"phase": seen.phase, "seconds": round(time.monotonic() - seen.started, 3)}
+    if tail:
+        evidence["stderr_tail"] = tail
+    if seen.ended_by == "deadline":
+        status = "timeout"
+        evidence["signal"] = signal.Signals(-code).name if code < 0 else None
+        evidence["message"] = f"not finished after {evidence['seconds']:.0f} s"
+    elif seen.ended_by == "log":
+        status, evidence["message"] = "invalid_output", f"it printed more than {LOG_LIMIT >> 20} MiB"
+    elif code < 0:
+        status = _killed(-code, tail, seen, evidence)
+    elif code > 0:
+        status = "error"
+        evidence |= {
+            "exit_code": code,
+            "message": tail.strip().splitlines()[-1] if tail.strip() else "no output",
+        }
+    else:
+        status, evidence["message"] = "invalid_output", fault
+    peak = max(seen.peak - seen.base, seen.phase_peak) if seen.base else None
+    return Record.model_validate(
+        {
+            "status": status,
+            "evidence": evidence,
+            "peak_host_bytes": peak,
+            "peak_phase": seen.phase if peak is not None else None,
+            "flags": ("lower_bound",) if peak is not None else (),
+        }
+    )
+
+
+def _killed(number: int, tail: str, seen: _Watched, evidence: dict[str, Any]) -> str:
+    name = signal.Signals(number).name
+    evidence |= {"signal": name, "message": f"ended by {name}"}
+    if number == signal.SIGABRT and "bad_alloc" in tail:
+        return "oom_host"
+    if number != signal.SIGKILL:
+        return "crash"
+    if _kernel_kills() > seen.kernel_kills:
+        evidence["proof"] = "the kernel counted an out-of-memory kill in this control group"
+        return "oom_host"
+    if seen.peak >= NEAR_MEMORY * psutil.virtual_memory().total:
+        evidence["proof"] = "weak: its last known peak was at least 0.9 of the machine's memory"
+        return "oom_host"
+    return "killed_unknown"
+
+
+def _tail(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, _size(path) - TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,292 @@
+"""From a YAML file to cases: everything, and only, what may vary."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness import backends, corpus, strict_yaml
+from harness.plugins import Plugins, nearest
+from harness.records import Applied, Case
+from harness.types import Place, Strategy, Workload
+
+MAX_CASES = 10_000
+GIB = 1 << 30
+Location = tuple[str | int, ...]
+
+
+class SuiteError(Exception):
+    """A suite that cannot be run, in one sentence with its place and the remedy."""
+
+
+class Model(BaseModel):
+    """Frozen, strict, without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Claim(Model):
+    """A sentence that somebody believes, and an expression over measured figures that decides it."""
+
+    id: str = Field(min_length=1, max_length=64)
+    says: str = Field(min_length=1, max_length=1000)
+    that: str = Field(min_length=1, max_length=1000)
+    where: dict[str, int | float | str | bool] = Field(default_factory=dict)
+
+
+class Suite(Model):
+    """What a suite file may say."""
+
+    title: str = Field(min_length=1, max_length=200)
+    workload: str
+    places: list[str] = Field(["torch/cpu"], min_length=1, max_length=16)
+    corpus: str = "standard_library"
+    tokenizer: Literal["bytes", "words", "bpe"] = "bpe"
+    shape: dict[str, Any] = Field(default_factory=dict)
+    at: dict[str, dict[str, Any]] = Field(default_factory=dict, description="shapes for places that match a pattern")
+    budget_gib: float | None = Field(None, ge=1 / 64, le=1 << 16, description="memory above the settled base")
+    strategies: list[Any] = Field(min_length=1, max_length=1000)
+    rounds: int = Field(3, ge=0, le=100, description="time rounds; a speed interval needs at least 6")
+    steps: int | None = Field(None, ge=3, le=10_000, description="timed steps; found by a pilot where not given")
+    warmup: int | None = Field(None, ge=1, le=1000, description="untimed steps; found by a pilot where not given")
+    memory_steps: int = Field(3, ge=3, le=1000, description="steps of the run whose peak is taken")
+    seed: int = Field(0, ge=0, le=1 << 31)
+    timeout_seconds: float = Field(600, gt=0, le=1 << 20)
+    claims: list[Claim] = Field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cases that are compared with each other: one workload, shape, place and budget; the baseline first."""
+
+    cases: tuple[Case, ...]
+
+    @property
+    def baseline(self) -> Case:
+        return self.cases[0]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A suite read against the plugins: its groups in order, and where it came from."""
+
+    name: str
+    path: Path
+    suite: Suite
+    groups: tuple[Group, ...]
+
+    @property
+    def cases(self) -> list[Case]:
+        return [case for group in self.groups for case in group.cases]
+
+
+def read(path: Path, plugins: Plugins) -> Plan:
+    """Read a suite and check all of it; raise SuiteError before anything runs."""
+    try:
+        document = strict_yaml.load(path)
+    except strict_yaml.YamlError as error:
+        raise SuiteError(str(error)) from None
+    reader = _Reader(path, document, plugins)
+    return reader.plan()
+
+
+def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:
+    """Keep the places named and the rows whose label contains `only`; baseline and control always stay."""
+    for place in places or []:
+        if place not in plan.suite.places:
+            raise SuiteError(f"{plan.path}: it has no place '{place}'{nearest(place, plan.suite.places)}")
+    groups = []
+    for group in plan.groups:
+        if places and group.baseline.place not in places:
+            continue
+        kept = [c for c in group.cases if only is None or c.label in ("baseline", "nothing") or only in c.label]
+        groups.append(Group(tuple(kept)))
+    if only is not None and not any(only in case.label for group in groups for case in group.cases):
+        raise SuiteError(f"{plan.path}: no strategy's name contains '{only}': see its list, or `harness list`")
+    return Plan(plan.name, plan.path, plan.suite, tuple(groups))
+
+
+@dataclass(frozen=True)
+class _Reader:
+    path: Path
+    document: strict_yaml.Document
+    plugins: Plugins
+
+    def refusal(self, location: Location, sentence: str) -> SuiteError:
+        line = strict_yaml.line_of(self.document, location)
+        place = f"{self.path}" + (f", line {line}" if line else "")
+        key = ".".join(str(part) for part in location)
+        return SuiteError(f"{place}: {f'{key}: ' if key else ''}{sentence}")
+
+    def plan(self) -> Plan:
+        suite = self.validated()
+        workload = self.plugins.workloads.get(suite.workload)
+        if workload is None:
+            hint = nearest(suite.workload, self.plugins.workloads)
+            raise self.refusal(("workload",), f"there is no workload '{suite.workload}'{hint}")
+        try:
+            corpus.resolve(suite.corpus, self.path.resolve().parent)
+        except corpus.CorpusError as error:
+            raise self.refusal(("corpus",), str(error)) from None
+        rows = self.rows(suite, workload)
+        groups = [
+            self.group(suite, place, shape, budget, rows)
+            for place in self.places(suite)
+            for shape, budget in self.shapes(suite, workload, place)
+        ]
+        total = sum(len(group.cases) for group in groups)
+        if total > MAX_CASES:
+            raise self.refusal((), f"{total} cases are more than {MAX_CASES}: shorten its lists")
+        return Plan(self.path.stem, self.path, suite, tuple(groups))
+
+    def validated(self) -> Suite:
+        try:
+            return Suite.model_validate(self.document.data)
+        except ValidationError as error:
+            raise self.explained(error, (), Suite) from None
+
+    def explained(self, error: ValidationError, at: Location, model: type[BaseModel]) -> SuiteError:
+        """Turn the first error of pydantic into a sentence about the key it is at."""
+        first = error.errors()[0]
+        inner = tuple(first["loc"])
+        location = (*at, *inner)
+        if first["type"] == "extra_forbidden":
+            known = Claim.model_fields if inner[0] == "claims" else model.model_fields
+            return self.refusal(location, f"there is no such key{nearest(str(inner[-1]), known)}")
+        if first["type"] == "missing":
+            return self.refusal(at, f"the key '{inner[-1]}' is missing: add it")
+        if first["type"] == "value_error":
+            return self.refusal(location, str(first["ctx"]["error"]))
+        told = first["msg"][0].lower() + first["msg"][1:]
+        return self.refusal(location, f"{told}, not {_shown(first['input'])}")
+
+    def places(self, suite: Suite) -> list[Place]:
+        places = []
+        for index, text in enumerate(suite.places):
+            try:
+                place = Place.parse(text)
+            except ValueError as error:
+                raise self.refusal(("places", index), str(error)) from None
+            if place.backend not in backends.NAMES or place.device not in backends.DEVICES:
+                known = [f"{b}/{d}" for b in backends.NAMES for d in backends.DEVICES]
+                raise self.refusal(("places", index), f"there is no place '{text}'{nearest(text, known)}")
+            if place in places:
+                raise self.refusal(("places", index), f"the place '{text}' is named twice: remove one")
+            places.append(place)
+        return places
+
+    def shapes(self, suite: Suite, workload: Workload, place: Place) -> Iterator[tuple[Any, int | None]]:
+        """Give each shape of a place, with its budget: a list means each value in turn."""
+        location: Location = ("shape",)
+        values, budget = dict(suite.shape), suite.budget_gib
+        for pattern, override in suite.at.items():
+            if fnmatch(str(place), pattern):
+                location = ("at", pattern)
+                given = dict(override)
+                budget = given.pop("budget_gib", budget)
+                if budget is not None and not (isinstance(budget, int | float) and 1 / 64 <= budget <= 1 << 16):
+                    raise self.refusal(
+                        (*location, "budget_gib"), f"{_shown(budget)} is not a budget in GiB (at least 1/64)"
+                    )
+                values = given if "preset" in given else values | given
+        values = self.preset(workload, values, location) | {k: v for k, v in values.items() if k != "preset"}
+        for combination in _each(values):
+            try:
+                shape = workload.shape.model_validate(combination)  # type: ignore[attr-defined]
+            except ValidationError as error:
+                raise self.explained(error, location, workload.shape) from None
+            yield shape, None if budget is None else round(budget * GIB)
+
+    def preset(self, workload: Workload, values: Mapping[str, Any], location: Location) -> dict[str, Any]:
+        name = values.get("preset")
+        if name is None:
+            return {}
+        if not isinstance(name, str) or name not in workload.presets:
+            raise self.refusal(
+                (*location, "preset"),
+                f"there is no preset {_shown(name)}{nearest(str(name), workload.presets)}",
+            )
+        return dict(workload.presets[name])
+
+    def rows(self, suite: Suite, workload: Workload) -> list[tuple[Applied, ...]]:
+        """Give the rows of every comparison: the baseline, then each entry of `strategies`."""
+        rows: list[tuple[Applied, ...]] = [()]
+        for index, entry in enumerate(suite.strategies):
+            location: Location = ("strategies", index)
+            parts = entry if isinstance(entry, list) else [entry]
+            if not parts:
+                raise self.refusal(location, "an empty list: name at least one strategy")
+            options = [list(self.applied(part, location, workload)) for part in parts]
+            for row in itertools.product(*options):
+                if row in rows:
+                    raise self.refusal(location, f"'{' + '.join(map(str, row))}' is listed twice: remove one")
+                rows.append(row)
+        return rows
+
+    def applied(self, entry: Any, location: Location, workload: Workload) -> Iterator[Applied]:
+        """Read `name` or `name: {knob: value}`; a list of values means each in turn."""
+        if isinstance(entry, dict) and len(entry) == 1:
+            name, given = next(iter(entry.items()))
+        else:
+            name, given = entry, {}
+        if not isinstance(name, str) or not isinstance(given, dict | None):
+            raise self.refusal(location, f"{_shown(entry)} is not a strategy: write NAME, or NAME: {{knob: value}}")
+        strategy = self.plugins.strategies.get(name)
+        if strategy is None:
+            raise self.refusal(location, f"there is no strategy '{name}'{nearest(name, self.plugins.strategies)}")
+        lacking = [part for part in strategy.rewrites if part in workload.lacks]
+        if lacking:
+            told = f"'{name}' rewrites '{lacking[0]}', a part that the workload '{workload.name}' does not have"
+            raise self.refusal(location, f"{told}: leave it out, or choose another workload")
+        for knobs in _each(given or {}):
+            yield Applied(name=name, knobs={key: self.knob(strategy, key, knobs[key], location) for key in knobs})
+
+    def knob(self, strategy: Strategy, key: str, value: Any, location: Location) -> Any:
+        knobs = strategy.knobs
+        if key not in knobs:
+            hint = nearest(key, knobs) if knobs else "; it has none"
+            raise self.refusal(location, f"'{strategy.name}' has no knob '{key}'{hint}")
+        wanted = knobs[key].type
+        fits = type(value) is wanted or (wanted is float and type(value) is int)
+        if not fits:
+            raise self.refusal(
+                location, f"knob '{key}' of '{strategy.name}' takes {wanted.__name__}, not {_shown(value)}"
+            )
+        return float(value) if wanted is float else value
+
+    def group(
+        self, suite: Suite, place: Place, shape: Any, budget: int | None, rows: list[tuple[Applied, ...]]
+    ) -> Group:
+        cases = [
+            Case(
+                workload=suite.workload,
+                shape=shape.model_dump(),
+                place=str(place),
+                corpus=suite.corpus,
+                tokenizer=suite.tokenizer,
+                strategies=row,
+                seed=suite.seed,
+                budget_bytes=budget,
+            )
+            for row in rows
+        ]
+        return Group(tuple(cases))
+
+
+def _each(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Take each combination of the values that are lists, the last one fastest."""
+    choices = [value if isinstance(value, list) else [value] for value in values.values()]
+    for combination in itertools.product(*choices):
+        yield dict(zip(values, combination, strict=True))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+__all__ = ["Claim", "Group", "Plan", "Suite", "SuiteError", "read", "selected"]

@@ -1,0 +1,390 @@
+"""Turn a corpus into token ids once, and keep them in a cache as one `.npy` array.
+
+Ids are stored as uint16 when the vocabulary allows, else uint32. The file that a run reads depends on
+nothing but the corpus's content, the tokenizer, the vocabulary, the size and (for zipf) the seed, and
+carries their hash as its name. `python -m harness.tokens SPEC.json` does the same in a process of its own,
+for a parent that must not load numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.corpus import ZIPF_EXPONENT, Corpus, CorpusError, digest, resolve, texts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tokenizers import Tokenizer
+
+TOKENIZERS = ("bytes", "words", "bpe")
+UNKNOWN = "<unk>"  # contains signs that split words, so no word of a text can be equal to it
+TRAINING_CHARACTERS = 8_000_000  # of the corpus, from its start: more text changes few merges and costs time
+SMALLEST_CAP = 1 << 18
+CHUNK = 1 << 20  # ids drawn or checked at once
+FORMAT = 1
+
+Ids = Iterator["np.ndarray"]
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """Point at `tokens` ids in `path`, all below `vocabulary`.
+
+    `vocabulary` is what was asked for, or with 0 what the corpus has. `digest` is the sha256 of the
+    little-endian ids: equal digests mean that two machines trained on the same tokens.
+    """
+
+    path: Path
+    tokens: int
+    vocabulary: int
+    dtype: str
+    digest: str
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the ids when all are in memory."""
+        return self.tokens * int(self.dtype.removeprefix("uint")) // 8
+
+
+def prepare(corpus: Corpus, tokenizer: str, vocabulary: int, needed: int, seed: int, cache: Path) -> TokenFile:
+    """Return the ids of `corpus`, encoding them unless `cache` has them already.
+
+    `tokenizer` is bytes (the 256 values of UTF-8), words (runs of `\\w`, and each other sign alone; the
+    most frequent `vocabulary - 1`, the rest `<unk>`, id 0) or bpe (byte-level byte-pair encoding, trained
+    on the first `TRAINING_CHARACTERS` of the corpus to exactly `vocabulary`). With `vocabulary` 0, bytes
+    have 256, words and files of ids as many as the corpus. Zipf and files of ids need no tokenizer; theirs
+    is ignored. Documents follow each other with nothing between.
+
+    A text or a file of ids is cut after `needed` tokens rounded up to a power of two, at least
+    `SMALLEST_CAP`; zipf gives exactly `needed`. Raises CorpusError where the corpus has fewer (no text is
+    repeated), where an id lies outside the vocabulary, and where the tokenizer cannot give the vocabulary.
+    """
+    needed = max(needed, 1)
+    _check(corpus, tokenizer, vocabulary, seed)
+    cap = needed if corpus.kind == "zipf" else max(SMALLEST_CAP, 1 << (needed - 1).bit_length())
+    key = [FORMAT, digest(corpus), vocabulary, cap, *_what_else_decides(corpus, tokenizer, seed)]
+    path = cache.absolute() / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()}.npy"
+    file = _cached(path)
+    if file is None:
+        vocabulary, chunks = _encode(corpus, tokenizer, vocabulary, cap, seed)
+        try:
+            file = _store(path, _first(cap, chunks, vocabulary), vocabulary)
+        except OSError as error:
+            raise CorpusError(
+                f"corpus {corpus.name!r}: cannot write the cache {cache} ({error}); name a writable folder"
+            ) from error
+    if file.tokens < needed:
+        raise CorpusError(
+            f"corpus {corpus.name!r}: has {file.tokens} tokens and {needed} are needed; use a larger corpus, "
+            "or a smaller window, batch or number of steps"
+        )
+    return file
+
+
+def open_tokens(file: TokenFile) -> np.ndarray:
+    """Read the ids into memory: ids[tokens]. Raises CorpusError if the file is not as described."""
+    import numpy as np
+
+    try:
+        with file.path.open("rb") as source:  # numpy.load would also take an archive
+            ids = np.lib.format.read_array(source, allow_pickle=False)
+    except Exception as error:  # a spoilt header makes numpy raise nearly anything
+        raise CorpusError(
+            f"tokens {file.path}: cannot be read ({error}); delete the file and prepare it anew"
+        ) from error
+    if ids.shape != (file.tokens,) or ids.dtype.str != np.dtype(file.dtype).str:
+        raise CorpusError(
+            f"tokens {file.path}: holds {ids.dtype}{list(ids.shape)} instead of {file.dtype}[{file.tokens}]; "
+            "delete the file and prepare it anew"
+        )
+    return ids
+
+
+def word_list(documents: Iterable[str], vocabulary: int) -> list[str]:
+    """Return the words by id: `<unk>`, then the `vocabulary - 1` most frequent (0: all), ties by spelling."""
+    counts: Counter[str] = Counter()
+    for text in documents:
+        counts.update(_words(text))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return [UNKNOWN, *(ranked[: vocabulary - 1] if vocabulary else ranked)]
+
+
+def byte_pair_encoding(documents: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Train byte-level byte-pair encoding of `vocabulary` tokens, or fewer where the text has no pair left.
+
+    The first 256 ids are single bytes, so every text can be encoded and decoded again unchanged. Only the
+    first `TRAINING_CHARACTERS` are used. Sennrich et al. 2016, arXiv:1508.07909; the byte alphabet is
+    GPT-2's.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    model = Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())  # comes as a list in no fixed order
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+    model.train_from_iterator(_beginning(documents, TRAINING_CHARACTERS), trainer)
+    return model
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prepare what one JSON file asks for, and print the TokenFile, or {"error": sentence} and return 2.
+
+    The file is an object of corpus, root, tokenizer, vocabulary, needed, seed, cache, and `outside`
+    (optional, see `harness.corpus.resolve`); paths are relative to the working directory.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # nothing forks here, and the result is the same
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        spec = _read_spec(given)
+        corpus = resolve(spec["corpus"], Path(spec["root"]), outside=spec["outside"])
+        sizes = (spec["vocabulary"], spec["needed"], spec["seed"])
+        file = prepare(corpus, spec["tokenizer"], *sizes, Path(spec["cache"]))
+    except CorpusError as error:
+        print(json.dumps({"error": str(error)}))
+        return 2
+    print(json.dumps(asdict(file), default=str))
+    return 0
+
+
+def _check(corpus: Corpus, tokenizer: str, vocabulary: int, seed: int) -> None:
+    """Refuse before any work what no corpus could satisfy."""
+    what = f"corpus {corpus.name!r}"
+    if not 0 <= vocabulary <= 1 << 32:
+        raise CorpusError(f"{what}: a vocabulary of {vocabulary} cannot be stored; ask for 0 (all) to {1 << 32}")
+    if corpus.kind == "zipf":
+        if seed < 0:
+            raise CorpusError(f"{what}: the seed {seed} is negative; use 0 or more")
+        if vocabulary == 0:
+            raise CorpusError(f"{what}: has no vocabulary of its own; ask for 1 or more")
+    elif corpus.kind in ("npy", "raw"):
+        return
+    elif tokenizer not in TOKENIZERS:
+        raise CorpusError(f"{what}: there is no tokenizer {tokenizer!r}; use one of {', '.join(TOKENIZERS)}")
+    else:
+        most = TRAINING_CHARACTERS if tokenizer == "bpe" else 1 << 32  # the trainer reserves memory for all
+        least = 2 if tokenizer == "words" else 256
+        if not least <= vocabulary <= most and (vocabulary or tokenizer == "bpe"):
+            raise CorpusError(
+                f"{what}: {tokenizer} cannot have a vocabulary of {vocabulary}; ask for {least} to {most}"
+            )
+
+
+def _what_else_decides(corpus: Corpus, tokenizer: str, seed: int) -> list[str | int | float]:
+    """List what changes the ids besides content, vocabulary and size; nothing else may cost a second file."""
+    import numpy as np
+
+    if corpus.kind == "zipf":
+        return ["zipf", ZIPF_EXPONENT, seed, np.__version__]
+    if corpus.kind in ("npy", "raw"):
+        return ["ids"]
+    if tokenizer == "words":
+        return ["words", unicodedata.unidata_version]  # decides what \w matches
+    if tokenizer == "bytes":
+        return ["bytes"]
+    try:
+        return ["bpe", TRAINING_CHARACTERS, metadata.version("tokenizers")]
+    except metadata.PackageNotFoundError as error:
+        raise CorpusError(
+            f"corpus {corpus.name!r}: bpe needs the package 'tokenizers'; install it, or use words or bytes"
+        ) from error
+
+
+def _encode(corpus: Corpus, tokenizer: str, vocabulary: int, cap: int, seed: int) -> tuple[int, Ids]:
+    """Return the vocabulary, and the ids in pieces that are made when asked for."""
+    if corpus.kind == "zipf":
+        return vocabulary, _zipf(vocabulary, cap, seed)
+    if corpus.kind in ("npy", "raw"):
+        return _stored(corpus, vocabulary)
+    encode = {"bytes": _encode_bytes, "words": _encode_words, "bpe": _encode_bpe}[tokenizer]
+    return encode(corpus, vocabulary)
+
+
+def _encode_bytes(corpus: Corpus, vocabulary: int) -> tuple[int, Ids]:
+    import numpy as np
+
+    return vocabulary or 256, (np.frombuffer(text.encode(), np.uint8) for text in texts(corpus))
+
+
+def _encode_words(corpus: Corpus, vocabulary: int) -> tuple[int, Ids]:
+    import numpy as np
+
+    words = word_list(texts(corpus), vocabulary)
+    number = {word: i for i, word in enumerate(words)}
+    chunks = (np.array([number.get(word, 0) for word in _words(text)], np.int64) for text in texts(corpus))
+    return vocabulary or len(words), chunks
+
+
+def _encode_bpe(corpus: Corpus, vocabulary: int) -> tuple[int, Ids]:
+    import numpy as np
+
+    model = byte_pair_encoding(texts(corpus), vocabulary)
+    if (size := model.get_vocab_size()) != vocabulary:
+        raise CorpusError(
+            f"corpus {corpus.name!r}: gives only {size} bpe tokens of the {vocabulary} asked for; "
+            f"ask for {size} or fewer, or use a larger corpus"
+        )
+    return vocabulary, (np.array(model.encode(text).ids, np.int64) for text in texts(corpus))
+
+
+def _zipf(vocabulary: int, count: int, seed: int) -> Ids:
+    """Draw ids with probability in proportion to 1 / (id + 1), by inverting the cumulative distribution."""
+    import numpy as np
+
+    cumulative = np.cumsum(np.arange(1, vocabulary + 1, dtype=np.float64) ** -ZIPF_EXPONENT)
+    cumulative /= cumulative[-1]  # ends in exactly 1, above every draw
+    random = np.random.Generator(np.random.Philox(seed))
+    for start in range(0, count, CHUNK):
+        yield np.searchsorted(cumulative, random.random(min(CHUNK, count - start)), side="right")
+
+
+def _stored(corpus: Corpus, vocabulary: int) -> tuple[int, Ids]:
+    """Map a file of ids, and check all of it, used or not: what fails at one size should fail at all."""
+    import numpy as np
+
+    (path,) = corpus.files
+    ids = _map_raw(corpus, path) if corpus.kind == "raw" else _map_npy(corpus, path)
+    limit, largest = vocabulary or 1 << 32, 0
+    for start in range(0, len(ids), CHUNK):
+        chunk = ids[start : start + CHUNK]
+        low, high = int(chunk.min()), int(chunk.max())
+        largest = max(largest, high)
+        if low >= 0 and high < limit:
+            continue
+        value = low if low < 0 else high
+        where = start + int(np.flatnonzero(chunk == value)[0])
+        remedy = f"ask for a vocabulary of {value + 1} or more"
+        if value < 0 or value >= 1 << 32:
+            remedy = "write ids from 0 up that fit in 32 bits, or declare the file's true type"
+        raise CorpusError(
+            f"corpus {corpus.name!r}: {path} holds the id {value} at position {where}, outside 0 to "
+            f"{limit - 1}; {remedy}"
+        )
+    return vocabulary or largest + 1, iter([ids])
+
+
+def _map_raw(corpus: Corpus, path: Path) -> np.ndarray:
+    import numpy as np
+
+    try:
+        return np.memmap(path, np.dtype(corpus.dtype).newbyteorder("<"), mode="r")
+    except (OSError, ValueError) as error:
+        raise CorpusError(f"corpus {corpus.name!r}: cannot read {path} ({error}); write the file anew") from error
+
+
+def _map_npy(corpus: Corpus, path: Path) -> np.ndarray:
+    """Map an array of ids; the header alone decides, and nothing is ever unpickled."""
+    import numpy as np
+
+    remedy = "save it anew with numpy.save(path, ids.astype('<u4'))"
+    try:
+        ids = np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # a spoilt header makes numpy raise nearly anything
+        raise CorpusError(
+            f"corpus {corpus.name!r}: {path} is no complete .npy of integers ({error}); {remedy}"
+        ) from error
+    found = ""
+    if ids.dtype.kind not in "iu":
+        found = f"values of type {ids.dtype}, not integers"
+    elif ids.dtype.str.startswith(">"):
+        found = f"big-endian integers ({ids.dtype.str})"
+    elif ids.ndim != 1:
+        found = f"an array of shape {ids.shape}, not one dimension"
+    elif len(ids) == 0:
+        found = "no ids"
+    if found:
+        raise CorpusError(f"corpus {corpus.name!r}: {path} holds {found}; {remedy}")
+    return ids
+
+
+def _first(cap: int, chunks: Ids, vocabulary: int) -> np.ndarray:
+    """Join the first `cap` ids, all known to be below `vocabulary`, in the type that holds them."""
+    import numpy as np
+
+    dtype = "uint16" if vocabulary <= 1 << 16 else "uint32"
+    parts, count = [np.empty(0, dtype)], 0
+    for chunk in chunks:
+        parts.append(chunk[: cap - count].astype(dtype))
+        count += len(parts[-1])
+        if count == cap:
+            break
+    return np.concatenate(parts)
+
+
+def _store(path: Path, ids: np.ndarray, vocabulary: int) -> TokenFile:
+    """Write the array, then what it should be, each at once: a reader sees both, or prepares its own."""
+    import numpy as np
+
+    file = TokenFile(path, len(ids), vocabulary, str(ids.dtype), _digest(ids))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.stem}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    try:
+        with partial.open("wb") as out:
+            np.save(out, ids, allow_pickle=False)
+        partial.replace(path)
+        partial.write_text(json.dumps(asdict(file) | {"path": path.name}))
+        partial.replace(path.with_suffix(".json"))
+    finally:
+        partial.unlink(missing_ok=True)
+    return file
+
+
+def _cached(path: Path) -> TokenFile | None:
+    """Return the file if it is whole and the one that was written; anything else is prepared again."""
+    try:
+        sidecar = json.loads(path.with_suffix(".json").read_text())
+        file = TokenFile(**sidecar | {"path": path})
+        whole = sidecar["path"] == path.name and _digest(open_tokens(file)) == file.digest
+    except (OSError, ValueError, TypeError, KeyError):  # CorpusError is a ValueError
+        return None
+    return file if whole else None
+
+
+def _digest(ids: np.ndarray) -> str:
+    return hashlib.sha256(ids.astype(ids.dtype.newbyteorder("<"), copy=False).data).hexdigest()
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]", text)
+
+
+def _beginning(documents: Iterable[str], characters: int) -> Iterator[str]:
+    for text in documents:
+        if characters <= 0:
+            return
+        yield text[:characters]
+        characters -= len(text)
+
+
+def _read_spec(arguments: list[str]) -> dict[str, Any]:
+    """Read the one file named, and check that each value has its type."""
+    types: dict[str, type] = dict.fromkeys(("corpus", "root", "tokenizer", "cache"), str)
+    types |= dict.fromkeys(("vocabulary", "needed", "seed"), int) | {"outside": bool}
+    if len(arguments) != 1:
+        raise CorpusError("usage: python -m harness.tokens SPEC.json")
+    try:
+        spec = {"outside": False} | json.loads(Path(arguments[0]).read_text())
+    except (OSError, ValueError, TypeError) as error:
+        raise CorpusError(f"{arguments[0]}: is no readable JSON object ({error}); write one") from error
+    if set(spec) != set(types):
+        raise CorpusError(f"{arguments[0]}: has the keys {', '.join(spec)}; write exactly {', '.join(types)}")
+    for key, kind in types.items():
+        if type(spec[key]) is not kind:
+            raise CorpusError(f"{arguments[0]}: {key} is {spec[key]!r}; write a value of type {kind.__name__}")
+    return spec
+
+
+if __name__ == "__main__":
+    sys.exit(main())

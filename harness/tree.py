@@ -1,0 +1,30 @@
+"""Nested dicts and lists of arrays: their leaves by name, and a function over all of them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each leaf with its dotted name (`layers.0.wq`), in the order of the tree."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from leaves(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from leaves(value, f"{name}.{index}" if name else str(index))
+    else:
+        yield name, tree
+
+
+def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply a function leaf by leaf to trees of one structure; return that structure."""
+    if isinstance(tree, dict):
+        return {key: mapped(function, value, *(o[key] for o in others)) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [mapped(function, value, *(o[i] for o in others)) for i, value in enumerate(tree)]
+    return function(tree, *others)
+
+
+def rebuilt(tree: Any, values: Iterator[Any]) -> Any:
+    """Put new leaves, in the order of `leaves`, into the structure of a tree."""
+    return mapped(lambda _: next(values), tree)

@@ -1,0 +1,1 @@
+"""One task in a process of its own: `python -m harness.worker SPEC RESULT`."""

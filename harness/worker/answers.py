@@ -1,0 +1,127 @@
+"""Compare answers at a small ragged shape: loss, every gradient, and the parameters after 20 updates.
+
+The `reference` task runs the untouched parts in float64; the `numerics` task of the baseline runs them twice in the
+working dtype. Both leave plain arrays in the run's folder; the `numerics` task of a strategy judges itself by them.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from harness import numerics
+from harness.assembly import assemble, never_called, shape_of
+from harness.plugins import Plugins
+from harness.records import Case, Record, Task
+from harness.train import training
+from harness.types import Parts, Place, replace
+
+SEEDS = (0, 1, 2)
+UPDATES = 20
+
+Draw = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
+    """Produce the yardsticks, or judge a strategy by them."""
+    backend.deterministic(Place.parse(task.case.place))
+    folder = Path(task.reference or task.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    case = task.case
+    if task.kind == "reference":
+        run = observer(plugins, case, backend, lambda inner: backend.cast(inner, "float64"))
+        for seed in SEEDS:
+            numerics.save(folder / f"reference-{seed}.npz", run(seed))
+        return Record()
+    calls: Counter[tuple[str, str]] = Counter()
+    run = observer(plugins, case, backend, calls=calls)
+    outcomes = {seed: run(seed) for seed in SEEDS}
+    idle = never_called(calls)
+    if idle is not None:
+        return Record(status="error", evidence={"message": idle})
+    if not case.strategies:
+        for seed, outcome in outcomes.items():
+            numerics.save(folder / f"baseline-{seed}-0.npz", outcome)
+            numerics.save(folder / f"baseline-{seed}-1.npz", run(seed))
+    return Record(answer=_judged(plugins, case, backend, outcomes, folder))
+
+
+def _judged(
+    plugins: Plugins, case: Case, backend: Any, outcomes: dict[int, numerics.Outcome], folder: Path
+) -> numerics.Verdict:
+    declared = [plugins.strategies[applied.name] for applied in case.strategies]
+    precision = next((strategy.precision for strategy in declared if strategy.precision), None)
+    low: Callable[[int], numerics.Outcome] | None = None
+    if precision is not None:
+        plain = case.model_copy(update={"strategies": ()})
+        low = observer(plugins, plain, backend, lambda inner: backend.cast(inner, precision))
+    layers = getattr(shape_of(plugins, case), "layers", 1)
+    verdicts = [
+        numerics.compare(
+            outcome,
+            numerics.load(folder / f"baseline-{seed}-0.npz"),
+            numerics.load(folder / f"baseline-{seed}-1.npz"),
+            numerics.load(folder / f"reference-{seed}.npz"),
+            layers=layers,
+            precision=precision,
+            approximate=any(strategy.approximate for strategy in declared),
+            baseline_low=low(seed) if low is not None else None,
+        )
+        for seed, outcome in outcomes.items()
+    ]
+    return numerics.worst(verdicts)
+
+
+def observer(
+    plugins: Plugins,
+    case: Case,
+    backend: Any,
+    draw: Draw | None = None,
+    calls: Counter[tuple[str, str]] | None = None,
+) -> Callable[[int], numerics.Outcome]:
+    """Return a function from a seed to what 20 updates gave.
+
+    The gradients are taken where the first update gets them. The step is prepared once: a seed decides the data and
+    the first parameters, nothing within a step.
+    """
+    step = backend.prepare(_capturing(assemble(plugins, case, calls=calls, draw=draw)))
+
+    def run(seed: int) -> numerics.Outcome:
+        parts = assemble(plugins, case.model_copy(update={"seed": seed}), draw=draw)
+        seen: dict[str, Any] = {}
+
+        def watched(state: Any, x: Any, y: Any) -> Any:
+            state, (loss, grads) = step(state, x, y)
+            if "gradients" not in seen:
+                seen["gradients"] = backend.arrays(grads)
+            seen["state"] = state
+            return state, loss
+
+        losses = [float(loss) for loss, _ in islice(training(parts, watched, finish=backend.wait), UPDATES)]
+        parameters = backend.arrays(seen["state"]["params"])
+        return numerics.Outcome(
+            losses[0],
+            {name: array for name, (array, _) in seen["gradients"].items()},
+            {name: dtype for name, (_, dtype) in seen["gradients"].items()},
+            {name: array for name, (array, _) in parameters.items()},
+            tuple(losses),
+        )
+
+    return run
+
+
+def _capturing(parts: Parts) -> Parts:
+    """Let the step return the gradients beside the loss; within one trace this holds for compiled steps too."""
+    taken: dict[str, Any] = {}
+    inner_update, inner_step = parts.update, parts.step
+
+    def update(parts: Parts, state: Any, grads: Any) -> Any:
+        taken["grads"] = grads
+        return inner_update(parts, state, grads)
+
+    def step(parts: Parts, state: Any, x: Any, y: Any) -> Any:
+        state, loss = inner_step(parts, state, x, y)
+        return state, (loss, taken.pop("grads"))
+
+    return replace(parts, update=update, step=step)

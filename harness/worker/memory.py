@@ -1,0 +1,168 @@
+"""Measure the memory of one case: prime, settle, then the loop, phase by phase."""
+
+import json
+import math
+import os
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from harness import meters, statistics
+from harness.assembly import assemble, never_called, shape_of
+from harness.environment import regime
+from harness.instruments import digested, metered
+from harness.plugins import Plugins
+from harness.records import Phase, Record, Task
+from harness.train import training
+from harness.types import Place
+from harness.worker.kinds import failed
+
+FILE_SHARE = 0.01
+LINE_BYTES = 512
+
+
+def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
+    """Run the case and return its peaks; memory that runs out becomes a record with the phase it happened in."""
+    case, place = task.case, Place.parse(task.case.place)
+    prime(task, plugins, backend)
+    calls: Counter[tuple[str, str]] = Counter()
+    digests: list[str] = []
+    parts = digested(assemble(plugins, case, corpus=task.corpus, calls=calls), digests)
+    meter = meters.PhaseMeter(_phase_file(Path(task.folder)))
+    if backend.EAGER:
+        parts = metered(parts, meter)
+    compiling = meters.read()
+    meters.reset_peak()
+    step = _prepared(parts, task, plugins, backend)
+    compiled = meters.read()
+    flags = [] if meters.settle() else ["unsettled"]
+    backend.clear(place)
+    device = _DevicePeaks(backend, place, meter)
+    cap = backend.cap(place, case.budget_bytes)
+    meter.start()
+    if not meter.reset_works():
+        return Record(status="ok", flags=("no_reset",), missing={"peak_host_bytes": "the kernel keeps the mark"})
+    losses: list[float] = []
+    error: Exception | None = None
+    with meters.budget(case.budget_bytes if place.device == "cpu" else None) as limit:
+        try:
+            loop = training(parts, step, meter.phase, backend.wait)
+            for loss, _ in islice(loop, task.steps):
+                losses.append(float(loss))
+            loop.close()
+        except Exception as caught:
+            error = caught
+            error.__traceback__ = None
+            meter.enter(None)
+    record = _record(case.budget_bytes, meter, device, flags, place, limit or cap)
+    if not backend.EAGER:
+        record = record.model_copy(update={"compile_peak_bytes": max(0, compiled.peak - compiling.rss)})
+    if error is not None:
+        at_phase = {"phase": meter.last or "unknown", "steps_done": len(losses)}
+        record = failed(error, place, record, limit or cap)
+        return record.model_copy(update={"evidence": {**record.evidence, **at_phase}, "losses": tuple(losses)})
+    idle = never_called(calls)
+    if idle is not None:
+        return record.model_copy(update={"status": "error", "evidence": {"message": idle}})
+    if not all(math.isfinite(loss) for loss in losses):
+        told = f"losses are not finite: {', '.join(map(str, losses))}"
+        return record.model_copy(update={"status": "invalid_output", "evidence": {"message": told}})
+    return record.model_copy(update={"losses": tuple(losses), "batches_digests": tuple(digests[: task.steps])})
+
+
+def prime(task: Task, plugins: Plugins, backend: Any) -> None:
+    """Run the whole loop twice at a tiny shape, so that first-use costs lie in the base and not in the strategy."""
+    case = task.case
+    workload = plugins.workloads[case.workload]
+    parts = assemble(plugins, case, shape=workload.tiny(shape_of(plugins, case)))
+    loop = training(parts, backend.prepare(parts), finish=backend.wait)
+    for loss, _ in islice(loop, 2):
+        float(loss)
+    loop.close()
+
+
+def _prepared(parts: Any, task: Task, plugins: Plugins, backend: Any) -> Any:
+    case = task.case
+    batch = plugins.workloads[case.workload].abstract_batch(shape_of(plugins, case))
+    abstract = assemble(plugins, case, draw=lambda inner: backend.abstract_draw)
+    return backend.prepare(parts, backend.like(batch) if not backend.EAGER else None, abstract)
+
+
+def _phase_file(folder: Path) -> Any:
+    """Keep a line on disk that says how far the run came, for a watcher when this process dies."""
+    descriptor = os.open(folder / "phase.json", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(meter: meters.PhaseMeter) -> None:
+        text = json.dumps({"phase": meter.current, "peak_bytes": meter.peak_bytes, "base": meter.base.rss})
+        os.pwrite(descriptor, text.encode()[:LINE_BYTES].ljust(LINE_BYTES), 0)
+
+    return write
+
+
+class _DevicePeaks:
+    """Read and reset the device's counters at every boundary of the host's phases."""
+
+    def __init__(self, backend: Any, place: Place, meter: meters.PhaseMeter) -> None:
+        self.peaks: dict[str, int] = {}
+        self.phase: str | None = None
+        self._backend, self._place, self._running = backend, place, meter.current
+        if place.device != "cpu":
+            inner = meter.on_change
+
+            def turn(meter: meters.PhaseMeter) -> None:
+                inner(meter)
+                self._turn(meter.current)
+
+            meter.on_change = turn
+
+    def _turn(self, entered: str | None) -> None:
+        for name, value in self._backend.peak(self._place).items():
+            if value > self.peaks.get(name, 0):
+                self.peaks[name] = value
+                if name == "allocated":
+                    self.phase = self._running
+        self._backend.reset_peak(self._place)
+        self._running = entered
+
+
+def _record(
+    budget: int | None,
+    meter: meters.PhaseMeter,
+    device: _DevicePeaks,
+    flags: list[str],
+    place: Place,
+    limit: int | None,
+) -> Record:
+    peak = meter.peak_bytes
+    phases = tuple(Phase.model_validate(vars(phase)) for phase in meter.phases.values())
+    file_growth = max((phase.file_bytes or 0 for phase in phases), default=0)
+    if regime() == "native":
+        flags.append("native_regime")
+    if file_growth > FILE_SHARE * max(peak, 1) and file_growth > meters.resolution_bytes():
+        flags.append("file_backed")
+    if meters.children():
+        flags.append("child_processes")
+    steady = meter.readings.get("steady_step", [])
+    on_device = place.device != "cpu"
+    headline = device.peaks.get("allocated") if on_device else peak
+    init = meter.phases.get("init")
+    return Record(
+        regime=regime(),
+        resolution_bytes=meters.resolution_bytes(),
+        base_rss_bytes=meter.base.rss,
+        peak_host_bytes=peak,
+        peak_phase=device.phase if on_device and device.phase else meter.peak_phase,
+        phases=phases,
+        resident_bytes=init.exit_bytes if init else None,
+        budget_bytes=budget,
+        within_budget=None if budget is None or headline is None else headline <= budget,
+        slope_bytes_per_step=statistics.slope(steady) if len(steady) >= 3 else None,
+        peak_device_bytes=device.peaks.get("allocated"),
+        requested_device_bytes=device.peaks.get("requested"),
+        reserved_device_bytes=device.peaks.get("reserved"),
+        allocation_retries=device.peaks.get("retries"),
+        missing={} if on_device else {"peak_device_bytes": "the place is a CPU"},
+        flags=tuple(flags),
+        evidence={} if limit is None else {"limit_bytes": str(limit)},
+    )

@@ -1,0 +1,31 @@
+"""Predict the peak of a case without running it."""
+
+from typing import Any
+
+from harness.assembly import assemble, shape_of
+from harness.plugins import Plugins
+from harness.records import Phase, Record, Task
+from harness.types import Parts, Place
+from harness.worker.kinds import first_line
+
+
+def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
+    """Return the predicted peak, its phase and the floor; a case that cannot be predicted says why."""
+    case = task.case
+    workload = plugins.workloads[case.workload]
+    shape = shape_of(plugins, case)
+    floor = workload.floor(shape)
+    on_host = Place.parse(case.place).device == "cpu"
+    held = task.corpus.held_bytes if task.corpus is not None and on_host else 0
+
+    def build() -> Parts:
+        return assemble(plugins, case, draw=lambda inner: backend.abstract_draw)
+
+    try:
+        peaks = backend.predict(build, workload.abstract_batch(shape), held, task.steps)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(str(error))}"
+        return Record(floor_bytes=floor, missing={"predicted_peak_bytes": reason})
+    top = max(peaks, key=lambda name: peaks[name])
+    phases = tuple(Phase(name=name, entry_bytes=0, peak_bytes=peak, exit_bytes=0) for name, peak in peaks.items())
+    return Record(floor_bytes=floor, predicted_peak_bytes=peaks[top], predicted_phase=top, predicted_phases=phases)

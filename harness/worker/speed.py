@@ -1,0 +1,107 @@
+"""Time one case: prime, settle, then the bare loop with nothing but a clock."""
+
+import gc
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from harness import meters, statistics
+from harness.assembly import assemble, shape_of
+from harness.environment import regime
+from harness.plugins import Plugins
+from harness.records import Record, Task
+from harness.train import training
+from harness.types import Place
+from harness.worker import memory
+
+PILOT_STEPS, PILOT_SECONDS = 30, 10.0
+
+
+def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
+    """Time the first step apart, warm up, then time every step; a pilot finds how many of each there should be."""
+    case, place = task.case, Place.parse(task.case.place)
+    if backend.EAGER:  # a compiled step brings its own first use: it is compiled before the base is taken
+        memory.prime(task, plugins, backend)
+    parts = assemble(plugins, case, corpus=task.corpus)
+    started = time.perf_counter()
+    step = backend.prepare(
+        parts,
+        None if backend.EAGER else backend.like(_batch(plugins, case)),
+        assemble(plugins, case, draw=lambda inner: backend.abstract_draw),
+    )
+    compiled = time.perf_counter()
+    settled = meters.settle()
+    backend.clear(place)
+    backend.cap(place, case.budget_bytes)
+    base = meters.read().rss
+    meters.reset_peak()
+    loop = training(parts, step, finish=backend.finish)
+    if task.kind == "pilot":
+        marks, wall = _pilot(loop, backend)
+        warmup = 0
+    else:
+        warmup = task.warmup
+        marks, wall = _timed(loop, backend, warmup, task.steps)
+    loop.close()
+    peak = meters.read().peak
+    turns = backend.seconds(marks)
+    first, steps = _parted(turns, warmup, task.kind)
+    late = bool(steps) and task.kind == "time" and not statistics.synchronised(steps, wall)
+    evidence = {"message": f"not synchronised: {sum(steps):.3g} s of steps in {wall:.3g} s of wall"} if late else {}
+    flags = [] if settled else ["unsettled"]
+    if len(steps) > 1 and statistics.noisy(steps):
+        flags.append("noisy")
+    return Record(
+        status="error" if late else "ok",
+        evidence=evidence,
+        flags=tuple(flags),
+        regime=regime(),
+        base_rss_bytes=base,
+        native_peak_host_bytes=peak - base,
+        first_step_seconds=first,
+        compile_seconds=None if backend.EAGER else compiled - started,
+        step_seconds=tuple(steps),
+        warmup_steps=warmup,
+    )
+
+
+def _batch(plugins: Plugins, case: Any) -> Any:
+    return plugins.workloads[case.workload].abstract_batch(shape_of(plugins, case))
+
+
+def _pilot(loop: Iterator[Any], backend: Any) -> tuple[list[Any], float]:
+    """Take up to 30 steps or 10 seconds, the first one included."""
+    marks = [backend.finish(None)]
+    started = time.monotonic()
+    for _, mark in islice(loop, PILOT_STEPS):
+        marks.append(mark)
+        if time.monotonic() - started > PILOT_SECONDS:
+            break
+    return marks, 0.0
+
+
+def _timed(loop: Iterator[Any], backend: Any, warmup: int, steps: int) -> tuple[list[Any], float]:
+    """Take the first step, the warm-up, then the timed steps without the collector; return marks and wall time."""
+    marks = [backend.finish(None)]
+    turns = list(islice(loop, 1 + warmup))
+    marks += [mark for _, mark in turns]
+    backend.wait(turns[-1][0])
+    del turns
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    marks[-1] = backend.finish(None)
+    started = time.perf_counter()
+    last = None
+    for last, mark in islice(loop, steps):  # noqa: B007 - waited for below
+        marks.append(mark)
+    backend.wait(last)
+    wall = time.perf_counter() - started
+    gc.enable()
+    return marks, wall
+
+
+def _parted(turns: list[float], warmup: int, kind: str) -> tuple[float, list[float]]:
+    """Part the turns into the first step and the timed ones; the warm-up is in neither (a pilot keeps all)."""
+    return turns[0], turns if kind == "pilot" else turns[1 + warmup :]

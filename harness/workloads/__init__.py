@@ -1,0 +1,1 @@
+"""The training runs that come with the harness."""

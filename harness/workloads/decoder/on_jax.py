@@ -1,0 +1,214 @@
+"""The decoder's untouched parts in JAX: plain functions over dicts of arrays, the layers stacked and scanned.
+
+An unrolled loop of layers would undo rematerialisation on the CPU: XLA merges the recomputation with the original.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from harness.types import Parts, Place, Source
+from harness.workloads import draw as drawing
+from harness.workloads import rows
+from harness.workloads.decoder import Shape
+
+
+def at_least_float32(x: Any) -> Any:
+    """Widen a half-precision array; leave the others."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def rotary_table(shape: Shape, tokens: int, like: Any) -> tuple[Any, Any]:
+    """Give cos and sin [T, rotated / 2], computed on the host in float64 and rounded once."""
+    exponents = np.arange(0, shape.rotated, 2) / shape.rotated
+    angles = np.outer(np.arange(tokens), shape.rotary_base**-exponents)
+    dtype = jnp.promote_types(like.dtype, jnp.float32)
+    return jnp.asarray(np.cos(angles), dtype), jnp.asarray(np.sin(angles), dtype)
+
+
+def rotate(x_BTHK: Any, cos: Any, sin: Any, rotated: int) -> Any:
+    """Rotate the first `rotated` dimensions of each head, halves against each other; keep the dtype."""
+    cos, sin = cos[:, None], sin[:, None]
+    a, b, rest = jnp.split(x_BTHK, [rotated // 2, rotated], axis=-1)
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTHK.dtype)
+    return jnp.concatenate([turned, rest], -1) if rest.shape[-1] else turned
+
+
+def normalise(shape: Shape, x: Any, p: dict[str, Any], name: str) -> Any:
+    """Normalise the last dimension, in float32 at the least."""
+    wide = at_least_float32(x)
+    weight = p[name].astype(wide.dtype)
+    if shape.norm == "layer":
+        centred = wide - wide.mean(-1, keepdims=True)
+        scaled = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
+        return (scaled * weight + p[f"{name}_bias"].astype(wide.dtype)).astype(x.dtype)
+    scaled = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
+    return (scaled * weight).astype(x.dtype)
+
+
+def linear(p: dict[str, Any], name: str, x: Any) -> Any:
+    """Multiply by a weight [in, out] and add its bias where there is one."""
+    bias = p.get(f"b{name}")
+    return x @ p[name] if bias is None else x @ p[name] + bias
+
+
+def attend(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
+    """Attend causally with grouped queries, through jax.nn.dot_product_attention."""
+    shape: Shape = parts.shape
+    B, T, _ = x_BTD.shape
+    q = linear(p, "wq", x_BTD).reshape(B, T, shape.heads, shape.head)
+    k = linear(p, "wk", x_BTD).reshape(B, T, shape.key_heads, shape.head)
+    v = linear(p, "wv", x_BTD).reshape(B, T, shape.key_heads, shape.head)
+    if shape.query_key_norm:
+        rms = shape.model_copy(update={"norm": "rms"})
+        q, k = normalise(rms, q, p, "query_norm"), normalise(rms, k, p, "key_norm")
+    cos, sin = rotary_table(shape, T, x_BTD)
+    q, k = rotate(q, cos, sin, shape.rotated), rotate(k, cos, sin, shape.rotated)
+    half_on_gpu = parts.place.device == "cuda" and x_BTD.dtype in (jnp.bfloat16, jnp.float16)
+    y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn" if half_on_gpu else "xla")
+    return linear(p, "wo", y.reshape(B, T, shape.heads * shape.head))
+
+
+def feed(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
+    """Apply SwiGLU or GELU within each token."""
+    up = linear(p, "up", x_BTD)
+    swiglu = parts.shape.feed == "swiglu"
+    inner = jax.nn.silu(linear(p, "gate", x_BTD)) * up if swiglu else jax.nn.gelu(up, approximate=False)
+    return linear(p, "down", inner)
+
+
+def block(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
+    """Apply one pre-norm layer."""
+    shape = parts.shape
+    mixed = parts.mix(parts, p, normalise(shape, x_BTD, p, "mix_norm"))
+    if shape.parallel:
+        return x_BTD + mixed + parts.feed(parts, p, normalise(shape, x_BTD, p, "feed_norm"))
+    x_BTD = x_BTD + mixed
+    return x_BTD + parts.feed(parts, p, normalise(shape, x_BTD, p, "feed_norm"))
+
+
+def stack(parts: Parts, ps: dict[str, Any], x_BTD: Any) -> Any:
+    """Apply the given layers in order, as a scan over their stacked parameters."""
+    return jax.lax.scan(lambda x, p: (parts.block(parts, p, x), None), x_BTD, ps)[0]
+
+
+def embed(parts: Parts, params: dict[str, Any], x_BT: Any) -> Any:
+    """Look up the row of each token."""
+    return params["embed"][x_BT]
+
+
+def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+    """Average the cross-entropy of all B T V logits over the tokens that are not ignored."""
+    logits_NV = at_least_float32(x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_VD.T)
+    y_N = y_BT.reshape(-1)
+    kept = y_N != rows.IGNORED
+    picked = jnp.take_along_axis(logits_NV, jnp.where(kept, y_N, 0)[:, None], 1)[:, 0]
+    losses_N = jax.nn.logsumexp(logits_NV, axis=1) - picked
+    return jnp.where(kept, losses_N, 0).sum() / kept.sum().astype(losses_N.dtype)
+
+
+def forward(parts: Parts, params: dict[str, Any], x_BT: Any, y_BT: Any) -> Any:
+    """Compute the loss of one batch."""
+    x_BTD = parts.embed(parts, params, x_BT)
+    x_BTD = parts.stack(parts, params["layers"], x_BTD)
+    x_BTD = normalise(parts.shape, x_BTD, params, "norm")
+    return parts.loss(parts, x_BTD, params.get("head", params["embed"]), y_BT)
+
+
+def grad(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any]:
+    """Compute the loss and its gradient for every parameter."""
+    return jax.value_and_grad(lambda params: forward(parts, params, x, y))(state["params"])
+
+
+def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
+    """Apply AdamW, leaf by leaf."""
+    shape: Shape = parts.shape
+    steps = state["steps"] + 1
+    moved = jax.tree.map(
+        partial(adamw, steps=steps, rate=shape.learning_rate, decay=shape.weight_decay),
+        state["params"],
+        grads,
+        state["first"],
+        state["second"],
+    )
+    params, first, second = jax.tree.transpose(
+        jax.tree.structure(state["params"]), jax.tree.structure((0, 0, 0)), moved
+    )
+    return {"params": params, "first": first, "second": second, "steps": steps}
+
+
+def adamw(p, g, m, v, steps, rate: float, decay: float, beta1=0.9, beta2=0.999, epsilon=1e-8):
+    """Move one leaf and its two moments; return all three."""
+    count = steps.astype(jnp.promote_types(p.dtype, jnp.float32))
+    m = m + (1 - beta1) * (g - m)
+    v = beta2 * v + (1 - beta2) * g * g
+    scale = jnp.sqrt(v) / jnp.sqrt(1 - beta2**count) + epsilon
+    moved = p * (1 - rate * decay) - rate / (1 - beta1**count) * (m / scale)
+    return moved.astype(p.dtype), m.astype(p.dtype), v.astype(p.dtype)
+
+
+def step(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[dict[str, Any], Any]:
+    """Take one training step."""
+    value, grads = parts.grad(parts, state, x, y)
+    return parts.update(parts, state, grads), value
+
+
+def draw(seed: int, parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
+    """Draw the first value of one parameter; those of the layers are stacked, each drawn by its own name."""
+    if not name.startswith("layers."):
+        return jnp.asarray(drawing.normal(name, shape, deviation, seed))
+    short = name.removeprefix("layers.")
+    stacked = np.empty(shape, np.float32)
+    for index in range(shape[0]):
+        stacked[index] = drawing.normal(f"layers.{index}.{short}", shape[1:], deviation, seed)
+    return jnp.asarray(stacked)
+
+
+def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
+    """Make the parameters and the optimizer's moments: a compiled step needs its whole state from the start."""
+    shape: Shape = parts.shape
+    params: dict[str, Any] = {"layers": {}}
+    for name, (size, deviation) in shape.parameter_shapes().items():
+        if name.startswith("layers."):
+            value = parts.draw(parts, name, (shape.layers, *size), deviation)
+            params["layers"][name.removeprefix("layers.")] = value
+        else:
+            params[name] = parts.draw(parts, name, size, deviation)
+    return {
+        "params": params,
+        "first": jax.tree.map(jnp.zeros_like, params),
+        "second": jax.tree.map(jnp.zeros_like, params),
+        "steps": jnp.zeros((), jnp.int32),
+    }
+
+
+def batches(parts: Parts, windows: Any) -> Any:
+    """Hand one batch after another to the device, ids as int32."""
+    for indices_B in rows.index_batches(windows.source):
+        x, y = windows.batch(indices_B)
+        yield jnp.asarray(x, jnp.int32), jnp.asarray(y, jnp.int32)
+
+
+def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
+    """Build the untouched parts."""
+    return Parts(
+        shape,
+        place,
+        source=partial(rows.token_source, corpus=corpus, seed=seed),
+        windows=rows.plain_windows,
+        batches=batches,
+        draw=partial(draw, seed),
+        init=init,
+        embed=embed,
+        mix=attend,
+        feed=feed,
+        block=block,
+        stack=stack,
+        loss=loss,
+        grad=grad,
+        update=update,
+        step=step,
+    )

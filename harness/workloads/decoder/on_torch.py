@@ -1,0 +1,216 @@
+"""The decoder's untouched parts in torch: plain functions over dicts of tensors."""
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from harness import tree
+from harness.types import Parts, Place, Source
+from harness.workloads import draw as drawing
+from harness.workloads import rows
+from harness.workloads.decoder import Shape
+
+
+class RotaryTable:
+    """Cosines and sines of rotary angles, made where the inputs are and grown by doubling when a row is longer.
+
+    Angles are computed in float64 and rounded once to the working type, float32 at the least: positions beyond
+    256 collide in bfloat16.
+    """
+
+    def __init__(self, rotated: int, base: float) -> None:
+        self.rotated, self.base = rotated, base
+        self.tables: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
+
+    def __call__(self, tokens: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin [T, rotated / 2] on the device of `like`."""
+        key = (like.device, torch.promote_types(like.dtype, torch.float32))
+        table = self.tables.get(key)
+        if table is None or table.shape[1] < tokens:
+            held = 0 if table is None else table.shape[1]
+            table = self.tables[key] = self._build(max(tokens, 2 * held), *key)
+        return table[0, :tokens], table[1, :tokens]
+
+    def _build(self, length: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        exponents = torch.arange(0, self.rotated, 2, dtype=torch.float64, device=device) / self.rotated
+        angles = torch.outer(torch.arange(length, dtype=torch.float64, device=device), self.base**-exponents)
+        return torch.stack([angles.cos(), angles.sin()]).to(dtype)
+
+
+def rotate(x_BHTK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotated: int) -> torch.Tensor:
+    """Rotate the first `rotated` dimensions of each head, halves against each other; keep the dtype."""
+    a, b, rest = x_BHTK.split([rotated // 2, rotated // 2, x_BHTK.shape[-1] - rotated], -1)
+    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x_BHTK.dtype)
+    return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+
+
+def normalise(shape: Shape, x: torch.Tensor, p: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """Normalise the last dimension, in float32 at the least."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    weight = p[name].to(wide.dtype)
+    if shape.norm == "layer":
+        return F.layer_norm(wide, weight.shape, weight, p[f"{name}_bias"].to(wide.dtype), 1e-5).to(x.dtype)
+    return F.rms_norm(wide, weight.shape, weight, 1e-6).to(x.dtype)
+
+
+def linear(p: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+    """Multiply by a weight [in, out] and add its bias where there is one."""
+    bias = p.get(f"b{name}")
+    return x @ p[name] if bias is None else x @ p[name] + bias
+
+
+def attend(table: RotaryTable, parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
+    """Attend causally with grouped queries, through torch's fused attention."""
+    shape: Shape = parts.shape
+    B, T, _ = x_BTD.shape
+    q = linear(p, "wq", x_BTD).view(B, T, shape.heads, shape.head).transpose(1, 2)
+    k = linear(p, "wk", x_BTD).view(B, T, shape.key_heads, shape.head).transpose(1, 2)
+    v = linear(p, "wv", x_BTD).view(B, T, shape.key_heads, shape.head).transpose(1, 2)
+    if shape.query_key_norm:
+        rms = shape.model_copy(update={"norm": "rms"})
+        q, k = normalise(rms, q, p, "query_norm"), normalise(rms, k, p, "key_norm")
+    cos, sin = table(T, x_BTD)
+    q, k = rotate(q, cos, sin, shape.rotated), rotate(k, cos, sin, shape.rotated)
+    grouped = shape.key_heads < shape.heads
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    return linear(p, "wo", y.transpose(1, 2).reshape(B, T, shape.heads * shape.head))
+
+
+def feed(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
+    """Apply SwiGLU or GELU within each token."""
+    up = linear(p, "up", x_BTD)
+    inner = F.silu(linear(p, "gate", x_BTD)) * up if parts.shape.feed == "swiglu" else F.gelu(up)
+    return linear(p, "down", inner)
+
+
+def block(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
+    """Apply one pre-norm layer."""
+    shape = parts.shape
+    mixed = parts.mix(parts, p, normalise(shape, x_BTD, p, "mix_norm"))
+    if shape.parallel:
+        return x_BTD + mixed + parts.feed(parts, p, normalise(shape, x_BTD, p, "feed_norm"))
+    x_BTD = x_BTD + mixed
+    return x_BTD + parts.feed(parts, p, normalise(shape, x_BTD, p, "feed_norm"))
+
+
+def stack(parts: Parts, ps: list[dict[str, torch.Tensor]], x_BTD: torch.Tensor) -> torch.Tensor:
+    """Apply the given layers in order."""
+    for p in ps:
+        x_BTD = parts.block(parts, p, x_BTD)
+    return x_BTD
+
+
+def embed(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor) -> torch.Tensor:
+    """Look up the row of each token."""
+    return F.embedding(x_BT, params["embed"])
+
+
+def loss(parts: Parts, x_BTD: torch.Tensor, w_VD: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
+    """Average the cross-entropy of all B T V logits over the tokens that are not ignored."""
+    logits_NV = x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_VD.T
+    wide = torch.promote_types(logits_NV.dtype, torch.float32)
+    return F.cross_entropy(logits_NV.to(wide), y_BT.reshape(-1), ignore_index=rows.IGNORED)
+
+
+def forward(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
+    """Compute the loss of one batch."""
+    x_BTD = parts.embed(parts, params, x_BT)
+    x_BTD = parts.stack(parts, params["layers"], x_BTD)
+    x_BTD = normalise(parts.shape, x_BTD, params, "norm")
+    return parts.loss(parts, x_BTD, params.get("head", params["embed"]), y_BT)
+
+
+def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """Compute the loss and its gradient for every parameter."""
+    value = forward(parts, state["params"], x, y)
+    grads = torch.autograd.grad(value, _values(state["params"]))
+    return value.detach(), tree.rebuilt(state["params"], iter(grads))
+
+
+@torch.no_grad()
+def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
+    """Apply AdamW in place, tensor by tensor; the moments are made at the first call."""
+    shape: Shape = parts.shape
+    if state["moments"] is None:
+        state["moments"] = tree.mapped(lambda p: [torch.zeros_like(p), torch.zeros_like(p)], state["params"])
+    state["steps"] += 1
+    tensors = zip(_values(state["params"]), _values(grads), strict=True)
+    moments = iter(_values(state["moments"]))
+    for p, g in tensors:
+        adamw(p, g, next(moments), next(moments), state["steps"], shape.learning_rate, shape.weight_decay)
+    return state
+
+
+def _values(parameters: Any) -> list[torch.Tensor]:
+    return [leaf for _, leaf in tree.leaves(parameters)]
+
+
+def adamw(p, g, m, v, steps: int, rate: float, decay: float, beta1=0.9, beta2=0.999, epsilon=1e-8) -> None:
+    """Move one tensor and its two moments in place."""
+    p.mul_(1 - rate * decay)
+    m.lerp_(g.to(m.dtype), 1 - beta1)
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    scale = v.sqrt().div_(math.sqrt(1 - beta2**steps)).add_(epsilon)
+    p.addcdiv_(m, scale, value=-rate / (1 - beta1**steps))
+
+
+def step(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[dict[str, Any], Any]:
+    """Take one training step."""
+    value, grads = parts.grad(parts, state, x, y)
+    return parts.update(parts, state, grads), value
+
+
+def draw(seed: int, parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> torch.Tensor:
+    """Draw the first value of one parameter."""
+    return torch.from_numpy(drawing.normal(name, shape, deviation, seed)).to(parts.place.device)
+
+
+def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
+    """Make the parameters; the optimizer's moments come with the first update."""
+    shape: Shape = parts.shape
+    params: dict[str, Any] = {}
+    layers: list[dict[str, torch.Tensor]] = [{} for _ in range(shape.layers)]
+    for name, (size, deviation) in shape.parameter_shapes().items():
+        if name.startswith("layers."):
+            short = name.removeprefix("layers.")
+            for index, layer in enumerate(layers):
+                layer[short] = parts.draw(parts, f"layers.{index}.{short}", size, deviation).requires_grad_()
+        else:
+            params[name] = parts.draw(parts, name, size, deviation).requires_grad_()
+    return {"params": {**params, "layers": layers}, "moments": None, "steps": 0}
+
+
+def batches(parts: Parts, windows: Any) -> Any:
+    """Hand one batch after another to the device, ids as int64."""
+    for indices_B in rows.index_batches(windows.source):
+        x, y = windows.batch(indices_B)
+        yield _to_device(x, parts.place), _to_device(y, parts.place)
+
+
+def _to_device(ids: Any, place: Place) -> torch.Tensor:
+    return torch.as_tensor(ids if isinstance(ids, torch.Tensor) else ids.astype("int64")).to(place.device, torch.int64)
+
+
+def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
+    """Build the untouched parts."""
+    return Parts(
+        shape,
+        place,
+        source=partial(rows.token_source, corpus=corpus, seed=seed),
+        windows=rows.plain_windows,
+        batches=batches,
+        draw=partial(draw, seed),
+        init=init,
+        embed=embed,
+        mix=partial(attend, RotaryTable(shape.rotated, shape.rotary_base)),
+        feed=feed,
+        block=block,
+        stack=stack,
+        loss=loss,
+        grad=grad,
+        update=update,
+        step=step,
+    )

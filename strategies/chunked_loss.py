@@ -1,0 +1,75 @@
+"""Compute logits and loss chunk by chunk; with `recompute` keep none of them and project twice.
+
+Peak: 3 C V elements with recomputation; without it every chunk's log-probabilities stay for the backward pass
+(n V elements), which is how the method is often written and why it then saves little. Chunk sums are divided by
+the count of all targets that carry loss, never averaged chunk by chunk. `chunk` is C, in tokens.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl
+
+IGNORED = -100
+
+
+def on_torch(parts: Parts, chunk: int = 1024, recompute: bool = True) -> Parts:
+    import torch
+    import torch.nn.functional as F
+    from torch.utils.checkpoint import checkpoint
+
+    def total(x_CD: Any, w_VD: Any, y_C: Any) -> Any:
+        logits_CV = x_CD @ w_VD.T
+        logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+        return F.cross_entropy(logits_CV, y_C, ignore_index=IGNORED, reduction="sum")
+
+    def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+        x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
+        totals = [
+            checkpoint(total, x_CD, w_VD, y_C, use_reentrant=False) if recompute else total(x_CD, w_VD, y_C)
+            for x_CD, y_C in zip(x_ND.split(chunk), y_N.split(chunk), strict=True)
+        ]
+        return torch.stack(totals).sum() / (y_N != IGNORED).sum()
+
+    return replace(parts, loss=loss)
+
+
+def on_jax(parts: Parts, chunk: int = 1024, recompute: bool = True) -> Parts:
+    import jax
+    import jax.numpy as jnp
+
+    def total(x_CD: Any, w_VD: Any, y_C: Any) -> Any:
+        logits_CV = x_CD @ w_VD.T
+        logits_CV = logits_CV.astype(jnp.promote_types(logits_CV.dtype, jnp.float32))
+        kept = y_C != IGNORED
+        picked = jnp.take_along_axis(logits_CV, jnp.where(kept, y_C, 0)[:, None], 1)[:, 0]
+        return jnp.where(kept, jax.nn.logsumexp(logits_CV, axis=1) - picked, 0).sum()
+
+    def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+        x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
+        rows, size = len(y_N), min(chunk, len(y_N))
+        padding = -rows % size
+        x_KCD = jnp.pad(x_ND, ((0, padding), (0, 0))).reshape(-1, size, x_ND.shape[1])
+        y_KC = jnp.pad(y_N, (0, padding), constant_values=IGNORED).reshape(-1, size)
+        one = jax.checkpoint(total, prevent_cse=False) if recompute else total
+        summed, _ = jax.lax.scan(
+            lambda so_far, xy: (so_far + one(xy[0], w_VD, xy[1]), None),
+            jnp.zeros((), jnp.promote_types(x_ND.dtype, jnp.float32)),
+            (x_KCD, y_KC),
+        )
+        return summed / (y_N != IGNORED).sum().astype(summed.dtype)
+
+    return replace(parts, loss=loss)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "chunked_loss",
+            rewrites=("loss",),
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+            probe={"chunk": 23},
+        )
+    ]

@@ -1,0 +1,49 @@
+"""Make the gradients with the loss, chunk by chunk; keep no logits, hold the weight gradient from then on.
+
+The algorithm is that of Liger Kernel's fused linear cross-entropy (Hsu et al., 2024, arXiv:2410.10989): the
+gradient of a mean is known up to one factor as soon as the loss is, so a chunk's logits are turned into its
+share of both gradients at once and their buffer is used again. Nothing is computed twice. The price is that
+the gradients of the hidden states and of the classifier live from the end of the forward pass, and that
+neither the second derivative nor a second backward pass through the same loss exists.
+
+Unlike its model, the weight gradient is summed in float32 whatever the inputs are, and both gradients are
+held *unscaled*: the factor (upstream gradient / number of targets that count) is applied in float32 in the
+backward pass, so a loss scale keeps float16 gradients from underflowing.
+
+Knobs, the same in both frameworks:
+    chunk         rows of logits alive at once; 0 chooses: their bytes are a quarter of the bytes of the two
+                  gradients as held, rounded down to a multiple of 64 rows, never below 64 nor above 4096.
+    ignore_index  targets of this value add nothing to the loss, to its gradients or to the divisor.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Strategy, hookimpl
+
+
+# Not named on_torch and on_jax: importing a submodule of that name would replace the function.
+def in_torch(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
+    """Replace the loss by one `torch.autograd.Function`."""
+    from strategies.fused_loss.on_torch import fused_loss
+
+    def loss(parts: Any, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+        return fused_loss(x_BTD, w_VD, y_BT, chunk, ignore_index)
+
+    return replace(parts, loss=loss)
+
+
+def in_jax(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
+    """Replace the loss by one `jax.custom_vjp`."""
+    from strategies.fused_loss.on_jax import fused_loss
+
+    def loss(parts: Any, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+        return fused_loss(x_BTD, w_VD, y_BT, chunk, ignore_index)
+
+    return replace(parts, loss=loss)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    """Register the strategy under its name."""
+    return [Strategy("fused_loss", rewrites=("loss",), on={"torch": in_torch, "jax": in_jax}, about=__doc__)]

@@ -1,0 +1,103 @@
+"""The fused loss as one `jax.custom_vjp` over a `lax.scan`.
+
+The scan carries the loss and the float32 weight gradient and emits the hidden states' gradient, chunk after
+chunk. In a Python loop XLA would be free to keep every chunk's logits alive. Rows that do not fill the last
+chunk are padded with ignored targets.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Array = jax.Array
+
+
+def chunk_rows(V: int, gradient_bytes: int) -> int:
+    """Choose the rows of float32 logits alive at once: a quarter of the gradients' bytes, 64 to 4096."""
+    rows = gradient_bytes // 4 // (V * 4) // 64 * 64
+    return max(64, min(rows, 4096))
+
+
+def fused_loss(x_BTD: Array, w_VD: Array, y_BT: Array, chunk: int = 0, ignore_index: int = -100) -> Array:
+    """Return the mean cross-entropy of `x @ w.T` against `y`, in float32 (float64 for float64 inputs).
+
+    `x_BTD` is [..., D], `w_VD` [V, D], `y_BT` [...] of any integer type; `chunk` and `ignore_index` are
+    static. The mean is over targets other than `ignore_index`, NaN if there are none. `chunk` rows of logits
+    are alive at once, 0 chooses. Raises ValueError for shapes that do not agree or a negative chunk, and
+    TypeError when differentiated forward.
+    """
+    if w_VD.ndim != 2 or x_BTD.shape[-1] != w_VD.shape[1] or x_BTD.shape[:-1] != y_BT.shape:
+        raise ValueError(
+            f"fused_loss needs x [..., D], w [V, D] and y [...], got {x_BTD.shape}, {w_VD.shape} and "
+            f"{y_BT.shape}: pass hidden states and targets of equal leading shape."
+        )
+    if chunk < 0:
+        raise ValueError(f"fused_loss: chunk is {chunk}, but must be a number of rows, or 0 to choose.")
+    return _fused_loss(chunk, ignore_index, x_BTD, w_VD, y_BT)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _fused_loss(chunk: int, ignore_index: int, x_BTD: Array, w_VD: Array, y_BT: Array) -> Array:
+    return _loss_and_gradients(chunk, ignore_index, x_BTD, w_VD, y_BT, gradients=False)[0]
+
+
+def _forward(chunk: int, ignore_index: int, x_BTD: Array, w_VD: Array, y_BT: Array) -> tuple[Array, Any]:
+    loss, count, dx_BTD, dw_VD = _loss_and_gradients(chunk, ignore_index, x_BTD, w_VD, y_BT, gradients=True)
+    like_w = jnp.empty((0,), w_VD.dtype)  # a residual must be an array: this one brings the type alone
+    return loss, (count, dx_BTD, dw_VD, like_w)
+
+
+def _backward(chunk: int, ignore_index: int, held: Any, upstream: Array) -> tuple[Array, Array, None]:
+    count, dx_BTD, dw_VD, like_w = held
+    factor = upstream / jnp.maximum(count, 1)  # without a target that counts, all gradients are 0
+    return (dx_BTD * factor).astype(dx_BTD.dtype), (dw_VD * factor).astype(like_w.dtype), None
+
+
+_fused_loss.defvjp(_forward, _backward)
+
+
+def _loss_and_gradients(
+    chunk: int, ignore_index: int, x_BTD: Array, w_VD: Array, y_BT: Array, gradients: bool
+) -> tuple[Array, Array, Any, Any]:
+    """Return the loss, the number of rows in it, and the gradients of the *sum* (None when not wanted)."""
+    (V, D), n = w_VD.shape, y_BT.size
+    dtype = jnp.promote_types(x_BTD.dtype, w_VD.dtype)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    if not chunk:
+        chunk = chunk_rows(V, n * D * x_BTD.dtype.itemsize + V * D * wide.itemsize)
+    chunks = max(1, -(-n // chunk))
+    chunk = -(-n // chunks)  # even chunks: fewer than `chunks` rows of padding
+    padding = chunks * chunk - n
+    x_nD, y_n = x_BTD.reshape(-1, D), y_BT.reshape(-1)
+    if padding:
+        x_nD = jnp.pad(x_nD, ((0, padding), (0, 0)))
+        y_n = jnp.pad(y_n, (0, padding), constant_values=ignore_index)
+    matmul = partial(jnp.matmul, preferred_element_type=wide)
+    w = w_VD.astype(dtype)
+
+    def body(carry: tuple[Array, Any], rows: tuple[Array, Array]) -> tuple[tuple[Array, Any], Any]:
+        loss, dw_VD = carry
+        x_CD, y_C = rows[0].astype(dtype), rows[1]
+        counts_C = y_C != ignore_index
+        target_C = jnp.where(counts_C, y_C, 0)
+        z_CV = matmul(x_CD, w.T)
+        lse_C = jax.nn.logsumexp(z_CV, axis=1)
+        picked_C = jnp.take_along_axis(z_CV, target_C[:, None], axis=1)[:, 0]
+        loss = loss + jnp.where(counts_C, lse_C - picked_C, 0).sum()
+        if not gradients:
+            return (loss, None), None
+        # Compared with an iota, not scattered: XLA fuses it all into one pass over the logits.
+        hit_CV = lax.broadcasted_iota(target_C.dtype, z_CV.shape, 1) == target_C[:, None]
+        g_CV = jnp.where(counts_C[:, None], jnp.exp(z_CV - lse_C[:, None]) - hit_CV, 0).astype(dtype)
+        return (loss, dw_VD + matmul(g_CV.T, x_CD)), matmul(g_CV, w).astype(x_BTD.dtype)
+
+    start = (jnp.zeros((), wide), jnp.zeros((V, D), wide) if gradients else None)
+    rows = (x_nD.reshape(chunks, chunk, D), y_n.reshape(chunks, chunk))
+    (loss, dw_VD), dx = lax.scan(body, start, rows)
+    count = (y_n != ignore_index).sum().astype(wide)
+    if gradients:
+        dx = dx.reshape(-1, D)[:n].reshape(x_BTD.shape)
+    return loss / count, count, dx, dw_VD

@@ -1,0 +1,167 @@
+"""The fused loss as one `torch.autograd.Function`.
+
+What would surprise:
+* No step of it reads a value back to the host: it runs under `FakeTensorMode` and never stalls a device.
+* In 16 bit the logits are a 16-bit product, as in plain code, but the softmax is float32: a quarter of the
+  chunk at a time is widened into a stage, and narrowed back only after the target's 1 was subtracted.
+  (Narrowed before, a confident row's gradient p - 1 would be mostly rounding error.)
+* The CPU has no 16-bit product with a float32 result, so each chunk's share of the weight gradient is a
+  16-bit product of one vocabulary tile, added to a float32 sum. The sum is kept as separate tiles, each
+  narrowed and freed in turn by the backward pass: the wide and the narrow gradient are never whole side by
+  side.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TILE = 4096  # rows of the weight per 16-bit product; its scratch is 6 D TILE bytes
+STAGES = 4  # parts of a 16-bit chunk, widened one at a time; many small ones would wait at more barriers
+
+
+def chunk_rows(n: int, V: int, gradient_bytes: int, logit_bytes: int) -> int:
+    """Choose the rows of logits alive at once: a quarter of the gradients' bytes, 64 to 4096, at most n."""
+    rows = gradient_bytes // 4 // (V * logit_bytes) // 64 * 64
+    return min(max(64, min(rows, 4096)), max(n, 1))
+
+
+def fused_loss(x_BTD: Tensor, w_VD: Tensor, y_BT: Tensor, chunk: int = 0, ignore_index: int = -100) -> Tensor:
+    """Return the mean cross-entropy of `x @ w.T` against `y`, in float32 (float64 for float64 inputs).
+
+    `x_BTD` is [..., D], `w_VD` [V, D], `y_BT` [...] of any integer type. Under autocast the products are in
+    its type; mixed input types are promoted. The mean is over targets other than `ignore_index`, NaN if there
+    are none. `chunk` rows of logits are alive at once, 0 chooses. Raises ValueError for shapes that do not
+    agree or a negative chunk; its backward pass raises RuntimeError the second time (graph retained or not)
+    and under `create_graph=True`.
+    """
+    if w_VD.dim() != 2 or x_BTD.shape[-1] != w_VD.shape[1] or x_BTD.shape[:-1] != y_BT.shape:
+        raise ValueError(
+            f"fused_loss needs x [..., D], w [V, D] and y [...], got {tuple(x_BTD.shape)}, "
+            f"{tuple(w_VD.shape)} and {tuple(y_BT.shape)}: "
+            "pass hidden states and targets of equal leading shape."
+        )
+    if chunk < 0:
+        raise ValueError(f"fused_loss: chunk is {chunk}, but must be a number of rows, or 0 to choose.")
+    grad = torch.is_grad_enabled()  # needs_input_grad does not know about no_grad
+    needs = grad and x_BTD.requires_grad, grad and w_VD.requires_grad
+    return _FusedLoss.apply(x_BTD, w_VD, y_BT, chunk, ignore_index, needs)
+
+
+class _FusedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BTD: Tensor,
+        w_VD: Tensor,
+        y_BT: Tensor,
+        chunk: int,
+        ignore_index: int,
+        needs: tuple[bool, bool],
+    ) -> Tensor:
+        device = x_BTD.device.type
+        dtype = torch.promote_types(x_BTD.dtype, w_VD.dtype)
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        x_nD, y_n = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
+        with torch.autocast(device, enabled=False):
+            loss, *ctx.held = _loss_and_gradients(x_nD, w_VD, y_n, chunk, ignore_index, needs, dtype)
+        ctx.shapes = (x_BTD.shape, w_VD.shape, w_VD.dtype)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: a gradient without a graph would pass for a constant
+            raise RuntimeError(
+                "fused_loss: this loss has no second derivative, as its gradients are made in the forward "
+                "pass: call backward without create_graph=True, or leave the loss as it was."
+            )
+        if ctx.held is None:
+            raise RuntimeError(
+                "fused_loss: a second backward pass through the same loss is impossible, as the first one "
+                "took its gradients: compute the loss again, or ask for all gradients in one pass."
+            )
+        (count, dx_nD, dw), ctx.held = ctx.held, None
+        x_shape, w_shape, w_dtype = ctx.shapes
+        factor = upstream / count.clamp(min=1)  # no target that counts: gradients of 0, as in plain code
+        if dx_nD is not None:
+            for rows in dx_nD.split(TILE):
+                _scale_(rows, factor)
+            dx_nD = dx_nD.view(x_shape)
+        if isinstance(dw, list):
+            tiles, dw = dw, torch.empty(w_shape, dtype=w_dtype, device=factor.device)
+            for rows in dw.split(TILE):
+                rows.copy_(tiles.pop(0).mul_(factor))
+        elif dw is not None:
+            dw.mul_(factor)
+        return dx_nD, dw, None, None, None, None
+
+
+def _loss_and_gradients(
+    x_nD: Tensor,
+    w_VD: Tensor,
+    y_n: Tensor,
+    chunk: int,
+    ignore_index: int,
+    needs: tuple[bool, bool],
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | list[Tensor] | None]:
+    """Return the loss, the number of rows in it, and the gradients of the *sum*: dx, dw (or its tiles)."""
+    (n, D), V = x_nD.shape, w_VD.shape[0]
+    wide = torch.promote_types(dtype, torch.float32)  # of the softmax and of every sum over rows
+    new: dict[str, Any] = {"device": x_nD.device, "dtype": wide}
+    w = w_VD.to(dtype)
+
+    counts_n = y_n != ignore_index
+    count = counts_n.sum().to(wide)
+    target_n1 = torch.where(counts_n, y_n, 0).long().unsqueeze(1)
+    counts_n1 = counts_n.unsqueeze(1).to(wide)
+
+    dx_nD = torch.empty(n, D, dtype=x_nD.dtype, device=x_nD.device) if needs[0] else None
+    dw: Tensor | list[Tensor] | None = None
+    if needs[1] and w_VD.dtype == wide:
+        dw = torch.zeros(V, D, **new)
+    elif needs[1]:
+        dw = [torch.zeros(len(rows), D, **new) for rows in w_VD.split(TILE)]
+    dw_tiles = dw.split(TILE) if isinstance(dw, Tensor) else dw
+
+    if not chunk:
+        logit_bytes = dtype.itemsize if dtype == wide else dtype.itemsize + wide.itemsize // STAGES
+        chunk = chunk_rows(n, V, n * D * x_nD.dtype.itemsize + V * D * wide.itemsize, logit_bytes)
+    chunk = min(chunk, max(n, 1))
+    z_CV = torch.empty(chunk, V, device=x_nD.device, dtype=dtype)
+    stage_rows = chunk if dtype == wide else -(-chunk // STAGES)
+    stage = z_CV if dtype == wide else torch.empty(stage_rows, V, **new)
+    loss_n1 = torch.empty(n, 1, **new)
+
+    for start in range(0, n, chunk):
+        x_CD = x_nD[start : start + chunk].to(dtype)
+        z = z_CV[: len(x_CD)]
+        torch.mm(x_CD, w.t(), out=z)
+        for at in range(0, len(z), stage_rows):
+            z_rows = z[at : at + stage_rows]
+            span = slice(start + at, start + at + len(z_rows))
+            p = z_rows if dtype == wide else stage[: len(z_rows)].copy_(z_rows)
+            top, picked = p.amax(1, keepdim=True), p.gather(1, target_n1[span])
+            torch.softmax(p, 1, out=p)
+            # The largest probability is 1 / sum(exp(z - top)), and never so small that its logarithm is lost.
+            loss_n1[span] = (top - picked - p.amax(1, keepdim=True).log()) * counts_n1[span]
+            p.scatter_add_(1, target_n1[span], torch.full_like(picked, -1)).mul_(counts_n1[span])
+            if p is not z_rows:
+                z_rows.copy_(p)
+        if dx_nD is not None:
+            dx_nD[start : start + chunk] = z @ w
+        if isinstance(dw, Tensor) and dtype == wide:
+            dw.addmm_(z.t(), x_CD)
+        elif dw_tiles is not None:
+            for rows, z_tile in zip(dw_tiles, z.split(TILE, 1), strict=True):
+                rows.add_(z_tile.t() @ x_CD)
+    return loss_n1.sum() / count, count, dx_nD, dw
+
+
+def _scale_(rows: Tensor, factor: Tensor) -> None:
+    """Multiply in place by a scalar that must not be rounded to 16 bit first."""
+    if rows.dtype == factor.dtype:
+        rows.mul_(factor)
+    else:
+        rows.copy_(rows.to(factor.dtype).mul_(factor))
