@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from harness import backends, environment, machine, records, runner, statistics
+from harness import backends, doctor, environment, machine, records, runner, statistics
 from harness.assembly import probe_of, shape_of
 from harness.plugins import Plugins
 from harness.records import OPEN_STATUSES, Case, Kind, Record, Slot, Task
@@ -52,10 +52,10 @@ class Options:
     rounds: int | None = None
     fresh: bool = False
     max_bytes: int | None = None
-    cache: Path = field(default_factory=lambda: _cache_folder())
+    cache: Path = field(default_factory=lambda: cache_folder())
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harness"
 
 
@@ -87,8 +87,12 @@ class _Campaign:
     def __post_init__(self) -> None:
         self.rounds = self.plan.suite.rounds if self.options.rounds is None else self.options.rounds
         self.threads = len(os.sched_getaffinity(0))
+        self.checkup = doctor.kept(self.options.cache)
         self.versions = machine.versions() | dict(self.plugins.versions)
         self.positions = {self.digest(case): index for index, case in enumerate(self.plan.cases)}
+        self.baselines = {
+            self.digest(case): self.digest(group.baseline) for group in self.plan.groups for case in group.cases
+        }
         self.corpora = {group.baseline.group: self.corpus(group) for group in self.plan.groups}
         self.path, self.latest = self._resumed()
 
@@ -110,11 +114,15 @@ class _Campaign:
 
     def _is_due(self, slot: Slot, latest: dict[Slot, Record]) -> bool:
         """Say whether a slot still wants a result: what was not measured for memory is not timed."""
-        if slot.kind == "time":
-            memory = latest.get(Slot(case=slot.case, kind="memory"))
-            if self._is_done(memory) and memory is not None and memory.status != "ok":
-                return False
+        if slot.kind == "time" and (
+            self._cannot_run(slot.case, latest) or (slot.round and self._cannot_run(self.baselines[slot.case], latest))
+        ):
+            return False
         return not self._is_done(latest.get(slot))
+
+    def _cannot_run(self, case: str, latest: dict[Slot, Record]) -> bool:
+        memory = latest.get(Slot(case=case, kind="memory"))
+        return memory is not None and self._is_done(memory) and memory.status != "ok"
 
     @staticmethod
     def _is_done(record: Record | None) -> bool:
@@ -167,8 +175,12 @@ class _Campaign:
             for case in group.cases:
                 self.numerics(case)
                 self.memory(case)
-            for number in range(self.rounds):
+            for number in range(self.rounds_of(group)):
                 self.time_round(group, number)
+
+    def rounds_of(self, group: Group) -> int:
+        """Give the time rounds of a group: one where the baseline does not run, since no ratio can be formed."""
+        return self.rounds if self.measured(group.baseline) else min(1, self.rounds)
 
     def obstacle(self, case: Case) -> str | None:
         """Say why a case cannot run here: no such place, or a strategy without anything for it."""
@@ -311,7 +323,7 @@ class _Campaign:
                 "position": self.positions.get(self.digest(case), -1),
                 "case": case,
                 "probe": self.digest(probe_of(self.plugins, case)) if slot.kind == "memory" else None,
-                "machine": {**machine.facts(), **record.machine},
+                "machine": {**machine.facts(), **self.checkup, **record.machine},
                 "versions": self.versions,
                 "commit": machine.commit(),
                 "batches_digest": _joined(record.batches_digests),

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from harness import campaign, judge, plugins, records, suite
+from harness import doctor as hospital
 from harness.assembly import shape_of
 from harness.records import Case, Record
-from harness.report import table
+from harness.report import checkups, insert, table
 
 app = typer.Typer(
     help="Compare memory strategies: what each costs, what it saves, and whether the answer is still right.",
@@ -28,7 +29,7 @@ err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 PluginOption = Annotated[list[str] | None, typer.Option("--plugin", help="A plugin: a .py file or a module.")]
 SuiteArgument = Annotated[Path, typer.Argument(metavar="SUITE", help="A suite: a YAML file.")]
 
-REFUSALS = (suite.SuiteError, plugins.PluginError, records.StoreError)
+REFUSALS = (suite.SuiteError, plugins.PluginError, records.StoreError, insert.InsertError)
 REFUSED, INTERRUPTED = 2, 130
 
 
@@ -48,21 +49,46 @@ def run(
     options = campaign.Options(results, tuple(plugin or ()), rounds, fresh)
     with _Watcher() as watcher:
         written = campaign.run(plan, loaded, options, watcher)
-    _print_tables([written], loaded, plan.suite.title)
+    out.print(_tables(written, loaded, plan.suite.title), end="")
     err.print(f"records: {written}")
 
 
 @app.command()
 def report(
     paths: Annotated[list[Path], typer.Argument(metavar="RESULTS", help="Results files, or folders of them.")],
+    into: Annotated[Path | None, typer.Option(help="A document to put the tables into.")] = None,
     plugin: PluginOption = None,
 ) -> None:
-    """Print the tables of results as markdown; of a folder, the newest file of each suite and machine."""
+    """Print the tables of results as markdown; of a folder, the newest file of each suite and machine.
+
+    With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`.
+    """
     loaded = plugins.load(tuple(plugin or ()))
     files = [file for path in paths for file in records.newest(path)]
     if not files:
         raise records.StoreError(f"there are no results in '{paths[0]}': run a suite first")
-    _print_tables(files, loaded, None)
+    if into is None:
+        for file in files:
+            out.print(_tables(file, loaded), end="")
+        return
+    for file in files:
+        suite_name = file.parent.parent.name
+        if insert.marks(suite_name)[0] in into.read_text(encoding="utf-8"):
+            insert.insert_into(into, suite_name, _tables(file, loaded, headed=False))
+
+
+@app.command()
+def doctor(
+    noise: Annotated[bool, typer.Option(help="Measure the noise between equal runs (most of the time).")] = True,
+    plugin: PluginOption = None,
+) -> None:
+    """Check the meters on known bytes, measure this machine's noise, and list what would spoil figures."""
+    loaded = plugins.load(tuple(plugin or ()))
+    checkup = hospital.examine(loaded, lambda text: err.print(text), noise)
+    out.print(checkups.text(checkup), end="")
+    hospital.keep(checkup, campaign.cache_folder())
+    if any(calibration.good is False for calibration in checkup.calibrations):
+        raise typer.Exit(1)
 
 
 @app.command("list")
@@ -102,15 +128,14 @@ def show(name: Annotated[str, typer.Argument(help="A strategy or a workload.")],
         raise plugins.PluginError(f"there is no strategy or workload '{name}'{plugins.nearest(name, known)}")
 
 
-def _print_tables(files: list[Path], loaded: plugins.Plugins, title: str | None) -> None:
-    for file in files:
-        found, problems = records.read(file)
-        for problem in problems:
-            err.print(f"warning: {problem}")
-        tables = judge.judge(found)
-        tokens = {table.case.group: _tokens(table.case, loaded) for table in tables}
-        name = title or next((record.suite for record in found), file.stem)
-        out.print(table.markdown(tables, {k: v for k, v in tokens.items() if v}, name), end="")
+def _tables(file: Path, loaded: plugins.Plugins, title: str | None = None, headed: bool = True) -> str:
+    found, problems = records.read(file)
+    for problem in problems:
+        err.print(f"warning: {problem}")
+    tables = judge.judge(found)
+    tokens = {each.case.group: _tokens(each.case, loaded) for each in tables}
+    name = title or next((record.suite for record in found), file.stem)
+    return table.markdown(tables, {k: v for k, v in tokens.items() if v}, name if headed else "")
 
 
 def _tokens(case: Case, loaded: plugins.Plugins) -> int | None:

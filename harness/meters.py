@@ -9,7 +9,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 KIB = 1024
@@ -56,10 +56,32 @@ def reset_peak() -> None:
         clear.write(b"5")
 
 
-def children() -> list[int]:
-    """List the processes that this one has started and that still live."""
-    with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
-        return [int(pid) for pid in file.read().split()]
+def children(pid: int | str = "self") -> list[int]:
+    """List the processes that a process has started, from any of its threads, and that still live."""
+    found: list[int] = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+            found += [int(child) for child in file.read().split()]
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """List the children of a process, theirs, and so on."""
+    found: list[int] = []
+    open_ends = [pid]
+    while open_ends:
+        with suppress(OSError):
+            born = children(open_ends.pop())
+            found += born
+            open_ends += born
+    return found
+
+
+def proportional(pid: int) -> int:
+    """Read the proportional set size of a process: pages shared by k processes count 1 / k in each (PSS)."""
+    with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        line = next((line for line in file if line.startswith(b"Pss:")), b"Pss: 0 kB")
+    return int(line.split()[1]) * KIB
 
 
 def resolution_bytes() -> int:

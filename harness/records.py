@@ -130,7 +130,8 @@ class Record(Value):
     """What one attempt at one task showed. Bytes are integers above the base, seconds floats; unknown is None.
 
     `missing` gives the reason for a None that a reader would ask about; `probe` is the slot in which the answer of
-    this case was compared.
+    this case was compared. Of child processes there is a sampled sum of proportional sizes, a lower bound, and the sum
+    of each one's own high-water mark, an upper one.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -160,6 +161,7 @@ class Record(Value):
     within_budget: bool | None = None
     slope_bytes_per_step: float | None = None
     child_peak_bytes: int | None = None
+    child_peak_bound_bytes: int | None = None
 
     peak_device_bytes: int | None = None
     requested_device_bytes: int | None = None

@@ -44,6 +44,8 @@ class _Watched:
     phase_peak: int = 0
     base: int = 0
     ended_by: str | None = None
+    children_sum: int = 0
+    children_peaks: dict[int, int] = field(default_factory=dict)
     kernel_kills: int = field(default_factory=lambda: _kernel_kills())
 
 
@@ -85,6 +87,7 @@ def _monitor(process: "subprocess.Popen[bytes]", folder: Path, seen: _Watched, d
         with suppress(OSError, ValueError, IndexError):
             seen.peak = max(seen.peak, meters.read(process.pid).peak)
         _read_phase(folder, seen)
+        _read_children(process.pid, seen)
         watch(seen.phase or "starting")
         if time.monotonic() - seen.started > deadline:
             seen.ended_by = "deadline"
@@ -99,6 +102,15 @@ def _read_phase(folder: Path, seen: _Watched) -> None:
     with suppress(OSError, ValueError, KeyError):
         told = json.loads((folder / "phase.json").read_bytes())
         seen.phase, seen.phase_peak, seen.base = told["phase"], int(told["peak_bytes"]), int(told["base"])
+
+
+def _read_children(worker: int, seen: _Watched) -> None:
+    total = 0
+    for child in meters.descendants(worker):
+        with suppress(OSError, ValueError):
+            total += meters.proportional(child)
+            seen.children_peaks[child] = max(seen.children_peaks.get(child, 0), meters.read(child).peak)
+    seen.children_sum = max(seen.children_sum, total)
 
 
 def _size(path: Path) -> int:
@@ -155,10 +167,18 @@ def _kernel_kills() -> int:
 def _records(task: Task, code: int, folder: Path, seen: _Watched) -> list[Record]:
     """Take the records a worker left, as far as they can be believed, and name what it did not do."""
     records, fault = _believed(folder / "result.jsonl", len(task.cases))
+    if seen.children_peaks:
+        told = {"child_peak_bytes": seen.children_sum, "child_peak_bound_bytes": sum(seen.children_peaks.values())}
+        records = [_with_children(record, told) for record in records]
     if seen.ended_by is None and code == 0 and fault is None and len(records) == len(task.cases):
         return records
     failure = _failure(code, folder, seen, fault or "the worker left no result")
     return [*records, *(failure.model_copy(update={"case": case}) for case in task.cases[len(records) :])]
+
+
+def _with_children(record: Record, told: dict[str, int]) -> Record:
+    flags = tuple(dict.fromkeys((*record.flags, "child_processes")))
+    return record.model_copy(update={**told, "flags": flags})
 
 
 def _believed(path: Path, cases: int) -> tuple[list[Record], str | None]:

@@ -2,6 +2,7 @@
 
 ==================  ================================================================================
 start(place)        make the device ready; raise Unavailable where it is not
+warm(place)         take the scratch that the libraries keep, so that it lies in the base
 cap(place, bytes)   bound the device's allocator to a budget, None for no bound; return the bound
 prepare(parts, b)   a step `(state, x, y) -> (state, loss)`; compiled ahead for batches like `b`
 like(batch)         an abstract batch for `prepare` and `predict`, from shapes and dtypes

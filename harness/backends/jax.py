@@ -31,6 +31,10 @@ def start(place: Place) -> dict[str, str]:
     return {"device": devices[0].device_kind, "threads": os.environ.get("OMP_NUM_THREADS", "")}
 
 
+def warm(place: Place) -> None:
+    """Do nothing: a compiled step takes its scratch and returns it within the call."""
+
+
 def deterministic(place: Place) -> None:
     """Ask for full-precision products; used where answers are compared."""
     jax.config.update("jax_default_matmul_precision", "highest")

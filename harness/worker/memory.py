@@ -74,6 +74,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
 def prime(task: Task, plugins: Plugins, backend: Any) -> None:
     """Run the whole loop twice at a tiny shape, so that first-use costs lie in the base and not in the strategy."""
     case = task.case
+    backend.warm(Place.parse(case.place))
     workload = plugins.workloads[case.workload]
     parts = assemble(plugins, case, shape=workload.tiny(shape_of(plugins, case)))
     loop = training(parts, backend.prepare(parts), finish=backend.wait)

@@ -167,36 +167,21 @@ def floor(shape: Shape) -> int:
 
 
 def tiny(shape: Shape) -> Shape:
-    """Keep the structure of a shape at sizes that cost nothing, large enough for a real matrix product."""
-    return shape.model_copy(
-        update={
-            "layers": 2,
-            "width": 64,
-            "heads": 4,
-            "kv_heads": 2 if shape.key_heads < shape.heads else None,
-            "head_width": None,
-            "hidden": 128,
-            "vocabulary": 512,
-            "batch": min(shape.batch, 2),
-            "tokens": 64,
-            "stride": None,
-        }
-    )
+    """Keep the structure of a shape at sizes that cost milliseconds.
+
+    They are large enough for the library of matrix products to make its packing buffers, which then lie in the base.
+    """
+    return _reduced(shape, layers=2, width=256, hidden=512, vocabulary=1024, batch=1, tokens=256)
 
 
 def probe(shape: Shape) -> Shape:
     """Reduce a shape to where answers are compared: ragged sizes, ignored targets, the same code."""
-    return tiny(shape).model_copy(
-        update={
-            "layers": 3,
-            "width": 48,
-            "hidden": 80,
-            "vocabulary": 67,
-            "batch": 3,
-            "tokens": 37,
-            "ignored": 0.15,
-        }
-    )
+    return _reduced(shape, layers=3, width=48, hidden=80, vocabulary=67, batch=3, tokens=37, ignored=0.15)
+
+
+def _reduced(shape: Shape, **sizes: Any) -> Shape:
+    few_keys = 2 if shape.key_heads < shape.heads else None
+    return shape.model_copy(update={"heads": 4, "kv_heads": few_keys, "head_width": None, "stride": None, **sizes})
 
 
 def rows_needed(shape: Shape, steps: int) -> int:
