@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from harness import backends, doctor, environment, machine, records, runner, statistics
+from harness import backends, doctor, environment, machine, quiet, records, runner, statistics
 from harness.assembly import probe_of, shape_of
 from harness.plugins import Plugins
 from harness.records import OPEN_STATUSES, Case, Kind, Record, Slot, Task
@@ -264,14 +264,24 @@ class _Campaign:
         slots = {case.label: Slot(case=self.digest(case), kind="time", round=number) for case in members}
         if not any(self.is_open(slot) for slot in slots.values()):
             return
+        if self.timed_once(members, slots, number):
+            self.timed_once(members, slots, number)
+
+    def timed_once(self, members: list[Case], slots: dict[str, Slot], number: int) -> bool:
+        """Time every member of a round; say whether something disturbed it, so that all of it is run again once."""
         by_label = {case.label: case for case in members}
+        disturbed = False
         for label in statistics.shuffled(list(by_label), self.plan.suite.seed, number):
             case = by_label[label]
             pacing = self.pacing(case)
             self.progress.start(f"time {number + 1}/{self.rounds}", case)
+            before = quiet.snapshot()
             record = self.work("time", [case], steps=pacing.steps, warmup=pacing.warmup, round=number)[0]
-            record = record.model_copy(update={"flags": (*record.flags, *pacing.flags)})
+            told = quiet.disturbances(before, quiet.snapshot())
+            record = record.model_copy(update={"flags": (*record.flags, *pacing.flags, *told)})
             self.keep(record, case, slots[label])
+            disturbed = disturbed or bool(told)
+        return disturbed
 
     def measured(self, case: Case) -> bool:
         """Say whether the memory of a case was measured, so that it is worth timing."""

@@ -41,12 +41,13 @@ def run(
     only: Annotated[str | None, typer.Option("-k", help="Run only strategies whose name contains this.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Time rounds, in place of the suite's.", min=0, max=100)] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of resuming.")] = False,
+    max_bytes: Annotated[int | None, typer.Option(help="Skip cases predicted to need more than this.", min=1)] = None,
     plugin: PluginOption = None,
 ) -> None:
     """Measure every case of a suite and print the tables. Run it again to resume after an interruption."""
     loaded = plugins.load(tuple(plugin or ()))
     plan = suite.selected(suite.read(path, loaded), place, only)
-    options = campaign.Options(results, tuple(plugin or ()), rounds, fresh)
+    options = campaign.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes)
     with _Watcher() as watcher:
         written = campaign.run(plan, loaded, options, watcher)
     out.print(_tables(written, loaded, plan.suite.title), end="")

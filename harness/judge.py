@@ -123,7 +123,7 @@ def _seen(members: Sequence[Record], latest: dict[Slot, Record]) -> _Seen:
 def _judged(group: list[_Seen]) -> Table:
     baseline = next((seen for seen in group if not seen.case.strategies), None)
     control = next((s for s in group if [a.name for a in s.case.strategies] == [CONTROL]), None)
-    notes = []
+    notes = _mixed(group)
     control_effect = _effect(control, baseline)
     speed_held = control_effect is not None and not statistics.control_clean(control_effect)
     if speed_held:
@@ -134,6 +134,17 @@ def _judged(group: list[_Seen]) -> Table:
         notes.append("The control `nothing` did not come out equal in memory, so memory verdicts are withheld.")
     rows = tuple(_row(seen, baseline, margin, speed_held, memory_held) for seen in group)
     return Table(group[0].case, rows, tuple(notes))
+
+
+def _mixed(group: list[_Seen]) -> list[str]:
+    """Warn where figures were taken in different ways, since those never compare."""
+    memory = [record for seen in group for record in seen.memory if record.status == "ok"]
+    notes = []
+    if len({record.regime for record in memory}) > 1:
+        notes.append("Peaks were taken under different allocator regimes and do not compare.")
+    if len({str(record.machine.get("name")) for record in memory}) > 1:
+        notes.append("Records of different machines are mixed here and do not compare.")
+    return notes
 
 
 def _effect(seen: _Seen | None, baseline: _Seen | None) -> statistics.Effect | None:

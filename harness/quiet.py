@@ -1,0 +1,46 @@
+"""Whether something disturbed a timed run: other work, other machines on the same processor, heat."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+STEAL_SHARE = 0.01
+THROTTLE = "thermal_throttle/core_throttle_count"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The kernel's counters at one moment."""
+
+    steal: int
+    total: int
+    running: int
+    throttled: int
+
+
+def snapshot() -> Snapshot:
+    """Read the counters; take one before a timed worker starts and one after it ended."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    ticks = [int(value) for value in lines[0].split()[1:]]
+    running = next((int(line.split()[1]) for line in lines if line.startswith("procs_running")), 1)
+    return Snapshot(ticks[7] if len(ticks) > 7 else 0, sum(ticks[:8]), running, _throttled())
+
+
+def disturbances(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
+    """Name what disturbed the time between two snapshots.
+
+    `stolen`: the hypervisor gave more than 1 % of the time to others. `crowded`: more than half as many other tasks
+    as CPUs wanted to run at the start (the load average would count the worker before). `throttled`: heat.
+    """
+    flags = []
+    if after.steal - before.steal > STEAL_SHARE * max(1, after.total - before.total):
+        flags.append("stolen")
+    if before.running - 1 > (os.cpu_count() or 1) / 2:
+        flags.append("crowded")
+    if after.throttled > before.throttled:
+        flags.append("throttled")
+    return tuple(flags)
+
+
+def _throttled() -> int:
+    return sum(int(file.read_text()) for file in Path("/sys/devices/system/cpu").glob(f"cpu[0-9]*/{THROTTLE}"))
