@@ -110,7 +110,8 @@ class _Campaign:
             planned = set(self.slots())
             if planned & latest.keys() and any(self._is_due(slot, latest) for slot in planned):
                 return files[-1], latest
-        return self.folder / f"{_stamp()}-{machine.commit()}.jsonl", {}
+        path = self.folder / f"{_stamp()}-{machine.commit()}.jsonl"
+        return path if not path.exists() else path.with_stem(f"{path.stem}-{self.run_id[-6:]}"), {}
 
     def _is_due(self, slot: Slot, latest: dict[Slot, Record]) -> bool:
         """Say whether a slot still wants a result: what was not measured for memory is not timed."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -74,7 +75,7 @@ def report(
         return
     for file in files:
         suite_name = file.parent.parent.name
-        if insert.marks(suite_name)[0] in into.read_text(encoding="utf-8"):
+        if insert.has_place(into, suite_name):
             insert.insert_into(into, suite_name, _tables(file, loaded, headed=False))
 
 
@@ -140,8 +141,12 @@ def _tables(file: Path, loaded: plugins.Plugins, title: str | None = None, heade
 
 
 def _tokens(case: Case, loaded: plugins.Plugins) -> int | None:
+    """Give the tokens of a step; None for a record of a workload that is not, or no longer, such a one."""
     workload = loaded.workloads.get(case.workload)
-    return None if workload is None else workload.tokens_per_step(shape_of(loaded, case))
+    try:
+        return None if workload is None else workload.tokens_per_step(shape_of(loaded, case))
+    except ValidationError:
+        return None
 
 
 class _Watcher(campaign.Progress):
@@ -204,6 +209,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except REFUSALS as error:
         err.print(f"harness: {error}")

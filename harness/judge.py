@@ -52,7 +52,8 @@ class Row:
     @property
     def ranked(self) -> bool:
         """Whether the row may be ranked: measured, right, and not withheld by a flag."""
-        return self.status == "ok" and self.answer not in WRONG and not WITHHELD & set(self.flags)
+        right = self.answer is not None and self.answer not in WRONG
+        return self.status == "ok" and right and not WITHHELD & set(self.flags)
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,16 @@ class _Seen:
     times: dict[int, Record]
 
     @property
-    def peak(self) -> int | None:
-        """The headline of the place: the largest of the repeats."""
+    def peaks(self) -> list[int]:
+        """The headline of the place, from each repeat."""
         on_device = not self.case.place.endswith("/cpu")
-        peaks = [record.peak_device_bytes if on_device else record.peak_host_bytes for record in self.memory]
-        return max((peak for peak in peaks if peak is not None), default=None)
+        found = [record.peak_device_bytes if on_device else record.peak_host_bytes for record in self.memory]
+        return [peak for peak in found if peak is not None]
+
+    @property
+    def peak(self) -> int | None:
+        """The largest of the repeats."""
+        return max(self.peaks, default=None)
 
     @property
     def status(self) -> str:
@@ -125,9 +131,11 @@ def _judged(group: list[_Seen]) -> Table:
     control = next((s for s in group if [a.name for a in s.case.strategies] == [CONTROL]), None)
     notes = _mixed(group)
     control_effect = _effect(control, baseline)
-    speed_held = control_effect is not None and not statistics.control_clean(control_effect)
-    if speed_held:
+    speed_held = control_effect is None or not statistics.control_clean(control_effect)
+    if control_effect is not None and speed_held:
         notes.append("The control `nothing` did not come out equal in time, so speed verdicts are withheld.")
+    elif speed_held and any(_effect(seen, baseline) for seen in group):
+        notes.append("The control `nothing` was not timed here, so there are no speed verdicts.")
     margin = statistics.group_margin(control_effect) if control_effect is not None else statistics.MARGIN
     memory_held = control is not None and _memory(control, baseline) in ("less", "more")
     if memory_held:
@@ -197,7 +205,7 @@ def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, m
         answer_reason=answer_reason,
         loss_difference=difference,
         verdict=_verdict(seen, baseline, memory, speed, answer),
-        flags=_flags(seen, peak, predicted),
+        flags=(*_flags(seen, peak, predicted), *(("control_failed",) if memory_held else ())),
         reasons=_reasons(seen),
         records=(*seen.memory, *seen.times.values(), *([seen.answer] if seen.answer else [])),
     )
@@ -222,7 +230,10 @@ def _answer(seen: _Seen, baseline: _Seen | None) -> tuple[str | None, str, float
 
 
 def _verdict(seen: _Seen, baseline: _Seen | None, memory: str | None, speed: str | None, answer: str | None) -> str:
-    """Name the trade: wins, trades, same, loses; enables where the baseline does not fit; fails."""
+    """Name the trade: wins, trades, same, loses; enables where the baseline does not fit; fails.
+
+    Without a speed verdict only the memory is named: saves, same, costs.
+    """
     if seen.status in ("unsupported", "open"):
         return "untested"
     if seen.status == "skipped_guard":
@@ -235,10 +246,12 @@ def _verdict(seen: _Seen, baseline: _Seen | None, memory: str | None, speed: str
         return "baseline"
     if baseline is not None and baseline.status in ("oom_budget", "oom_host", "oom_device"):
         return "enables"
-    if memory is None:
+    if memory is None or answer is None:
         return "withheld"
+    if speed is None:
+        return {"less": "saves", "same": "same", "more": "costs"}[memory]
     if memory == "same":
-        return {"faster": "wins", "slower": "loses"}.get(speed or "", "same")
+        return {"faster": "wins", "slower": "loses"}.get(speed, "same")
     if memory == "less":
         return "trades" if speed == "slower" else "wins"
     return "trades" if speed == "faster" else "loses"
@@ -246,7 +259,7 @@ def _verdict(seen: _Seen, baseline: _Seen | None, memory: str | None, speed: str
 
 def _flags(seen: _Seen, peak: int | None, predicted: int | None) -> tuple[str, ...]:
     flags = {flag: None for record in (*seen.memory, *seen.times.values()) for flag in record.flags}
-    peaks = [record.peak_host_bytes for record in seen.memory if record.peak_host_bytes is not None]
+    peaks = seen.peaks
     resolution = max((record.resolution_bytes or 0 for record in seen.memory), default=0)
     if len(peaks) > 1 and max(peaks) - min(peaks) > max(resolution, UNSTABLE * max(peaks)):
         flags["unstable"] = None

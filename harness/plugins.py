@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pluggy
 
-from harness import hooks
+from harness import backends, hooks
 from harness.types import PART_NAMES, Strategy, Workload
 
 GROUP = "harness"
@@ -24,6 +24,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 class PluginError(Exception):
     """A plugin that cannot be used, in one sentence."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(printable(sentence))
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ def load(extra: Sequence[str] = ()) -> Plugins:
         if point.dist is not None:
             versions[point.dist.name] = point.dist.version
     for name in extra:
+        if manager.has_plugin(name):
+            raise PluginError(f"plugin '{name}' is named twice: name it once")
         manager.register(_from_path(Path(name)) if name.endswith(".py") else _imported(name, name), name)
     return Plugins(
         manager,
@@ -110,10 +115,23 @@ def _refuse_unusable(item: object, kind: type, plugin: str) -> None:
             )
         if not isinstance(item.about, str) or not item.summary:
             raise PluginError(f"strategy '{name}' of plugin '{plugin}' says nothing about itself: give `about`")
+        if not isinstance(item.on, Mapping) or not all(map(callable, item.on.values())):
+            raise PluginError(
+                f"strategy '{name}' of plugin '{plugin}': `on` maps a backend to something that is not a callable"
+            )
+        strange = [backend for backend in item.on if backend not in backends.NAMES]
+        if strange:
+            hint = nearest(str(strange[0]), backends.NAMES)
+            raise PluginError(f"strategy '{name}' of plugin '{plugin}' is for the backend '{strange[0]}'{hint}")
         try:
             item.knobs  # noqa: B018 - reading them checks them
         except (TypeError, ValueError) as error:
             raise PluginError(f"strategy '{name}' of plugin '{plugin}': {error}") from None
+
+
+def printable(text: str) -> str:
+    """Make text safe for a terminal: one line, control characters shown as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

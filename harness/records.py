@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +39,9 @@ OPEN_STATUSES: frozenset[str] = frozenset({"killed_unknown", "unsupported", "ski
 class Value(BaseModel):
     """A frozen value that refuses unknown keys and coerced types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
 
 
 class Applied(Value):
@@ -197,6 +200,11 @@ class StoreError(Exception):
     """A results file or folder that cannot be used, in one sentence."""
 
 
+def encoded(record: Record) -> bytes:
+    """Write a record as one line of JSON; raise ValueError for a figure that is not finite."""
+    return (json.dumps(record.model_dump(mode="json", exclude_defaults=True), allow_nan=False) + "\n").encode()
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the results folder for this process alone, or raise StoreError at once.
@@ -227,8 +235,7 @@ def append(path: Path, record: Record) -> None:
 
     A torn last line of an earlier run is closed first, so that it cannot swallow this one.
     """
-    line = json.dumps(record.model_dump(mode="json", exclude_defaults=True), allow_nan=False) + "\n"
-    data = line.encode()
+    data = encoded(record)
     try:
         new = not path.exists()
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -288,10 +295,17 @@ def newest(path: Path) -> list[Path]:
     return [by_folder[folder] for folder in sorted(by_folder)]
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not finite")
+    return number
+
+
 def parse(line: bytes | str) -> Record:
     """Read one record; raise ValueError with one sentence for anything else."""
     try:
-        version = json.loads(line).get("schema_version", SCHEMA_VERSION)
+        version = json.loads(line, parse_constant=_finite, parse_float=_finite).get("schema_version", SCHEMA_VERSION)
     except (ValueError, AttributeError, RecursionError):
         raise ValueError("this line is not a record (torn or edited); it is left out") from None
     if not isinstance(version, int) or version > SCHEMA_VERSION:
@@ -301,4 +315,5 @@ def parse(line: bytes | str) -> Record:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"this record has a wrong '{where}' ({first['msg']}); it is left out") from None
+        shown = where.encode("unicode_escape").decode()[:100]
+        raise ValueError(f"this record has a wrong '{shown}' ({first['msg']}); it is left out") from None

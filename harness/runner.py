@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,7 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
     worker dies with the thread that started it.
     """
     _adopt_orphans()
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     with tempfile.TemporaryDirectory(prefix="harness-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         task = task.model_copy(update={"folder": name, "parent": os.getpid()})
@@ -76,7 +78,7 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
         try:
             _monitor(process, folder, seen, deadline, watch)
         finally:
-            _end(process, task.run_id)
+            _end(process, before)
         return _records(task, process.returncode, folder, seen)
 
 
@@ -101,6 +103,8 @@ def _monitor(process: "subprocess.Popen[bytes]", folder: Path, seen: _Watched, d
 def _read_phase(folder: Path, seen: _Watched) -> None:
     with suppress(OSError, ValueError, KeyError):
         told = json.loads((folder / "phase.json").read_bytes())
+        if told["base"] != seen.base:
+            seen.peak = 0  # polls before the base saw imports, priming and compiling
         seen.phase, seen.phase_peak, seen.base = told["phase"], int(told["peak_bytes"]), int(told["base"])
 
 
@@ -120,8 +124,8 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _end(process: "subprocess.Popen[bytes]", run_id: str) -> None:
-    """End the worker's group, then every process that still carries the run's id."""
+def _end(process: "subprocess.Popen[bytes]", before: set[int]) -> None:
+    """End the worker's group, then every process that came to this one since: orphans are re-parented to it."""
     if process.poll() is None:
         _signal(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -129,7 +133,7 @@ def _end(process: "subprocess.Popen[bytes]", run_id: str) -> None:
     _signal(process.pid, signal.SIGKILL)
     process.wait()
     until = time.monotonic() + GRACE_SECONDS
-    while (left := left_over(run_id)) and time.monotonic() < until:
+    while (left := _left_over(before)) and time.monotonic() < until:
         for child in left:
             with suppress(psutil.Error):
                 child.kill()
@@ -141,14 +145,8 @@ def _signal(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def left_over(run_id: str) -> list[psutil.Process]:
-    """List the children of this process, however they came here, that carry a run's id."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error, OSError):
-            if child.environ().get(environment.RUN_VARIABLE) == run_id:
-                found.append(child)
-    return found
+def _left_over(before: set[int]) -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
 
 
 def _adopt_orphans() -> None:
@@ -172,6 +170,7 @@ def _records(task: Task, code: int, folder: Path, seen: _Watched) -> list[Record
         records = [_with_children(record, told) for record in records]
     if seen.ended_by is None and code == 0 and fault is None and len(records) == len(task.cases):
         return records
+    records = records[: len(task.cases) - 1]  # a worker that ended badly is not believed about its last case
     failure = _failure(code, folder, seen, fault or "the worker left no result")
     return [*records, *(failure.model_copy(update={"case": case}) for case in task.cases[len(records) :])]
 
@@ -182,17 +181,28 @@ def _with_children(record: Record, told: dict[str, int]) -> Record:
 
 
 def _believed(path: Path, cases: int) -> tuple[list[Record], str | None]:
-    if _size(path) > RESULT_LIMIT * cases:
-        return [], f"the result is larger than {RESULT_LIMIT} bytes"
     records: list[Record] = []
     try:
-        for line in path.read_bytes().splitlines():
+        text = _read_regular(path, RESULT_LIMIT * cases)
+        for line in text.splitlines():
             records.append(parse(line))
     except OSError:
         return [], "the worker left no result"
     except ValueError as error:
-        return records, str(error)
+        return records[:cases], str(error)
     return records[:cases], None if len(records) <= cases else "the worker left more results than cases"
+
+
+def _read_regular(path: Path, limit: int) -> bytes:
+    """Read a file that an untrusted process left: never a pipe, a device or a link, never more than the limit."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("the result is not a file")
+        text = file.read(limit + 1)
+    if len(text) > limit:
+        raise ValueError(f"the result is larger than {limit} bytes")
+    return text
 
 
 def _failure(code: int, folder: Path, seen: _Watched, fault: str) -> Record:

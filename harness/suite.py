@@ -1,6 +1,7 @@
 """From a YAML file to cases: everything, and only, what may vary."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness import backends, corpus, strict_yaml
-from harness.plugins import Plugins, nearest
+from harness.plugins import Plugins, nearest, printable
 from harness.records import Applied, Case
 from harness.types import Place, Strategy, Workload
 
@@ -120,7 +121,7 @@ class _Reader:
         line = strict_yaml.line_of(self.document, location)
         place = f"{self.path}" + (f", line {line}" if line else "")
         key = ".".join(str(part) for part in location)
-        return SuiteError(f"{place}: {f'{key}: ' if key else ''}{sentence}")
+        return SuiteError(printable(f"{place}: {f'{key}: ' if key else ''}{sentence}"))
 
     def plan(self) -> Plan:
         suite = self.validated()
@@ -132,6 +133,7 @@ class _Reader:
             corpus.resolve(suite.corpus, self.path.resolve().parent)
         except corpus.CorpusError as error:
             raise self.refusal(("corpus",), str(error)) from None
+        self.refuse_patterns(suite)
         rows = self.rows(suite, workload)
         groups = [
             self.group(suite, place, shape, budget, rows)
@@ -140,7 +142,7 @@ class _Reader:
         ]
         total = sum(len(group.cases) for group in groups)
         if total > MAX_CASES:
-            raise self.refusal((), f"{total} cases are more than {MAX_CASES}: shorten its lists")
+            raise self.too_many((), total)
         return Plan(self.path.stem, self.path, suite, tuple(groups))
 
     def validated(self) -> Suite:
@@ -158,7 +160,7 @@ class _Reader:
             known = Claim.model_fields if inner[0] == "claims" else model.model_fields
             return self.refusal(location, f"there is no such key{nearest(str(inner[-1]), known)}")
         if first["type"] == "missing":
-            return self.refusal(at, f"the key '{inner[-1]}' is missing: add it")
+            return self.refusal((*at, *inner[:-1]), f"the key '{inner[-1]}' is missing: add it")
         if first["type"] == "value_error":
             return self.refusal(location, str(first["ctx"]["error"]))
         told = first["msg"][0].lower() + first["msg"][1:]
@@ -188,18 +190,44 @@ class _Reader:
                 location = ("at", pattern)
                 given = dict(override)
                 budget = given.pop("budget_gib", budget)
-                if budget is not None and not (isinstance(budget, int | float) and 1 / 64 <= budget <= 1 << 16):
+                number = isinstance(budget, int | float) and not isinstance(budget, bool)
+                if budget is not None and not (number and 1 / 64 <= budget <= 1 << 16):
                     raise self.refusal(
                         (*location, "budget_gib"), f"{_shown(budget)} is not a budget in GiB (at least 1/64)"
                     )
                 values = given if "preset" in given else values | given
         values = self.preset(workload, values, location) | {k: v for k, v in values.items() if k != "preset"}
-        for combination in _each(values):
+        for combination in self.each(values, location):
             try:
                 shape = workload.shape.model_validate(combination)  # type: ignore[attr-defined]
             except ValidationError as error:
                 raise self.explained(error, location, workload.shape) from None
             yield shape, None if budget is None else round(budget * GIB)
+
+    def refuse_patterns(self, suite: Suite) -> None:
+        known = [f"{backend}/{device}" for backend in backends.NAMES for device in backends.DEVICES]
+        for pattern in suite.at:
+            if not any(fnmatch(place, pattern) for place in known):
+                raise self.refusal(("at", pattern), f"no place matches '{pattern}'{nearest(pattern, known)}")
+
+    def too_many(self, location: Location, count: int) -> SuiteError:
+        return self.refusal(location, f"{count} cases are more than {MAX_CASES}: shorten its lists")
+
+    def each(self, values: Mapping[str, Any], location: Location) -> Iterator[dict[str, Any]]:
+        """Take each combination of the values that are lists, the last one fastest."""
+        choices = [value if isinstance(value, list) else [value] for value in values.values()]
+        for key, choice in zip(values, choices, strict=True):
+            if not choice:
+                raise self.refusal((*location, key), "an empty list: give at least one value, or leave the key out")
+            shown = [_shown(value) for value in choice]
+            twice = next((text for index, text in enumerate(shown) if text in shown[:index]), None)
+            if twice is not None:
+                raise self.refusal((*location, key), f"{twice} is listed twice: remove one")
+        count = math.prod(len(choice) for choice in choices)
+        if count > MAX_CASES:
+            raise self.too_many(location, count)
+        for combination in itertools.product(*choices):
+            yield dict(zip(values, combination, strict=True))
 
     def preset(self, workload: Workload, values: Mapping[str, Any], location: Location) -> dict[str, Any]:
         name = values.get("preset")
@@ -214,18 +242,21 @@ class _Reader:
 
     def rows(self, suite: Suite, workload: Workload) -> list[tuple[Applied, ...]]:
         """Give the rows of every comparison: the baseline, then each entry of `strategies`."""
-        rows: list[tuple[Applied, ...]] = [()]
+        rows: dict[str, tuple[Applied, ...]] = {"baseline": ()}
         for index, entry in enumerate(suite.strategies):
             location: Location = ("strategies", index)
             parts = entry if isinstance(entry, list) else [entry]
             if not parts:
                 raise self.refusal(location, "an empty list: name at least one strategy")
             options = [list(self.applied(part, location, workload)) for part in parts]
+            if (count := len(rows) + math.prod(map(len, options))) > MAX_CASES:
+                raise self.too_many(location, count)
             for row in itertools.product(*options):
-                if row in rows:
-                    raise self.refusal(location, f"'{' + '.join(map(str, row))}' is listed twice: remove one")
-                rows.append(row)
-        return rows
+                label = " + ".join(map(str, row))
+                if label in rows:
+                    raise self.refusal(location, f"'{label}' is listed twice: remove one")
+                rows[label] = row
+        return list(rows.values())
 
     def applied(self, entry: Any, location: Location, workload: Workload) -> Iterator[Applied]:
         """Read `name` or `name: {knob: value}`; a list of values means each in turn."""
@@ -242,7 +273,7 @@ class _Reader:
         if lacking:
             told = f"'{name}' rewrites '{lacking[0]}', a part that the workload '{workload.name}' does not have"
             raise self.refusal(location, f"{told}: leave it out, or choose another workload")
-        for knobs in _each(given or {}):
+        for knobs in self.each(given or {}, location):
             yield Applied(name=name, knobs={key: self.knob(strategy, key, knobs[key], location) for key in knobs})
 
     def knob(self, strategy: Strategy, key: str, value: Any, location: Location) -> Any:
@@ -275,13 +306,6 @@ class _Reader:
             for row in rows
         ]
         return Group(tuple(cases))
-
-
-def _each(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Take each combination of the values that are lists, the last one fastest."""
-    choices = [value if isinstance(value, list) else [value] for value in values.values()]
-    for combination in itertools.product(*choices):
-        yield dict(zip(values, combination, strict=True))
 
 
 def _shown(value: Any) -> str:

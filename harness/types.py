@@ -167,7 +167,8 @@ class Strategy:
         found: dict[str, Knob] = {}
         for function in self.on.values():
             for parameter in list(inspect.signature(function).parameters.values())[1:]:
-                if parameter.default is parameter.empty or not isinstance(parameter.annotation, type):
+                typed = isinstance(parameter.annotation, type) and parameter.annotation is not parameter.empty
+                if parameter.default is parameter.empty or not typed:
                     raise TypeError(
                         f"knob '{parameter.name}' of strategy '{self.name}' needs a default and a plain type"
                     )

@@ -22,9 +22,21 @@ def insert(document: str, name: str, text: str) -> str:
     return f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}"
 
 
+def has_place(path: Path, name: str) -> bool:
+    """Say whether a file has the marks; raise InsertError when it cannot be read."""
+    return marks(name)[0] in _text(path)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InsertError(f"'{path}' cannot be read ({error}): name a text file that has the marks") from None
+
+
 def insert_into(path: Path, name: str, text: str) -> bool:
     """Put the text into a file; return whether the file changed."""
-    old = path.read_text(encoding="utf-8")
+    old = _text(path)
     new = insert(old, name, text)
     if new != old:
         path.write_text(new, encoding="utf-8")

@@ -31,13 +31,15 @@ def _heading(case: Case) -> str:
     shape = case.shape
     told = [f"{case.workload} on {case.place}"]
     if "tokens" in shape:
-        told.append(f"{shape['tokens']:,} tokens")
-    for name in ("layers", "width", "vocabulary", "batch"):
-        if name in shape:
-            told.append(f"{name} {shape[name]:,}")
+        told.append(f"{_grouped(shape['tokens'])} tokens")
+    told += [f"{name} {_grouped(shape[name])}" for name in ("layers", "width", "vocabulary", "batch") if name in shape]
     if case.budget_bytes:
         told.append(f"budget {case.budget_bytes / MIB:,.0f} MiB")
     return ", ".join(told)
+
+
+def _grouped(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 def _untested(table: Table) -> str | None:
@@ -55,10 +57,10 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
         _mib(row.predicted_bytes),
         "" if row.residual_ratio is None else f"{row.residual_ratio:+.1%}",
         "" if row.floor_ratio is None else f"{row.floor_ratio:.1f}",
-        _phase(row.peak_phase),
+        escaped(_phase(row.peak_phase)),
         f"{tokens / row.step_median_seconds:,.0f}" if tokens and row.step_median_seconds else "",
         _time(row),
-        row.answer or "",
+        escaped(row.answer or ""),
         row.verdict,
     ]
 
@@ -99,6 +101,8 @@ def _remarks(table: Table) -> Iterable[str]:
         told = list(row.reasons)
         if row.answer in ("diverged", "invalid"):
             told.append(f"{row.answer}: {row.answer_reason}")
+        elif row.answer is None and row.answer_reason:
+            told.append(f"no answer: {row.answer_reason}")
         if row.flags:
             told.append(f"flags: {', '.join(row.flags)}")
         if told:

@@ -1,7 +1,6 @@
 """Arm the process, run the task through the plugins, write the records; the parent believes nothing else."""
 
 import ctypes
-import json
 import os
 import resource
 import signal
@@ -10,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from harness import plugins
+from harness import plugins, records
 from harness.hooks import hookimpl
 from harness.records import Record, Task
 
@@ -43,12 +42,12 @@ def main() -> int:
     arm(task.parent)
     loaded = plugins.load(task.plugins)
     loaded.manager.register(sys.modules["__main__"], "harness.worker")
-    with open(result, "w", encoding="utf-8") as out:
+    with open(result, "wb") as out:
         for case in task.cases:
             one = task.model_copy(update={"cases": (case,)})
             record = loaded.manager.hook.harness_measure(task=one)
             record = record.model_copy(update={"case": case, "worker_seconds": time.monotonic() - started})
-            out.write(json.dumps(record.model_dump(mode="json", exclude_defaults=True), allow_nan=False) + "\n")
+            out.write(records.encoded(record))
             out.flush()
     return 0
 

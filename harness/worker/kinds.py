@@ -6,6 +6,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+import psutil
+
 from harness import backends, plugins
 from harness.records import Record, Task
 from harness.types import Place
@@ -41,7 +43,9 @@ def run(task: Task) -> Record:
         return failed(error, place)
 
 
-def failed(error: Exception, place: Place, so_far: Record | None = None, limit: int | None = None) -> Record:
+def failed(
+    error: Exception, place: Place, so_far: Record | None = None, limit: int | None = None, held: int = 0
+) -> Record:
     """Name an error: memory that ran out (of a budget, the host or the device), or an error of the code."""
     backend = backends.load(place.backend)
     where = backend.ran_out(error)
@@ -49,10 +53,10 @@ def failed(error: Exception, place: Place, so_far: Record | None = None, limit: 
     status = "error"
     if where is not None:
         status = {"host": "oom_host", "device": "oom_device"}[where]
-        asked = re.search(r"allocate (\d+) bytes", str(error))
+        asked = re.search(r"allocat\w+ (\d+) bytes", str(error))
         if asked:
             evidence["request_bytes"] = asked[1]
-        if limit is not None:
+        if limit is not None and (where == "device" or _in_reach(limit, held, int(asked[1]) if asked else None)):
             status = "oom_budget"
             evidence["limit_bytes"] = str(limit)
     base = (so_far or Record()).model_copy()
@@ -62,3 +66,10 @@ def failed(error: Exception, place: Place, so_far: Record | None = None, limit: 
 def first_line(text: str) -> str:
     """Shorten a message to its first line."""
     return (text.strip().splitlines() or [""])[0][:400]
+
+
+def _in_reach(limit: int, held: int, request: int | None) -> bool:
+    """Say whether the limit was what refused: nearer than the end of the host's memory where the request is unknown."""
+    if request is not None:
+        return held + request > limit
+    return limit - held < psutil.virtual_memory().available

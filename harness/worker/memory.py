@@ -25,11 +25,17 @@ LINE_BYTES = 512
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     """Run the case and return its peaks; memory that runs out becomes a record with the phase it happened in."""
     case, place = task.case, Place.parse(task.case.place)
-    prime(task, plugins, backend)
+    tell = _phase_file(Path(task.folder))
+    tell("prime", 0, 0)
+    try:
+        prime(task, plugins, backend)
+    except Exception as caught:
+        record = failed(caught, place)
+        return record.model_copy(update={"evidence": {**record.evidence, "phase": "prime"}})
     calls: Counter[tuple[str, str]] = Counter()
     digests: list[str] = []
     parts = digested(assemble(plugins, case, corpus=task.corpus, calls=calls), digests)
-    meter = meters.PhaseMeter(_phase_file(Path(task.folder)))
+    meter = meters.PhaseMeter(lambda meter: tell(meter.current, meter.peak_bytes, meter.base.rss))
     if backend.EAGER:
         parts = metered(parts, meter)
     compiling = meters.read()
@@ -45,6 +51,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         return Record(status="ok", flags=("no_reset",), missing={"peak_host_bytes": "the kernel keeps the mark"})
     losses: list[float] = []
     error: Exception | None = None
+    held = 0
     with meters.budget(case.budget_bytes if place.device == "cpu" else None) as limit:
         try:
             loop = training(parts, step, meter.phase, backend.wait)
@@ -52,7 +59,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
                 losses.append(float(loss))
             loop.close()
         except Exception as caught:
-            error = caught
+            error, held = caught, meters.read().data  # before anything is freed
             error.__traceback__ = None
             meter.enter(None)
     record = _record(case.budget_bytes, meter, device, flags, place, limit or cap)
@@ -60,8 +67,9 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         record = record.model_copy(update={"compile_peak_bytes": max(0, compiled.peak - compiling.rss)})
     if error is not None:
         at_phase = {"phase": meter.last or "unknown", "steps_done": len(losses)}
-        record = failed(error, place, record, limit or cap)
-        return record.model_copy(update={"evidence": {**record.evidence, **at_phase}, "losses": tuple(losses)})
+        record = failed(error, place, record, limit or cap, held)
+        finite = tuple(loss for loss in losses if math.isfinite(loss))
+        return record.model_copy(update={"evidence": {**record.evidence, **at_phase}, "losses": finite})
     idle = never_called(calls)
     if idle is not None:
         return record.model_copy(update={"status": "error", "evidence": {"message": idle}})
@@ -94,8 +102,8 @@ def _phase_file(folder: Path) -> Any:
     """Keep a line on disk that says how far the run came, for a watcher when this process dies."""
     descriptor = os.open(folder / "phase.json", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def write(meter: meters.PhaseMeter) -> None:
-        text = json.dumps({"phase": meter.current, "peak_bytes": meter.peak_bytes, "base": meter.base.rss})
+    def write(phase: str | None, peak: int, base: int) -> None:
+        text = json.dumps({"phase": phase, "peak_bytes": peak, "base": base})
         os.pwrite(descriptor, text.encode()[:LINE_BYTES].ljust(LINE_BYTES), 0)
 
     return write

@@ -195,14 +195,17 @@ def abstract_batch(shape: Shape) -> tuple[tuple[tuple[int, ...], str], ...]:
     return ((size, "int32"), (size, "int32"))
 
 
-def on_torch(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
+# Not named on_torch and on_jax: importing a submodule of that name would replace the function.
+
+
+def in_torch(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts in torch."""
     from harness.workloads.decoder.on_torch import build
 
     return build(shape, place, corpus, seed)
 
 
-def on_jax(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
+def in_jax(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts in JAX."""
     from harness.workloads.decoder.on_jax import build
 
@@ -217,7 +220,7 @@ def harness_workloads() -> list[Workload]:
             about=__doc__ or "",
             shape=Shape,
             presets=PRESETS,
-            on={"torch": on_torch, "jax": on_jax},
+            on={"torch": in_torch, "jax": in_jax},
             abstract_batch=abstract_batch,
             tiny=tiny,
             probe=probe,

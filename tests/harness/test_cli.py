@@ -1,0 +1,370 @@
+"""The verbs as a user types them: tables, refusals in one sentence, an interruption that loses nothing."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness import records
+from harness.records import Case, Record, Slot
+
+HARNESS = [sys.executable, "-m", "harness.cli"]
+PARENT_LIMIT = 80 << 10
+"""KiB that the process which only plans, starts workers and reports may hold at its peak."""
+
+SUITE = """
+title: As small as it gets
+workload: decoder
+places: [torch/cpu]
+corpus: zipf
+tokenizer: bytes
+shape: {layers: 1, width: 32, heads: 2, vocabulary: 300, batch: 1, tokens: 96}
+strategies:
+  - nothing
+  - [checkpoint, {fused_loss: {chunk: 64}}]
+rounds: 1
+warmup: 1
+steps: 3
+"""
+DISTURBANCES = {"stolen", "crowded", "throttled"}
+LABELS = ["baseline", "nothing", "checkpoint + fused_loss(chunk=64)"]
+
+# Runs the command line as it is, and notes what this process itself held and loaded.
+WATCHED = """
+import json, re, sys
+from pathlib import Path
+from harness import cli
+note = Path(sys.argv.pop(1))
+try:
+    cli.main()
+finally:
+    status = Path("/proc/self/status").read_text()
+    heavy = sorted({"torch", "jax", "jaxlib", "numpy", "tokenizers"} & set(sys.modules))
+    note.write_text(json.dumps([int(re.search(r"VmHWM:\\s*(\\d+) kB", status)[1]), heavy]))
+"""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "60"}
+
+
+def harness(folder: Path, *arguments: "str | Path") -> "subprocess.CompletedProcess[str]":
+    """Run the command line in a folder of its own."""
+    command = [*HARNESS, *map(str, arguments)]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+    )
+
+
+def suite_in(folder: Path, *changes: tuple[str, str]) -> Path:
+    text = SUITE
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "small.yaml"
+    path.write_text(text)
+    return path
+
+
+# What is there
+
+
+def test_list_names_every_strategy_by_its_part(tmp_path: Path) -> None:
+    done = harness(tmp_path, "list")
+    assert (done.returncode, done.stderr) == (0, "")
+    parts = dict(re.findall(r"^(\S+)\n((?:  .*\n)+)", done.stdout, re.MULTILINE))
+    assert "  checkpoint " in parts["stack"]
+    assert "  fused_loss " in parts["loss"]
+    assert "  nothing " in parts["(none)"]
+    assert "  decoder " in parts["workloads"]
+    assert "Keep only the input of every k-th layer" in done.stdout
+
+
+def test_show_tells_what_a_strategy_keeps_and_its_knobs(tmp_path: Path) -> None:
+    done = harness(tmp_path, "show", "checkpoint")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Keep only the input of every k-th layer" in done.stdout
+    assert "rewrites: stack\n" in done.stdout
+    assert "backends: torch, jax\n" in done.stdout
+    assert "knob every: int, default 1\n" in done.stdout
+
+
+def test_show_tells_the_sizes_and_presets_of_a_workload(tmp_path: Path) -> None:
+    done = harness(tmp_path, "show", "decoder")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\ntokens: default 512; tokens in a row" in done.stdout
+    assert "\npreset tiny: layers=2, width=64" in done.stdout
+
+
+def test_help_names_the_verbs(tmp_path: Path) -> None:
+    done = harness(tmp_path, "--help")
+    assert done.returncode == 0
+    assert all(re.search(rf"^\W*{verb}\b", done.stdout, re.MULTILINE) for verb in ("run", "report", "list", "show"))
+
+
+# What is refused
+
+
+def refused(folder: Path, *arguments: "str | Path") -> str:
+    """Run what must be refused; return the one sentence."""
+    done = harness(folder, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("harness: ")
+    assert lines[0].isprintable()
+    return lines[0]
+
+
+def nothing(folder: Path) -> None:
+    """Prepare nothing."""
+
+
+def misspelt(folder: Path) -> None:
+    suite_in(folder, ("- nothing", "- nothign"))
+
+
+def file_in_the_place_of_results(folder: Path) -> None:
+    suite_in(folder)
+    (folder / "results").write_text("in its place")
+
+
+def short_corpus(folder: Path) -> None:
+    suite_in(folder, ("corpus: zipf", "corpus: short.txt"))
+    (folder / "short.txt").write_text("too short")
+
+
+def results_of_nobody(folder: Path) -> None:
+    (folder / "results").mkdir()
+
+
+def fine_suite(folder: Path) -> None:
+    suite_in(folder)
+
+
+def document_without_marks(folder: Path) -> None:
+    (folder / "r.jsonl").touch()
+    (folder / "README.md").write_text("no marks")
+
+
+def broken_plugin(folder: Path) -> None:
+    suite_in(folder)
+    (folder / "broken.py").write_text("raise ValueError('two\\nlines')\n")
+
+
+REFUSALS: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
+    "a misspelt name": (nothing, "show chekpoint", ["'chekpoint'", "did you mean 'checkpoint'?"]),
+    "a misspelt verb": (nothing, "rnu x.yaml", ["rnu"]),
+    "a missing suite": (nothing, "run missing.yaml", ["missing.yaml", "cannot be read", "give the path"]),
+    "no suite": (nothing, "run", ["SUITE"]),
+    "a folder for a suite": (results_of_nobody, "run results", ["results", "give the path of a"]),
+    "a bad option": (fine_suite, "run small.yaml --round 3", ["--round"]),
+    "a bad value": (fine_suite, "run small.yaml --rounds many", ["--rounds", "integer"]),
+    "too many rounds": (fine_suite, "run small.yaml --rounds 101", ["--rounds", "100"]),
+    "a misspelt strategy": (misspelt, "run small.yaml", ["small.yaml, line 9", "did you mean 'nothing'?"]),
+    "another place": (fine_suite, "run small.yaml --place torch/cup", ["small.yaml", "did you mean 'torch/cpu'?"]),
+    "no such row": (fine_suite, "run small.yaml -k offload", ["small.yaml", "'offload'", "harness list"]),
+    "a file for results": (file_in_the_place_of_results, "run small.yaml", ["'results/small", "--results"]),
+    "a short corpus": (short_corpus, "run small.yaml", ["short.txt", "9"]),
+    "a missing plugin": (fine_suite, "run small.yaml --plugin gone.py", ["gone.py", "give the path"]),
+    "a broken plugin": (broken_plugin, "list --plugin broken.py", ["broken.py", "ValueError", "mend it"]),
+    "no results": (results_of_nobody, "report results", ["'results'", "run a suite first"]),
+    "a missing document": (document_without_marks, "report r.jsonl --into gone.md", ["gone.md"]),
+    "nowhere": (nothing, "report nowhere", ["'nowhere'", "name a results file"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_mistake_is_one_sentence_with_place_and_remedy(tmp_path: Path, name: str) -> None:
+    prepare, arguments, words = REFUSALS[name]
+    prepare(tmp_path)
+    sentence = refused(tmp_path, *arguments.split())
+    for word in words:
+        assert word in sentence
+
+
+def test_lines_that_are_no_records_are_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "torn.jsonl").write_text('{"status": "o')
+    done = harness(tmp_path, "report", "torn.jsonl")
+    assert "torn.jsonl:1: this line is not a record" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_results_of_a_shape_that_is_no_longer_known_are_no_crash(tmp_path: Path) -> None:
+    case = Case(workload="decoder", shape={"tokens": "many"}, place="torch/cpu", corpus="zipf", tokenizer="bytes")
+    records.append(tmp_path / "r.jsonl", Record(slot=Slot(case=case.digest(), kind="memory"), case=case))
+    done = harness(tmp_path, "report", "r.jsonl")
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 2)
+    assert "baseline" in done.stdout or "tokens" in done.stderr
+
+
+# One run, interrupted, resumed, reported, and begun again
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What a user sees when a run is interrupted, resumed to its end, reported, and started once more."""
+
+    folder: Path
+    interrupted: "subprocess.CompletedProcess[str]"
+    kept: list[Record]
+    leftover: list[int]
+    resumed: "subprocess.CompletedProcess[str]"
+    peak_kib: int
+    heavy: list[str]
+    reported: "subprocess.CompletedProcess[str]"
+    again: "subprocess.CompletedProcess[str]"
+    files: list[Path]
+
+
+def results_in(folder: Path) -> list[Path]:
+    return sorted((folder / "results").rglob("*.jsonl"))
+
+
+def interrupt_when(folder: Path, happened: Callable[[], bool]) -> "subprocess.CompletedProcess[str]":
+    """Start the run, press Ctrl-C as soon as something has happened, and wait for the end."""
+    with open(folder / "out", "w+") as out, open(folder / "err", "w+") as err:
+        command = [*HARNESS, "run", "small.yaml"]
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment(folder), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+        )
+        try:
+            until = time.monotonic() + 120
+            while not happened() and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            code = process.wait(60)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(command, code, (folder / "out").read_text(), (folder / "err").read_text())
+
+
+def carriers(run_id: str) -> list[int]:
+    """Find the processes that still carry the id of a run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("HARNESS_RUN") == run_id:
+                found.append(process.pid)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("runs")
+    suite_in(folder)
+    interrupted = interrupt_when(folder, lambda: any('"memory"' in path.read_text() for path in results_in(folder)))
+    kept = [record for path in results_in(folder) for record in records.read(path)[0]]
+    # A worker that was starting at that very moment ends itself as soon as it misses its parent.
+    until = time.monotonic() + 15
+    while (leftover := carriers(kept[0].run_id) if kept else []) and time.monotonic() < until:
+        time.sleep(0.2)
+
+    note, wrapper = folder / "note.json", folder / "watched.py"
+    wrapper.write_text(WATCHED)
+    command = [sys.executable, str(wrapper), str(note), "run", "small.yaml"]
+    resumed = subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    peak_kib, heavy = json.loads(note.read_text())
+    reported = harness(folder, "report", "results")
+    before = results_in(folder)
+    again = interrupt_when(folder, lambda: results_in(folder) != before)
+    return Runs(folder, interrupted, kept, leftover, resumed, peak_kib, heavy, reported, again, results_in(folder))
+
+
+def test_an_interruption_ends_with_130_and_keeps_what_was_measured(runs: Runs) -> None:
+    assert runs.interrupted.returncode == 130, runs.interrupted.stderr
+    assert runs.interrupted.stdout == ""
+    assert "Traceback" not in runs.interrupted.stderr
+    kinds = Counter(record.slot.kind for record in runs.kept if record.slot)
+    assert (kinds["predict"], kinds["memory"], kinds["time"]) == (3, 1, 0)
+    assert runs.leftover == [], "a worker outlived the run"
+
+
+def test_an_interruption_says_that_the_same_command_resumes(runs: Runs) -> None:
+    assert "the same command resumes" in runs.interrupted.stderr.splitlines()[-1]
+
+
+def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None:
+    assert runs.resumed.returncode == 0, runs.resumed.stderr
+    assert re.search(rf"^resuming: {len(runs.kept)} of 12 results", runs.resumed.stderr, re.MULTILINE)
+    found, problems = records.read(runs.files[0])
+    assert problems == []
+    assert found[: len(runs.kept)] == runs.kept, "what was there stays as it was"
+    slots = Counter(record.slot for record in found)
+    assert len(slots) == 12
+    # Only a round of times that something disturbed is run again, once and whole.
+    disturbed = any(DISTURBANCES & set(record.flags) for record in found)
+    expected = {slot: 2 if disturbed and slot.kind == "time" else 1 for slot in slots if slot}
+    assert slots == expected
+    assert {record.status for record in found} == {"ok"}
+    assert len({record.run_id for record in found}) == 2
+
+
+def test_the_records_hold_what_was_measured(runs: Runs) -> None:
+    found, _ = records.read(runs.files[0])
+    of_kind = {kind: [r for r in found if r.slot and r.slot.kind == kind] for kind in ("memory", "time", "numerics")}
+    assert [record.case.label for record in of_kind["memory"] if record.case] == LABELS
+    assert all(record.peak_host_bytes and len(record.losses) == 3 for record in of_kind["memory"])
+    assert len({record.batches_digest for record in of_kind["memory"]} - {None}) == 1
+    assert all(len(record.step_seconds) == 3 and min(record.step_seconds) > 0 for record in of_kind["time"])
+    assert [record.answer.verdict for record in of_kind["numerics"] if record.answer][:2] == ["bit_exact", "bit_exact"]
+    assert all(record.suite == "small" and record.machine and record.versions for record in found)
+
+
+def rows_of(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def test_a_run_prints_a_table_with_verdicts(runs: Runs) -> None:
+    assert runs.resumed.stdout.startswith("# As small as it gets\n\n## decoder on torch/cpu, 96 tokens")
+    header, _, *rows = rows_of(runs.resumed.stdout)
+    assert (header[0], header[-1]) == ("strategy", "verdict")
+    assert [row[0].strip("`") for row in rows] == LABELS
+    assert rows[0][-1] == "baseline"
+    assert all(row[-1] in ("wins", "trades", "same", "loses", "withheld") for row in rows[1:])
+    assert [row[-2] for row in rows[:2]] == ["bit_exact", "bit_exact"]
+    assert rows[2][-2] in ("bit_exact", "reassociated")
+
+
+def test_a_report_prints_the_same_table(runs: Runs) -> None:
+    assert (runs.reported.returncode, runs.reported.stderr) == (0, "")
+    assert runs.reported.stdout.partition("\n## ")[2] == runs.resumed.stdout.partition("\n## ")[2] != ""
+
+
+def test_a_complete_run_is_followed_by_a_new_file(runs: Runs) -> None:
+    assert "resuming" not in runs.again.stderr
+    assert runs.again.returncode == 130, runs.again.stderr
+    assert len(runs.files) == 2
+    assert len({path.parent for path in runs.files}) == 1
+    assert runs.files[0].parent.parent == runs.folder / "results" / "small"
+    complete, started = ({record.run_id for record in records.read(path)[0]} for path in runs.files)
+    assert not complete & started, "the complete file was written to"
+
+
+def test_the_parent_process_stays_small(runs: Runs) -> None:
+    assert runs.heavy == []
+    assert runs.peak_kib < PARENT_LIMIT

@@ -1,0 +1,353 @@
+"""Records are appended whole, survive whatever happens to the file, and name their case the same everywhere."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from harness import records
+from harness.numerics import Verdict
+from harness.records import Applied, Case, Phase, Record, Slot, StoreError, Task
+from harness.tokens import TokenFile
+
+CASE = Case(
+    workload="decoder",
+    shape={"tokens": 64, "feed": "swiglu", "ignored": 0.15, "kv_heads": None},
+    place="torch/cpu",
+    corpus="zipf",
+    tokenizer="bytes",
+    strategies=(Applied(name="checkpoint"), Applied(name="fused_loss", knobs={"chunk": 64, "exact": True, "r": 0.1})),
+    seed=3,
+    budget_bytes=1 << 30,
+)
+FULL = Record(
+    run_id="run",
+    suite="try",
+    slot=Slot(case="c", kind="memory", round=0, repeat=2),
+    attempt=2,
+    utc="2026-01-01T00:00:00+00:00",
+    position=4,
+    case=CASE,
+    status="oom_budget",
+    evidence={"message": 'it said "no"\nand then\u2028nothing', "phase": None, "n": 1},
+    flags=("noisy", "unstable"),
+    missing={"peak_host_bytes": "the kernel keeps the mark"},
+    phases=(Phase(name="source", entry_bytes=0, peak_bytes=5, exit_bytes=-3),),
+    peak_host_bytes=0,
+    losses=(0.1 + 0.2, 5e-324, -0.0, 1e308),
+    step_seconds=(0.001,),
+    answer=Verdict("bit_exact", None, 0.1, None, None, ("w",), "equal"),
+    extra={"tool": [1, {"a": None}]},
+)
+
+
+def file_with(tmp_path: Path, *lines: bytes) -> Path:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def line_of(record: Record) -> bytes:
+    return json.dumps(record.model_dump(mode="json", exclude_defaults=True)).encode() + b"\n"
+
+
+# The file
+
+
+def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    written = [FULL, Record(), FULL.model_copy(update={"status": "ok", "attempt": 3})]
+    for record in written:
+        records.append(path, record)
+    found, problems = records.read(path)
+    assert (found, problems) == (written, [])
+    assert str(found[0].losses[2]) == "-0.0"
+    assert path.read_bytes().count(b"\n") == 3, "one line each"
+
+
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"])),
+    losses=st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+    number=st.none() | st.integers(0, 1 << 62),
+)
+def test_any_text_and_any_number_comes_back(text: str, losses: "list[float]", number: "int | None") -> None:
+    record = Record(evidence={"message": text}, losses=tuple(losses), peak_host_bytes=number, notes={text: text})
+    assert records.parse(line_of(record)) == record
+
+
+def test_a_torn_last_line_is_closed_before_the_next_record(tmp_path: Path) -> None:
+    path = file_with(tmp_path, line_of(FULL), line_of(FULL)[:40])
+    records.append(path, Record(run_id="after"))
+    found, problems = records.read(path)
+    assert [record.run_id for record in found] == ["run", "after"]
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{path}:2: ")
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5, -2, -1])
+def test_a_file_cut_anywhere_loses_one_record_at_most(tmp_path: Path, cut: int) -> None:
+    path = file_with(tmp_path, line_of(FULL), line_of(FULL)[:cut] if cut else b"")
+    records.append(path, Record(run_id="after"))
+    found, _ = records.read(path)
+    assert found[0] == FULL
+    assert found[-1].run_id == "after"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"not json", "not a record"),
+        (b"[1, 2]", "not a record"),
+        (b"3", "not a record"),
+        (b"null", "not a record"),
+        (b'"text"', "not a record"),
+        (b'{"status": "ok"', "not a record"),
+        (b"\xff\xfe{}", "not a record"),
+        (b"[" * 100_000, "not a record"),
+        (b"\0\0\0\0", "not a record"),
+        (b'{"schema_version": 2}', "newer than 1: update"),
+        (b'{"schema_version": "1"}', "format '1'"),
+        (b'{"schema_version": null}', "format None"),
+        (b'{"status": "fine"}', "'status'"),
+        (b'{"peak_host_byte": 3}', "'peak_host_byte'"),
+        (b'{"peak_host_bytes": "3"}', "'peak_host_bytes'"),
+        (b'{"peak_host_bytes": 3.5}', "'peak_host_bytes'"),
+        (b'{"losses": [NaN]}', "'losses.0'"),
+        (b'{"step_seconds": [1, Infinity]}', "'step_seconds.1'"),
+        (b'{"case": {"workload": "decoder"}}', "'case."),
+        (b'{"slot": {"case": "c", "kind": "guess"}}', "'slot.kind'"),
+    ],
+)
+def test_a_line_that_is_no_record_is_reported_and_left_out(tmp_path: Path, line: bytes, words: str) -> None:
+    path = file_with(tmp_path, line_of(FULL), line + b"\n", b"\n", line_of(Record(run_id="last")))
+    found, problems = records.read(path)
+    assert [record.run_id for record in found] == ["run", "last"]
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{path}:2: ")
+    assert words in problems[0]
+    assert len(problems[0]) < len(str(path)) + 300
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"a\\u001b[31m\\nb": 1}', b'{"schema_version": "\\u001b[31m"}', b'{"status": "\\u001b[31m\\n"}']
+)
+def test_a_problem_repeats_nothing_that_a_terminal_obeys(tmp_path: Path, line: bytes) -> None:
+    _, problems = records.read(file_with(tmp_path, line))
+    assert len(problems) == 1
+    assert problems[0].isprintable()
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_records_or_problems(line: bytes) -> None:
+    try:
+        assert isinstance(records.parse(line), Record)
+    except ValueError as error:
+        assert type(error) is ValueError, "a sentence, not what a library raises"
+
+
+def test_nan_is_refused_where_it_is_made_and_where_it_is_written(tmp_path: Path) -> None:
+    nan = float("nan")
+    with pytest.raises(ValidationError):
+        Record(losses=(nan,))
+    with pytest.raises(ValidationError):
+        Record(slope_bytes_per_step=float("inf"))
+    path = tmp_path / "results.jsonl"
+    # A copy is not validated: written as null, such a loss would make the whole record unreadable.
+    for unchecked in ({"losses": (1.0, nan)}, {"evidence": {"loss": nan}}, {"extra": {"a": [float("-inf")]}}):
+        with pytest.raises(ValueError, match="JSON compliant"):
+            records.append(path, FULL.model_copy(update=unchecked))
+    assert not path.exists() or path.read_bytes() == b"", "half a record was written"
+
+
+def test_a_record_refuses_unknown_keys_and_other_types() -> None:
+    with pytest.raises(ValidationError):
+        Record.model_validate({"peak_bytes": 3})
+    with pytest.raises(ValidationError):
+        Record.model_validate({"peak_host_bytes": True})
+
+
+def test_a_file_that_cannot_be_written_or_read(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot be written to '.*folder' \(Is a directory\)"):
+        (tmp_path / "folder").mkdir()
+        records.append(tmp_path / "folder", FULL)
+    with pytest.raises(StoreError, match="cannot be written"):
+        records.append(tmp_path / "nowhere" / "results.jsonl", FULL)
+    with pytest.raises(StoreError, match="cannot be read"):
+        records.read(tmp_path / "nowhere.jsonl")
+
+
+def test_a_full_disk_is_said() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    with pytest.raises(StoreError, match=r"No space left on device.*make room"):
+        records.append(full, FULL)
+
+
+# The lock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from harness import records
+with records.locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_of_another_process_is_refused_at_once_and_goes_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "machine"
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        sentence = r"another harness is writing to '.*machine': .*--results"
+        with pytest.raises(StoreError, match=sentence), records.locked(folder):
+            pytest.fail("two hold one lock")
+        holder.kill()
+    with records.locked(folder):
+        assert folder.is_dir()
+
+
+def test_a_lock_is_given_back_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), records.locked(tmp_path):
+        raise RuntimeError
+    with records.locked(tmp_path):
+        held = [link for link in map(str, Path("/proc/self/fd").iterdir()) if _target(link) == str(tmp_path / ".lock")]
+    assert len(held) == 1
+    assert not [link for link in map(str, Path("/proc/self/fd").iterdir()) if _target(link) == str(tmp_path / ".lock")]
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in its place")
+    sentence = r"results cannot be written to '.*file/suite' .*--results"
+    with pytest.raises(StoreError, match=sentence), records.locked(tmp_path / "file" / "suite"):
+        pytest.fail("a folder within a file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_rights_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match="Permission denied"), records.locked(tmp_path):
+        pytest.fail("locked without rights")
+
+
+# Finding results
+
+
+def test_newest_is_the_last_file_of_each_folder(tmp_path: Path) -> None:
+    for name in ("a/m/20260101T000000Z-x.jsonl", "a/m/20260301T000000Z-x.jsonl", "a/m/20260201T000000Z-y.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "20250101T000000Z-x.jsonl").touch()
+    (tmp_path / "b" / "table.md").touch()
+    assert [str(path.relative_to(tmp_path)) for path in records.newest(tmp_path)] == [
+        "a/m/20260301T000000Z-x.jsonl",
+        "b/20250101T000000Z-x.jsonl",
+    ]
+    assert records.newest(tmp_path / "b" / "table.md") == [tmp_path / "b" / "table.md"]
+    (tmp_path / "empty").mkdir()
+    assert records.newest(tmp_path / "empty") == []
+    with pytest.raises(StoreError, match=r"there is no '.*nowhere'"):
+        records.newest(tmp_path / "nowhere")
+
+
+# What a case is
+
+DIGEST = """
+import sys
+from harness.records import Case
+case = Case.model_validate_json(sys.stdin.read())
+print(case.digest("commit"), case.group)
+"""
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "4711"])
+def test_a_case_has_the_same_digest_in_every_process(seed: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DIGEST],
+        input=CASE.model_dump_json(),
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [CASE.digest("commit"), CASE.group]
+
+
+def test_a_digest_does_not_depend_on_the_order_of_the_sizes() -> None:
+    turned = CASE.model_copy(update={"shape": dict(reversed(CASE.shape.items()))})
+    assert turned.digest() == CASE.digest()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"workload": "other"},
+        {"shape": {**CASE.shape, "tokens": 65}},
+        {"place": "torch/cuda"},
+        {"corpus": "standard_library"},
+        {"tokenizer": "bpe"},
+        {"seed": 4},
+        {"budget_bytes": None},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_everything_but_the_strategies_makes_another_group(change: "dict[str, object]") -> None:
+    other = CASE.model_copy(update=change)
+    assert other.digest() != CASE.digest()
+    assert other.group != CASE.group
+
+
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        (),
+        CASE.strategies[:1],
+        CASE.strategies[::-1],
+        (CASE.strategies[0], Applied(name="fused_loss", knobs={"chunk": 65})),
+    ],
+)
+def test_the_strategies_make_another_case_of_the_same_group(strategies: "tuple[Applied, ...]") -> None:
+    other = CASE.model_copy(update={"strategies": strategies})
+    assert other.digest() != CASE.digest()
+    assert other.group == CASE.group
+
+
+def test_the_versions_make_another_digest() -> None:
+    assert len({CASE.digest(), CASE.digest("a"), CASE.digest("b"), CASE.digest("a", "b")}) == 4
+
+
+def test_a_label_shows_order_and_knobs() -> None:
+    assert CASE.label == "checkpoint + fused_loss(chunk=64, exact=true, r=0.1)"
+    assert CASE.model_copy(update={"strategies": ()}).label == "baseline"
+
+
+def test_a_case_refuses_what_json_would_change() -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        CASE.model_copy(update={"shape": {"tokens": float("nan")}}).digest()
+    with pytest.raises(ValidationError):
+        Applied(name="a", knobs={"chunk": None})  # type: ignore[dict-item]
+    with pytest.raises(ValidationError):
+        CASE.seed = 4  # type: ignore[misc]
+
+
+def test_a_task_travels_to_a_worker_whole(tmp_path: Path) -> None:
+    corpus = TokenFile(tmp_path / "ids.npy", 100, 300, "uint16", "ab")
+    task = Task(kind="time", cases=(CASE,), run_id="r", parent=1, folder="f", corpus=corpus, plugins=("p.py",), round=2)
+    assert Task.model_validate_json(task.model_dump_json()) == task

@@ -1,0 +1,523 @@
+"""Real workers that misbehave: each is named for what it did, nothing of it stays, and the next one is unharmed."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from itertools import count
+
+import psutil
+import pytest
+
+from harness import environment, runner
+from harness.records import Applied, Case, Task
+
+SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 128, "batch": 1, "tokens": 33}
+LOGITS_MIB = 64
+LARGE = {**SHAPE, "vocabulary": 1 << 14, "tokens": 1024}
+"""Logits of 64 MiB, and little beside them."""
+MIB = 1 << 20
+BOUND = 60.0
+
+PLUGIN = '''
+"""Strategies that misbehave in one part of the real run, in the priming run before it, or in place of both."""
+
+import ctypes, json, os, signal, subprocess, sys, time
+from dataclasses import replace
+from pathlib import Path
+
+from harness import Strategy, hookimpl
+
+HERE = Path(__file__).parent
+OK = '{"status": "ok", "peak_host_bytes": 5, "losses": [1.0]}'
+
+
+def value_error():
+    raise ValueError("wrong on purpose\\nand more of it")
+
+
+def memory_error():
+    raise MemoryError("asked for too much")
+
+
+def hang():
+    (HERE / "hanging").write_text(str(os.getpid()))
+    time.sleep(300)
+
+
+def hang_ignoring_sigterm():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(300)
+
+
+def kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def bad_alloc():
+    os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\\n")
+    os.abort()
+
+
+def segfault():
+    ctypes.string_at(0)
+
+
+def exit_137():
+    os.write(2, b"said at last\\n")
+    os._exit(137)
+
+
+def leave_a_grandchild():
+    child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    (HERE / "grandchild").write_text(str(child.pid))
+
+
+def leave_a_nameless_grandchild():
+    child = subprocess.Popen(["/bin/sleep", "300"], start_new_session=True, env={})
+    (HERE / "nameless").write_text(str(child.pid))
+    os._exit(0)
+
+
+def flood():
+    for _ in range(70):
+        os.write(1, bytes(1 << 20))
+    time.sleep(300)
+
+
+def spike(seconds):
+    import numpy as np
+
+    block = np.ones(200 << 17)
+    time.sleep(seconds)
+    del block
+
+
+def short_spike():
+    spike(0)
+
+
+def long_spike():
+    spike(0.5)
+
+
+def long_spike_then_kill():
+    spike(0.5)
+    time.sleep(0.2)
+    kill_itself()
+
+
+def note_environment():
+    (HERE / f"environ-{os.environ['HARNESS_RUN']}.json").write_text(json.dumps(dict(os.environ)))
+
+
+def leave(text, end=lambda: os._exit(0)):
+    def fault():
+        Path(sys.argv[2]).write_bytes(text.encode())
+        end()
+
+    return fault
+
+
+def fifo():
+    os.unlink(sys.argv[2])
+    os.mkfifo(sys.argv[2])
+    os._exit(0)
+
+
+FAULTS = {
+    "none": lambda: None,
+    "abort": os.abort,
+    **{f.__name__: f for f in (
+        value_error, memory_error, hang, hang_ignoring_sigterm, kill_itself, bad_alloc, segfault, exit_137,
+        leave_a_grandchild, leave_a_nameless_grandchild, flood, short_spike, long_spike, long_spike_then_kill,
+        note_environment,
+    )},
+    "fifo": fifo,
+    "no_result": leave(""),
+    "broken": leave(OK[:-9]),
+    "oversized": leave(OK[:-1] + ', "notes": {"a": "' + "a" * (1 << 20) + '"}}'),
+    "nan": leave(OK.replace("1.0", "NaN")),
+    "nan_unseen": leave(OK[:-1] + ', "extra": {"a": NaN}}'),
+    "infinite_evidence": leave(OK[:-1] + ', "evidence": {"a": [1e999]}}'),
+    "wrong_schema": leave('{"status": "splendid"}'),
+    "two_results": leave(OK + "\\n" + OK + "\\n"),
+    "ok_then_abort": leave(OK, os.abort),
+}
+
+
+def strategy(part):
+    def on_any(parts, fault: str = "none", prime: str = "none"):
+        inner = getattr(parts, part)
+        chosen = fault if parts.shape.tokens == 33 else prime
+
+        def faulty(*args, **kwargs):
+            FAULTS[chosen]()
+            return inner(*args, **kwargs)
+
+        return replace(parts, **{part: faulty})
+
+    return Strategy(f"bad_{part}", rewrites=(part,), on={"torch": on_any, "jax": on_any}, about="Misbehave.")
+
+
+def other_loss(parts):
+    return replace(parts, loss=lambda parts, x_BTD, w_VD, y_BT: (x_BTD.mean() * w_VD.mean()))
+
+
+def untouched(parts, fault: str = "none"):
+    return parts
+
+
+@hookimpl
+def harness_strategies():
+    parts = [strategy(part) for part in ("source", "init", "loss", "step", "update")]
+    whole = Strategy("bad_worker", rewrites=(), on={"torch": untouched}, about="Misbehave at once.")
+    return [*parts, whole, Strategy("other_loss", rewrites=("loss",), on={"torch": other_loss}, about="Replace it.")]
+
+
+@hookimpl
+def harness_measure(task):
+    """Misbehave before any framework is imported; leave every other task to the harness."""
+    for applied in task.case.strategies:
+        if applied.name == "bad_worker":
+            FAULTS[applied.knobs["fault"]]()
+'''
+
+numbers = count()
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plugin") / "faulty.py"
+    path.write_text(PLUGIN)
+    return path
+
+
+@pytest.fixture
+def run(plugin):
+    """Run one faulty worker; give back its record, with the seconds it took, and find nothing of it alive."""
+
+    def once(*applied, kind="memory", place="torch/cpu", budget=None, shape=SHAPE, deadline=BOUND, watch=None):
+        task = make(plugin, *applied, kind=kind, place=place, budget=budget, shape=shape)
+        started = time.monotonic()
+        (record,) = runner.run(task, 1, deadline, watch or (lambda phase: None))
+        once.seconds = time.monotonic() - started
+        once.run_id = task.run_id
+        assert alive(task.run_id) == []
+        return record
+
+    return once
+
+
+def make(plugin, *applied, kind="memory", place="torch/cpu", budget=None, shape=SHAPE):
+    case = Case(
+        workload="decoder",
+        shape=shape,
+        place=place,
+        corpus="drawn",
+        tokenizer="none",
+        strategies=applied,
+        budget_bytes=budget,
+    )
+    run_id = f"test-{os.getpid()}-{next(numbers)}"
+    return Task(kind=kind, cases=(case,), run_id=run_id, parent=os.getpid(), folder="", plugins=(str(plugin),))
+
+
+def bad(part, fault="none", prime="none"):
+    return Applied(name=f"bad_{part}", knobs={"fault": fault, "prime": prime})
+
+
+def bad_worker(fault):
+    return Applied(name="bad_worker", knobs={"fault": fault})
+
+
+def alive(run_id):
+    """The processes of this machine that carry a run's id and have not ended."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ended = process.status() == psutil.STATUS_ZOMBIE
+            if not ended and process.environ().get(environment.RUN_VARIABLE) == run_id:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def gone(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def end(processes):
+    """Kill and reap processes that this test process, which adopts orphans, has been left with."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=5)
+
+
+def comes_true(condition, seconds):
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+    return condition()
+
+
+# What a worker says of itself
+
+
+def test_an_exception_is_an_error_with_its_type_first_line_and_phase(run):
+    record = run(bad("update", "value_error"))
+    assert record.status == "error"
+    assert record.evidence["exception"] == "ValueError"
+    assert record.evidence["message"] == "wrong on purpose"
+    assert record.evidence["phase"] == "first_step/update"
+    assert record.peak_host_bytes is not None  # what was measured until then is kept
+
+
+def test_an_exception_while_priming_names_that_phase(run):
+    record = run(bad("step", prime="value_error"))
+    assert record.status == "error"
+    assert record.evidence["exception"] == "ValueError"
+    assert record.evidence["phase"] == "prime"
+
+
+def test_memory_that_runs_out_without_a_budget_is_the_hosts(run):
+    record = run(bad("loss", "memory_error"))
+    assert record.status == "oom_host"
+    assert record.evidence["exception"] == "MemoryError"
+    assert record.evidence["phase"] == "first_step/loss"
+    assert "limit_bytes" not in record.evidence
+
+
+def test_memory_that_runs_out_far_below_the_budget_is_not_the_budgets_doing(run):
+    record = run(bad("loss", "memory_error"), budget=1 << 40)
+    assert record.status == "oom_host"
+
+
+@pytest.mark.parametrize("place", ["torch/cpu", "jax/cpu"])
+def test_a_step_beyond_the_budget_says_so_with_limit_and_phase(run, place):
+    budget = LOGITS_MIB * MIB // 2
+    record = run(place=place, shape=LARGE, budget=budget)
+    assert record.status == "oom_budget", record.evidence
+    assert int(record.evidence["limit_bytes"]) > budget  # of all the process holds, not above the base
+    assert record.evidence["phase"].startswith("first_step")
+    assert record.budget_bytes == budget
+    assert 0 < record.peak_host_bytes <= budget + record.resolution_bytes
+    assert record.losses == ()
+
+
+def test_the_same_step_within_its_budget_is_measured(run):
+    budget = 8 * LOGITS_MIB * MIB
+    record = run(shape=LARGE, budget=budget)
+    assert record.status == "ok", record.evidence
+    assert record.within_budget is True
+    assert LOGITS_MIB * MIB < record.peak_host_bytes < budget
+    assert len(record.losses) == 3
+
+
+def test_a_strategy_that_another_one_replaced_is_an_error_not_a_row_without_effect(run):
+    record = run(bad("loss"), Applied(name="other_loss"))
+    assert record.status == "error"
+    assert "'bad_loss' rewrote 'loss'" in record.evidence["message"]
+    assert "never called" in record.evidence["message"]
+
+
+# What the parent sees
+
+
+def test_a_hanging_worker_is_ended_at_the_deadline(run):
+    phases = []
+    record = run(bad("step", "hang"), deadline=5.0, watch=phases.append)
+    assert record.status == "timeout"
+    assert run.seconds < 5.0 + 2.0  # it heeds SIGTERM
+    assert record.evidence["signal"] == "SIGTERM"
+    assert record.evidence["phase"] == "first_step" == phases[-1]
+    assert 5.0 <= record.evidence["seconds"] < 7.0
+    assert record.flags == ("lower_bound",)
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_within_six_seconds_of_the_deadline(run):
+    record = run(bad_worker("hang_ignoring_sigterm"), deadline=3.0)
+    assert record.status == "timeout"
+    assert 3.0 + 4.0 < run.seconds < 3.0 + 6.0
+    assert record.evidence["signal"] == "SIGKILL"
+    assert record.evidence["seconds"] >= 3.0
+
+
+def test_a_worker_that_dies_while_priming_names_that_phase(run):
+    record = run(bad("step", prime="kill_itself"))
+    assert record.status == "killed_unknown"
+    assert record.evidence["phase"] == "prime"
+
+
+def test_a_kill_without_proof_is_never_called_out_of_memory(run):
+    record = run(bad("step", "kill_itself"))
+    assert record.status == "killed_unknown"
+    assert record.evidence["signal"] == "SIGKILL"
+    assert record.evidence["phase"] == "first_step"
+
+
+@pytest.mark.parametrize(("fault", "name"), [("abort", "SIGABRT"), ("segfault", "SIGSEGV")])
+def test_a_crash_names_its_signal_and_phase(run, fault, name):
+    record = run(bad("init", fault))
+    assert record.status == "crash"
+    assert record.evidence["signal"] == name
+    assert record.evidence["phase"] == "init"
+
+
+def test_an_abort_with_bad_alloc_is_memory_that_ran_out(run):
+    record = run(bad_worker("bad_alloc"))
+    assert record.status == "oom_host"
+    assert "bad_alloc" in record.evidence["stderr_tail"]
+
+
+def test_exit_code_137_is_an_exit_code_not_a_kill(run):
+    record = run(bad_worker("exit_137"))
+    assert record.status == "error"
+    assert record.evidence["exit_code"] == 137
+    assert record.evidence["message"] == "said at last"
+
+
+def test_a_worker_that_floods_its_output_is_ended(run):
+    record = run(bad_worker("flood"))
+    assert record.status == "invalid_output"
+    assert "64 MiB" in record.evidence["message"]
+    assert run.seconds < 30
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("no_result", "no result"),
+        ("broken", "not a record"),
+        ("oversized", "larger than"),
+        ("nan", ""),
+        ("nan_unseen", ""),
+        ("infinite_evidence", ""),
+        ("wrong_schema", "status"),
+        ("two_results", "more results"),
+        ("fifo", ""),
+    ],
+)
+@pytest.mark.timeout(30)
+def test_a_result_that_cannot_be_believed_is_invalid_output(run, fault, told):
+    record = run(bad_worker(fault))
+    assert record.status == "invalid_output"
+    assert told in record.evidence["message"]
+    json.dumps(record.model_dump(mode="json"), allow_nan=False)  # it can be kept
+
+
+def test_a_good_result_is_not_believed_when_the_worker_then_crashed(run):
+    record = run(bad_worker("ok_then_abort"))
+    assert record.status == "crash"
+    assert record.evidence["signal"] == "SIGABRT"
+
+
+# What a dead worker had used
+
+
+def test_a_spike_in_a_finished_phase_outlives_the_worker(run):
+    record = run(bad("source", "short_spike"), bad("init", "kill_itself"))
+    assert record.status == "killed_unknown"
+    assert "lower_bound" in record.flags
+    assert 199 * MIB <= record.peak_host_bytes < 220 * MIB
+
+
+def test_a_spike_in_the_running_phase_is_seen_from_outside(run):
+    record = run(bad("source", "long_spike_then_kill"))
+    assert record.status == "killed_unknown"
+    assert "lower_bound" in record.flags
+    assert 199 * MIB <= record.peak_host_bytes < 220 * MIB
+    assert record.peak_phase == "source"
+
+
+def test_what_priming_used_is_no_part_of_a_dead_workers_peak(run):
+    record = run(bad("source", "kill_itself", prime="long_spike"))
+    assert record.status == "killed_unknown"
+    assert record.peak_host_bytes is None or record.peak_host_bytes < 100 * MIB
+
+
+# What stays behind: nothing
+
+
+def test_a_grandchild_in_a_session_of_its_own_is_swept(run, plugin):
+    record = run(bad("source", "leave_a_grandchild"))
+    assert record.status == "ok"
+    assert "child_processes" in record.flags
+    assert comes_true(lambda: gone(int((plugin.parent / "grandchild").read_text())), 1)
+
+
+def test_a_grandchild_that_dropped_the_runs_id_is_swept_too(run, plugin):
+    try:
+        assert run(bad_worker("leave_a_nameless_grandchild")).status == "invalid_output"
+        assert comes_true(lambda: gone(int((plugin.parent / "nameless").read_text())), 1)
+    finally:
+        end(psutil.Process().children())
+
+
+RUNNER = """
+import sys
+from harness import runner
+from harness.records import Task
+runner.run(Task.model_validate_json(sys.argv[1]), 1, 60.0)
+"""
+
+
+@pytest.mark.parametrize("moment", ["while it starts", "while it runs"])
+def test_a_worker_dies_with_its_parent(plugin, tmp_path, moment):
+    task = make(plugin, bad("source", "hang"))
+    marker = plugin.parent / "hanging"
+    marker.unlink(missing_ok=True)
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed runner cannot clear its folder
+    parent = subprocess.Popen([sys.executable, "-c", RUNNER, task.model_dump_json()], env=env)
+    try:
+        begun = marker.exists if moment == "while it runs" else lambda: alive(task.run_id)
+        assert comes_true(begun, 30)
+    finally:
+        parent.kill()
+        parent.wait()
+    allowed = 1 if moment == "while it runs" else 10  # a worker that has not yet armed itself ends when it does
+    try:
+        assert comes_true(lambda: not alive(task.run_id), allowed)
+    finally:
+        end(psutil.Process().children())
+
+
+# What a worker is given
+
+
+@pytest.mark.parametrize(("kind", "regime"), [("memory", "glibc-pinned"), ("time", "native")])
+def test_the_environment_is_an_allow_list_and_pinned_for_memory_alone(run, plugin, monkeypatch, kind, regime):
+    strays = {
+        "LD_PRELOAD": "/nowhere/stray.so",
+        "GLIBC_TUNABLES": "glibc.malloc.arena_max=3",
+        "MALLOC_PERTURB_": "7",
+        "MALLOC_ARENA_MAX": "5",
+        "MALLOC_TOP_PAD_": "99",
+        "XLA_FLAGS": "--stray",
+        "OMP_NUM_THREADS": "7",
+    }
+    for name, value in strays.items():
+        monkeypatch.setenv(name, value)
+    record = run(bad("source", "note_environment"), kind=kind)
+    assert record.status == "ok", record.evidence
+    assert record.regime == regime
+    seen = json.loads((plugin.parent / f"environ-{run.run_id}.json").read_text())
+    assert not {"LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_PERTURB_", "XLA_FLAGS"} & set(seen)
+    malloc = {name: value for name, value in seen.items() if name.startswith(("MALLOC_", "NUMPY_"))}
+    assert malloc == (environment.PINS if kind == "memory" else {})
+    assert seen["OMP_NUM_THREADS"] == seen["MKL_NUM_THREADS"] == seen["OPENBLAS_NUM_THREADS"] == "1"
+
+
+def test_a_good_task_works_after_all_of_these(run):
+    record = run(bad("step"), bad("loss"))
+    assert record.status == "ok", record.evidence
+    assert record.flags == ()
+    assert len(record.losses) == 3
+    assert psutil.Process().children() == []

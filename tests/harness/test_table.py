@@ -1,0 +1,250 @@
+"""A table says what was judged, rounds it, and lets no text of a record become markup or a terminal's command."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import statistics
+from harness.judge import Row, Table
+from harness.records import Applied, Case
+from harness.report.table import HEADERS, escaped, markdown
+
+MIB = 1 << 20
+CASE = Case(
+    workload="decoder",
+    shape={"tokens": 2048, "layers": 6, "width": 512, "vocabulary": 32_000, "batch": 1, "feed": "gelu"},
+    place="torch/cpu",
+    corpus="zipf",
+    tokenizer="bytes",
+)
+TOKENS = {CASE.group: 2048}
+
+
+def row(*names: str, **changes: Any) -> Row:
+    """Make a row of the strategies named, measured and right unless told otherwise."""
+    given: dict[str, Any] = {
+        "case": CASE.model_copy(update={"strategies": tuple(Applied(name=name) for name in names)}),
+        "status": "ok",
+        "peak_bytes": 512 * MIB + 700_000,
+        "peak_ratio": 0.49951,
+        "peak_phase": "steady_step/loss",
+        "predicted_bytes": 500 * MIB,
+        "residual_ratio": 0.02534,
+        "floor_bytes": 100 * MIB,
+        "floor_ratio": 5.1267,
+        "step_median_seconds": 0.125,
+        "effect": statistics.effect([1.25] * 6, [1.0] * 6),
+        "memory": "less",
+        "speed": "slower",
+        "answer": "bit_exact",
+        "answer_reason": "",
+        "loss_difference": 0.0,
+        "verdict": "trades",
+    }
+    return Row(**(given | changes))
+
+
+BASELINE = row(effect=None, memory=None, speed=None, verdict="baseline", peak_ratio=1.0)
+
+
+def text_of(*rows: Row, notes: "tuple[str, ...]" = (), title: str = "") -> str:
+    return markdown([Table(rows[0].case, rows, notes)], TOKENS, title)
+
+
+def cells_of(text: str) -> list[dict[str, str]]:
+    """Read the rows of a table as a reader of GitHub's markdown does: a cell ends at a bar without a backslash."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    table = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    assert all(len(cells) == len(HEADERS) for cells in table), "another number of cells"
+    assert all(set(cell) <= set(":-") for cell in table[1])
+    return [dict(zip(table[0], cells, strict=True)) for cells in table[2:]]
+
+
+def test_a_row_holds_its_figures_rounded() -> None:
+    baseline, checkpoint = cells_of(text_of(BASELINE, row("checkpoint")))
+    assert checkpoint == {
+        "strategy": "`checkpoint`",
+        "peak MiB": "513",
+        "of baseline": "0.50 x",
+        "predicted": "500",
+        "residual": "+2.5%",
+        "x floor": "5.1",
+        "peak in": "loss",
+        "tokens/s": "16,384",
+        "step time": "1.25 x (1.25-1.25) slower",
+        "answer": "bit_exact",
+        "verdict": "trades",
+    }
+    assert (baseline["strategy"], baseline["of baseline"], baseline["step time"]) == ("baseline", "", "")
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(0, "0.0"), (1, "0.0"), (99 * MIB, "99.0"), (1_234_567, "1.2"), (100 * MIB, "100"), (5000 * MIB, "5,000")],
+)
+def test_sizes_are_rounded_to_what_they_are_good_for(size: int, shown: str) -> None:
+    (cells,) = cells_of(text_of(row("checkpoint", peak_bytes=size)))
+    assert cells["peak MiB"] == shown
+
+
+def test_what_is_unknown_is_empty_and_never_zero() -> None:
+    unknown = dict.fromkeys(
+        ["peak_bytes", "peak_ratio", "peak_phase", "predicted_bytes", "residual_ratio", "floor_bytes", "floor_ratio",
+         "step_median_seconds", "effect", "answer"]
+    )  # fmt: skip
+    (cells,) = cells_of(text_of(row("checkpoint", **unknown)))
+    assert {cell for name, cell in cells.items() if name not in ("strategy", "verdict")} == {""}
+
+
+def test_the_heading_names_what_is_compared() -> None:
+    budget = CASE.model_copy(update={"budget_bytes": 8 << 30})
+    text = text_of(replace(BASELINE, case=budget), title="What fits")
+    first, second = [line for line in text.splitlines() if line.startswith("#")]
+    assert first == "# What fits"
+    assert second.startswith("## decoder on torch/cpu, 2,048 tokens, layers 6, width 512, vocabulary 32,000, batch 1")
+    assert second.endswith("budget 8,192 MiB")
+
+
+def test_the_tables_follow_each_other_and_end_with_one_line_end() -> None:
+    other = CASE.model_copy(update={"place": "jax/cpu"})
+    text = markdown([Table(CASE, (BASELINE,)), Table(other, (replace(BASELINE, case=other),))], {})
+    assert [line for line in text.splitlines() if line.startswith("## ")][1].startswith("## decoder on jax/cpu")
+    assert text.endswith("|\n")
+    assert not text.endswith("\n\n")
+    assert [cells["tokens/s"] for cells in cells_of_each(text)] == ["", ""]
+
+
+def cells_of_each(text: str) -> list[dict[str, str]]:
+    return [cells for piece in text.split("## ")[1:] for cells in cells_of(piece)]
+
+
+@pytest.mark.parametrize(
+    ("status", "budget", "shown"),
+    [
+        ("oom_budget", 512 * MIB, "> 512"),
+        ("oom_budget", 8 << 30, "> 8,192"),
+        ("oom_budget", None, "oom_budget"),
+        ("oom_host", 512 * MIB, "oom_host"),
+        ("timeout", None, "timeout"),
+        ("skipped_guard", None, "skipped_guard"),
+        ("unsupported", None, "unsupported"),
+    ],
+)
+def test_a_failure_is_a_row_and_not_a_gap(status: str, budget: "int | None", shown: str) -> None:
+    case = CASE.model_copy(update={"strategies": (Applied(name="checkpoint"),), "budget_bytes": budget})
+    failed = row(
+        case=case,
+        status=status,
+        peak_bytes=400 * MIB,
+        peak_ratio=None,
+        effect=None,
+        verdict="fails",
+        reasons=("no memory left in steady_step/loss",),
+    )
+    text = text_of(replace(BASELINE, case=CASE.model_copy(update={"budget_bytes": budget})), failed)
+    cells = cells_of(text)[1]
+    assert (cells["peak MiB"], cells["verdict"], cells["peak in"]) == (shown, "fails", "loss")
+    assert "\n- checkpoint: no memory left in steady_step/loss\n" in text
+
+
+def test_a_place_that_is_missing_is_said_once() -> None:
+    missing = {"status": "unsupported", "verdict": "untested", "reasons": ("this machine has no NVIDIA GPU",)}
+    text = text_of(replace(BASELINE, **missing), row("checkpoint", **missing))
+    assert text.count("this machine has no NVIDIA GPU") == 1
+    assert "untested: this machine has no NVIDIA GPU." in text
+    assert "|" not in text
+
+
+def test_ties_of_the_peak_are_counted() -> None:
+    phases = "steady_step/loss, first_step/loss, steady_step/backward, batches"
+    (cells,) = cells_of(text_of(row("checkpoint", peak_phase=phases)))
+    assert cells["peak in"] == "loss (+2)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "speed", "shown"),
+    [
+        ([1.25] * 6, None, "1.25 x (1.25-1.25) withheld"),
+        ([0.5], "unresolved", "0.50 x (one round) unresolved"),
+        ([0.9, 1.0, 1.2], "unresolved", "1.00 x (0.90-1.20) unresolved"),
+    ],
+)
+def test_a_time_is_shown_with_its_range(seconds: "list[float]", speed: "str | None", shown: str) -> None:
+    effect = statistics.effect(seconds, [1.0] * len(seconds))
+    (cells,) = cells_of(text_of(row("checkpoint", effect=effect, speed=speed)))
+    assert cells["step time"] == shown
+
+
+@pytest.mark.parametrize("answer", ["diverged", "invalid"])
+def test_a_wrong_answer_is_shown_with_its_reason(answer: str) -> None:
+    wrong = row("checkpoint", answer=answer, answer_reason="E_s is 9 times E_b", verdict="wrong")
+    text = text_of(BASELINE, wrong)
+    assert cells_of(text)[1]["answer"] == answer
+    assert f"- checkpoint: {answer}: E_s is 9 times E_b" in text
+
+
+def test_an_answer_that_is_missing_is_explained() -> None:
+    text = text_of(BASELINE, row("checkpoint", answer=None, answer_reason="ended by SIGSEGV"))
+    assert cells_of(text)[1]["answer"] == ""
+    assert "ended by SIGSEGV" in text
+
+
+def test_flags_reasons_and_notes_stand_below() -> None:
+    text = text_of(BASELINE, row("checkpoint", flags=("noisy", "prediction_off"), reasons=("why",)), notes=("A note.",))
+    below = text.rpartition("|")[2]
+    assert "A note." in below
+    assert "- checkpoint: why; flags: noisy, prediction_off" in below
+
+
+# Text of others
+
+HOSTILE = "a | b\n|c|\r\x1b[31mred\x07`code` <script>x</script> [l](http://h) *b* \\| \u202e\u2028\x85\x9b2J"
+
+
+@pytest.mark.parametrize("field", ["label", "knob", "reason", "answer_reason", "phase", "answer", "flag", "title"])
+def test_hostile_text_stays_text(field: str) -> None:
+    case = BASELINE.case
+    changes: dict[str, Any] = {
+        "label": {"case": case.model_copy(update={"strategies": (Applied(name=HOSTILE),)})},
+        "knob": {"case": case.model_copy(update={"strategies": (Applied(name="a", knobs={HOSTILE: HOSTILE}),)})},
+        "reason": {"reasons": (HOSTILE, "x")},
+        "answer_reason": {"answer": "diverged", "answer_reason": HOSTILE},
+        "phase": {"peak_phase": HOSTILE},
+        "answer": {"answer": HOSTILE},
+        "flag": {"flags": (HOSTILE,)},
+        "title": {},
+    }[field]
+    plain = text_of(BASELINE, row("checkpoint", reasons=("r",)), title="t")
+    title = HOSTILE if field == "title" else "t"
+    text = text_of(BASELINE, row("checkpoint", **{"reasons": ("r",), **changes}), title=title)
+    assert len(cells_of(text)) == 2
+    assert len(text.splitlines()) == len(plain.splitlines()), "another line"
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert "<" not in text
+    assert not re.search(r"(?<!\\)\[", text), "a link"
+
+
+def test_a_hostile_heading_and_an_untested_reason_stay_text() -> None:
+    case = CASE.model_copy(update={"workload": HOSTILE, "place": HOSTILE})
+    missing = replace(BASELINE, case=case, status="unsupported", reasons=(HOSTILE,))
+    text = text_of(missing)
+    assert len(text.splitlines()) == 3
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert "<" not in text
+
+
+@given(st.text(max_size=30))
+def test_escaped_text_is_one_printable_cell(text: str) -> None:
+    told = escaped(text)
+    assert told.isprintable()
+    assert not re.search(r"(?<!\\)(\\\\)*[|`*\[\]]", told), "a sign that markdown obeys"
+    assert "<" not in told and ">" not in told
+
+
+@given(st.text(st.characters(exclude_characters="\\`*<>|[]", exclude_categories=["C", "Z"])))
+def test_plain_text_is_left_as_it_is(text: str) -> None:
+    assert escaped(text) == text

@@ -1,0 +1,129 @@
+"""What every strategy promises, held against the whole registry: a new plugin is tested by being installed."""
+
+import subprocess
+import sys
+from functools import cache
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from harness import Place, backends, plugins
+from harness.assembly import assemble
+from harness.instruments import digested
+from harness.records import Applied, Case
+from harness.types import PART_NAMES
+from harness.worker import answers
+
+LOADED = plugins.load()
+UPDATES = 4
+EXACT, LOWER = 1e-5, 2e-2
+
+
+def at_probe(workload, backend, *names):
+    """The case in which strategies are held to their promise: the probe of a workload, their own probe knobs."""
+    made = LOADED.workloads[workload]
+    applied = tuple(Applied(name=name, knobs=dict(LOADED.strategies[name].probe)) for name in names)
+    return Case(
+        workload=workload,
+        shape=made.probe(made.shape()).model_dump(),
+        place=f"{backend}/cpu",
+        corpus="drawn",
+        tokenizer="none",
+        strategies=applied,
+    )
+
+
+@cache
+def outcome(workload, backend, *names):
+    """Losses of four steps and the gradients that the first update got."""
+    module = backends.load(backend)
+    module.start(Place(backend, "cpu"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "UPDATES", UPDATES)
+        return answers.observer(LOADED, at_probe(workload, backend, *names), module)(0)
+
+
+@cache
+def consumed(workload, backend, *names):
+    """Digests of the first batches of the loop."""
+    digests = []
+    parts = digested(assemble(LOADED, at_probe(workload, backend, *names)), digests)
+    windows = parts.windows(parts, parts.source(parts))
+    for _ in islice(parts.batches(parts, windows), UPDATES):
+        pass
+    return tuple(digests)
+
+
+def away(mine, its):
+    """The norm of the difference of two sets of gradients, relative to that of the second."""
+    assert mine.keys() == its.keys()
+    off = sum(float(np.sum((mine[name].astype(np.float64) - its[name]) ** 2)) for name in its)
+    return (off / sum(float(np.sum(its[name].astype(np.float64) ** 2)) for name in its)) ** 0.5
+
+
+def assert_equal_to_the_baseline(workload, backend, names, bound):
+    mine, its = outcome(workload, backend, *names), outcome(workload, backend)
+    assert len(its.trajectory) == UPDATES
+    assert mine.trajectory == pytest.approx(its.trajectory, rel=bound), "losses"
+    assert away(mine.gradients, its.gradients) <= bound, "gradients"
+    assert consumed(workload, backend, *names) == consumed(workload, backend), "batches"
+
+
+def assert_rewrites_what_it_says(strategy, workload, backend):
+    before = assemble(LOADED, at_probe(workload, backend))
+    after = strategy.on[backend](before, **strategy.probe)
+    changed = {name for name in PART_NAMES if getattr(before, name) is not getattr(after, name)}
+    assert changed == set(strategy.rewrites)
+    assert (after.shape, after.place) == (before.shape, before.place)
+
+
+def assert_describes_itself(strategy):
+    summary = strategy.summary
+    assert len(summary) <= 120, f"{len(summary)} characters"
+    assert summary.endswith(".") and ". " not in summary, "not one sentence"
+    for knob in strategy.knobs.values():
+        assert knob.type in (bool, int, float, str), knob.name
+        assert type(knob.default) is knob.type, f"the default of {knob.name} is no {knob.type.__name__}"
+    assert strategy.probe.keys() <= strategy.knobs.keys()
+    for name, value in strategy.probe.items():
+        assert type(value) is strategy.knobs[name].type, f"the probe value of {name}"
+
+
+@pytest.mark.parametrize("name", sorted(LOADED.strategies))
+def test_keeps_its_contract(name):
+    strategy = LOADED.strategies[name]
+    assert_describes_itself(strategy)
+    obstacles, ran = [], []
+    for backend in backends.NAMES:
+        for workload, made in LOADED.workloads.items():
+            obstacle = strategy.obstacle(Place(backend, "cpu"), made.lacks)
+            if obstacle is not None or backend not in made.on:
+                obstacles.append(obstacle or f"'{workload}' has nothing for {backend}")
+                continue
+            assert_rewrites_what_it_says(strategy, workload, backend)
+            if not strategy.approximate:
+                bound = LOWER if strategy.precision else EXACT
+                assert_equal_to_the_baseline(workload, backend, (name,), bound)
+            assert all(np.isfinite(outcome(workload, backend, name).trajectory))
+            ran.append(backend)
+    if not ran and (missing := [reason for reason in obstacles if "needs the package" in reason]):
+        pytest.skip(missing[0])
+    assert ran, f"skipped everywhere: {obstacles}"
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("order", [("checkpoint", "fused_loss"), ("fused_loss", "checkpoint")], ids="+".join)
+def test_a_composition_equals_the_baseline_in_either_order(order, backend):
+    assert_equal_to_the_baseline("decoder", backend, order, EXACT)
+
+
+def test_no_plugin_imports_a_framework_until_it_is_used():
+    program = (
+        "import sys\n"
+        "from harness import plugins\n"
+        "for strategy in plugins.load().strategies.values(): strategy.summary, strategy.knobs\n"
+        "print(sorted({'torch', 'jax', 'jaxlib', 'numpy', 'triton'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,127 @@
+"""Every way to hold windows gives the same batches, and holds the bytes that it says."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from harness import Parts, Place, Source, plugins
+from harness.workloads.rows import plain_windows
+
+NAMES = [name for name, found in plugins.load().strategies.items() if found.rewrites == ("windows",)]
+OURS = ["numpy_copy", "python_lists", "strided_view"]
+PLAIN = Parts(None, Place("torch", "cpu"), windows=plain_windows)
+
+
+def windows_of(name, source):
+    parts = plugins.load().strategies[name].on["torch"](PLAIN)
+    return parts.windows(parts, source)
+
+
+def tokens(n, window, stride, dtype=np.uint16, seed=0):
+    ids = np.random.Generator(np.random.Philox(key=seed)).integers(300, 60_000, n + 1).astype(dtype)
+    return Source(ids[:-1], ids[1:], window, stride, batch=2)
+
+
+def test_these_are_among_the_plugins():
+    assert set(OURS) <= set(NAMES)
+
+
+SIZES = [(n, window, stride) for n in (1, 2, 7, 8, 9, 40) for window in (1, 2, 3, 8) for stride in (1, 2, 3, 8, 11)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_are_those_of_the_baseline_to_the_last_window(name):
+    tried = 0
+    for n, window, stride in [*SIZES, (129, 64, 65)]:
+        if window > n:
+            continue
+        source = tokens(n, window, stride)
+        mine, plain = windows_of(name, source), plain_windows(PLAIN, source)
+        assert len(mine) == len(plain) == source.count
+        everything = np.arange(source.count)
+        for indices in (everything, everything[::-1], everything[-1:], np.array([0, source.count - 1])):
+            for found, due in zip(mine.batch(indices), plain.batch(indices), strict=True):
+                assert np.array_equal(found, due), (n, window, stride)
+                assert np.asarray(found).shape == (len(indices), window)
+                tried += 1
+    assert tried > 500
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ignored_targets_pass_unchanged(name):
+    source = tokens(40, 8, 3)
+    masked = source.targets.astype(np.int32)
+    masked[::5] = -100
+    source = Source(source.inputs, masked, 8, 3, batch=2)
+    _, y = windows_of(name, source).batch(np.arange(source.count))
+    _, due = plain_windows(PLAIN, source).batch(np.arange(source.count))
+    assert np.array_equal(y, due) and (y == -100).any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_may_be_vectors(name):
+    """A source is `inputs[n, ...]`: frames of a sensor as well as tokens."""
+    frames = np.random.Generator(np.random.Philox(key=0)).standard_normal((20, 3), np.float32)
+    source = Source(frames[:-1], frames[1:], 4, 2, batch=2)
+    mine, plain = windows_of(name, source), plain_windows(PLAIN, source)
+    for found, due in zip(mine.batch(np.arange(4)), plain.batch(np.arange(4)), strict=True):
+        assert due.shape == (4, 4, 3)
+        assert np.array_equal(found, due)
+
+
+def held(name, source):
+    """Bytes that the windows hold after they were made, and the most while they were."""
+    windows_of(name, tokens(20, 4, 2))  # what is imported at first use is not charged
+    tracemalloc.start()
+    try:
+        windows = windows_of(name, source)
+        bytes_held, peak = tracemalloc.get_traced_memory()
+        assert len(windows) == source.count
+        return bytes_held, peak
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_strided_view_holds_nothing_and_reads_the_source_itself():
+    source = tokens(1 << 20, 256, 1)
+    assert max(held("strided_view", source)) < 64 << 10
+    windows = windows_of("strided_view", source)
+    source.inputs[256], source.targets[256] = 7, 8  # inputs and targets overlap: the later write is in both
+    x, y = windows.batch(np.array([1]))
+    assert (x[0, 255], y[0, 255]) == (7, 8)
+    assert x.flags.owndata or not np.shares_memory(x, source.inputs), "a batch must be a copy"
+
+
+def test_a_strided_view_copies_only_the_windows_asked_for():
+    source = tokens(1 << 18, 512, 1)
+    windows = windows_of("strided_view", source)
+    windows.batch(np.array([0]))
+    tracemalloc.start()
+    try:
+        windows.batch(np.array([5, 9]))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 10
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_copy_holds_two_int32_arrays_of_all_windows():
+    source = tokens(1 << 15, 64, 8)
+    due = 2 * source.count * 64 * 4
+    for found in held("numpy_copy", source):
+        assert found == pytest.approx(due, rel=0.02)
+    before = windows_of("numpy_copy", source)
+    source.inputs[:] = 1
+    assert not (before.batch(np.array([0]))[0] == 1).any()
+
+
+def test_lists_hold_a_slot_per_token_of_each_window_and_share_the_ints():
+    source = tokens(1 << 14, 64, 2)
+    per_window = 56 + 8 * 64  # a list and its slots
+    # n tokens as ints of 28 bytes and slots of 8, for inputs and for targets; a slot for each window as well
+    due = 2 * len(source.inputs) * (28 + 8) + 2 * source.count * (per_window + 8)
+    bytes_held, peak = held("python_lists", source)
+    without_sharing = due + 2 * source.count * 64 * 28
+    assert without_sharing > 3 * due
+    assert peak == pytest.approx(due, rel=0.1)
+    assert bytes_held == pytest.approx(due, rel=0.15)
