@@ -53,7 +53,8 @@ def variables(kind: Kind, place: str, run_id: str, threads: int, budget: int | N
 
 
 def _jax_variables(kind: Kind, device: str, budget: int | None) -> dict[str, str]:
-    env = {"JAX_PLATFORMS": "cuda,cpu" if device == "cuda" else "cpu"}
+    on_gpu = device == "cuda" and (kind != "predict" or gpu_bytes() is not None)
+    env = {"JAX_PLATFORMS": "cuda,cpu" if on_gpu else "cpu"}
     if kind == "reference":
         env["JAX_ENABLE_X64"] = "1"
     if device == "cuda":

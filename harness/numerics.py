@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 LADDER = ("bit_exact", "reassociated", "lower_precision", "approximate", "diverged", "invalid")
 UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
+DRIFT = 1700
+"""How many roundoffs (1e-4 in float32) the loss of a later update may differ by."""
+
 # A tensor this much smaller than the whole gradient is zero but for the rounding of the float64 reference
 # itself, like the gradient of a key bias, which softmax cancels.
 _ZERO = 2.0**-46
@@ -96,8 +99,8 @@ def compare(
       that.
     * bit_exact: loss, gradients and updated parameters equal as integers, and the baseline equals itself.
     * reassociated: E <= 2 E_b + u, every E_t <= 3 E_b,t + 4 u, Q <= 2 Q_b + 2 ulp(max abs ref) and the loss
-      error <= 2 x the baseline's + 4 u abs(loss). A scale error below about sqrt(3) E_b hides here; a bias
-      above half of the error earns a warning.
+      error <= 2 x the baseline's + 4 u abs(loss), and no later loss off by `DRIFT` roundoffs. A scale error
+      below about sqrt(3) E_b hides here; a bias above half of the error earns a warning.
     * lower_precision: declared; E <= 2 x E of `baseline_low`, or 4 u of the declared dtype without one; and
       no more than 0.35 of the error is bias, since rounding has no direction.
     * approximate: declared to be another algorithm; shown, not judged.
@@ -139,7 +142,7 @@ def compare(
     if reproducible and _same_bits(strategy, baseline):
         return replace(seen, verdict="bit_exact", reason="loss, gradients and parameters are equal bit for bit")
 
-    excess = _excess(error, own, bounds, reference.loss, u)
+    excess = _excess(error, own, bounds, reference.loss, u) or _drift(strategy, baseline, u)
     if excess is None:
         reason = f"gradient error {_times(error.total, own.total)} the baseline's own"
         warnings = seen.warnings
@@ -162,6 +165,18 @@ def compare(
     if approximate:
         return replace(seen, verdict="approximate", reason=f"declared to be another algorithm; {excess}")
     return replace(seen, reason=excess)
+
+
+def _drift(strategy: Outcome, baseline: Outcome, u: float) -> str | None:
+    """Say when losses part over the updates although the first gradient was right: an error that comes later.
+
+    Right strategies stay within 2e-7 of the baseline's loss over 20 float32 updates, a gradient one step old is off
+    by 1.4e-3 and more; the bound lies between, at `DRIFT` roundoffs.
+    """
+    for step, (own, other) in enumerate(zip(strategy.trajectory, baseline.trajectory, strict=False), start=1):
+        if abs(own - other) > DRIFT * u * abs(other):
+            return f"the first gradient is right, but by update {step} the loss is off by {abs(own / other - 1):.1e}"
+    return None
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:

@@ -1,6 +1,6 @@
-"""Copy every window into two preallocated int32 arrays up front; pay the overlap, window / stride times the tokens.
+"""Copy every window into two preallocated arrays up front; pay the overlap, window / stride times the source.
 
-Peak: the source plus 2 N W elements of 4 bytes for inputs and targets.
+Peak: the source plus 2 N W elements for inputs and targets; integers take 4 bytes each.
 """
 
 from dataclasses import replace
@@ -13,8 +13,11 @@ def on_any(parts: Parts) -> Parts:
     def windows(parts: Parts, source: Source) -> Windows:
         import numpy as np
 
-        x_NW = np.empty((source.count, source.window), np.int32)
-        y_NW = np.empty((source.count, source.window), np.int32)
+        def room(rows: Any) -> Any:
+            dtype = np.int32 if rows.dtype.kind in "iu" else rows.dtype
+            return np.empty((source.count, source.window, *rows.shape[1:]), dtype)
+
+        x_NW, y_NW = room(source.inputs), room(source.targets)
         for index in range(source.count):
             start = index * source.stride
             x_NW[index] = source.inputs[start : start + source.window]

@@ -1,7 +1,7 @@
 """Keep the tokens and every window as Python lists; pay 8 bytes per slot, and 28 more per int above 256.
 
-Peak: n tokens as ints and slots, plus 2 N W slots of 8 bytes for inputs and targets: the ints themselves are shared
-between the windows. A negative control, as many loaders are written.
+Peak: 2 n ints and slots for inputs and targets, plus 2 N W slots of 8 bytes: the ints are shared between the windows.
+A negative control, as many loaders are written.
 """
 
 from dataclasses import replace

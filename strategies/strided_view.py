@@ -14,8 +14,11 @@ def on_any(parts: Parts) -> Parts:
     def windows(parts: Parts, source: Source) -> Windows:
         from numpy.lib.stride_tricks import sliding_window_view
 
-        x_NW = sliding_window_view(source.inputs, source.window, axis=0)[:: source.stride]
-        y_NW = sliding_window_view(source.targets, source.window, axis=0)[:: source.stride]
+        def view(rows: Any) -> Any:
+            windowed = sliding_window_view(rows, source.window, axis=0)[:: source.stride]
+            return windowed.swapaxes(1, -1) if rows.ndim == 2 else windowed  # numpy puts the window last
+
+        x_NW, y_NW = view(source.inputs), view(source.targets)
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
             return x_NW[indices_B], y_NW[indices_B]

@@ -120,12 +120,16 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
 
 
 def predict(
-    build: Callable[[], Parts], batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int
+    build: Callable[[], Parts], place: Place, batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int
 ) -> dict[str, int]:
     """Compile the step for the shapes and add up the compiler's analysis: arguments + temporaries + outputs - reused.
 
-    Its own peak field is not used: it left out nearly all temporaries on the CPU.
+    Its own peak field is not used: it left out nearly all temporaries on the CPU. Nor does the analysis hold what the
+    CPU's library of products takes within a call: two to three times the scores [B, H, T, T] of dense attention.
+    A GPU's compiler decides for itself, so its places can be predicted only where there is one.
     """
+    if place.device == "cuda" and jax.default_backend() == "cpu":
+        raise Unavailable("jax/cuda is predicted by the compiler for the GPU, and this machine has none")
     parts = build()
     analysis = lowered(parts, like(batch), parts).compile().memory_analysis()
     if analysis is None:
@@ -137,8 +141,11 @@ def predict(
 
 def arrays(values: Any) -> dict[str, tuple[Any, str]]:
     """Copy each leaf to numpy, bfloat16 widened exactly to float32, with the name of its own dtype."""
-    found = {}
+    found: dict[str, tuple[Any, str]] = {}
     for name, leaf in tree.leaves(values):
+        if leaf is None:
+            found[name] = (None, "")
+            continue
         dtype = str(leaf.dtype)
         found[name] = (np.asarray(leaf.astype(jnp.float32) if dtype == "bfloat16" else leaf), dtype)
     return found

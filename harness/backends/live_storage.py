@@ -26,9 +26,9 @@ CUDA_BLOCK = 512
 class LiveStorage(TorchDispatchMode):
     """Follow the bytes of all storages that operators return, and the peak within each phase."""
 
-    def __init__(self, held: int = 0) -> None:
+    def __init__(self, held: int = 0, block: int = 1) -> None:
         super().__init__()
-        self.live = held
+        self.live, self.block = held, block
         self.current: str | None = None
         self.peaks: dict[str, int] = {}
         self._known: dict[int, weakref.ref[Any]] = {}
@@ -62,9 +62,7 @@ class LiveStorage(TorchDispatchMode):
         key = storage._cdata
         if key in self._known:
             return
-        size = storage.nbytes()
-        if tensor.device.type == "cuda":
-            size = -(-size // CUDA_BLOCK) * CUDA_BLOCK
+        size = -(-storage.nbytes() // self.block) * self.block
         self._known[key] = weakref.ref(storage, lambda _: self._forget(key, size))
         self.live += size
         self._raise_peak()
@@ -75,13 +73,14 @@ class LiveStorage(TorchDispatchMode):
 
 
 def run(
-    build: Callable[[], Parts], batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int
+    build: Callable[[], Parts], batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int, block: int
 ) -> dict[str, int]:
     """Return the peak bytes of each phase of `steps` steps, `held` bytes of source included.
 
-    `build` makes the parts inside the fake mode; whatever a fake tensor cannot pass raises.
+    `build` makes the parts inside the fake mode; whatever a fake tensor cannot pass raises. `block` is the size that
+    the allocator rounds up to.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), LiveStorage(held) as live:
+    with FakeTensorMode(allow_non_fake_inputs=True), LiveStorage(held, block) as live:
         parts = metered(build(), live)
         device = parts.place.device
 

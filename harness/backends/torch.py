@@ -149,18 +149,25 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
 
 
 def predict(
-    build: Callable[[], Parts], batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int
+    build: Callable[[], Parts], place: Place, batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int
 ) -> dict[str, int]:
-    """Run the loop from `init` on fake tensors and return the peak bytes of each phase; see `live_storage`."""
-    from harness.backends.live_storage import run
+    """Run the loop from `init` on fake tensors and return the peak bytes of each phase; see `live_storage`.
 
-    return run(build, batch, held, steps)
+    The tensors are those of the CPU for every place, so that a GPU can be predicted where there is none; only the
+    rounding of its allocator is added.
+    """
+    from harness.backends.live_storage import CUDA_BLOCK, run
+
+    return run(build, batch, held, steps, CUDA_BLOCK if place.device == "cuda" else 1)
 
 
 def arrays(values: Any) -> dict[str, tuple[Any, str]]:
     """Copy each leaf to numpy, bfloat16 widened exactly to float32, with the name of its own dtype."""
-    found = {}
+    found: dict[str, tuple[Any, str]] = {}
     for name, leaf in tree.leaves(values):
+        if leaf is None:
+            found[name] = (None, "")
+            continue
         tensor = leaf.detach().cpu()
         dtype = str(tensor.dtype).removeprefix("torch.")
         found[name] = ((tensor.float() if tensor.dtype == torch.bfloat16 else tensor.clone()).numpy(), dtype)

@@ -88,7 +88,7 @@ def observer(
     step = backend.prepare(_capturing(assemble(plugins, case, calls=calls, draw=draw)))
 
     def run(seed: int) -> numerics.Outcome:
-        parts = assemble(plugins, case.model_copy(update={"seed": seed}), draw=draw)
+        parts = assemble(plugins, case.model_copy(update={"seed": seed}), calls=calls, draw=draw)
         seen: dict[str, Any] = {}
 
         def watched(state: Any, x: Any, y: Any) -> Any:

@@ -33,7 +33,7 @@ def run(task: Task) -> Record:
     place = Place.parse(task.case.place)
     try:
         backend = backends.load(place.backend)
-        facts = backend.start(place)
+        facts = backend.start(place if task.kind != "predict" else place._replace(device="cpu"))
         measure: Callable[[Task, plugins.Plugins, Any], Record] = import_module(MODULES[task.kind]).measure
         record = measure(task, loaded(task.plugins), backend)
         return record.model_copy(update={"machine": {**record.machine, **facts}})

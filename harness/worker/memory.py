@@ -4,6 +4,8 @@ import json
 import math
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from harness.assembly import assemble, never_called, shape_of
 from harness.environment import regime
 from harness.instruments import digested, metered
 from harness.plugins import Plugins
-from harness.records import Phase, Record, Task
-from harness.train import training
+from harness.records import Phase as PhaseRecord
+from harness.records import Record, Task
+from harness.train import Phase, training
 from harness.types import Place
 from harness.worker.kinds import failed
 
@@ -54,7 +57,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     held = 0
     with meters.budget(case.budget_bytes if place.device == "cpu" else None) as limit:
         try:
-            loop = training(parts, step, meter.phase, backend.wait)
+            loop = training(parts, step, _phases(meter, backend), backend.wait)
             for loss, _ in islice(loop, task.steps):
                 losses.append(float(loss))
             loop.close()
@@ -77,6 +80,19 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         told = f"losses are not finite: {', '.join(map(str, losses))}"
         return record.model_copy(update={"status": "invalid_output", "evidence": {"message": told}})
     return record.model_copy(update={"losses": tuple(losses), "batches_digests": tuple(digests[: task.steps])})
+
+
+def _phases(meter: meters.PhaseMeter, backend: Any) -> Phase:
+    """Measure each phase; after one of a compiled step, let the runtime free what it frees in the background."""
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        with meter.phase(name):
+            yield
+        if not backend.EAGER:
+            meters.calm()
+
+    return phase
 
 
 def prime(task: Task, plugins: Plugins, backend: Any) -> None:
@@ -144,7 +160,7 @@ def _record(
     limit: int | None,
 ) -> Record:
     peak = meter.peak_bytes
-    phases = tuple(Phase.model_validate(vars(phase)) for phase in meter.phases.values())
+    phases = tuple(PhaseRecord.model_validate(vars(phase)) for phase in meter.phases.values())
     file_growth = max((phase.file_bytes or 0 for phase in phases), default=0)
     if regime() == "native":
         flags.append("native_regime")

@@ -15,14 +15,15 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     workload = plugins.workloads[case.workload]
     shape = shape_of(plugins, case)
     floor = workload.floor(shape)
-    on_host = Place.parse(case.place).device == "cpu"
-    held = task.corpus.held_bytes if task.corpus is not None and on_host else 0
+    place = Place.parse(case.place)
+    held = task.corpus.held_bytes if task.corpus is not None and place.device == "cpu" else 0
+    on_cpu = case.model_copy(update={"place": str(place._replace(device="cpu"))})
 
     def build() -> Parts:
-        return assemble(plugins, case, draw=lambda inner: backend.abstract_draw)
+        return assemble(plugins, on_cpu, draw=lambda inner: backend.abstract_draw)
 
     try:
-        peaks = backend.predict(build, workload.abstract_batch(shape), held, task.steps)
+        peaks = backend.predict(build, place, workload.abstract_batch(shape), held, task.steps)
     except Exception as error:
         reason = f"{type(error).__name__}: {first_line(str(error))}"
         return Record(floor_bytes=floor, missing={"predicted_peak_bytes": reason})

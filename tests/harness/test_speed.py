@@ -139,13 +139,15 @@ def test_compiling_is_timed_apart_from_every_step():
 
 def observed(parts, strategy, folder):
     """The parts and the meter as a memory worker wires them, its phase file included."""
-    meter = meters.PhaseMeter(memory._phase_file(folder))
+    tell = memory._phase_file(folder)
+    meter = meters.PhaseMeter(lambda meter: tell(meter.current, meter.peak_bytes, meter.base.rss))
     meter.start()
     return metered(counted(parts, strategy, Counter()), meter), meter
 
 
 def test_a_phase_boundary_costs_less_than_a_millisecond(tmp_path):
-    meter = meters.PhaseMeter(memory._phase_file(tmp_path))
+    tell = memory._phase_file(tmp_path)
+    meter = meters.PhaseMeter(lambda meter: tell(meter.current, meter.peak_bytes, meter.base.rss))
     meter.start()
     seconds = []
     for index in range(300):

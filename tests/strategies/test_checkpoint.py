@@ -73,7 +73,7 @@ def activations(backend, every=None):
         batch = on_jax.like(DECODER.abstract_batch(DEEP))
         return on_jax.lowered(parts, batch, parts).compile().memory_analysis().temp_size_in_bytes
     peaks = backends.load("torch").predict(
-        lambda: parts_of("torch", DEEP, every), DECODER.abstract_batch(DEEP), held=0, steps=1
+        lambda: parts_of("torch", DEEP, every), Place("torch", "cpu"), DECODER.abstract_batch(DEEP), held=0, steps=1
     )
     return peaks["first_step/backward"] - peaks["init"]
 

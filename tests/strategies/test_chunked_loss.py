@@ -89,7 +89,7 @@ def peaks(request):
 
     def peak(knobs):
         predicted = backends.load(request.param).predict(
-            lambda: build(knobs), WORKLOAD.abstract_batch(LOGITS), held=0, steps=1
+            lambda: build(knobs), Place(request.param, "cpu"), WORKLOAD.abstract_batch(LOGITS), held=0, steps=1
         )
         return max(predicted.values())
 

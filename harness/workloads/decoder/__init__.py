@@ -167,11 +167,8 @@ def floor(shape: Shape) -> int:
 
 
 def tiny(shape: Shape) -> Shape:
-    """Keep the structure of a shape at sizes that cost milliseconds.
-
-    They are large enough for the library of matrix products to make its packing buffers, which then lie in the base.
-    """
-    return _reduced(shape, layers=2, width=256, hidden=512, vocabulary=1024, batch=1, tokens=256)
+    """Keep the structure of a shape at sizes that cost milliseconds."""
+    return _reduced(shape, layers=2, width=64, hidden=128, vocabulary=512, batch=2, tokens=64)
 
 
 def probe(shape: Shape) -> Shape:
