@@ -26,7 +26,8 @@ from harness.types import Place
 ATTEMPTS = 2
 MEMORY_SHARE = 0.8
 REPEATS_FROM_ROUNDS = 6
-CONTROL = "nothing"
+PREDICTED_STEPS = 2
+"""Steps of a prediction: the moments appear in the first update, so the second step holds everything."""
 REFERENCE_SECONDS = 300.0
 
 
@@ -93,7 +94,12 @@ class _Campaign:
         self.baselines = {
             self.digest(case): self.digest(group.baseline) for group in self.plan.groups for case in group.cases
         }
-        self.corpora = {group.baseline.group: self.corpus(group) for group in self.plan.groups}
+        self.corpora = {
+            group.baseline.group: self.corpus(group)
+            for group in self.plan.groups
+            if self.obstacle(group.baseline) is None
+        }
+        self.plan_digest = hashlib.sha256("".join(map(str, self.slots())).encode()).hexdigest()[:16]
         self.path, self.latest = self._resumed()
 
     def digest(self, case: Case) -> str:
@@ -103,12 +109,13 @@ class _Campaign:
     # What there is to do, and what is done
 
     def _resumed(self) -> tuple[Path, dict[Slot, Record]]:
-        """Continue the newest file that holds some, but not all, of this plan; else begin one."""
+        """Continue the newest file when it holds some, but not all, of this very plan; else begin one."""
         files = sorted(self.folder.glob("*.jsonl"))
         if files and not self.options.fresh:
-            latest = {record.slot: record for record in records.read(files[-1])[0] if record.slot is not None}
-            planned = set(self.slots())
-            if planned & latest.keys() and any(self._is_due(slot, latest) for slot in planned):
+            found = [record for record in records.read(files[-1])[0] if record.slot is not None]
+            latest = {record.slot: record for record in found if record.slot is not None}
+            same = any(record.plan == self.plan_digest for record in found)
+            if same and any(self._is_due(slot, latest) for slot in self.slots()):
                 return files[-1], latest
         path = self.folder / f"{_stamp()}-{machine.commit()}.jsonl"
         return path if not path.exists() else path.with_stem(f"{path.stem}-{self.run_id[-6:]}"), {}
@@ -209,7 +216,7 @@ class _Campaign:
                 by_corpus.setdefault(case.group, []).append(case)
             for members in by_corpus.values():
                 self.progress.start("predict", members[0])
-                found = self.work("predict", members)
+                found = self.work("predict", members, steps=PREDICTED_STEPS)
                 for case, record in zip(members, found, strict=True):
                     self.keep(record, case, Slot(case=self.digest(case), kind="predict"))
 
@@ -328,6 +335,7 @@ class _Campaign:
             update={
                 "run_id": self.run_id,
                 "suite": self.plan.name,
+                "plan": self.plan_digest,
                 "slot": slot,
                 "attempt": 1 if before is None else before.attempt + 1,
                 "utc": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -338,12 +346,21 @@ class _Campaign:
                 "versions": self.versions,
                 "commit": machine.commit(),
                 "batches_digest": _joined(record.batches_digests),
+                "notes": {**record.notes, **self.notes(case)},
             }
         )
         records.append(self.path, complete)
         self.latest[slot] = complete
         self.progress.finish(complete, case)
         return complete
+
+    def notes(self, case: Case) -> dict[str, str]:
+        """Say what a reader of the record would not guess: a corpus that has fewer tokens than the model has rows."""
+        corpus = self.corpora.get(case.group)
+        rows = case.shape.get("vocabulary")
+        if corpus is None or not isinstance(rows, int) or corpus.vocabulary >= rows:
+            return {}
+        return {"vocabulary": f"the corpus gives {corpus.vocabulary} distinct tokens, the model has {rows} rows"}
 
     def corpus(self, group: Group) -> TokenFile | None:
         """Make the token ids that a group reads, in a process of its own: this one never loads numpy."""
@@ -392,4 +409,4 @@ def _joined(digests: tuple[str, ...]) -> str | None:
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if digests else None
 
 
-__all__ = ["CONTROL", "Options", "Progress", "prepared", "run"]
+__all__ = ["Options", "Progress", "prepared", "run"]

@@ -2,19 +2,15 @@
 
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from harness import campaign, judge, plugins, records, suite
+from harness import campaign, plugins, records, suite
 from harness import doctor as hospital
-from harness.assembly import shape_of
-from harness.records import Case, Record
+from harness.progress import Watcher
 from harness.report import checkups, insert, table
 
 app = typer.Typer(
@@ -49,9 +45,9 @@ def run(
     loaded = plugins.load(tuple(plugin or ()))
     plan = suite.selected(suite.read(path, loaded), place, only)
     options = campaign.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes)
-    with _Watcher() as watcher:
+    with Watcher(err) as watcher:
         written = campaign.run(plan, loaded, options, watcher)
-    out.print(_tables(written, loaded, plan.suite.title), end="")
+    out.print(_tables([written], loaded), end="")
     err.print(f"records: {written}")
 
 
@@ -70,13 +66,14 @@ def report(
     if not files:
         raise records.StoreError(f"there are no results in '{paths[0]}': run a suite first")
     if into is None:
-        for file in files:
-            out.print(_tables(file, loaded), end="")
+        out.print(_tables(files, loaded), end="")
         return
+    by_suite: dict[str, list[Path]] = {}
     for file in files:
-        suite_name = file.parent.parent.name
-        if insert.has_place(into, suite_name):
-            insert.insert_into(into, suite_name, _tables(file, loaded, headed=False))
+        by_suite.setdefault(file.parent.parent.name, []).append(file)
+    for name, of_suite in by_suite.items():
+        if insert.has_place(into, name):
+            insert.insert_into(into, name, _tables(of_suite, loaded, headed=False))
 
 
 @app.command()
@@ -130,78 +127,15 @@ def show(name: Annotated[str, typer.Argument(help="A strategy or a workload.")],
         raise plugins.PluginError(f"there is no strategy or workload '{name}'{plugins.nearest(name, known)}")
 
 
-def _tables(file: Path, loaded: plugins.Plugins, title: str | None = None, headed: bool = True) -> str:
-    found, problems = records.read(file)
-    for problem in problems:
-        err.print(f"warning: {problem}")
-    tables = judge.judge(found)
-    tokens = {each.case.group: _tokens(each.case, loaded) for each in tables}
-    name = title or next((record.suite for record in found), file.stem)
-    return table.markdown(tables, {k: v for k, v in tokens.items() if v}, name if headed else "")
-
-
-def _tokens(case: Case, loaded: plugins.Plugins) -> int | None:
-    """Give the tokens of a step; None for a record of a workload that is not, or no longer, such a one."""
-    workload = loaded.workloads.get(case.workload)
-    try:
-        return None if workload is None else workload.tokens_per_step(shape_of(loaded, case))
-    except ValidationError:
-        return None
-
-
-class _Watcher(campaign.Progress):
-    """Show how far a run is: a bar on a terminal, a line for each task elsewhere."""
-
-    def __init__(self) -> None:
-        self.live = err.is_terminal
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=err,
-            disable=not self.live,
-        )
-        self.started = time.monotonic()
-        self.total = self.done = self.resumed = 0
-
-    def __enter__(self) -> "_Watcher":
-        self.bar.start()
-        self.id = self.bar.add_task("preparing", total=None)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.bar.stop()
-
-    def begin(self, total: int, done: int) -> None:
-        self.total, self.done, self.resumed = total, done, done
-        self.bar.update(self.id, total=total, completed=done)
-        if done:
-            err.print(f"resuming: {done} of {total} results are there")
-
-    def start(self, task: str, case: Case) -> None:
-        self.label = f"{task} {case.place} {case.label}"
-        self.bar.update(self.id, description=self.label)
-
-    def phase(self, name: str) -> None:
-        self.bar.update(self.id, description=f"{self.label} [{name}]")
-
-    def finish(self, record: Record, case: Case) -> None:
-        kind = record.slot.kind if record.slot else ""
-        if kind not in ("pilot", "reference"):
-            self.done += 1
-        self.bar.update(self.id, completed=self.done)
-        if not self.live and kind != "predict":
-            err.print(f"[{self.done}/{self.total}] {kind} {case.place} {case.label}: {record.status}{self._left()}")
-
-    def _left(self) -> str:
-        made = self.done - self.resumed
-        if made < 1 or self.done >= self.total:
-            return ""
-        seconds = (time.monotonic() - self.started) / made * (self.total - self.done)
-        return f", about {seconds / 60:.0f} min left"
+def _tables(files: list[Path], loaded: plugins.Plugins, headed: bool = True) -> str:
+    """Write the tables of results files, each under its suite's name; tell of lines that are no records."""
+    texts = []
+    for file in files:
+        found, problems = records.read(file)
+        for problem in problems:
+            err.print(f"warning: {problem}")
+        texts.append(table.of_records(found, loaded, headed))
+    return "\n".join(texts)
 
 
 def main() -> None:

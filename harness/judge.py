@@ -6,8 +6,8 @@ from statistics import median
 
 from harness import statistics
 from harness.records import Case, Record, Slot
+from harness.suite import CONTROL, VERDICT_ROUNDS
 
-CONTROL = "nothing"
 MEMORY_MARGIN = 0.01
 UNSTABLE = 0.01
 PREDICTION_OFF = 0.10
@@ -41,6 +41,7 @@ class Row:
     answer_reason: str
     loss_difference: float | None
     verdict: str
+    predicted_phase: str | None = None
     flags: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     records: tuple[Record, ...] = field(default=(), repr=False)
@@ -131,11 +132,13 @@ def _judged(group: list[_Seen]) -> Table:
     control = next((s for s in group if [a.name for a in s.case.strategies] == [CONTROL]), None)
     notes = _mixed(group)
     control_effect = _effect(control, baseline)
-    speed_held = control_effect is None or not statistics.control_clean(control_effect)
-    if control_effect is not None and speed_held:
-        notes.append("The control `nothing` did not come out equal in time, so speed verdicts are withheld.")
-    elif speed_held and any(_effect(seen, baseline) for seen in group):
+    effects = [effect for seen in group if (effect := _effect(seen, baseline)) is not None]
+    uncontrolled = control_effect is None and any(effect.rounds >= VERDICT_ROUNDS for effect in effects)
+    speed_held = uncontrolled or (control_effect is not None and not statistics.control_clean(control_effect))
+    if uncontrolled:
         notes.append("The control `nothing` was not timed here, so there are no speed verdicts.")
+    elif speed_held:
+        notes.append("The control `nothing` did not come out equal in time, so speed verdicts are withheld.")
     margin = statistics.group_margin(control_effect) if control_effect is not None else statistics.MARGIN
     memory_held = control is not None and _memory(control, baseline) in ("less", "more")
     if memory_held:
@@ -194,6 +197,7 @@ def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, m
         peak_ratio=peak / other if ok and peak and other else None,
         peak_phase=first.peak_phase if first else None,
         predicted_bytes=predicted,
+        predicted_phase=seen.predict.predicted_phase if seen.predict else None,
         residual_ratio=(peak - predicted) / predicted if ok and peak and predicted else None,
         floor_bytes=floor,
         floor_ratio=peak / floor if ok and peak and floor else None,
@@ -270,6 +274,6 @@ def _flags(seen: _Seen, peak: int | None, predicted: int | None) -> tuple[str, .
 
 def _reasons(seen: _Seen) -> tuple[str, ...]:
     told = [str(r.evidence["message"]) for r in seen.memory if r.status != "ok" and "message" in r.evidence]
-    if seen.predict is not None and "predicted_peak_bytes" in seen.predict.missing:
+    if seen.status != "unsupported" and seen.predict is not None and "predicted_peak_bytes" in seen.predict.missing:
         told.append(f"no prediction: {seen.predict.missing['predicted_peak_bytes']}")
     return tuple(dict.fromkeys(told))

@@ -132,6 +132,7 @@ class Slot(Value):
 class Record(Value):
     """What one attempt at one task showed. Bytes are integers above the base, seconds floats; unknown is None.
 
+    `plan` is a digest of all slots of the run, so that only the same run is resumed.
     `missing` gives the reason for a None that a reader would ask about; `probe` is the slot in which the answer of
     this case was compared. Of child processes there is a sampled sum of proportional sizes, a lower bound, and the sum
     of each one's own high-water mark, an upper one.
@@ -140,6 +141,7 @@ class Record(Value):
     schema_version: int = SCHEMA_VERSION
     run_id: str = ""
     suite: str = ""
+    plan: str = ""
     slot: Slot | None = None
     attempt: int = 1
     utc: str = ""

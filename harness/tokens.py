@@ -63,7 +63,8 @@ def prepare(corpus: Corpus, tokenizer: str, vocabulary: int, needed: int, seed: 
 
     `tokenizer` is bytes (the 256 values of UTF-8), words (runs of `\\w`, and each other sign alone; the
     most frequent `vocabulary - 1`, the rest `<unk>`, id 0) or bpe (byte-level byte-pair encoding, trained
-    on the first `TRAINING_CHARACTERS` of the corpus to exactly `vocabulary`). With `vocabulary` 0, bytes
+    on the first `TRAINING_CHARACTERS` of the corpus to `vocabulary` or as many
+    as it gives). With `vocabulary` 0, bytes
     have 256, words and files of ids as many as the corpus. Zipf and files of ids need no tokenizer; theirs
     is ignored. Documents follow each other with nothing between.
 
@@ -231,12 +232,7 @@ def _encode_bpe(corpus: Corpus, vocabulary: int) -> tuple[int, Ids]:
     import numpy as np
 
     model = byte_pair_encoding(texts(corpus), vocabulary)
-    if (size := model.get_vocab_size()) != vocabulary:
-        raise CorpusError(
-            f"corpus {corpus.name!r}: gives only {size} bpe tokens of the {vocabulary} asked for; "
-            f"ask for {size} or fewer, or use a larger corpus"
-        )
-    return vocabulary, (np.array(model.encode(text).ids, np.int64) for text in texts(corpus))
+    return model.get_vocab_size(), (np.array(model.encode(text).ids, np.int64) for text in texts(corpus))
 
 
 def _zipf(vocabulary: int, count: int, seed: int) -> Ids:

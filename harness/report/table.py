@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
+from pydantic import ValidationError
 from tabulate import tabulate
 
-from harness.judge import Row, Table
-from harness.records import Case
+from harness.assembly import shape_of
+from harness.judge import Row, Table, judge
+from harness.plugins import Plugins
+from harness.records import Case, Record
 
 MIB = 1 << 20
 HEADERS = (
@@ -15,15 +18,35 @@ HEADERS = (
 ALIGNED = ("left", "right", "right", "right", "right", "right", "left", "right", "left", "left", "left")
 
 
+def of_records(found: Sequence[Record], plugins: Plugins, headed: bool = True) -> str:
+    """Judge the records of a results file and write its tables, under the suite's name where `headed`."""
+    tables = judge(found)
+    tokens = {table.case.group: _tokens(table.case, plugins) for table in tables}
+    known = {group: count for group, count in tokens.items() if count is not None}
+    return markdown(tables, known, next((record.suite for record in found), "no records") if headed else "")
+
+
+def _tokens(case: Case, plugins: Plugins) -> int | None:
+    """Give the tokens of a step; None for a record of a workload that is not, or no longer, such a one."""
+    workload = plugins.workloads.get(case.workload)
+    try:
+        return None if workload is None else workload.tokens_per_step(shape_of(plugins, case))
+    except ValidationError:
+        return None
+
+
 def markdown(tables: Sequence[Table], tokens_per_step: "dict[str, int]", title: str = "") -> str:
     """Write all tables as markdown; figures are rounded here and nowhere else."""
     pieces = [f"# {escaped(title)}"] if title else []
     for table in tables:
-        heading, rows = _heading(table.case), [_cells(row, tokens_per_step) for row in table.rows]
-        body = tabulate(rows, HEADERS, tablefmt="pipe", colalign=ALIGNED, disable_numparse=True)
-        untested = _untested(table)
-        pieces.append(f"## {escaped(heading)}\n\n" + (untested or body))
-        pieces.extend([*(f"{note}" for note in table.notes), *_remarks(table)] if not untested else [])
+        pieces.append(f"## {escaped(_heading(table.case))}")
+        reason = _untested(table)
+        if reason is None:
+            rows = [_cells(row, tokens_per_step) for row in table.rows]
+            pieces.append(tabulate(rows, HEADERS, tablefmt="pipe", colalign=ALIGNED, disable_numparse=True))
+            pieces += [*table.notes, *_remarks(table)]
+        else:
+            pieces += [f"Untested: {escaped(reason)}.", *_predicted(table)]
     return "\n\n".join(pieces) + "\n"
 
 
@@ -43,15 +66,37 @@ def _grouped(value: object) -> str:
 
 
 def _untested(table: Table) -> str | None:
+    """Say why nothing of a comparison could be measured here, or None when something was."""
     if not all(row.status == "unsupported" for row in table.rows):
         return None
-    return f"untested: {escaped('; '.join(dict.fromkeys(reason for row in table.rows for reason in row.reasons)))}."
+    return "; ".join(dict.fromkeys(reason for row in table.rows for reason in row.reasons))
+
+
+def _predicted(table: Table) -> list[str]:
+    """Show what is known of a place that this machine lacks: the predictions."""
+    rows = [
+        (
+            _name(row),
+            _mib(peak),
+            _phase(row.predicted_phase),
+            f"{peak / row.floor_bytes:.1f}" if row.floor_bytes else "",
+        )
+        for row in table.rows
+        if (peak := row.predicted_bytes) is not None
+    ]
+    headers = ("strategy", "predicted MiB", "peak in", "x floor")
+    aligned = ("left", "right", "left", "right")
+    return [tabulate(rows, headers, tablefmt="pipe", colalign=aligned, disable_numparse=True)] if rows else []
+
+
+def _name(row: Row) -> str:
+    return f"`{escaped(row.label)}`" if row.case.strategies else "baseline"
 
 
 def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
     tokens = tokens_per_step.get(row.case.group)
     return [
-        f"`{escaped(row.label)}`" if row.case.strategies else "baseline",
+        _name(row),
         _peak(row),
         "" if row.peak_ratio is None or not row.case.strategies else f"{row.peak_ratio:.2f} x",
         _mib(row.predicted_bytes),

@@ -45,6 +45,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     meters.reset_peak()
     step = _prepared(parts, task, plugins, backend)
     compiled = meters.read()
+    if not backend.EAGER:
+        meters.trim()
     flags = [] if meters.settle() else ["unsettled"]
     backend.clear(place)
     device = _DevicePeaks(backend, place, meter)

@@ -1,0 +1,66 @@
+"""Show how far a run is."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from harness import campaign
+from harness.records import Case, Record
+
+
+class Watcher(campaign.Progress):
+    """Show how far a run is: a bar on a terminal, a line for each task elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.live = console, console.is_terminal
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            disable=not self.live,
+        )
+        self.started = time.monotonic()
+        self.total = self.done = self.resumed = 0
+
+    def __enter__(self) -> "Watcher":
+        self.bar.start()
+        self.id = self.bar.add_task("preparing", total=None)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.bar.stop()
+
+    def begin(self, total: int, done: int) -> None:
+        self.total, self.done, self.resumed = total, done, done
+        self.bar.update(self.id, total=total, completed=done)
+        if done:
+            self.console.print(f"resuming: {done} of {total} results are there")
+
+    def start(self, task: str, case: Case) -> None:
+        self.label = f"{task} {case.place} {case.label}"
+        self.bar.update(self.id, description=self.label)
+
+    def phase(self, name: str) -> None:
+        self.bar.update(self.id, description=f"{self.label} [{name}]")
+
+    def finish(self, record: Record, case: Case) -> None:
+        kind = record.slot.kind if record.slot else ""
+        if kind not in ("pilot", "reference"):
+            self.done += 1
+        self.bar.update(self.id, completed=self.done)
+        if not self.live and kind != "predict":
+            self.console.print(
+                f"[{self.done}/{self.total}] {kind} {case.place} {case.label}: {record.status}{self._left()}"
+            )
+
+    def _left(self) -> str:
+        made = self.done - self.resumed
+        if made < 1 or self.done >= self.total:
+            return ""
+        seconds = (time.monotonic() - self.started) / made * (self.total - self.done)
+        return f", about {seconds / 60:.0f} min left"
