@@ -12,6 +12,7 @@ from typing import Any
 
 from harness import meters, statistics
 from harness.assembly import assemble, never_called, shape_of
+from harness.backends import driver
 from harness.environment import regime
 from harness.instruments import digested, metered
 from harness.plugins import Plugins
@@ -57,7 +58,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     losses: list[float] = []
     error: Exception | None = None
     held = 0
-    with meters.budget(case.budget_bytes if place.device == "cpu" else None) as limit:
+    host_budget = case.budget_bytes if place.device == "cpu" else None
+    with driver.sampled(place.device) as seen, meters.budget(host_budget) as limit:
         try:
             loop = training(parts, step, _phases(meter, backend), backend.wait)
             for loss, _ in islice(loop, task.steps):
@@ -68,6 +70,10 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
             error.__traceback__ = None
             meter.enter(None)
     record = _record(case.budget_bytes, meter, device, flags, place, limit or cap)
+    missing = {} if seen.peak_bytes is not None else {"driver_device_bytes": seen.reason}
+    record = record.model_copy(
+        update={"driver_device_bytes": seen.peak_bytes, "missing": {**record.missing, **missing}}
+    )
     if not backend.EAGER:
         record = record.model_copy(update={"compile_peak_bytes": max(0, compiled.peak - compiling.rss)})
     if error is not None:

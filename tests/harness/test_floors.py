@@ -20,9 +20,10 @@ FLOORS = (
     ("", "tokens", "meters", "plugins", "machine", "train"),
     ("records", "instruments", "workloads"),
     ("suite", "environment", "assembly"),
-    ("backends.torch", "backends.jax", "backends.live_storage", "worker", "runner", "judge"),
+    ("backends.torch", "backends.jax", "backends.live_storage", "backends.driver", "worker", "runner", "judge"),
     ("doctor",),
     ("campaign", "report"),
+    ("progress",),
     ("cli",),
 )
 

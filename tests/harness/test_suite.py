@@ -166,9 +166,17 @@ def test_the_smallest_budget(plan_of: Any) -> None:
 
 
 def test_an_int_is_taken_for_a_float_knob_and_kept_as_a_float(plan_of: Any) -> None:
-    (applied,) = plan_of("strategies: [{knobby: {decay: 1}}]").cases[1].strategies
+    (applied,) = plan_of("strategies: [{knobby: {decay: 1}}]").cases[-1].strategies
     assert applied.knobs == {"decay": 1.0}
     assert type(applied.knobs["decay"]) is float
+
+
+def test_the_control_joins_where_there_can_be_speed_verdicts(plan_of: Any) -> None:
+    labels = {
+        rounds: [case.label for case in plan_of(f"strategies: [checkpoint]\nrounds: {rounds}").cases]
+        for rounds in (2, 3)
+    }
+    assert labels == {2: ["baseline", "checkpoint"], 3: ["baseline", "nothing", "checkpoint"]}
 
 
 # What a suite may not say: (YAML, line or None, words of the sentence)
