@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness import campaign, plugins, records, suite
-from harness import doctor as hospital
+from harness import campaign, doctor, plugins, records, suite
 from harness.progress import Watcher
 from harness.report import checkups, insert, table
 
@@ -76,16 +75,16 @@ def report(
             insert.insert_into(into, name, _tables(of_suite, loaded, headed=False))
 
 
-@app.command()
-def doctor(
+@app.command("doctor")
+def doctor_(
     noise: Annotated[bool, typer.Option(help="Measure the noise between equal runs (most of the time).")] = True,
     plugin: PluginOption = None,
 ) -> None:
     """Check the meters on known bytes, measure this machine's noise, and list what would spoil figures."""
     loaded = plugins.load(tuple(plugin or ()))
-    checkup = hospital.examine(loaded, lambda text: err.print(text), noise)
+    checkup = doctor.examine(loaded, lambda text: err.print(text), noise)
     out.print(checkups.text(checkup), end="")
-    hospital.keep(checkup, campaign.cache_folder())
+    doctor.keep(checkup, campaign.cache_folder())
     if any(calibration.good is False for calibration in checkup.calibrations):
         raise typer.Exit(1)
 

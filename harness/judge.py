@@ -8,6 +8,7 @@ from harness import statistics
 from harness.records import Case, Record, Slot
 from harness.suite import CONTROL, VERDICT_ROUNDS
 
+MIB = 1 << 20
 MEMORY_MARGIN = 0.01
 UNSTABLE = 0.01
 PREDICTION_OFF = 0.10
@@ -272,8 +273,18 @@ def _flags(seen: _Seen, peak: int | None, predicted: int | None) -> tuple[str, .
     return tuple(flags)
 
 
+def _failure(record: Record) -> str:
+    """Say in a few words why a run ended: what was asked for and where, or the message of the error."""
+    evidence, where = record.evidence, record.evidence.get("phase")
+    if record.status.startswith("oom") and "request_bytes" in evidence:
+        told = f"asked for {int(evidence['request_bytes']) / MIB:,.0f} MiB more"
+    else:
+        told = str(evidence.get("message", record.status))
+    return f"{told} in {where}" if where else told
+
+
 def _reasons(seen: _Seen) -> tuple[str, ...]:
-    told = [str(r.evidence["message"]) for r in seen.memory if r.status != "ok" and "message" in r.evidence]
+    told = [_failure(record) for record in seen.memory if record.status != "ok"]
     if seen.status != "unsupported" and seen.predict is not None and "predicted_peak_bytes" in seen.predict.missing:
         told.append(f"no prediction: {seen.predict.missing['predicted_peak_bytes']}")
     return tuple(dict.fromkeys(told))

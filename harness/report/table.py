@@ -141,15 +141,17 @@ def _time(row: Row) -> str:
 
 def _remarks(table: Table) -> Iterable[str]:
     """Say below a table what its cells could not hold: failures, wrong answers, flags."""
-    lines = []
+    measured = [set(row.flags) for row in table.rows if row.status == "ok"]
+    shared = set.intersection(*measured) if measured else set()
+    lines = [f"- all: flags: {', '.join(sorted(shared))}"] if shared else []
     for row in table.rows:
         told = list(row.reasons)
         if row.answer in ("diverged", "invalid"):
             told.append(f"{row.answer}: {row.answer_reason}")
         elif row.answer is None and row.answer_reason:
             told.append(f"no answer: {row.answer_reason}")
-        if row.flags:
-            told.append(f"flags: {', '.join(row.flags)}")
+        if own := [flag for flag in row.flags if flag not in shared]:
+            told.append(f"flags: {', '.join(own)}")
         if told:
             lines.append(f"- {escaped(row.label)}: {escaped('; '.join(told))}")
     return ["\n".join(lines)] if lines else []

@@ -49,16 +49,16 @@ def failed(
     """Name an error: memory that ran out (of a budget, the host or the device), or an error of the code."""
     backend = backends.load(place.backend)
     where = backend.ran_out(error)
-    evidence = {"exception": type(error).__name__, "message": first_line(str(error))}
+    evidence: dict[str, Any] = {"exception": type(error).__name__, "message": first_line(str(error))}
     status = "error"
     if where is not None:
         status = {"host": "oom_host", "device": "oom_device"}[where]
         asked = re.search(r"allocat\w+ (\d+) bytes", str(error))
         if asked:
-            evidence["request_bytes"] = asked[1]
-        if limit is not None and (where == "device" or _in_reach(limit, held, int(asked[1]) if asked else None)):
+            evidence["request_bytes"] = int(asked[1])
+        if limit is not None and (where == "device" or _in_reach(limit, held)):
             status = "oom_budget"
-            evidence["limit_bytes"] = str(limit)
+            evidence["limit_bytes"] = limit
     base = (so_far or Record()).model_copy()
     return base.model_copy(update={"status": status, "evidence": evidence})
 
@@ -68,8 +68,10 @@ def first_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[0][:400]
 
 
-def _in_reach(limit: int, held: int, request: int | None) -> bool:
-    """Say whether the limit was what refused: nearer than the end of the host's memory where the request is unknown."""
-    if request is not None:
-        return held + request > limit
+def _in_reach(limit: int, held: int) -> bool:
+    """Say whether it was the limit that refused: what it left was less than what the host still had.
+
+    `held` is read when the error arrives, after temporaries were freed on its way, so that held + request may lie
+    below a limit that did refuse.
+    """
     return limit - held < psutil.virtual_memory().available

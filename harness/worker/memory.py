@@ -197,5 +197,5 @@ def _record(
         allocation_retries=device.peaks.get("retries"),
         missing={} if on_device else {"peak_device_bytes": "the place is a CPU"},
         flags=tuple(flags),
-        evidence={} if limit is None else {"limit_bytes": str(limit)},
+        evidence={} if limit is None else {"limit_bytes": limit},
     )

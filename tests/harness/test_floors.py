@@ -16,11 +16,22 @@ STANDARD = set(sys.stdlib_module_names)
 
 # Lowest first. A package stands for all its modules, unless they are named themselves; "" is `harness/__init__.py`.
 FLOORS = (
-    ("types", "tree", "corpus", "strict_yaml", "statistics", "numerics", "hooks", "backends", "quiet"),
+    (
+        "types",
+        "tree",
+        "corpus",
+        "strict_yaml",
+        "statistics",
+        "numerics",
+        "hooks",
+        "backends",
+        "backends.driver",
+        "quiet",
+    ),
     ("", "tokens", "meters", "plugins", "machine", "train"),
     ("records", "instruments", "workloads"),
     ("suite", "environment", "assembly"),
-    ("backends.torch", "backends.jax", "backends.live_storage", "backends.driver", "worker", "runner", "judge"),
+    ("backends.torch", "backends.jax", "backends.live_storage", "worker", "runner", "judge"),
     ("doctor",),
     ("campaign", "report"),
     ("progress",),

@@ -1,0 +1,60 @@
+"""What README shows is true: its tables come from `results/`, its examples work."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import plugins, suite
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def block(language: str, word: str) -> str:
+    """The one code block of a language that holds a word."""
+    (found,) = (text for text in re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) if word in text)
+    return found
+
+
+def test_the_tables_are_those_of_the_results(tmp_path: Path) -> None:
+    copy = tmp_path / "README.md"
+    copy.write_text(README, encoding="utf-8")
+    command = [sys.executable, "-m", "harness.cli", "report", str(ROOT / "results"), "--into", str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "| baseline" in README
+    assert copy.read_text(encoding="utf-8") == README, "stale: run `make tables`"
+
+
+def test_the_plugin_works_as_shown(tmp_path: Path) -> None:
+    path = tmp_path / "my_strategy.py"
+    path.write_text(block("python", "hookimpl"), encoding="utf-8")
+    loaded = plugins.load((str(path),))
+    assert loaded.strategies["checkpoint_feed"].rewrites == ("feed",)
+
+
+def test_the_suite_is_valid_as_shown(tmp_path: Path) -> None:
+    folder = tmp_path / "suites"
+    folder.mkdir()
+    text = block("yaml", "title:")
+    (folder / "try.yaml").write_text(text, encoding="utf-8")
+    (folder / "my_text").mkdir()
+    (folder / "my_text" / "a.txt").write_text("text", encoding="utf-8")
+    plan = suite.read(folder / "try.yaml", plugins.load())
+    assert [case.label for case in plan.groups[0].cases] == [
+        "baseline",
+        "nothing",
+        "checkpoint(every=1)",
+        "checkpoint(every=2)",
+        "checkpoint + fused_loss",
+    ]
+    assert len(plan.groups) == 2
+
+
+@pytest.mark.parametrize("command", re.findall(r"^harness (\w+)", README, re.MULTILINE))
+def test_the_verbs_are_there(command: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "harness.cli", command, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
