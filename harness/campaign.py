@@ -1,4 +1,4 @@
-"""Run a plan: what is still to do, in which order, and every attempt appended as it ends."""
+"""Run a plan: each task in its turn, every attempt appended as it ends."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,14 +18,13 @@ import psutil
 from harness import backends, doctor, environment, machine, quiet, records, runner, statistics
 from harness.assembly import probe_of, shape_of
 from harness.plugins import Plugins
-from harness.records import OPEN_STATUSES, Case, Kind, Record, Slot, Task
+from harness.records import Case, Kind, Record, Slot, Task
+from harness.schedule import Schedule, is_done
 from harness.suite import Group, Plan, SuiteError
 from harness.tokens import TokenFile
-from harness.types import Place
 
 ATTEMPTS = 2
 MEMORY_SHARE = 0.8
-REPEATS_FROM_ROUNDS = 6
 PREDICTED_STEPS = 2
 """Steps of a prediction: the moments appear in the first update, so the second step holds everything."""
 REFERENCE_SECONDS = 300.0
@@ -68,7 +67,8 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
     """
     folder = options.results / plan.name / machine.name()
     with records.locked(folder), TemporaryDirectory(prefix="harness-reference-") as reference:
-        campaign = _Campaign(plan, plugins, options, progress, folder, Path(reference))
+        schedule = Schedule(plan, plugins, plan.suite.rounds if options.rounds is None else options.rounds)
+        campaign = _Campaign(plan, plugins, schedule, options, progress, folder, Path(reference))
         campaign.execute()
         return campaign.path
 
@@ -77,36 +77,22 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
 class _Campaign:
     plan: Plan
     plugins: Plugins
+    schedule: Schedule
     options: Options
     progress: Progress
     folder: Path
     reference: Path
-    run_id: str = field(
-        default_factory=lambda: f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}-{secrets.token_hex(3)}"
-    )
+    run_id: str = field(default_factory=lambda: f"{_stamp()}-{os.getpid()}-{secrets.token_hex(3)}")
 
     def __post_init__(self) -> None:
-        self.rounds = self.plan.suite.rounds if self.options.rounds is None else self.options.rounds
         self.threads = len(os.sched_getaffinity(0))
         self.checkup = doctor.kept(self.options.cache)
-        self.versions = machine.versions() | dict(self.plugins.versions)
-        self.positions = {self.digest(case): index for index, case in enumerate(self.plan.cases)}
-        self.baselines = {
-            self.digest(case): self.digest(group.baseline) for group in self.plan.groups for case in group.cases
-        }
         self.corpora = {
             group.baseline.group: self.corpus(group)
             for group in self.plan.groups
-            if self.obstacle(group.baseline) is None
+            if self.schedule.obstacle(group.baseline) is None
         }
-        self.plan_digest = hashlib.sha256("".join(map(str, self.slots())).encode()).hexdigest()[:16]
         self.path, self.latest = self._resumed()
-
-    def digest(self, case: Case) -> str:
-        """Identify a case together with the code that runs it."""
-        return case.digest(machine.commit(), json.dumps(self.versions, sort_keys=True))
-
-    # What there is to do, and what is done
 
     def _resumed(self) -> tuple[Path, dict[Slot, Record]]:
         """Continue the newest file when it holds some, but not all, of this very plan; else begin one."""
@@ -114,70 +100,28 @@ class _Campaign:
         if files and not self.options.fresh:
             found = [record for record in records.read(files[-1])[0] if record.slot is not None]
             latest = {record.slot: record for record in found if record.slot is not None}
-            same = any(record.plan == self.plan_digest for record in found)
-            if same and any(self._is_due(slot, latest) for slot in self.slots()):
+            same = any(record.plan == self.schedule.plan_digest for record in found)
+            if same and any(self.schedule.is_due(slot, latest) for slot in self.schedule.slots()):
                 return files[-1], latest
         path = self.folder / f"{_stamp()}-{machine.commit()}.jsonl"
         return path if not path.exists() else path.with_stem(f"{path.stem}-{self.run_id[-6:]}"), {}
 
-    def _is_due(self, slot: Slot, latest: dict[Slot, Record]) -> bool:
-        """Say whether a slot still wants a result: what was not measured for memory is not timed."""
-        if slot.kind == "time" and (
-            self._cannot_run(slot.case, latest) or (slot.round and self._cannot_run(self.baselines[slot.case], latest))
-        ):
-            return False
-        return not self._is_done(latest.get(slot))
-
-    def _cannot_run(self, case: str, latest: dict[Slot, Record]) -> bool:
-        memory = latest.get(Slot(case=case, kind="memory"))
-        return memory is not None and self._is_done(memory) and memory.status != "ok"
-
-    @staticmethod
-    def _is_done(record: Record | None) -> bool:
-        return record is not None and record.status not in OPEN_STATUSES
-
-    def slots(self) -> Iterator[Slot]:
-        """List every slot of the plan, in the order of the run."""
-        for group in self.plan.groups:
-            for case in group.cases:
-                yield Slot(case=self.digest(case), kind="predict")
-        for group in self.plan.groups:
-            if self.obstacle(group.baseline) is not None:
-                for case in group.cases:
-                    yield Slot(case=self.digest(case), kind="memory")
-                continue
-            for case in group.cases:
-                yield Slot(case=self.digest(probe_of(self.plugins, case)), kind="numerics")
-                for repeat in range(self.repeats):
-                    yield Slot(case=self.digest(case), kind="memory", repeat=repeat)
-            for number in range(self.rounds):
-                for case in group.cases:
-                    yield Slot(case=self.digest(case), kind="time", round=number)
-
-    @property
-    def repeats(self) -> int:
-        return 3 if self.rounds >= REPEATS_FROM_ROUNDS else 1
-
     def is_open(self, slot: Slot) -> bool:
         record = self.latest.get(slot)
-        return not self._is_done(record) and (
-            record is None or record.attempt < ATTEMPTS or record.run_id != self.run_id
-        )
-
-    # The order of a run
+        return not is_done(record) and (record is None or record.attempt < ATTEMPTS or record.run_id != self.run_id)
 
     def execute(self) -> None:
-        planned = list(dict.fromkeys(self.slots()))
-        done = sum(not self._is_due(slot, self.latest) for slot in planned)
+        planned = list(dict.fromkeys(self.schedule.slots()))
+        done = sum(not self.schedule.is_due(slot, self.latest) for slot in planned)
         self.progress.begin(len(planned), done)
         self.predict()
         for group in self.plan.groups:
-            if (reason := self.obstacle(group.baseline)) is not None:
+            if (reason := self.schedule.obstacle(group.baseline)) is not None:
                 for case in group.cases:
                     self.keep(
                         _unsupported(reason),
                         case,
-                        Slot(case=self.digest(case), kind="memory"),
+                        Slot(case=self.schedule.digest(case), kind="memory"),
                     )
                 continue
             for case in group.cases:
@@ -188,17 +132,7 @@ class _Campaign:
 
     def rounds_of(self, group: Group) -> int:
         """Give the time rounds of a group: one where the baseline does not run, since no ratio can be formed."""
-        return self.rounds if self.measured(group.baseline) else min(1, self.rounds)
-
-    def obstacle(self, case: Case) -> str | None:
-        """Say why a case cannot run here: no such place, or a strategy without anything for it."""
-        place = Place.parse(case.place)
-        absent = backends.absent(place.backend, place.device)
-        if absent is not None:
-            return absent
-        lacks = self.plugins.workloads[case.workload].lacks
-        told = (self.plugins.strategies[applied.name].obstacle(place, lacks) for applied in case.strategies)
-        return next((reason for reason in told if reason), None)
+        return self.schedule.rounds if self.measured(group.baseline) else min(1, self.schedule.rounds)
 
     def predict(self) -> None:
         """Predict all open cases of a backend in one process: it measures nothing of itself."""
@@ -208,7 +142,7 @@ class _Campaign:
                 for case in self.plan.cases
                 if case.place.startswith(f"{backend}/")
                 and backends.absent(backend, "cpu") is None
-                and self.is_open(Slot(case=self.digest(case), kind="predict"))
+                and self.is_open(Slot(case=self.schedule.digest(case), kind="predict"))
                 and all(backend in self.plugins.strategies[applied.name].on for applied in case.strategies)
             ]
             by_corpus: dict[str, list[Case]] = {}
@@ -218,14 +152,14 @@ class _Campaign:
                 self.progress.start("predict", members[0])
                 found = self.work("predict", members, steps=PREDICTED_STEPS)
                 for case, record in zip(members, found, strict=True):
-                    self.keep(record, case, Slot(case=self.digest(case), kind="predict"))
+                    self.keep(record, case, Slot(case=self.schedule.digest(case), kind="predict"))
 
     def numerics(self, case: Case) -> None:
         probe = probe_of(self.plugins, case)
-        slot = Slot(case=self.digest(probe), kind="numerics")
+        slot = Slot(case=self.schedule.digest(probe), kind="numerics")
         if not self.is_open(slot):
             return
-        if (reason := self.obstacle(case)) is not None:
+        if (reason := self.schedule.obstacle(case)) is not None:
             self.keep(_unsupported(reason), probe, slot)
             return
         plain = probe.model_copy(update={"strategies": ()})
@@ -239,11 +173,11 @@ class _Campaign:
         self.keep(self.work("numerics", [probe], reference=str(yardstick))[0], probe, slot)
 
     def memory(self, case: Case) -> None:
-        for repeat in range(self.repeats):
-            slot = Slot(case=self.digest(case), kind="memory", repeat=repeat)
+        for repeat in range(self.schedule.repeats):
+            slot = Slot(case=self.schedule.digest(case), kind="memory", repeat=repeat)
             if not self.is_open(slot):
                 continue
-            reason = self.obstacle(case)
+            reason = self.schedule.obstacle(case)
             if reason is not None:
                 self.keep(_unsupported(reason), case, slot)
             elif (guarded := self.guarded(case)) is not None:
@@ -254,7 +188,7 @@ class _Campaign:
 
     def guarded(self, case: Case) -> Record | None:
         """Refuse a case that would take the machine down; a budget bounds it already."""
-        predicted = self.latest.get(Slot(case=self.digest(case), kind="predict"))
+        predicted = self.latest.get(Slot(case=self.schedule.digest(case), kind="predict"))
         if predicted is None or not case.place.endswith("/cpu"):
             return None
         need = max(predicted.floor_bytes or 0, predicted.predicted_peak_bytes or 0)
@@ -269,7 +203,7 @@ class _Campaign:
     def time_round(self, group: Group, number: int) -> None:
         """Time every member once, in random order; a round that is not complete is run again whole."""
         members = [case for case in group.cases if self.measured(case)]
-        slots = {case.label: Slot(case=self.digest(case), kind="time", round=number) for case in members}
+        slots = {case.label: Slot(case=self.schedule.digest(case), kind="time", round=number) for case in members}
         if not any(self.is_open(slot) for slot in slots.values()):
             return
         if self.timed_once(members, slots, number):
@@ -282,7 +216,7 @@ class _Campaign:
         for label in statistics.shuffled(list(by_label), self.plan.suite.seed, number):
             case = by_label[label]
             pacing = self.pacing(case)
-            self.progress.start(f"time {number + 1}/{self.rounds}", case)
+            self.progress.start(f"time {number + 1}/{self.schedule.rounds}", case)
             before = quiet.snapshot()
             record = self.work("time", [case], steps=pacing.steps, warmup=pacing.warmup, round=number)[0]
             told = quiet.disturbances(before, quiet.snapshot())
@@ -293,7 +227,7 @@ class _Campaign:
 
     def measured(self, case: Case) -> bool:
         """Say whether the memory of a case was measured, so that it is worth timing."""
-        record = self.latest.get(Slot(case=self.digest(case), kind="memory"))
+        record = self.latest.get(Slot(case=self.schedule.digest(case), kind="memory"))
         return record is not None and record.status == "ok"
 
     def pacing(self, case: Case) -> statistics.Pacing:
@@ -301,7 +235,7 @@ class _Campaign:
         suite = self.plan.suite
         if suite.steps is not None and suite.warmup is not None:
             return statistics.Pacing(suite.warmup, suite.steps, ("few_steps",) if suite.steps < 10 else ())
-        slot = Slot(case=self.digest(case), kind="pilot")
+        slot = Slot(case=self.schedule.digest(case), kind="pilot")
         record = self.latest.get(slot)
         if record is None or not record.step_seconds:
             self.progress.start("pilot", case)
@@ -310,8 +244,6 @@ class _Campaign:
             return statistics.Pacing(2, 3, ("no_steady_state", "few_steps"))
         found = statistics.pace(record.step_seconds)
         return statistics.Pacing(suite.warmup or found.warmup, suite.steps or found.steps, found.flags)
-
-    # One task
 
     def work(self, kind: Kind, cases: Sequence[Case], deadline: float | None = None, **settings: Any) -> list[Record]:
         corpus = self.corpora.get(cases[0].group)
@@ -335,15 +267,15 @@ class _Campaign:
             update={
                 "run_id": self.run_id,
                 "suite": self.plan.name,
-                "plan": self.plan_digest,
+                "plan": self.schedule.plan_digest,
                 "slot": slot,
                 "attempt": 1 if before is None else before.attempt + 1,
                 "utc": datetime.now(UTC).isoformat(timespec="seconds"),
-                "position": self.positions.get(self.digest(case), -1),
+                "position": self.schedule.positions.get(self.schedule.digest(case), -1),
                 "case": case,
-                "probe": self.digest(probe_of(self.plugins, case)) if slot.kind == "memory" else None,
+                "probe": self.schedule.digest(probe_of(self.plugins, case)) if slot.kind == "memory" else None,
                 "machine": {**machine.facts(), **self.checkup, **record.machine},
-                "versions": self.versions,
+                "versions": self.schedule.versions,
                 "commit": machine.commit(),
                 "batches_digest": _joined(record.batches_digests),
                 "notes": {**record.notes, **self.notes(case)},

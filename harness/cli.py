@@ -46,7 +46,7 @@ def run(
     options = campaign.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes)
     with Watcher(err) as watcher:
         written = campaign.run(plan, loaded, options, watcher)
-    out.print(_tables([written], loaded), end="")
+    out.print(_tables([written], loaded, title=plan.suite.title), end="")
     err.print(f"records: {written}")
 
 
@@ -126,14 +126,14 @@ def show(name: Annotated[str, typer.Argument(help="A strategy or a workload.")],
         raise plugins.PluginError(f"there is no strategy or workload '{name}'{plugins.nearest(name, known)}")
 
 
-def _tables(files: list[Path], loaded: plugins.Plugins, headed: bool = True) -> str:
+def _tables(files: list[Path], loaded: plugins.Plugins, headed: bool = True, title: str = "") -> str:
     """Write the tables of results files, each under its suite's name; tell of lines that are no records."""
     texts = []
     for file in files:
         found, problems = records.read(file)
         for problem in problems:
             err.print(f"warning: {problem}")
-        texts.append(table.of_records(found, loaded, headed))
+        texts.append(table.of_records(found, loaded, headed, title))
     return "\n".join(texts)
 
 

@@ -18,12 +18,14 @@ HEADERS = (
 ALIGNED = ("left", "right", "right", "right", "right", "right", "left", "right", "left", "left", "left")
 
 
-def of_records(found: Sequence[Record], plugins: Plugins, headed: bool = True) -> str:
-    """Judge the records of a results file and write its tables, under the suite's name where `headed`."""
+def of_records(found: Sequence[Record], plugins: Plugins, headed: bool = True, title: str = "") -> str:
+    """Judge the records of a results file and write its tables, where `headed` under a title or the suite's name."""
     tables = judge(found)
     tokens = {table.case.group: _tokens(table.case, plugins) for table in tables}
     known = {group: count for group, count in tokens.items() if count is not None}
-    return markdown(tables, known, next((record.suite for record in found), "no records") if headed else "")
+    if not headed:  # within a section of another document
+        return markdown(tables, known, level="####")
+    return markdown(tables, known, title or next((record.suite for record in found), "no records"))
 
 
 def _tokens(case: Case, plugins: Plugins) -> int | None:
@@ -35,11 +37,11 @@ def _tokens(case: Case, plugins: Plugins) -> int | None:
         return None
 
 
-def markdown(tables: Sequence[Table], tokens_per_step: "dict[str, int]", title: str = "") -> str:
-    """Write all tables as markdown; figures are rounded here and nowhere else."""
+def markdown(tables: Sequence[Table], tokens_per_step: "dict[str, int]", title: str = "", level: str = "##") -> str:
+    """Write all tables as markdown, each under a heading of a level; figures are rounded here and nowhere else."""
     pieces = [f"# {escaped(title)}"] if title else []
     for table in tables:
-        pieces.append(f"## {escaped(_heading(table.case))}")
+        pieces.append(f"{level} {escaped(_heading(table.case))}")
         reason = _untested(table)
         if reason is None:
             rows = [_cells(row, tokens_per_step) for row in table.rows]

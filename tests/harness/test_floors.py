@@ -31,6 +31,7 @@ FLOORS = (
     ("", "tokens", "meters", "plugins", "machine", "train"),
     ("records", "instruments", "workloads"),
     ("suite", "environment", "assembly"),
+    ("schedule",),
     ("backends.torch", "backends.jax", "backends.live_storage", "worker", "runner", "judge"),
     ("doctor",),
     ("campaign", "report"),

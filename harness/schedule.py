@@ -1,0 +1,101 @@
+"""What a run consists of: every slot of a plan in order, what identifies it, and which ones still want a result."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness import backends, machine
+from harness.assembly import probe_of
+from harness.plugins import Plugins
+from harness.records import OPEN_STATUSES, Case, Record, Slot
+from harness.suite import Plan
+from harness.types import Place
+
+REPEATS_FROM_ROUNDS = 6
+"""From this many time rounds on, memory is measured three times and its largest peak taken."""
+
+Latest = Mapping[Slot, Record]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The slots of a plan; `rounds` are the time rounds, which the command line may change."""
+
+    plan: Plan
+    plugins: Plugins
+    rounds: int
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """The versions of all code that decides a figure."""
+        return machine.versions() | dict(self.plugins.versions)
+
+    def digest(self, case: Case) -> str:
+        """Identify a case together with the code that runs it."""
+        return case.digest(machine.commit(), json.dumps(self.versions, sort_keys=True))
+
+    @cached_property
+    def plan_digest(self) -> str:
+        """Identify the whole run, so that only the same one is resumed."""
+        return hashlib.sha256("".join(map(str, self.slots())).encode()).hexdigest()[:16]
+
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """The row of each case in the tables, by its digest."""
+        return {self.digest(case): index for index, case in enumerate(self.plan.cases)}
+
+    @cached_property
+    def _baselines(self) -> dict[str, str]:
+        groups = self.plan.groups
+        return {self.digest(case): self.digest(group.baseline) for group in groups for case in group.cases}
+
+    @property
+    def repeats(self) -> int:
+        """How often the memory of a case is measured."""
+        return 3 if self.rounds >= REPEATS_FROM_ROUNDS else 1
+
+    def slots(self) -> Iterator[Slot]:
+        """List every slot of the plan, in the order of the run."""
+        for case in self.plan.cases:
+            yield Slot(case=self.digest(case), kind="predict")
+        for group in self.plan.groups:
+            if self.obstacle(group.baseline) is not None:
+                for case in group.cases:
+                    yield Slot(case=self.digest(case), kind="memory")
+                continue
+            for case in group.cases:
+                yield Slot(case=self.digest(probe_of(self.plugins, case)), kind="numerics")
+                for repeat in range(self.repeats):
+                    yield Slot(case=self.digest(case), kind="memory", repeat=repeat)
+            for number in range(self.rounds):
+                for case in group.cases:
+                    yield Slot(case=self.digest(case), kind="time", round=number)
+
+    def obstacle(self, case: Case) -> str | None:
+        """Say why a case cannot run here: no such place, or a strategy without anything for it."""
+        place = Place.parse(case.place)
+        absent = backends.absent(place.backend, place.device)
+        if absent is not None:
+            return absent
+        lacks = self.plugins.workloads[case.workload].lacks
+        told = (self.plugins.strategies[applied.name].obstacle(place, lacks) for applied in case.strategies)
+        return next((reason for reason in told if reason), None)
+
+    def is_due(self, slot: Slot, latest: Latest) -> bool:
+        """Say whether a slot still wants a result: what was not measured for memory is not timed."""
+        if slot.kind == "time" and (
+            self._cannot_run(slot.case, latest) or (slot.round and self._cannot_run(self._baselines[slot.case], latest))
+        ):
+            return False
+        return not is_done(latest.get(slot))
+
+    def _cannot_run(self, case: str, latest: Latest) -> bool:
+        memory = latest.get(Slot(case=case, kind="memory"))
+        return memory is not None and is_done(memory) and memory.status != "ok"
+
+
+def is_done(record: Record | None) -> bool:
+    """Say whether a record is a result, not something that a later run tries again."""
+    return record is not None and record.status not in OPEN_STATUSES

@@ -1,0 +1,28 @@
+"""Time 40 groups of two equal cases and count those that come out different: at most 5 may.
+
+Run it on a quiet machine: `python tests/benchmarks/control_figures.py`. It takes some minutes and exits with 1 when the
+control fails more often.
+"""
+
+import sys
+from statistics import median
+
+from harness import doctor, plugins
+
+GROUPS, ROUNDS, ALLOWED = 40, 3, 5
+
+
+def main() -> int:
+    loaded = plugins.load()
+    found = [noise for _ in range(GROUPS) if (noise := doctor.aa_noise(loaded, ROUNDS)) is not None]
+    different = sum(not noise.clean for noise in found)
+    ratios = sorted(noise.ratio for noise in found)
+    widths = [noise.high / noise.low for noise in found]
+    print(f"{len(found)} groups of {ROUNDS} rounds: {different} came out different (at most {ALLOWED} may)")
+    print(f"ratio: median {median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}")
+    print(f"range within a group: median x {median(widths):.2f}, largest x {max(widths):.2f}")
+    return int(different > ALLOWED or len(found) < GROUPS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
