@@ -245,7 +245,14 @@ def interrupt_when(folder: Path, happened: Callable[[], bool]) -> "subprocess.Co
     with open(folder / "out", "w+") as out, open(folder / "err", "w+") as err:
         command = [*HARNESS, "run", "small.yaml"]
         process = subprocess.Popen(
-            command, cwd=folder, env=environment(folder), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            command,
+            cwd=folder,
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            # a shell starts what it puts in the background with SIGINT ignored, and children inherit that
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         try:
             until = time.monotonic() + 120
