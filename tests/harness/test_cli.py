@@ -243,7 +243,9 @@ def results_in(folder: Path) -> list[Path]:
 def interrupt_when(folder: Path, happened: Callable[[], bool]) -> "subprocess.CompletedProcess[str]":
     """Start the run, press Ctrl-C as soon as something has happened, and wait for the end."""
     with open(folder / "out", "w+") as out, open(folder / "err", "w+") as err:
-        command = [*HARNESS, "run", "small.yaml"]
+        # A shell starts what it puts in the background with SIGINT ignored, and children inherit that.
+        listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        command = [sys.executable, "-c", f"{listening}; from harness.cli import main; main()", "run", "small.yaml"]
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -251,8 +253,6 @@ def interrupt_when(folder: Path, happened: Callable[[], bool]) -> "subprocess.Co
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            # a shell starts what it puts in the background with SIGINT ignored, and children inherit that
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         try:
             until = time.monotonic() + 120

@@ -85,8 +85,8 @@ def held(name, source):
 
 def test_a_strided_view_holds_nothing_and_reads_the_source_itself():
     source = tokens(1 << 20, 256, 1)
-    # the least of three: other threads of the test process may allocate while one is traced
-    assert min(max(held("strided_view", source)) for _ in range(3)) < 64 << 10
+    # what other code of the test process allocates meanwhile is traced too; a copy would be the whole source at least
+    assert max(held("strided_view", source)) < source.inputs.nbytes / 4
     windows = windows_of("strided_view", source)
     source.inputs[256], source.targets[256] = 7, 8  # inputs and targets overlap: the later write is in both
     x, y = windows.batch(np.array([1]))
