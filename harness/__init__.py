@@ -1,7 +1,7 @@
 """Compare memory strategies: a plugin author's whole world."""
 
 from harness.hooks import hookimpl
-from harness.types import Parts, Place, Source, Strategy, Windows, Workload
+from harness.types import Extent, Held, Parts, Place, Source, Strategy, Windows, Workload
 
-__all__ = ["Parts", "Place", "Source", "Strategy", "Windows", "Workload", "hookimpl"]
+__all__ = ["Extent", "Held", "Parts", "Place", "Source", "Strategy", "Windows", "Workload", "hookimpl"]
 __version__ = "0.1.0"

@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from harness.frames import FrameFile
 from harness.instruments import counted
 from harness.plugins import Plugins
 from harness.records import Applied, Case
 from harness.tokens import TokenFile
-from harness.types import Parts, Place, replace
+from harness.types import FEEDS, Parts, Place, replace
 
 Calls = Counter[tuple[str, str]]
 
@@ -23,7 +24,7 @@ def assemble(
     case: Case,
     *,
     shape: Any = None,
-    corpus: TokenFile | None = None,
+    corpus: TokenFile | FrameFile | None = None,
     calls: Calls | None = None,
     draw: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Parts:
@@ -43,6 +44,12 @@ def assemble(
         if calls is not None:
             parts = counted(parts, strategy, calls)
     return parts
+
+
+def feeds_of(plugins: Plugins, case: Case) -> str:
+    """Say how far the batches of a case may differ from the baseline's: the widest that its strategies declare."""
+    declared = [plugins.strategies[applied.name].feeds for applied in case.strategies]
+    return max(declared, key=FEEDS.index, default="same")
 
 
 def never_called(calls: Calls) -> str | None:

@@ -1,11 +1,8 @@
 """Run a plan: each task in its turn, every attempt appended as it ends."""
 
 import hashlib
-import json
 import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,12 +12,12 @@ from typing import Any
 
 import psutil
 
-from harness import backends, doctor, environment, machine, quiet, records, runner, statistics
-from harness.assembly import probe_of, shape_of
+from harness import backends, claims, corpora, doctor, machine, quiet, records, runner, statistics
+from harness.assembly import probe_of
 from harness.plugins import Plugins
 from harness.records import Case, Kind, Record, Slot, Task
-from harness.schedule import Schedule, is_done
-from harness.suite import Group, Plan, SuiteError
+from harness.schedule import Schedule, is_done, obstacle
+from harness.suite import Group, Plan
 from harness.tokens import TokenFile
 
 ATTEMPTS = 2
@@ -62,13 +59,17 @@ def cache_folder() -> Path:
 def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> Path:
     """Run everything of a plan that has no result yet; return the results file.
 
-    Raises SuiteError for a corpus that cannot serve, StoreError for results that cannot be written, both before
-    anything is measured. Records are appended as they come; KeyboardInterrupt leaves all of them.
+    Raises SuiteError for a corpus that cannot serve, ClaimError for a claim that cannot be read, StoreError for results
+    that cannot be written, all before anything is measured. Records are appended as they come; KeyboardInterrupt leaves
+    all of them.
     """
     folder = options.results / plan.name / machine.name()
     with records.locked(folder), TemporaryDirectory(prefix="harness-reference-") as reference:
+        for claim in plan.suite.claims:
+            claims.parsed(claim.that)
+        plan, found = corpora.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
         schedule = Schedule(plan, plugins, plan.suite.rounds if options.rounds is None else options.rounds)
-        campaign = _Campaign(plan, plugins, schedule, options, progress, folder, Path(reference))
+        campaign = _Campaign(plan, plugins, schedule, options, progress, folder, Path(reference), found)
         campaign.execute()
         return campaign.path
 
@@ -82,16 +83,12 @@ class _Campaign:
     progress: Progress
     folder: Path
     reference: Path
+    corpora: dict[str, corpora.Corpus | None]
     run_id: str = field(default_factory=lambda: f"{_stamp()}-{os.getpid()}-{secrets.token_hex(3)}")
 
     def __post_init__(self) -> None:
         self.threads = len(os.sched_getaffinity(0))
         self.checkup = doctor.kept(self.options.cache)
-        self.corpora = {
-            group.baseline.group: self.corpus(group)
-            for group in self.plan.groups
-            if self.schedule.obstacle(group.baseline) is None
-        }
         self.path, self.latest = self._resumed()
 
     def _resumed(self) -> tuple[Path, dict[Slot, Record]]:
@@ -111,6 +108,7 @@ class _Campaign:
         return not is_done(record) and (record is None or record.attempt < ATTEMPTS or record.run_id != self.run_id)
 
     def execute(self) -> None:
+        self.begin()
         planned = list(dict.fromkeys(self.schedule.slots()))
         done = sum(not self.schedule.is_due(slot, self.latest) for slot in planned)
         self.progress.begin(len(planned), done)
@@ -129,6 +127,23 @@ class _Campaign:
                 self.memory(case)
             for number in range(self.rounds_of(group)):
                 self.time_round(group, number)
+
+    def begin(self) -> None:
+        """Keep what the suite says beside its cases: who reads the results need not have it."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        suite = self.plan.suite
+        beginning = Record(
+            run_id=self.run_id,
+            suite=self.plan.name,
+            plan=self.schedule.plan_digest,
+            utc=now,
+            title=suite.title,
+            claims=tuple(suite.claims),
+            machine=machine.facts(),
+            versions=self.schedule.versions,
+            commit=machine.commit(),
+        )
+        records.append(self.path, beginning)
 
     def rounds_of(self, group: Group) -> int:
         """Give the time rounds of a group: one where the baseline does not run, since no ratio can be formed."""
@@ -290,26 +305,9 @@ class _Campaign:
         """Say what a reader of the record would not guess: a corpus that has fewer tokens than the model has rows."""
         corpus = self.corpora.get(case.group)
         rows = case.shape.get("vocabulary")
-        if corpus is None or not isinstance(rows, int) or corpus.vocabulary >= rows:
+        if not isinstance(corpus, TokenFile) or not isinstance(rows, int) or corpus.vocabulary >= rows:
             return {}
         return {"vocabulary": f"the corpus gives {corpus.vocabulary} distinct tokens, the model has {rows} rows"}
-
-    def corpus(self, group: Group) -> TokenFile | None:
-        """Make the token ids that a group reads, in a process of its own: this one never loads numpy."""
-        case = group.baseline
-        workload = self.plugins.workloads[case.workload]
-        shape = shape_of(self.plugins, case)
-        needed = workload.rows_needed(shape, max(self.plan.suite.memory_steps, self.plan.suite.steps or 0))
-        spec = {
-            "corpus": case.corpus,
-            "root": str(self.plan.path.resolve().parent),
-            "tokenizer": case.tokenizer,
-            "vocabulary": case.shape["vocabulary"],
-            "needed": needed,
-            "seed": case.seed,
-            "cache": str(self.options.cache),
-        }
-        return prepared(spec)
 
 
 def _unsupported(reason: str) -> Record:
@@ -320,25 +318,8 @@ def _stamp() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
-def prepared(spec: dict[str, Any]) -> TokenFile:
-    """Run `python -m harness.tokens` on a specification; raise SuiteError with its sentence when it refuses."""
-    with TemporaryDirectory(prefix="harness-corpus-") as folder:
-        path = Path(folder) / "spec.json"
-        path.write_text(json.dumps(spec), encoding="utf-8")
-        env = environment.variables("predict", "torch/cpu", "corpus", 1, None)
-        command = [sys.executable, "-m", "harness.tokens", str(path)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    try:
-        told = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        raise SuiteError(f"corpus '{spec['corpus']}': it could not be prepared: {done.stderr.strip()[-300:]}") from None
-    if "error" in told:
-        raise SuiteError(told["error"])
-    return TokenFile(**{**told, "path": Path(told["path"])})
-
-
 def _joined(digests: tuple[str, ...]) -> str | None:
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if digests else None
 
 
-__all__ = ["Options", "Progress", "prepared", "run"]
+__all__ = ["Options", "Progress", "run"]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness import campaign, doctor, plugins, records, suite
+from harness import campaign, claims, doctor, plugins, records, suite
 from harness.progress import Watcher
 from harness.report import checkups, insert, table
 
@@ -25,7 +25,7 @@ err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 PluginOption = Annotated[list[str] | None, typer.Option("--plugin", help="A plugin: a .py file or a module.")]
 SuiteArgument = Annotated[Path, typer.Argument(metavar="SUITE", help="A suite: a YAML file.")]
 
-REFUSALS = (suite.SuiteError, plugins.PluginError, records.StoreError, insert.InsertError)
+REFUSALS = (suite.SuiteError, plugins.PluginError, records.StoreError, insert.InsertError, claims.ClaimError)
 REFUSED, INTERRUPTED = 2, 130
 
 

@@ -68,6 +68,7 @@ def digested(parts: Parts, digests: list[str]) -> Parts:
         for x, y in inner(parts, windows):
             digests.append(_digest(x, y))
             yield x, y
+            del x, y  # or the run would be charged for two batches
 
     return replace(parts, batches=batches)
 

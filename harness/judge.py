@@ -43,6 +43,8 @@ class Row:
     loss_difference: float | None
     verdict: str
     predicted_phase: str | None = None
+    fetch_median_seconds: float | None = None
+    notes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     records: tuple[Record, ...] = field(default=(), repr=False)
@@ -203,6 +205,7 @@ def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, m
         floor_bytes=floor,
         floor_ratio=peak / floor if ok and peak and floor else None,
         step_median_seconds=median(medians) if medians else None,
+        fetch_median_seconds=_fetch(seen),
         effect=effect,
         memory=memory,
         speed=speed,
@@ -211,9 +214,40 @@ def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, m
         loss_difference=difference,
         verdict=_verdict(seen, baseline, memory, speed, answer),
         flags=(*_flags(seen, peak, predicted), *(("control_failed",) if memory_held else ())),
+        notes=_notes(seen),
         reasons=_reasons(seen),
         records=(*seen.memory, *seen.times.values(), *([seen.answer] if seen.answer else [])),
     )
+
+
+def _fetch(seen: _Seen) -> float | None:
+    """Give the median wait for a batch, over all rounds."""
+    waits = [wait for record in seen.times.values() if record.status == "ok" for wait in record.fetch_seconds]
+    return median(waits) if waits else None
+
+
+def _notes(seen: _Seen) -> tuple[str, ...]:
+    """Collect what the parts noted, in words: choices they made, numbers they gave, file pages among the peak."""
+    if not seen.memory:
+        return ()
+    record = seen.memory[0]
+    told = [f"{name.replace('_', ' ')}: {note}" for name, note in record.notes.items()]
+    told += [f"{name.replace('_', ' ')} {_number(value)}" for name, value in record.extra.items() if _is_number(value)]
+    pages = max((phase.file_bytes or 0 for phase in record.phases), default=0)
+    if "file_backed" in record.flags:
+        told.append(f"{pages / MIB:,.0f} MiB are pages of a file, which the kernel can take back")
+    if record.child_peak_bound_bytes:
+        low, high = (record.child_peak_bytes or 0) / MIB, record.child_peak_bound_bytes / MIB
+        told.append(f"its child processes take {low:,.0f} to {high:,.0f} MiB more")
+    return tuple(told)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def _answer(seen: _Seen, baseline: _Seen | None) -> tuple[str | None, str, float | None]:
@@ -226,7 +260,7 @@ def _answer(seen: _Seen, baseline: _Seen | None) -> tuple[str | None, str, float
         return rung, reason, None
     own, other = seen.memory[0], baseline.memory[0]
     difference = max((abs(a - b) / abs(b) for a, b in zip(own.losses, other.losses, strict=False) if b), default=None)
-    if own.batches_digest != other.batches_digest:
+    if own.feeds == "same" and own.batches_digest != other.batches_digest:
         return "invalid", "it trained on other batches than the baseline", difference
     exact = rung in ("bit_exact", "reassociated")
     if exact and difference is not None and difference > LOSS_MARGIN:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-LADDER = ("bit_exact", "reassociated", "lower_precision", "approximate", "diverged", "invalid")
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+LADDER = ("bit_exact", "reassociated", "reordered", "lower_precision", "approximate", "diverged", "invalid")
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 2.0**-7}
 
 DRIFT = 1700
 """How many roundoffs (1e-4 in float32) the loss of a later update may differ by."""
@@ -103,7 +103,8 @@ def compare(
       below about sqrt(3) E_b hides here; a bias above half of the error earns a warning.
     * lower_precision: declared; E <= 2 x E of `baseline_low`, or 4 u of the declared dtype without one; and
       no more than 0.35 of the error is bias, since rounding has no direction.
-    * approximate: declared to be another algorithm; shown, not judged.
+    * approximate: declared to be another algorithm; shown, not judged. One with parameters of other sizes need only
+      be finite.
     * diverged: everything else.
 
     A tensor whose reference is zero has its error taken relative to the norm of the whole gradient. If all
@@ -118,6 +119,10 @@ def compare(
         return _invalid(f"the baseline is at fault: {fault}")
     if fault := _fault(reference, baseline, any_dtype=True):
         return _invalid(f"the float64 reference is at fault: {fault}")
+    if approximate and _sizes(strategy) != _sizes(baseline):
+        if fault := _fault(strategy, strategy):
+            return _invalid(fault)
+        return replace(_invalid("declared to be another model, whose gradients do not compare"), verdict="approximate")
     if fault := _fault(strategy, baseline, any_dtype=precision is not None):
         return _invalid(fault)
     own, error = _error(baseline, reference), _error(strategy, reference)
@@ -311,6 +316,10 @@ def _fault(run: Outcome, like: Outcome, any_dtype: bool = False) -> str | None:
     if len(run.trajectory) != len(like.trajectory):
         return f"{len(run.trajectory)} updates were made, not {len(like.trajectory)}"
     return None
+
+
+def _sizes(run: Outcome) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in run.parameters.items() if array is not None}
 
 
 def _same_bits(run: Outcome, other: Outcome) -> bool:

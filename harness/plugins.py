@@ -54,7 +54,10 @@ def load(extra: Sequence[str] = ()) -> Plugins:
     for name in extra:
         if manager.has_plugin(name):
             raise PluginError(f"plugin '{name}' is named twice: name it once")
-        manager.register(_from_path(Path(name)) if name.endswith(".py") else _imported(name, name), name)
+        module = _from_path(Path(name)) if name.endswith(".py") else _imported(name, name)
+        if manager.is_registered(module):
+            raise PluginError(f"plugin '{name}' is installed already: leave it out")
+        manager.register(module, name)
     return Plugins(
         manager,
         _by_name(manager, "harness_strategies", Strategy),

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from harness.frames import FrameFile
 from harness.numerics import Verdict
 from harness.tokens import TokenFile
 
@@ -59,6 +60,15 @@ def _knob_text(value: bool | int | float | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+class Claim(Value):
+    """A sentence that somebody believes, and an expression over measured figures that decides it (`harness.claims`)."""
+
+    id: str = Field(min_length=1, max_length=64)
+    says: str = Field(min_length=1, max_length=1000)
+    that: str = Field(min_length=1, max_length=1000)
+    where: dict[str, bool | int | float | str] = Field(default_factory=dict)
+
+
 class Case(Value):
     """One row of a comparison: a workload at a shape, in a place, with strategies applied left to right."""
 
@@ -95,7 +105,7 @@ class Task(Value):
     run_id: str
     parent: int
     folder: str
-    corpus: TokenFile | None = None
+    corpus: TokenFile | FrameFile | None = None
     plugins: tuple[str, ...] = ()
     round: int = 0
     repeat: int = 0
@@ -132,7 +142,10 @@ class Slot(Value):
 class Record(Value):
     """What one attempt at one task showed. Bytes are integers above the base, seconds floats; unknown is None.
 
+    A record without a slot begins a run: it keeps the title and the `claims` of the suite.
     `plan` is a digest of all slots of the run, so that only the same run is resumed.
+    `feeds` is what the strategies declare of their batches, and `fetch_seconds` the part of each step that was spent
+    on getting its batch.
     `missing` gives the reason for a None that a reader would ask about; `probe` is the slot in which the answer of
     this case was compared. Of child processes there is a sampled sum of proportional sizes, a lower bound, and the sum
     of each one's own high-water mark, an upper one.
@@ -145,6 +158,8 @@ class Record(Value):
     slot: Slot | None = None
     attempt: int = 1
     utc: str = ""
+    title: str = ""
+    claims: tuple[Claim, ...] = ()
     position: int = 0
     case: Case | None = None
     probe: str | None = None
@@ -182,9 +197,11 @@ class Record(Value):
     floor_bytes: int | None = None
 
     losses: tuple[float, ...] = ()
+    feeds: str = "same"
     batches_digest: str | None = None
     batches_digests: tuple[str, ...] = ()
     step_seconds: tuple[float, ...] = ()
+    fetch_seconds: tuple[float, ...] = ()
     first_step_seconds: float | None = None
     compile_seconds: float | None = None
     warmup_steps: int | None = None

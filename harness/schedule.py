@@ -74,14 +74,8 @@ class Schedule:
                     yield Slot(case=self.digest(case), kind="time", round=number)
 
     def obstacle(self, case: Case) -> str | None:
-        """Say why a case cannot run here: no such place, or a strategy without anything for it."""
-        place = Place.parse(case.place)
-        absent = backends.absent(place.backend, place.device)
-        if absent is not None:
-            return absent
-        lacks = self.plugins.workloads[case.workload].lacks
-        told = (self.plugins.strategies[applied.name].obstacle(place, lacks) for applied in case.strategies)
-        return next((reason for reason in told if reason), None)
+        """Say why a case cannot run here."""
+        return obstacle(self.plugins, case)
 
     def is_due(self, slot: Slot, latest: Latest) -> bool:
         """Say whether a slot still wants a result: what was not measured for memory is not timed."""
@@ -94,6 +88,17 @@ class Schedule:
     def _cannot_run(self, case: str, latest: Latest) -> bool:
         memory = latest.get(Slot(case=case, kind="memory"))
         return memory is not None and is_done(memory) and memory.status != "ok"
+
+
+def obstacle(plugins: Plugins, case: Case) -> str | None:
+    """Say why a case cannot run on this machine: no such place, or a strategy without anything for it."""
+    place = Place.parse(case.place)
+    absent = backends.absent(place.backend, place.device)
+    if absent is not None:
+        return absent
+    workload = plugins.workloads[case.workload]
+    told = (plugins.strategies[applied.name].obstacle(place, workload) for applied in case.strategies)
+    return next((reason for reason in told if reason), None)
 
 
 def is_done(record: Record | None) -> bool:

@@ -6,16 +6,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness import backends, corpus, strict_yaml
+from harness.frames import GENERATED
 from harness.plugins import Plugins, nearest, printable
-from harness.records import Applied, Case
+from harness.records import Applied, Case, Claim
 from harness.types import Place, Strategy, Workload
 
 MAX_CASES = 10_000
+TOKENIZERS = ("bytes", "words", "bpe")
 CONTROL = "nothing"
 VERDICT_ROUNDS = 3
 """From this many rounds on a speed verdict is possible."""
@@ -33,25 +35,21 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Claim(Model):
-    """A sentence that somebody believes, and an expression over measured figures that decides it."""
-
-    id: str = Field(min_length=1, max_length=64)
-    says: str = Field(min_length=1, max_length=1000)
-    that: str = Field(min_length=1, max_length=1000)
-    where: dict[str, int | float | str | bool] = Field(default_factory=dict)
-
-
 class Suite(Model):
     """What a suite file may say."""
 
     title: str = Field(min_length=1, max_length=200)
     workload: str
     places: list[str] = Field(["torch/cpu"], min_length=1, max_length=16)
-    corpus: str = "standard_library"
+    corpus: str | None = Field(None, description="by default standard_library for tokens, generated for frames")
     tokenizer: Literal["bytes", "words", "bpe"] = "bpe"
     shape: dict[str, Any] = Field(default_factory=dict)
     at: dict[str, dict[str, Any]] = Field(default_factory=dict, description="shapes for places that match a pattern")
+    each: list[dict[str, Any]] = Field(
+        default_factory=list,
+        max_length=100,
+        description="shapes to take in turn, with a corpus or tokenizer of their own",
+    )
     budget_gib: float | None = Field(None, ge=1 / 64, le=1 << 16, description="memory above the settled base")
     strategies: list[Any] = Field(min_length=1, max_length=1000)
     rounds: int = Field(3, ge=0, le=100, description="time rounds; a speed interval needs at least 6")
@@ -114,6 +112,15 @@ def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:
     return Plan(plan.name, plan.path, plan.suite, tuple(groups))
 
 
+class _Setting(NamedTuple):
+    """What the cases of one group share besides the place."""
+
+    shape: Any
+    budget_bytes: int | None
+    corpus: str
+    tokenizer: str
+
+
 @dataclass(frozen=True)
 class _Reader:
     path: Path
@@ -132,21 +139,31 @@ class _Reader:
         if workload is None:
             hint = nearest(suite.workload, self.plugins.workloads)
             raise self.refusal(("workload",), f"there is no workload '{suite.workload}'{hint}")
-        try:
-            corpus.resolve(suite.corpus, self.path.resolve().parent)
-        except corpus.CorpusError as error:
-            raise self.refusal(("corpus",), str(error)) from None
+        self.corpus(suite.corpus, workload, ("corpus",))
         self.refuse_patterns(suite)
         rows = self.rows(suite, workload)
         groups = [
-            self.group(suite, place, shape, budget, rows)
+            self.group(suite, place, setting, rows)
             for place in self.places(suite)
-            for shape, budget in self.shapes(suite, workload, place)
+            for setting in self.settings(suite, workload, place)
         ]
         total = sum(len(group.cases) for group in groups)
         if total > MAX_CASES:
             raise self.too_many((), total)
         return Plan(self.path.stem, self.path, suite, tuple(groups))
+
+    def corpus(self, given: Any, workload: Workload, location: Location) -> str:
+        """Name the corpus, the workload's usual one where none is given; refuse one that is not there."""
+        usual, drawn = {"tokens": ("standard_library", None), "frames": (GENERATED, GENERATED)}[workload.data]
+        name = usual if given is None else given
+        if not isinstance(name, str):
+            raise self.refusal(location, f"{_shown(name)} is not the name of a corpus")
+        if name != drawn:
+            try:
+                corpus.resolve(name, self.path.resolve().parent)
+            except corpus.CorpusError as error:
+                raise self.refusal(location, str(error)) from None
+        return name
 
     def validated(self) -> Suite:
         try:
@@ -184,28 +201,49 @@ class _Reader:
             places.append(place)
         return places
 
-    def shapes(self, suite: Suite, workload: Workload, place: Place) -> Iterator[tuple[Any, int | None]]:
-        """Give each shape of a place, with its budget: a list means each value in turn."""
+    def settings(self, suite: Suite, workload: Workload, place: Place) -> Iterator[_Setting]:
+        """Give each setting of a place: `shape`, then what `at` says of the place, then each of `each` in turn."""
+        overrides: list[tuple[Location, dict[str, Any]]] = [
+            (("at", pattern), override) for pattern, override in suite.at.items() if fnmatch(str(place), pattern)
+        ]
+        turns = [(("each", index), override) for index, override in enumerate(suite.each)]
+        for turn in [[one] for one in turns] or [[]]:
+            yield from self.setting(suite, workload, [*overrides, *turn])
+
+    def setting(
+        self, suite: Suite, workload: Workload, overrides: list[tuple[Location, dict[str, Any]]]
+    ) -> Iterator[_Setting]:
+        """Give each shape that these overrides lead to: a list means each value in turn."""
         location: Location = ("shape",)
-        values, budget = dict(suite.shape), suite.budget_gib
-        for pattern, override in suite.at.items():
-            if fnmatch(str(place), pattern):
-                location = ("at", pattern)
-                given = dict(override)
-                budget = given.pop("budget_gib", budget)
-                number = isinstance(budget, int | float) and not isinstance(budget, bool)
-                if budget is not None and not (number and 1 / 64 <= budget <= 1 << 16):
-                    raise self.refusal(
-                        (*location, "budget_gib"), f"{_shown(budget)} is not a budget in GiB (at least 1/64)"
-                    )
-                values = given if "preset" in given else values | given
+        values = dict(suite.shape)
+        beside: dict[str, Any] = {"budget_gib": suite.budget_gib, "corpus": suite.corpus, "tokenizer": suite.tokenizer}
+        for location, override in overrides:
+            given = {key: value for key, value in override.items() if key not in beside}
+            for key in beside.keys() & override.keys():
+                beside[key] = self.checked(key, override[key], workload, (*location, key))
+            values = given if "preset" in given else values | given
         values = self.preset(workload, values, location) | {k: v for k, v in values.items() if k != "preset"}
-        for combination in self.each(values, location):
+        budget = beside["budget_gib"]
+        for combination in self.turns(values, location):
             try:
                 shape = workload.shape.model_validate(combination)  # type: ignore[attr-defined]
             except ValidationError as error:
                 raise self.explained(error, location, workload.shape) from None
-            yield shape, None if budget is None else round(budget * GIB)
+            name = self.corpus(beside["corpus"], workload, ("corpus",))
+            yield _Setting(shape, None if budget is None else round(budget * GIB), name, beside["tokenizer"])
+
+    def checked(self, key: str, value: Any, workload: Workload, location: Location) -> Any:
+        """Check what an override says beside the shape: a budget, a corpus or a tokenizer."""
+        if key == "corpus":
+            return self.corpus(value, workload, location)
+        if key == "tokenizer":
+            if value not in TOKENIZERS:
+                raise self.refusal(location, f"there is no tokenizer {_shown(value)}{nearest(str(value), TOKENIZERS)}")
+        elif value is not None:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (number and 1 / 64 <= value <= 1 << 16):
+                raise self.refusal(location, f"{_shown(value)} is not a budget in GiB (at least 1/64)")
+        return value
 
     def refuse_patterns(self, suite: Suite) -> None:
         known = [f"{backend}/{device}" for backend in backends.NAMES for device in backends.DEVICES]
@@ -216,7 +254,7 @@ class _Reader:
     def too_many(self, location: Location, count: int) -> SuiteError:
         return self.refusal(location, f"{count} cases are more than {MAX_CASES}: shorten its lists")
 
-    def each(self, values: Mapping[str, Any], location: Location) -> Iterator[dict[str, Any]]:
+    def turns(self, values: Mapping[str, Any], location: Location) -> Iterator[dict[str, Any]]:
         """Take each combination of the values that are lists, the last one fastest."""
         choices = [value if isinstance(value, list) else [value] for value in values.values()]
         for key, choice in zip(values, choices, strict=True):
@@ -277,11 +315,9 @@ class _Reader:
         strategy = self.plugins.strategies.get(name)
         if strategy is None:
             raise self.refusal(location, f"there is no strategy '{name}'{nearest(name, self.plugins.strategies)}")
-        lacking = [part for part in strategy.rewrites if part in workload.lacks]
-        if lacking:
-            told = f"'{name}' rewrites '{lacking[0]}', a part that the workload '{workload.name}' does not have"
-            raise self.refusal(location, f"{told}: leave it out, or choose another workload")
-        for knobs in self.each(given or {}, location):
+        if (misfit := strategy.misfit(workload)) is not None:
+            raise self.refusal(location, f"{misfit}: leave it out, or choose another workload")
+        for knobs in self.turns(given or {}, location):
             yield Applied(name=name, knobs={key: self.knob(strategy, key, knobs[key], location) for key in knobs})
 
     def knob(self, strategy: Strategy, key: str, value: Any, location: Location) -> Any:
@@ -297,19 +333,17 @@ class _Reader:
             )
         return float(value) if wanted is float else value
 
-    def group(
-        self, suite: Suite, place: Place, shape: Any, budget: int | None, rows: list[tuple[Applied, ...]]
-    ) -> Group:
+    def group(self, suite: Suite, place: Place, setting: _Setting, rows: list[tuple[Applied, ...]]) -> Group:
         cases = [
             Case(
                 workload=suite.workload,
-                shape=shape.model_dump(),
+                shape=setting.shape.model_dump(),
                 place=str(place),
-                corpus=suite.corpus,
-                tokenizer=suite.tokenizer,
+                corpus=setting.corpus,
+                tokenizer=setting.tokenizer,
                 strategies=row,
                 seed=suite.seed,
-                budget_bytes=budget,
+                budget_bytes=setting.budget_bytes,
             )
             for row in rows
         ]
@@ -321,4 +355,4 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-__all__ = ["Claim", "Group", "Plan", "Suite", "SuiteError", "read", "selected"]
+__all__ = ["Group", "Plan", "Suite", "SuiteError", "read", "selected"]

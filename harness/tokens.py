@@ -58,7 +58,9 @@ class TokenFile:
         return self.tokens * int(self.dtype.removeprefix("uint")) // 8
 
 
-def prepare(corpus: Corpus, tokenizer: str, vocabulary: int, needed: int, seed: int, cache: Path) -> TokenFile:
+def prepare(
+    corpus: Corpus, tokenizer: str, vocabulary: int, needed: int, seed: int, cache: Path, exact: bool = False
+) -> TokenFile:
     """Return the ids of `corpus`, encoding them unless `cache` has them already.
 
     `tokenizer` is bytes (the 256 values of UTF-8), words (runs of `\\w`, and each other sign alone; the
@@ -69,12 +71,14 @@ def prepare(corpus: Corpus, tokenizer: str, vocabulary: int, needed: int, seed: 
     is ignored. Documents follow each other with nothing between.
 
     A text or a file of ids is cut after `needed` tokens rounded up to a power of two, at least
-    `SMALLEST_CAP`; zipf gives exactly `needed`. Raises CorpusError where the corpus has fewer (no text is
-    repeated), where an id lies outside the vocabulary, and where the tokenizer cannot give the vocabulary.
+    `SMALLEST_CAP`; zipf, and with `exact` every corpus, gives exactly `needed`. Raises CorpusError where the corpus
+    has fewer (no text is repeated), where an id lies outside the vocabulary, and where the tokenizer cannot give the
+    vocabulary.
     """
     needed = max(needed, 1)
     _check(corpus, tokenizer, vocabulary, seed)
-    cap = needed if corpus.kind == "zipf" else max(SMALLEST_CAP, 1 << (needed - 1).bit_length())
+    exact = exact or corpus.kind == "zipf"
+    cap = needed if exact else max(SMALLEST_CAP, 1 << (needed - 1).bit_length())
     key = [FORMAT, digest(corpus), vocabulary, cap, *_what_else_decides(corpus, tokenizer, seed)]
     path = cache.absolute() / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()}.npy"
     file = _cached(path)
@@ -143,8 +147,8 @@ def byte_pair_encoding(documents: Iterable[str], vocabulary: int) -> Tokenizer:
 def main(arguments: list[str] | None = None) -> int:
     """Prepare what one JSON file asks for, and print the TokenFile, or {"error": sentence} and return 2.
 
-    The file is an object of corpus, root, tokenizer, vocabulary, needed, seed, cache, and `outside`
-    (optional, see `harness.corpus.resolve`); paths are relative to the working directory.
+    The file is an object of corpus, root, tokenizer, vocabulary, needed, seed, cache, and optionally `exact`
+    (see `prepare`) and `outside` (see `harness.corpus.resolve`); paths are relative to the working directory.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # nothing forks here, and the result is the same
     given = sys.argv[1:] if arguments is None else arguments
@@ -152,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
         spec = _read_spec(given)
         corpus = resolve(spec["corpus"], Path(spec["root"]), outside=spec["outside"])
         sizes = (spec["vocabulary"], spec["needed"], spec["seed"])
-        file = prepare(corpus, spec["tokenizer"], *sizes, Path(spec["cache"]))
+        file = prepare(corpus, spec["tokenizer"], *sizes, Path(spec["cache"]), bool(spec["exact"]))
     except CorpusError as error:
         print(json.dumps({"error": str(error)}))
         return 2
@@ -367,11 +371,11 @@ def _beginning(documents: Iterable[str], characters: int) -> Iterator[str]:
 def _read_spec(arguments: list[str]) -> dict[str, Any]:
     """Read the one file named, and check that each value has its type."""
     types: dict[str, type] = dict.fromkeys(("corpus", "root", "tokenizer", "cache"), str)
-    types |= dict.fromkeys(("vocabulary", "needed", "seed"), int) | {"outside": bool}
+    types |= dict.fromkeys(("vocabulary", "needed", "exact", "seed"), int) | {"outside": bool}
     if len(arguments) != 1:
         raise CorpusError("usage: python -m harness.tokens SPEC.json")
     try:
-        spec = {"outside": False} | json.loads(Path(arguments[0]).read_text())
+        spec = {"outside": False, "exact": 0} | json.loads(Path(arguments[0]).read_text())
     except (OSError, ValueError, TypeError) as error:
         raise CorpusError(f"{arguments[0]}: is no readable JSON object ({error}); write one") from error
     if set(spec) != set(types):

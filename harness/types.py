@@ -41,7 +41,8 @@ def windows_in(length: int, window: int, stride: int) -> int:
 class Source:
     """Rows and what is to be predicted from them, of equal length, so that no window runs off the end.
 
-    `inputs[n, ...]` and `targets[n, ...]` are aligned: the targets are already shifted.
+    `inputs[n, ...]` and `targets[n, ...]` are aligned: the targets are already shifted. `start` is the number of
+    batches that were consumed before, so that a run continues where another one ended.
     """
 
     inputs: Any
@@ -52,6 +53,7 @@ class Source:
     seed: int = 0
     shuffle: bool = False
     vocabulary: int | None = None
+    start: int = 0
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
@@ -63,13 +65,23 @@ class Source:
         """The number of windows."""
         return windows_in(len(self.inputs), self.window, self.stride)
 
+    @property
+    def unused(self) -> int:
+        """The number of rows that lie in no window: between them, or after the last."""
+        return len(self.inputs) - self.count * min(self.stride, self.window) - max(0, self.window - self.stride)
+
 
 @dataclass(frozen=True)
 class Windows:
-    """Random access to the windows of a source: `batch(indices_B) -> (x, y)` with B windows each."""
+    """Random access to the windows of a source: `batch(indices_B) -> (x, y)` with B windows each.
+
+    `lasts` is how many batches stay as they were handed out: the last so many, or with None all of them. Who keeps
+    more than the newest must ask.
+    """
 
     source: Source
     batch: Callable[[Any], tuple[Any, Any]]
+    lasts: int | None = None
 
     def __len__(self) -> int:
         return self.source.count
@@ -85,18 +97,26 @@ class Parts:
     """One training run, cut where memory is spent.
 
     Every part takes the whole `parts` first and calls its neighbours through it, so a rewritten part is seen by
-    all its callers. A part that a workload lacks is None. `B` batch, `T` tokens, `D` width, `V` vocabulary.
+    all its callers. A part that a workload lacks is None. `B` batch, `T` tokens, `D` width, `V` vocabulary,
+    `E` inner width and `S` states of a selective scan.
+
+    `corpus` describes the files that are trained on (None: the workload draws its own). `notes` is where a part
+    writes down what a reader would ask about: a choice it made and why, or a number. It is shared by all parts.
 
     ==========  =====================================================================================
+    rows        (parts, path) -> array [n, ...]: the rows of one `.npy` file
     source      (parts) -> Source
     windows     (parts, source) -> Windows
+    order       (parts, source, epoch) -> (start, stop) -> indices: which windows come at these positions
     batches     (parts, windows) -> iterator over (x, y), without end
+    transfer    (parts, x, y) -> (x, y) on the device, in the types that the step takes
     draw        (parts, name, shape, std) -> array: the first value of one parameter; std 0 means all ones
     init        (parts, source) -> State: parameters, optimizer moments
     embed       (parts, params, x_BT) -> x_BTD
     mix         (parts, p, x_BTD) -> x_BTD, across tokens: attention, or a recurrence
     feed        (parts, p, x_BTD) -> x_BTD, within a token
     block       (parts, p, x_BTD) -> x_BTD, one layer
+    scan        (parts, x_BTE, delta_BTE, a_ES, b_BTS, c_BTS) -> y_BTE: the recurrence of a selective scan
     stack       (parts, ps, x_BTD) -> x_BTD, the layers it is given (any consecutive ones)
     loss        (parts, x_BTD, w_VD, y_BT) -> scalar
     grad        (parts, state, x, y) -> (loss, grads)
@@ -108,13 +128,19 @@ class Parts:
 
     shape: Any
     place: Place
+    corpus: Any = None
+    notes: dict[str, Any] = field(default_factory=dict, compare=False)
+    rows: Part = ABSENT
     source: Part = ABSENT
     windows: Part = ABSENT
+    order: Part = ABSENT
     batches: Part = ABSENT
+    transfer: Part = ABSENT
     draw: Part = ABSENT
     init: Part = ABSENT
     embed: Part = ABSENT
     mix: Part = ABSENT
+    scan: Part = ABSENT
     feed: Part = ABSENT
     block: Part = ABSENT
     stack: Part = ABSENT
@@ -125,7 +151,69 @@ class Parts:
     cache: Part = ABSENT
 
 
-PART_NAMES: tuple[str, ...] = tuple(f.name for f in fields(Parts) if f.name not in ("shape", "place"))
+PART_NAMES: tuple[str, ...] = tuple(
+    f.name for f in fields(Parts) if f.name not in ("shape", "place", "corpus", "notes")
+)
+
+FEEDS = ("same", "rounded", "reordered", "other")
+"""How far the batches of a strategy may differ from the baseline's: not at all; in the last bits of their values; in
+their order, each epoch being the same windows; or altogether."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The sizes of a source, known before any of it is read: what a prediction of host memory is made from.
+
+    `rows` is n, the bytes are those of one row as stored (of the targets 0 where they are a view of the inputs), and
+    `steps` the batches that will be read.
+    """
+
+    rows: int
+    input_bytes: int
+    target_bytes: int
+    window: int
+    stride: int
+    batch: int
+    steps: int = 3
+
+    @property
+    def count(self) -> int:
+        """The number of windows."""
+        return windows_in(self.rows, self.window, self.stride)
+
+    @property
+    def base(self) -> int:
+        """The bytes of all rows, each once."""
+        return self.rows * (self.input_bytes + self.target_bytes)
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row of inputs and one of targets, where each is a copy."""
+        return self.input_bytes + (self.target_bytes or self.input_bytes)
+
+    @property
+    def window_bytes(self) -> int:
+        """The bytes of one window, inputs and targets."""
+        return self.window * self.row_bytes
+
+    @property
+    def batch_bytes(self) -> int:
+        """The bytes of one batch, inputs and targets."""
+        return self.batch * self.window_bytes
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of host memory that a data strategy says it takes.
+
+    `source` is what is held instead of the rows (None: the rows themselves), `windows` what is held beside it,
+    `making` what is taken for a moment while the windows are made, and `batches` what is held while batches flow.
+    """
+
+    source: int | None = None
+    windows: int = 0
+    making: int = 0
+    batches: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,6 +233,10 @@ class Strategy:
     algorithm; without them the results must stay those of the untouched parts. `needs` are importable packages.
     `probe` gives knobs that count rows a value for the small shape at which answers are compared, so that there too
     a chunk is not the whole.
+
+    For strategies of data: `feeds` says how far its batches may differ from the baseline's (see `FEEDS`), `data` that
+    it is for `tokens` or for `frames` alone, and `holds(extent, **knobs) -> Held` what it takes on the host, which is
+    how it is predicted.
     """
 
     name: str
@@ -155,6 +247,9 @@ class Strategy:
     approximate: bool = False
     needs: tuple[str, ...] = ()
     probe: Mapping[str, Any] = field(default_factory=dict)
+    feeds: str = "same"
+    data: str | None = None
+    holds: Callable[..., Held] | None = None
 
     @property
     def summary(self) -> str:
@@ -175,20 +270,23 @@ class Strategy:
                 found[parameter.name] = Knob(parameter.name, parameter.annotation, parameter.default)
         return found
 
-    def obstacle(self, place: Place, lacks: tuple[str, ...] = ()) -> str | None:
-        """Say in one sentence why the strategy cannot be applied there, or None when it can.
+    def misfit(self, workload: "Workload") -> str | None:
+        """Say in one sentence why the strategy can never be applied to a workload, or None when it can."""
+        lacking = [part for part in self.rewrites if part in workload.lacks]
+        if lacking:
+            return f"'{self.name}' rewrites '{lacking[0]}', a part that the workload '{workload.name}' does not have"
+        if self.data not in (None, workload.data):
+            return f"'{self.name}' is for {self.data}, and the workload '{workload.name}' reads {workload.data}"
+        return None
 
-        `lacks` names the parts that the workload does not have.
-        """
+    def obstacle(self, place: Place, workload: "Workload | None" = None) -> str | None:
+        """Say in one sentence why the strategy cannot be applied there, or None when it can."""
         if place.backend not in self.on:
             return f"'{self.name}' has nothing for {place.backend}: it is written for {', '.join(self.on)}"
         missing = [package for package in self.needs if find_spec(package) is None]
         if missing:
             return f"'{self.name}' needs the package {missing[0]}: install it to measure this strategy"
-        lacking = [part for part in self.rewrites if part in lacks]
-        if lacking:
-            return f"'{self.name}' rewrites '{lacking[0]}', a part that this workload does not have"
-        return None
+        return self.misfit(workload) if workload is not None else None
 
 
 @dataclass(frozen=True)
@@ -200,8 +298,12 @@ class Workload:
     `abstract_batch(shape)` gives the shapes and dtypes of x and y, so that a step can be prepared without data.
     `tiny(shape)` is the same code at sizes that cost nothing (first-use costs are paid there); `probe(shape)` a
     reduced shape, ragged where the real one could be, at which answers are compared; `floor(shape)` the bytes
-    that a step which holds everything at once cannot do without. `tokens_per_step(shape)` is the throughput unit,
-    `rows_needed(shape, steps)` the tokens of corpus that so many steps consume, `lacks` the parts that stay None.
+    that a step which holds everything at once cannot do without. `tokens_per_step(shape)` is the throughput unit.
+
+    `data` is what is read, `tokens` of a text or `frames` of a sensor: it decides who prepares the corpus.
+    `wanted(shape, steps)` gives the sizes that this needs (see `harness.tokens` and `harness.frames`; None: the
+    workload draws its own data), `extent(shape, corpus, steps)` the sizes of the source, `lacks` the parts that stay
+    None.
     """
 
     name: str
@@ -214,12 +316,17 @@ class Workload:
     probe: Callable[[Any], Any]
     floor: Callable[[Any], int]
     tokens_per_step: Callable[[Any], int]
-    rows_needed: Callable[[Any, int], int]
+    wanted: Callable[[Any, int], dict[str, int]] | None = None
+    extent: Callable[[Any, Any, int], Extent] | None = None
+    data: str = "tokens"
     lacks: tuple[str, ...] = ()
 
 
 __all__ = [
+    "FEEDS",
     "PART_NAMES",
+    "Extent",
+    "Held",
     "Knob",
     "Parts",
     "Place",

@@ -6,7 +6,7 @@ Peak: the source plus 2 N W elements for inputs and targets; integers take 4 byt
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 
 
 def on_any(parts: Parts) -> Parts:
@@ -24,6 +24,8 @@ def on_any(parts: Parts) -> Parts:
             y_NW[index] = source.targets[start : start + source.window]
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
+            if np.min(indices_B) < 0:  # numpy would count from the end
+                raise IndexError(f"window {np.min(indices_B)} is outside 0 to {source.count - 1}")
             return x_NW[indices_B], y_NW[indices_B]
 
         return Windows(source, batch)
@@ -31,6 +33,12 @@ def on_any(parts: Parts) -> Parts:
     return replace(parts, windows=windows)
 
 
+def holds(extent: Extent) -> Held:
+    elements = max(4, extent.input_bytes) + max(4, extent.target_bytes or extent.input_bytes)
+    return Held(windows=extent.count * extent.window * elements)
+
+
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [Strategy("numpy_copy", rewrites=("windows",), on={"torch": on_any, "jax": on_any}, about=__doc__)]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("numpy_copy", rewrites=("windows",), on=on, about=__doc__, holds=holds)]

@@ -7,20 +7,23 @@ copies only the windows asked for; `np.take` on such a view would copy all of th
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 
 
 def on_any(parts: Parts) -> Parts:
     def windows(parts: Parts, source: Source) -> Windows:
+        import numpy as np
         from numpy.lib.stride_tricks import sliding_window_view
 
         def view(rows: Any) -> Any:
             windowed = sliding_window_view(rows, source.window, axis=0)[:: source.stride]
-            return windowed.swapaxes(1, -1) if rows.ndim == 2 else windowed  # numpy puts the window last
+            return np.moveaxis(windowed, -1, 1)  # numpy puts the window last
 
         x_NW, y_NW = view(source.inputs), view(source.targets)
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
+            if np.min(indices_B) < 0:  # numpy would count from the end
+                raise IndexError(f"window {np.min(indices_B)} is outside 0 to {source.count - 1}")
             return x_NW[indices_B], y_NW[indices_B]
 
         return Windows(source, batch)
@@ -28,6 +31,12 @@ def on_any(parts: Parts) -> Parts:
     return replace(parts, windows=windows)
 
 
+def holds(extent: Extent) -> Held:
+    """Hold nothing: the batch that is handed out is the loop's."""
+    return Held()
+
+
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [Strategy("strided_view", rewrites=("windows",), on={"torch": on_any, "jax": on_any}, about=__doc__)]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("strided_view", rewrites=("windows",), on=on, about=__doc__, holds=holds)]

@@ -21,6 +21,12 @@ from harness.types import Parts, replace
 
 CUDA_BLOCK = 512
 """The CUDA caching allocator rounds every request up to this many bytes."""
+RNN_WORKSPACE = 5.2
+"""What the CPU's library keeps of an LSTM for the backward pass, over the bytes of its outputs: a fake one is empty.
+
+An empirical figure in float32: it brings 54.5 MiB predicted of 63.1 measured (one layer of 128) and 170.6 of 209.8
+(four layers) to within 2 %. The nominal workspace is three times that, of which a part is never touched.
+"""
 
 
 class LiveStorage(TorchDispatchMode):
@@ -52,17 +58,21 @@ class LiveStorage(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mkldnn_rnn_layer.default:
+            outputs, *_, workspace = result
+            self._count(workspace, int(RNN_WORKSPACE * outputs.untyped_storage().nbytes()))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf)
         return result
 
-    def _count(self, tensor: torch.Tensor) -> None:
+    def _count(self, tensor: torch.Tensor, hidden: int = 0) -> None:
+        """Count a storage once, with what the library keeps `hidden` behind it."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._known:
             return
-        size = -(-storage.nbytes() // self.block) * self.block
+        size = -(-(storage.nbytes() + hidden) // self.block) * self.block
         self._known[key] = weakref.ref(storage, lambda _: self._forget(key, size))
         self.live += size
         self._raise_peak()

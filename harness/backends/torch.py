@@ -23,6 +23,7 @@ def start(place: Place) -> dict[str, str]:
     """Make the device ready; return its facts. Raises Unavailable where there is none."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
     if place.device == "cpu":
         return {"threads": str(torch.get_num_threads())}
     if not torch.cuda.is_available():

@@ -6,16 +6,23 @@ from pydantic import ValidationError
 from tabulate import tabulate
 
 from harness.assembly import shape_of
+from harness.claims import Answer, answer
+from harness.frames import GENERATED
 from harness.judge import Row, Table, judge
 from harness.plugins import Plugins
 from harness.records import Case, Record
 
 MIB = 1 << 20
+FETCH = "fetch ms"
 HEADERS = (
-    "strategy", "peak MiB", "of baseline", "predicted", "residual", "x floor", "peak in", "tokens/s", "step time",
-    "answer", "verdict",
+    "strategy", "peak MiB", "of baseline", "predicted", "residual", "x floor", "peak in", "tokens/s", FETCH,
+    "step time", "answer", "verdict",
 )  # fmt: skip
-ALIGNED = ("left", "right", "right", "right", "right", "right", "left", "right", "left", "left", "left")
+ALIGNED = ("left", "right", "right", "right", "right", "right", "left", "right", "right", "left", "left", "left")
+COUNTED = ("corpus_tokens", "tokens", "frames", "features")
+SIZES = ("window", "stride", "layers", "width", "vocabulary", "batch")
+FETCH_SHARE = 0.02
+"""The share of a step from which on the wait for its batch is worth a column."""
 
 
 def of_records(found: Sequence[Record], plugins: Plugins, headed: bool = True, title: str = "") -> str:
@@ -23,9 +30,11 @@ def of_records(found: Sequence[Record], plugins: Plugins, headed: bool = True, t
     tables = judge(found)
     tokens = {table.case.group: _tokens(table.case, plugins) for table in tables}
     known = {group: count for group, count in tokens.items() if count is not None}
+    claims = next((record.claims for record in reversed(found) if record.slot is None and record.claims), ())
+    answers = [answer(claim, tables) for claim in claims]
     if not headed:  # within a section of another document
-        return markdown(tables, known, level="####")
-    return markdown(tables, known, title or next((record.suite for record in found), "no records"))
+        return markdown(tables, known, level="####", answers=answers)
+    return markdown(tables, known, title or next((record.suite for record in found), "no records"), answers=answers)
 
 
 def _tokens(case: Case, plugins: Plugins) -> int | None:
@@ -37,27 +46,44 @@ def _tokens(case: Case, plugins: Plugins) -> int | None:
         return None
 
 
-def markdown(tables: Sequence[Table], tokens_per_step: "dict[str, int]", title: str = "", level: str = "##") -> str:
+def markdown(
+    tables: Sequence[Table],
+    tokens_per_step: "dict[str, int]",
+    title: str = "",
+    level: str = "##",
+    answers: Sequence[Answer] = (),
+) -> str:
     """Write all tables as markdown, each under a heading of a level; figures are rounded here and nowhere else."""
     pieces = [f"# {escaped(title)}"] if title else []
     for table in tables:
         pieces.append(f"{level} {escaped(_heading(table.case))}")
         reason = _untested(table)
         if reason is None:
-            rows = [_cells(row, tokens_per_step) for row in table.rows]
-            pieces.append(tabulate(rows, HEADERS, tablefmt="pipe", colalign=ALIGNED, disable_numparse=True))
+            pieces.append(_grid(table, tokens_per_step))
             pieces += [*table.notes, *_remarks(table)]
         else:
             pieces += [f"Untested: {escaped(reason)}.", *_predicted(table)]
+    if answers:
+        pieces += [f"{level} Claims", _answers(answers)]
     return "\n\n".join(pieces) + "\n"
+
+
+def _answers(answers: Sequence[Answer]) -> str:
+    """Write one row for each claim: what is said, what was found, and the verdict."""
+    rows = [(escaped(a.claim.id), escaped(a.claim.says), a.verdict, escaped(a.told)) for a in answers]
+    headers = ("claim", "says", "verdict", "measured")
+    return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
 
 
 def _heading(case: Case) -> str:
     shape = case.shape
     told = [f"{case.workload} on {case.place}"]
-    if "tokens" in shape:
-        told.append(f"{_grouped(shape['tokens'])} tokens")
-    told += [f"{name} {_grouped(shape[name])}" for name in ("layers", "width", "vocabulary", "batch") if name in shape]
+    if "network" in shape:
+        told[0] = f"{case.workload} ({shape['network']}) on {case.place}"
+    told += [f"{_grouped(shape[name])} {name.replace('_', ' ')}" for name in COUNTED if shape.get(name)]
+    told += [f"{name} {_grouped(shape[name])}" for name in SIZES if shape.get(name)]
+    if case.corpus not in ("standard_library", GENERATED) or (case.tokenizer != "bpe" and "vocabulary" in shape):
+        told.append(case.corpus if case.corpus == "zipf" else f"{case.tokenizer} of {case.corpus}")
     if case.budget_bytes:
         told.append(f"budget {case.budget_bytes / MIB:,.0f} MiB")
     return ", ".join(told)
@@ -106,10 +132,26 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
         "" if row.floor_ratio is None else f"{row.floor_ratio:.1f}",
         escaped(_phase(row.peak_phase)),
         f"{tokens / row.step_median_seconds:,.0f}" if tokens and row.step_median_seconds else "",
+        "" if row.fetch_median_seconds is None else f"{row.fetch_median_seconds * 1e3:,.2f}",
         _time(row),
         escaped(row.answer or ""),
         row.verdict,
     ]
+
+
+def _grid(table: Table, tokens_per_step: "dict[str, int]") -> str:
+    """Write the rows of one comparison, without the waits for batches where none matters."""
+    waits = [(row.fetch_median_seconds or 0.0, row.step_median_seconds or 0.0) for row in table.rows]
+    shown = any(wait > FETCH_SHARE * step > 0 for wait, step in waits)
+    kept = [index for index, name in enumerate(HEADERS) if shown or name != FETCH]
+    cells = [_cells(row, tokens_per_step) for row in table.rows]
+    return tabulate(
+        [[row[index] for index in kept] for row in cells],
+        [HEADERS[index] for index in kept],
+        tablefmt="pipe",
+        colalign=[ALIGNED[index] for index in kept],
+        disable_numparse=True,
+    )
 
 
 def _peak(row: Row) -> str:
@@ -143,11 +185,13 @@ def _time(row: Row) -> str:
 
 def _remarks(table: Table) -> Iterable[str]:
     """Say below a table what its cells could not hold: failures, wrong answers, flags."""
-    measured = [set(row.flags) for row in table.rows if row.status == "ok"]
-    shared = set.intersection(*measured) if measured else set()
-    lines = [f"- all: flags: {', '.join(sorted(shared))}"] if shared else []
+    measured = [row for row in table.rows if row.status == "ok"]
+    shared = set.intersection(*(set(row.flags) for row in measured)) if measured else set()
+    common = [note for note in measured[0].notes if all(note in row.notes for row in measured)] if measured else []
+    everyone = [*common, *([f"flags: {', '.join(sorted(shared))}"] if shared else [])]
+    lines = [f"- all: {escaped('; '.join(everyone))}"] if everyone else []
     for row in table.rows:
-        told = list(row.reasons)
+        told = [*row.reasons, *(note for note in row.notes if note not in common)]
         if row.answer in ("diverged", "invalid"):
             told.append(f"{row.answer}: {row.answer_reason}")
         elif row.answer is None and row.answer_reason:

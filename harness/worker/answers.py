@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import numerics
-from harness.assembly import assemble, never_called, shape_of
+from harness.assembly import assemble, feeds_of, never_called, shape_of
 from harness.plugins import Plugins
 from harness.records import Case, Record, Task
 from harness.train import training
@@ -35,8 +35,10 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
             numerics.save(folder / f"reference-{seed}.npz", run(seed))
         return Record()
     calls: Counter[tuple[str, str]] = Counter()
-    run = observer(plugins, case, backend, calls=calls)
+    reorders = feeds_of(plugins, case) == "reordered"
+    run = observer(plugins, case, backend, calls=calls, reorders=reorders)
     outcomes = {seed: run(seed) for seed in SEEDS}
+    order = _order(plugins, case, calls) if reorders else "same"
     idle = never_called(calls)
     if idle is not None:
         return Record(status="error", evidence={"message": idle})
@@ -44,7 +46,31 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         for seed, outcome in outcomes.items():
             numerics.save(folder / f"baseline-{seed}-0.npz", outcome)
             numerics.save(folder / f"baseline-{seed}-1.npz", run(seed))
-    return Record(answer=_judged(plugins, case, backend, outcomes, folder))
+    return Record(answer=_with_order(_judged(plugins, case, backend, outcomes, folder), order))
+
+
+def _order(plugins: Plugins, case: Case, calls: Counter[tuple[str, str]]) -> str:
+    """Compare the order of two epochs with the untouched one: `same`, `reordered`, or what is wrong with it."""
+    parts = assemble(plugins, case, calls=calls)
+    plain = assemble(plugins, case.model_copy(update={"strategies": ()}))
+    source = plain.source(plain)
+    same = True
+    for epoch in range(2):
+        mine, its = (p.order(p, source, epoch)(0, source.count) for p in (parts, plain))
+        if sorted(mine) != list(range(source.count)):
+            return f"an epoch gives {len(set(map(int, mine)))} of {source.count} windows, {len(mine)} in all"
+        same = same and list(mine) == list(its)
+    return "same" if same else "reordered"
+
+
+def _with_order(verdict: numerics.Verdict, order: str) -> numerics.Verdict:
+    """Lower an exact answer by what was found about its order: the gradients were compared in the untouched one."""
+    if order == "same" or verdict.verdict not in ("bit_exact", "reassociated"):
+        return verdict
+    if order == "reordered":
+        told = f"each epoch has the same windows in another order; on the same batches {verdict.verdict}"
+        return replace(verdict, verdict="reordered", reason=told)
+    return replace(verdict, verdict="invalid", reason=order)
 
 
 def _judged(
@@ -53,7 +79,7 @@ def _judged(
     declared = [plugins.strategies[applied.name] for applied in case.strategies]
     precision = next((strategy.precision for strategy in declared if strategy.precision), None)
     low: Callable[[int], numerics.Outcome] | None = None
-    if precision is not None:
+    if precision is not None and precision.startswith(("float", "bfloat")):  # no model computes in integers
         plain = case.model_copy(update={"strategies": ()})
         low = observer(plugins, plain, backend, lambda inner: backend.cast(inner, precision))
     layers = getattr(shape_of(plugins, case), "layers", 1)
@@ -79,16 +105,24 @@ def observer(
     backend: Any,
     draw: Draw | None = None,
     calls: Counter[tuple[str, str]] | None = None,
+    reorders: bool = False,
 ) -> Callable[[int], numerics.Outcome]:
     """Return a function from a seed to what 20 updates gave.
 
     The gradients are taken where the first update gets them. The step is prepared once: a seed decides the data and
-    the first parameters, nothing within a step.
+    the first parameters, nothing within a step. For strategies that reorder, the untouched order is put back, since
+    only answers to the same batches compare.
     """
-    step = backend.prepare(_capturing(assemble(plugins, case, calls=calls, draw=draw)))
+
+    def assembled(case: Case) -> Parts:
+        parts = assemble(plugins, case, calls=calls, draw=draw)
+        plain = case.model_copy(update={"strategies": ()})
+        return replace(parts, order=assemble(plugins, plain).order) if reorders else parts
+
+    step = backend.prepare(_capturing(assembled(case)))
 
     def run(seed: int) -> numerics.Outcome:
-        parts = assemble(plugins, case.model_copy(update={"seed": seed}), calls=calls, draw=draw)
+        parts = assembled(case.model_copy(update={"seed": seed}))
         seen: dict[str, Any] = {}
 
         def watched(state: Any, x: Any, y: Any) -> Any:

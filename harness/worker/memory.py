@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import meters, statistics
-from harness.assembly import assemble, never_called, shape_of
+from harness.assembly import assemble, feeds_of, never_called, shape_of
 from harness.backends import driver
 from harness.environment import regime
 from harness.instruments import digested, metered
@@ -19,10 +19,12 @@ from harness.plugins import Plugins
 from harness.records import Phase as PhaseRecord
 from harness.records import Record, Task
 from harness.train import Phase, training
-from harness.types import Place
+from harness.types import Extent, Place, Source, Workload
 from harness.worker.kinds import failed
 
 FILE_SHARE = 0.01
+ORDER_LIMIT = 20_000_000
+"""Windows of an epoch up to which its order is looked at: a few arrays of that length are made."""
 LINE_BYTES = 512
 
 
@@ -36,6 +38,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     except Exception as caught:
         record = failed(caught, place)
         return record.model_copy(update={"evidence": {**record.evidence, "phase": "prime"}})
+    workload, feeds = plugins.workloads[case.workload], feeds_of(plugins, case)
     calls: Counter[tuple[str, str]] = Counter()
     digests: list[str] = []
     parts = digested(assemble(plugins, case, corpus=task.corpus, calls=calls), digests)
@@ -72,7 +75,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     record = _record(case.budget_bytes, meter, device, flags, place, limit or cap)
     missing = {} if seen.peak_bytes is not None else {"driver_device_bytes": seen.reason}
     record = record.model_copy(
-        update={"driver_device_bytes": seen.peak_bytes, "missing": {**record.missing, **missing}}
+        update={"feeds": feeds, "driver_device_bytes": seen.peak_bytes, "missing": {**record.missing, **missing}}
     )
     if not backend.EAGER:
         record = record.model_copy(update={"compile_peak_bytes": max(0, compiled.peak - compiling.rss)})
@@ -87,7 +90,40 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     if not all(math.isfinite(loss) for loss in losses):
         told = f"losses are not finite: {', '.join(map(str, losses))}"
         return record.model_copy(update={"status": "invalid_output", "evidence": {"message": told}})
-    return record.model_copy(update={"losses": tuple(losses), "batches_digests": tuple(digests[: task.steps])})
+    orders = any("order" in plugins.strategies[applied.name].rewrites for applied in case.strategies)
+    notes, figures = noted(parts, _extent(workload, task, plugins) if orders else None)
+    return record.model_copy(
+        update={
+            "losses": tuple(losses),
+            "batches_digests": tuple(digests[: task.steps]),
+            "notes": notes,
+            "extra": figures,
+        }
+    )
+
+
+def _extent(workload: Workload, task: Task, plugins: Plugins) -> Extent | None:
+    if workload.extent is None:
+        return None
+    return workload.extent(shape_of(plugins, task.case), task.corpus, task.steps)
+
+
+def noted(parts: Any, extent: Extent | None) -> tuple[dict[str, str], dict[str, Any]]:
+    """Part what the parts noted into words and numbers; with an extent, add how random the order of an epoch is."""
+    notes = {name: note for name, note in parts.notes.items() if isinstance(note, str)}
+    figures = {name: note for name, note in parts.notes.items() if not isinstance(note, str)}
+    if extent is not None and extent.count <= ORDER_LIMIT:
+        import numpy as np
+
+        from harness.workloads import shuffling
+
+        rows = np.broadcast_to(np.zeros(1, np.uint8), extent.rows)
+        shuffle = bool(getattr(parts.shape, "shuffle", False))
+        source = Source(rows, rows, extent.window, extent.stride, extent.batch, shuffle=shuffle)
+        epoch = parts.order(parts, source, 0)(0, extent.count)
+        figures["shuffle_quality"] = shuffling.quality(epoch)
+        figures["epoch_coverage"] = shuffling.coverage(epoch, extent.count)
+    return notes, figures
 
 
 def _phases(meter: meters.PhaseMeter, backend: Any) -> Phase:

@@ -1,12 +1,14 @@
-"""Predict the peak of a case without running it."""
+"""Predict the peak of a case without running it: the step on abstract arrays, the data from what strategies declare."""
 
 from typing import Any
 
 from harness.assembly import assemble, shape_of
 from harness.plugins import Plugins
-from harness.records import Phase, Record, Task
-from harness.types import Parts, Place
+from harness.records import Case, Phase, Record, Task
+from harness.types import Extent, Held, Parts, Place
 from harness.worker.kinds import first_line
+
+DATA_PARTS = {"rows", "source", "windows", "order", "batches", "transfer"}
 
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
@@ -16,17 +18,45 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     shape = shape_of(plugins, case)
     floor = workload.floor(shape)
     place = Place.parse(case.place)
-    held = task.corpus.held_bytes if task.corpus is not None and place.device == "cpu" else 0
     on_cpu = case.model_copy(update={"place": str(place._replace(device="cpu"))})
 
     def build() -> Parts:
         return assemble(plugins, on_cpu, draw=lambda inner: backend.abstract_draw)
 
     try:
-        peaks = backend.predict(build, place, workload.abstract_batch(shape), held, task.steps)
+        extent = workload.extent(shape, task.corpus, task.steps) if workload.extent is not None else None
+        host = host_peaks(plugins, case, extent) if place.device == "cpu" else {}
+        steps = backend.predict(build, place, workload.abstract_batch(shape), host.get("held", 0), task.steps)
     except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(str(error))}"
-        return Record(floor_bytes=floor, missing={"predicted_peak_bytes": reason})
+        told = str(error) if isinstance(error, Undeclared) else f"{type(error).__name__}: {first_line(str(error))}"
+        return Record(floor_bytes=floor, missing={"predicted_peak_bytes": told})
+    peaks = {name: peak for name, peak in (host | steps).items() if name != "held"}
     top = max(peaks, key=lambda name: peaks[name])
     phases = tuple(Phase(name=name, entry_bytes=0, peak_bytes=peak, exit_bytes=0) for name, peak in peaks.items())
     return Record(floor_bytes=floor, predicted_peak_bytes=peaks[top], predicted_phase=top, predicted_phases=phases)
+
+
+class Undeclared(Exception):
+    """A strategy of data that does not say what it holds."""
+
+
+def host_peaks(plugins: Plugins, case: Case, extent: Extent | None) -> dict[str, int]:
+    """Add up what the strategies of data declare: the peak of each host phase, and what stays `held` in the steps.
+
+    Raises Undeclared where one declares nothing.
+    """
+    declared: list[Held] = []
+    for applied in case.strategies:
+        strategy = plugins.strategies[applied.name]
+        if not DATA_PARTS & set(strategy.rewrites):
+            continue
+        if strategy.holds is None or extent is None:
+            raise Undeclared(f"'{applied.name}' does not declare what it holds")
+        declared.append(strategy.holds(extent, **applied.knobs))
+    if extent is None:
+        return {}
+    source = next((held.source for held in reversed(declared) if held.source is not None), extent.base)
+    windows = source + sum(held.windows for held in declared)
+    held = windows + sum(held.batches for held in declared)
+    making = sum(each.making for each in declared)
+    return {"source": source, "windows": windows + making, "batches": held + 2 * extent.batch_bytes, "held": held}

@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -36,7 +37,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     backend.cap(place, case.budget_bytes)
     base = meters.read().rss
     meters.reset_peak()
-    loop = training(parts, step, finish=backend.finish)
+    fetches = _Fetches()
+    loop = training(parts, step, fetches.phase, backend.finish)
     if task.kind == "pilot":
         marks, wall = _pilot(loop, backend)
         warmup = 0
@@ -62,8 +64,23 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         first_step_seconds=first,
         compile_seconds=None if backend.EAGER else compiled - started,
         step_seconds=tuple(steps),
+        fetch_seconds=tuple(fetches.seconds[-len(steps) :] if steps else ()),
         warmup_steps=warmup,
     )
+
+
+class _Fetches:
+    """Clock how long the loop waits for each batch."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        if name == "batches":
+            self.seconds.append(time.perf_counter() - started)
 
 
 def _batch(plugins: Plugins, case: Any) -> Any:

@@ -1,38 +1,88 @@
-"""Rows on the host: token ids as a source, plain windows over a source, and indices in batches.
+"""Rows on the host: files of them as a source, plain windows over a source, and batches of windows in order.
 
-Everything here is numpy; each backend hands the batches to its device.
+Everything here is numpy and works for token ids as for frames; each workload hands the batches to its device.
 """
 
-from collections.abc import Iterator
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness.types import Parts, Source, Windows
+from harness import frames
+from harness.types import Extent, Parts, Source, Windows
 
 IGNORED = -100
 """The target that carries no loss, as in torch."""
 
 
-def token_source(parts: Parts, corpus: Any, seed: int) -> Source:
-    """Load the ids of a corpus, or draw Zipf-distributed ones where there is none (`corpus` None).
+def read_rows(parts: Parts, path: Path) -> Any:
+    """Read the rows of a `.npy` file into memory, straight into the array that is returned."""
+    with Path(path).open("rb") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def token_source(parts: Parts, seed: int) -> Source:
+    """Open the ids of the corpus, or of a file of Zipf-distributed ones where there is none.
 
     Inputs and targets are two views of one array [n], one id apart.
     """
     shape = parts.shape
-    rows = shape.tokens + shape.step * (4 * shape.batch - 1) + 1
-    ids_N = drawn_ids(rows, shape.vocabulary, seed) if corpus is None else _opened(corpus)
+    path = parts.corpus.path if parts.corpus is not None else _drawn_ids_file(_drawn_rows(shape), shape, seed)
+    ids_N = parts.rows(parts, path)
     targets_N = ids_N[1:]
     if shape.ignored:
         masked = np.random.Generator(np.random.Philox(key=seed + 1)).random(len(targets_N)) < shape.ignored
-        targets_N = np.where(masked, IGNORED, targets_N.astype(np.int32)).astype(np.int32)
-    return Source(ids_N[:-1], targets_N, shape.tokens, shape.step, shape.batch, seed=seed, vocabulary=shape.vocabulary)
+        targets_N = np.where(masked, IGNORED, np.asarray(targets_N).astype(np.int32)).astype(np.int32)
+    source = Source(
+        ids_N[:-1],
+        targets_N,
+        shape.tokens,
+        shape.step,
+        shape.batch,
+        seed=seed,
+        shuffle=shape.shuffle,
+        vocabulary=shape.vocabulary,
+    )
+    return told(parts, source)
 
 
-def _opened(corpus: Any) -> Any:
-    from harness.tokens import open_tokens
+def token_extent(shape: Any, corpus: Any, steps: int) -> Extent:
+    """Give the sizes of a source of token ids: the targets are a view of the inputs unless some are ignored."""
+    rows = corpus.tokens if corpus is not None else _drawn_rows(shape)
+    item = np.dtype(corpus.dtype).itemsize if corpus is not None else 4
+    return Extent(rows - 1, item, 4 if shape.ignored else 0, shape.tokens, shape.step, shape.batch, steps)
 
-    return open_tokens(corpus)
+
+def frame_source(parts: Parts, seed: int) -> Source:
+    """Open the frames [n, F] of the corpus and their labels [n], or files of drawn ones where there is none."""
+    shape = parts.shape
+    paths = (parts.corpus.path, parts.corpus.labels) if parts.corpus is not None else _drawn_frames_files(shape, seed)
+    frames_NF, labels_N = (parts.rows(parts, path) for path in paths)
+    source = Source(frames_NF, labels_N, shape.window, shape.stride, shape.batch, seed=seed, shuffle=shape.shuffle)
+    return told(parts, source)
+
+
+def frame_extent(shape: Any, corpus: Any, steps: int) -> Extent:
+    """Give the sizes of a source of frames and their labels."""
+    item = np.dtype(corpus.dtype).itemsize if corpus is not None else 4
+    return Extent(shape.frames, item * shape.features, 4, shape.window, shape.stride, shape.batch, steps)
+
+
+def told(parts: Parts, source: Source) -> Source:
+    """Note the rows that no window covers, if any."""
+    if source.unused:
+        share = source.unused / len(source.inputs)
+        parts.notes["unused"] = f"{source.unused:,} of {len(source.inputs):,} rows ({share:.2%}) lie in no window"
+    return source
+
+
+def _drawn_rows(shape: Any) -> int:
+    return shape.tokens + shape.step * (4 * shape.batch - 1) + 1
 
 
 def drawn_ids(rows: int, vocabulary: int, seed: int) -> Any:
@@ -42,10 +92,38 @@ def drawn_ids(rows: int, vocabulary: int, seed: int) -> Any:
     return np.searchsorted(np.cumsum(weights) / weights.sum(), uniform).clip(0, vocabulary - 1).astype(np.int32)
 
 
+def _drawn_ids_file(rows: int, shape: Any, seed: int) -> Path:
+    return drawn_file(f"ids-{rows}-{shape.vocabulary}-{seed}", lambda: drawn_ids(rows, shape.vocabulary, seed))
+
+
+def _drawn_frames_files(shape: Any, seed: int) -> tuple[Path, Path]:
+    name = f"{shape.frames}-{shape.features}-{shape.classes}-{seed}"
+    drawn = cache(lambda: frames.drawn(shape.frames, shape.features, shape.classes, seed))
+    return drawn_file(f"frames-{name}", lambda: drawn()[0]), drawn_file(f"labels-{name}", lambda: drawn()[1])
+
+
+def drawn_file(name: str, draw: Callable[[], Any]) -> Path:
+    """Keep drawn rows in a `.npy` file for the life of this process, so that they are opened like any others."""
+    path = _drawn_folder() / f"{name}.npy"
+    if not path.exists():
+        np.save(path, draw())
+    return path
+
+
+@cache
+def _drawn_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="harness-drawn-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def plain_windows(parts: Parts, source: Source) -> Windows:
     """Slice each window of a batch from the source when it is asked for; keep nothing."""
 
     def batch(indices_B: Any) -> tuple[Any, Any]:
+        wrong = [int(i) for i in indices_B if not 0 <= i < source.count]
+        if wrong:  # a slice beyond the rows would be short, without a word
+            raise IndexError(f"window {wrong[0]} is not among the {source.count} of the source")
         starts = [int(i) * source.stride for i in indices_B]
         x = np.stack([source.inputs[s : s + source.window] for s in starts])
         y = np.stack([source.targets[s : s + source.window] for s in starts])
@@ -54,19 +132,41 @@ def plain_windows(parts: Parts, source: Source) -> Windows:
     return Windows(source, batch)
 
 
-def index_batches(source: Source) -> Iterator[Any]:
-    """Yield the window indices [B] of one batch after another, epoch after epoch, the ragged last one dropped.
+def order(parts: Parts, source: Source, epoch: int) -> Callable[[int, int], Any]:
+    """Take the windows as they come, or where the source asks for it in a random permutation of each epoch."""
+    count = source.count
+    if not source.shuffle:
+        return lambda start, stop: np.arange(start, min(stop, count))
+    order_N = np.arange(count, dtype=np.uint32 if count <= 1 << 32 else np.int64)
+    np.random.Generator(np.random.PCG64(np.random.SeedSequence([source.seed, epoch]))).shuffle(order_N)
+    return lambda start, stop: order_N[start:stop]
+
+
+def per_epoch(source: Source) -> int:
+    """Count the batches of one epoch, the ragged last one dropped.
 
     Raises ValueError when the source does not hold a single batch.
     """
-    count, batch = source.count, source.batch
-    if count < batch:
-        raise ValueError(f"the source holds {count} windows, fewer than one batch of {batch}: use a longer corpus")
-    epoch = 0
+    if source.count < source.batch:
+        raise ValueError(
+            f"the source holds {source.count} windows, fewer than one batch of {source.batch}: use a longer corpus"
+        )
+    return source.count // source.batch
+
+
+def indices(parts: Parts, source: Source) -> Iterator[Any]:
+    """Yield the window indices [B] of one batch after another, epoch after epoch, from `source.start` on."""
+    batch, whole = source.batch, per_epoch(source)
+    epoch, first = divmod(source.start, whole)
     while True:
-        order_N = np.arange(count)
-        if source.shuffle:
-            np.random.Generator(np.random.PCG64(np.random.SeedSequence([source.seed, epoch]))).shuffle(order_N)
-        for start in range(0, count - batch + 1, batch):
-            yield order_N[start : start + batch]
-        epoch += 1
+        at = parts.order(parts, source, epoch)
+        for number in range(first, whole):
+            yield at(number * batch, (number + 1) * batch)
+        del at  # or the next permutation is made beside this one
+        epoch, first = epoch + 1, 0
+
+
+def batches(parts: Parts, windows: Windows) -> Iterator[tuple[Any, Any]]:
+    """Gather one batch after another and hand it to the device; hold nothing but the newest."""
+    for indices_B in indices(parts, windows.source):
+        yield parts.transfer(parts, *windows.batch(indices_B))

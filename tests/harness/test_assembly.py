@@ -90,7 +90,6 @@ def harness_workloads():
             probe=lambda shape: shape.model_copy(update={"size": 2}),
             floor=lambda shape: 0,
             tokens_per_step=lambda shape: 1,
-            rows_needed=lambda shape, steps: 1,
         )
     ]
 '''

@@ -316,11 +316,15 @@ def test_an_interruption_says_that_the_same_command_resumes(runs: Runs) -> None:
 
 def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None:
     assert runs.resumed.returncode == 0, runs.resumed.stderr
-    assert re.search(rf"^resuming: {len(runs.kept)} of 12 results", runs.resumed.stderr, re.MULTILINE)
+    done = sum(record.slot is not None for record in runs.kept)
+    assert re.search(rf"^resuming: {done} of 12 results", runs.resumed.stderr, re.MULTILINE)
     found, problems = records.read(runs.files[0])
     assert problems == []
     assert found[: len(runs.kept)] == runs.kept, "what was there stays as it was"
-    slots = Counter(record.slot for record in found)
+    assert [record.title for record in found if record.slot is None] == ["As small as it gets"] * 2, (
+        "each run says what it runs"
+    )
+    slots = Counter(record.slot for record in found if record.slot)
     assert len(slots) == 12
     # Only a round of times that something disturbed is run again, once and whole.
     disturbed = any(DISTURBANCES & set(record.flags) for record in found)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from harness import Place, Source, backends, plugins, tree
+from harness import Parts, Place, Source, backends, plugins, tree
 from harness.train import training
 from harness.types import windows_in
 from harness.workloads import decoder, rows
@@ -300,12 +300,16 @@ def numbered(count, batch, **settings):
     return Source(np.arange(count), np.arange(count), 1, 1, batch, **settings)
 
 
+def indices_of(source):
+    return rows.indices(Parts(None, Place("torch", "cpu"), order=rows.order), source)
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch", [1, 3, 4, 10])
 def test_an_epoch_covers_every_window_once_but_the_ragged_last_batch(batch, shuffle):
     source = numbered(10, batch, shuffle=shuffle, seed=5)
     per_epoch = 10 // batch
-    taken = list(islice(rows.index_batches(source), 3 * per_epoch))
+    taken = list(islice(indices_of(source), 3 * per_epoch))
     assert {len(indices) for indices in taken} == {batch}
     for epoch in range(3):
         seen = np.concatenate(taken[epoch * per_epoch : (epoch + 1) * per_epoch])
@@ -316,13 +320,21 @@ def test_an_epoch_covers_every_window_once_but_the_ragged_last_batch(batch, shuf
 
 def test_the_order_follows_the_seed_and_the_epoch():
     first, again, other = (
-        [batch.tolist() for batch in islice(rows.index_batches(numbered(40, 40, shuffle=True, seed=seed)), 2)]
+        [batch.tolist() for batch in islice(indices_of(numbered(40, 40, shuffle=True, seed=seed)), 2)]
         for seed in (3, 3, 4)
     )
     assert first == again != other
     assert first[0] != first[1] and first[0] != sorted(first[0])
 
 
+@pytest.mark.parametrize("start", [0, 1, 3, 4, 11])
+def test_a_source_that_was_read_before_goes_on_where_it_ended(start):
+    settings = {"shuffle": True, "seed": 2}
+    whole = [batch.tolist() for batch in islice(indices_of(numbered(13, 4, **settings)), 14)]
+    rest = [batch.tolist() for batch in islice(indices_of(numbered(13, 4, **settings, start=start)), 14 - start)]
+    assert rest == whole[start:]
+
+
 def test_a_source_of_less_than_a_batch_is_refused():
     with pytest.raises(ValueError, match="holds 3 windows, fewer than one batch of 4"):
-        next(rows.index_batches(numbered(3, 4)))
+        next(indices_of(numbered(3, 4)))

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +145,18 @@ def test_obstacles_are_said_in_one_sentence(file_of: Any) -> None:
     nothing = plugins.load().strategies["nothing"]
     assert nothing.obstacle(torch) is None
     loss = plugins.load().strategies["fused_loss"]
-    assert "rewrites 'loss'" in str(loss.obstacle(torch, lacks=("loss",)))
+    decoder = plugins.load().workloads["decoder"]
+    assert loss.obstacle(torch, decoder) is None
+    assert "rewrites 'loss'" in str(loss.obstacle(torch, replace(decoder, lacks=("loss",))))
+    frames = plugins.load().strategies["int8_rows"]
+    assert "is for frames" in str(frames.obstacle(torch, decoder))
 
 
 def test_the_nearest_right_name() -> None:
     assert nearest("los", PART_NAMES) == "; did you mean 'loss'?"
     assert nearest("zzz", ["a", "b"]) == "; there is a, b"
+
+
+def test_a_plugin_that_is_installed_already_is_refused() -> None:
+    module = "harness.workloads.decoder"
+    assert f"'{module}' is installed already: leave it out" in refusal(module)

@@ -117,7 +117,8 @@ def test_jax_measures_arguments_and_temporaries_and_outputs(names):
 def test_the_phases_of_a_jax_run_are_predicted():
     record = predicted("jax/cpu", PLAIN)
     peaks = {phase.name: phase.peak_bytes for phase in record.predicted_phases}
-    assert peaks.keys() == {"init", "steady_step"}
+    assert peaks.keys() == {"source", "windows", "batches", "init", "steady_step"}
+    assert 0 < peaks["source"] <= peaks["windows"] < peaks["batches"] < peaks["init"]
     assert record.predicted_phase == "steady_step"
     assert peaks["init"] == pytest.approx(predicted("torch/cpu", PLAIN).floor_bytes * 3 / 4, rel=0.02)
 

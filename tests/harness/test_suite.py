@@ -378,3 +378,36 @@ def test_any_mapping_is_a_plan_or_is_refused(
         assert group.baseline.label == "baseline"
         assert all(case.budget_bytes is None or math.isfinite(case.budget_bytes) for case in group.cases)
         assert len({case.digest() for case in group.cases}) == len(group.cases) > 1
+
+
+def test_each_takes_settings_in_turn_with_a_corpus_and_a_tokenizer_of_their_own(plan_of):
+    plan = plan_of(
+        "corpus: standard_library\nshape: {tokens: [64, 128]}\neach:\n"
+        "  - {vocabulary: 300, tokenizer: bytes}\n"
+        "  - {vocabulary: 5000, corpus: zipf, budget_gib: 2}\n"
+    )
+    told = [
+        (case.shape["vocabulary"], case.shape["tokens"], case.corpus, case.tokenizer, case.budget_bytes)
+        for case in (group.baseline for group in plan.groups)
+    ]
+    assert told == [
+        (300, 64, "standard_library", "bytes", None),
+        (300, 128, "standard_library", "bytes", None),
+        (5000, 64, "zipf", "bpe", 2 << 30),
+        (5000, 128, "zipf", "bpe", 2 << 30),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{tokenizer: byte}", "each.0.tokenizer: there is no tokenizer 'byte'; did you mean 'bytes'?"),
+        ("{corpus: 7}", "each.0.corpus: 7 is not the name of a corpus"),
+        ("{corpus: ../x}", "each.0.corpus"),
+        ("{budget_gib: true}", "each.0.budget_gib: True is not a budget"),
+        ("{tokns: 7}", "each.0.tokns: there is no such key"),
+        ("{tokens: 0}", "each.0.tokens"),
+    ],
+)
+def test_a_bad_setting_is_refused_with_its_place(refusal_of, text, told):
+    assert told in refusal_of(f"each: [{text}]\n")

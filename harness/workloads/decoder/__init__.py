@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from harness.hooks import hookimpl
-from harness.types import Parts, Place, Workload
+from harness.types import Extent, Parts, Place, Workload
 
 Sizes = dict[str, tuple[tuple[int, ...], float]]
 """Shape and deviation of each parameter."""
@@ -26,7 +26,7 @@ class Shape(BaseModel):
     kv_heads: int | None = Field(None, ge=1, le=1024, description="key and value heads; by default as many as heads")
     head_width: int | None = Field(None, ge=2, le=4096, description="by default width / heads")
     hidden: int | None = Field(None, ge=1, le=1 << 20, description="inner width of the feed part; by default as usual")
-    vocabulary: int = Field(8192, ge=2, le=1 << 22)
+    vocabulary: int = Field(8192, ge=0, le=1 << 22, description="0: as many tokens as the corpus has")
     batch: int = Field(1, ge=1, le=1 << 20)
     tokens: int = Field(512, ge=1, le=1 << 26, description="tokens in a row of the batch: the context length")
     stride: int | None = Field(None, ge=1, le=1 << 26, description="tokens between two windows; by default no overlap")
@@ -41,6 +41,10 @@ class Shape(BaseModel):
     learning_rate: float = Field(1e-3, ge=0, le=10)
     weight_decay: float = Field(0.01, ge=0, le=1)
     ignored: float = Field(0.0, ge=0, lt=1, description="share of the targets that carry no loss, as padding does")
+    shuffle: bool = Field(False, description="take the windows of each epoch in a random order")
+    corpus_tokens: int | None = Field(
+        None, ge=2, le=1 << 40, description="tokens of the corpus to hold; by default as many as the steps read"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Shape":
@@ -168,12 +172,13 @@ def floor(shape: Shape) -> int:
 
 def tiny(shape: Shape) -> Shape:
     """Keep the structure of a shape at sizes that cost milliseconds."""
-    return _reduced(shape, layers=2, width=64, hidden=128, vocabulary=512, batch=2, tokens=64)
+    return _reduced(shape, layers=2, width=64, hidden=128, vocabulary=512, batch=2, tokens=64, corpus_tokens=None)
 
 
 def probe(shape: Shape) -> Shape:
     """Reduce a shape to where answers are compared: ragged sizes, ignored targets, the same code."""
-    return _reduced(shape, layers=3, width=48, hidden=80, vocabulary=67, batch=3, tokens=37, ignored=0.15)
+    sizes = {"layers": 3, "width": 48, "hidden": 80, "vocabulary": 67, "batch": 3, "tokens": 37}
+    return _reduced(shape, **sizes, ignored=0.15, corpus_tokens=None)
 
 
 def _reduced(shape: Shape, **sizes: Any) -> Shape:
@@ -181,15 +186,27 @@ def _reduced(shape: Shape, **sizes: Any) -> Shape:
     return shape.model_copy(update={"heads": 4, "kv_heads": few_keys, "head_width": None, "stride": None, **sizes})
 
 
-def rows_needed(shape: Shape, steps: int) -> int:
-    """Count the token ids that so many steps without a second epoch read, the shifted target included."""
-    return (shape.batch * steps - 1) * shape.step + shape.tokens + 1
+def wanted(shape: Shape, steps: int) -> dict[str, int]:
+    """Ask for the token ids that so many steps without a second epoch read, the shifted target included.
+
+    Where the shape says how many to hold, exactly so many are taken, and read again and again.
+    """
+    read = (shape.batch * steps - 1) * shape.step + shape.tokens + 1
+    exact = shape.corpus_tokens
+    return {"vocabulary": shape.vocabulary, "needed": exact or read, "exact": int(exact is not None)}
 
 
 def abstract_batch(shape: Shape) -> tuple[tuple[tuple[int, ...], str], ...]:
     """Give shape and dtype of x_BT and y_BT as the windows hand them over."""
     size = (shape.batch, shape.tokens)
     return ((size, "int32"), (size, "int32"))
+
+
+def extent(shape: Shape, corpus: Any, steps: int) -> Extent:
+    """Give the sizes of the source."""
+    from harness.workloads.rows import token_extent
+
+    return token_extent(shape, corpus, steps)
 
 
 # Not named on_torch and on_jax: importing a submodule of that name would replace the function.
@@ -223,7 +240,8 @@ def harness_workloads() -> list[Workload]:
             probe=probe,
             floor=floor,
             tokens_per_step=lambda shape: shape.batch * shape.tokens,
-            rows_needed=rows_needed,
-            lacks=("cache",),
+            wanted=wanted,
+            extent=extent,
+            lacks=("scan", "cache"),
         )
     ]

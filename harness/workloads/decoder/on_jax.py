@@ -185,11 +185,9 @@ def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
     }
 
 
-def batches(parts: Parts, windows: Any) -> Any:
-    """Hand one batch after another to the device, ids as int32."""
-    for indices_B in rows.index_batches(windows.source):
-        x, y = windows.batch(indices_B)
-        yield jnp.asarray(x, jnp.int32), jnp.asarray(y, jnp.int32)
+def transfer(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:
+    """Hand a batch to the device, ids as int32."""
+    return jnp.asarray(x, jnp.int32), jnp.asarray(y, jnp.int32)
 
 
 def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
@@ -197,9 +195,13 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     return Parts(
         shape,
         place,
-        source=partial(rows.token_source, corpus=corpus, seed=seed),
+        corpus=corpus,
+        rows=rows.read_rows,
+        source=partial(rows.token_source, seed=seed),
         windows=rows.plain_windows,
-        batches=batches,
+        order=rows.order,
+        batches=rows.batches,
+        transfer=transfer,
         draw=partial(draw, seed),
         init=init,
         embed=embed,

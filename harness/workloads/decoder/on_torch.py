@@ -183,14 +183,13 @@ def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
     return {"params": {**params, "layers": layers}, "moments": None, "steps": 0}
 
 
-def batches(parts: Parts, windows: Any) -> Any:
-    """Hand one batch after another to the device, ids as int64."""
-    for indices_B in rows.index_batches(windows.source):
-        x, y = windows.batch(indices_B)
-        yield _to_device(x, parts.place), _to_device(y, parts.place)
+def transfer(parts: Parts, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hand a batch to the device, ids as int64."""
+    return ids_on(parts.place, x), ids_on(parts.place, y)
 
 
-def _to_device(ids: Any, place: Place) -> torch.Tensor:
+def ids_on(place: Place, ids: Any) -> torch.Tensor:
+    """Hand ids of any integer type to the device as int64."""
     return torch.as_tensor(ids if isinstance(ids, torch.Tensor) else ids.astype("int64")).to(place.device, torch.int64)
 
 
@@ -199,9 +198,13 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     return Parts(
         shape,
         place,
-        source=partial(rows.token_source, corpus=corpus, seed=seed),
+        corpus=corpus,
+        rows=rows.read_rows,
+        source=partial(rows.token_source, seed=seed),
         windows=rows.plain_windows,
-        batches=batches,
+        order=rows.order,
+        batches=rows.batches,
+        transfer=transfer,
         draw=partial(draw, seed),
         init=init,
         embed=embed,

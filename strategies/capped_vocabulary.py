@@ -1,0 +1,79 @@
+"""Keep the `size` most frequent words and let all others be the unknown one; pay what those words said.
+
+Peak: embedding and head (and their gradients and moments) have `size` rows instead of the vocabulary's; the ids keep
+their type. Source: the capped vocabularies of torchtext and Keras.
+
+Ids are ranked by frequency with 0 for the unknown word, as the tokenizer `words` gives them, so that those from `size`
+on become 0. Losses over different vocabularies are not comparable. A vocabulary that is no larger stays as it is.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness import Extent, Held, Parts, Strategy, hookimpl
+
+UNKNOWN = 0
+CHUNK = 1 << 20
+
+
+def on_any(parts: Parts, size: int = 10000) -> Parts:
+    if size < 2:
+        raise ValueError(f"capped_vocabulary: size is {size}, and there must be a word beside the unknown one: give 2")
+    whole = parts.shape
+    if size >= whole.vocabulary:
+        return parts
+    inner, shape = parts.source, whole.model_copy(update={"vocabulary": size})
+
+    def source(parts: Parts) -> Any:
+        read = parts.rows
+
+        def rows(parts: Parts, path: Path) -> Any:
+            ids_N, unknown = capped(read(parts, path), size)
+            parts.notes["unknown"] = unknown / max(1, len(ids_N))
+            return ids_N
+
+        if hasattr(shape, "parameters"):
+            parts.notes["parameters"] = f"{shape.parameters():,} instead of {whole.parameters():,}"
+        found = inner(replace(parts, shape=whole, rows=rows))  # whoever draws ids draws them of all words
+        return replace(found, vocabulary=size)
+
+    return replace(parts, shape=shape, source=source)
+
+
+def capped(ids_N: Any, size: int) -> tuple[Any, int]:
+    """Replace the ids from `size` on, in place where the array is not that of a file; count them."""
+    import numpy as np
+
+    mapped = isinstance(ids_N, np.memmap)
+    ids_N = np.asarray(ids_N)
+    if mapped or not ids_N.flags.writeable:
+        ids_N = ids_N.copy()
+    unknown = 0
+    for start in range(0, len(ids_N), CHUNK):
+        piece = ids_N[start : start + CHUNK]
+        rare = piece >= size
+        piece[rare] = UNKNOWN
+        unknown += int(np.count_nonzero(rare))
+    return ids_N, unknown
+
+
+def holds(extent: Extent, size: int = 10000) -> Held:
+    return Held(making=2 * min(extent.rows, CHUNK), batches=extent.batch_bytes)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "capped_vocabulary",
+            rewrites=("source",),
+            on={"torch": on_any, "jax": on_any},
+            about=__doc__,
+            approximate=True,
+            probe={"size": 31},
+            feeds="other",
+            data="tokens",
+            holds=holds,
+        )
+    ]

@@ -1,0 +1,126 @@
+"""Move the rows to the device once and gather each batch there; pay the rows on the device, and no transfers.
+
+Peak: the source and one batch on the device, and the source on the host. On the CPU torch shares the memory of both,
+and JAX does if the rows begin at a multiple of 64 bytes. Source: index-batching on the GPU, PGT-I (SC 2025).
+
+Offsets are checked on the host, since JAX moves those beyond the end back without a word.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+
+
+def on_torch(parts: Parts) -> Parts:
+    def windows(parts: Parts, source: Source) -> Windows:
+        import torch
+
+        device = parts.place.device
+        rows = joined(source)
+        pairs = [(source.inputs, 0), (source.targets, 0)] if rows is None else [(rows, 0), (rows, 1)]
+        moved = {id(rows): on_device(rows, source.window, device) for rows, _ in pairs}
+
+        def batch(indices_B: Any) -> tuple[Any, Any]:
+            starts_B = torch.from_numpy(checked(indices_B, source)).to(device)
+            x, y = (gathered(moved[id(rows)], rows, source.window, starts_B + later) for rows, later in pairs)
+            return x, y
+
+        return Windows(source, batch)
+
+    return replace(parts, windows=windows)
+
+
+def on_device(rows: Any, window: int, device: str) -> Any:
+    """Move rows to a torch device, as a strided view [n - W + 1, W ...] of them.
+
+    Raises ValueError for rows that are not contiguous: such a view would read other values. Ids are moved as signed
+    ones, since there is no `index_select` of unsigned 16 bits.
+    """
+    import warnings
+
+    import torch
+
+    if not rows.flags.c_contiguous:
+        raise ValueError("device_resident: the rows are not contiguous; leave out the strategy that cuts columns")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # as a mapped file
+        flat = torch.from_numpy(rows.reshape(-1).view(signed(rows.dtype))).to(device)
+    width = rows[0].size
+    return flat.as_strided((len(rows) - window + 1, window * width), (width, 1))
+
+
+def signed(dtype: Any) -> Any:
+    import numpy as np
+
+    return np.dtype(f"i{dtype.itemsize}") if dtype.kind == "u" and dtype.itemsize > 1 else dtype
+
+
+def gathered(view: Any, rows: Any, window: int, starts_B: Any) -> Any:
+    """Gather windows, and give them the type and the shape of the rows again."""
+    import torch
+
+    found = torch.index_select(view, 0, starts_B).view(-1, window, *rows.shape[1:])
+    return found if signed(rows.dtype) == rows.dtype else found.view(getattr(torch, rows.dtype.name))
+
+
+def on_jax(parts: Parts) -> Parts:
+    def windows(parts: Parts, source: Source) -> Windows:
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+
+        if len(source.inputs) >= 1 << 31:
+            raise ValueError(
+                f"device_resident: JAX counts to 2,147,483,647, the source has {len(source.inputs):,} rows; use torch"
+            )
+        rows = joined(source)
+        inputs = jax.device_put(source.inputs if rows is None else rows)
+        targets, later = (jax.device_put(source.targets), 0) if rows is None else (inputs, 1)
+        jax.block_until_ready((inputs, targets))  # the copy is made in the background
+
+        @jax.jit
+        def both(inputs: Any, targets: Any, starts_B: Any) -> tuple[Any, Any]:
+            at_BW = starts_B[:, None] + jnp.arange(source.window, dtype=starts_B.dtype)
+            x = jnp.take(inputs, at_BW, axis=0, mode="clip")
+            return x, jnp.take(targets, at_BW + later, axis=0, mode="clip")
+
+        def batch(indices_B: Any) -> tuple[Any, Any]:
+            return both(inputs, targets, checked(indices_B, source).astype(np.int32))
+
+        return Windows(source, batch)
+
+    return replace(parts, windows=windows)
+
+
+def checked(indices_B: Any, source: Source) -> Any:
+    """Give the first row of each window in int64; raise IndexError for windows that do not exist."""
+    import numpy as np
+
+    indices_B = np.asarray(indices_B, np.int64)
+    if indices_B.min() < 0 or indices_B.max() >= source.count:
+        raise IndexError(f"windows {indices_B.min()} to {indices_B.max()} are not all in 0 to {source.count - 1}")
+    return indices_B * source.stride
+
+
+def joined(source: Source) -> Any:
+    """Give the array [n + 1] of which inputs and targets are views, one row apart; None where they are not."""
+    from numpy.lib.stride_tricks import as_strided
+
+    x, y = source.inputs, source.targets
+    alike = (x.dtype, x.shape, x.strides) == (y.dtype, y.shape, y.strides)
+    if not alike or y.ctypes.data - x.ctypes.data != x.strides[0]:
+        return None
+    return as_strided(x, (len(x) + 1, *x.shape[1:]), x.strides)
+
+
+def holds(extent: Extent) -> Held:
+    """Count the rows once more, which is what JAX on the CPU holds; torch there shares them."""
+    rows = extent.base + extent.input_bytes * (not extent.target_bytes)
+    return Held(windows=rows, batches=8 * extent.batch * extent.window)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    on = {"torch": on_torch, "jax": on_jax}
+    return [Strategy("device_resident", rewrites=("windows",), on=on, about=__doc__, holds=holds)]

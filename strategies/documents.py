@@ -1,0 +1,131 @@
+"""Keep every window within one document; pay the rows that fill no window of theirs, or padding.
+
+Peak: the source, 24 bytes for each document that has a window, and one batch; while the table is made 8 bytes for each
+end of a document and 40 for each document. Source: the sample index of Megatron-LM's GPTDataset, which keeps 12 bytes
+for each window.
+
+A document ends with the id `end`: 10 is the newline of the tokenizer `bytes`, so that documents are lines; set it to
+what the corpus has. No input is an `end`, only the last target of a document. `tail` says what becomes of the rows
+that a document has left: `drop` them, `pad` them to a window (inputs 0, targets -100), or take them as an `error`.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+
+IGNORED = -100
+CHUNK = 1 << 20
+USUAL = 40
+"""The rows of a document that a prediction supposes: about a line of text."""
+
+
+@dataclass(frozen=True)
+class Documents(Source):
+    """A source whose windows do not lie one stride apart, so that their number must be told."""
+
+    number: int = 0
+
+    @property
+    def count(self) -> int:
+        """The number of windows."""
+        return self.number
+
+
+def on_any(parts: Parts, end: int = 10, tail: str = "drop") -> Parts:
+    if tail not in ("drop", "pad", "error"):
+        raise ValueError(f"documents: tail is 'drop', 'pad' or 'error', not '{tail}'")
+
+    def windows(parts: Parts, source: Source) -> Windows:
+        import numpy as np
+
+        window, stride = source.window, source.stride
+        first_D, last_D = spans(source.inputs, end)
+        length_D = last_D - first_D
+        number_D = counts(length_D, window, stride, pad=tail == "pad")
+        covered_D = np.maximum(number_D - 1, 0) * stride + window
+        left_D = np.flatnonzero((number_D == 0) | (covered_D < length_D))
+        if tail == "error" and len(left_D):
+            at, rows = int(first_D[left_D[0]]), int(length_D[left_D[0]])
+            raise ValueError(
+                f"documents: the one of {rows} rows at row {at} does not end with a window of {window}: "
+                "set tail to 'drop' or 'pad'"
+            )
+        kept_D = np.flatnonzero(number_D)
+        if not len(kept_D):
+            raise ValueError(f"documents: none has {window} rows before its id {end}: set tail to 'pad', or end")
+        first_D, last_D, upto_D = first_D[kept_D], last_D[kept_D], np.cumsum(number_D[kept_D])
+        # a step covers `stride` rows, or the window where that is less; the last window what the document has left
+        steps_D = number_D[kept_D] - 1
+        rows_D = steps_D * min(stride, window) + np.minimum(window, length_D[kept_D] - steps_D * stride)
+        parts.notes["coverage"] = int(rows_D.sum()) / len(source.inputs)
+        parts.notes["documents"] = len(kept_D)
+        parts.notes.pop("unused", None)  # it told of windows in a row
+
+        def batch(indices_B: Any) -> tuple[Any, Any]:
+            indices_B = np.asarray(indices_B, np.int64)
+            of_B = np.searchsorted(upto_D, indices_B, side="right")
+            before_B = np.where(of_B > 0, upto_D[of_B - 1], 0)
+            starts_B = first_D[of_B] + (indices_B - before_B) * stride
+            stops_B = np.minimum(starts_B + window, last_D[of_B])
+            spans_B = list(zip(starts_B.tolist(), stops_B.tolist(), strict=True))
+            if tail != "pad":
+                return tuple(np.stack([np.asarray(rows[a:b]) for a, b in spans_B]) for rows in both)  # type: ignore
+            x_BW = np.zeros((len(indices_B), window), source.inputs.dtype)
+            y_BW = np.full((len(indices_B), window), IGNORED, np.promote_types(source.targets.dtype, np.int16))
+            for row, (a, b) in enumerate(spans_B):
+                x_BW[row, : b - a], y_BW[row, : b - a] = source.inputs[a:b], source.targets[a:b]
+            return x_BW, y_BW
+
+        both = source.inputs, source.targets
+        given = {field.name: getattr(source, field.name) for field in fields(source)}
+        return Windows(Documents(**given, number=int(upto_D[-1])), batch)
+
+    return replace(parts, windows=windows)
+
+
+def spans(inputs: Any, end: int) -> tuple[Any, Any]:
+    """Give first row and row after the last of each document [D], its end left out, empty ones left out."""
+    import numpy as np
+
+    found = [
+        start + np.flatnonzero(np.asarray(inputs[start : start + CHUNK]) == end)
+        for start in range(0, len(inputs), CHUNK)
+    ]
+    first_D = np.concatenate([[0], *(piece + 1 for piece in found)]).astype(np.int64)
+    last_D = np.concatenate([*found, [len(inputs)]]).astype(np.int64)
+    filled_D = last_D > first_D
+    return first_D[filled_D], last_D[filled_D]
+
+
+def counts(length_D: Any, window: int, stride: int, pad: bool) -> Any:
+    """Count the windows of each document of at least one row [D]."""
+    import numpy as np
+
+    if not pad:
+        return np.maximum(0, (length_D - window) // stride + 1)
+    steps_D = -(-np.maximum(0, length_D - window) // stride)
+    return np.minimum(steps_D + 1, -(-length_D // stride))  # a stride beyond the window may step over what is left
+
+
+def holds(extent: Extent, end: int = 10, tail: str = "drop") -> Held:
+    documents = extent.rows // USUAL
+    kept = documents if tail == "pad" else min(documents, extent.rows // extent.window)
+    return Held(windows=24 * kept, making=48 * documents, batches=extent.batch_bytes)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "documents",
+            rewrites=("windows",),
+            on={"torch": on_any, "jax": on_any},
+            about=__doc__,
+            approximate=True,
+            probe={"tail": "pad"},
+            feeds="other",
+            data="tokens",
+            holds=holds,
+        )
+    ]

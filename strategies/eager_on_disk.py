@@ -1,0 +1,82 @@
+"""Write every window to a file once and map it; pay the disk, window / stride times the source, and page faults.
+
+Peak: the source and `block` windows while the file is written; afterwards what the kernel keeps of its pages, at most
+N W elements of inputs and of targets, which it may drop. Source: shards of samples, as in MosaicML's streaming or
+LitData. The file lies in `folder`, by default the system's temporary one, and has no name: it ends with the process.
+"""
+
+import os
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+
+AROUND = 1 << 16
+"""Bytes that the kernel maps around a page that is read."""
+
+
+def on_any(parts: Parts, block: int = 4096, folder: str = "") -> Parts:
+    if block < 1:
+        raise ValueError(f"eager_on_disk: a block of {block} windows is too small; give at least 1")
+
+    def windows(parts: Parts, source: Source) -> Windows:
+        import numpy as np
+
+        at = folder or tempfile.gettempdir()
+        x_NW, y_NW = (written(rows, source, block, at) for rows in (source.inputs, source.targets))
+        size = x_NW.nbytes + y_NW.nbytes
+        parts.notes["eager_on_disk"] = f"{size:,} bytes in {at} ({file_system(at)})"
+
+        def batch(indices_B: Any) -> tuple[Any, Any]:
+            if np.min(indices_B) < 0:  # numpy would count from the end
+                raise IndexError(f"window {np.min(indices_B)} is outside 0 to {source.count - 1}")
+            return np.asarray(x_NW[indices_B]), np.asarray(y_NW[indices_B])
+
+        return Windows(source, batch)
+
+    return replace(parts, windows=windows)
+
+
+def written(rows: Any, source: Source, block: int, folder: str) -> Any:
+    """Write all windows of the rows to a nameless file, block by block; return it mapped, read-only.
+
+    A full disk raises OSError here; stores into a mapped file would end the process.
+    """
+    import numpy as np
+    from numpy.lib.stride_tricks import sliding_window_view
+
+    view = np.moveaxis(sliding_window_view(rows, source.window, axis=0)[:: source.stride], -1, 1)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for first in range(0, source.count, block):
+            file.write(np.ascontiguousarray(view[first : first + block]).data)
+        file.flush()
+        return np.memmap(file, rows.dtype, "r", shape=view.shape)
+
+
+def file_system(folder: str) -> str:
+    """Name the file system of a folder, since on tmpfs the file is memory after all."""
+    import psutil
+
+    path = os.path.realpath(folder)
+    mounted = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
+    while path not in mounted and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return mounted.get(path, "unknown")
+
+
+def holds(extent: Extent, block: int = 4096, folder: str = "") -> Held:
+    """Count the block that is written, then the pages of the file that were read and are mapped."""
+    row = max(extent.input_bytes, extent.target_bytes)
+    read = extent.steps * (extent.batch_bytes + 2 * extent.batch * AROUND)
+    return Held(
+        making=min(block, extent.count) * extent.window * row, batches=min(extent.count * extent.window_bytes, read)
+    )
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    on = {"torch": on_any, "jax": on_any}
+    return [
+        Strategy("eager_on_disk", rewrites=("windows",), on=on, about=__doc__, probe={"block": 3}, holds=holds),
+    ]

@@ -1,0 +1,74 @@
+"""Materialise all windows up front with vmapped dynamic slices; pay the overlap, and 4 bytes for every id.
+
+Peak: the source, 2 N W elements for inputs and targets, integers in 4 bytes, and while they are made the rows on the
+device (inputs and targets once, where those are views of one array) with 4 N bytes of offsets. Source: JAX,
+`jit(vmap(dynamic_slice))`; plain slices with traced bounds would not compile.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+
+
+def on_jax(parts: Parts) -> Parts:
+    def windows(parts: Parts, source: Source) -> Windows:
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+
+        if len(source.inputs) >= 1 << 31:
+            raise ValueError(
+                f"jax_vmap: JAX counts to 2,147,483,647 and the source has {len(source.inputs):,} rows; take numpy_copy"
+            )
+        starts_N = (np.arange(source.count, dtype=np.int64) * source.stride).astype(np.int32)
+
+        @jax.jit
+        def all_of(rows: Any, starts_N: Any) -> Any:
+            return jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, source.window))(starts_N)
+
+        @jax.jit
+        def chosen(x_NW: Any, y_NW: Any, at_B: Any) -> tuple[Any, Any]:
+            return jnp.take(x_NW, at_B, axis=0, mode="clip"), jnp.take(y_NW, at_B, axis=0, mode="clip")
+
+        x, y = source.inputs, source.targets
+        alike = (x.dtype, x.shape, x.strides) == (y.dtype, y.shape, y.strides)
+        if alike and y.ctypes.data - x.ctypes.data == x.strides[0]:
+            joined = np.lib.stride_tricks.as_strided(x, (len(x) + 1, *x.shape[1:]), x.strides)
+            rows = wide(joined)
+            x_NW, y_NW = all_of(rows, starts_N), all_of(rows, starts_N + np.int32(1))
+            del rows
+        else:
+            x_NW, y_NW = all_of(wide(x), starts_N), all_of(wide(y), starts_N)
+        jax.block_until_ready((x_NW, y_NW))
+
+        def batch(indices_B: Any) -> tuple[Any, Any]:
+            indices_B = np.asarray(indices_B, np.int64)
+            if indices_B.min() < 0 or indices_B.max() >= source.count:  # JAX would clamp them
+                raise IndexError(
+                    f"windows {indices_B.min()} to {indices_B.max()} are not all in 0 to {source.count - 1}"
+                )
+            return chosen(x_NW, y_NW, indices_B.astype(np.int32))
+
+        return Windows(source, batch)
+
+    return replace(parts, windows=windows)
+
+
+def wide(rows: Any) -> Any:
+    """Move rows to the device, integers as int32."""
+    import jax
+    import numpy as np
+
+    return jax.device_put(rows.astype(np.int32) if rows.dtype.kind in "iu" else rows)
+
+
+def holds(extent: Extent) -> Held:
+    x, y = max(4, extent.input_bytes), max(4, extent.target_bytes or extent.input_bytes)
+    rows = extent.rows * (x + y * (extent.target_bytes > 0))
+    return Held(windows=extent.count * extent.window * (x + y), making=rows + 8 * extent.count)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [Strategy("jax_vmap", rewrites=("windows",), on={"jax": on_jax}, about=__doc__, holds=holds)]

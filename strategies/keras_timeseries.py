@@ -1,0 +1,82 @@
+"""Let Keras cut the windows: it keeps a list of all of them as arrays; pay the overlap and an object for each.
+
+Peak: the source plus 2 N W elements and about 130 bytes for each of the 2 N arrays; while they are made a copy of the
+rows as well. Source: keras.utils.timeseries_dataset_from_array with `format="grain"`, which works without TensorFlow.
+
+Keras takes one target for each window, the one at its first row. Whole windows of targets come from a second dataset
+over the targets, as its documentation does for "many-to-many". A source that is to be shuffled is shuffled by Keras,
+once: every epoch has the same order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+
+ARRAY = 128
+"""Bytes of one array beside its elements: the object, its sizes, and its slot in the list."""
+AHEAD = 2 * 500 * 1800
+"""Bytes of what waits in Grain's two buffers of 500 windows each, the windows themselves not counted again."""
+
+
+def on_any(parts: Parts) -> Parts:
+    def batches(parts: Parts, windows: Windows) -> Iterator[tuple[Any, Any]]:
+        import os
+
+        os.environ.setdefault("KERAS_BACKEND", parts.place.backend)  # read when Keras is imported first
+        import keras
+        import numpy as np
+
+        source = windows.source
+        if type(source) is not Source:
+            raise ValueError(
+                "keras_timeseries cuts windows of a fixed stride: leave out the strategy that picks others"
+            )
+        whole = source.count // source.batch
+        if not whole:
+            raise ValueError(
+                f"the source holds {source.count} windows, fewer than one batch of {source.batch}: use a longer corpus"
+            )
+
+        def cut(rows: Any) -> Any:
+            return keras.utils.timeseries_dataset_from_array(
+                np.asarray(rows),
+                None,
+                source.window,
+                sequence_stride=source.stride,
+                batch_size=source.batch,
+                shuffle=source.shuffle,
+                seed=source.seed,
+                format="grain",
+            )
+
+        datasets = cut(source.inputs), cut(source.targets)
+        first = source.start % whole
+        while True:
+            for x, y in islice(zip(*datasets, strict=True), first, whole):
+                yield parts.transfer(parts, np.asarray(x), np.asarray(y))
+            first = 0
+
+    return replace(parts, batches=batches)
+
+
+def holds(extent: Extent) -> Held:
+    windows = extent.count * (extent.window_bytes + 2 * ARRAY)
+    return Held(windows=windows, making=extent.rows * extent.row_bytes // 2, batches=AHEAD + 2 * extent.batch_bytes)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "keras_timeseries",
+            rewrites=("batches",),
+            on={"torch": on_any, "jax": on_any},
+            about=__doc__,
+            needs=("keras", "grain"),
+            feeds="reordered",
+            holds=holds,
+        )
+    ]

@@ -1,0 +1,137 @@
+"""Frames kept in fewer bits than they are trained in: narrowed as they are read, widened batch by batch.
+
+Peak: a half or a quarter of float32 frames, and one wide batch. The wide rows never are in memory at once: files are
+read in pieces. Labels stay as they are.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness import Extent, Held, Parts, Strategy, hookimpl
+from harness.npy import RowsOnDisk, in_pieces
+
+
+class Narrowing(NamedTuple):
+    """How rows are stored: `narrow(rows_CF, out)` fills the narrow rows, `widen(x_BWF)` gives float32 again."""
+
+    narrow: Callable[[Any, Any], None]
+    widen: Callable[[Any], Any]
+
+
+def as_float16(rows: RowsOnDisk) -> Narrowing:
+    """Round to float16; raise ValueError for what lies beyond its range instead of making it infinite."""
+    import numpy as np
+
+    def narrow(rows_CF: Any, out: Any) -> None:
+        with np.errstate(over="ignore"):
+            out[:] = rows_CF
+        if not np.isfinite(out).all():
+            raise ValueError("float16_rows: a value lies beyond 65504; scale the frames, or use bfloat16_rows")
+
+    return Narrowing(narrow, lambda x_BWF: x_BWF.astype(np.float32))
+
+
+def as_bfloat16(rows: RowsOnDisk) -> Narrowing:
+    """Keep the upper 16 bits of each float32, rounded to nearest, ties to even: numpy has no such type."""
+    import numpy as np
+
+    def narrow(rows_CF: Any, out: Any) -> None:
+        bits = rows_CF.astype(np.float32).view(np.uint32)
+        out[:] = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+
+    return Narrowing(narrow, lambda x_BWF: (x_BWF.astype(np.uint32) << 16).view(np.float32))
+
+
+def as_int8(rows: RowsOnDisk) -> Narrowing:
+    """Divide each feature by its largest magnitude over 127; a feature that is always zero keeps the scale 1.
+
+    The scales come from the rows of the file, each counted once, and not from windows, which overlap.
+    """
+    import numpy as np
+
+    largest_F = np.zeros(rows.shape[1:], np.float32)
+    for _, piece in in_pieces(rows):
+        np.maximum(largest_F, np.abs(piece).max(axis=0), out=largest_F)
+    scale_F = np.where(largest_F > 0, largest_F / 127, 1).astype(np.float32)
+
+    def narrow(rows_CF: Any, out: Any) -> None:
+        out[:] = np.rint(rows_CF / scale_F)
+
+    return Narrowing(narrow, lambda x_BWF: x_BWF * scale_F)
+
+
+def kept(dtype: str, fit: Callable[[RowsOnDisk], Narrowing], parts: Parts) -> Parts:
+    """Keep the floating rows of each file as `dtype`."""
+    inner_rows, inner_transfer = parts.rows, parts.transfer
+    widened: list[Callable[[Any], Any]] = []
+
+    def rows(parts: Parts, path: Path) -> Any:
+        import numpy as np
+
+        stored = RowsOnDisk(path)
+        if stored.dtype.kind != "f":
+            return inner_rows(parts, path)
+        narrow, widen = fit(stored)
+        widened[:] = [widen]
+        found = np.empty(stored.shape, dtype)
+        for first, piece in in_pieces(stored):
+            narrow(piece, found[first : first + len(piece)])
+        return found
+
+    def transfer(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:
+        return inner_transfer(parts, widened[-1](x), y)
+
+    return replace(parts, rows=rows, transfer=transfer)
+
+
+def holds(share: float, extent: Extent) -> Held:
+    """Count the narrow rows, the labels, and the narrow batch beside the wide one."""
+    narrow = int(extent.rows * extent.input_bytes * share)
+    return Held(source=narrow + extent.rows * extent.target_bytes, batches=int(extent.batch_bytes * share))
+
+
+def strategy(name: str, dtype: str, fit: Any, precision: str, share: float, about: str) -> Strategy:
+    apply = partial(kept, dtype, fit)
+    return Strategy(
+        name,
+        rewrites=("rows", "transfer"),
+        on={"torch": apply, "jax": apply},
+        about=f"{about}\n\n{__doc__}",
+        precision=precision,
+        feeds="rounded",
+        data="frames",
+        holds=partial(holds, share),
+    )
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        strategy(
+            "float16_rows",
+            "float16",
+            as_float16,
+            "float16",
+            0.5,
+            "Keep frames in float16 and widen each batch; pay with 11 bits of precision and a range of 65504.",
+        ),
+        strategy(
+            "bfloat16_rows",
+            "uint16",
+            as_bfloat16,
+            "bfloat16",
+            0.5,
+            "Keep frames in bfloat16 and widen each batch; pay with 8 bits of precision.",
+        ),
+        strategy(
+            "int8_rows",
+            "int8",
+            as_int8,
+            "int8",
+            0.25,
+            "Keep frames in 8 bits with one scale per feature and widen each batch; pay with steps of 1/127.",
+        ),
+    ]

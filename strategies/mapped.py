@@ -1,0 +1,40 @@
+"""Map the file of rows instead of reading it; pay page faults, and disk reads where it is not cached.
+
+Peak: no memory of its own. The pages that were touched count as resident, up to the whole file, but the kernel can
+take them back: look at file pages apart from the rest. A fault maps the cached pages around it too (64 KiB). `advise`
+is what the kernel is told to expect, `random`, `normal` or `sequential` (madvise).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness import Extent, Held, Parts, Strategy, hookimpl
+
+AROUND = 64 << 10
+
+
+def on_any(parts: Parts, advise: str = "random") -> Parts:
+    if advise not in ("random", "normal", "sequential"):
+        raise ValueError(f"mapped: advise is 'random', 'normal' or 'sequential', not '{advise}'")
+
+    def rows(parts: Parts, path: Path) -> Any:
+        import mmap
+
+        import numpy as np
+
+        mapped: Any = np.lib.format.open_memmap(path, mode="r")
+        mapped._mmap.madvise(getattr(mmap, f"MADV_{advise.upper()}"))
+        return mapped
+
+    return replace(parts, rows=rows)
+
+
+def holds(extent: Extent, advise: str = "random") -> Held:
+    touched = extent.steps * extent.batch * (extent.window * (extent.input_bytes + extent.target_bytes) + AROUND)
+    return Held(source=0, batches=min(extent.base, touched))
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [Strategy("mapped", rewrites=("rows",), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds)]

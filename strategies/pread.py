@@ -1,0 +1,66 @@
+"""Read the windows of each batch from the file, neighbours in one call; pay system calls and copies.
+
+Peak: one batch more, and the longest stretch that is read at once; no page is mapped, so nothing counts as file-backed
+(the kernel's cache is not the process's). Starts are sorted, and windows less than `gap` windows apart are read
+together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness.npy import on_disk
+
+
+def on_any(parts: Parts, gap: int = 1) -> Parts:
+    def windows(parts: Parts, source: Source) -> Windows:
+        import numpy as np
+
+        def gathered(rows: Any, starts_B: Any) -> Any:
+            found = np.empty((len(starts_B), source.window, *rows.shape[1:]), rows.dtype)
+            ranks = np.argsort(starts_B, kind="stable")
+            for first, last in stretches(starts_B[ranks], source.window, gap):
+                begin, end = int(starts_B[ranks[first]]), int(starts_B[ranks[last - 1]]) + source.window
+                stretch = np.asarray(rows[begin:end])
+                for rank in ranks[first:last]:
+                    at = int(starts_B[rank]) - begin
+                    found[rank] = stretch[at : at + source.window]
+            return found
+
+        def batch(indices_B: Any) -> tuple[Any, Any]:
+            starts_B = np.asarray(indices_B, np.int64) * source.stride
+            if len(starts_B) and not 0 <= starts_B.min() <= starts_B.max() <= len(source.inputs) - source.window:
+                raise IndexError(f"window {indices_B} is not among the {source.count} of the source")
+            return gathered(source.inputs, starts_B), gathered(source.targets, starts_B)
+
+        return Windows(source, batch)
+
+    return replace(parts, rows=on_disk, windows=windows)
+
+
+def stretches(starts_B: Any, window: int, gap: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, last) of each run of sorted starts whose windows lie less than `gap` windows apart."""
+    first = 0
+    for at in range(1, len(starts_B) + 1):
+        if at == len(starts_B) or starts_B[at] - starts_B[at - 1] >= window * (1 + gap):
+            yield first, at
+            first = at
+
+
+def holds(extent: Extent, gap: int = 1) -> Held:
+    in_order = (extent.batch - 1) * extent.stride + extent.window
+    return Held(source=0, batches=extent.row_bytes * min(in_order, extent.batch * extent.window))
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "pread",
+            rewrites=("rows", "windows"),
+            on={"torch": on_any, "jax": on_any},
+            about=__doc__,
+            holds=holds,
+        )
+    ]

@@ -1,0 +1,234 @@
+"""Let worker processes gather every k-th batch; pay a copy of the source in each, and each batch through a pipe.
+
+Peak: `workers` copies of the source, inputs and targets apart, and `workers` x `depth` batches in the workers, beside
+the source and the batch in use. This is what worker processes that are spawned and not forked come to (torch's
+DataLoader on other systems than Linux). Forking would share the source, but it copies locks that other threads hold,
+and both frameworks run threads: JAX warns of the deadlock and OpenMP has it. So each worker is a fresh interpreter that
+loads numpy and nothing else, and cuts plain windows itself: windows of other values are refused. They are not those of
+`multiprocessing`, whose workers would import the program that started this one.
+"""
+
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from itertools import cycle, islice
+from typing import Any
+
+from harness import Extent, Held, Parts, Strategy, Windows, hookimpl
+
+Batches = Iterator[tuple[Any, Any]]
+PIECE = 1 << 20
+"""About how many bytes of the source are sent at once."""
+LOOKED_AT = 256
+"""How many windows are compared at most with the rows they should be."""
+
+
+def serve() -> None:
+    """Receive rows, then gather the windows that are asked for, until the input ends.
+
+    This is the whole program of a worker, which is given it as text: it can refer to nothing else of this module.
+    Answers are written by a thread, so that one batch is gathered while another one waits in the pipe.
+    """
+    import json
+    import pickle
+    import signal
+    import struct
+    import sys
+    from queue import SimpleQueue
+    from threading import Thread
+
+    import numpy as np
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this one ends it
+    asked: Any = sys.stdin.buffer
+    answered = sys.stdout.buffer
+    told = json.loads(asked.readline())
+    rows = [np.empty(shape, dtype) for dtype, shape in told["rows"]]
+    for array in rows:
+        asked.readinto(array.reshape(-1).view(np.uint8))
+    views = [
+        np.lib.stride_tricks.as_strided(
+            array,
+            (told["count"], told["window"], *array.shape[1:]),
+            (told["stride"] * array.strides[0], *array.strides),
+            writeable=False,
+        )
+        for array in rows
+    ]
+    ready: SimpleQueue = SimpleQueue()
+
+    def write() -> None:
+        for answer in iter(ready.get, None):
+            for part in answer:
+                answered.write(part)
+            answered.flush()
+            del answer, part
+
+    thread = Thread(target=write, daemon=True)
+    thread.start()
+    indices_B = np.empty(told["batch"], np.int64)
+    while asked.readinto(indices_B.view(np.uint8)) == indices_B.nbytes:
+        try:
+            if indices_B.min() < 0 or indices_B.max() >= told["count"]:
+                raise IndexError(f"the order gave a window that is not among the {told['count']} of the source")
+            ready.put([struct.pack("q", 0), *(np.ascontiguousarray(view[indices_B]).data.cast("B") for view in views)])
+        except Exception as error:
+            text = pickle.dumps(error)
+            ready.put([struct.pack("q", len(text)), text])
+    ready.put(None)
+    thread.join()
+
+
+def on_any(parts: Parts, workers: int = 2, depth: int = 2) -> Parts:
+    if workers < 1 or depth < 1:
+        raise ValueError(f"prefetch_process: workers and depth must be at least 1, not {workers} and {depth}")
+    inner = parts.batches
+
+    def batches(parts: Parts, windows: Windows) -> Batches:
+        assert_plain(windows)
+        # the inner batches are asked for indices alone
+        on_host = replace(parts, transfer=lambda parts, x, y: (x, y))
+        orders = (x for x, _ in inner(on_host, Windows(windows.source, lambda indices_B: (indices_B, indices_B))))
+        return gathered(parts, windows, orders, workers, depth)
+
+    return replace(parts, batches=batches)
+
+
+def assert_plain(windows: Windows) -> None:
+    """Raise ValueError where the windows are not the rows of the source as they are, judged by a few of them."""
+    import numpy as np
+
+    source = windows.source
+    spread_B = np.linspace(0, source.count - 1, source.batch).astype(np.int64)
+    for rows, found in zip((source.inputs, source.targets), windows.batch(spread_B), strict=True):
+        found_BW = np.asarray(found.cpu() if hasattr(found, "cpu") else found)
+        for at in range(0, len(spread_B), 1 + len(spread_B) // LOOKED_AT):
+            start, window = spread_B[at] * source.stride, found_BW[at]
+            due = np.asarray(rows[start : start + source.window])
+            if due.shape != window.shape or not ((due == window) | ((due != due) & (window != window))).all():
+                raise ValueError(
+                    "prefetch_process: its workers cut plain windows out of the source, and these windows have other "
+                    "values: leave one of the two strategies out"
+                )
+
+
+def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], workers: int, depth: int) -> Batches:
+    """Ask the workers in turn, `depth` batches ahead each; hand their answers out in the order of the questions."""
+    with ExitStack() as stack:
+        started = [stack.enter_context(process()) for _ in range(workers)]
+        for worker in started:
+            with explained(worker):
+                send(worker, windows)
+        asked: deque[Any] = deque()
+        for worker, indices_B in zip(cycle(started), islice(orders, workers * depth), strict=False):
+            ask(worker, indices_B)
+            asked.append(worker)
+        while asked:
+            worker = asked.popleft()
+            x, y = answer(worker, windows)
+            for indices_B in islice(orders, 1):
+                ask(worker, indices_B)
+                asked.append(worker)
+            batch = parts.transfer(parts, x, y)
+            del x, y
+            yield batch
+            del batch
+
+
+@contextmanager
+def process() -> Iterator[Any]:
+    """Run a worker; end it whatever happens."""
+    worker = subprocess.Popen(
+        [sys.executable, "-P", "-c", f"{inspect.getsource(serve)}\nserve()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield worker
+    finally:
+        worker.kill()  # it holds nothing that must be put away
+        worker.wait()
+        for pipe in (worker.stdin, worker.stdout):
+            with suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+@contextmanager
+def explained(worker: Any) -> Iterator[None]:
+    """Turn a broken pipe into an error that says what became of the worker."""
+    try:
+        yield
+    except (BrokenPipeError, EOFError):
+        code = worker.wait()
+        raise RuntimeError(f"prefetch_process: a worker ended with exit code {code}: see its own error above") from None
+
+
+def send(worker: Any, windows: Windows) -> None:
+    """Send the rows, piece by piece, so that no second copy is made here."""
+    import json
+
+    import numpy as np
+
+    source = windows.source
+    both = (source.inputs, source.targets)
+    told: dict[str, Any] = {"rows": [(rows.dtype.str, rows.shape) for rows in both], "count": source.count}
+    told |= {"window": source.window, "stride": source.stride, "batch": source.batch}
+    worker.stdin.write(json.dumps(told).encode() + b"\n")
+    for rows in both:
+        step = max(1, PIECE * len(rows) // rows.nbytes)
+        for start in range(0, len(rows), step):
+            worker.stdin.write(np.ascontiguousarray(rows[start : start + step]).reshape(-1).view(np.uint8))
+    worker.stdin.flush()
+
+
+def ask(worker: Any, indices_B: Any) -> None:
+    """Ask for one batch."""
+    with explained(worker):
+        worker.stdin.write(indices_B.astype("int64").tobytes())
+        worker.stdin.flush()
+
+
+def answer(worker: Any, windows: Windows) -> tuple[Any, Any]:
+    """Read one batch, or raise the error that it met."""
+    import numpy as np
+
+    def read(array: Any) -> Any:
+        if worker.stdout.readinto(array.reshape(-1).view(np.uint8)) < array.nbytes:
+            raise EOFError
+        return array
+
+    source = windows.source
+    with explained(worker):
+        size = int(read(np.empty(1, np.int64))[0])
+        if size:
+            raise pickle.loads(read(np.empty(size, np.uint8)).tobytes())
+        x, y = (
+            read(np.empty((source.batch, source.window, *rows.shape[1:]), rows.dtype))
+            for rows in (source.inputs, source.targets)
+        )
+    return x, y
+
+
+def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Held:
+    """Hold the source in each worker, and the batches that wait there."""
+    return Held(windows=workers * extent.rows * extent.row_bytes, batches=workers * depth * extent.batch_bytes)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "prefetch_process",
+            rewrites=("batches",),
+            on={"torch": on_any, "jax": on_any},
+            about=__doc__,
+            holds=holds,
+        )
+    ]

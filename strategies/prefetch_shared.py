@@ -1,0 +1,277 @@
+"""Keep the source in memory that worker processes share, and get batches through fixed slots; pay one copy out of each.
+
+Peak: the source once, for all workers together, `workers` x `depth` slots of a batch, and the batch in use. The rows
+are read straight into the shared memory; a source that does not lie there (ignored targets, drawn rows) is copied to
+it. That memory has no name (memfd): the kernel frees it with the last process that holds it, even when all are killed,
+and nothing must be unlinked. A worker is a fresh interpreter that loads numpy and nothing else, ends with its input,
+and cuts plain windows itself: windows of other values are refused. Grain shares its batches in a like way.
+"""
+
+import inspect
+import mmap
+import os
+import pickle
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from harness import Extent, Held, Parts, Strategy, Windows, hookimpl
+
+Batches = Iterator[tuple[Any, Any]]
+Lent = dict[int, tuple[int, int]]
+"""Open descriptors of shared memory, with the address and the bytes of each in this process."""
+PIECE = 1 << 20
+"""About how many bytes are copied at once."""
+LOOKED_AT = 256
+"""How many windows are compared at most with the rows they should be."""
+
+
+def serve() -> None:
+    """Gather the windows that are asked for into shared slots, until the input ends.
+
+    This is the whole program of a worker, which is given it as text: it can refer to nothing else of this module. All
+    that it is told is where the arrays lie, and the sizes of the windows.
+    """
+    import json
+    import mmap
+    import os
+    import pickle
+    import signal
+    import struct
+    import sys
+
+    import numpy as np
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this one ends it
+    asked, answered = sys.stdin.buffer, sys.stdout.buffer
+    told = json.loads(asked.readline())
+
+    def lent(descriptor, offset, dtype, shape, strides):
+        return np.ndarray(shape, dtype, mmap.mmap(descriptor, os.fstat(descriptor).st_size), offset, strides)
+
+    inputs, targets, x_SBW, y_SBW, indices_SB = (lent(*array) for array in told["arrays"])
+    windows = [
+        np.lib.stride_tricks.as_strided(
+            rows,
+            (told["count"], told["window"], *rows.shape[1:]),
+            (told["stride"] * rows.strides[0], *rows.strides),
+            writeable=False,
+        )
+        for rows in (inputs, targets)
+    ]
+    while len(request := asked.read(8)) == 8:
+        (slot,) = struct.unpack("q", request)
+        text = b""
+        try:
+            indices_B = indices_SB[slot]
+            if indices_B.min() < 0 or indices_B.max() >= told["count"]:
+                raise IndexError(f"the order gave a window that is not among the {told['count']} of the source")
+            for view, slots in zip(windows, (x_SBW, y_SBW), strict=True):
+                step = max(1, told["piece"] * len(indices_B) // slots[slot].nbytes)
+                for start in range(0, len(indices_B), step):
+                    slots[slot, start : start + step] = view[indices_B[start : start + step]]
+        except Exception as error:
+            text = pickle.dumps(error)
+        answered.write(struct.pack("q", len(text)) + text)
+        answered.flush()
+
+
+def on_any(parts: Parts, workers: int = 2, depth: int = 2) -> Parts:
+    if workers < 1 or depth < 1:
+        raise ValueError(f"prefetch_shared: workers and depth must be at least 1, not {workers} and {depth}")
+    inner = parts.batches
+    lent: Lent = {}
+
+    def rows(parts: Parts, path: Path) -> Any:
+        import numpy as np
+
+        mapped: Any = np.load(path, mmap_mode="r")  # reads the header alone
+        shared = room(mapped.shape, mapped.dtype, lent)
+        if not mapped.flags.c_contiguous:
+            shared[...] = mapped
+            return shared
+        with path.open("rb") as file:
+            file.seek(mapped.offset)
+            file.readinto(shared.reshape(-1).view(np.uint8))
+        return shared
+
+    def batches(parts: Parts, windows: Windows) -> Batches:
+        assert_plain(windows)
+        # the inner batches are asked for indices alone
+        on_host = replace(parts, transfer=lambda parts, x, y: (x, y))
+        orders = (x for x, _ in inner(on_host, Windows(windows.source, lambda indices_B: (indices_B, indices_B))))
+        return gathered(parts, windows, orders, lent, workers, depth)
+
+    return replace(parts, rows=rows, batches=batches)
+
+
+def room(shape: Any, dtype: Any, lent: Lent) -> Any:
+    """Make an array in memory that can be lent to other processes, for as long as the array lives."""
+    import numpy as np
+
+    size = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    descriptor = os.memfd_create("rows", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, size)
+        memory = mmap.mmap(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    array: Any = np.ndarray(shape, dtype, memory)
+    lent[descriptor] = (array.__array_interface__["data"][0], size)
+
+    def close() -> None:
+        lent.pop(descriptor)
+        os.close(descriptor)
+
+    weakref.finalize(memory, close)
+    return array
+
+
+def borrowed(rows: Any, lent: Lent) -> Any:
+    """Return the rows where they lie when that memory can be lent, else a copy in such memory."""
+    import numpy as np
+
+    if isinstance(rows, np.ndarray) and location(rows, lent):
+        return rows
+    copy = room(rows.shape, rows.dtype, lent)
+    step = max(1, PIECE * len(rows) // copy.nbytes)
+    for start in range(0, len(rows), step):
+        copy[start : start + step] = rows[start : start + step]
+    return copy
+
+
+def location(array: Any, lent: Lent) -> tuple[Any, ...] | None:
+    """Say where an array lies: descriptor, offset, dtype, shape and strides; None when it cannot be lent."""
+    at = array.__array_interface__["data"][0]
+    for descriptor, (address, size) in lent.items():
+        if address <= at < address + size:
+            return descriptor, at - address, array.dtype.str, array.shape, array.strides
+    return None
+
+
+def assert_plain(windows: Windows) -> None:
+    """Raise ValueError where the windows are not the rows of the source as they are, judged by a few of them."""
+    import numpy as np
+
+    source = windows.source
+    spread_B = np.linspace(0, source.count - 1, source.batch).astype(np.int64)
+    for rows, found in zip((source.inputs, source.targets), windows.batch(spread_B), strict=True):
+        found_BW = np.asarray(found.cpu() if hasattr(found, "cpu") else found)
+        for at in range(0, len(spread_B), 1 + len(spread_B) // LOOKED_AT):
+            start, window = spread_B[at] * source.stride, found_BW[at]
+            due = np.asarray(rows[start : start + source.window])
+            if due.shape != window.shape or not ((due == window) | ((due != due) & (window != window))).all():
+                raise ValueError(
+                    "prefetch_shared: its workers cut plain windows out of the source, and these windows have other "
+                    "values: leave one of the two strategies out"
+                )
+
+
+def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], lent: Lent, workers: int, depth: int) -> Batches:
+    """Ask the workers in turn, `depth` batches ahead each; hand their answers out in the order of the questions."""
+    import numpy as np
+
+    source, slots = windows.source, workers * depth
+    rows = [borrowed(array, lent) for array in (source.inputs, source.targets)]
+    x_SBW, y_SBW = (room((slots, source.batch, source.window, *array.shape[1:]), array.dtype, lent) for array in rows)
+    indices_SB = room((slots, source.batch), np.int64, lent)
+    told: dict[str, Any] = {
+        "arrays": [location(array, lent) for array in (*rows, x_SBW, y_SBW, indices_SB)],
+        "count": source.count,
+        "window": source.window,
+        "stride": source.stride,
+        "piece": PIECE,
+    }
+    asked: deque[tuple[Any, int]] = deque()
+
+    def ask(worker: Any, slot: int, indices_B: Any) -> None:
+        indices_SB[slot] = indices_B
+        asked.append((worker, slot))
+        with explained(worker):
+            worker.stdin.write(slot.to_bytes(8, sys.byteorder))
+            worker.stdin.flush()
+
+    with ExitStack() as stack:
+        started = [stack.enter_context(process(told)) for _ in range(workers)]
+        for slot, worker, indices_B in zip(range(slots), cycle(started), orders, strict=False):
+            ask(worker, slot, indices_B)
+        while asked:
+            worker, slot = asked.popleft()
+            answer(worker)
+            x, y = x_SBW[slot].copy(), y_SBW[slot].copy()  # the slot is filled again at once
+            for indices_B in islice(orders, 1):
+                ask(worker, slot, indices_B)
+            batch = parts.transfer(parts, x, y)
+            del x, y
+            yield batch
+            del batch
+
+
+@contextmanager
+def process(told: dict[str, Any]) -> Iterator[Any]:
+    """Run a worker; end it whatever happens."""
+    import json
+
+    worker = subprocess.Popen(
+        [sys.executable, "-P", "-c", f"{inspect.getsource(serve)}\nserve()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        pass_fds=[descriptor for descriptor, *_ in told["arrays"]],
+    )
+    try:
+        with explained(worker):
+            worker.stdin.write(json.dumps(told).encode() + b"\n")  # type: ignore[union-attr]
+        yield worker
+    finally:
+        worker.kill()  # it holds nothing that must be put away
+        worker.wait()
+        for pipe in (worker.stdin, worker.stdout):
+            with suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+@contextmanager
+def explained(worker: Any) -> Iterator[None]:
+    """Turn a broken pipe into an error that says what became of the worker."""
+    try:
+        yield
+    except (BrokenPipeError, EOFError):
+        code = worker.wait()
+        raise RuntimeError(f"prefetch_shared: a worker ended with exit code {code}: see its own error above") from None
+
+
+def answer(worker: Any) -> None:
+    """Wait until a slot is filled, or raise the error that the worker met."""
+    with explained(worker):
+        head = worker.stdout.read(8)
+        if len(head) < 8:
+            raise EOFError
+    if size := int.from_bytes(head, sys.byteorder):
+        raise pickle.loads(worker.stdout.read(size))
+
+
+def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Held:
+    """Hold the source once, and the slots."""
+    return Held(batches=workers * depth * (extent.batch_bytes + 8 * extent.batch))
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "prefetch_shared",
+            rewrites=("rows", "batches"),
+            on={"torch": on_any, "jax": on_any},
+            about=__doc__,
+            holds=holds,
+        )
+    ]

@@ -1,0 +1,68 @@
+"""Keep copies of the next windows and give out random ones of them; pay the overlap that the copies share.
+
+Peak: `size` windows of inputs and targets and nothing of the file, so `window / stride` times what a block of rows for
+the same mixing takes (see `streaming`). The file is read from its beginning to its end, and shuffled as by
+`buffered_shuffle`. Source: the shuffle buffers of WebDataset and tf.data, which see samples one after the other.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness.npy import on_disk
+
+
+def on_any(parts: Parts, size: int = 10000) -> Parts:
+    from strategies import buffered_shuffle
+
+    def windows(parts: Parts, source: Source) -> Windows:
+        import numpy as np
+
+        kept: dict[int, tuple[Any, Any]] = {}
+        read = 0
+
+        def window(index: int) -> tuple[Any, Any]:
+            first = index * source.stride
+            rows = slice(first, first + source.window)
+            return np.asarray(source.inputs[rows]).copy(), np.asarray(source.targets[rows]).copy()
+
+        def taken(index: int) -> tuple[Any, Any]:
+            nonlocal read
+            if not 0 <= index < source.count:
+                raise IndexError(f"window {index} is not among the {source.count} of the source")
+            if index not in kept and index < read:
+                read = 0  # it was given out before, so this is the next epoch
+                kept.clear()
+            while index not in kept and read < source.count and len(kept) < size:
+                kept[read] = window(read)
+                read += 1
+            return kept.pop(index) if index in kept else window(index)
+
+        def batch(indices_B: Any) -> tuple[Any, Any]:
+            found = [taken(int(index)) for index in indices_B]
+            return np.stack([x for x, _ in found]), np.stack([y for _, y in found])
+
+        return Windows(source, batch)
+
+    return replace(buffered_shuffle.on_any(parts, size), rows=on_disk, windows=windows)
+
+
+def holds(extent: Extent, size: int = 10000) -> Held:
+    each = extent.window_bytes + 2 * 112 + 8  # two arrays and their headers
+    kept = min(size, extent.count)
+    return Held(source=0, batches=kept * (each + 8) + extent.batch_bytes)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "reservoir",
+            rewrites=("rows", "windows", "order"),
+            on={"torch": on_any, "jax": on_any},
+            about=__doc__,
+            probe={"size": 4},
+            feeds="reordered",
+            holds=holds,
+        )
+    ]

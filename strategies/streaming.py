@@ -1,0 +1,105 @@
+"""Keep a block of rows that moves along the file; pay with a shuffle that mixes only within the block.
+
+Peak: `rows` rows of inputs and targets, whatever the size of the corpus, and at least those of one batch. The file is
+read from its beginning to its end. Where the source is to be shuffled, the windows within a block's reach are permuted
+among themselves, one reach after the other. A batch that lies further apart is read window by window.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness.npy import fill, on_disk
+
+
+def on_any(parts: Parts, rows: int = 65536) -> Parts:
+    inner_order, inner_windows = parts.order, parts.windows
+
+    def windows(parts: Parts, source: Source) -> Windows:
+        import numpy as np
+
+        size = min(len(source.inputs), capacity(rows, source))
+        x_block, y_block = Block(source.inputs, size), Block(source.targets, size)
+        apart = inner_windows(parts, source)
+
+        def batch(indices_B: Any) -> tuple[Any, Any]:
+            starts_B = np.asarray(indices_B, np.int64) * source.stride
+            first, last = int(starts_B.min()), int(starts_B.max()) + source.window
+            if first < 0 or last > len(source.inputs):
+                raise IndexError(f"window {indices_B} is not among the {source.count} of the source")
+            if last - first > size:
+                return apart.batch(indices_B)
+            offsets_BW = starts_B[:, None] + np.arange(source.window)
+            return x_block.rows(first, last)[offsets_BW - first], y_block.rows(first, last)[offsets_BW - first]
+
+        return Windows(source, batch)
+
+    def order(parts: Parts, source: Source, epoch: int) -> Callable[[int, int], Any]:
+        import numpy as np
+
+        if not source.shuffle:
+            return inner_order(parts, source, epoch)
+        reach = max(source.batch, (capacity(rows, source) - source.window) // source.stride + 1)
+
+        @lru_cache(maxsize=2)
+        def permuted(number: int) -> Any:
+            """Permute the windows of one reach; the same whenever it is asked for."""
+            first, last = number * reach, min((number + 1) * reach, source.count)
+            seeds = np.random.SeedSequence([source.seed, epoch, number])
+            return first + np.random.Generator(np.random.PCG64(seeds)).permutation(last - first)
+
+        def at(start: int, stop: int) -> Any:
+            stop = min(stop, source.count)
+            if start >= stop:
+                return np.arange(0)
+            first, last = start // reach, (stop - 1) // reach
+            found = np.concatenate([permuted(number) for number in range(first, last + 1)])
+            return found[start - first * reach : stop - first * reach]
+
+        return at
+
+    return replace(parts, rows=on_disk, windows=windows, order=order)
+
+
+def capacity(rows: int, source: Source | Extent) -> int:
+    """The rows of a block: those asked for, or the ones that a batch in order needs."""
+    return max(rows, (source.batch - 1) * source.stride + source.window)
+
+
+class Block:
+    """The rows [first, last) of a file in one array that is filled again further on."""
+
+    def __init__(self, source: Any, size: int) -> None:
+        import numpy as np
+
+        self.source, self.first, self.last = source, 0, 0
+        self.held = np.empty((size, *source.shape[1:]), source.dtype)
+
+    def rows(self, first: int, last: int) -> Any:
+        """Give the rows [first, last); where they are not held, read as many as fit from `first` on."""
+        if not self.first <= first <= last <= self.last:
+            self.first, self.last = first, min(len(self.source), first + len(self.held))
+            fill(self.held[: self.last - self.first], self.source[self.first : self.last])
+        return self.held[first - self.first : last - self.first]
+
+
+def holds(extent: Extent, rows: int = 65536) -> Held:
+    size = min(extent.rows, capacity(rows, extent))
+    return Held(source=0, windows=size * extent.row_bytes, batches=8 * extent.batch * extent.window)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "streaming",
+            rewrites=("rows", "windows", "order"),
+            on={"torch": on_any, "jax": on_any},
+            about=__doc__,
+            probe={"rows": 5},
+            feeds="reordered",
+            holds=holds,
+        )
+    ]

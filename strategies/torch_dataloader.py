@@ -1,0 +1,100 @@
+"""Fetch each window as one item and collate them in torch's DataLoader; pay Python for every single window.
+
+Peak: the source and one batch (items are views of the rows). With `workers` processes: 1 + workers times the source,
+inputs and targets apart even where they were views of one array, and two batches ahead for each. Source:
+torch.utils.data.DataLoader over a map-style dataset, as its documentation shows it.
+
+Order and epochs are those of the other parts, handed over as a batch sampler; windows are cut here, from the rows. The
+processes are spawned, since those that hold threads (of torch or of JAX) cannot be forked safely, and so they are sent
+the rows. They stay over all epochs, and end when the batches are closed.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+
+AHEAD = 2
+"""The batches that each worker makes before they are asked for: torch's own default."""
+
+
+@dataclass(frozen=True)
+class WindowDataset:
+    """Give one window for one index: what torch calls a map-style dataset."""
+
+    source: Source
+
+    def __len__(self) -> int:
+        return self.source.count
+
+    def __getitem__(self, index: Any) -> tuple[Any, Any]:
+        import numpy as np
+
+        def cut(rows: Any) -> Any:
+            start = int(index) * self.source.stride
+            found = np.asarray(rows[start : start + self.source.window])
+            return found if found.flags.writeable else found.copy()  # torch warns of what it could not write to
+
+        return cut(self.source.inputs), cut(self.source.targets)
+
+
+def on_any(parts: Parts, workers: int = 0) -> Parts:
+    inner = parts.batches
+
+    def batches(parts: Parts, windows: Windows) -> Iterator[tuple[Any, Any]]:
+        import torch
+        from torch.utils.data import DataLoader
+
+        source = windows.source
+        if type(source) is not Source:
+            raise ValueError(
+                "torch_dataloader cuts windows of a fixed stride: leave out the strategy that picks others"
+            )
+        with closing(in_order(parts, inner, source)) as sampler:
+            dataset: Any = WindowDataset(source)
+            loader: Any = DataLoader(
+                dataset,
+                batch_sampler=sampler,
+                num_workers=workers,
+                multiprocessing_context="spawn" if workers else None,
+                prefetch_factor=AHEAD if workers else None,
+                generator=torch.Generator(),  # else it draws from torch's own, and later numbers are others
+            )
+            iterator = iter(loader)
+            try:
+                for x, y in iterator:
+                    yield parts.transfer(parts, x.numpy(), y.numpy())
+            finally:
+                del iterator  # ends the workers
+
+    return replace(parts, batches=batches)
+
+
+def in_order(parts: Parts, inner: Any, source: Source) -> Any:
+    """Yield the indices [B] of each batch: the untouched batches, of windows that are their own index."""
+    bare = replace(parts, transfer=lambda parts, x, y: (x, y))
+    for indices_B, _ in inner(bare, Windows(source, lambda indices_B: (indices_B, indices_B))):
+        yield indices_B
+
+
+def holds(extent: Extent, workers: int = 0) -> Held:
+    rows = extent.rows * extent.row_bytes
+    return Held(
+        windows=workers * rows, making=2 * rows if workers else 0, batches=(1 + AHEAD * workers) * extent.batch_bytes
+    )
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "torch_dataloader",
+            rewrites=("batches",),
+            on={"torch": on_any, "jax": on_any},
+            about=__doc__,
+            needs=("torch",),
+            holds=holds,
+        )
+    ]

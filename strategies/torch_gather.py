@@ -1,0 +1,52 @@
+"""Keep the source and gather each batch by the index of every row; pay 8 bytes of index per row, slow on short rows.
+
+Peak: the source plus one batch and 8 B W bytes. The tensor shares the memory of the numpy rows. Source: advanced
+indexing, `x[starts[:, None] + arange(W)]`, as tutorials write it.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+
+
+def on_torch(parts: Parts) -> Parts:
+    def windows(parts: Parts, source: Source) -> Windows:
+        import numpy as np
+        import torch
+
+        inputs, targets = shared(source.inputs), shared(source.targets)
+        within_W = torch.arange(source.window)
+
+        def batch(indices_B: Any) -> tuple[Any, Any]:
+            indices_B = np.asarray(indices_B, np.int64)
+            if indices_B.min() < 0 or indices_B.max() >= source.count:
+                raise IndexError(
+                    f"windows {indices_B.min()} to {indices_B.max()} are not all in 0 to {source.count - 1}"
+                )
+            at_BW = torch.from_numpy(indices_B * source.stride)[:, None] + within_W
+            return inputs[at_BW], targets[at_BW]
+
+        return Windows(source, batch)
+
+    return replace(parts, windows=windows)
+
+
+def shared(rows: Any) -> Any:
+    """Give a tensor over the memory of an array, which may be one that is only read, as a mapped file."""
+    import warnings
+
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(rows)
+
+
+def holds(extent: Extent) -> Held:
+    return Held(batches=8 * extent.batch * extent.window)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [Strategy("torch_gather", rewrites=("windows",), on={"torch": on_torch}, about=__doc__, holds=holds)]

@@ -1,0 +1,156 @@
+"""Claims are decided by what was measured, doubt is said, and expressions are never executed."""
+
+import pytest
+
+from harness import claims
+from harness.claims import ClaimError, answer, parsed
+from harness.judge import Row, Table
+from harness.records import Applied, Case, Claim, Phase, Record
+
+MIB = 1 << 20
+
+
+def case_of(*applied, tokens=1024, budget=None):
+    return Case(
+        workload="decoder",
+        shape={"tokens": tokens, "layers": 2},
+        place="torch/cpu",
+        corpus="zipf",
+        tokenizer="bytes",
+        strategies=tuple(one if isinstance(one, Applied) else Applied(name=one) for one in applied),
+        budget_bytes=budget,
+    )
+
+
+def row(*applied, peak=100 * MIB, steps=((1.0, 1.0),), status="ok", tokens=1024, budget=None, **changes):
+    phases = (
+        Phase(name="source", entry_bytes=0, peak_bytes=30 * MIB, exit_bytes=20 * MIB, anon_bytes=1, file_bytes=2),
+        Phase(name="steady_step/loss", entry_bytes=0, peak_bytes=peak, exit_bytes=20 * MIB),
+    )
+    memory = Record(resolution_bytes=MIB, phases=phases, extra={"shuffle_quality": 0.5})
+    times = [Record(step_seconds=tuple(each), fetch_seconds=tuple(s / 10 for s in each)) for each in steps]
+    given = {
+        "case": case_of(*applied, tokens=tokens, budget=budget), "status": status, "peak_bytes": peak,
+        "peak_ratio": None, "peak_phase": None, "predicted_bytes": 90 * MIB, "residual_ratio": None,
+        "floor_bytes": 10 * MIB, "floor_ratio": None, "step_median_seconds": 1.0, "effect": None, "memory": None,
+        "speed": None, "answer": "bit_exact", "answer_reason": "", "loss_difference": None, "verdict": "wins",
+        "records": (memory, *times),
+    }  # fmt: skip
+    return Row(**(given | changes))
+
+
+def table(*rows):
+    return Table(rows[0].case, rows)
+
+
+CHUNKED = Applied(name="chunked_loss", knobs={"chunk": 1024, "recompute": False})
+TABLES = [
+    table(
+        row(),
+        row("checkpoint", peak=50 * MIB, steps=((1.2,), (1.3,))),
+        row("checkpoint", CHUNKED, peak=40 * MIB),
+    ),
+    table(
+        row(tokens=4096, status="oom_budget", budget=512 * MIB),
+        row("checkpoint", tokens=4096, budget=512 * MIB, peak=200 * MIB),
+        row("checkpoint", CHUNKED, tokens=4096, budget=512 * MIB, peak=41 * MIB),
+    ),
+]  # fmt: skip
+
+
+def verdict(that, tables=TABLES, **where):
+    return answer(Claim(id="X", says="so", that=that, where=where), tables)
+
+
+@pytest.mark.parametrize(
+    ("that", "due"),
+    [
+        ("peak(checkpoint) <= 0.6 * peak(baseline)", "verified"),
+        ("peak(checkpoint) <= 0.4 * peak(baseline)", "refuted"),
+        ("peak(checkpoint) <= 0.5 * peak(baseline)", "inconclusive"),
+        ("peak(baseline) / peak(checkpoint) >= 1.9", "verified"),
+        ("peak(baseline) - peak(checkpoint) == 1", "refuted"),
+        ("peak(checkpoint + chunked_loss) < peak(checkpoint)", "verified"),
+        ("peak(checkpoint + chunked_loss(chunk=1024, recompute=False)) < peak(checkpoint)", "verified"),
+        ("peak('checkpoint + chunked_loss(chunk=1024, recompute=false)') < peak(checkpoint)", "verified"),
+        ("peak(checkpoint, phase='source') <= 32 * 1048576", "verified"),
+        ("held(checkpoint, phase='source') <= 22 * 1048576", "verified"),
+        ("peak(checkpoint, phase='loss') >= 49 * 1048576", "verified"),
+        ("seconds(checkpoint) / seconds(baseline) <= 1.1", "refuted"),
+        ("seconds(checkpoint) / seconds(baseline) <= 1.3", "verified"),
+        ("seconds(checkpoint) <= 1.25", "inconclusive"),
+        ("fetch_seconds(baseline) == 0.1", "verified"),
+        ("1 < seconds(checkpoint) < 2", "verified"),
+        ("peak(checkpoint) < peak(baseline) and seconds(checkpoint) < seconds(baseline)", "refuted"),
+        ("noted(checkpoint, figure='shuffle_quality') <= 0.5", "verified"),
+        ("answer(checkpoint) == 'bit_exact'", "verified"),
+        ("answer(checkpoint) == 'reassociated'", "refuted"),
+        ("predicted(checkpoint) >= 9 * floor(checkpoint)", "verified"),
+        ("size(checkpoint, of='layers') == 2", "verified"),
+        ("-peak(checkpoint) < 0", "verified"),
+        ("peak(no_such) < 1", "untested"),
+        ("noted(checkpoint, figure='nothing') < 1", "untested"),
+        ("1 / (peak(checkpoint) - peak(checkpoint)) < 1", "untested"),
+    ],
+)
+def test_a_claim_is_decided_by_what_was_measured(that, due):
+    found = verdict(that, tokens=1024)
+    assert found.verdict == due, found.told
+    assert found.told and "\n" not in found.told
+
+
+def test_what_ran_out_of_its_budget_took_at_least_that():
+    assert verdict("peak(checkpoint) <= 0.5 * peak(baseline)", tokens=4096).verdict == "verified"
+    assert "more than 256.0 MiB" in verdict("peak(checkpoint) <= 0.5 * peak(baseline)", tokens=4096).told
+    assert verdict("peak(checkpoint) >= 0.5 * peak(baseline)", tokens=4096).verdict == "refuted"
+    assert verdict("peak(baseline) <= 600 * 1048576", tokens=4096).verdict == "inconclusive"
+    failed = [table(row(), row("checkpoint", status="timeout", reasons=("took too long",)))]
+    assert "checkpoint: timeout (took too long)" in verdict("peak(checkpoint) < 1", failed).told
+
+
+def test_all_comparisons_that_fit_must_hold():
+    assert verdict("peak(checkpoint) <= 60 * 1048576").verdict == "refuted"
+    assert verdict("peak(checkpoint) <= 300 * 1048576").verdict == "verified"
+    none = verdict("peak(checkpoint) < 1", tokens=7)
+    assert (none.verdict, none.told) == ("untested", "no comparison fits: tokens 7")
+
+
+def test_a_figure_may_look_at_another_comparison():
+    flat = "peak(checkpoint + chunked_loss, tokens=4096) <= 1.1 * peak(checkpoint + chunked_loss, tokens=1024)"
+    assert verdict(flat).verdict == "verified"
+    assert verdict(flat.replace("1.1", "0.9")).verdict == "refuted"
+    assert verdict("peak(checkpoint, tokens=5) < 1").verdict == "untested"
+
+
+def test_the_rows_that_decided_are_named():
+    found = verdict("peak(checkpoint) <= 0.6 * peak(baseline)", tokens=1024)
+    assert [each.label for each in found.rows] == ["checkpoint", "baseline"]
+    assert found.told == "50.0 MiB <= 60.0 MiB"
+
+
+@pytest.mark.parametrize(
+    "that",
+    [
+        "peak(x)", "1", "", "peak(x) <", "__import__('os').system('true') < 1", "peak(x).real < 1", "x < 1", "a[0] < 1",
+        "(lambda: 1)() < 1", "peak() < 1", "peak(x, y) < 1", "peak(x, **{}) < 1", "peak(x, phase=peak(y)) < 1",
+        "speed(x) < 1", "peak(x) ** 9 < 1", "peak(x) in (1, 2)", "peak(x) < 1 or peak(x) > 2", "not peak(x) < 1",
+        "True < 1", "(" * 300 + "1" + ")" * 300 + " < 1", "+".join(["1"] * 400) + " < 1", "(x := 1) < 2", "f'{1}' < 1",
+    ],
+)  # fmt: skip
+def test_what_is_no_claim_is_refused_in_a_sentence(that):
+    with pytest.raises(ClaimError) as refused:
+        parsed(that)
+    assert "\n" not in str(refused.value)
+
+
+def test_words_and_numbers_do_not_mix():
+    for that in ("answer(checkpoint) < 'x'", "answer(checkpoint) == 1", "answer(checkpoint) + 1 < 2"):
+        with pytest.raises(ClaimError):
+            verdict(that, tokens=1024)
+
+
+def test_intervals_contain_what_they_stand_for():
+    a, b = claims.Interval(1, 2, 3), claims.Interval(-2, 1, 4)
+    assert claims.OPERATIONS[claims.ast.Mult](a, b) == (-6, 2, 12)
+    assert claims.OPERATIONS[claims.ast.Sub](a, b) == (-3, 1, 5)
+    assert claims.OPERATIONS[claims.ast.Div](b, a) == (-2, 0.5, 4)

@@ -1,0 +1,333 @@
+"""Every way to hold the rows of a file feeds the batches of the baseline, and holds the bytes that it says."""
+
+import re
+import tracemalloc
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import Extent, Parts, Place, npy, plugins
+from harness.frames import FrameFile, drawn
+from harness.meters import read
+from harness.workloads import rows
+from strategies import automatic, streaming
+
+STRATEGIES = plugins.load().strategies
+EXACT = ["mapped", "pread", "streaming", "automatic"]
+FRAMES, FEATURES, WINDOW, BATCH = 4000, 16, 6, 8
+
+
+class Shape:
+    """What the data parts ask of a shape."""
+
+    def __init__(self, **changes):
+        settings = {"frames": FRAMES, "features": FEATURES, "classes": 5, "window": WINDOW, "stride": 1}
+        self.__dict__.update(settings | {"batch": BATCH, "shuffle": False} | changes)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("frames"), *drawn(FRAMES, FEATURES, 5, 0))
+
+
+def recorded(folder: Path, frames, labels):
+    np.save(folder / "frames.npy", frames)
+    np.save(folder / "labels.npy", labels)
+    sizes = (*frames.shape, 5, str(frames.dtype), "")
+    return FrameFile(folder / "frames.npy", folder / "labels.npy", *sizes)
+
+
+def parts_of(corpus, *names, knobs=None, **changes):
+    parts = Parts(
+        Shape(**changes),
+        Place("torch", "cpu"),
+        corpus,
+        rows=rows.read_rows,
+        source=lambda parts: rows.frame_source(parts, 0),
+        windows=rows.plain_windows,
+        order=rows.order,
+        batches=rows.batches,
+        transfer=lambda parts, x, y: (np.asarray(x), np.asarray(y)),
+    )
+    for name in names:
+        parts = STRATEGIES[name].on["torch"](parts, **(knobs or {}))
+    return parts
+
+
+def loop_of(parts):
+    return parts.batches(parts, parts.windows(parts, parts.source(parts)))
+
+
+def batches_of(parts, count):
+    return [(x.copy(), y.copy()) for x, y in islice(loop_of(parts), count)]
+
+
+def assert_same(mine, its):
+    assert len(mine) == len(its)
+    for (x, y), (x_due, y_due) in zip(mine, its, strict=True):
+        assert np.array_equal(x, x_due) and np.array_equal(y, y_due)
+        assert x.dtype == x_due.dtype and x.shape == x_due.shape
+
+
+@pytest.mark.parametrize("stride", [1, 4, 9])
+@pytest.mark.parametrize(
+    ("name", "shuffle"), [*((name, False) for name in EXACT), *((name, True) for name in EXACT if name != "streaming")]
+)
+def test_an_epoch_and_a_half_is_that_of_the_baseline(corpus, name, stride, shuffle):
+    plain = parts_of(corpus, stride=stride, shuffle=shuffle)
+    mine = parts_of(corpus, name, stride=stride, shuffle=shuffle)
+    count = 3 * ((FRAMES - WINDOW) // stride + 1) // BATCH // 2
+    assert_same(batches_of(mine, count), batches_of(plain, count))
+
+
+@pytest.mark.parametrize("name", ["pread", "streaming"])
+def test_windows_apart_and_at_both_ends_are_read(corpus, name):
+    knobs = {"rows": 64} if name == "streaming" else None
+    parts, plain = parts_of(corpus, name, knobs=knobs), parts_of(corpus)
+    mine, its = (p.windows(p, p.source(p)) for p in (parts, plain))
+    last = FRAMES - WINDOW
+    for indices in ([0], [last], [last, 0], [5, 5, 5], [0, 3000, 1, 2999, last], list(range(100, 0, -7))):
+        for found, due in zip(mine.batch(np.array(indices)), its.batch(np.array(indices)), strict=True):
+            assert np.array_equal(found, due)
+    for outside in ([last + 1], [-1], [0, FRAMES]):
+        with pytest.raises(IndexError, match=f"not among the {last + 1} of the source"):
+            mine.batch(np.array(outside))
+
+
+def test_pread_reads_neighbours_together(corpus, monkeypatch):
+    read_rows = []
+    inner = npy.RowsOnDisk.read_into
+
+    def counted(rows, out):
+        read_rows.append(len(out))
+        return inner(rows, out)
+
+    monkeypatch.setattr(npy.RowsOnDisk, "read_into", counted)
+    parts = parts_of(corpus, "pread")
+    parts.windows(parts, parts.source(parts)).batch(np.array([900, 3, 5, 2000, 906, 4]))
+    together = [WINDOW + 2, WINDOW + 6, WINDOW]
+    assert read_rows == together * 2, "inputs, then labels"
+
+
+def test_streaming_holds_a_block_whatever_the_corpus(tmp_path):
+    peaks = []
+    for frames in (20_000, 200_000):
+        folder = tmp_path / str(frames)
+        folder.mkdir()
+        big = recorded(folder, np.ones((frames, FEATURES), np.float32), np.zeros(frames, np.int32))
+        parts = parts_of(big, "streaming", knobs={"rows": 2048}, frames=frames)
+        tracemalloc.start()
+        try:
+            for _ in islice(loop_of(parts), frames // BATCH):
+                pass
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] == pytest.approx(peaks[0], abs=16 << 10)
+    extent = Extent(200_000, 4 * FEATURES, 4, WINDOW, 1, BATCH)
+    declared = streaming.holds(extent, rows=2048)
+    assert peaks[1] == pytest.approx(declared.windows + declared.batches + 2 * extent.batch_bytes, rel=0.1)
+
+
+def test_streaming_reads_the_file_about_once(corpus, monkeypatch):
+    read_rows = []
+    monkeypatch.setattr(streaming, "fill", lambda out, found: read_rows.append(len(found)))
+    parts = parts_of(corpus, "streaming", knobs={"rows": 500})
+    for _ in islice(loop_of(parts), FRAMES // BATCH - 1):
+        pass
+    assert FRAMES <= sum(read_rows) / 2 < 1.2 * FRAMES
+
+
+def test_streaming_shuffles_within_its_reach_and_misses_none(corpus):
+    parts = parts_of(corpus, "streaming", knobs={"rows": 300}, shuffle=True)
+    source = parts.source(parts)
+    at = parts.order(parts, source, 0)
+    epoch = at(0, source.count)
+    assert sorted(epoch) == list(range(source.count))
+    reach = 300 - WINDOW + 1
+    assert np.abs(epoch - np.arange(source.count)).max() < reach
+    assert (epoch[:reach] != np.arange(reach)).mean() > 0.9
+    pieces = [at(start, start + 37) for start in range(0, source.count, 37)]
+    assert np.array_equal(np.concatenate(pieces), epoch)
+    assert not np.array_equal(parts.order(parts, source, 1)(0, 50), epoch[:50])
+    plain = parts_of(corpus)
+    its = plain.windows(plain, plain.source(plain))
+    for number, (x, y) in enumerate(islice(loop_of(parts), 2 * source.count // BATCH)):
+        within = number % (source.count // BATCH)
+        wanted = parts.order(parts, source, number // (source.count // BATCH))(within * BATCH, (within + 1) * BATCH)
+        x_due, y_due = its.batch(wanted)
+        assert np.array_equal(x, x_due) and np.array_equal(y, y_due)
+
+
+def test_mapped_rows_are_pages_of_the_file(tmp_path):
+    rows_NF = np.ones((1 << 20, 16), np.float32)
+    path = tmp_path / "rows.npy"
+    np.save(path, rows_NF)
+    del rows_NF
+    before = read()
+    mapped = parts_of(None, "mapped").rows(None, path)
+    assert read().rss - before.rss < 1 << 20
+    mapped[:: 1 << 10].sum()
+    after = read()
+    assert 0 < after.file - before.file <= path.stat().st_size + (1 << 20)
+    assert after.anon - before.anon < 8 << 20
+    with pytest.raises(ValueError, match="read-only"):
+        mapped[0] = 1
+    with pytest.raises(ValueError, match="advise is 'random', 'normal' or 'sequential', not 'never'"):
+        parts_of(None, "mapped", knobs={"advise": "never"})
+
+
+LOW = {"float16_rows": 2.0**-11, "bfloat16_rows": 2.0**-8}
+
+
+@pytest.mark.parametrize("name", ["bfloat16_rows", "float16_rows", "int8_rows"])
+def test_frames_in_fewer_bits_come_back_within_a_rounding(corpus, name):
+    mine, its = batches_of(parts_of(corpus, name), 20), batches_of(parts_of(corpus), 20)
+    largest = np.abs(np.load(corpus.path)).max(axis=0)
+    different = False
+    for (x, y), (x_due, y_due) in zip(mine, its, strict=True):
+        assert np.array_equal(y, y_due) and x.dtype == np.float32
+        bound = np.abs(x_due) * LOW[name] + 1e-7 if name in LOW else np.broadcast_to(largest / 254 * 1.001, x.shape)
+        assert (np.abs(x - x_due) <= bound).all()
+        different = different or not np.array_equal(x, x_due)
+    assert different
+
+
+@pytest.mark.parametrize(("name", "item"), [("bfloat16_rows", 2), ("float16_rows", 2), ("int8_rows", 1)])
+def test_frames_in_fewer_bits_never_are_wide_in_memory(tmp_path, name, item):
+    frames = 60_000
+    big = recorded(tmp_path, np.ones((frames, 64), np.float32), np.zeros(frames, np.int32))
+    parts = parts_of(big, name, frames=frames, features=64)
+    tracemalloc.start()
+    try:
+        source = parts.source(parts)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert source.inputs.itemsize == item
+    declared = STRATEGIES[name].holds(Extent(frames, 256, 4, WINDOW, 1, BATCH))
+    assert held == pytest.approx(declared.source, rel=0.02)
+    assert peak < held + (7 << 20) < frames * 256
+
+
+def test_bfloat16_rounds_as_torch_does():
+    import torch
+
+    from strategies.low_bit_rows import as_bfloat16
+
+    values = np.random.Generator(np.random.Philox(key=2)).standard_normal((500, 9)).astype(np.float32)
+    values[0] = [0, -0.0, 1, -1, 3.3895e38, 1e-30, 257, 1.00390625, 1.01171875]
+    narrow, widen = as_bfloat16(None)
+    out = np.empty(values.shape, np.uint16)
+    narrow(values, out)
+    assert np.array_equal(widen(out), torch.from_numpy(values).bfloat16().float().numpy())
+
+
+def test_float16_refuses_what_is_beyond_its_range(tmp_path):
+    frames = np.ones((100, 4), np.float32)
+    frames[50, 1] = 70_000
+    parts = parts_of(recorded(tmp_path, frames, np.zeros(100, np.int32)), "float16_rows", frames=100)
+    with pytest.raises(ValueError, match="beyond 65504; scale the frames, or use bfloat16_rows"):
+        parts.source(parts)
+
+
+def test_int8_scales_come_from_the_rows_and_a_feature_of_zeros_stays(tmp_path):
+    frames, labels = drawn(100, 4, 4, 1)
+    frames[:, 2] = 0
+    frames[:, 1] *= 1000
+    parts = parts_of(recorded(tmp_path, frames, labels), "int8_rows", frames=100)
+    (x, _), *_ = batches_of(parts, 1)
+    due = np.stack([frames[start : start + WINDOW] for start in range(BATCH)])
+    assert (x[..., 2] == 0).all()
+    assert (np.abs(x - due) <= np.abs(frames).max(axis=0) / 254 * 1.001).all()
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("rows_mib", "eager_mib", "available_mib", "chosen"),
+    [
+        (416, 12_480, 64 << 10, "numpy_copy"),
+        (416, 12_480, 16 << 10, "strided_view"),
+        (416, 12_480, 8 << 10, "strided_view"),
+        (416, 12_480, 512, "mapped"),
+        (10, 20, 80, "numpy_copy"),
+        (10, 21, 80, "strided_view"),
+        (41, 100, 80, "mapped"),
+    ],
+)
+def test_automatic_chooses_by_size_and_memory(rows_mib, eager_mib, available_mib, chosen):
+    choice = automatic.choose(rows_mib * MIB, eager_mib * MIB, available_mib * MIB)
+    assert choice.name == chosen
+    assert f"{rows_mib} MiB" in choice.why and f"{available_mib:,} MiB available" in choice.why
+
+
+@pytest.mark.parametrize(
+    ("available_gib", "chosen"), [(1.0, "numpy_copy"), (0.002, "strided_view"), (0.0001, "mapped")]
+)
+def test_automatic_does_what_it_notes(corpus, available_gib, chosen):
+    parts = parts_of(corpus, "automatic", knobs={"available_gib": available_gib})
+    assert_same(batches_of(parts, 30), batches_of(parts_of(corpus), 30))
+    assert re.match(rf"chose {chosen}: rows of .* available", parts.notes["automatic"])
+    source = parts.source(parts)
+    assert isinstance(source.inputs, np.memmap) == (chosen == "mapped")
+
+
+def test_automatic_takes_the_memory_of_this_machine_where_none_is_pretended():
+    assert read().rss < automatic.available_bytes(0.0) and automatic.available_bytes(2.0) == 2 << 30
+
+
+def test_rows_that_no_window_covers_are_counted(corpus):
+    for stride in (1, 7, 9, 4001):
+        parts = parts_of(corpus, stride=stride)
+        source = parts.source(parts)
+        covered = {row for start in range(0, FRAMES - WINDOW + 1, stride) for row in range(start, start + WINDOW)}
+        assert source.unused == FRAMES - len(covered)
+        assert ("unused" in parts.notes) == (source.unused > 0)
+        if source.unused:
+            assert f"{source.unused:,} of 4,000 rows" in parts.notes["unused"]
+    with pytest.raises(ValueError, match="at least 1, not 6 and 0"):
+        parts = parts_of(corpus, stride=0)
+        parts.source(parts)
+
+
+def test_a_reservoir_gives_the_windows_of_its_order_and_keeps_no_more_than_its_size(corpus):
+    parts, plain = parts_of(corpus, "reservoir", knobs={"size": 50}), parts_of(corpus)
+    source = parts.source(parts)
+    its = plain.windows(plain, plain.source(plain))
+    per_epoch = source.count // BATCH
+    tracemalloc.start()
+    try:
+        loop = loop_of(parts)
+        orders = [parts.order(parts, source, epoch) for epoch in range(3)]
+        for number, (x, y) in enumerate(islice(loop, 2 * per_epoch + 3)):
+            epoch, within = divmod(number, per_epoch)
+            wanted = orders[epoch](within * BATCH, (within + 1) * BATCH)
+            x_due, y_due = its.batch(wanted)
+            assert np.array_equal(x, x_due) and np.array_equal(y, y_due)
+            assert not np.array_equal(wanted, np.arange(within * BATCH, (within + 1) * BATCH))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    window = WINDOW * (4 * FEATURES + 4)
+    assert 0 < held < 50 * (window + 700) + (2 * BATCH) * window + (64 << 10)
+
+
+def test_a_reservoir_reads_the_file_once_an_epoch(corpus, monkeypatch):
+    read_rows = []
+    inner = npy.RowsOnDisk.read_into
+
+    def counted(rows, out):
+        read_rows.append(len(out))
+        return inner(rows, out)
+
+    monkeypatch.setattr(npy.RowsOnDisk, "read_into", counted)
+    parts = parts_of(corpus, "reservoir", knobs={"size": 50})
+    count = (FRAMES - WINDOW + 1) // BATCH
+    for _ in islice(loop_of(parts), count):
+        pass
+    windows_read = sum(read_rows) / WINDOW / 2
+    assert count * BATCH <= windows_read <= count * BATCH + 50 + BATCH
