@@ -25,6 +25,7 @@ format: $(READY)
 
 tables: $(READY)
 	$(BIN)/harness report results --into README.md
+	$(BIN)/harness report results --into RESULTS.md
 
 clean:
 	rm -rf .venv

@@ -61,7 +61,9 @@ def answer(claim: Claim, tables: Sequence[Table]) -> Answer:
     for verdict in ("refuted", "inconclusive", "verified", "untested"):
         deciding = [each for each in found if each.verdict == verdict]
         if deciding:
-            told = "; ".join(dict.fromkeys(each.told for each in deciding))
+            told = deciding[0].told
+            if len(found) > 1:
+                told += f" ({len(deciding)} of {len(found)} comparisons)"
             rows = {id(row): row for each in deciding for row in each.rows}
             return Answer(claim, verdict, told, tuple(rows.values()))
     raise AssertionError("an evaluation has one of four verdicts")
@@ -247,7 +249,8 @@ class _Evaluation:
                 terms = [self.value(term) for term in (each.left, *each.comparators)]
                 for op, left, right in zip(each.ops, terms, terms[1:], strict=False):
                     held.append(_compared(op, left, right))
-                    self.told.append(f"{_number(left)} {SIGNS[type(op)]} {_number(right)}")
+                    word = {True: "", False: "not ", None: "perhaps "}[held[-1]] + WORDS[type(op)]
+                    self.told.append(f"{_number(left)}, {word} {_number(right)}")
         except Unknown as reason:
             return _Found("untested", str(reason), tuple(self.rows))
         verdict = "refuted" if False in held else "inconclusive" if None in held else "verified"
@@ -302,7 +305,13 @@ def _compared(op: ast.cmpop, left: Interval | str, right: Interval | str) -> boo
     return COMPARISONS[type(op)](left, right)
 
 
-SIGNS: dict[type[ast.cmpop], str] = {ast.LtE: "<=", ast.Lt: "<", ast.GtE: ">=", ast.Gt: ">", ast.Eq: "=="}
+WORDS: dict[type[ast.cmpop], str] = {
+    ast.LtE: "at most",
+    ast.Lt: "below",
+    ast.GtE: "at least",
+    ast.Gt: "above",
+    ast.Eq: "equal to",
+}
 
 
 def _number(found: Interval | str) -> str:

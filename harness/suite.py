@@ -19,6 +19,8 @@ from harness.types import Place, Strategy, Workload
 MAX_CASES = 10_000
 TOKENIZERS = ("bytes", "words", "bpe")
 CONTROL = "nothing"
+CONTRIBUTIONS = "contributions"
+"""The key of an entry of `strategies` that asks for all rows which show what each member of a list contributes."""
 VERDICT_ROUNDS = 3
 """From this many rounds on a speed verdict is possible."""
 GIB = 1 << 30
@@ -289,17 +291,19 @@ class _Reader:
         rows: dict[str, tuple[Applied, ...]] = {"baseline": ()}
         for index, entry in enumerate(suite.strategies):
             location: Location = ("strategies", index)
-            parts = entry if isinstance(entry, list) else [entry]
-            if not parts:
+            together = isinstance(entry, dict) and CONTRIBUTIONS in entry
+            parts = entry[CONTRIBUTIONS] if together else entry if isinstance(entry, list) else [entry]
+            if not parts or not isinstance(parts, list):
                 raise self.refusal(location, "an empty list: name at least one strategy")
             options = [list(self.applied(part, location, workload)) for part in parts]
             if (count := len(rows) + math.prod(map(len, options))) > MAX_CASES:
                 raise self.too_many(location, count)
             for row in itertools.product(*options):
-                label = " + ".join(map(str, row))
-                if label in rows:
-                    raise self.refusal(location, f"'{label}' is listed twice: remove one")
-                rows[label] = row
+                for members in contributions(row) if together else [row]:
+                    label = " + ".join(map(str, members))
+                    if label in rows and not together:
+                        raise self.refusal(location, f"'{label}' is listed twice: remove one")
+                    rows.setdefault(label, members)
         if suite.rounds >= VERDICT_ROUNDS and CONTROL not in rows and CONTROL in self.plugins.strategies:
             rows = {"baseline": (), CONTROL: (Applied(name=CONTROL),), **rows}
         return list(rows.values())
@@ -348,6 +352,13 @@ class _Reader:
             for row in rows
         ]
         return Group(tuple(cases))
+
+
+def contributions(row: tuple[Applied, ...]) -> list[tuple[Applied, ...]]:
+    """Give each member alone, the whole without each, and the whole: what shows what each contributes."""
+    alone = [(member,) for member in row]
+    without = [row[:at] + row[at + 1 :] for at in range(len(row))] if len(row) > 2 else []
+    return [*alone, *without, row]
 
 
 def _shown(value: Any) -> str:

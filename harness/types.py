@@ -114,6 +114,7 @@ class Parts:
     init        (parts, source) -> State: parameters, optimizer moments
     embed       (parts, params, x_BT) -> x_BTD
     mix         (parts, p, x_BTD) -> x_BTD, across tokens: attention, or a recurrence
+    attend      (parts, q_BTHK, k_BTGK, v_BTGK) -> y_BTHK: causal attention of H heads, G of keys and values
     feed        (parts, p, x_BTD) -> x_BTD, within a token
     block       (parts, p, x_BTD) -> x_BTD, one layer
     scan        (parts, x_BTE, delta_BTE, a_ES, b_BTS, c_BTS) -> y_BTE: the recurrence of a selective scan
@@ -140,6 +141,7 @@ class Parts:
     init: Part = ABSENT
     embed: Part = ABSENT
     mix: Part = ABSENT
+    attend: Part = ABSENT
     scan: Part = ABSENT
     feed: Part = ABSENT
     block: Part = ABSENT
@@ -175,6 +177,7 @@ class Extent:
     stride: int
     batch: int
     steps: int = 3
+    backend: str = ""
 
     @property
     def count(self) -> int:

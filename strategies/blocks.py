@@ -24,7 +24,7 @@ def on_any(parts: Parts) -> Parts:
 
 
 def holds(extent: Extent) -> Held:
-    return Held(batches=extent.batch_bytes)
+    return Held()
 
 
 @hookimpl

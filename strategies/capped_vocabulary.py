@@ -59,7 +59,7 @@ def capped(ids_N: Any, size: int) -> tuple[Any, int]:
 
 
 def holds(extent: Extent, size: int = 10000) -> Held:
-    return Held(making=2 * min(extent.rows, CHUNK), batches=extent.batch_bytes)
+    return Held(making=2 * min(extent.rows, CHUNK))
 
 
 @hookimpl

@@ -116,7 +116,8 @@ def joined(source: Source) -> Any:
 
 def holds(extent: Extent) -> Held:
     """Count the rows once more, which is what JAX on the CPU holds; torch there shares them."""
-    rows = extent.base + extent.input_bytes * (not extent.target_bytes)
+    once = extent.base + extent.input_bytes * (not extent.target_bytes)
+    rows = 0 if extent.backend == "torch" else once
     return Held(windows=rows, batches=8 * extent.batch * extent.window)
 
 

@@ -111,7 +111,7 @@ def counts(length_D: Any, window: int, stride: int, pad: bool) -> Any:
 def holds(extent: Extent, end: int = 10, tail: str = "drop") -> Held:
     documents = extent.rows // USUAL
     kept = documents if tail == "pad" else min(documents, extent.rows // extent.window)
-    return Held(windows=24 * kept, making=48 * documents, batches=extent.batch_bytes)
+    return Held(windows=24 * kept, making=48 * documents)
 
 
 @hookimpl

@@ -26,7 +26,7 @@ def on_any(parts: Parts, block: int = 4096, folder: str = "") -> Parts:
         at = folder or tempfile.gettempdir()
         x_NW, y_NW = (written(rows, source, block, at) for rows in (source.inputs, source.targets))
         size = x_NW.nbytes + y_NW.nbytes
-        parts.notes["eager_on_disk"] = f"{size:,} bytes in {at} ({file_system(at)})"
+        parts.notes["file"] = f"{size:,} bytes in {at} ({file_system(at)})"
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
             if np.min(indices_B) < 0:  # numpy would count from the end
@@ -66,12 +66,9 @@ def file_system(folder: str) -> str:
 
 
 def holds(extent: Extent, block: int = 4096, folder: str = "") -> Held:
-    """Count the block that is written, then the pages of the file that were read and are mapped."""
+    """Count the pages of the file, all of which were written, and the block that is made before it is."""
     row = max(extent.input_bytes, extent.target_bytes)
-    read = extent.steps * (extent.batch_bytes + 2 * extent.batch * AROUND)
-    return Held(
-        making=min(block, extent.count) * extent.window * row, batches=min(extent.count * extent.window_bytes, read)
-    )
+    return Held(windows=extent.count * extent.window_bytes, making=min(block, extent.count) * extent.window * row)
 
 
 @hookimpl

@@ -52,7 +52,7 @@ def on_any(parts: Parts, workers: int = 0) -> Parts:
 
 
 def holds(extent: Extent, workers: int = 0) -> Held:
-    return Held(windows=8 * extent.count, batches=(1 + AHEAD * workers) * extent.batch_bytes)
+    return Held(windows=8 * extent.count, batches=AHEAD * workers * extent.batch_bytes)
 
 
 @hookimpl

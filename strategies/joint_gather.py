@@ -31,7 +31,7 @@ def cast_to(dtype: str, parts: Parts) -> Parts:
             x_NW, y_NW = view(source.inputs, source.window), view(source.targets, source.window)
         else:
             ids_NW = view(ids, source.window + 1)
-        parts.notes["joint_gather"] = "inputs and targets apart" if ids is None else "one gather for both"
+        parts.notes["windows"] = "inputs and targets apart" if ids is None else "one gather for both"
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
             if np.min(indices_B) < 0:  # numpy would count from the end

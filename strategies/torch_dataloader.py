@@ -80,10 +80,8 @@ def in_order(parts: Parts, inner: Any, source: Source) -> Any:
 
 
 def holds(extent: Extent, workers: int = 0) -> Held:
-    rows = extent.rows * extent.row_bytes
-    return Held(
-        windows=workers * rows, making=2 * rows if workers else 0, batches=(1 + AHEAD * workers) * extent.batch_bytes
-    )
+    """Count what this process takes; each worker, a process of its own, holds the rows and some batches besides."""
+    return Held(making=extent.rows * extent.row_bytes if workers else 0)
 
 
 @hookimpl

@@ -19,14 +19,19 @@ def block(language: str, word: str) -> str:
     return found
 
 
-def test_the_tables_are_those_of_the_results(tmp_path: Path) -> None:
-    copy = tmp_path / "README.md"
-    copy.write_text(README, encoding="utf-8")
+@pytest.mark.parametrize("document", ["README.md", "RESULTS.md"])
+def test_the_tables_are_those_of_the_results(document: str, tmp_path: Path) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    copy = tmp_path / document
+    copy.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "harness.cli", "report", str(ROOT / "results"), "--into", str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "| baseline" in README
-    assert copy.read_text(encoding="utf-8") == README, "stale: run `make tables`"
+    assert "| baseline" in text
+    assert document == "README.md" or "| refuted" in text
+    assert copy.read_text(encoding="utf-8") == text, "stale: run `make tables`"
+    for name in re.findall("generated: ([a-z_]+)", text):
+        assert (ROOT / "suites" / f"{name}.yaml").is_file() and (ROOT / "results" / name).is_dir()
 
 
 def test_the_plugin_works_as_shown(tmp_path: Path) -> None:

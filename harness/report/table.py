@@ -194,13 +194,25 @@ def _remarks(table: Table) -> Iterable[str]:
         told = [*row.reasons, *(note for note in row.notes if note not in common)]
         if row.answer in ("diverged", "invalid"):
             told.append(f"{row.answer}: {row.answer_reason}")
-        elif row.answer is None and row.answer_reason:
+        elif row.answer is None and row.answer_reason and row.answer_reason not in row.reasons:
             told.append(f"no answer: {row.answer_reason}")
         if own := [flag for flag in row.flags if flag not in shared]:
             told.append(f"flags: {', '.join(own)}")
         if told:
             lines.append(f"- {escaped(row.label)}: {escaped('; '.join(told))}")
+    lines += _contributions(table)
     return ["\n".join(lines)] if lines else []
+
+
+def _contributions(table: Table) -> Iterable[str]:
+    """Say of each combination what it would take more without each member, where those rows are there too."""
+    peaks = {tuple(map(str, row.case.strategies)): row.peak_bytes or 0 for row in table.rows if row.status == "ok"}
+    for members, peak in peaks.items():
+        without = [peaks.get(members[:at] + members[at + 1 :], 0) for at in range(len(members))]
+        if len(members) < 2 or not all(without):
+            continue
+        told = [f"{member} {_mib(other - peak)}" for member, other in zip(members, without, strict=True)]
+        yield f"- {escaped(' + '.join(members))}: MiB more without {escaped(', without '.join(told))}"
 
 
 def escaped(text: str) -> str:

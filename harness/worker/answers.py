@@ -4,6 +4,7 @@ The `reference` task runs the untouched parts in float64; the `numerics` task of
 working dtype. Both leave plain arrays in the run's folder; the `numerics` task of a strategy judges itself by them.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -54,6 +55,8 @@ def _order(plugins: Plugins, case: Case, calls: Counter[tuple[str, str]]) -> str
     parts = assemble(plugins, case, calls=calls)
     plain = assemble(plugins, case.model_copy(update={"strategies": ()}))
     source = plain.source(plain)
+    if not any("order" in plugins.strategies[applied.name].rewrites for applied in case.strategies):
+        return _batches(parts, plain)
     same = True
     for epoch in range(2):
         mine, its = (p.order(p, source, epoch)(0, source.count) for p in (parts, plain))
@@ -61,6 +64,29 @@ def _order(plugins: Plugins, case: Case, calls: Counter[tuple[str, str]]) -> str
             return f"an epoch gives {len(set(map(int, mine)))} of {source.count} windows, {len(mine)} in all"
         same = same and list(mine) == list(its)
     return "same" if same else "reordered"
+
+
+def _batches(parts: Parts, plain: Parts) -> str:
+    """Compare the windows of an epoch of batches, for strategies that shuffle in a way of their own."""
+    windows = plain.windows(plain, plain.source(plain))
+    source = windows.source
+    known = Counter(_fingerprints(plain, *windows.batch(range(source.count))))
+    seen: list[list[str]] = []
+    for each in (parts, plain):
+        of_epoch = islice(each.batches(each, each.windows(each, each.source(each))), source.count // source.batch)
+        seen.append([mark for x, y in of_epoch for mark in _fingerprints(each, x, y)])
+    mine, its = seen
+    if len(mine) != len(its) or Counter(mine) - known:
+        return f"an epoch gives {len(mine)} windows that are not all among the {source.count} of the source, each once"
+    return "same" if mine == its else "reordered"
+
+
+def _fingerprints(parts: Parts, x: Any, y: Any) -> list[str]:
+    """Hash each window of a batch, on whatever device it is."""
+    import numpy as np
+
+    x, y = (np.asarray(array.cpu() if hasattr(array, "cpu") else array) for array in parts.transfer(parts, x, y))
+    return [hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest() for a, b in zip(x, y, strict=True)]
 
 
 def _with_order(verdict: numerics.Verdict, order: str) -> numerics.Verdict:
@@ -115,6 +141,8 @@ def observer(
     """
 
     def assembled(case: Case) -> Parts:
+        if "shuffle" in case.shape:  # the order has no part in the answer, and is looked at apart
+            case = case.model_copy(update={"shape": case.shape | {"shuffle": False}})
         parts = assemble(plugins, case, calls=calls, draw=draw)
         plain = case.model_copy(update={"strategies": ()})
         return replace(parts, order=assemble(plugins, plain).order) if reorders else parts

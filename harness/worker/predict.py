@@ -5,7 +5,7 @@ from typing import Any
 from harness.assembly import assemble, shape_of
 from harness.plugins import Plugins
 from harness.records import Case, Phase, Record, Task
-from harness.types import Extent, Held, Parts, Place
+from harness.types import Extent, Held, Parts, Place, replace
 from harness.worker.kinds import first_line
 
 DATA_PARTS = {"rows", "source", "windows", "order", "batches", "transfer"}
@@ -25,12 +25,13 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
 
     try:
         extent = workload.extent(shape, task.corpus, task.steps) if workload.extent is not None else None
+        extent = replace(extent, backend=place.backend) if extent is not None else None
         host = host_peaks(plugins, case, extent) if place.device == "cpu" else {}
         steps = backend.predict(build, place, workload.abstract_batch(shape), host.get("held", 0), task.steps)
     except Exception as error:
         told = str(error) if isinstance(error, Undeclared) else f"{type(error).__name__}: {first_line(str(error))}"
         return Record(floor_bytes=floor, missing={"predicted_peak_bytes": told})
-    peaks = {name: peak for name, peak in (host | steps).items() if name != "held"}
+    peaks = {name: peak for name, peak in (steps | host).items() if name != "held"}
     top = max(peaks, key=lambda name: peaks[name])
     phases = tuple(Phase(name=name, entry_bytes=0, peak_bytes=peak, exit_bytes=0) for name, peak in peaks.items())
     return Record(floor_bytes=floor, predicted_peak_bytes=peaks[top], predicted_phase=top, predicted_phases=phases)

@@ -3,13 +3,15 @@
     python tests/benchmarks/gather_figures.py
 
 Frames [380,000, 287] float32 in windows of 30, and 4 million uint16 tokens in windows of 128, both shuffled, in batches
-of 256, in torch. Every figure is the median of five turns in random order; a turn reads other windows than the one
-before it, so that they come from memory and not from a cache. Peers that are not installed are left out, with a word.
+of 256, in torch, on one thread and on two. Every figure is the median of five turns in random order; a turn reads other
+windows than the one before it, so that they come from memory and not from a cache. The cold copy is one thread's
+`numpy.copyto` of stretches as long as a batch, into as many arrays in turn as `reused_buffer` has. Peers that are not
+installed are left out, with a word.
 """
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from statistics import median
 from typing import Any
@@ -22,7 +24,7 @@ from harness import Parts, Place, Source, plugins
 from harness.frames import drawn
 from harness.workloads import rows
 
-TURNS, BATCHES, BATCH = 5, 150, 256
+TURNS, BATCHES, BATCH, SLOTS = 5, 150, 256, 4
 STRATEGIES = plugins.load().strategies
 PEERS = {"torch_dataloader", "grain_loader"}
 
@@ -45,13 +47,14 @@ def loop_of(source: Source, name: str) -> Iterator[tuple[Any, Any]]:
 
 
 def cold_copies(source: Source) -> Iterator[tuple[Any, Any]]:
-    """Copy stretches of as many rows as a batch has, from all over the source, into one array."""
+    """Copy stretches of as many rows as a batch has, from all over the source, into a few arrays in turn."""
     count = BATCH * source.window
-    x, y = np.empty_like(source.inputs[:count]), np.empty_like(source.targets[:count])
+    arrays = [(source.inputs[:count].copy(), source.targets[:count].copy()) for _ in range(SLOTS)]
     stretches = list(range(0, len(source.inputs) - count, count))
     while True:
         random.shuffle(stretches)
-        for start in stretches:
+        for number, start in enumerate(stretches):
+            x, y = arrays[number % SLOTS]
             np.copyto(x, source.inputs[start : start + count])
             np.copyto(y, source.targets[start : start + count])
             yield x, y
@@ -104,15 +107,16 @@ def _against(rate: float, found: dict[str, float]) -> list[str]:
     return [f"{rate / found[peer]:.1f}" for peer in sorted(PEERS & found.keys())]
 
 
-def main(measure: Callable[..., None] = report) -> None:
-    torch.set_num_threads(1)
+def main() -> None:
     names = ["plain", "strided_view", "reused_buffer", "torch_unfold", "torch_gather", *sorted(PEERS)]
     frames_NF, labels_N = drawn(380_000, 287, 32, 0)
-    measure("frames", Source(frames_NF, labels_N, 30, 1, BATCH, shuffle=True), names)
-    del frames_NF, labels_N
+    frames = Source(frames_NF, labels_N, 30, 1, BATCH, shuffle=True)
     ids_N = np.random.Generator(np.random.Philox(0)).integers(0, 50_000, 4_000_001).astype(np.uint16)
     tokens = Source(ids_N[:-1], ids_N[1:], 128, 1, BATCH, shuffle=True, vocabulary=50_000)
-    measure("tokens", tokens, [*names, "joint_gather"])
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        report(f"frames, {threads} threads", frames, names)
+        report(f"tokens, {threads} threads", tokens, [*names, "joint_gather"])
 
 
 if __name__ == "__main__":

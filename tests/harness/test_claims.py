@@ -125,7 +125,13 @@ def test_a_figure_may_look_at_another_comparison():
 def test_the_rows_that_decided_are_named():
     found = verdict("peak(checkpoint) <= 0.6 * peak(baseline)", tokens=1024)
     assert [each.label for each in found.rows] == ["checkpoint", "baseline"]
-    assert found.told == "50.0 MiB <= 60.0 MiB"
+    assert found.told == "50.0 MiB, at most 60.0 MiB"
+
+
+def test_what_decided_is_told_in_words():
+    assert verdict("peak(checkpoint) <= 0.4 * peak(baseline)", tokens=1024).told == "50.0 MiB, not at most 40.0 MiB"
+    assert "perhaps at most" in verdict("peak(checkpoint) <= 0.5 * peak(baseline)", tokens=1024).told
+    assert verdict("peak(checkpoint) <= 60 * 1048576").told == "200.0 MiB, not at most 60.0 MiB (1 of 2 comparisons)"
 
 
 @pytest.mark.parametrize(

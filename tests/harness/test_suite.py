@@ -411,3 +411,22 @@ def test_each_takes_settings_in_turn_with_a_corpus_and_a_tokenizer_of_their_own(
 )
 def test_a_bad_setting_is_refused_with_its_place(refusal_of, text, told):
     assert told in refusal_of(f"each: [{text}]\n")
+
+
+def test_contributions_ask_for_each_alone_the_whole_without_each_and_the_whole(plan_of):
+    plan = plan_of("strategies: [checkpoint, {contributions: [checkpoint, fused_loss, bfloat16]}]\nrounds: 0")
+    assert labels(plan)[0] == [
+        "baseline",
+        "checkpoint",
+        "fused_loss",
+        "bfloat16",
+        "fused_loss + bfloat16",
+        "checkpoint + bfloat16",
+        "checkpoint + fused_loss",
+        "checkpoint + fused_loss + bfloat16",
+    ]
+
+
+@pytest.mark.parametrize("text", ["{contributions: checkpoint}", "{contributions: []}", "{contributions: [x]}"])
+def test_contributions_of_nothing_are_refused(refusal_of, text):
+    assert "strategies.0" in refusal_of(f"strategies: [{text}]")

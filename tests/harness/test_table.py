@@ -265,3 +265,16 @@ def test_what_the_parts_noted_stands_below_the_table_once() -> None:
     )
     assert "- all: drawn from a\\|b" in text and text.count("drawn from") == 1
     assert "- checkpoint: chose &lt;mapped&gt;" in text
+
+
+def test_a_combination_says_what_each_member_contributes() -> None:
+    rows = [
+        BASELINE,
+        row("checkpoint", peak_bytes=300 * MIB),
+        row("fused_loss", peak_bytes=250 * MIB),
+        row("checkpoint", "fused_loss", peak_bytes=200 * MIB),
+        row("checkpoint", "bfloat16", peak_bytes=100 * MIB),
+    ]
+    text = text_of(*rows)
+    assert "- checkpoint + fused_loss: MiB more without checkpoint 50.0, without fused_loss 100" in text
+    assert "without bfloat16" not in text, "there is no row of bfloat16 alone"

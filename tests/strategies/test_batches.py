@@ -632,7 +632,7 @@ def test_they_hold_what_they_say():
     held = {name: STRATEGIES[name].holds(extent) for name in SAME}
     assert {name: one.batches for name, one in held.items()} == {
         "preallocated_batches": 379_971 // 256 * batch,
-        "item_by_item": batch,
+        "item_by_item": 0,
         "prefetch_thread": 3 * batch,
         "prefetch_process": 4 * batch,
         "prefetch_shared": 4 * (batch + 8 * 256),

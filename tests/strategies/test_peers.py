@@ -246,8 +246,8 @@ def test_keras_holds_the_bytes_that_it_says(monkeypatch):
 def test_what_is_held_grows_with_the_workers():
     extent = Extent(1000, 20, 4, 30, 1, 8)
     holds = STRATEGIES["torch_dataloader"].holds
-    assert holds(extent).windows == 0 and holds(extent).batches == 8 * 30 * 24
-    assert holds(extent, workers=2).windows == 2 * 1000 * 24
-    assert holds(extent, workers=2).batches == 5 * 8 * 30 * 24
-    assert STRATEGIES["grain_loader"].holds(extent, workers=2).batches == 5 * 8 * 30 * 24
+    assert (holds(extent).windows, holds(extent).making, holds(extent).batches) == (0, 0, 0)
+    assert holds(extent, workers=2).making == 1000 * 24, "sent to the workers, which are processes of their own"
+    assert holds(extent, workers=2).windows == 0
+    assert STRATEGIES["grain_loader"].holds(extent, workers=2).batches == 4 * 8 * 30 * 24
     assert STRATEGIES["grain_loader"].holds(extent).windows == 8 * 971

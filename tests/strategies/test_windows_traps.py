@@ -161,10 +161,11 @@ def test_what_a_strategy_says_it_holds_is_what_it_holds(name, backend, kind):
         _, held, peak = traced(lambda source=source, knobs=knobs: windows_of(name, source, backend, **knobs))
         says = STRATEGIES[name].holds(extent_of(source), **knobs)
         assert says.source is None
-        assert held == pytest.approx(says.windows, rel=0.05, abs=32 << 10)
         if name == "eager_on_disk":  # tracemalloc does not see a mapped file
-            assert peak <= says.making + (64 << 10)
+            assert held < 32 << 10 and peak <= says.making + (64 << 10)
+            assert says.windows == source.count * extent_of(source).window_bytes
         else:
+            assert held == pytest.approx(says.windows, rel=0.05, abs=32 << 10)
             assert peak == pytest.approx(says.windows + says.making, rel=0.05, abs=64 << 10)
 
 
@@ -363,4 +364,4 @@ def test_windows_on_disk_say_where_they_lie(tmp_path):
     source = source_of("frames")
     parts.windows(parts, source)
     size = source.count * 7 * (5 * 4 + 4)
-    assert parts.notes["eager_on_disk"].startswith(f"{size:,} bytes in {tmp_path} (")
+    assert parts.notes["file"].startswith(f"{size:,} bytes in {tmp_path} (")

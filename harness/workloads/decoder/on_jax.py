@@ -55,8 +55,8 @@ def linear(p: dict[str, Any], name: str, x: Any) -> Any:
     return x @ p[name] if bias is None else x @ p[name] + bias
 
 
-def attend(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
-    """Attend causally with grouped queries, through jax.nn.dot_product_attention."""
+def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
+    """Attend with grouped queries and rotary positions."""
     shape: Shape = parts.shape
     B, T, _ = x_BTD.shape
     q = linear(p, "wq", x_BTD).reshape(B, T, shape.heads, shape.head)
@@ -67,9 +67,19 @@ def attend(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
         q, k = normalise(rms, q, p, "query_norm"), normalise(rms, k, p, "key_norm")
     cos, sin = rotary_table(shape, T, x_BTD)
     q, k = rotate(q, cos, sin, shape.rotated), rotate(k, cos, sin, shape.rotated)
-    half_on_gpu = parts.place.device == "cuda" and x_BTD.dtype in (jnp.bfloat16, jnp.float16)
-    y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn" if half_on_gpu else "xla")
-    return linear(p, "wo", y.reshape(B, T, shape.heads * shape.head))
+    y_BTHK = parts.attend(parts, q, k, v)
+    return linear(p, "wo", y_BTHK.reshape(B, T, shape.heads * shape.head))
+
+
+def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
+    """Attend causally through jax.nn.dot_product_attention."""
+    if parts.place.device == "cpu" and q_BTHK.dtype == jnp.float16:  # XLA has no such product there
+        q, k, v = (x.astype(jnp.float32) for x in (q_BTHK, k_BTGK, v_BTGK))
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True).astype(jnp.float16)
+    half_on_gpu = parts.place.device == "cuda" and q_BTHK.dtype in (jnp.bfloat16, jnp.float16)
+    return jax.nn.dot_product_attention(
+        q_BTHK, k_BTGK, v_BTGK, is_causal=True, implementation="cudnn" if half_on_gpu else "xla"
+    )
 
 
 def feed(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
@@ -205,7 +215,8 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         draw=partial(draw, seed),
         init=init,
         embed=embed,
-        mix=attend,
+        mix=mix,
+        attend=attend,
         feed=feed,
         block=block,
         stack=stack,

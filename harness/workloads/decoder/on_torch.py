@@ -62,8 +62,8 @@ def linear(p: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tens
     return x @ p[name] if bias is None else x @ p[name] + bias
 
 
-def attend(table: RotaryTable, parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
-    """Attend causally with grouped queries, through torch's fused attention."""
+def mix(table: RotaryTable, parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
+    """Attend with grouped queries and rotary positions."""
     shape: Shape = parts.shape
     B, T, _ = x_BTD.shape
     q = linear(p, "wq", x_BTD).view(B, T, shape.heads, shape.head).transpose(1, 2)
@@ -74,9 +74,15 @@ def attend(table: RotaryTable, parts: Parts, p: dict[str, torch.Tensor], x_BTD: 
         q, k = normalise(rms, q, p, "query_norm"), normalise(rms, k, p, "key_norm")
     cos, sin = table(T, x_BTD)
     q, k = rotate(q, cos, sin, shape.rotated), rotate(k, cos, sin, shape.rotated)
-    grouped = shape.key_heads < shape.heads
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    return linear(p, "wo", y.transpose(1, 2).reshape(B, T, shape.heads * shape.head))
+    y_BTHK = parts.attend(parts, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    return linear(p, "wo", y_BTHK.reshape(B, T, shape.heads * shape.head))
+
+
+def attend(parts: Parts, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> torch.Tensor:
+    """Attend causally through torch's fused attention."""
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
+    grouped = k.shape[1] < q.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
 
 
 def feed(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
@@ -208,7 +214,8 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         draw=partial(draw, seed),
         init=init,
         embed=embed,
-        mix=partial(attend, RotaryTable(shape.rotated, shape.rotary_base)),
+        mix=partial(mix, RotaryTable(shape.rotated, shape.rotary_base)),
+        attend=attend,
         feed=feed,
         block=block,
         stack=stack,

@@ -1,0 +1,99 @@
+"""The cut loss as one `jax.custom_vjp` of scans: over chunks of rows, and within them over tiles of the vocabulary."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+IGNORED = -100
+Array = jax.Array
+
+
+def cut_loss(x_BTD: Array, w_VD: Array, y_BT: Array, rows: int, tile: int) -> Array:
+    """Return the mean cross-entropy of `x @ w.T` against `y`, in float32 (float64 for float64 inputs).
+
+    `x_BTD` is [..., D], `w_VD` [V, D], `y_BT` [...]. The mean is over targets other than -100, NaN if there are none.
+    """
+    return _cut_loss(rows, tile, x_BTD.reshape(-1, x_BTD.shape[-1]), w_VD, y_BT.reshape(-1))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _cut_loss(rows: int, tile: int, x_nD: Array, w_VD: Array, y_n: Array) -> Array:
+    return _forward(rows, tile, x_nD, w_VD, y_n)[0]
+
+
+def _pieces(array: Array, size: int, fill: Any) -> Array:
+    """Cut the first axis into even pieces of at most `size`, the last one filled up."""
+    count = max(1, -(-len(array) // size))
+    even = -(-len(array) // count)
+    padding = [(0, count * even - len(array)), *((0, 0) for _ in array.shape[1:])]
+    return jnp.pad(array, padding, constant_values=fill).reshape(count, even, *array.shape[1:])
+
+
+def _logits(x_CD: Array, w_tD: Array, first: Array, size: int) -> Array:
+    """Multiply a tile, in float32 at the least; the columns that fill up the last one are -inf."""
+    wide = jnp.promote_types(x_CD.dtype, jnp.float32)
+    column = first + jnp.arange(len(w_tD))
+    return jnp.where(column < size, jnp.matmul(x_CD, w_tD.T, preferred_element_type=wide), -jnp.inf)
+
+
+def _forward(rows: int, tile: int, x_nD: Array, w_VD: Array, y_n: Array) -> tuple[Array, Any]:
+    size, wide = len(w_VD), jnp.promote_types(x_nD.dtype, jnp.float32)
+    w_KtD = _pieces(w_VD, tile, 0)
+    firsts_K = jnp.arange(len(w_KtD)) * w_KtD.shape[1]
+
+    def of_chunk(chunk: tuple[Array, Array]) -> tuple[Array, Array]:
+        x_CD, y_C = chunk
+
+        def of_tile(so_far: Any, one: tuple[Array, Array]) -> tuple[Any, None]:
+            top_C, total_C, picked_C = so_far
+            w_tD, first = one
+            z_Ct = _logits(x_CD, w_tD, first, size)
+            at_C = jnp.clip(y_C - first, 0, len(w_tD) - 1)
+            inside_C = (y_C >= first) & (y_C < first + len(w_tD))
+            picked_C = jnp.where(inside_C, jnp.take_along_axis(z_Ct, at_C[:, None], 1)[:, 0], picked_C)
+            higher_C = jnp.maximum(top_C, z_Ct.max(1))
+            total_C = total_C * jnp.exp(top_C - higher_C) + jnp.exp(z_Ct - higher_C[:, None]).sum(1)
+            return (higher_C, total_C, picked_C), None
+
+        zeros_C = jnp.zeros(len(x_CD), wide)
+        (top_C, total_C, picked_C), _ = lax.scan(of_tile, (zeros_C - jnp.inf, zeros_C, zeros_C), (w_KtD, firsts_K))
+        return top_C + jnp.log(total_C), picked_C
+
+    lse, picked = lax.map(of_chunk, (_pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED)))
+    lse_n, picked_n = lse.reshape(-1)[: len(y_n)], picked.reshape(-1)[: len(y_n)]
+    kept_n = y_n != IGNORED
+    count = kept_n.sum().astype(wide)
+    return jnp.where(kept_n, lse_n - picked_n, 0).sum() / count, (x_nD, w_VD, y_n, lse_n, count)
+
+
+def _backward(rows: int, tile: int, held: Any, upstream: Array) -> tuple[Array, Array, None]:
+    x_nD, w_VD, y_n, lse_n, count = held
+    size, wide = len(w_VD), lse_n.dtype
+    w_KtD = _pieces(w_VD, tile, 0)
+    firsts_K = jnp.arange(len(w_KtD)) * w_KtD.shape[1]
+    x_MCD, y_MC, lse_MC = _pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED), _pieces(lse_n, rows, 0)
+    factor = (upstream / jnp.maximum(count, 1)).astype(wide)
+
+    def of_tile(dx_MCD: Array, one: tuple[Array, Array]) -> tuple[Array, Array]:
+        w_tD, first = one
+        column_t = first + jnp.arange(len(w_tD))
+
+        def of_chunk(dw_tD: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
+            x_CD, y_C, lse_C, dx_CD = chunk
+            g_Ct = jnp.exp(_logits(x_CD, w_tD, first, size) - lse_C[:, None]) - (column_t == y_C[:, None])
+            g_Ct = (g_Ct * jnp.where(y_C != IGNORED, factor, 0)[:, None]).astype(x_CD.dtype)
+            dx_CD = dx_CD + jnp.matmul(g_Ct, w_tD, preferred_element_type=wide)
+            return dw_tD + jnp.matmul(g_Ct.T, x_CD, preferred_element_type=wide), dx_CD
+
+        dw_tD, dx_MCD = lax.scan(of_chunk, jnp.zeros(w_tD.shape, wide), (x_MCD, y_MC, lse_MC, dx_MCD))
+        return dx_MCD, dw_tD.astype(w_VD.dtype)
+
+    dx_MCD, dw_KtD = lax.scan(of_tile, jnp.zeros(x_MCD.shape, wide), (w_KtD, firsts_K))
+    dx_nD = dx_MCD.reshape(-1, x_nD.shape[1])[: len(x_nD)]
+    return dx_nD.astype(x_nD.dtype), dw_KtD.reshape(-1, w_VD.shape[1])[:size], None
+
+
+_cut_loss.defvjp(_forward, _backward)

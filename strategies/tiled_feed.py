@@ -1,0 +1,55 @@
+"""Apply the feed part to a few rows at a time and recompute them in the backward pass; keep its input alone.
+
+Peak: the wide activations (4 D and more) of `rows` tokens instead of all. Source: tiled MLP of ALST (Bekman et al.,
+2025, arXiv:2506.13996) and Liger Kernel. Gradients of the weights are summed tile by tile.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl
+
+
+def on_torch(parts: Parts, rows: int = 1024) -> Parts:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    inner = parts.feed
+
+    def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
+        tiles = x_BTD.reshape(1, -1, x_BTD.shape[-1]).split(rows, dim=1)
+        done = [checkpoint(inner, parts, p, tile, use_reentrant=False) for tile in tiles]
+        return torch.cat(done, dim=1).view(x_BTD.shape)
+
+    return replace(parts, feed=feed)
+
+
+def on_jax(parts: Parts, rows: int = 1024) -> Parts:
+    import jax
+    import jax.numpy as jnp
+
+    inner = parts.feed
+
+    def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
+        x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
+        count = -(-len(x_ND) // rows)
+        even = -(-len(x_ND) // count)
+        tiles = jnp.pad(x_ND, ((0, count * even - len(x_ND)), (0, 0))).reshape(count, 1, even, -1)
+        one = jax.checkpoint(lambda p, tile: inner(parts, p, tile), prevent_cse=False)
+        done = jax.lax.map(lambda tile: one(p, tile), tiles)
+        return done.reshape(count * even, -1)[: len(x_ND)].reshape(x_BTD.shape)
+
+    return replace(parts, feed=feed)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "tiled_feed",
+            rewrites=("feed",),
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+            probe={"rows": 16},
+        )
+    ]

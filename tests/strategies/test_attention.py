@@ -1,0 +1,99 @@
+"""Attention that makes fewer scores at once computes the same, and that of a window what a mask would."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from harness import Parts, Place, plugins
+
+STRATEGIES = plugins.load().strategies
+BOTH = pytest.mark.parametrize("backend", ["torch", "jax"])
+
+
+def reference(q, k, v, window):
+    """Attend with an explicit mask, in numpy and float64."""
+    T, H, K = q.shape[1:]
+    k, v = (np.repeat(x, H // k.shape[2], axis=2) for x in (k, v))
+    scores = np.einsum("bthk,bshk->bhts", q, k) / K**0.5
+    t, s = np.arange(T)[:, None], np.arange(T)
+    scores = np.where((s <= t) & (s > t - window), scores, -np.inf)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("bhts,bshk->bthk", shares / shares.sum(-1, keepdims=True), v)
+
+
+def drawn(tokens, heads=4, key_heads=2, width=6, batch=2):
+    random = np.random.Generator(np.random.Philox(key=tokens))
+    return [random.standard_normal((batch, tokens, count, width)) for count in (heads, key_heads, key_heads)]
+
+
+def attend(name, backend, arrays, **knobs):
+    """The result, and the gradients of its square, in float64."""
+    parts = STRATEGIES[name].on[backend](Parts(None, Place(backend, "cpu")), **knobs)
+    if backend == "torch":
+        leaves = [torch.from_numpy(x).requires_grad_() for x in arrays]
+        found = parts.attend(parts, *leaves)
+        return [found.detach().numpy(), *(g.numpy() for g in torch.autograd.grad(found.square().sum(), leaves))]
+    with jax.enable_x64(True):
+        leaves = [jnp.asarray(x) for x in arrays]
+        gradients = jax.grad(lambda *qkv: jnp.square(parts.attend(parts, *qkv)).sum(), argnums=(0, 1, 2))(*leaves)
+        return [np.asarray(parts.attend(parts, *leaves)), *map(np.asarray, gradients)]
+
+
+@BOTH
+@pytest.mark.parametrize("tokens", [1, 7, 8, 9, 33])
+@pytest.mark.parametrize(("name", "knobs"), [("dense_attention", {}), ("chunked_attention", {"chunk": 8})])
+def test_all_scores_at_once_or_some_at_a_time_give_full_attention(name, knobs, tokens, backend):
+    arrays = drawn(tokens)
+    mine = attend(name, backend, arrays, **knobs)
+    np.testing.assert_allclose(mine[0], reference(*arrays, tokens), rtol=1e-10, atol=1e-12)
+    plain = attend("dense_attention", "torch", arrays)
+    for found, due in zip(mine, plain, strict=True):
+        np.testing.assert_allclose(found, due, rtol=1e-9, atol=1e-11)
+
+
+@BOTH
+@pytest.mark.parametrize("window", [1, 3, 8, 64])
+@pytest.mark.parametrize("tokens", [1, 7, 8, 9, 33])
+def test_a_window_counts_the_token_itself_and_sees_nothing_before_it(tokens, window, backend):
+    arrays = drawn(tokens)
+    found, *gradients = attend("window_attention", backend, arrays, window=window)
+    np.testing.assert_allclose(found, reference(*arrays, window), rtol=1e-10, atol=1e-12)
+    assert all(np.isfinite(g).all() for g in gradients)
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"), [("chunked_attention", {"chunk": 64}), ("window_attention", {"window": 64})]
+)
+def test_the_scores_of_all_tokens_are_never_in_memory(name, knobs):
+    shapes = [jax.ShapeDtypeStruct((1, 2048, 2, 16), jnp.float32)] * 3
+    taken = {}
+    for each, given in (("dense_attention", {}), (name, knobs)):
+        parts = STRATEGIES[each].on["jax"](Parts(None, Place("jax", "cpu")), **given)
+        step = jax.jit(jax.grad(lambda q, k, v, parts=parts: parts.attend(parts, q, k, v).sum(), argnums=(0, 1, 2)))
+        taken[each] = step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+    assert taken[name] < 0.2 * taken["dense_attention"]
+
+
+def saved_bytes(name, tokens, **knobs):
+    """The bytes that autograd keeps of one call in torch."""
+    parts = STRATEGIES[name].on["torch"](Parts(None, Place("torch", "cpu")), **knobs)
+    leaves = [torch.zeros(1, tokens, 2, 8, requires_grad=True) for _ in range(3)]
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = parts.attend(parts, *leaves)
+    assert result.shape == (1, tokens, 2, 8)
+    return sum(kept.values())
+
+
+def test_what_torch_keeps_grows_with_the_square_or_with_the_length():
+    assert saved_bytes("dense_attention", 512) > 3.5 * saved_bytes("dense_attention", 256)
+    for name, knobs in (("chunked_attention", {"chunk": 64}), ("window_attention", {"window": 64})):
+        assert saved_bytes(name, 512, **knobs) < 0.2 * saved_bytes("dense_attention", 512)
+        assert saved_bytes(name, 512, **knobs) < 2.2 * saved_bytes(name, 256, **knobs)

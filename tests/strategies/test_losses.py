@@ -1,0 +1,187 @@
+"""Losses that keep less compute the plain one, in every corner where such losses go wrong, and hold what they say."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from harness import Parts, Place, plugins
+from strategies.automatic_loss import chooses_fused
+
+STRATEGIES = plugins.load().strategies
+ROWS = {"cut_loss": {"rows": 7, "tile": 5}, "native_loss": {"chunk": 7}, "fused_loss": {"chunk": 7},
+        "chunked_loss": {"chunk": 7}, "automatic_loss": {"threshold_gib": 0.0}}  # fmt: skip
+IN_TORCH = sorted(ROWS)
+IN_JAX = sorted(ROWS.keys() - {"native_loss"})
+
+
+def plain_torch(parts, x, w, y):
+    return F.cross_entropy(x.reshape(-1, x.shape[-1]) @ w.T, y.reshape(-1), ignore_index=-100)
+
+
+def plain_jax(parts, x, w, y):
+    logits, kept = x.reshape(-1, x.shape[-1]) @ w.T, y.reshape(-1) != -100
+    picked = jnp.take_along_axis(logits, jnp.where(kept, y.reshape(-1), 0)[:, None], 1)[:, 0]
+    return jnp.where(kept, jax.nn.logsumexp(logits, axis=1) - picked, 0).sum() / kept.sum()
+
+
+def loss_of(name, backend):
+    plain = {"torch": plain_torch, "jax": plain_jax}[backend]
+    parts = Parts(None, Place(backend, "cpu"), loss=plain)
+    if name != "plain":
+        parts = STRATEGIES[name].on[backend](parts, **ROWS[name])
+    return lambda x, w, y: parts.loss(parts, x, w, y)
+
+
+def drawn(rows=37, width=12, vocabulary=23, seed=0, ignored=0.2, scale=1.0):
+    random = np.random.Generator(np.random.Philox(key=seed))
+    x = random.standard_normal((1, rows, width)) * scale
+    w = random.standard_normal((vocabulary, width))
+    y = random.integers(0, vocabulary, (1, rows))
+    y[random.random((1, rows)) < ignored] = -100
+    return x, w, y
+
+
+def with_gradients(name, backend, x, w, y, upstream=1.0):
+    """Loss and both gradients in float64."""
+    if backend == "torch":
+        leaves = [torch.from_numpy(a).requires_grad_() for a in (x, w)]
+        value = loss_of(name, backend)(*leaves, torch.from_numpy(y))
+        gradients = torch.autograd.grad(value * upstream, leaves)
+        return [value.item(), *(g.numpy() for g in gradients)]
+    with jax.enable_x64(True):
+        loss = loss_of(name, backend)
+        value, gradients = jax.value_and_grad(lambda x, w: loss(x, w, jnp.asarray(y)) * upstream, argnums=(0, 1))(
+            jnp.asarray(x), jnp.asarray(w)
+        )
+        return [float(value) / upstream, *(np.asarray(g) for g in gradients)]
+
+
+CORNERS = {
+    "ragged": {},
+    "one row": {"rows": 1, "ignored": 0},
+    "one valid row": {"rows": 8, "ignored": 0.0, "seed": 3},
+    "more classes than a tile": {"vocabulary": 61},
+    "a class over a tile": {"vocabulary": 6},
+    "few classes": {"vocabulary": 2},
+    "large logits": {"scale": 300.0},
+}
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((name, "torch") for name in IN_TORCH), *((name, "jax") for name in IN_JAX)]
+)
+def test_loss_and_gradients_are_the_plain_ones(name, backend, corner):
+    x, w, y = drawn(**CORNERS[corner])
+    if corner == "one valid row":
+        y[:, 1:] = -100
+    for mine, plain in zip(
+        with_gradients(name, backend, x, w, y), with_gradients("plain", backend, x, w, y), strict=True
+    ):
+        np.testing.assert_allclose(mine, plain, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((name, "torch") for name in IN_TORCH), *((name, "jax") for name in IN_JAX)]
+)
+def test_what_comes_from_above_scales_the_gradients(name, backend):
+    x, w, y = drawn()
+    for mine, plain in zip(
+        with_gradients(name, backend, x, w, y, 3.0)[1:], with_gradients("plain", backend, x, w, y)[1:], strict=True
+    ):
+        np.testing.assert_allclose(mine, 3 * plain, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("cut_loss", "torch"), ("cut_loss", "jax")])
+def test_without_a_target_the_loss_is_nan_and_no_gradient_is(name, backend):
+    x, w, y = drawn()
+    y[:] = -100
+    value, *gradients = with_gradients(name, backend, x, w, y)
+    assert np.isnan(value) and all((g == 0).all() for g in gradients)
+
+
+@pytest.mark.parametrize("name", ["cut_loss", "fused_loss", "native_loss"])
+def test_in_16_bits_the_error_is_that_of_plain_code(name):
+    x, w, y = drawn(rows=64, width=32, vocabulary=101)
+    truth = with_gradients("plain", "torch", x, w, y)
+
+    def error(name):
+        leaves = [torch.from_numpy(a).to(torch.bfloat16).requires_grad_() for a in (x, w)]
+        logits_loss = loss_of(name, "torch")
+        value = (
+            F.cross_entropy((leaves[0][0] @ leaves[1].T).float(), torch.from_numpy(y)[0])
+            if name == "plain"
+            else logits_loss(*leaves, torch.from_numpy(y))
+        )
+        gradients = torch.autograd.grad(value, leaves)
+        pairs = zip(gradients, truth[1:], strict=True)
+        return sum(float(((g.double().numpy() - t) ** 2).sum()) for g, t in pairs) ** 0.5
+
+    assert error(name) < 2 * error("plain")
+
+
+def largest_in_torch(name, x, w, y):
+    """The elements of the largest tensor that any operation returns, beside the inputs' sizes."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            for tensor in found if isinstance(found, tuple | list) else (found,):
+                if isinstance(tensor, torch.Tensor):
+                    self.largest = max(self.largest, tensor.numel())
+            return found
+
+    leaves = [torch.from_numpy(a).requires_grad_() for a in (x, w)]
+    with Watch() as watch:
+        value = loss_of(name, "torch")(*leaves, torch.from_numpy(y))
+        torch.autograd.grad(value, leaves)
+    return watch.largest
+
+
+def test_no_tensor_of_the_cut_loss_is_larger_than_a_tile_or_an_input():
+    x, w, y = drawn(rows=200, width=4, vocabulary=300)
+    assert largest_in_torch("plain", x, w, y) == 200 * 300
+    assert largest_in_torch("cut_loss", x, w, y) <= max(x.size, w.size)
+
+
+def test_the_cut_loss_of_jax_takes_no_memory_for_logits():
+    x, w, y = drawn(rows=2048, width=16, vocabulary=4096)
+    found = {}
+    for name, rows in (("plain", {}), ("cut_loss", {"rows": 128, "tile": 256})):
+        parts = Parts(None, Place("jax", "cpu"), loss=plain_jax)
+        if rows:
+            parts = STRATEGIES[name].on["jax"](parts, **rows)
+        step = jax.jit(jax.grad(lambda x, w, parts=parts: parts.loss(parts, x, w, jnp.asarray(y)), argnums=(0, 1)))
+        shapes = (jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (x, w))
+        found[name] = step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+    assert found["cut_loss"] < 0.1 * found["plain"]
+
+
+@pytest.mark.parametrize(("rows", "fused"), [(4_096, False), (40_000, True), (131_072, True)])
+def test_the_threshold_is_where_the_document_puts_it(rows, fused):
+    assert chooses_fused(rows, 151_936, 2, 10.0) is fused
+    assert rows * 151_936 * 2 / 2**30 == pytest.approx({4_096: 1.16, 40_000: 11.32, 131_072: 37.09}[rows], abs=0.005)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_the_choice_is_noted(backend):
+    x, w, y = drawn()
+    array = torch.from_numpy if backend == "torch" else jnp.asarray
+    for threshold, told in ((1.0, "chose the plain loss: logits of 0.00 GiB are at most 1 GiB"),
+                            (0.0, "chose fused_loss: logits of 0.00 GiB are above 0 GiB")):  # fmt: skip
+        plain = {"torch": plain_torch, "jax": plain_jax}[backend]
+        parts = Parts(None, Place(backend, "cpu"), loss=plain)
+        parts = STRATEGIES["automatic_loss"].on[backend](parts, threshold_gib=threshold)
+        parts.loss(parts, array(x), array(w), array(y))
+        assert parts.notes["choice"] == told
+
+
+def test_a_policy_that_torch_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="policy is one of auto, accurate, balanced, compact, not 'fast'"):
+        STRATEGIES["native_loss"].on["torch"](Parts(None, Place("torch", "cpu")), policy="fast")

@@ -1,0 +1,275 @@
+"""Strategies of the gradient, of precision and of the update: equal to what they stand for, step by step."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from harness import Place, backends, plugins, tree
+from harness.assembly import assemble
+from harness.records import Applied, Case
+from harness.train import training
+from harness.types import replace
+from strategies.adamw import leaves
+
+LOADED = plugins.load()
+DECODER = LOADED.workloads["decoder"]
+
+
+def parts_of(backend, *applied, **shape):
+    sizes = DECODER.probe(DECODER.shape()).model_dump() | shape
+    case = Case(
+        workload="decoder",
+        shape=sizes,
+        place=f"{backend}/cpu",
+        corpus="drawn",
+        tokenizer="none",
+        strategies=tuple(Applied(name=name, knobs=knobs) for name, knobs in applied),
+    )
+    return assemble(LOADED, case)
+
+
+def states_of(parts, backend, steps):
+    """The state after each step, and the losses."""
+    module = backends.load(backend)
+    module.start(Place(backend, "cpu"))
+    step = module.prepare(parts)
+    seen = []
+
+    def watched(state, x, y):
+        state, loss = step(state, x, y)
+        seen.append({name: array for name, (array, _) in module.arrays(state["params"]).items()})
+        return state, loss
+
+    losses = [float(loss) for loss, _ in islice(training(parts, watched, finish=module.wait), steps)]
+    return seen, losses
+
+
+def away(mine, its):
+    off = sum(float(np.sum((mine[name] - its[name]) ** 2)) for name in its)
+    return (off / sum(float(np.sum(its[name] ** 2)) for name in its)) ** 0.5
+
+
+# Accumulation
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("pieces", [1, 2, 3, 8])
+def test_pieces_add_up_to_the_gradient_of_the_batch_however_targets_are_ignored(backend, pieces):
+    changes = {"batch": 5, "ignored": 0.5}
+    mine, _ = states_of(parts_of(backend, ("accumulate", {"pieces": pieces}), **changes), backend, 2)
+    its, _ = states_of(parts_of(backend, **changes), backend, 2)
+    assert away(mine[-1], its[-1]) < 1e-5
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_a_piece_without_any_target_adds_nothing(backend):
+    def hidden_row(parts):
+        inner = parts.transfer
+
+        def transfer(parts, x, y):
+            y = np.array(y)
+            y[0] = -100
+            return inner(parts, x, y)
+
+        return replace(parts, transfer=transfer)
+
+    mine, losses = states_of(hidden_row(parts_of(backend, ("accumulate", {"pieces": 3}))), backend, 2)
+    its, plain = states_of(hidden_row(parts_of(backend)), backend, 2)
+    assert np.isfinite(losses).all() and losses == pytest.approx(plain, rel=1e-5)
+    assert away(mine[-1], its[-1]) < 1e-5
+
+
+def test_the_loop_runs_the_model_once_for_each_piece():
+    parts = parts_of("torch", ("accumulate", {"pieces": 2}), batch=4)
+    calls = []
+    inner = parts.embed
+    parts = replace(parts, embed=lambda parts, params, x: calls.append(len(x)) or inner(parts, params, x))
+    states_of(parts, "torch", 1)
+    assert calls == [2, 2]
+
+
+# Feed
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("rows", [1, 16, 111, 1000])
+def test_a_feed_of_tiles_is_the_feed(backend, rows):
+    mine, _ = states_of(parts_of(backend, ("tiled_feed", {"rows": rows})), backend, 2)
+    its, _ = states_of(parts_of(backend), backend, 2)
+    assert away(mine[-1], its[-1]) < 1e-5
+
+
+# Checkpoints that keep some
+
+
+def kept_bytes(*applied, **shape):
+    """What autograd keeps of a forward pass in torch, parameters left out."""
+    parts = parts_of("torch", *applied, **shape)
+    state = parts.init(parts, None)
+    own = {p.untyped_storage()._cdata for p in leaves(state["params"])}
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    x = torch.zeros(2, parts.shape.tokens, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = parts.stack(parts, state["params"]["layers"], parts.embed(parts, state["params"], x))
+    assert hidden.shape[:2] == x.shape
+    return sum(size for key, size in kept.items() if key not in own)
+
+
+def test_a_feed_of_tiles_keeps_less():
+    shape = {"width": 64, "tokens": 256, "hidden": 512}
+    assert kept_bytes(("tiled_feed", {"rows": 64}), **shape) < 0.7 * kept_bytes(**shape)
+
+
+def test_a_selective_checkpoint_trains_bit_for_bit_in_torch():
+    mine, _ = states_of(parts_of("torch", ("selective_checkpoint", {})), "torch", 3)
+    its, _ = states_of(parts_of("torch"), "torch", 3)
+    assert all(np.array_equal(mine[-1][name], its[-1][name]) for name in its[-1])
+
+
+def test_offloaded_tensors_come_back_and_leave_no_file(tmp_path):
+    knobs = {"least_kib": 1, "folder": str(tmp_path)}
+    parts = parts_of("torch", ("offload_activations", knobs), width=64, tokens=128)
+    mine, _ = states_of(parts, "torch", 2)
+    its, _ = states_of(parts_of("torch", width=64, tokens=128), "torch", 2)
+    assert all(np.array_equal(mine[-1][name], its[-1][name]) for name in its[-1])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_are_really_offloaded(tmp_path, monkeypatch):
+    taken = []
+    inner = torch.from_file
+    monkeypatch.setattr(torch, "from_file", lambda *a, **k: taken.append(k["size"]) or inner(*a, **k))
+    knobs = {"least_kib": 16, "folder": str(tmp_path)}
+    states_of(parts_of("torch", ("offload_activations", knobs), width=64, tokens=128), "torch", 1)
+    assert len(taken) > 10 and min(taken) * 4 >= 16 << 10
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize("name", ["foreach_adamw", "fused_adamw"])
+def test_torch_s_own_adamw_makes_the_same_steps(name):
+    mine, _ = states_of(parts_of("torch", (name, {}), weight_decay=0.1), "torch", 10)
+    its, _ = states_of(parts_of("torch", weight_decay=0.1), "torch", 10)
+    assert away(mine[-1], its[-1]) < 1e-5
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_momentum_is_that_of_torch(backend):
+    parts = parts_of(backend, ("sgd_momentum", {"momentum": 0.8}), weight_decay=0.0, learning_rate=0.01)
+    mine, _ = states_of(parts, backend, 4)
+    plain = parts_of("torch", weight_decay=0.0, learning_rate=0.01)
+    state = plain.init(plain, None)
+    optimizer = torch.optim.SGD(list(leaves(state["params"])), lr=0.01, momentum=0.8)
+    batches = plain.batches(plain, plain.windows(plain, plain.source(plain)))
+    for x, y in islice(batches, 4):
+        _, grads = plain.grad(plain, state, x, y)
+        for p, g in zip(leaves(state["params"]), leaves(grads), strict=True):
+            p.grad = g
+        optimizer.step()
+    its = {name: p.detach().numpy() for name, p in tree.leaves(state["params"])}
+    if backend == "jax":
+        its = {name: array for name, array in its.items() if not name.startswith("layers")}
+    assert away({name: mine[-1][name] for name in its}, its) < 1e-5
+
+
+def test_momentum_keeps_one_moment():
+    parts = parts_of("torch", ("sgd_momentum", {}))
+    state = parts.init(parts, None)
+    assert sum(m.numel() for m in state["moments"]) == sum(p.numel() for p in leaves(state["params"]))
+
+
+# float16 with a loss scale
+
+
+def overflowing(parts, at):
+    """Make the gradient of some steps infinite."""
+    inner, count = parts.grad, [0]
+
+    def grad(parts, state, x, y):
+        value, grads = inner(parts, state, x, y)
+        if count[0] in at:
+            next(leaves(grads)).fill_(torch.inf)
+        count[0] += 1
+        return value, grads
+
+    return replace(parts, grad=grad)
+
+
+def test_the_scale_follows_that_of_torch_and_a_bad_step_changes_nothing():
+    bad, interval, steps = {2, 7, 8}, 3, 14
+    parts = overflowing(parts_of("torch", ("float16_scaled", {"scale": 1024.0, "interval": interval})), bad)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=interval)
+    weight = torch.ones((), requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    state = parts.init(parts, None)
+    batches = parts.batches(parts, parts.windows(parts, parts.source(parts)))
+    mine, its = [], []
+    for number, (x, y) in enumerate(islice(batches, steps)):
+        before = [p.detach().clone() for p in leaves(state["params"])]
+        counted = state["steps"]
+        state, loss = parts.step(parts, state, x, y)
+        same = all(torch.equal(a, b) for a, b in zip(before, leaves(state["params"]), strict=True))
+        assert same == (number in bad) and (state["steps"] == counted) == (number in bad)
+        assert torch.isfinite(loss)
+        scaler.scale(weight * 1.0).backward()
+        if number in bad:
+            weight.grad.fill_(torch.inf)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        mine.append(state["scale"])
+        its.append(scaler.get_scale())
+    assert mine == its and len(set(its)) == 3
+
+
+def test_jax_scales_as_torch_does():
+    import jax
+    import jax.numpy as jnp
+
+    bad, interval, steps = {2, 7, 8}, 3, 14
+    knobs = {"scale": 1024.0, "interval": interval}
+    eager = parts_of("torch", ("float16_scaled", knobs))
+    compiled = parts_of("jax", ("float16_scaled", knobs))
+    mine, its = [], []
+    state, other = eager.init(eager, None), compiled.init(compiled, None)
+    update = jax.jit(lambda state, grads: compiled.update(compiled, state, grads))
+    for number in range(steps):
+        value = torch.inf if number in bad else 1e-3
+        grads = tree.mapped(lambda p, value=value: torch.full_like(p, value), state["params"])
+        state = eager.update(eager, state, grads)
+        before = jax.tree.leaves(other["params"])[0]
+        other = update(other, jax.tree.map(lambda p, value=value: jnp.full_like(p, value), other["params"]))
+        unchanged = bool((jax.tree.leaves(other["params"])[0] == before).all())
+        assert unchanged == (number in bad)
+        assert int(other["steps"]) == state["steps"]
+        mine.append(float(other["scale"]))
+        its.append(state["scale"])
+    assert mine == its
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_training_in_float16_stays_near_float32(backend):
+    mine, losses = states_of(parts_of(backend, ("float16_scaled", {})), backend, 5)
+    its, plain = states_of(parts_of(backend), backend, 5)
+    assert losses == pytest.approx(plain, rel=5e-3)
+    assert losses != plain
+    assert {str(array.dtype) for array in mine[-1].values()} == {"float32"}
+    assert away(mine[-1], its[-1]) < 0.05
+
+
+def test_autocast_multiplies_in_bfloat16_and_keeps_float32():
+    parts = parts_of("torch", ("bfloat16_autocast", {}))
+    seen = set()
+    inner = parts.attend
+    parts = replace(parts, attend=lambda parts, q, k, v: seen.add(v.dtype) or inner(parts, q, k, v))
+    states, _ = states_of(parts, "torch", 1)
+    assert seen == {torch.bfloat16}
+    assert {str(array.dtype) for array in states[-1].values()} == {"float32"}
