@@ -7,7 +7,7 @@ from typing import Any
 from harness.frames import FrameFile
 from harness.instruments import counted
 from harness.plugins import Plugins
-from harness.records import Applied, Case
+from harness.records import Case
 from harness.tokens import TokenFile
 from harness.types import FEEDS, Parts, Place, replace
 
@@ -65,11 +65,9 @@ def probe_of(plugins: Plugins, case: Case) -> Case:
     """Reduce a case to the one at which its answer is compared; cases that differ in size alone share it."""
     workload = plugins.workloads[case.workload]
     shape = workload.probe(shape_of(plugins, case))
-    strategies = tuple(_at_probe(plugins, applied) for applied in case.strategies)
-    return case.model_copy(
+    return with_probe_knobs(plugins, case).model_copy(
         update={
             "shape": shape.model_dump(),
-            "strategies": strategies,
             "corpus": "drawn",
             "tokenizer": "none",
             "budget_bytes": None,
@@ -77,6 +75,10 @@ def probe_of(plugins: Plugins, case: Case) -> Case:
     )
 
 
-def _at_probe(plugins: Plugins, applied: Applied) -> Applied:
-    probe = plugins.strategies[applied.name].probe
-    return applied.model_copy(update={"knobs": {**applied.knobs, **probe}})
+def with_probe_knobs(plugins: Plugins, case: Case) -> Case:
+    """Set the knobs that count rows to what suits a small shape, so that there too a chunk is not the whole."""
+    strategies = (
+        applied.model_copy(update={"knobs": {**applied.knobs, **plugins.strategies[applied.name].probe}})
+        for applied in case.strategies
+    )
+    return case.model_copy(update={"strategies": tuple(strategies)})

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from harness import backends, claims, corpora, doctor, machine, quiet, records, runner, statistics
+from harness import claims, corpora, doctor, forecasts, machine, quiet, rates, records, runner, statistics
 from harness.assembly import probe_of
 from harness.plugins import Plugins
 from harness.records import Case, Kind, Record, Slot, Task
@@ -22,8 +22,6 @@ from harness.tokens import TokenFile
 
 ATTEMPTS = 2
 MEMORY_SHARE = 0.8
-PREDICTED_STEPS = 2
-"""Steps of a prediction: the moments appear in the first update, so the second step holds everything."""
 REFERENCE_SECONDS = 300.0
 
 
@@ -150,24 +148,17 @@ class _Campaign:
         return self.schedule.rounds if self.measured(group.baseline) else min(1, self.schedule.rounds)
 
     def predict(self) -> None:
-        """Predict all open cases of a backend in one process: it measures nothing of itself."""
-        for backend in backends.NAMES:
-            cases = [
-                case
-                for case in self.plan.cases
-                if case.place.startswith(f"{backend}/")
-                and backends.absent(backend, "cpu") is None
-                and self.is_open(Slot(case=self.schedule.digest(case), kind="predict"))
-                and all(backend in self.plugins.strategies[applied.name].on for applied in case.strategies)
-            ]
-            by_corpus: dict[str, list[Case]] = {}
-            for case in cases:
-                by_corpus.setdefault(case.group, []).append(case)
-            for members in by_corpus.values():
-                self.progress.start("predict", members[0])
-                found = self.work("predict", members, steps=PREDICTED_STEPS)
-                for case, record in zip(members, found, strict=True):
-                    self.keep(record, case, Slot(case=self.schedule.digest(case), kind="predict"))
+        """Predict all open cases."""
+
+        def slot(case: Case) -> Slot:
+            return Slot(case=self.schedule.digest(case), kind="predict")
+
+        cases = [case for case in self.plan.cases if self.is_open(slot(case))]
+        for case in cases[:1]:
+            self.progress.start("predict", case)
+        told = self.options.plugins, self.run_id, self.progress.phase
+        for case, record in forecasts.of_cases(cases, self.corpora, self.plugins, *told):
+            self.keep(record, case, slot(case))
 
     def numerics(self, case: Case) -> None:
         probe = probe_of(self.plugins, case)
@@ -261,14 +252,13 @@ class _Campaign:
         return statistics.Pacing(suite.warmup or found.warmup, suite.steps or found.steps, found.flags)
 
     def work(self, kind: Kind, cases: Sequence[Case], deadline: float | None = None, **settings: Any) -> list[Record]:
-        corpus = self.corpora.get(cases[0].group)
         task = Task(
             kind=kind,
             cases=tuple(cases),
             run_id=self.run_id,
             parent=os.getpid(),
             folder="",
-            corpus=corpus,
+            corpora={case.group: self.corpora.get(case.group) for case in cases},
             plugins=self.options.plugins,
             **settings,
         )
@@ -289,7 +279,12 @@ class _Campaign:
                 "position": self.schedule.positions.get(self.schedule.digest(case), -1),
                 "case": case,
                 "probe": self.schedule.digest(probe_of(self.plugins, case)) if slot.kind == "memory" else None,
-                "machine": {**machine.facts(), **self.checkup, **record.machine},
+                "machine": {
+                    **machine.facts(),
+                    **self.checkup,
+                    **record.machine,
+                    **self.rates(case, slot),
+                },
                 "versions": self.schedule.versions,
                 "commit": machine.commit(),
                 "batches_digest": _joined(record.batches_digests),
@@ -300,6 +295,11 @@ class _Campaign:
         self.latest[slot] = complete
         self.progress.finish(complete, case)
         return complete
+
+    def rates(self, case: Case, slot: Slot) -> dict[str, Any]:
+        """Give what the place of a predicted case does in a second, so that its work becomes time."""
+        found = rates.of_place(case.place, self.options.cache) if slot.kind == "predict" else None
+        return {} if found is None else {"rates": found}
 
     def notes(self, case: Case) -> dict[str, str]:
         """Say what a reader of the record would not guess: a corpus that has fewer tokens than the model has rows."""

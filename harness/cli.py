@@ -8,9 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness import campaign, claims, doctor, plugins, records, suite
-from harness.progress import Watcher
-from harness.report import checkups, insert, table
+from harness import advise as advising
+from harness import campaign, claims, doctor, planner, plugins, records, suite
+from harness import fit as limits
+from harness.progress import Watcher, counted
+from harness.report import advice, checkups, foresight, insert, table
+from harness.sizes import SizeError, size
 
 app = typer.Typer(
     help="Compare memory strategies: what each costs, what it saves, and whether the answer is still right.",
@@ -25,7 +28,7 @@ err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 PluginOption = Annotated[list[str] | None, typer.Option("--plugin", help="A plugin: a .py file or a module.")]
 SuiteArgument = Annotated[Path, typer.Argument(metavar="SUITE", help="A suite: a YAML file.")]
 
-REFUSALS = (suite.SuiteError, plugins.PluginError, records.StoreError, insert.InsertError, claims.ClaimError)
+REFUSALS = (suite.SuiteError, plugins.PluginError, records.StoreError, insert.InsertError, claims.ClaimError, SizeError)
 REFUSED, INTERRUPTED = 2, 130
 
 
@@ -48,6 +51,98 @@ def run(
         written = campaign.run(plan, loaded, options, watcher)
     out.print(_tables([written], loaded, title=plan.suite.title), end="")
     err.print(f"records: {written}")
+
+
+PlaceOption = Annotated[list[str] | None, typer.Option("--place", help="Only these places.")]
+OnlyOption = Annotated[str | None, typer.Option("-k", help="Only strategies whose name contains this.")]
+MemoryOption = Annotated[str | None, typer.Option(help="The memory of the machine, in place of this one's: 16GiB.")]
+GpuMemoryOption = Annotated[str | None, typer.Option(help="The memory of the GPU, in place of this one's: 80GiB.")]
+
+
+@app.command()
+def plan(
+    path: SuiteArgument,
+    budget: Annotated[str | None, typer.Option(help="What each case may take, in place of the suite's: 8GiB.")] = None,
+    memory: MemoryOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    place: PlaceOption = None,
+    only: OnlyOption = None,
+    plugin: PluginOption = None,
+) -> None:
+    """Predict every case of a suite without running any: its peak, whether it fits, the time of a step."""
+    names, loaded = tuple(plugin or ()), plugins.load(tuple(plugin or ()))
+    chosen = suite.selected(suite.read(path, loaded), place, only)
+    chosen = planner.with_budget(chosen, size(budget) if budget else None)
+    machine = _machine(chosen, memory, gpu_memory)
+    with counted(err, "predicted", len(chosen.cases)) as tell:
+        groups = planner.of_plan(chosen, loaded, names, machine, lambda case: tell())
+    helps = [planner.remedies(rows, chosen, loaded, names, machine) for rows in groups]
+    out.print(foresight.plan(groups, helps), end="")
+
+
+@app.command()
+def fit(
+    path: SuiteArgument,
+    over: Annotated[str, typer.Option(help="The size to make as large as it goes: tokens, batch, ...")],
+    budget: Annotated[list[str], typer.Option(help="What a case may take: 8GiB. May be given several times.")],
+    predict_only: Annotated[bool, typer.Option("--predict-only", help="Answer from predictions alone.")] = False,
+    results: Annotated[Path, typer.Option(help="The folder for results.")] = Path("results"),
+    place: PlaceOption = None,
+    only: OnlyOption = None,
+    plugin: PluginOption = None,
+) -> None:
+    """Find the longest value of one size that fits a budget, for the baseline and each strategy.
+
+    Predicted first, then run in fresh processes that may not take more: the largest that passed and the smallest that
+    failed.
+    """
+    names, loaded = tuple(plugin or ()), plugins.load(tuple(plugin or ()))
+    chosen = suite.selected(suite.read(path, loaded), place, only)
+    search = limits.Search(chosen, loaded, names, over, campaign.cache_folder(), lambda text: err.print(text))
+    written, rows = limits.run(search, [size(text) for text in budget], results, predict_only)
+    out.print(foresight.fits(rows), end="")
+    err.print(f"records: {written}")
+
+
+@app.command()
+def advise(
+    path: SuiteArgument,
+    budget: Annotated[str | None, typer.Option(help="What a case may take, in place of the suite's: 8GiB.")] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="An answer to allow: reordered, lower_precision or approximate."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Combine all strategies, not the suite's alone.")] = False,
+    predict_only: Annotated[bool, typer.Option("--predict-only", help="Answer from predictions alone.")] = False,
+    memory: MemoryOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    results: Annotated[Path, typer.Option(help="The folder for results.")] = Path("results"),
+    place: PlaceOption = None,
+    only: OnlyOption = None,
+    plugin: PluginOption = None,
+) -> None:
+    """Say which combination of strategies to use: predict all, measure the most promising few on this machine."""
+    names, loaded = tuple(plugin or ()), plugins.load(tuple(plugin or ()))
+    for kind in allow or []:
+        if kind not in advising.KINDS:
+            raise suite.SuiteError(f"--allow: there is no answer '{kind}'{plugins.nearest(kind, advising.KINDS)}")
+    chosen = suite.selected(suite.read(path, loaded), place, only)
+    chosen = planner.with_budget(chosen, size(budget) if budget else None)
+    options = campaign.Options(results, names)
+    machine = _machine(chosen, memory, gpu_memory)
+    with Watcher(err) as watcher:
+        found = advising.advise(chosen, loaded, options, machine, allow or (), everything, predict_only, watcher)
+    out.print(advice.text(found), end="")
+
+
+def _machine(chosen: suite.Plan, memory: str | None, gpu_memory: str | None) -> planner.Machine:
+    """Describe the machine that cases are held against: this one, with what the command line says instead."""
+    here = planner.this_machine(chosen.suite.places, campaign.cache_folder())
+    return planner.Machine(
+        size(memory) if memory else here.host_bytes,
+        size(gpu_memory) if gpu_memory else here.device_bytes,
+        here.rates,
+    )
 
 
 @app.command()
@@ -133,7 +228,11 @@ def _tables(files: list[Path], loaded: plugins.Plugins, headed: bool = True, tit
         found, problems = records.read(file)
         for problem in problems:
             err.print(f"warning: {problem}")
-        texts.append(table.of_records(found, loaded, headed, title))
+        limits_found = [record for record in found if record.fit is not None]
+        if limits_found:
+            texts.append(foresight.fits(limits_found, "##" if headed else "####"))
+        else:
+            texts.append(table.of_records(found, loaded, headed, title))
     return "\n".join(texts)
 
 

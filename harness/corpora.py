@@ -61,6 +61,17 @@ def of_group(plan: Plan, group: Group, plugins: Plugins, cache: Path) -> Corpus 
     return made(workload.data, spec)
 
 
+def supposed(plan: Plan, case: Case, plugins: Plugins) -> Corpus | None:
+    """Describe the token ids that a case would read, without making them: their number and their type."""
+    workload = plugins.workloads[case.workload]
+    if workload.wanted is None or workload.data != "tokens":
+        return None
+    steps = max(plan.suite.memory_steps, plan.suite.steps or 0)
+    wanted = workload.wanted(shape_of(plugins, case), steps)
+    size = wanted["vocabulary"]
+    return TokenFile(Path("supposed"), wanted["needed"], size, "uint16" if size <= 1 << 16 else "uint32", "")
+
+
 def made(data: str, spec: dict[str, Any]) -> Corpus:
     """Run `python -m harness.tokens` or `.frames` on a specification; raise SuiteError when it refuses."""
     with TemporaryDirectory(prefix="harness-corpus-") as folder:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from harness import statistics
+from harness import statistics, work
 from harness.records import Case, Record, Slot
 from harness.suite import CONTROL, VERDICT_ROUNDS
 
@@ -43,6 +43,7 @@ class Row:
     loss_difference: float | None
     verdict: str
     predicted_phase: str | None = None
+    predicted_time_ratio: float | None = None
     fetch_median_seconds: float | None = None
     notes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
@@ -188,6 +189,7 @@ def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, m
     medians = list(seen.medians().values())
     effect = _effect(seen, baseline)
     speed = None if effect is None or speed_held else statistics.speed_verdict(effect, margin)
+    rounds = 0 if effect is None else effect.rounds
     memory = None if memory_held or not case.strategies else _memory(seen, baseline)
     answer, answer_reason, difference = _answer(seen, baseline)
     ok = seen.status == "ok"
@@ -201,6 +203,7 @@ def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, m
         peak_phase=first.peak_phase if first else None,
         predicted_bytes=predicted,
         predicted_phase=seen.predict.predicted_phase if seen.predict else None,
+        predicted_time_ratio=_predicted_time(seen, baseline),
         residual_ratio=(peak - predicted) / predicted if ok and peak and predicted else None,
         floor_bytes=floor,
         floor_ratio=peak / floor if ok and peak and floor else None,
@@ -212,12 +215,25 @@ def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, m
         answer=answer,
         answer_reason=answer_reason,
         loss_difference=difference,
-        verdict=_verdict(seen, baseline, memory, speed, answer),
+        verdict=_verdict(seen, baseline, memory, speed if rounds >= VERDICT_ROUNDS else None, answer),
         flags=(*_flags(seen, peak, predicted), *(("control_failed",) if memory_held else ())),
         notes=_notes(seen),
         reasons=_reasons(seen),
         records=(*seen.memory, *seen.times.values(), *([seen.answer] if seen.answer else [])),
     )
+
+
+def _predicted_time(seen: _Seen, baseline: _Seen | None) -> float | None:
+    """Give the ratio of step times that the counted work and the machine's rates lead to expect."""
+    if baseline is None or seen is baseline:
+        return None
+    own, other = (_seconds(each.predict) for each in (seen, baseline))
+    return own / other if own and other else None
+
+
+def _seconds(predicted: Record | None) -> float | None:
+    known = work.Rates.read(predicted.machine.get("rates")) if predicted is not None else None
+    return None if known is None or predicted is None else work.seconds(predicted.predicted_work, known)
 
 
 def _fetch(seen: _Seen) -> float | None:
@@ -271,7 +287,7 @@ def _answer(seen: _Seen, baseline: _Seen | None) -> tuple[str | None, str, float
 def _verdict(seen: _Seen, baseline: _Seen | None, memory: str | None, speed: str | None, answer: str | None) -> str:
     """Name the trade: wins, trades, same, loses; enables where the baseline does not fit; fails.
 
-    Without a speed verdict only the memory is named: saves, same, costs.
+    Without a speed verdict, or with too few rounds for one, only the memory is named: saves, same, costs.
     """
     if seen.status in ("unsupported", "open"):
         return "untested"

@@ -1,12 +1,14 @@
 """Show how far a run is."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from harness import campaign
-from harness.records import Case, Record
+from harness.records import Case, Record, Slot
 
 
 class Watcher(campaign.Progress):
@@ -26,6 +28,7 @@ class Watcher(campaign.Progress):
         )
         self.started = time.monotonic()
         self.total = self.done = self.resumed = 0
+        self.finished: set[Slot] = set()
 
     def __enter__(self) -> "Watcher":
         self.bar.start()
@@ -50,8 +53,9 @@ class Watcher(campaign.Progress):
 
     def finish(self, record: Record, case: Case) -> None:
         kind = record.slot.kind if record.slot else ""
-        if kind not in ("pilot", "reference"):
-            self.done += 1
+        if record.slot is not None and kind not in ("pilot", "reference"):
+            self.finished.add(record.slot)  # what was disturbed is run again, and counts once
+            self.done = self.resumed + len(self.finished)
         self.bar.update(self.id, completed=self.done)
         if not self.live and kind != "predict":
             self.console.print(
@@ -64,3 +68,17 @@ class Watcher(campaign.Progress):
             return ""
         seconds = (time.monotonic() - self.started) / made * (self.total - self.done)
         return f", about {seconds / 60:.0f} min left"
+
+
+@contextmanager
+def counted(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show how many of a known number are done, while somebody watches; give the function that counts one more."""
+    done = 0
+    with console.status(f"{what} 0 of {total}") as status:
+
+        def one_more() -> None:
+            nonlocal done
+            done += 1
+            status.update(f"{what} {done} of {total}")
+
+        yield one_more

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.frames import FrameFile
 from harness.numerics import Verdict
 from harness.tokens import TokenFile
+from harness.work import Operations
 
 SCHEMA_VERSION = 1
 
@@ -98,14 +99,17 @@ class Case(Value):
 
 
 class Task(Value):
-    """All that a worker is told. `cases` holds one case, but for the predictor, which takes many."""
+    """All that a worker is told. `cases` holds one case, but for the predictor, which takes many.
+
+    `corpora` are the rows that each group of cases reads, None where the workload draws its own.
+    """
 
     kind: Kind
     cases: tuple[Case, ...]
     run_id: str
     parent: int
     folder: str
-    corpus: TokenFile | FrameFile | None = None
+    corpora: dict[str, TokenFile | FrameFile | None] = Field(default_factory=dict)
     plugins: tuple[str, ...] = ()
     round: int = 0
     repeat: int = 0
@@ -116,6 +120,11 @@ class Task(Value):
     @property
     def case(self) -> Case:
         return self.cases[0]
+
+    @property
+    def corpus(self) -> TokenFile | FrameFile | None:
+        """The rows of the first case."""
+        return self.corpora.get(self.case.group)
 
 
 class Phase(Value):
@@ -128,6 +137,28 @@ class Phase(Value):
     anon_bytes: int | None = None
     file_bytes: int | None = None
     shmem_bytes: int | None = None
+
+
+class Fit(Value):
+    """The longest value of one size that fits a budget: as predicted, and as real runs found it.
+
+    `passed` is the largest that ran, `failed` the smallest that did not and `how` the status it ended with; None where
+    no run showed one. `reason` says why there is no more.
+    """
+
+    over: str
+    budget_bytes: int
+    predicted: int | None = None
+    passed: int | None = None
+    failed: int | None = None
+    how: str = ""
+    runs: int = 0
+    reason: str = ""
+
+    @property
+    def longest(self) -> int | None:
+        """The largest value that ran, or where none was run the predicted one."""
+        return self.passed if self.runs else self.predicted
 
 
 class Slot(Value):
@@ -194,6 +225,7 @@ class Record(Value):
     predicted_peak_bytes: int | None = None
     predicted_phase: str | None = None
     predicted_phases: tuple[Phase, ...] = ()
+    predicted_work: tuple[Operations, ...] = ()
     floor_bytes: int | None = None
 
     losses: tuple[float, ...] = ()
@@ -207,6 +239,7 @@ class Record(Value):
     warmup_steps: int | None = None
 
     answer: Verdict | None = None
+    fit: Fit | None = None
     notes: dict[str, str] = Field(default_factory=dict)
     worker_seconds: float | None = None
     machine: dict[str, Any] = Field(default_factory=dict)

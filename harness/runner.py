@@ -63,6 +63,7 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
         task = task.model_copy(update={"folder": name, "parent": os.getpid()})
         (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")
         env = environment.variables(task.kind, task.case.place, task.run_id, threads, task.case.budget_bytes)
+        env["TMPDIR"] = name  # what a killed worker leaves goes with its folder
         command = [
             sys.executable,
             "-m",

@@ -14,10 +14,10 @@ from harness import backends, corpus, strict_yaml
 from harness.frames import GENERATED
 from harness.plugins import Plugins, nearest, printable
 from harness.records import Applied, Case, Claim
+from harness.tokens import TOKENIZERS
 from harness.types import Place, Strategy, Workload
 
 MAX_CASES = 10_000
-TOKENIZERS = ("bytes", "words", "bpe")
 CONTROL = "nothing"
 CONTRIBUTIONS = "contributions"
 """The key of an entry of `strategies` that asks for all rows which show what each member of a list contributes."""

@@ -65,6 +65,37 @@ class Source:
         """The number of windows."""
         return windows_in(len(self.inputs), self.window, self.stride)
 
+    def checked(self, indices_B: Any) -> Any:
+        """Give window numbers in int64; raise IndexError for one that does not exist.
+
+        Arrays count negative numbers from their end, slices beyond it are short, and JAX takes the nearest: none of
+        them says a word.
+        """
+        import numpy as np
+
+        indices_B = np.array(indices_B, np.int64, order="C")  # a reversed view is no tensor
+        if indices_B.size and not 0 <= indices_B.min() <= indices_B.max() < self.count:
+            wrong = indices_B.min() if indices_B.min() < 0 else indices_B.max()
+            raise IndexError(f"window {wrong} is not among the {self.count} of the source")
+        return indices_B
+
+    def starts(self, indices_B: Any) -> Any:
+        """Give the first row [B] of each window in int64; raise IndexError for one that does not exist."""
+        return self.checked(indices_B) * self.stride
+
+    @property
+    def joined(self) -> Any:
+        """The array [n + 1, ...] of which inputs and targets are views, one row apart; None where they are not."""
+        import numpy as np
+
+        x, y = self.inputs, self.targets
+        if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):
+            return None
+        alike = (x.dtype, x.shape, x.strides) == (y.dtype, y.shape, y.strides)
+        if not alike or y.ctypes.data - x.ctypes.data != x.strides[0]:
+            return None
+        return np.lib.stride_tricks.as_strided(x, (len(x) + 1, *x.shape[1:]), x.strides)
+
     @property
     def unused(self) -> int:
         """The number of rows that lie in no window: between them, or after the last."""
@@ -123,7 +154,11 @@ class Parts:
     grad        (parts, state, x, y) -> (loss, grads)
     update      (parts, state, grads) -> State: the optimizer
     step        (parts, state, x, y) -> (State, loss)
-    cache       (parts, ...) -> Cache: decoding workloads only
+    cache       (parts, batch, tokens, like) -> (empty, append): keys and values of up to `tokens` tokens, of the type
+                and device of `like`. `empty() -> kept` holds none; `append(kept, layer, position, k_BTGK, v_BTGK) ->
+                (kept, k_BSGK, v_BSGK, seen_TS)` puts T tokens in at `position`, or begins anew at 0, and gives those
+                to attend to; `seen` says which of them each new token sees, None that they are all in order. In JAX
+                it is pure, `layer` and `position` may be traced, and S is then what was reserved
     ==========  =====================================================================================
     """
 
@@ -156,6 +191,9 @@ class Parts:
 PART_NAMES: tuple[str, ...] = tuple(
     f.name for f in fields(Parts) if f.name not in ("shape", "place", "corpus", "notes")
 )
+
+IGNORED = -100
+"""The target that carries no loss."""
 
 FEEDS = ("same", "rounded", "reordered", "other")
 """How far the batches of a strategy may differ from the baseline's: not at all; in the last bits of their values; in
@@ -233,7 +271,8 @@ class Strategy:
     """A named function `Parts -> Parts`, one for each backend.
 
     `rewrites` names the parts that change. `precision` declares a lower working dtype, `approximate` another
-    algorithm; without them the results must stay those of the untouched parts. `needs` are importable packages.
+    algorithm; without them the results must stay those of the untouched parts. `needs` are importable packages, and
+    `excludes` names places where the strategy cannot or would not do anything, with the reason (`"jax/cpu": "..."`).
     `probe` gives knobs that count rows a value for the small shape at which answers are compared, so that there too
     a chunk is not the whole.
 
@@ -249,6 +288,7 @@ class Strategy:
     precision: str | None = None
     approximate: bool = False
     needs: tuple[str, ...] = ()
+    excludes: Mapping[str, str] = field(default_factory=dict)
     probe: Mapping[str, Any] = field(default_factory=dict)
     feeds: str = "same"
     data: str | None = None
@@ -286,6 +326,8 @@ class Strategy:
         """Say in one sentence why the strategy cannot be applied there, or None when it can."""
         if place.backend not in self.on:
             return f"'{self.name}' has nothing for {place.backend}: it is written for {', '.join(self.on)}"
+        if (reason := self.excludes.get(str(place))) is not None:
+            return f"'{self.name}' does not run on {place}: {reason}"
         missing = [package for package in self.needs if find_spec(package) is None]
         if missing:
             return f"'{self.name}' needs the package {missing[0]}: install it to measure this strategy"
@@ -327,6 +369,7 @@ class Workload:
 
 __all__ = [
     "FEEDS",
+    "IGNORED",
     "PART_NAMES",
     "Extent",
     "Held",

@@ -8,9 +8,7 @@ wrong as soon as rows are padded. A batch of fewer rows than `pieces` is cut int
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
-
-IGNORED = -100
+from harness import IGNORED, Parts, Strategy, hookimpl, tree
 
 
 def on_torch(parts: Parts, pieces: int = 4) -> Parts:
@@ -27,18 +25,19 @@ def on_torch(parts: Parts, pieces: int = 4) -> Parts:
             share = (y_b != IGNORED).sum() / total
             value = torch.where(share > 0, value * share, 0)  # a piece without a target has no loss at all
             loss = value if loss is None else loss + value
-            sums = _added(sums, grads, share)
+            sums = added(sums, grads, share)
             del grads
         return loss, sums
 
-    def _added(sums: Any, grads: Any, share: Any) -> Any:
-        """Add `share` of each gradient in place."""
-        if isinstance(grads, dict):
-            return {key: _added(sums and sums[key], value, share) for key, value in grads.items()}
-        if isinstance(grads, list):
-            return [_added(sums and sums[at], value, share) for at, value in enumerate(grads)]
-        grads = torch.where(share > 0, grads.mul_(share.to(grads.dtype)), 0)
-        return grads if sums is None else sums.add_(grads)
+    def added(sums: Any, grads: Any, share: Any) -> Any:
+        """Add `share` of each gradient in place, leaf by leaf: a second set of them would be alive otherwise."""
+
+        def weighed(g: Any) -> Any:
+            return torch.where(share > 0, g.mul_(share.to(g.dtype)), 0)
+
+        return (
+            tree.mapped(weighed, grads) if sums is None else tree.mapped(lambda g, of: of.add_(weighed(g)), grads, sums)
+        )
 
     return replace(parts, grad=grad)
 

@@ -5,35 +5,30 @@ copy of the parameters; `fused` none. Loshchilov and Hutter, 2019, arXiv:1711.05
 compiled with the step.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
-
-
-def leaves(tree: Any) -> Iterator[Any]:
-    """Yield the tensors of nested dicts and lists in order."""
-    if isinstance(tree, dict | list):
-        for each in tree.values() if isinstance(tree, dict) else tree:
-            yield from leaves(each)
-    else:
-        yield tree
+from harness import Parts, Strategy, hookimpl, tree
 
 
 def on_torch(kernel: str, parts: Parts) -> Parts:
     import torch
     from torch.optim.adamw import adamw
 
+    def begin(p: Any) -> list[Any]:
+        """Make both moments of a tensor, and the count of steps that these kernels keep for each."""
+        first, second = (torch.zeros_like(p, requires_grad=False) for _ in range(2))
+        return [first, second, torch.zeros((), dtype=torch.float32, device=p.device)]
+
     def update(parts: Parts, state: Any, grads: Any) -> Any:
-        params, grads_ = list(leaves(state["params"])), list(leaves(grads))
         if state["moments"] is None:
-            first, second = ([torch.zeros_like(p, requires_grad=False) for p in params] for _ in range(2))
-            steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in params]
-            state["moments"] = [first, second, steps]
+            state["moments"] = tree.mapped(begin, state["params"])
+        held: list[list[Any]] = []
+        tree.mapped(lambda _, of: held.append(of), state["params"], state["moments"])
+        first, second, steps = (list(each) for each in zip(*held, strict=True))
+        params, grads_ = ([leaf for _, leaf in tree.leaves(each)] for each in (state["params"], grads))
         state["steps"] += 1
-        first, second, steps = state["moments"]
         with torch.no_grad():
             adamw(
                 params,

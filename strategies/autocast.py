@@ -25,12 +25,17 @@ def on_torch(dtype: str, parts: Parts) -> Parts:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
+    more = {
+        "bfloat16": "Multiply in bfloat16 within the step; keep parameters and updates in float32.",
+        "float16": "Multiply in float16 within the step without a loss scale; gradients below 6e-8 become zero.",
+    }
     return [
         Strategy(
-            "bfloat16_autocast",
+            f"{dtype}_autocast",
             rewrites=("grad",),
-            on={"torch": partial(on_torch, "bfloat16")},
-            about=f"Multiply in bfloat16 within the step; keep parameters and updates in float32.\n\n{__doc__}",
-            precision="bfloat16",
+            on={"torch": partial(on_torch, dtype)},
+            about=f"{line}\n\n{__doc__}",
+            precision=dtype,
         )
+        for dtype, line in more.items()
     ]

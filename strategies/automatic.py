@@ -1,9 +1,9 @@
 """Choose how to hold rows by their size and the memory available; pay nothing but the choice.
 
 Batches are gathered from the rows (`strided_view`), which are read where they take at most half of the memory, and
-mapped where they would take more (`mapped`). Windows are never copied up front: that took `window / stride` times the
-rows and was no faster wherever both were measured. `available_gib` pretends an amount; with 0 the memory available on
-this machine counts. The choice and its reason are noted.
+mapped where they would take more (`mapped`). Windows are never copied up front: that takes `window / stride` times the
+rows, for a wait that was no shorter in torch and about two thirds as long in JAX. `available_gib` pretends an amount;
+with 0 the memory available on this machine counts. The choice and its reason are noted.
 """
 
 from dataclasses import replace
@@ -53,18 +53,12 @@ def on_any(parts: Parts, available_gib: float = 0.0) -> Parts:
         return (mapped.on_any(plain) if large else plain).rows(parts, path)
 
     def windows(parts: Parts, source: Source) -> Windows:
-        rows_bytes = source.inputs.nbytes + (0 if _shared(source) else source.targets.nbytes)
+        rows_bytes = source.inputs.nbytes + (source.targets.nbytes if source.joined is None else 0)
         per_row = source.inputs[0].nbytes + source.targets[0].nbytes
         parts.notes["choice"] = choose(rows_bytes, source.count * source.window * per_row, available).why
         return strided_view.on_any(plain).windows(parts, source)
 
     return replace(parts, rows=rows, windows=windows)
-
-
-def _shared(source: Source) -> bool:
-    import numpy as np
-
-    return bool(np.may_share_memory(source.inputs, source.targets))
 
 
 def holds(extent: Extent, available_gib: float = 0.0) -> Held:

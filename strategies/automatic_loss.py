@@ -48,4 +48,12 @@ def on_jax(parts: Parts, threshold_gib: float = 10.0) -> Parts:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [Strategy("automatic_loss", rewrites=("loss",), on={"torch": on_torch, "jax": on_jax}, about=__doc__)]
+    return [
+        Strategy(
+            "automatic_loss",
+            rewrites=("loss",),
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+            probe={"threshold_gib": 0.0},  # small logits would never show what large ones get
+        )
+    ]

@@ -6,11 +6,10 @@ the count of all targets that carry loss, never averaged chunk by chunk. `chunk`
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
-
-IGNORED = -100
+from harness import IGNORED, Objective, Parts, Strategy, hookimpl
 
 
 def on_torch(parts: Parts, chunk: int = 1024, recompute: bool = True) -> Parts:
@@ -18,15 +17,22 @@ def on_torch(parts: Parts, chunk: int = 1024, recompute: bool = True) -> Parts:
     import torch.nn.functional as F
     from torch.utils.checkpoint import checkpoint
 
-    def total(x_CD: Any, w_VD: Any, y_C: Any) -> Any:
+    def total(objective: Objective, x_CD: Any, w_VD: Any, y_C: Any) -> Any:
         logits_CV = x_CD @ w_VD.T
         logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
-        return F.cross_entropy(logits_CV, y_C, ignore_index=IGNORED, reduction="sum")
+        if cap := objective.soft_cap:
+            logits_CV = cap * torch.tanh(logits_CV / cap)
+        smoothing = objective.label_smoothing
+        summed = F.cross_entropy(logits_CV, y_C, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
+        if objective.z_loss:
+            summed = summed + objective.z_loss * (logits_CV.logsumexp(1).square() * (y_C != IGNORED)).sum()
+        return summed
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
+        of_chunk = partial(total, Objective.of(parts.shape))
         totals = [
-            checkpoint(total, x_CD, w_VD, y_C, use_reentrant=False) if recompute else total(x_CD, w_VD, y_C)
+            checkpoint(of_chunk, x_CD, w_VD, y_C, use_reentrant=False) if recompute else of_chunk(x_CD, w_VD, y_C)
             for x_CD, y_C in zip(x_ND.split(chunk), y_N.split(chunk), strict=True)
         ]
         return torch.stack(totals).sum() / (y_N != IGNORED).sum()
@@ -38,12 +44,20 @@ def on_jax(parts: Parts, chunk: int = 1024, recompute: bool = True) -> Parts:
     import jax
     import jax.numpy as jnp
 
-    def total(x_CD: Any, w_VD: Any, y_C: Any) -> Any:
+    def total(objective: Objective, x_CD: Any, w_VD: Any, y_C: Any) -> Any:
         logits_CV = x_CD @ w_VD.T
         logits_CV = logits_CV.astype(jnp.promote_types(logits_CV.dtype, jnp.float32))
+        if cap := objective.soft_cap:
+            logits_CV = cap * jnp.tanh(logits_CV / cap)
         kept = y_C != IGNORED
-        picked = jnp.take_along_axis(logits_CV, jnp.where(kept, y_C, 0)[:, None], 1)[:, 0]
-        return jnp.where(kept, jax.nn.logsumexp(logits_CV, axis=1) - picked, 0).sum()
+        picked_C = jnp.take_along_axis(logits_CV, jnp.where(kept, y_C, 0)[:, None], 1)[:, 0]
+        lse_C = jax.nn.logsumexp(logits_CV, axis=1)
+        losses_C = lse_C - picked_C
+        if objective.label_smoothing:
+            losses_C += objective.label_smoothing * (picked_C - logits_CV.mean(1))
+        if objective.z_loss:
+            losses_C += objective.z_loss * jnp.square(lse_C)
+        return jnp.where(kept, losses_C, 0).sum()
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
@@ -51,7 +65,8 @@ def on_jax(parts: Parts, chunk: int = 1024, recompute: bool = True) -> Parts:
         padding = -rows % size
         x_KCD = jnp.pad(x_ND, ((0, padding), (0, 0))).reshape(-1, size, x_ND.shape[1])
         y_KC = jnp.pad(y_N, (0, padding), constant_values=IGNORED).reshape(-1, size)
-        one = jax.checkpoint(total, prevent_cse=False) if recompute else total
+        of_chunk = partial(total, Objective.of(parts.shape))
+        one = jax.checkpoint(of_chunk, prevent_cse=False) if recompute else of_chunk
         summed, _ = jax.lax.scan(
             lambda so_far, xy: (so_far + one(xy[0], w_VD, xy[1]), None),
             jnp.zeros((), jnp.promote_types(x_ND.dtype, jnp.float32)),

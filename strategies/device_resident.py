@@ -17,12 +17,12 @@ def on_torch(parts: Parts) -> Parts:
         import torch
 
         device = parts.place.device
-        rows = joined(source)
+        rows = source.joined
         pairs = [(source.inputs, 0), (source.targets, 0)] if rows is None else [(rows, 0), (rows, 1)]
         moved = {id(rows): on_device(rows, source.window, device) for rows, _ in pairs}
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            starts_B = torch.from_numpy(checked(indices_B, source)).to(device)
+            starts_B = torch.from_numpy(source.starts(indices_B)).to(device)
             x, y = (gathered(moved[id(rows)], rows, source.window, starts_B + later) for rows, later in pairs)
             return x, y
 
@@ -37,15 +37,11 @@ def on_device(rows: Any, window: int, device: str) -> Any:
     Raises ValueError for rows that are not contiguous: such a view would read other values. Ids are moved as signed
     ones, since there is no `index_select` of unsigned 16 bits.
     """
-    import warnings
-
-    import torch
+    from strategies.torch_unfold import shared
 
     if not rows.flags.c_contiguous:
         raise ValueError("device_resident: the rows are not contiguous; leave out the strategy that cuts columns")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # as a mapped file
-        flat = torch.from_numpy(rows.reshape(-1).view(signed(rows.dtype))).to(device)
+    flat = shared(rows.reshape(-1).view(signed(rows.dtype))).to(device)
     width = rows[0].size
     return flat.as_strided((len(rows) - window + 1, window * width), (width, 1))
 
@@ -65,53 +61,9 @@ def gathered(view: Any, rows: Any, window: int, starts_B: Any) -> Any:
 
 
 def on_jax(parts: Parts) -> Parts:
-    def windows(parts: Parts, source: Source) -> Windows:
-        import jax
-        import jax.numpy as jnp
-        import numpy as np
+    from strategies import jax_gather
 
-        if len(source.inputs) >= 1 << 31:
-            raise ValueError(
-                f"device_resident: JAX counts to 2,147,483,647, the source has {len(source.inputs):,} rows; use torch"
-            )
-        rows = joined(source)
-        inputs = jax.device_put(source.inputs if rows is None else rows)
-        targets, later = (jax.device_put(source.targets), 0) if rows is None else (inputs, 1)
-        jax.block_until_ready((inputs, targets))  # the copy is made in the background
-
-        @jax.jit
-        def both(inputs: Any, targets: Any, starts_B: Any) -> tuple[Any, Any]:
-            at_BW = starts_B[:, None] + jnp.arange(source.window, dtype=starts_B.dtype)
-            x = jnp.take(inputs, at_BW, axis=0, mode="clip")
-            return x, jnp.take(targets, at_BW + later, axis=0, mode="clip")
-
-        def batch(indices_B: Any) -> tuple[Any, Any]:
-            return both(inputs, targets, checked(indices_B, source).astype(np.int32))
-
-        return Windows(source, batch)
-
-    return replace(parts, windows=windows)
-
-
-def checked(indices_B: Any, source: Source) -> Any:
-    """Give the first row of each window in int64; raise IndexError for windows that do not exist."""
-    import numpy as np
-
-    indices_B = np.asarray(indices_B, np.int64)
-    if indices_B.min() < 0 or indices_B.max() >= source.count:
-        raise IndexError(f"windows {indices_B.min()} to {indices_B.max()} are not all in 0 to {source.count - 1}")
-    return indices_B * source.stride
-
-
-def joined(source: Source) -> Any:
-    """Give the array [n + 1] of which inputs and targets are views, one row apart; None where they are not."""
-    from numpy.lib.stride_tricks import as_strided
-
-    x, y = source.inputs, source.targets
-    alike = (x.dtype, x.shape, x.strides) == (y.dtype, y.shape, y.strides)
-    if not alike or y.ctypes.data - x.ctypes.data != x.strides[0]:
-        return None
-    return as_strided(x, (len(x) + 1, *x.shape[1:]), x.strides)
+    return jax_gather.on_jax(parts)
 
 
 def holds(extent: Extent) -> Held:

@@ -12,9 +12,8 @@ that a document has left: `drop` them, `pad` them to a window (inputs 0, targets
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import IGNORED, Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 
-IGNORED = -100
 CHUNK = 1 << 20
 USUAL = 40
 """The rows of a document that a prediction supposes: about a line of text."""

@@ -12,9 +12,6 @@ from typing import Any
 
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 
-AROUND = 1 << 16
-"""Bytes that the kernel maps around a page that is read."""
-
 
 def on_any(parts: Parts, block: int = 4096, folder: str = "") -> Parts:
     if block < 1:
@@ -29,8 +26,7 @@ def on_any(parts: Parts, block: int = 4096, folder: str = "") -> Parts:
         parts.notes["file"] = f"{size:,} bytes in {at} ({file_system(at)})"
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            if np.min(indices_B) < 0:  # numpy would count from the end
-                raise IndexError(f"window {np.min(indices_B)} is outside 0 to {source.count - 1}")
+            indices_B = source.checked(indices_B)
             return np.asarray(x_NW[indices_B]), np.asarray(y_NW[indices_B])
 
         return Windows(source, batch)

@@ -4,38 +4,20 @@ Peak: the source plus N W elements for inputs and for targets, in the types of t
 for the objects. Sequences of frames are often prepared so: 380,000 tensors [30, 287] from 380,000 frames.
 """
 
-from dataclasses import replace
-from typing import Any
-
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
-
-SLOT, ARRAY, AXIS = 8, 96, 16  # bytes: in a list, of an array object, of each of its dimensions
+from harness import Extent, Held, Parts, Strategy, hookimpl
 
 
 def on_any(parts: Parts) -> Parts:
-    def windows(parts: Parts, source: Source) -> Windows:
-        import numpy as np
+    from strategies.list_of_views import listed
 
-        def sequences(rows: Any) -> list[Any]:
-            starts = range(0, source.count * source.stride, source.stride)
-            return [rows[start : start + source.window].copy() for start in starts]
-
-        xs, ys = sequences(source.inputs), sequences(source.targets)
-
-        def batch(indices_B: Any) -> tuple[Any, Any]:
-            chosen = [int(index) for index in indices_B]
-            if min(chosen) < 0:
-                raise IndexError(f"window {min(chosen)} is outside 0 to {source.count - 1}")
-            return np.stack([xs[index] for index in chosen]), np.stack([ys[index] for index in chosen])
-
-        return Windows(source, batch)
-
-    return replace(parts, windows=windows)
+    return listed(parts, lambda view: view.copy())
 
 
 def holds(extent: Extent) -> Held:
-    vectors = extent.input_bytes > 8
-    return Held(windows=extent.count * (extent.window_bytes + 2 * (SLOT + ARRAY + AXIS) + AXIS * vectors))
+    """Count the copies, and what a list of as many arrays takes beside them."""
+    from strategies import list_of_views
+
+    return Held(windows=extent.count * extent.window_bytes + list_of_views.holds(extent).windows)
 
 
 @hookimpl

@@ -7,11 +7,10 @@ steps in a row, as torch.amp.GradScaler does it (Micikevicius et al., 2018, arXi
 once, before the update sees them. torch multiplies by its autocast; in JAX the parameters are cast within the step.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, tree
 
 GROWTH, BACKOFF = 2.0, 0.5
 
@@ -27,25 +26,18 @@ def on_torch(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Part
 
     inner_init, inner_grad, inner_update = parts.init, parts.grad, parts.update
 
-    def leaves(tree: Any) -> Iterator[Any]:
-        if isinstance(tree, dict | list):
-            for each in tree.values() if isinstance(tree, dict) else tree:
-                yield from leaves(each)
-        else:
-            yield tree
-
     def init(parts: Parts, source: Any = None) -> Any:
         return {**inner_init(parts, source), "scale": scale, "good_steps": 0}
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
         with torch.autocast(parts.place.device, torch.float16):
             value, grads = inner_grad(scaled(parts, state["scale"]), state, x, y)
-        for each in leaves(grads):
-            each.div_(state["scale"])
+        for _, g in tree.leaves(grads):
+            g.div_(state["scale"])
         return value / state["scale"], grads
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
-        if not all(bool(torch.isfinite(each).all()) for each in leaves(grads)):
+        if not all(bool(torch.isfinite(g).all()) for _, g in tree.leaves(grads)):
             return {**state, "scale": state["scale"] * BACKOFF, "good_steps": 0}
         state = inner_update(parts, state, grads)
         good = state["good_steps"] + 1

@@ -5,6 +5,7 @@ begin at a multiple of 64 bytes), plus one batch and 4 B W bytes of index. One c
 Source: JAX, `jnp.take`; indices beyond the end would be clamped without a word, so they are checked on the host.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,50 +13,47 @@ from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 
 
 def on_jax(parts: Parts) -> Parts:
+    import jax.numpy as jnp
+
+    def gather(rows: Any, starts_B: Any, window: int) -> Any:
+        at_BW = starts_B[:, None] + jnp.arange(window, dtype=starts_B.dtype)
+        return jnp.take(rows, at_BW, axis=0, mode="clip")
+
+    return resident(parts, gather)
+
+
+def resident(parts: Parts, cut: Callable[[Any, Any, int], Any]) -> Parts:
+    """Move the rows to the device once, and let `cut(rows, starts_B, window)` cut each batch there, compiled.
+
+    Where inputs and targets are views of one array, that is moved. Raises ValueError for more rows than JAX counts.
+    """
+
     def windows(parts: Parts, source: Source) -> Windows:
         import jax
-        import jax.numpy as jnp
         import numpy as np
 
-        inputs, targets, later = placed(source)
+        if len(source.inputs) >= 1 << 31:
+            raise ValueError(
+                f"JAX counts to 2,147,483,647 and the source has {len(source.inputs):,} rows; "
+                "take a strategy for numpy or torch"
+            )
+        both_rows, later = source.joined, 1
+        if both_rows is None:
+            inputs, targets, later = jax.device_put(source.inputs), jax.device_put(source.targets), 0
+        else:
+            inputs = targets = jax.device_put(both_rows)
         jax.block_until_ready((inputs, targets))  # the copy is made in the background
 
         @jax.jit
         def both(inputs: Any, targets: Any, starts_B: Any) -> tuple[Any, Any]:
-            at_BW = starts_B[:, None] + jnp.arange(source.window, dtype=starts_B.dtype)
-            x = jnp.take(inputs, at_BW, axis=0, mode="clip")
-            return x, jnp.take(targets, at_BW + later, axis=0, mode="clip")
+            return cut(inputs, starts_B, source.window), cut(targets, starts_B + later, source.window)
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            indices_B = np.asarray(indices_B, np.int64)
-            if indices_B.min() < 0 or indices_B.max() >= source.count:
-                raise IndexError(
-                    f"windows {indices_B.min()} to {indices_B.max()} are not all in 0 to {source.count - 1}"
-                )
-            return both(inputs, targets, (indices_B * source.stride).astype(np.int32))
+            return both(inputs, targets, source.starts(indices_B).astype(np.int32))
 
         return Windows(source, batch)
 
     return replace(parts, windows=windows)
-
-
-def placed(source: Source) -> tuple[Any, Any, int]:
-    """Move the rows to the device; where inputs and targets are views of one array, one row apart, move that once.
-
-    Returns inputs, targets, and how many rows later the targets begin. Raises ValueError for more rows than JAX counts.
-    """
-    import jax
-    from numpy.lib.stride_tricks import as_strided
-
-    x, y = source.inputs, source.targets
-    if len(x) >= 1 << 31:
-        raise ValueError(
-            f"jax_gather: JAX counts to 2,147,483,647 and the source has {len(x):,} rows; take a strategy for numpy"
-        )
-    if (x.dtype, x.shape, x.strides) == (y.dtype, y.shape, y.strides) and y.ctypes.data - x.ctypes.data == x.strides[0]:
-        rows = jax.device_put(as_strided(x, (len(x) + 1, *x.shape[1:]), x.strides))
-        return rows, rows, 1
-    return jax.device_put(x), jax.device_put(y), 0
 
 
 def holds(extent: Extent) -> Held:

@@ -43,12 +43,7 @@ def on_jax(parts: Parts, limit_mib: int = 4096) -> Parts:
         x_NW, y_NW = filled(source.inputs), filled(source.targets)
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            indices_B = np.asarray(indices_B, np.int64)
-            if indices_B.min() < 0 or indices_B.max() >= source.count:  # JAX would clamp them
-                raise IndexError(
-                    f"windows {indices_B.min()} to {indices_B.max()} are not all in 0 to {source.count - 1}"
-                )
-            return chosen(x_NW, y_NW, indices_B.astype(np.int32))
+            return chosen(x_NW, y_NW, source.checked(indices_B).astype(np.int32))
 
         return Windows(source, batch)
 

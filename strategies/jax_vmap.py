@@ -31,24 +31,16 @@ def on_jax(parts: Parts) -> Parts:
         def chosen(x_NW: Any, y_NW: Any, at_B: Any) -> tuple[Any, Any]:
             return jnp.take(x_NW, at_B, axis=0, mode="clip"), jnp.take(y_NW, at_B, axis=0, mode="clip")
 
-        x, y = source.inputs, source.targets
-        alike = (x.dtype, x.shape, x.strides) == (y.dtype, y.shape, y.strides)
-        if alike and y.ctypes.data - x.ctypes.data == x.strides[0]:
-            joined = np.lib.stride_tricks.as_strided(x, (len(x) + 1, *x.shape[1:]), x.strides)
+        if (joined := source.joined) is not None:
             rows = wide(joined)
             x_NW, y_NW = all_of(rows, starts_N), all_of(rows, starts_N + np.int32(1))
             del rows
         else:
-            x_NW, y_NW = all_of(wide(x), starts_N), all_of(wide(y), starts_N)
+            x_NW, y_NW = all_of(wide(source.inputs), starts_N), all_of(wide(source.targets), starts_N)
         jax.block_until_ready((x_NW, y_NW))
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            indices_B = np.asarray(indices_B, np.int64)
-            if indices_B.min() < 0 or indices_B.max() >= source.count:  # JAX would clamp them
-                raise IndexError(
-                    f"windows {indices_B.min()} to {indices_B.max()} are not all in 0 to {source.count - 1}"
-                )
-            return chosen(x_NW, y_NW, indices_B.astype(np.int32))
+            return chosen(x_NW, y_NW, source.checked(indices_B).astype(np.int32))
 
         return Windows(source, batch)
 

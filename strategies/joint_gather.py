@@ -13,7 +13,6 @@ from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 
 def cast_to(dtype: str, parts: Parts) -> Parts:
     def windows(parts: Parts, source: Source) -> Windows:
-        import numpy as np
         from numpy.lib.stride_tricks import sliding_window_view
 
         def view(rows: Any, window: int) -> Any:
@@ -26,7 +25,7 @@ def cast_to(dtype: str, parts: Parts) -> Parts:
 
             return torch.from_numpy(ids_BW)
 
-        ids = joined(source.inputs, source.targets)
+        ids = source.joined
         if ids is None:
             x_NW, y_NW = view(source.inputs, source.window), view(source.targets, source.window)
         else:
@@ -34,8 +33,7 @@ def cast_to(dtype: str, parts: Parts) -> Parts:
         parts.notes["windows"] = "inputs and targets apart" if ids is None else "one gather for both"
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            if np.min(indices_B) < 0:  # numpy would count from the end
-                raise IndexError(f"window {np.min(indices_B)} is outside 0 to {source.count - 1}")
+            indices_B = source.checked(indices_B)
             if ids is None:
                 return handed(x_NW[indices_B].astype(dtype)), handed(y_NW[indices_B].astype(dtype))
             both_BW = handed(ids_NW[indices_B].astype(dtype))
@@ -44,17 +42,6 @@ def cast_to(dtype: str, parts: Parts) -> Parts:
         return Windows(source, batch)
 
     return replace(parts, windows=windows)
-
-
-def joined(inputs: Any, targets: Any) -> Any:
-    """Give the array [n + 1] of which inputs and targets are views, one row apart; None where they are not."""
-    from numpy.lib.stride_tricks import as_strided
-
-    apart = targets.ctypes.data - inputs.ctypes.data
-    alike = inputs.dtype == targets.dtype and inputs.shape == targets.shape and inputs.strides == targets.strides
-    if not alike or apart != inputs.strides[0]:
-        return None
-    return as_strided(inputs, (len(inputs) + 1, *inputs.shape[1:]), inputs.strides)
 
 
 def holds(extent: Extent) -> Held:

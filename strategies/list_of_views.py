@@ -4,28 +4,33 @@ Peak: the source plus 2 N (112 + 8) bytes, 16 more where rows are vectors, for v
 The data itself is never copied but for the batch. This is a list of slices in numpy, as it is often written.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 
-SLOT, VIEW, AXIS = 8, 96, 16  # bytes: in a list, of an array object, of each of its dimensions
+SLOT, ARRAY, AXIS = 8, 96, 16  # bytes: in a list, of an array object, of each of its dimensions
 
 
 def on_any(parts: Parts) -> Parts:
+    return listed(parts, lambda view: view)
+
+
+def listed(parts: Parts, keep: Callable[[Any], Any]) -> Parts:
+    """Keep something of each window, cut as a view of the rows, in a list."""
+
     def windows(parts: Parts, source: Source) -> Windows:
         import numpy as np
 
-        def views(rows: Any) -> list[Any]:
+        def kept(rows: Any) -> list[Any]:
             starts = range(0, source.count * source.stride, source.stride)
-            return [rows[start : start + source.window] for start in starts]
+            return [keep(rows[start : start + source.window]) for start in starts]
 
-        xs, ys = views(source.inputs), views(source.targets)
+        xs, ys = kept(source.inputs), kept(source.targets)
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            chosen = [int(index) for index in indices_B]
-            if min(chosen) < 0:
-                raise IndexError(f"window {min(chosen)} is outside 0 to {source.count - 1}")
+            chosen = source.checked(indices_B).tolist()
             return np.stack([xs[index] for index in chosen]), np.stack([ys[index] for index in chosen])
 
         return Windows(source, batch)
@@ -35,7 +40,7 @@ def on_any(parts: Parts) -> Parts:
 
 def holds(extent: Extent) -> Held:
     vectors = extent.input_bytes > 8
-    return Held(windows=extent.count * (2 * (SLOT + VIEW + AXIS) + AXIS * vectors))
+    return Held(windows=extent.count * (2 * (SLOT + ARRAY + AXIS) + AXIS * vectors))
 
 
 @hookimpl

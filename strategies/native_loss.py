@@ -10,7 +10,7 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import IGNORED, Objective, Parts, Strategy, hookimpl
 
 POLICIES = ("auto", "accurate", "balanced", "compact")
 
@@ -21,6 +21,11 @@ def on_torch(parts: Parts, policy: str = "auto", chunk: int = 0) -> Parts:
 
     if policy not in POLICIES:
         raise ValueError(f"native_loss: policy is one of {', '.join(POLICIES)}, not '{policy}'")
+    if Objective.of(parts.shape) != Objective():
+        raise ValueError(
+            "native_loss: torch has no z_loss and no soft_cap for it, and keeps all logits with label_smoothing: "
+            "leave them at 0, or use fused_loss"
+        )
     if not hasattr(F, "linear_cross_entropy"):
         raise ValueError("native_loss: this torch has no linear_cross_entropy; use 2.13 or newer")
 
@@ -35,7 +40,7 @@ def on_torch(parts: Parts, policy: str = "auto", chunk: int = 0) -> Parts:
         x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*linear_cross_entropy.*")
-            return F.linear_cross_entropy(x_ND, w_VD, y_N, ignore_index=-100, options=options)
+            return F.linear_cross_entropy(x_ND, w_VD, y_N, ignore_index=IGNORED, options=options)
 
     return replace(parts, loss=loss)
 

@@ -24,8 +24,7 @@ def on_any(parts: Parts) -> Parts:
             y_NW[index] = source.targets[start : start + source.window]
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            if np.min(indices_B) < 0:  # numpy would count from the end
-                raise IndexError(f"window {np.min(indices_B)} is outside 0 to {source.count - 1}")
+            indices_B = source.checked(indices_B)
             return x_NW[indices_B], y_NW[indices_B]
 
         return Windows(source, batch)

@@ -29,9 +29,7 @@ def on_any(parts: Parts, gap: int = 1) -> Parts:
             return found
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            starts_B = np.asarray(indices_B, np.int64) * source.stride
-            if len(starts_B) and not 0 <= starts_B.min() <= starts_B.max() <= len(source.inputs) - source.window:
-                raise IndexError(f"window {indices_B} is not among the {source.count} of the source")
+            starts_B = source.starts(indices_B)
             return gathered(source.inputs, starts_B), gathered(source.targets, starts_B)
 
         return Windows(source, batch)

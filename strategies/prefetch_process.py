@@ -14,7 +14,7 @@ import pickle
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import cycle, islice
@@ -91,16 +91,15 @@ def on_any(parts: Parts, workers: int = 2, depth: int = 2) -> Parts:
     inner = parts.batches
 
     def batches(parts: Parts, windows: Windows) -> Batches:
-        assert_plain(windows)
-        # the inner batches are asked for indices alone
-        on_host = replace(parts, transfer=lambda parts, x, y: (x, y))
-        orders = (x for x, _ in inner(on_host, Windows(windows.source, lambda indices_B: (indices_B, indices_B))))
-        return gathered(parts, windows, orders, workers, depth)
+        from strategies.torch_dataloader import in_order
+
+        assert_plain("prefetch_process", windows)
+        return gathered(parts, windows, in_order(parts, inner, windows.source), workers, depth)
 
     return replace(parts, batches=batches)
 
 
-def assert_plain(windows: Windows) -> None:
+def assert_plain(name: str, windows: Windows) -> None:
     """Raise ValueError where the windows are not the rows of the source as they are, judged by a few of them."""
     import numpy as np
 
@@ -113,17 +112,17 @@ def assert_plain(windows: Windows) -> None:
             due = np.asarray(rows[start : start + source.window])
             if due.shape != window.shape or not ((due == window) | ((due != due) & (window != window))).all():
                 raise ValueError(
-                    "prefetch_process: its workers cut plain windows out of the source, and these windows have other "
-                    "values: leave one of the two strategies out"
+                    f"{name}: its workers cut plain windows out of the source, and these windows have other values: "
+                    "leave one of the two strategies out"
                 )
 
 
 def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], workers: int, depth: int) -> Batches:
     """Ask the workers in turn, `depth` batches ahead each; hand their answers out in the order of the questions."""
     with ExitStack() as stack:
-        started = [stack.enter_context(process()) for _ in range(workers)]
+        started = [stack.enter_context(process(serve)) for _ in range(workers)]
         for worker in started:
-            with explained(worker):
+            with explained("prefetch_process", worker):
                 send(worker, windows)
         asked: deque[Any] = deque()
         for worker, indices_B in zip(cycle(started), islice(orders, workers * depth), strict=False):
@@ -142,13 +141,14 @@ def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], workers: int
 
 
 @contextmanager
-def process() -> Iterator[Any]:
-    """Run a worker; end it whatever happens."""
+def process(program: Callable[[], None], lent: Sequence[int] = ()) -> Iterator[Any]:
+    """Run a function as the whole program of a worker, lending it descriptors; end it whatever happens."""
     worker = subprocess.Popen(
-        [sys.executable, "-P", "-c", f"{inspect.getsource(serve)}\nserve()"],
+        [sys.executable, "-P", "-c", f"{inspect.getsource(program)}\n{program.__name__}()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        pass_fds=lent,
     )
     try:
         yield worker
@@ -161,13 +161,13 @@ def process() -> Iterator[Any]:
 
 
 @contextmanager
-def explained(worker: Any) -> Iterator[None]:
+def explained(name: str, worker: Any) -> Iterator[None]:
     """Turn a broken pipe into an error that says what became of the worker."""
     try:
         yield
     except (BrokenPipeError, EOFError):
         code = worker.wait()
-        raise RuntimeError(f"prefetch_process: a worker ended with exit code {code}: see its own error above") from None
+        raise RuntimeError(f"{name}: a worker ended with exit code {code}: see its own error above") from None
 
 
 def send(worker: Any, windows: Windows) -> None:
@@ -190,7 +190,7 @@ def send(worker: Any, windows: Windows) -> None:
 
 def ask(worker: Any, indices_B: Any) -> None:
     """Ask for one batch."""
-    with explained(worker):
+    with explained("prefetch_process", worker):
         worker.stdin.write(indices_B.astype("int64").tobytes())
         worker.stdin.flush()
 
@@ -205,7 +205,7 @@ def answer(worker: Any, windows: Windows) -> tuple[Any, Any]:
         return array
 
     source = windows.source
-    with explained(worker):
+    with explained("prefetch_process", worker):
         size = int(read(np.empty(1, np.int64))[0])
         if size:
             raise pickle.loads(read(np.empty(size, np.uint8)).tobytes())

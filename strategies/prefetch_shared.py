@@ -7,16 +7,14 @@ and nothing must be unlinked. A worker is a fresh interpreter that loads numpy a
 and cuts plain windows itself: windows of other values are refused. Grain shares its batches in a like way.
 """
 
-import inspect
 import mmap
 import os
 import pickle
-import subprocess
 import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -29,8 +27,6 @@ Lent = dict[int, tuple[int, int]]
 """Open descriptors of shared memory, with the address and the bytes of each in this process."""
 PIECE = 1 << 20
 """About how many bytes are copied at once."""
-LOOKED_AT = 256
-"""How many windows are compared at most with the rows they should be."""
 
 
 def serve() -> None:
@@ -103,11 +99,11 @@ def on_any(parts: Parts, workers: int = 2, depth: int = 2) -> Parts:
         return shared
 
     def batches(parts: Parts, windows: Windows) -> Batches:
-        assert_plain(windows)
-        # the inner batches are asked for indices alone
-        on_host = replace(parts, transfer=lambda parts, x, y: (x, y))
-        orders = (x for x, _ in inner(on_host, Windows(windows.source, lambda indices_B: (indices_B, indices_B))))
-        return gathered(parts, windows, orders, lent, workers, depth)
+        from strategies.prefetch_process import assert_plain
+        from strategies.torch_dataloader import in_order
+
+        assert_plain("prefetch_shared", windows)
+        return gathered(parts, windows, in_order(parts, inner, windows.source), lent, workers, depth)
 
     return replace(parts, rows=rows, batches=batches)
 
@@ -157,27 +153,13 @@ def location(array: Any, lent: Lent) -> tuple[Any, ...] | None:
     return None
 
 
-def assert_plain(windows: Windows) -> None:
-    """Raise ValueError where the windows are not the rows of the source as they are, judged by a few of them."""
-    import numpy as np
-
-    source = windows.source
-    spread_B = np.linspace(0, source.count - 1, source.batch).astype(np.int64)
-    for rows, found in zip((source.inputs, source.targets), windows.batch(spread_B), strict=True):
-        found_BW = np.asarray(found.cpu() if hasattr(found, "cpu") else found)
-        for at in range(0, len(spread_B), 1 + len(spread_B) // LOOKED_AT):
-            start, window = spread_B[at] * source.stride, found_BW[at]
-            due = np.asarray(rows[start : start + source.window])
-            if due.shape != window.shape or not ((due == window) | ((due != due) & (window != window))).all():
-                raise ValueError(
-                    "prefetch_shared: its workers cut plain windows out of the source, and these windows have other "
-                    "values: leave one of the two strategies out"
-                )
-
-
 def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], lent: Lent, workers: int, depth: int) -> Batches:
     """Ask the workers in turn, `depth` batches ahead each; hand their answers out in the order of the questions."""
+    import json
+
     import numpy as np
+
+    from strategies.prefetch_process import explained, process
 
     source, slots = windows.source, workers * depth
     rows = [borrowed(array, lent) for array in (source.inputs, source.targets)]
@@ -195,12 +177,16 @@ def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], lent: Lent, 
     def ask(worker: Any, slot: int, indices_B: Any) -> None:
         indices_SB[slot] = indices_B
         asked.append((worker, slot))
-        with explained(worker):
+        with explained("prefetch_shared", worker):
             worker.stdin.write(slot.to_bytes(8, sys.byteorder))
             worker.stdin.flush()
 
     with ExitStack() as stack:
-        started = [stack.enter_context(process(told)) for _ in range(workers)]
+        lent_fds = [descriptor for descriptor, *_ in told["arrays"]]
+        started = [stack.enter_context(process(serve, lent_fds)) for _ in range(workers)]
+        for worker in started:
+            with explained("prefetch_shared", worker):
+                worker.stdin.write(json.dumps(told).encode() + b"\n")
         for slot, worker, indices_B in zip(range(slots), cycle(started), orders, strict=False):
             ask(worker, slot, indices_B)
         while asked:
@@ -215,43 +201,11 @@ def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], lent: Lent, 
             del batch
 
 
-@contextmanager
-def process(told: dict[str, Any]) -> Iterator[Any]:
-    """Run a worker; end it whatever happens."""
-    import json
-
-    worker = subprocess.Popen(
-        [sys.executable, "-P", "-c", f"{inspect.getsource(serve)}\nserve()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        pass_fds=[descriptor for descriptor, *_ in told["arrays"]],
-    )
-    try:
-        with explained(worker):
-            worker.stdin.write(json.dumps(told).encode() + b"\n")  # type: ignore[union-attr]
-        yield worker
-    finally:
-        worker.kill()  # it holds nothing that must be put away
-        worker.wait()
-        for pipe in (worker.stdin, worker.stdout):
-            with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
-
-
-@contextmanager
-def explained(worker: Any) -> Iterator[None]:
-    """Turn a broken pipe into an error that says what became of the worker."""
-    try:
-        yield
-    except (BrokenPipeError, EOFError):
-        code = worker.wait()
-        raise RuntimeError(f"prefetch_shared: a worker ended with exit code {code}: see its own error above") from None
-
-
 def answer(worker: Any) -> None:
     """Wait until a slot is filled, or raise the error that the worker met."""
-    with explained(worker):
+    from strategies.prefetch_process import explained
+
+    with explained("prefetch_shared", worker):
         head = worker.stdout.read(8)
         if len(head) < 8:
             raise EOFError

@@ -27,9 +27,7 @@ def on_any(parts: Parts, shared: bool = True) -> Parts:
         xs, ys = lists(source.inputs), lists(source.targets)
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            chosen = [int(index) for index in indices_B]
-            if min(chosen) < 0:
-                raise IndexError(f"window {min(chosen)} is outside 0 to {source.count - 1}")
+            chosen = source.checked(indices_B).tolist()
             return np.array([xs[index] for index in chosen]), np.array([ys[index] for index in chosen])
 
         return Windows(source, batch)

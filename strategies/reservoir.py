@@ -28,8 +28,6 @@ def on_any(parts: Parts, size: int = 10000) -> Parts:
 
         def taken(index: int) -> tuple[Any, Any]:
             nonlocal read
-            if not 0 <= index < source.count:
-                raise IndexError(f"window {index} is not among the {source.count} of the source")
             if index not in kept and index < read:
                 read = 0  # it was given out before, so this is the next epoch
                 kept.clear()
@@ -39,7 +37,7 @@ def on_any(parts: Parts, size: int = 10000) -> Parts:
             return kept.pop(index) if index in kept else window(index)
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            found = [taken(int(index)) for index in indices_B]
+            found = [taken(index) for index in source.checked(indices_B).tolist()]
             return np.stack([x for x, _ in found]), np.stack([y for _, y in found])
 
         return Windows(source, batch)

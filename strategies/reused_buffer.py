@@ -36,12 +36,8 @@ def ring(make: Callable[[Any, Source], Gather], parts: Parts, slots: int) -> Par
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
             nonlocal asked
-            indices_B = np.asarray(indices_B, np.int64)
-            if indices_B.min() < 0 or indices_B.max() >= source.count:
-                raise IndexError(
-                    f"windows {indices_B.min()} to {indices_B.max()} are not all in 0 to {source.count - 1}"
-                )
-            starts_B, size, slot = indices_B * source.stride, len(indices_B), asked % slots
+            starts_B = source.starts(indices_B)
+            size, slot = len(starts_B), asked % slots
             asked += 1
             found = []
             for gather, held in both:
@@ -88,6 +84,8 @@ def selected(rows: Any, source: Source) -> Gather:
     """Gather with torch; a strided view of rows that are not contiguous would read other values."""
     import torch
 
+    from strategies.torch_unfold import shared
+
     bits = {1: "u1", 2: "i2", 4: "i4", 8: "i8"}.get(rows.dtype.itemsize)  # no index_select of unsigned 16 bits
     if not rows.flags.c_contiguous or bits is None:
         return one_by_one(rows, source)
@@ -101,17 +99,6 @@ def selected(rows: Any, source: Source) -> Gather:
         )
 
     return gather
-
-
-def shared(rows: Any) -> Any:
-    """Give a tensor over the memory of an array, which may be one that is only read, as a mapped file."""
-    import warnings
-
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(rows)
 
 
 def on_torch(parts: Parts, slots: int = 4) -> Parts:

@@ -7,41 +7,40 @@ what it saves is shown, and its answer is not compared.
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, tree
 
 
 def on_torch(parts: Parts, momentum: float = 0.9) -> Parts:
     import torch
 
-    from strategies.adamw import leaves
-
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner(parts, source)
-        return {**state, "moments": [torch.zeros_like(p, requires_grad=False) for p in leaves(state["params"])]}
+        moments = tree.mapped(lambda p: [torch.zeros_like(p, requires_grad=False)], state["params"])
+        return {**state, "moments": moments}
 
+    @torch.no_grad()
     def update(parts: Parts, state: Any, grads: Any) -> Any:
-        state["steps"] += 1
-        with torch.no_grad():
-            for p, g, m in zip(leaves(state["params"]), leaves(grads), state["moments"], strict=True):
-                m.mul_(momentum).add_(g)
-                p.mul_(1 - parts.shape.learning_rate * parts.shape.weight_decay)
-                p.add_(m, alpha=-parts.shape.learning_rate)
-        return state
+        def move(p: Any, g: Any, held: list[Any]) -> None:
+            held[0].mul_(momentum).add_(g)
+            p.mul_(1 - parts.shape.learning_rate * parts.shape.weight_decay)
+            p.add_(held[0], alpha=-parts.shape.learning_rate)
+
+        tree.mapped(move, state["params"], grads, state["moments"])
+        return {**state, "steps": state["steps"] + 1}
 
     return replace(parts, init=init, update=update)
 
 
 def on_jax(parts: Parts, momentum: float = 0.9) -> Parts:
     import jax
-    import jax.numpy as jnp
 
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner(parts, source)
-        return {**state, "second": jax.tree.map(lambda p: jnp.zeros((), p.dtype), state["second"])}
+        return {key: value for key, value in state.items() if key != "second"}
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         rate, decay = parts.shape.learning_rate, parts.shape.weight_decay

@@ -9,7 +9,6 @@ from typing import Any
 
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 
-SLOT, ARRAY, AXIS = 8, 96, 16  # bytes: in a list, of an array object, of each of its dimensions
 NOTED = 32  # bytes that `np.array` notes of each item until it knows the shape
 
 
@@ -24,8 +23,7 @@ def on_any(parts: Parts) -> Parts:
         x_NW, y_NW = stacked(source.inputs), stacked(source.targets)
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            if np.min(indices_B) < 0:  # numpy would count from the end
-                raise IndexError(f"window {np.min(indices_B)} is outside 0 to {source.count - 1}")
+            indices_B = source.checked(indices_B)
             return x_NW[indices_B], y_NW[indices_B]
 
         return Windows(source, batch)
@@ -35,6 +33,8 @@ def on_any(parts: Parts) -> Parts:
 
 def holds(extent: Extent) -> Held:
     """Count the arrays, and beside them the list of inputs (before there are targets) or of targets."""
+    from strategies.list_of_views import ARRAY, AXIS, SLOT
+
     slots = extent.count * (SLOT + ARRAY + AXIS + NOTED)
     x = extent.count * extent.window * extent.input_bytes
     y = extent.count * extent.window * (extent.target_bytes or extent.input_bytes)

@@ -25,10 +25,8 @@ def on_any(parts: Parts, rows: int = 65536) -> Parts:
         apart = inner_windows(parts, source)
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            starts_B = np.asarray(indices_B, np.int64) * source.stride
+            starts_B = source.starts(indices_B)
             first, last = int(starts_B.min()), int(starts_B.max()) + source.window
-            if first < 0 or last > len(source.inputs):
-                raise IndexError(f"window {indices_B} is not among the {source.count} of the source")
             if last - first > size:
                 return apart.batch(indices_B)
             offsets_BW = starts_B[:, None] + np.arange(source.window)

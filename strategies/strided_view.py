@@ -22,8 +22,7 @@ def on_any(parts: Parts) -> Parts:
         x_NW, y_NW = view(source.inputs), view(source.targets)
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            if np.min(indices_B) < 0:  # numpy would count from the end
-                raise IndexError(f"window {np.min(indices_B)} is outside 0 to {source.count - 1}")
+            indices_B = source.checked(indices_B)
             return x_NW[indices_B], y_NW[indices_B]
 
         return Windows(source, batch)

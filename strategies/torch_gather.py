@@ -12,35 +12,20 @@ from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 
 def on_torch(parts: Parts) -> Parts:
     def windows(parts: Parts, source: Source) -> Windows:
-        import numpy as np
         import torch
+
+        from strategies.torch_unfold import shared
 
         inputs, targets = shared(source.inputs), shared(source.targets)
         within_W = torch.arange(source.window)
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            indices_B = np.asarray(indices_B, np.int64)
-            if indices_B.min() < 0 or indices_B.max() >= source.count:
-                raise IndexError(
-                    f"windows {indices_B.min()} to {indices_B.max()} are not all in 0 to {source.count - 1}"
-                )
-            at_BW = torch.from_numpy(indices_B * source.stride)[:, None] + within_W
+            at_BW = torch.from_numpy(source.starts(indices_B))[:, None] + within_W
             return inputs[at_BW], targets[at_BW]
 
         return Windows(source, batch)
 
     return replace(parts, windows=windows)
-
-
-def shared(rows: Any) -> Any:
-    """Give a tensor over the memory of an array, which may be one that is only read, as a mapped file."""
-    import warnings
-
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(rows)
 
 
 def holds(extent: Extent) -> Held:

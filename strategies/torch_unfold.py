@@ -12,16 +12,12 @@ from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 
 def on_torch(parts: Parts) -> Parts:
     def windows(parts: Parts, source: Source) -> Windows:
-        import numpy as np
         import torch
 
         x_NW, y_NW = (shared(rows).unfold(0, source.window, source.stride) for rows in (source.inputs, source.targets))
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            indices_B = np.array(indices_B, np.int64, order="C")  # torch takes no reversed array
-            if indices_B.min() < 0:  # torch would count from the end
-                raise IndexError(f"window {indices_B.min()} is outside 0 to {source.count - 1}")
-            at_B = torch.from_numpy(indices_B)
+            at_B = torch.from_numpy(source.checked(indices_B))
             return x_NW[at_B].movedim(-1, 1), y_NW[at_B].movedim(-1, 1)
 
         return Windows(source, batch)

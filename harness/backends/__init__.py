@@ -13,7 +13,7 @@ clear(place)        drop caches of the device's allocator and take its base
 reset_peak(place)   begin a new device peak
 peak(place)         device bytes by meter since then, {} on the CPU
 ran_out(error)      "host" or "device" when the error says that memory ran out, else None
-predict(...)        peak and phases of a run without running it
+predict(...)        a Forecast of a run without running it
 arrays(tree)        numpy arrays and dtype names of a tree's leaves
 ==================  ================================================================================
 """

@@ -15,7 +15,9 @@ import numpy as np
 
 from harness import tree
 from harness.backends import Unavailable
+from harness.backends.jax_work import work
 from harness.types import Parts, Place
+from harness.work import Forecast
 
 _LIBRARY_RESULT = re.compile(r"%ynn_fusion[.\d]* = b?f(\d+)\[([\d,]+)\]")
 
@@ -64,8 +66,22 @@ def prepare(parts: Parts, batch: Any = None, abstract: Parts | None = None) -> C
 
 def lowered(parts: Parts, batch: Any, abstract: Parts) -> Any:
     """Trace and lower the step for a state and a batch known by shape alone."""
-    state = jax.eval_shape(partial(abstract.init, abstract), None)
-    return jax.jit(partial(parts.step, parts), donate_argnums=0).lower(state, *batch)
+    return jax.jit(partial(parts.step, parts), donate_argnums=0).lower(_state(abstract), *batch)
+
+
+def _state(parts: Parts) -> Any:
+    """Describe the state that `init` makes, each array with the memory that it lies in: `eval_shape` forgets that."""
+    program, shapes = jax.make_jaxpr(partial(parts.init, parts), return_shape=True)(None)
+    leaves, structure = jax.tree.flatten(shapes)
+    placed = [_in_memory(leaf, aval) for leaf, aval in zip(leaves, program.out_avals, strict=True)]
+    return jax.tree.unflatten(structure, placed)
+
+
+def _in_memory(leaf: Any, aval: Any) -> Any:
+    if getattr(aval, "memory_space", None) != jax.memory.Space.Host:
+        return leaf
+    host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=host)
 
 
 def wait(outputs: Any) -> None:
@@ -125,7 +141,7 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
 
 def predict(
     build: Callable[[], Parts], place: Place, batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int
-) -> dict[str, int]:
+) -> Forecast:
     """Compile the step for the shapes and add up the compiler's analysis: arguments + temporaries + outputs - reused.
 
     Its own peak field is not used: it left out nearly all temporaries on the CPU. What the CPU's library takes within
@@ -142,7 +158,8 @@ def predict(
     arguments = analysis.argument_size_in_bytes
     growth = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     growth += library_scratch(compiled.as_text() or "")
-    return {"init": held + arguments, "steady_step": held + arguments + growth}
+    peaks = {"init": held + arguments, "steady_step": held + arguments + growth}
+    return Forecast(peaks, work(jax.make_jaxpr(partial(parts.step, parts))(_state(parts), *like(batch))))
 
 
 def library_scratch(program: str) -> int:

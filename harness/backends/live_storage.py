@@ -15,9 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from harness.backends.torch_work import Work
 from harness.instruments import metered
 from harness.train import training
 from harness.types import Parts, replace
+from harness.work import Forecast
 
 CUDA_BLOCK = 512
 """The CUDA caching allocator rounds every request up to this many bytes."""
@@ -57,6 +59,11 @@ class LiveStorage(TorchDispatchMode):
             self.peaks[self.current] = max(self.peaks.get(self.current, 0), self.live)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.from_file.default:  # a fake tensor maps no file; the pages that are touched count
+            size = args[2] if len(args) > 2 else kwargs["size"]
+            result = torch.empty(size, dtype=kwargs["dtype"])
+            self._count(result)
+            return result
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.mkldnn_rnn_layer.default:
             outputs, *_, workspace = result
@@ -84,13 +91,13 @@ class LiveStorage(TorchDispatchMode):
 
 def run(
     build: Callable[[], Parts], batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int, block: int
-) -> dict[str, int]:
-    """Return the peak bytes of each phase of `steps` steps, `held` bytes of source included.
+) -> Forecast:
+    """Return the peak bytes of each phase of `steps` steps, `held` bytes of source included, and the last one's work.
 
     `build` makes the parts inside the fake mode; whatever a fake tensor cannot pass raises. `block` is the size that
     the allocator rounds up to.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), LiveStorage(held, block) as live:
+    with FakeTensorMode(allow_non_fake_inputs=True), LiveStorage(held, block) as live, Work() as work:
         parts = metered(build(), live)
         device = parts.place.device
 
@@ -100,8 +107,8 @@ def run(
 
         without_data = replace(parts, source=lambda parts: None, windows=lambda parts, source: None, batches=batches)
         for _ in zip(range(steps), training(without_data, _step(without_data), live.phase), strict=False):
-            pass
-        return dict(live.peaks)
+            last = work.taken()
+        return Forecast(dict(live.peaks), last)
 
 
 def _step(parts: Parts) -> Callable[..., Any]:

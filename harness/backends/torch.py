@@ -12,6 +12,7 @@ import torch
 from harness import tree
 from harness.backends import Unavailable
 from harness.types import Parts, Place
+from harness.work import Forecast
 
 EAGER = True
 """Whether a step can be resolved into phases while it runs."""
@@ -151,8 +152,8 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
 
 def predict(
     build: Callable[[], Parts], place: Place, batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int
-) -> dict[str, int]:
-    """Run the loop from `init` on fake tensors and return the peak bytes of each phase; see `live_storage`.
+) -> Forecast:
+    """Run the loop from `init` on fake tensors; see `live_storage` and `torch_work`.
 
     The tensors are those of the CPU for every place, so that a GPU can be predicted where there is none; only the
     rounding of its allocator is added.

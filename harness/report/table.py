@@ -11,6 +11,7 @@ from harness.frames import GENERATED
 from harness.judge import Row, Table, judge
 from harness.plugins import Plugins
 from harness.records import Case, Record
+from harness.suite import CONTROL
 
 MIB = 1 << 20
 FETCH = "fetch ms"
@@ -56,7 +57,7 @@ def markdown(
     """Write all tables as markdown, each under a heading of a level; figures are rounded here and nowhere else."""
     pieces = [f"# {escaped(title)}"] if title else []
     for table in tables:
-        pieces.append(f"{level} {escaped(_heading(table.case))}")
+        pieces.append(f"{level} {escaped(heading(table.case))}")
         reason = _untested(table)
         if reason is None:
             pieces.append(_grid(table, tokens_per_step))
@@ -75,7 +76,7 @@ def _answers(answers: Sequence[Answer]) -> str:
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
 
 
-def _heading(case: Case) -> str:
+def heading(case: Case) -> str:
     shape = case.shape
     told = [f"{case.workload} on {case.place}"]
     if "network" in shape:
@@ -95,8 +96,10 @@ def _grouped(value: object) -> str:
 
 def _untested(table: Table) -> str | None:
     """Say why nothing of a comparison could be measured here, or None when something was."""
-    if not all(row.status == "unsupported" for row in table.rows):
+    if not all(row.status in ("unsupported", "open") for row in table.rows):
         return None
+    if any(row.status == "open" for row in table.rows):
+        return "its cases were not run yet"
     return "; ".join(dict.fromkeys(reason for row in table.rows for reason in row.reasons))
 
 
@@ -105,8 +108,8 @@ def _predicted(table: Table) -> list[str]:
     rows = [
         (
             _name(row),
-            _mib(peak),
-            _phase(row.predicted_phase),
+            mib(peak),
+            phase_name(row.predicted_phase),
             f"{peak / row.floor_bytes:.1f}" if row.floor_bytes else "",
         )
         for row in table.rows
@@ -127,10 +130,10 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
         _name(row),
         _peak(row),
         "" if row.peak_ratio is None or not row.case.strategies else f"{row.peak_ratio:.2f} x",
-        _mib(row.predicted_bytes),
+        mib(row.predicted_bytes),
         "" if row.residual_ratio is None else f"{row.residual_ratio:+.1%}",
         "" if row.floor_ratio is None else f"{row.floor_ratio:.1f}",
-        escaped(_phase(row.peak_phase)),
+        escaped(phase_name(row.peak_phase)),
         f"{tokens / row.step_median_seconds:,.0f}" if tokens and row.step_median_seconds else "",
         "" if row.fetch_median_seconds is None else f"{row.fetch_median_seconds * 1e3:,.2f}",
         _time(row),
@@ -156,17 +159,17 @@ def _grid(table: Table, tokens_per_step: "dict[str, int]") -> str:
 
 def _peak(row: Row) -> str:
     if row.status == "ok":
-        return _mib(row.peak_bytes)
+        return mib(row.peak_bytes)
     if row.status == "oom_budget" and row.case.budget_bytes:
         return f"> {row.case.budget_bytes / MIB:,.0f}"
     return row.status
 
 
-def _mib(value: int | None) -> str:
+def mib(value: int | None) -> str:
     return "" if value is None else f"{value / MIB:,.0f}" if value >= 100 * MIB else f"{value / MIB:,.1f}"
 
 
-def _phase(name: str | None) -> str:
+def phase_name(name: str | None) -> str:
     """Show the phase that sets the peak, and how many tie with it."""
     if not name:
         return ""
@@ -200,8 +203,20 @@ def _remarks(table: Table) -> Iterable[str]:
             told.append(f"flags: {', '.join(own)}")
         if told:
             lines.append(f"- {escaped(row.label)}: {escaped('; '.join(told))}")
-    lines += _contributions(table)
+    lines += [*_contributions(table), *_predicted_times(table)]
     return ["\n".join(lines)] if lines else []
+
+
+def _predicted_times(table: Table) -> Iterable[str]:
+    """Set the ratios of step times that were expected beside those that were measured."""
+    told = [
+        f"{row.label} {row.predicted_time_ratio:.2f} x ({row.effect.ratio / row.predicted_time_ratio - 1:+.0%})"
+        for row in table.rows
+        if row.predicted_time_ratio and row.effect is not None and row.label != CONTROL
+    ]
+    if told:
+        said = "step times expected from the work, and how far the measured ones lie off"
+        yield f"- {said}: {escaped('; '.join(told))}"
 
 
 def _contributions(table: Table) -> Iterable[str]:
@@ -211,7 +226,7 @@ def _contributions(table: Table) -> Iterable[str]:
         without = [peaks.get(members[:at] + members[at + 1 :], 0) for at in range(len(members))]
         if len(members) < 2 or not all(without):
             continue
-        told = [f"{member} {_mib(other - peak)}" for member, other in zip(members, without, strict=True)]
+        told = [f"{member} {mib(other - peak)}" for member, other in zip(members, without, strict=True)]
         yield f"- {escaped(' + '.join(members))}: MiB more without {escaped(', without '.join(told))}"
 
 

@@ -135,9 +135,10 @@ def observer(
 ) -> Callable[[int], numerics.Outcome]:
     """Return a function from a seed to what 20 updates gave.
 
-    The gradients are taken where the first update gets them. The step is prepared once: a seed decides the data and
-    the first parameters, nothing within a step. For strategies that reorder, the untouched order is put back, since
-    only answers to the same batches compare.
+    The gradients are those that the first update would get. A workload that has no update is not trained: what its
+    state calls `observed` is compared in their place. The steps are prepared once: a seed decides the data and the
+    first parameters, nothing within a step. For strategies that reorder, the untouched order is put back, since only
+    answers to the same batches compare.
     """
 
     def assembled(case: Case) -> Parts:
@@ -147,25 +148,32 @@ def observer(
         plain = case.model_copy(update={"strategies": ()})
         return replace(parts, order=assemble(plugins, plain).order) if reorders else parts
 
-    step = backend.prepare(_capturing(assembled(case)))
+    trains = "update" not in plugins.workloads[case.workload].lacks
+    step = backend.prepare(assembled(case))
+    only_gradients = backend.prepare(replace(assembled(case), update=_put_in_place)) if trains else step
+
+    def waited(outputs: Any) -> Any:
+        backend.wait(outputs)
+        return outputs
+
+    def states(parts: Parts, step: Callable[..., Any], steps: int) -> tuple[Any, list[float]]:
+        """Return the last state and all losses."""
+        state, losses = None, []
+        for loss, outputs in islice(training(parts, step, finish=waited), steps):
+            state = outputs[0]
+            losses.append(float(loss))
+        return state, losses
 
     def run(seed: int) -> numerics.Outcome:
         parts = assembled(case.model_copy(update={"seed": seed}))
-        seen: dict[str, Any] = {}
-
-        def watched(state: Any, x: Any, y: Any) -> Any:
-            state, (loss, grads) = step(state, x, y)
-            if "gradients" not in seen:
-                seen["gradients"] = backend.arrays(grads)
-            seen["state"] = state
-            return state, loss
-
-        losses = [float(loss) for loss, _ in islice(training(parts, watched, finish=backend.wait), UPDATES)]
-        parameters = backend.arrays(seen["state"]["params"])
+        state, losses = states(parts, step, UPDATES)
+        parameters = backend.arrays(state["params"])
+        compared = states(parts, only_gradients, 1)[0]["params"] if trains else state["observed"]
+        gradients = backend.arrays(compared)
         return numerics.Outcome(
             losses[0],
-            {name: array for name, (array, _) in seen["gradients"].items()},
-            {name: dtype for name, (_, dtype) in seen["gradients"].items()},
+            {name: array for name, (array, _) in gradients.items()},
+            {name: dtype for name, (_, dtype) in gradients.items()},
             {name: array for name, (array, _) in parameters.items()},
             tuple(losses),
         )
@@ -173,17 +181,10 @@ def observer(
     return run
 
 
-def _capturing(parts: Parts) -> Parts:
-    """Let the step return the gradients beside the loss; within one trace this holds for compiled steps too."""
-    taken: dict[str, Any] = {}
-    inner_update, inner_step = parts.update, parts.step
+def _put_in_place(parts: Parts, state: Any, grads: Any) -> Any:
+    """Put each gradient where its parameter was.
 
-    def update(parts: Parts, state: Any, grads: Any) -> Any:
-        taken["grads"] = grads
-        return inner_update(parts, state, grads)
-
-    def step(parts: Parts, state: Any, x: Any, y: Any) -> Any:
-        state, loss = inner_step(parts, state, x, y)
-        return state, (loss, taken.pop("grads"))
-
-    return replace(parts, update=update, step=step)
+    So a step returns them however it makes them: all at once, or one by one within a compiled loop, where nothing else
+    gets out.
+    """
+    return {**state, "params": grads}

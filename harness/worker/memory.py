@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import meters, statistics
-from harness.assembly import assemble, feeds_of, never_called, shape_of
+from harness.assembly import assemble, feeds_of, never_called, shape_of, with_probe_knobs
 from harness.backends import driver
 from harness.environment import regime
 from harness.instruments import digested, metered
@@ -140,8 +140,11 @@ def _phases(meter: meters.PhaseMeter, backend: Any) -> Phase:
 
 
 def prime(task: Task, plugins: Plugins, backend: Any) -> None:
-    """Run the whole loop twice at a tiny shape, so that first-use costs lie in the base and not in the strategy."""
-    case = task.case
+    """Run the whole loop twice at a tiny shape, so that first-use costs lie in the base and not in the strategy.
+
+    Knobs are those of the probe: with its own, a strategy of large chunks would take the plain way there.
+    """
+    case = with_probe_knobs(plugins, task.case)
     backend.warm(Place.parse(case.place))
     workload = plugins.workloads[case.workload]
     parts = assemble(plugins, case, shape=workload.tiny(shape_of(plugins, case)))

@@ -3,6 +3,7 @@
 from typing import Any
 
 from harness.assembly import assemble, shape_of
+from harness.backends import Unavailable
 from harness.plugins import Plugins
 from harness.records import Case, Phase, Record, Task
 from harness.types import Extent, Held, Parts, Place, replace
@@ -26,23 +27,30 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     try:
         extent = workload.extent(shape, task.corpus, task.steps) if workload.extent is not None else None
         extent = replace(extent, backend=place.backend) if extent is not None else None
-        host = host_peaks(plugins, case, extent) if place.device == "cpu" else {}
-        steps = backend.predict(build, place, workload.abstract_batch(shape), host.get("held", 0), task.steps)
+        host, held = host_peaks(plugins, case, extent) if place.device == "cpu" else ({}, 0)
+        forecast = backend.predict(build, place, workload.abstract_batch(shape), held, task.steps)
     except Exception as error:
-        told = str(error) if isinstance(error, Undeclared) else f"{type(error).__name__}: {first_line(str(error))}"
+        explained = isinstance(error, Undeclared | Unavailable)
+        told = str(error) if explained else f"{type(error).__name__}: {first_line(str(error))}"
         return Record(floor_bytes=floor, missing={"predicted_peak_bytes": told})
-    peaks = {name: peak for name, peak in (steps | host).items() if name != "held"}
+    peaks = forecast.peaks | host
     top = max(peaks, key=lambda name: peaks[name])
     phases = tuple(Phase(name=name, entry_bytes=0, peak_bytes=peak, exit_bytes=0) for name, peak in peaks.items())
-    return Record(floor_bytes=floor, predicted_peak_bytes=peaks[top], predicted_phase=top, predicted_phases=phases)
+    return Record(
+        floor_bytes=floor,
+        predicted_peak_bytes=peaks[top],
+        predicted_phase=top,
+        predicted_phases=phases,
+        predicted_work=forecast.work,
+    )
 
 
 class Undeclared(Exception):
     """A strategy of data that does not say what it holds."""
 
 
-def host_peaks(plugins: Plugins, case: Case, extent: Extent | None) -> dict[str, int]:
-    """Add up what the strategies of data declare: the peak of each host phase, and what stays `held` in the steps.
+def host_peaks(plugins: Plugins, case: Case, extent: Extent | None) -> tuple[dict[str, int], int]:
+    """Add up what the strategies of data declare: the peak of each host phase, and what stays held in the steps.
 
     Raises Undeclared where one declares nothing.
     """
@@ -55,9 +63,9 @@ def host_peaks(plugins: Plugins, case: Case, extent: Extent | None) -> dict[str,
             raise Undeclared(f"'{applied.name}' does not declare what it holds")
         declared.append(strategy.holds(extent, **applied.knobs))
     if extent is None:
-        return {}
+        return {}, 0
     source = next((held.source for held in reversed(declared) if held.source is not None), extent.base)
     windows = source + sum(held.windows for held in declared)
     held = windows + sum(held.batches for held in declared)
     making = sum(each.making for each in declared)
-    return {"source": source, "windows": windows + making, "batches": held + 2 * extent.batch_bytes, "held": held}
+    return {"source": source, "windows": windows + making, "batches": held + 2 * extent.batch_bytes}, held

@@ -14,10 +14,7 @@ from typing import Any
 import numpy as np
 
 from harness import frames
-from harness.types import Extent, Parts, Source, Windows
-
-IGNORED = -100
-"""The target that carries no loss, as in torch."""
+from harness.types import IGNORED, Extent, Parts, Source, Windows
 
 
 def read_rows(parts: Parts, path: Path) -> Any:
@@ -121,10 +118,7 @@ def plain_windows(parts: Parts, source: Source) -> Windows:
     """Slice each window of a batch from the source when it is asked for; keep nothing."""
 
     def batch(indices_B: Any) -> tuple[Any, Any]:
-        wrong = [int(i) for i in indices_B if not 0 <= i < source.count]
-        if wrong:  # a slice beyond the rows would be short, without a word
-            raise IndexError(f"window {wrong[0]} is not among the {source.count} of the source")
-        starts = [int(i) * source.stride for i in indices_B]
+        starts = source.starts(indices_B).tolist()
         x = np.stack([source.inputs[s : s + source.window] for s in starts])
         y = np.stack([source.targets[s : s + source.window] for s in starts])
         return x, y

@@ -4,14 +4,15 @@ The algorithm is that of Cut Cross-Entropy (Wijmans et al., 2024, arXiv:2411.090
 gradients, so it is exact but for the order of its sums: the log-sum-exp of a row is found online, tile by tile, as in
 online softmax (Milakov and Gimelshein, 2018), and the backward pass makes each tile again from it.
 
-Peak beyond inputs and gradients: two tiles of `rows` x `tile` logits, three numbers for each row, and the gradient of
-the hidden states in float32. Targets of -100 carry no loss. Sums are in float32 (float64 for float64 inputs).
+Peak beyond inputs and gradients: one tile of `rows` x `tile` logits in torch and two in JAX, one more with a soft cap,
+and three numbers for each row; in 16 bit the float32 tile has a 16-bit one beside it, and the gradient of the hidden
+states is in float32 until the end. Targets of -100 carry no loss. Sums are in float32 (float64 for float64 inputs).
 """
 
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Objective, Parts, Strategy, hookimpl
 
 
 # Not named on_torch and on_jax: importing a submodule of that name would replace the function.
@@ -19,7 +20,7 @@ def in_torch(parts: Parts, rows: int = 1024, tile: int = 4096) -> Parts:
     from strategies.cut_loss.on_torch import cut_loss
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
-        return cut_loss(x_BTD, w_VD, y_BT, rows, tile)
+        return cut_loss(x_BTD, w_VD, y_BT, rows, tile, Objective.of(parts.shape))
 
     return replace(parts, loss=loss)
 
@@ -28,7 +29,7 @@ def in_jax(parts: Parts, rows: int = 1024, tile: int = 4096) -> Parts:
     from strategies.cut_loss.on_jax import cut_loss
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
-        return cut_loss(x_BTD, w_VD, y_BT, rows, tile)
+        return cut_loss(x_BTD, w_VD, y_BT, rows, tile, Objective.of(parts.shape))
 
     return replace(parts, loss=loss)
 

@@ -7,21 +7,23 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-IGNORED = -100
+from harness import IGNORED, Objective
+
 Array = jax.Array
+PLAIN = Objective()
 
 
-def cut_loss(x_BTD: Array, w_VD: Array, y_BT: Array, rows: int, tile: int) -> Array:
-    """Return the mean cross-entropy of `x @ w.T` against `y`, in float32 (float64 for float64 inputs).
+def cut_loss(x_BTD: Array, w_VD: Array, y_BT: Array, rows: int, tile: int, objective: Objective = PLAIN) -> Array:
+    """Return the mean loss of the logits `x @ w.T` against `y`, in float32 (float64 for float64 inputs).
 
     `x_BTD` is [..., D], `w_VD` [V, D], `y_BT` [...]. The mean is over targets other than -100, NaN if there are none.
     """
-    return _cut_loss(rows, tile, x_BTD.reshape(-1, x_BTD.shape[-1]), w_VD, y_BT.reshape(-1))
+    return _cut_loss(rows, tile, objective, x_BTD.reshape(-1, x_BTD.shape[-1]), w_VD, y_BT.reshape(-1))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _cut_loss(rows: int, tile: int, x_nD: Array, w_VD: Array, y_n: Array) -> Array:
-    return _forward(rows, tile, x_nD, w_VD, y_n)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _cut_loss(rows: int, tile: int, objective: Objective, x_nD: Array, w_VD: Array, y_n: Array) -> Array:
+    return _forward(rows, tile, objective, x_nD, w_VD, y_n)[0]
 
 
 def _pieces(array: Array, size: int, fill: Any) -> Array:
@@ -32,15 +34,15 @@ def _pieces(array: Array, size: int, fill: Any) -> Array:
     return jnp.pad(array, padding, constant_values=fill).reshape(count, even, *array.shape[1:])
 
 
-def _logits(x_CD: Array, w_tD: Array, first: Array, size: int) -> Array:
-    """Multiply a tile, in float32 at the least; the columns that fill up the last one are -inf."""
-    wide = jnp.promote_types(x_CD.dtype, jnp.float32)
-    column = first + jnp.arange(len(w_tD))
-    return jnp.where(column < size, jnp.matmul(x_CD, w_tD.T, preferred_element_type=wide), -jnp.inf)
+def _logits(x_CD: Array, w_tD: Array, cap: float) -> Array:
+    """Multiply a tile, in float32 at the least, and bend it to stay within `cap` where there is one."""
+    z_Ct = jnp.matmul(x_CD, w_tD.T, preferred_element_type=jnp.promote_types(x_CD.dtype, jnp.float32))
+    return cap * jnp.tanh(z_Ct / cap) if cap else z_Ct
 
 
-def _forward(rows: int, tile: int, x_nD: Array, w_VD: Array, y_n: Array) -> tuple[Array, Any]:
+def _forward(rows: int, tile: int, objective: Objective, x_nD: Array, w_VD: Array, y_n: Array) -> tuple[Array, Any]:
     size, wide = len(w_VD), jnp.promote_types(x_nD.dtype, jnp.float32)
+    smoothing = objective.label_smoothing
     w_KtD = _pieces(w_VD, tile, 0)
     firsts_K = jnp.arange(len(w_KtD)) * w_KtD.shape[1]
 
@@ -48,30 +50,40 @@ def _forward(rows: int, tile: int, x_nD: Array, w_VD: Array, y_n: Array) -> tupl
         x_CD, y_C = chunk
 
         def of_tile(so_far: Any, one: tuple[Array, Array]) -> tuple[Any, None]:
-            top_C, total_C, picked_C = so_far
+            top_C, total_C, picked_C, mean_C = so_far
             w_tD, first = one
-            z_Ct = _logits(x_CD, w_tD, first, size)
+            filled_t = first + jnp.arange(len(w_tD)) < size  # the columns that fill up the last tile count nowhere
+            z_Ct = _logits(x_CD, w_tD, objective.soft_cap)
+            if smoothing:
+                mean_C = mean_C + jnp.where(filled_t, z_Ct, 0).sum(1) / size
+            z_Ct = jnp.where(filled_t, z_Ct, -jnp.inf)
             at_C = jnp.clip(y_C - first, 0, len(w_tD) - 1)
             inside_C = (y_C >= first) & (y_C < first + len(w_tD))
             picked_C = jnp.where(inside_C, jnp.take_along_axis(z_Ct, at_C[:, None], 1)[:, 0], picked_C)
             higher_C = jnp.maximum(top_C, z_Ct.max(1))
             total_C = total_C * jnp.exp(top_C - higher_C) + jnp.exp(z_Ct - higher_C[:, None]).sum(1)
-            return (higher_C, total_C, picked_C), None
+            return (higher_C, total_C, picked_C, mean_C), None
 
         zeros_C = jnp.zeros(len(x_CD), wide)
-        (top_C, total_C, picked_C), _ = lax.scan(of_tile, (zeros_C - jnp.inf, zeros_C, zeros_C), (w_KtD, firsts_K))
-        return top_C + jnp.log(total_C), picked_C
+        start = (zeros_C - jnp.inf, zeros_C, zeros_C, zeros_C)
+        (top_C, total_C, picked_C, mean_C), _ = lax.scan(of_tile, start, (w_KtD, firsts_K))
+        aimed_C = picked_C + smoothing * (mean_C - picked_C) if smoothing else picked_C
+        return top_C + jnp.log(total_C), aimed_C
 
-    lse, picked = lax.map(of_chunk, (_pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED)))
-    lse_n, picked_n = lse.reshape(-1)[: len(y_n)], picked.reshape(-1)[: len(y_n)]
+    lse, aimed = lax.map(of_chunk, (_pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED)))
+    lse_n, aimed_n = lse.reshape(-1)[: len(y_n)], aimed.reshape(-1)[: len(y_n)]
     kept_n = y_n != IGNORED
     count = kept_n.sum().astype(wide)
-    return jnp.where(kept_n, lse_n - picked_n, 0).sum() / count, (x_nD, w_VD, y_n, lse_n, count)
+    losses_n = lse_n - aimed_n
+    if objective.z_loss:
+        losses_n += objective.z_loss * jnp.square(lse_n)
+    return jnp.where(kept_n, losses_n, 0).sum() / count, (x_nD, w_VD, y_n, lse_n, count)
 
 
-def _backward(rows: int, tile: int, held: Any, upstream: Array) -> tuple[Array, Array, None]:
+def _backward(rows: int, tile: int, objective: Objective, held: Any, upstream: Array) -> tuple[Array, Array, None]:
     x_nD, w_VD, y_n, lse_n, count = held
     size, wide = len(w_VD), lse_n.dtype
+    smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
     w_KtD = _pieces(w_VD, tile, 0)
     firsts_K = jnp.arange(len(w_KtD)) * w_KtD.shape[1]
     x_MCD, y_MC, lse_MC = _pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED), _pieces(lse_n, rows, 0)
@@ -83,7 +95,15 @@ def _backward(rows: int, tile: int, held: Any, upstream: Array) -> tuple[Array, 
 
         def of_chunk(dw_tD: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
             x_CD, y_C, lse_C, dx_CD = chunk
-            g_Ct = jnp.exp(_logits(x_CD, w_tD, first, size) - lse_C[:, None]) - (column_t == y_C[:, None])
+            z_Ct = _logits(x_CD, w_tD, cap)
+            g_Ct = jnp.exp(jnp.where(column_t < size, z_Ct, -jnp.inf) - lse_C[:, None])
+            if weight:
+                g_Ct *= 1 + 2 * weight * lse_C[:, None]
+            g_Ct -= (1 - smoothing) * (column_t == y_C[:, None])
+            if smoothing:  # in the columns that fill up the last tile as well: they meet weights of 0
+                g_Ct -= smoothing / size
+            if cap:
+                g_Ct *= 1 - jnp.square(z_Ct / cap)
             g_Ct = (g_Ct * jnp.where(y_C != IGNORED, factor, 0)[:, None]).astype(x_CD.dtype)
             dx_CD = dx_CD + jnp.matmul(g_Ct, w_tD, preferred_element_type=wide)
             return dw_tD + jnp.matmul(g_Ct.T, x_CD, preferred_element_type=wide), dx_CD

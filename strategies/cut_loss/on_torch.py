@@ -1,73 +1,136 @@
-"""The cut loss as one `torch.autograd.Function`."""
+"""The cut loss as one `torch.autograd.Function`.
+
+One buffer holds every tile in turn, and in float32 products are added to the gradients in place. In 16 bit they are
+16-bit products, as in plain code, added to float32 sums.
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-IGNORED = -100
+from harness import IGNORED, Objective
+
+PLAIN = Objective()
 
 
-def cut_loss(x_BTD: Tensor, w_VD: Tensor, y_BT: Tensor, rows: int, tile: int) -> Tensor:
-    """Return the mean cross-entropy of `x @ w.T` against `y`, in float32 (float64 for float64 inputs).
+def cut_loss(x_BTD: Tensor, w_VD: Tensor, y_BT: Tensor, rows: int, tile: int, objective: Objective = PLAIN) -> Tensor:
+    """Return the mean loss of the logits `x @ w.T` against `y`, in float32 (float64 for float64 inputs).
 
     `x_BTD` is [..., D], `w_VD` [V, D], `y_BT` [...]. The mean is over targets other than -100, NaN if there are none.
+    Under autocast the products are in its type.
     """
-    return _CutLoss.apply(x_BTD.reshape(-1, x_BTD.shape[-1]), w_VD, y_BT.reshape(-1), rows, tile)
+    x_nD, y_n = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
+    device = x_BTD.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        x_nD, w_VD = x_nD.to(dtype), w_VD.to(dtype)
+    with torch.autocast(device, enabled=False):
+        return _CutLoss.apply(x_nD, w_VD, y_n, rows, tile, objective)
 
 
 class _CutLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rows: int, tile: int) -> Tensor:
-        lse_n, picked_n = _statistics(x_nD, w_VD, y_n, rows, tile)
+    def forward(
+        ctx: Any, x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rows: int, tile: int, objective: Objective
+    ) -> Tensor:
+        lse_n, aimed_n = _statistics(x_nD, w_VD, y_n, rows, tile, objective)
         kept_n = y_n != IGNORED
         count = kept_n.sum()
         ctx.save_for_backward(x_nD, w_VD, y_n, lse_n, count)
-        ctx.sizes = rows, tile
-        return torch.where(kept_n, lse_n - picked_n, 0).sum() / count
+        ctx.settings = rows, tile, objective
+        losses_n = lse_n - aimed_n
+        if objective.z_loss:
+            losses_n += objective.z_loss * lse_n.square()
+        return torch.where(kept_n, losses_n, 0).sum() / count
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: a gradient without a graph would pass for a constant
+            raise RuntimeError("cut_loss: this loss has no second derivative: call backward without create_graph=True.")
         x_nD, w_VD, y_n, lse_n, count = ctx.saved_tensors
-        rows, tile = ctx.sizes
-        wide = lse_n.dtype
-        factor_n = (y_n != IGNORED) * (upstream / count.clamp(min=1)).to(wide)
+        rows, tile, objective = ctx.settings
+        smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
+        dtype, wide = x_nD.dtype, lse_n.dtype
+        factor_n1 = ((y_n != IGNORED) * (upstream / count.clamp(min=1)).to(wide))[:, None]
         dx_nD = torch.zeros(x_nD.shape, dtype=wide, device=x_nD.device)
-        dw_VD = torch.empty_like(w_VD)
+        dw_VD = torch.zeros_like(w_VD)
+        room, slopes = _room(x_nD, w_VD, rows, tile), _room(x_nD, w_VD, rows if cap else 0, tile)
         for first in range(0, len(w_VD), tile):
-            w_tD = w_VD[first : first + tile]
-            dw_tD = torch.zeros(w_tD.shape, dtype=wide, device=w_VD.device)
+            w_tD, dw_tD = w_VD[first : first + tile], dw_VD[first : first + tile]
+            sum_tD = dw_tD if dtype == wide else torch.zeros(w_tD.shape, dtype=wide, device=w_VD.device)
             for row in range(0, len(x_nD), rows):
                 chunk = slice(row, row + rows)
-                x_CD = x_nD[chunk]
-                g_Ct = (x_CD @ w_tD.T).to(wide).sub_(lse_n[chunk, None]).exp_()
+                x_CD, lse_C1 = x_nD[chunk], lse_n[chunk, None]
+                g_Ct = _logits(x_CD, w_tD, cap, room)
+                if cap:
+                    slope_Ct = torch.div(g_Ct, cap, out=_shaped(slopes, *g_Ct.shape)).square_().neg_().add_(1)
+                g_Ct.sub_(lse_C1).exp_()
+                if weight:
+                    g_Ct.mul_(1 + 2 * weight * lse_C1)
                 inside_C, at_C = _within(y_n[chunk], first, len(w_tD))
-                g_Ct.scatter_add_(1, at_C[:, None], -inside_C[:, None].to(wide))
-                g_Ct = g_Ct.mul_(factor_n[chunk, None]).to(x_nD.dtype)
-                dx_nD[chunk] += g_Ct @ w_tD
-                dw_tD += g_Ct.T @ x_CD
-            dw_VD[first : first + tile] = dw_tD
-        return dx_nD.to(x_nD.dtype), dw_VD, None, None, None
+                g_Ct.scatter_add_(1, at_C[:, None], (smoothing - 1) * inside_C[:, None].to(wide))
+                if smoothing:
+                    g_Ct.sub_(smoothing / len(w_VD))
+                if cap:
+                    g_Ct.mul_(slope_Ct)
+                g_Ct = g_Ct.mul_(factor_n1[chunk]).to(dtype)
+                _add_product_(dx_nD[chunk], g_Ct, w_tD)
+                _add_product_(sum_tD, g_Ct.T, x_CD)
+            if sum_tD is not dw_tD:
+                dw_tD.copy_(sum_tD)
+        return dx_nD.to(dtype), dw_VD, None, None, None, None
 
 
-def _statistics(x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rows: int, tile: int) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp [n] of each row of logits, and the logit [n] of its target."""
-    wide = torch.promote_types(x_nD.dtype, torch.float32)
-    lse, picked = [], []
+def _statistics(
+    x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rows: int, tile: int, objective: Objective
+) -> tuple[Tensor, Tensor]:
+    """Return for each row [n] the log-sum-exp of its logits, and the mean of them that its smoothed target picks."""
+    smoothing, room = objective.label_smoothing, _room(x_nD, w_VD, rows, tile)
+    lse, aimed = [], []
     for row in range(0, len(x_nD), rows):
         x_CD, y_C = x_nD[row : row + rows], y_n[row : row + rows]
-        top_C = torch.full((len(x_CD),), -torch.inf, dtype=wide, device=x_nD.device)
-        total_C, picked_C = torch.zeros_like(top_C), torch.zeros_like(top_C)
+        top_C = torch.full((len(x_CD),), -torch.inf, dtype=room.dtype, device=x_nD.device)
+        total_C, picked_C, mean_C = torch.zeros_like(top_C), torch.zeros_like(top_C), torch.zeros_like(top_C)
         for first in range(0, len(w_VD), tile):
-            z_Ct = (x_CD @ w_VD[first : first + tile].T).to(wide)
+            z_Ct = _logits(x_CD, w_VD[first : first + tile], objective.soft_cap, room)
             inside_C, at_C = _within(y_C, first, z_Ct.shape[1])
             picked_C = torch.where(inside_C, z_Ct.gather(1, at_C[:, None])[:, 0], picked_C)
+            if smoothing:
+                mean_C += z_Ct.sum(1) / len(w_VD)
             higher_C = torch.maximum(top_C, z_Ct.amax(1))
             total_C = total_C * (top_C - higher_C).exp() + z_Ct.sub_(higher_C[:, None]).exp_().sum(1)
             top_C = higher_C
         lse.append(top_C + total_C.log())
-        picked.append(picked_C)
-    return torch.cat(lse), torch.cat(picked)
+        aimed.append(picked_C + smoothing * (mean_C - picked_C) if smoothing else picked_C)
+    return torch.cat(lse), torch.cat(aimed)
+
+
+def _room(x_nD: Tensor, w_VD: Tensor, rows: int, tile: int) -> Tensor:
+    """Make room for a tile, in float32 at the least."""
+    size = min(rows, len(x_nD)) * min(tile, len(w_VD))
+    return torch.empty(size, dtype=torch.promote_types(x_nD.dtype, torch.float32), device=x_nD.device)
+
+
+def _shaped(room: Tensor, rows: int, columns: int) -> Tensor:
+    return room[: rows * columns].view(rows, columns)
+
+
+def _logits(x_CD: Tensor, w_tD: Tensor, cap: float, room: Tensor) -> Tensor:
+    """Multiply a tile, and bend it to stay within `cap` where there is one."""
+    z_Ct = _shaped(room, len(x_CD), len(w_tD))
+    if x_CD.dtype == room.dtype:
+        torch.mm(x_CD, w_tD.T, out=z_Ct)
+    else:
+        z_Ct.copy_(x_CD @ w_tD.T)
+    return z_Ct.div_(cap).tanh_().mul_(cap) if cap else z_Ct
+
+
+def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
 
 
 def _within(y_C: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ neither the second derivative nor a second backward pass through the same loss e
 
 Unlike its model, the weight gradient is summed in float32 whatever the inputs are, and both gradients are
 held *unscaled*: the factor (upstream gradient / number of targets that count) is applied in float32 in the
-backward pass, so a loss scale keeps float16 gradients from underflowing.
+backward pass, so a loss scale keeps float16 gradients from underflowing. A soft cap needs the slopes of a quarter of a
+chunk besides.
 
 Knobs, the same in both frameworks:
     chunk         rows of logits alive at once; 0 chooses: their bytes are a quarter of the bytes of the two
@@ -19,7 +20,7 @@ Knobs, the same in both frameworks:
 from dataclasses import replace
 from typing import Any
 
-from harness import Strategy, hookimpl
+from harness import Objective, Strategy, hookimpl
 
 
 # Not named on_torch and on_jax: importing a submodule of that name would replace the function.
@@ -28,7 +29,7 @@ def in_torch(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
     from strategies.fused_loss.on_torch import fused_loss
 
     def loss(parts: Any, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
-        return fused_loss(x_BTD, w_VD, y_BT, chunk, ignore_index)
+        return fused_loss(x_BTD, w_VD, y_BT, chunk, ignore_index, Objective.of(parts.shape))
 
     return replace(parts, loss=loss)
 
@@ -38,7 +39,7 @@ def in_jax(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
     from strategies.fused_loss.on_jax import fused_loss
 
     def loss(parts: Any, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
-        return fused_loss(x_BTD, w_VD, y_BT, chunk, ignore_index)
+        return fused_loss(x_BTD, w_VD, y_BT, chunk, ignore_index, Objective.of(parts.shape))
 
     return replace(parts, loss=loss)
 

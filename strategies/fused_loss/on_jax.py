@@ -12,7 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from harness import IGNORED, Objective
+
 Array = jax.Array
+PLAIN = Objective()
 
 
 def chunk_rows(V: int, gradient_bytes: int) -> int:
@@ -21,10 +24,17 @@ def chunk_rows(V: int, gradient_bytes: int) -> int:
     return max(64, min(rows, 4096))
 
 
-def fused_loss(x_BTD: Array, w_VD: Array, y_BT: Array, chunk: int = 0, ignore_index: int = -100) -> Array:
-    """Return the mean cross-entropy of `x @ w.T` against `y`, in float32 (float64 for float64 inputs).
+def fused_loss(
+    x_BTD: Array,
+    w_VD: Array,
+    y_BT: Array,
+    chunk: int = 0,
+    ignore_index: int = IGNORED,
+    objective: Objective = PLAIN,
+) -> Array:
+    """Return the mean loss of the logits `x @ w.T` against `y`, in float32 (float64 for float64 inputs).
 
-    `x_BTD` is [..., D], `w_VD` [V, D], `y_BT` [...] of any integer type; `chunk` and `ignore_index` are
+    `x_BTD` is [..., D], `w_VD` [V, D], `y_BT` [...] of any integer type; the other arguments are
     static. The mean is over targets other than `ignore_index`, NaN if there are none. `chunk` rows of logits
     are alive at once, 0 chooses. Raises ValueError for shapes that do not agree or a negative chunk, and
     TypeError when differentiated forward.
@@ -36,21 +46,25 @@ def fused_loss(x_BTD: Array, w_VD: Array, y_BT: Array, chunk: int = 0, ignore_in
         )
     if chunk < 0:
         raise ValueError(f"fused_loss: chunk is {chunk}, but must be a number of rows, or 0 to choose.")
-    return _fused_loss(chunk, ignore_index, x_BTD, w_VD, y_BT)
+    return _fused_loss(chunk, ignore_index, objective, x_BTD, w_VD, y_BT)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _fused_loss(chunk: int, ignore_index: int, x_BTD: Array, w_VD: Array, y_BT: Array) -> Array:
-    return _loss_and_gradients(chunk, ignore_index, x_BTD, w_VD, y_BT, gradients=False)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _fused_loss(chunk: int, ignore_index: int, objective: Objective, x_BTD: Array, w_VD: Array, y_BT: Array) -> Array:
+    return _loss_and_gradients(chunk, ignore_index, objective, x_BTD, w_VD, y_BT, gradients=False)[0]
 
 
-def _forward(chunk: int, ignore_index: int, x_BTD: Array, w_VD: Array, y_BT: Array) -> tuple[Array, Any]:
-    loss, count, dx_BTD, dw_VD = _loss_and_gradients(chunk, ignore_index, x_BTD, w_VD, y_BT, gradients=True)
+def _forward(
+    chunk: int, ignore_index: int, objective: Objective, x_BTD: Array, w_VD: Array, y_BT: Array
+) -> tuple[Array, Any]:
+    loss, count, dx_BTD, dw_VD = _loss_and_gradients(chunk, ignore_index, objective, x_BTD, w_VD, y_BT, gradients=True)
     like_w = jnp.empty((0,), w_VD.dtype)  # a residual must be an array: this one brings the type alone
     return loss, (count, dx_BTD, dw_VD, like_w)
 
 
-def _backward(chunk: int, ignore_index: int, held: Any, upstream: Array) -> tuple[Array, Array, None]:
+def _backward(
+    chunk: int, ignore_index: int, objective: Objective, held: Any, upstream: Array
+) -> tuple[Array, Array, None]:
     count, dx_BTD, dw_VD, like_w = held
     factor = upstream / jnp.maximum(count, 1)  # without a target that counts, all gradients are 0
     return (dx_BTD * factor).astype(dx_BTD.dtype), (dw_VD * factor).astype(like_w.dtype), None
@@ -60,7 +74,7 @@ _fused_loss.defvjp(_forward, _backward)
 
 
 def _loss_and_gradients(
-    chunk: int, ignore_index: int, x_BTD: Array, w_VD: Array, y_BT: Array, gradients: bool
+    chunk: int, ignore_index: int, objective: Objective, x_BTD: Array, w_VD: Array, y_BT: Array, gradients: bool
 ) -> tuple[Array, Array, Any, Any]:
     """Return the loss, the number of rows in it, and the gradients of the *sum* (None when not wanted)."""
     (V, D), n = w_VD.shape, y_BT.size
@@ -77,6 +91,7 @@ def _loss_and_gradients(
         y_n = jnp.pad(y_n, (0, padding), constant_values=ignore_index)
     matmul = partial(jnp.matmul, preferred_element_type=wide)
     w = w_VD.astype(dtype)
+    smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
 
     def body(carry: tuple[Array, Any], rows: tuple[Array, Array]) -> tuple[tuple[Array, Any], Any]:
         loss, dw_VD = carry
@@ -84,14 +99,29 @@ def _loss_and_gradients(
         counts_C = y_C != ignore_index
         target_C = jnp.where(counts_C, y_C, 0)
         z_CV = matmul(x_CD, w.T)
+        if cap:
+            z_CV = cap * jnp.tanh(z_CV / cap)
         lse_C = jax.nn.logsumexp(z_CV, axis=1)
         picked_C = jnp.take_along_axis(z_CV, target_C[:, None], axis=1)[:, 0]
-        loss = loss + jnp.where(counts_C, lse_C - picked_C, 0).sum()
+        losses_C = lse_C - picked_C
+        if smoothing:
+            losses_C += smoothing * (picked_C - z_CV.mean(1))
+        if weight:
+            losses_C += weight * jnp.square(lse_C)
+        loss = loss + jnp.where(counts_C, losses_C, 0).sum()
         if not gradients:
             return (loss, None), None
         # Compared with an iota, not scattered: XLA fuses it all into one pass over the logits.
         hit_CV = lax.broadcasted_iota(target_C.dtype, z_CV.shape, 1) == target_C[:, None]
-        g_CV = jnp.where(counts_C[:, None], jnp.exp(z_CV - lse_C[:, None]) - hit_CV, 0).astype(dtype)
+        g_CV = jnp.exp(z_CV - lse_C[:, None])
+        if weight:
+            g_CV *= 1 + 2 * weight * lse_C[:, None]
+        g_CV -= (1 - smoothing) * hit_CV
+        if smoothing:
+            g_CV -= smoothing / V
+        if cap:
+            g_CV *= 1 - jnp.square(z_CV / cap)
+        g_CV = jnp.where(counts_C[:, None], g_CV, 0).astype(dtype)
         return (loss, dw_VD + matmul(g_CV.T, x_CD)), matmul(g_CV, w).astype(x_BTD.dtype)
 
     start = (jnp.zeros((), wide), jnp.zeros((V, D), wide) if gradients else None)

@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness import IGNORED, Objective
+
 TILE = 4096  # rows of the weight per 16-bit product; its scratch is 6 D TILE bytes
-STAGES = 4  # parts of a 16-bit chunk, widened one at a time; many small ones would wait at more barriers
+STAGES = 4  # parts of a chunk that needs another buffer, one at a time; many small ones would wait at more barriers
+PLAIN = Objective()
 
 
 def chunk_rows(n: int, V: int, gradient_bytes: int, logit_bytes: int) -> int:
@@ -26,8 +29,15 @@ def chunk_rows(n: int, V: int, gradient_bytes: int, logit_bytes: int) -> int:
     return min(max(64, min(rows, 4096)), max(n, 1))
 
 
-def fused_loss(x_BTD: Tensor, w_VD: Tensor, y_BT: Tensor, chunk: int = 0, ignore_index: int = -100) -> Tensor:
-    """Return the mean cross-entropy of `x @ w.T` against `y`, in float32 (float64 for float64 inputs).
+def fused_loss(
+    x_BTD: Tensor,
+    w_VD: Tensor,
+    y_BT: Tensor,
+    chunk: int = 0,
+    ignore_index: int = IGNORED,
+    objective: Objective = PLAIN,
+) -> Tensor:
+    """Return the mean loss of the logits `x @ w.T` against `y`, in float32 (float64 for float64 inputs).
 
     `x_BTD` is [..., D], `w_VD` [V, D], `y_BT` [...] of any integer type. Under autocast the products are in
     its type; mixed input types are promoted. The mean is over targets other than `ignore_index`, NaN if there
@@ -45,7 +55,7 @@ def fused_loss(x_BTD: Tensor, w_VD: Tensor, y_BT: Tensor, chunk: int = 0, ignore
         raise ValueError(f"fused_loss: chunk is {chunk}, but must be a number of rows, or 0 to choose.")
     grad = torch.is_grad_enabled()  # needs_input_grad does not know about no_grad
     needs = grad and x_BTD.requires_grad, grad and w_VD.requires_grad
-    return _FusedLoss.apply(x_BTD, w_VD, y_BT, chunk, ignore_index, needs)
+    return _FusedLoss.apply(x_BTD, w_VD, y_BT, chunk, ignore_index, objective, needs)
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -57,6 +67,7 @@ class _FusedLoss(torch.autograd.Function):
         y_BT: Tensor,
         chunk: int,
         ignore_index: int,
+        objective: Objective,
         needs: tuple[bool, bool],
     ) -> Tensor:
         device = x_BTD.device.type
@@ -65,7 +76,7 @@ class _FusedLoss(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(device)
         x_nD, y_n = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
         with torch.autocast(device, enabled=False):
-            loss, *ctx.held = _loss_and_gradients(x_nD, w_VD, y_n, chunk, ignore_index, needs, dtype)
+            loss, *ctx.held = _loss_and_gradients(x_nD, w_VD, y_n, chunk, ignore_index, objective, needs, dtype)
         ctx.shapes = (x_BTD.shape, w_VD.shape, w_VD.dtype)
         return loss
 
@@ -94,7 +105,7 @@ class _FusedLoss(torch.autograd.Function):
                 rows.copy_(tiles.pop(0).mul_(factor))
         elif dw is not None:
             dw.mul_(factor)
-        return dx_nD, dw, None, None, None, None
+        return dx_nD, dw, None, None, None, None, None
 
 
 def _loss_and_gradients(
@@ -103,6 +114,7 @@ def _loss_and_gradients(
     y_n: Tensor,
     chunk: int,
     ignore_index: int,
+    objective: Objective,
     needs: tuple[bool, bool],
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | list[Tensor] | None]:
@@ -111,6 +123,7 @@ def _loss_and_gradients(
     wide = torch.promote_types(dtype, torch.float32)  # of the softmax and of every sum over rows
     new: dict[str, Any] = {"device": x_nD.device, "dtype": wide}
     w = w_VD.to(dtype)
+    smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
 
     counts_n = y_n != ignore_index
     count = counts_n.sum().to(wide)
@@ -126,12 +139,14 @@ def _loss_and_gradients(
     dw_tiles = dw.split(TILE) if isinstance(dw, Tensor) else dw
 
     if not chunk:
-        logit_bytes = dtype.itemsize if dtype == wide else dtype.itemsize + wide.itemsize // STAGES
+        stages = (dtype != wide) + (cap != 0)
+        logit_bytes = dtype.itemsize + stages * wide.itemsize // STAGES
         chunk = chunk_rows(n, V, n * D * x_nD.dtype.itemsize + V * D * wide.itemsize, logit_bytes)
     chunk = min(chunk, max(n, 1))
     z_CV = torch.empty(chunk, V, device=x_nD.device, dtype=dtype)
-    stage_rows = chunk if dtype == wide else -(-chunk // STAGES)
+    stage_rows = chunk if dtype == wide and not cap else -(-chunk // STAGES)
     stage = z_CV if dtype == wide else torch.empty(stage_rows, V, **new)
+    slopes = torch.empty(stage_rows if cap else 0, V, **new)
     loss_n1 = torch.empty(n, 1, **new)
 
     for start in range(0, n, chunk):
@@ -142,11 +157,29 @@ def _loss_and_gradients(
             z_rows = z[at : at + stage_rows]
             span = slice(start + at, start + at + len(z_rows))
             p = z_rows if dtype == wide else stage[: len(z_rows)].copy_(z_rows)
+            if cap:
+                p.div_(cap).tanh_()
+                slope = torch.mul(p, p, out=slopes[: len(p)]).neg_().add_(1)
+                p.mul_(cap)
             top, picked = p.amax(1, keepdim=True), p.gather(1, target_n1[span])
+            mean = p.mean(1, keepdim=True) if smoothing else picked
             torch.softmax(p, 1, out=p)
             # The largest probability is 1 / sum(exp(z - top)), and never so small that its logarithm is lost.
-            loss_n1[span] = (top - picked - p.amax(1, keepdim=True).log()) * counts_n1[span]
-            p.scatter_add_(1, target_n1[span], torch.full_like(picked, -1)).mul_(counts_n1[span])
+            largest = p.amax(1, keepdim=True).log()
+            losses = top - picked - largest
+            if smoothing:
+                losses += smoothing * (picked - mean)
+            if weight:
+                lse = top - largest
+                losses += weight * lse * lse
+                p.mul_(1 + 2 * weight * lse)
+            loss_n1[span] = losses * counts_n1[span]
+            p.scatter_add_(1, target_n1[span], torch.full_like(picked, smoothing - 1))
+            if smoothing:
+                p.sub_(smoothing / V)
+            p.mul_(counts_n1[span])
+            if cap:
+                p.mul_(slope)
             if p is not z_rows:
                 z_rows.copy_(p)
         if dx_nD is not None:

@@ -18,6 +18,8 @@ import pytest
 from harness import records
 from harness.records import Case, Record, Slot
 
+pytestmark = pytest.mark.alone
+
 HARNESS = [sys.executable, "-m", "harness.cli"]
 PARENT_LIMIT = 80 << 10
 """KiB that the process which only plans, starts workers and reports may hold at its peak."""

@@ -24,18 +24,33 @@ FLOORS = (
         "statistics",
         "numerics",
         "hooks",
+        "quiet",
         "backends",
         "backends.driver",
-        "quiet",
+        "objective",
         "npy",
+        "work",
+        "sizes",
     ),
     ("", "tokens", "frames", "meters", "plugins", "machine", "train"),
     ("records", "instruments", "workloads"),
     ("suite", "environment", "assembly"),
     ("schedule", "corpora"),
-    ("backends.torch", "backends.jax", "backends.live_storage", "worker", "runner", "judge"),
-    ("doctor", "claims"),
-    ("campaign", "report"),
+    (
+        "backends.torch",
+        "backends.jax",
+        "backends.live_storage",
+        "backends.torch_work",
+        "backends.jax_work",
+        "worker",
+        "runner",
+        "judge",
+    ),
+    ("rates", "forecasts", "doctor", "claims"),
+    ("planner",),
+    ("campaign", "fit"),
+    ("advise",),
+    ("report",),
     ("progress",),
     ("cli",),
 )
@@ -175,7 +190,7 @@ def f():
     ]
 
 
-AUTHORS_WORLD = {"harness", "harness.npy"}
+AUTHORS_WORLD = {"harness", "harness.npy", "harness.tree"}
 
 
 @pytest.mark.parametrize("module", STRATEGIES)

@@ -8,6 +8,7 @@ import pytest
 from harness.judge import Row, Table, judge
 from harness.numerics import Verdict
 from harness.records import Applied, Case, Record, Slot
+from harness.work import Operations
 
 MIB = 1 << 20
 CASE = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bytes")
@@ -291,7 +292,7 @@ def test_without_a_control_there_is_no_speed_verdict() -> None:
 
 def test_few_rounds_earn_no_interval() -> None:
     row = row_of(member("checkpoint", 50 * MIB, (1.25,) * 2))
-    assert (row.speed, row.verdict) == ("unresolved", "wins")
+    assert (row.speed, row.verdict) == ("unresolved", "saves")
     assert row.effect is not None
     assert row.effect.level is None
 
@@ -370,3 +371,26 @@ def test_records_that_belong_nowhere_are_passed_over() -> None:
     assert judge(stray) == []
     assert judge([]) == []
     assert len(judge([*stray, *member("baseline")])) == 1
+
+
+def with_work(records: list[Record], flops: float, rates: "dict[str, Any] | None") -> list[Record]:
+    work = (Operations("float32", flops, 8),)
+    first, *rest = records
+    return [first.model_copy(update={"predicted_work": work, "machine": {"rates": rates} if rates else {}}), *rest]
+
+
+def test_the_time_to_expect_follows_from_the_work_and_the_rates_of_the_machine() -> None:
+    rates = {"bandwidth": 1e9, "flops": {"float32": 1e6}}
+    baseline, own = with_work(member("baseline"), 1e6, rates), with_work(member("checkpoint"), 1.5e6, rates)
+    assert row_of(own, baseline).predicted_time_ratio == pytest.approx(1.5)
+    assert row_of(with_work(member("checkpoint"), 1.5e6, None), baseline).predicted_time_ratio is None
+    assert row_of(member("checkpoint")).predicted_time_ratio is None
+    (table,) = judge(record for records in (baseline, member("nothing"), own) for record in records)
+    assert table.rows[0].predicted_time_ratio is None
+
+
+@pytest.mark.parametrize(("peak", "verdict"), [(50, "saves"), (100, "same"), (150, "costs")])
+def test_one_round_says_nothing_about_speed(peak: int, verdict: str) -> None:
+    row = row_of(member("checkpoint", peak * MIB, (3.9,)), member("baseline", seconds=(1.0,)))
+    assert row.effect is not None and row.effect.rounds == 1
+    assert row.verdict == verdict

@@ -18,6 +18,8 @@ import pytest
 from harness import environment, meters, runner, statistics
 from harness.records import Applied, Case, Task
 
+pytestmark = pytest.mark.alone
+
 BLOCKS = Path(__file__).parent / "known_bytes" / "blocks.py"
 MIB = 1 << 20
 SLACK = meters.resolution_bytes() if len(os.sched_getaffinity(0)) > 4 else 0

@@ -142,6 +142,9 @@ def test_obstacles_are_said_in_one_sentence(file_of: Any) -> None:
     torch = Place("torch", "cpu")
     assert "it is written for torch" in str(strategy.obstacle(Place("jax", "cpu")))
     assert "needs the package no_such_package: install it" in str(strategy.obstacle(torch))
+    useless = replace(strategy, needs=(), excludes={"torch/cpu": "a CPU has one memory"})
+    assert useless.obstacle(torch) == "'mine' does not run on torch/cpu: a CPU has one memory"
+    assert useless.obstacle(Place("torch", "cuda")) is None
     nothing = plugins.load().strategies["nothing"]
     assert nothing.obstacle(torch) is None
     loss = plugins.load().strategies["fused_loss"]

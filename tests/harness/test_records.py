@@ -349,5 +349,14 @@ def test_a_case_refuses_what_json_would_change() -> None:
 
 def test_a_task_travels_to_a_worker_whole(tmp_path: Path) -> None:
     corpus = TokenFile(tmp_path / "ids.npy", 100, 300, "uint16", "ab")
-    task = Task(kind="time", cases=(CASE,), run_id="r", parent=1, folder="f", corpus=corpus, plugins=("p.py",), round=2)
+    task = Task(
+        kind="time",
+        cases=(CASE,),
+        run_id="r",
+        parent=1,
+        folder="f",
+        corpora={CASE.group: corpus},
+        plugins=("p.py",),
+        round=2,
+    )
     assert Task.model_validate_json(task.model_dump_json()) == task

@@ -18,6 +18,8 @@ from harness.train import training
 from harness.types import Place
 from harness.worker import memory, speed
 
+pytestmark = pytest.mark.alone
+
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 128, "batch": 1, "tokens": 33}
 LONG = {"layers": 2, "width": 256, "heads": 4, "vocabulary": 8192, "batch": 1, "tokens": 512}
 """A step of some 100 ms, far above what handing it over costs."""

@@ -287,8 +287,10 @@ def test_they_serve_it_in_jax(name):
 def test_each_network_is_predicted(backend, network):
     shape = TEMPORAL.tiny(TEMPORAL.shape(network=network))
     place = Place(backend, "cpu")
-    peaks = backends.load(backend).predict(
-        lambda: parts_of(backend, shape), place, TEMPORAL.abstract_batch(shape), held=0, steps=2
+    peaks = (
+        backends.load(backend)
+        .predict(lambda: parts_of(backend, shape), place, TEMPORAL.abstract_batch(shape), held=0, steps=2)
+        .peaks
     )
     assert peaks["steady_step" if backend == "jax" else "steady_step/backward"] > 0
     window = shape.window * (shape.features + 1) * 4
@@ -297,8 +299,12 @@ def test_each_network_is_predicted(backend, network):
 
 def test_the_log_depth_scan_is_what_dominates_a_predicted_mamba():
     shape = TEMPORAL.shape(network="mamba", batch=8)
-    peaks = backends.load("torch").predict(
-        lambda: parts_of("torch", shape), Place("torch", "cpu"), TEMPORAL.abstract_batch(shape), held=0, steps=1
+    peaks = (
+        backends.load("torch")
+        .predict(
+            lambda: parts_of("torch", shape), Place("torch", "cpu"), TEMPORAL.abstract_batch(shape), held=0, steps=1
+        )
+        .peaks
     )
     states = shape.batch * shape.window * shape.channels * shape.states * 4
     assert 6 * states < peaks["first_step/backward"] - peaks["init"] < 12 * states

@@ -18,6 +18,8 @@ import pytest
 from harness import Extent, Parts, Place, Source, Windows, plugins
 from harness.workloads import rows
 
+pytestmark = pytest.mark.alone
+
 STRATEGIES = plugins.load().strategies
 SAME = {
     "preallocated_batches": {},

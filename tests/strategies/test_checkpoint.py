@@ -72,8 +72,12 @@ def activations(backend, every=None):
         parts = parts_of("jax", DEEP, every)
         batch = on_jax.like(DECODER.abstract_batch(DEEP))
         return on_jax.lowered(parts, batch, parts).compile().memory_analysis().temp_size_in_bytes
-    peaks = backends.load("torch").predict(
-        lambda: parts_of("torch", DEEP, every), Place("torch", "cpu"), DECODER.abstract_batch(DEEP), held=0, steps=1
+    peaks = (
+        backends.load("torch")
+        .predict(
+            lambda: parts_of("torch", DEEP, every), Place("torch", "cpu"), DECODER.abstract_batch(DEEP), held=0, steps=1
+        )
+        .peaks
     )
     return peaks["first_step/backward"] - peaks["init"]
 

@@ -88,8 +88,12 @@ def peaks(request):
         return parts if knobs is None else ON[request.param](parts, **knobs)
 
     def peak(knobs):
-        predicted = backends.load(request.param).predict(
-            lambda: build(knobs), Place(request.param, "cpu"), WORKLOAD.abstract_batch(LOGITS), held=0, steps=1
+        predicted = (
+            backends.load(request.param)
+            .predict(
+                lambda: build(knobs), Place(request.param, "cpu"), WORKLOAD.abstract_batch(LOGITS), held=0, steps=1
+            )
+            .peaks
         )
         return max(predicted.values())
 

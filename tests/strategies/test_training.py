@@ -11,10 +11,14 @@ from harness.assembly import assemble
 from harness.records import Applied, Case
 from harness.train import training
 from harness.types import replace
-from strategies.adamw import leaves
 
 LOADED = plugins.load()
 DECODER = LOADED.workloads["decoder"]
+
+
+def leaves(of):
+    """The leaves of a tree without their names."""
+    return (leaf for _, leaf in tree.leaves(of))
 
 
 def parts_of(backend, *applied, **shape):
@@ -183,7 +187,7 @@ def test_momentum_is_that_of_torch(backend):
 def test_momentum_keeps_one_moment():
     parts = parts_of("torch", ("sgd_momentum", {}))
     state = parts.init(parts, None)
-    assert sum(m.numel() for m in state["moments"]) == sum(p.numel() for p in leaves(state["params"]))
+    assert sum(m.numel() for m in leaves(state["moments"])) == sum(p.numel() for p in leaves(state["params"]))
 
 
 # float16 with a loss scale
@@ -265,11 +269,36 @@ def test_training_in_float16_stays_near_float32(backend):
     assert away(mine[-1], its[-1]) < 0.05
 
 
-def test_autocast_multiplies_in_bfloat16_and_keeps_float32():
-    parts = parts_of("torch", ("bfloat16_autocast", {}))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_autocast_multiplies_in_16_bit_and_keeps_float32(dtype):
+    parts = parts_of("torch", (f"{dtype}_autocast", {}))
     seen = set()
     inner = parts.attend
     parts = replace(parts, attend=lambda parts, q, k, v: seen.add(v.dtype) or inner(parts, q, k, v))
     states, _ = states_of(parts, "torch", 1)
-    assert seen == {torch.bfloat16}
+    assert seen == {getattr(torch, dtype)}
     assert {str(array.dtype) for array in states[-1].values()} == {"float32"}
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_a_float32_master_keeps_updates_that_bfloat16_loses(backend):
+    shape = {"learning_rate": 1e-5, "weight_decay": 0.0}
+    its, _ = states_of(parts_of(backend, **shape), backend, 4)
+    mine, _ = states_of(parts_of(backend, ("float32_master", {}), **shape), backend, 4)
+    lost, _ = states_of(parts_of(backend, ("bfloat16", {}), **shape), backend, 4)
+    assert {str(array.dtype) for array in mine[-1].values()} == {"float32"}
+
+    def moved(states):
+        return {name: states[-1][name] - states[0][name] for name in states[0]}
+
+    assert away(moved(mine), moved(its)) < 0.1 < 0.5 < away(moved(lost), moved(its))
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_with_a_float32_master_the_model_sees_bfloat16_alone(backend):
+    parts = parts_of(backend, ("float32_master", {}))
+    seen = set()
+    inner = parts.attend
+    parts = replace(parts, attend=lambda parts, q, k, v: seen.add(str(v.dtype)[-8:]) or inner(parts, q, k, v))
+    states_of(parts, backend, 1)
+    assert seen == {"bfloat16"}

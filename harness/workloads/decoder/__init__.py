@@ -6,19 +6,18 @@ or LayerNorm, SwiGLU (Shazeer 2020) or GELU, tied or untied head, AdamW (Loshchi
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from harness.hooks import hookimpl
 from harness.types import Extent, Parts, Place, Workload
+from harness.workloads.text import Text
 
 Sizes = dict[str, tuple[tuple[int, ...], float]]
 """Shape and deviation of each parameter."""
 
 
-class Shape(BaseModel):
+class Shape(Text):
     """The sizes of a decoder and of its training run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     layers: int = Field(4, ge=1, le=1000)
     width: int = Field(256, ge=2, le=1 << 16)
@@ -26,10 +25,6 @@ class Shape(BaseModel):
     kv_heads: int | None = Field(None, ge=1, le=1024, description="key and value heads; by default as many as heads")
     head_width: int | None = Field(None, ge=2, le=4096, description="by default width / heads")
     hidden: int | None = Field(None, ge=1, le=1 << 20, description="inner width of the feed part; by default as usual")
-    vocabulary: int = Field(8192, ge=0, le=1 << 22, description="0: as many tokens as the corpus has")
-    batch: int = Field(1, ge=1, le=1 << 20)
-    tokens: int = Field(512, ge=1, le=1 << 26, description="tokens in a row of the batch: the context length")
-    stride: int | None = Field(None, ge=1, le=1 << 26, description="tokens between two windows; by default no overlap")
     tied: bool = Field(False, description="the head is the embedding")
     feed: Literal["swiglu", "gelu"] = "swiglu"
     norm: Literal["rms", "layer"] = "rms"
@@ -38,13 +33,6 @@ class Shape(BaseModel):
     query_key_norm: bool = Field(False, description="RMSNorm of each head's queries and keys (Qwen3)")
     rotary_share: float = Field(1.0, gt=0, le=1, description="share of a head's width that is rotated")
     rotary_base: float = Field(10_000.0, gt=1, le=1e9)
-    learning_rate: float = Field(1e-3, ge=0, le=10)
-    weight_decay: float = Field(0.01, ge=0, le=1)
-    ignored: float = Field(0.0, ge=0, lt=1, description="share of the targets that carry no loss, as padding does")
-    shuffle: bool = Field(False, description="take the windows of each epoch in a random order")
-    corpus_tokens: int | None = Field(
-        None, ge=2, le=1 << 40, description="tokens of the corpus to hold; by default as many as the steps read"
-    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Shape":
@@ -72,11 +60,6 @@ class Shape(BaseModel):
     def inner(self) -> int:
         usual = 4 * self.width if self.feed == "gelu" else 64 * -(-8 * self.width // (3 * 64))
         return self.hidden or usual
-
-    @property
-    def step(self) -> int:
-        """Tokens between the starts of two windows."""
-        return self.stride or self.tokens
 
     def parameter_shapes(self) -> Sizes:
         """Name each parameter once, with its shape and the deviation it is drawn with (0: ones; -1: zeros).

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from harness.types import Parts, Place, Source
+from harness.objective import Objective
+from harness.types import IGNORED, Parts, Place, Source
 from harness.workloads import draw as drawing
 from harness.workloads import rows
 from harness.workloads.decoder import Shape
@@ -57,7 +58,13 @@ def linear(p: dict[str, Any], name: str, x: Any) -> Any:
 
 def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
     """Attend with grouped queries and rotary positions."""
-    shape: Shape = parts.shape
+    cos, sin = rotary_table(parts.shape, x_BTD.shape[1], x_BTD)
+    y_BTHK = parts.attend(parts, *projected(parts.shape, p, x_BTD, cos, sin))
+    return linear(p, "wo", y_BTHK.reshape(*x_BTD.shape[:2], -1))
+
+
+def projected(shape: Shape, p: dict[str, Any], x_BTD: Any, cos: Any, sin: Any) -> tuple[Any, Any, Any]:
+    """Make queries BTHK, keys and values BTGK of a layer, turned to the positions of these cosines and sines."""
     B, T, _ = x_BTD.shape
     q = linear(p, "wq", x_BTD).reshape(B, T, shape.heads, shape.head)
     k = linear(p, "wk", x_BTD).reshape(B, T, shape.key_heads, shape.head)
@@ -65,10 +72,7 @@ def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
     if shape.query_key_norm:
         rms = shape.model_copy(update={"norm": "rms"})
         q, k = normalise(rms, q, p, "query_norm"), normalise(rms, k, p, "key_norm")
-    cos, sin = rotary_table(shape, T, x_BTD)
-    q, k = rotate(q, cos, sin, shape.rotated), rotate(k, cos, sin, shape.rotated)
-    y_BTHK = parts.attend(parts, q, k, v)
-    return linear(p, "wo", y_BTHK.reshape(B, T, shape.heads * shape.head))
+    return rotate(q, cos, sin, shape.rotated), rotate(k, cos, sin, shape.rotated), v
 
 
 def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
@@ -111,12 +115,19 @@ def embed(parts: Parts, params: dict[str, Any], x_BT: Any) -> Any:
 
 
 def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
-    """Average the cross-entropy of all B T V logits over the tokens that are not ignored."""
+    """Average the loss of all B T V logits over the tokens that are not ignored."""
+    objective, y_N = Objective.of(parts.shape), y_BT.reshape(-1)
     logits_NV = at_least_float32(x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_VD.T)
-    y_N = y_BT.reshape(-1)
-    kept = y_N != rows.IGNORED
-    picked = jnp.take_along_axis(logits_NV, jnp.where(kept, y_N, 0)[:, None], 1)[:, 0]
-    losses_N = jax.nn.logsumexp(logits_NV, axis=1) - picked
+    if cap := objective.soft_cap:
+        logits_NV = cap * jnp.tanh(logits_NV / cap)
+    kept = y_N != IGNORED
+    picked_N = jnp.take_along_axis(logits_NV, jnp.where(kept, y_N, 0)[:, None], 1)[:, 0]
+    lse_N = jax.nn.logsumexp(logits_NV, axis=1)
+    losses_N = lse_N - picked_N
+    if objective.label_smoothing:
+        losses_N += objective.label_smoothing * (picked_N - logits_NV.mean(1))
+    if objective.z_loss:
+        losses_N += objective.z_loss * jnp.square(lse_N)
     return jnp.where(kept, losses_N, 0).sum() / kept.sum().astype(losses_N.dtype)
 
 
@@ -179,6 +190,22 @@ def draw(seed: int, parts: Parts, name: str, shape: tuple[int, ...], deviation: 
 
 def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
     """Make the parameters and the optimizer's moments: a compiled step needs its whole state from the start."""
+    params = drawn(parts)
+    return with_moments(params)
+
+
+def with_moments(params: Any) -> dict[str, Any]:
+    """Put moments of zero, and a count of no steps, beside the parameters."""
+    return {
+        "params": params,
+        "first": jax.tree.map(jnp.zeros_like, params),
+        "second": jax.tree.map(jnp.zeros_like, params),
+        "steps": jnp.zeros((), jnp.int32),
+    }
+
+
+def drawn(parts: Parts) -> dict[str, Any]:
+    """Draw all parameters, those of the layers stacked."""
     shape: Shape = parts.shape
     params: dict[str, Any] = {"layers": {}}
     for name, (size, deviation) in shape.parameter_shapes().items():
@@ -187,12 +214,7 @@ def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
             params["layers"][name.removeprefix("layers.")] = value
         else:
             params[name] = parts.draw(parts, name, size, deviation)
-    return {
-        "params": params,
-        "first": jax.tree.map(jnp.zeros_like, params),
-        "second": jax.tree.map(jnp.zeros_like, params),
-        "steps": jnp.zeros((), jnp.int32),
-    }
+    return params
 
 
 def transfer(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:

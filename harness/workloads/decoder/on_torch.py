@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from harness import tree
-from harness.types import Parts, Place, Source
+from harness.objective import Objective
+from harness.types import IGNORED, Parts, Place, Source
 from harness.workloads import draw as drawing
 from harness.workloads import rows
 from harness.workloads.decoder import Shape
@@ -64,7 +65,14 @@ def linear(p: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tens
 
 def mix(table: RotaryTable, parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
     """Attend with grouped queries and rotary positions."""
-    shape: Shape = parts.shape
+    y_BTHK = parts.attend(parts, *projected(parts.shape, p, x_BTD, *table(x_BTD.shape[1], x_BTD)))
+    return linear(p, "wo", y_BTHK.flatten(2))
+
+
+def projected(
+    shape: Shape, p: dict[str, torch.Tensor], x_BTD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Make queries BTHK, keys and values BTGK of a layer, turned to the positions of these cosines and sines."""
     B, T, _ = x_BTD.shape
     q = linear(p, "wq", x_BTD).view(B, T, shape.heads, shape.head).transpose(1, 2)
     k = linear(p, "wk", x_BTD).view(B, T, shape.key_heads, shape.head).transpose(1, 2)
@@ -72,10 +80,8 @@ def mix(table: RotaryTable, parts: Parts, p: dict[str, torch.Tensor], x_BTD: tor
     if shape.query_key_norm:
         rms = shape.model_copy(update={"norm": "rms"})
         q, k = normalise(rms, q, p, "query_norm"), normalise(rms, k, p, "key_norm")
-    cos, sin = table(T, x_BTD)
     q, k = rotate(q, cos, sin, shape.rotated), rotate(k, cos, sin, shape.rotated)
-    y_BTHK = parts.attend(parts, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-    return linear(p, "wo", y_BTHK.reshape(B, T, shape.heads * shape.head))
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 def attend(parts: Parts, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> torch.Tensor:
@@ -115,10 +121,19 @@ def embed(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor) -> torch.Ten
 
 
 def loss(parts: Parts, x_BTD: torch.Tensor, w_VD: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
-    """Average the cross-entropy of all B T V logits over the tokens that are not ignored."""
+    """Average the loss of all B T V logits over the tokens that are not ignored."""
+    objective, y_N = Objective.of(parts.shape), y_BT.reshape(-1)
     logits_NV = x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_VD.T
     wide = torch.promote_types(logits_NV.dtype, torch.float32)
-    return F.cross_entropy(logits_NV.to(wide), y_BT.reshape(-1), ignore_index=rows.IGNORED)
+    if cap := objective.soft_cap:
+        logits_NV = cap * torch.tanh(logits_NV.to(wide) / cap)
+    smoothing = objective.label_smoothing
+    value = F.cross_entropy(logits_NV.to(wide), y_N, ignore_index=IGNORED, label_smoothing=smoothing)
+    if objective.z_loss:
+        kept_N = y_N != IGNORED
+        lse_N = logits_NV.to(wide).logsumexp(1)
+        value = value + objective.z_loss * (lse_N.square() * kept_N).sum() / kept_N.sum()
+    return value
 
 
 def forward(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
@@ -131,9 +146,13 @@ def forward(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor, y_BT: torc
 
 def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """Compute the loss and its gradient for every parameter."""
-    value = forward(parts, state["params"], x, y)
-    grads = torch.autograd.grad(value, _values(state["params"]))
-    return value.detach(), tree.rebuilt(state["params"], iter(grads))
+    return gradients(forward(parts, state["params"], x, y), state["params"])
+
+
+def gradients(value: torch.Tensor, params: Any) -> tuple[torch.Tensor, Any]:
+    """Return a loss, and its gradient for every parameter."""
+    grads = torch.autograd.grad(value, _values(params))
+    return value.detach(), tree.rebuilt(params, iter(grads))
 
 
 @torch.no_grad()
@@ -176,6 +195,11 @@ def draw(seed: int, parts: Parts, name: str, shape: tuple[int, ...], deviation: 
 
 def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
     """Make the parameters; the optimizer's moments come with the first update."""
+    return {"params": drawn(parts), "moments": None, "steps": 0}
+
+
+def drawn(parts: Parts) -> dict[str, Any]:
+    """Draw all parameters, those of each layer in a dict of its own."""
     shape: Shape = parts.shape
     params: dict[str, Any] = {}
     layers: list[dict[str, torch.Tensor]] = [{} for _ in range(shape.layers)]
@@ -186,7 +210,7 @@ def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
                 layer[short] = parts.draw(parts, f"layers.{index}.{short}", size, deviation).requires_grad_()
         else:
             params[name] = parts.draw(parts, name, size, deviation).requires_grad_()
-    return {"params": {**params, "layers": layers}, "moments": None, "steps": 0}
+    return {**params, "layers": layers}
 
 
 def transfer(parts: Parts, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,82 @@
+"""Count the work of a JAX step from its program: what each operation multiplies and moves, loops as often as they run.
+
+The compiler's own analysis counts the body of a loop once. Elementwise operations that only feed others are taken to
+be fused with them: they move nothing.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from harness.work import Operations, gathered
+
+VIEWS = {"reshape", "broadcast_in_dim", "squeeze", "expand_dims", "iota", "stop_gradient"}
+GATHERS = {"gather", "dynamic_slice", "slice"}
+UPDATES = {"scatter": 2, "scatter-add": 2, "scatter_add": 2, "dynamic_update_slice": 1}
+"""Operations that change a part of an array in place, and the position of the part."""
+MATERIALISED = {
+    "dot_general", "conv_general_dilated", "gather", "scatter", "scatter-add", "scatter_add", "dynamic_update_slice",
+    "concatenate", "sort", "cumsum", "reduce_sum", "reduce_max", "reduce_min", "argmax", "argmin", "transpose", "pad",
+    "dynamic_slice", "slice", "top_k",
+}  # fmt: skip
+
+
+def work(program: ClosedJaxpr) -> tuple[Operations, ...]:
+    """Count the operations of a traced program."""
+    return gathered(_of(program.jaxpr, 1))
+
+
+def _of(program: Jaxpr, times: int) -> Iterator[Operations]:
+    """Count the operations of a program that runs so many times."""
+    needed = {id(v) for v in program.outvars if not isinstance(v, Literal)}
+    for equation in program.eqns:
+        if equation.primitive.name in MATERIALISED or any(_programs(equation)):
+            needed |= {id(v) for v in equation.invars if not isinstance(v, Literal)}
+    for equation in program.eqns:
+        name = equation.primitive.name
+        inner = list(_programs(equation))
+        if inner:
+            turns = times * int(equation.params.get("length", 1)) if name == "scan" else times
+            if name == "cond":  # it takes one of its branches: the larger is counted
+                inner = [max(inner, key=lambda one: sum(operations.flops for operations in _of(one, 1)))]
+            for one in inner:
+                yield from _of(one, turns)
+            continue
+        if name in VIEWS:
+            continue
+        written = [v for v in equation.outvars if name in MATERIALISED or id(v) in needed]
+        moved = sum(map(_bytes, written))
+        if name in UPDATES:
+            moved = 2 * _bytes(equation.invars[UPDATES[name]])
+        elif name in GATHERS:
+            moved *= 2
+        elif name in MATERIALISED:
+            moved += sum(map(_bytes, equation.invars))
+        first: Any = equation.invars[0].aval if equation.invars else None
+        dtype = str(getattr(first, "dtype", ""))
+        yield Operations(dtype, times * _flops(equation), times * moved)
+
+
+def _programs(equation: Any) -> Iterator[Jaxpr]:
+    """Yield the programs that an operation runs: the body of a scan, the branches of a condition."""
+    for value in equation.params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, ClosedJaxpr):
+                yield each.jaxpr
+            elif isinstance(each, Jaxpr):
+                yield each
+
+
+def _flops(equation: Any) -> float:
+    if equation.primitive.name != "dot_general":
+        return 0.0
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left = equation.invars[0].aval.shape
+    return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+
+
+def _bytes(variable: Any) -> int:
+    aval: Any = variable.aval
+    return math.prod(aval.shape) * aval.dtype.itemsize if hasattr(aval, "shape") else 0

@@ -1,0 +1,74 @@
+"""Count the work of a torch step: what each operator multiplies and moves, on fake tensors or real ones.
+
+Products and attention are counted by the formulae of `torch.utils.flop_counter`, everything else by the bytes that it
+reads and writes. A view moves nothing, and a gather reads only what it takes.
+"""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from harness.work import Operations, gathered
+
+aten = torch.ops.aten
+GATHERS = {aten.embedding, aten.index, aten.gather, aten.index_select}
+UNTOUCHED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.empty_permuted}
+IN_PLACE = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm}
+ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu: (0, 2),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 5),
+}
+"""Kernels that the registry lacks: where the queries stand among the arguments, and how many products are made."""
+
+
+CHUNKED_LOSS = "torch_nn._linear_cross_entropy_batch_chunked"
+"""Torch's own chunked loss, which makes its gradients with it: logits, and both gradients."""
+
+
+class Work(TorchDispatchMode):
+    """Add up the operations of what runs within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Operations] = []
+
+    def taken(self) -> tuple[Operations, ...]:
+        """Return what was counted since the last call."""
+        found, self.found = self.found, []
+        return gathered(found)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        packet = func._overloadpacket
+        if func.is_view or packet in UNTOUCHED:
+            return result
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        moved = _bytes(written) + (_bytes(written) if packet in GATHERS else _bytes(read))
+        flops = 0.0
+        if packet in ATTENTION:
+            flops = _attention(packet, args, kwargs or {})
+        elif str(packet) == CHUNKED_LOSS:
+            (n, D), V = args[0].shape, len(args[1])
+            flops = 3 * 2.0 * n * V * D
+        elif (formula := flop_registry.get(IN_PLACE.get(packet, packet))) is not None:
+            flops = float(formula(*args, **(kwargs or {}), out_val=result))
+        kind = str(read[0].dtype if read else "").removeprefix("torch.")
+        self.found.append(Operations(kind, flops, moved))
+        return result
+
+
+def _attention(packet: Any, args: Any, kwargs: Any) -> float:
+    """Count the products of attention [B, H, T, K] over S keys; under a causal mask half of them are left out."""
+    first, products = ATTENTION[packet]
+    query, key = args[first], args[first + 1]
+    causal = kwargs.get("is_causal", any(each is True for each in args))
+    B, H, T, K = query.shape
+    return products * 2.0 * B * H * T * key.shape[2] * K / (2 if causal else 1)
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,219 @@
+"""Find the longest value of one size that fits a budget: predicted first, then confirmed by real runs."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness import corpora, machine, planner, records, runner
+from harness.assembly import shape_of
+from harness.planner import Foreseen, Machine
+from harness.plugins import Plugins
+from harness.records import Case, Fit, Record, Task
+from harness.schedule import obstacle
+from harness.sizes import shown
+from harness.suite import CONTROL, Group, Plan, SuiteError
+
+STEP = 1 / 20
+"""How far apart the largest value that passed and the smallest that failed may end, as a share of the value."""
+GRAIN = 1 / 64
+"""Values are multiples of a power of two of about this share of them, so that nobody reads 16,381 tokens."""
+RUNS = 5
+"""Real runs for each strategy, at most."""
+LARGEST = 1 << 26
+OUT_OF_MEMORY = ("oom_budget", "oom_host", "oom_device")
+
+
+def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: bool) -> tuple[Path, list[Record]]:
+    """Search the limit of every row within each budget and keep what was found; return the file and a record a row.
+
+    Raises SuiteError for a size that the workload does not have, and StoreError for results that cannot be written.
+    """
+    folder = results / f"{search.plan.name}_fit" / machine.name()
+    rows = []
+    with records.locked(folder):
+        path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{machine.commit()}.jsonl"
+        for budget in budgets:
+            for bracket in search.predicted(budget):
+                found = foretold(bracket, search.over, budget)
+                if not predict_only:
+                    found = search.confirmed(bracket, found, lambda run: records.append(path, search.record(run)))
+                rows.append(search.record(Record(case=bracket.case, fit=found)))
+                records.append(path, rows[-1])
+    return path, rows
+
+
+@dataclass
+class Bracket:
+    """What is predicted of one row: the largest value that fits and the smallest that does not, with their peaks."""
+
+    case: Case
+    least: int
+    fits: tuple[int, int] | None = None
+    fails: tuple[int, int] | None = None
+    reason: str = ""
+
+    def next(self, budget: int) -> int | None:
+        """Give the value to predict next; None when the bracket is closed, or cannot be."""
+        if self.reason:
+            return None
+        if self.fits is None:
+            return self.least if self.fails is None else None
+        value, peak = self.fits
+        if self.fails is None:
+            guess = min(LARGEST, round(value * min(16.0, max(2.0, budget / max(peak, 1)))))
+            return guess if guess > value else None
+        above, over = self.fails
+        if above <= value + grain(value):
+            return None
+        # between logarithms the peak is nearly a straight line
+        share = (math.log(budget) - math.log(max(peak, 1))) / max(math.log(over) - math.log(max(peak, 1)), 1e-9)
+        share = min(0.9, max(0.1, share))
+        guess = rounded(round(math.exp(math.log(value) + share * (math.log(above) - math.log(value)))))
+        return min(max(guess, value + grain(value)), above - 1)
+
+    def take(self, value: int, row: Foreseen) -> None:
+        """Note what was predicted for a value."""
+        if row.peak_bytes is None:
+            self.reason = row.reason or "it cannot be predicted"
+        elif row.fits:
+            self.fits = (value, row.peak_bytes)
+        else:
+            self.fails = (value, row.peak_bytes)
+
+
+def grain(value: int) -> int:
+    """Give the step between values of about this size: a power of two, or 1."""
+    return 1 << max(0, math.floor(math.log2(max(1.0, value * GRAIN))))
+
+
+def rounded(value: int) -> int:
+    """Round down to a whole number of grains."""
+    return max(1, value - value % grain(value))
+
+
+def foretold(bracket: Bracket, over: str, budget: int) -> Fit:
+    """Give the predicted limit of a row, or why there is none."""
+    reason = bracket.reason
+    if bracket.fits is None and bracket.fails is not None:
+        value, peak = bracket.fails
+        reason = f"{over} {value:,} is predicted to take {shown(peak)} already"
+    return Fit(over=over, budget_bytes=budget, predicted=bracket.fits[0] if bracket.fits else None, reason=reason)
+
+
+def brackets(plan: Plan, over: str, budget: int) -> list[Bracket]:
+    """Open a bracket for each row of each place, at the least value of the size that the plan has for it.
+
+    Raises SuiteError for what is no such size. The control is left out: it would be the baseline again.
+    """
+    found: dict[str, Bracket] = {}
+    for case in plan.cases:
+        value = case.shape.get(over)
+        if isinstance(value, bool) or not isinstance(value, int):
+            known = [k for k, v in case.shape.items() if isinstance(v, int) and not isinstance(v, bool)]
+            what = "is not a whole number" if over in case.shape else "is not a size"
+            told = f"'{over}' {what} of the workload '{case.workload}': use one of {', '.join(known)}"
+            raise SuiteError(f"{plan.path}: {told}")
+        if [applied.name for applied in case.strategies] == [CONTROL]:
+            continue
+        case = case.model_copy(update={"budget_bytes": budget})
+        bracket = found.setdefault(at(case, over, 1).digest(), Bracket(case, value))
+        bracket.least = min(bracket.least, value)
+    return list(found.values())
+
+
+def at(case: Case, over: str, value: int) -> Case:
+    """Give the case at another value of the size."""
+    return case.model_copy(update={"shape": case.shape | {over: value}})
+
+
+@dataclass
+class Search:
+    """One search: a plan, and the size that is varied; `tell` hears what is going on."""
+
+    plan: Plan
+    plugins: Plugins
+    names: tuple[str, ...]
+    over: str
+    cache: Path
+    tell: Callable[[str], None] = lambda text: None
+    run_id: str = field(default_factory=lambda: f"fit-{os.getpid()}")
+
+    def predicted(self, budget: int) -> list[Bracket]:
+        """Bracket the limit of every row, the values of one turn in one process."""
+        rows = brackets(self.plan, self.over, budget)
+        while True:
+            wanted = [(row, value) for row in rows if (value := row.next(budget)) is not None]
+            turns = [(row, value) for row, value in wanted if self.valid(row, value)]
+            if not turns:
+                return rows
+            self.tell(f"predicting {self.over} {', '.join(f'{value:,}' for value in sorted({v for _, v in turns}))}")
+            cases = [at(row.case, self.over, value) for row, value in turns]
+            found = planner.foresee(cases, self.plan, self.plugins, self.names, Machine())
+            for (row, value), seen in zip(turns, found, strict=True):
+                row.take(value, seen)
+
+    def valid(self, row: Bracket, value: int) -> bool:
+        """Close a row where the workload takes no such value."""
+        try:
+            shape_of(self.plugins, at(row.case, self.over, value))
+        except ValueError:
+            row.reason = f"the workload takes no {self.over} of {value:,}"
+        return not row.reason
+
+    def confirmed(self, row: Bracket, found: Fit, keep: Callable[[Record], None]) -> Fit:
+        """Run a row around its predicted limit, each time in a fresh process held to the budget; `keep` each run."""
+        reason = obstacle(self.plugins, row.case) or ("" if found.predicted else found.reason)
+        if reason or found.predicted is None:
+            return found.model_copy(update={"reason": reason})
+        passed, failed, how = None, None, ""
+        runs = 0
+        value: int | None = found.predicted
+        while value is not None and runs < RUNS:
+            self.tell(f"running {row.case.label} at {self.over} {value:,}")
+            record = self.measured(at(row.case, self.over, value))
+            keep(record)
+            runs += 1
+            if record.status == "ok":
+                passed = value
+            elif record.status in OUT_OF_MEMORY:
+                failed, how = value, record.status
+            else:
+                reason = str(record.evidence.get("message", record.status))
+                break
+            value = following(passed, failed)
+        return found.model_copy(update={"passed": passed, "failed": failed, "how": how, "runs": runs, "reason": reason})
+
+    def measured(self, case: Case) -> Record:
+        """Run one case for its memory alone."""
+        task = Task(
+            kind="memory",
+            cases=(case,),
+            run_id=self.run_id,
+            parent=os.getpid(),
+            folder="",
+            corpora={case.group: corpora.of_group(self.plan, Group((case,)), self.plugins, self.cache)},
+            plugins=self.names,
+            steps=self.plan.suite.memory_steps,
+        )
+        record = runner.run(task, len(os.sched_getaffinity(0)), self.plan.suite.timeout_seconds)[0]
+        return record.model_copy(update={"case": case})
+
+    def record(self, record: Record) -> Record:
+        """Complete a record by what identifies the search."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        told = {"suite": self.plan.name, "title": self.plan.suite.title, "run_id": self.run_id, "utc": now}
+        facts = {**machine.facts(), **record.machine}
+        return record.model_copy(update={**told, "machine": facts, "commit": machine.commit()})
+
+
+def following(passed: int | None, failed: int | None) -> int | None:
+    """Give the value to run next: a step beyond what is known, or between; None when both are about a step apart."""
+    if passed is None:
+        return None if failed is None or failed <= 1 else rounded(max(1, round(failed * (1 - STEP))))
+    step = max(grain(passed), round(passed * STEP))
+    if failed is None:
+        return rounded(passed + step)
+    return None if failed - passed <= 1.5 * step else rounded((passed + failed) // 2)

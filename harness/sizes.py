@@ -1,0 +1,31 @@
+"""Sizes as people write them: `8GiB`, `512MiB`, `80GB`."""
+
+import re
+
+UNITS = {"": 1, "B": 1}
+UNITS |= {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", 1)}
+UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {"KB": 1000}
+LARGEST = 1 << 60
+
+
+class SizeError(Exception):
+    """A size that cannot be read, in one sentence."""
+
+
+def size(text: str) -> int:
+    """Read a size in bytes; raise SizeError for anything else than a number above 0 and a unit."""
+    found = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]{0,3})\s*", text)
+    unit = UNITS.get(found[2]) if found else None
+    if found is None or unit is None or not 0 < float(found[1]) * unit <= LARGEST:
+        shown = text.encode("unicode_escape").decode()[:40]
+        raise SizeError(f"'{shown}' is not a size: write a number and a unit, such as 8GiB, 512MiB or 80GB")
+    return round(float(found[1]) * unit)
+
+
+def shown(size: int) -> str:
+    """Write a size with three digits or so in the unit that suits it."""
+    for name in ("TiB", "GiB", "MiB", "KiB"):
+        if size >= UNITS[name]:
+            value = size / UNITS[name]
+            return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
+    return f"{size} B"

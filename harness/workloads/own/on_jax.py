@@ -1,0 +1,90 @@
+"""Parts made of somebody's JAX functions."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+
+from harness import tree
+from harness.types import Parts, Place, Source
+from harness.workloads import rows
+from harness.workloads.decoder import on_jax as decoder
+
+
+def parts_of(
+    first: Callable[..., Any],
+    embed_: Callable[..., Any],
+    block_: Callable[..., Any],
+    norm: Callable[..., Any],
+    shape: Any,
+    place: Place,
+    corpus: Any,
+    seed: int,
+) -> Parts:
+    """Build the parts."""
+    program, sizes = compiled(first, shape)
+    values: dict[str, Any] = {}
+
+    def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
+        if not values:
+            with jax.enable_x64(False):
+                values.update(tree.leaves(program(jax.random.key(seed))))
+        return values.pop(name)
+
+    def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
+        drawn = (parts.draw(parts, name, leaf.shape, 0.0) for name, leaf in tree.leaves(sizes))
+        return decoder.with_moments(tree.rebuilt(sizes, drawn))
+
+    def embed(parts: Parts, params: dict[str, Any], x_BT: Any) -> Any:
+        return embed_(shape, params, x_BT)
+
+    def block(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
+        return block_(shape, p, x_BTD)
+
+    def grad(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any]:
+        def loss(params: dict[str, Any]) -> Any:
+            x_BTD = parts.stack(parts, params["layers"], parts.embed(parts, params, x))
+            head = params["head"] if "head" in params else params["embed"]
+            return parts.loss(parts, norm(shape, params, x_BTD), head, y)
+
+        return jax.value_and_grad(loss)(state["params"])
+
+    return Parts(
+        shape,
+        place,
+        corpus=corpus,
+        rows=rows.read_rows,
+        source=partial(rows.token_source, seed=seed),
+        windows=rows.plain_windows,
+        order=rows.order,
+        batches=rows.batches,
+        transfer=decoder.transfer,
+        draw=draw,
+        init=init,
+        embed=embed,
+        block=block,
+        stack=decoder.stack,
+        loss=decoder.loss,
+        grad=grad,
+        update=decoder.update,
+        step=decoder.step,
+    )
+
+
+@cache
+def compiled(first: Callable[..., Any], shape: Any) -> tuple[Any, Any]:
+    """Compile what makes the first values before anything is measured; return it, and the sizes that it gives.
+
+    In 32 bit throughout: the float64 reference would else draw other numbers.
+    """
+    with jax.enable_x64(False):
+        key = jax.random.key(0)
+        made = partial(first, shape)
+        return jax.jit(made).lower(key).compile(), jax.eval_shape(made, key)
+
+
+def count(first: Callable[..., Any], shape: Any) -> int:
+    """Count the parameters, without making them."""
+    sizes = jax.eval_shape(partial(first, shape), jax.random.key(0))
+    return sum(leaf.size for _, leaf in tree.leaves(sizes))

@@ -1,0 +1,29 @@
+"""What every training run on next tokens is told, whatever the model: its batches, its objective, its optimizer."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Text(BaseModel):
+    """The sizes and settings that do not depend on the model; a workload adds its own in a subclass."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    vocabulary: int = Field(8192, ge=0, le=1 << 22, description="0: as many tokens as the corpus has")
+    batch: int = Field(1, ge=1, le=1 << 20)
+    tokens: int = Field(512, ge=1, le=1 << 26, description="tokens in a row of the batch: the context length")
+    stride: int | None = Field(None, ge=1, le=1 << 26, description="tokens between two windows; by default no overlap")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of a target that is spread over all tokens")
+    z_loss: float = Field(0.0, ge=0, le=1e3, description="weight of the squared log-sum-exp of the logits")
+    soft_cap: float = Field(0.0, ge=0, le=1e9, description="logits are bent to stay within it; 0: they are not")
+    learning_rate: float = Field(1e-3, ge=0, le=10)
+    weight_decay: float = Field(0.01, ge=0, le=1)
+    ignored: float = Field(0.0, ge=0, lt=1, description="share of the targets that carry no loss, as padding does")
+    shuffle: bool = Field(False, description="take the windows of each epoch in a random order")
+    corpus_tokens: int | None = Field(
+        None, ge=2, le=1 << 40, description="tokens of the corpus to hold; by default as many as the steps read"
+    )
+
+    @property
+    def step(self) -> int:
+        """Tokens between the starts of two windows."""
+        return self.stride or self.tokens

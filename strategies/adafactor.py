@@ -1,0 +1,126 @@
+"""Keep one number for each row and column of the second moment and no first moment; pay another rule of update.
+
+Peak: 4 * (rows + columns) bytes of moments for each matrix instead of 8 * rows * columns, vectors in full; scratch of
+one tensor. The rule is that of Shazeer and Stern, 2018 (arXiv:1804.04235), as torch.optim.Adafactor has it: the
+estimate is the product of both means, steps are relative to the root mean square of the tensor and clipped at 1, and
+the decay approaches 1 as 1 - steps ** -0.8. The learning rate is a bound: a step is no larger than 1 / sqrt(steps).
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl, tree
+
+DECAY, CLIP, LEAST_SCALE = -0.8, 1.0, 1e-3
+
+
+def on_torch(parts: Parts) -> Parts:
+    import torch
+
+    inner = parts.init
+
+    def init(parts: Parts, source: Any = None) -> Any:
+        state = inner(parts, source)
+        return {**state, "moments": tree.mapped(begin, state["params"])}
+
+    def begin(p: Any) -> list[Any]:
+        if p.dim() < 2:
+            return [torch.zeros_like(p, requires_grad=False)]
+        return [p.new_zeros(*p.shape[:-1], 1), p.new_zeros(*p.shape[:-2], 1, p.shape[-1])]
+
+    @torch.no_grad()
+    def update(parts: Parts, state: Any, grads: Any) -> Any:
+        steps = state["steps"] + 1
+        rate, weight_decay = parts.shape.learning_rate, parts.shape.weight_decay
+        share = steps**DECAY
+
+        def move(p: Any, g: Any, held: list[Any]) -> None:
+            least = torch.finfo(p.dtype).eps
+            # Scales stay tensors: to read one would wait for the device.
+            scale = (p.norm() / math.sqrt(p.numel())).clamp(min=LEAST_SCALE) * min(rate, steps**-0.5)
+            p.mul_(1 - rate * weight_decay)
+            if p.dim() < 2:
+                change = held[0].lerp_(g * g, share).clone()
+            else:
+                row, column = held
+                row.lerp_(g.norm(dim=-1, keepdim=True).square_().div_(g.shape[-1]), share)
+                column.lerp_(g.norm(dim=-2, keepdim=True).square_().div_(g.shape[-2]), share)
+                change = (row @ column).div_(row.mean(dim=-2, keepdim=True).clamp_(min=least))
+            change.clamp_(min=least * least).rsqrt_().mul_(g)
+            clip = (change.norm() / (math.sqrt(p.numel()) * CLIP)).clamp(min=1.0)
+            p.sub_(change.mul_(scale / clip))
+
+        tree.mapped(move, state["params"], grads, state["moments"])
+        return {**state, "steps": steps}
+
+    return replace(parts, init=init, update=update)
+
+
+def on_jax(parts: Parts) -> Parts:
+    import jax.numpy as jnp
+
+    from strategies.adam_8bit import layer_by_layer, names_of, stacked
+
+    inner = parts.init
+
+    def init(parts: Parts, source: Any = None) -> Any:
+        state = inner(parts, source)
+        kept = {key: value for key, value in state.items() if key != "first"}
+        return {**kept, "second": tree.mapped(begin, state["params"], names_of(state["params"]))}
+
+    def begin(p: Any, name: str) -> Any:
+        if p.ndim - stacked(name) < 2:
+            return jnp.zeros(p.shape, p.dtype)
+        column = (*p.shape[:-2], 1, p.shape[-1])
+        return {"row": jnp.zeros((*p.shape[:-1], 1), p.dtype), "column": jnp.zeros(column, p.dtype)}
+
+    def update(parts: Parts, state: Any, grads: Any) -> Any:
+        steps = state["steps"] + 1
+        count = steps.astype(jnp.float32)
+        rate, weight_decay = parts.shape.learning_rate, parts.shape.weight_decay
+        share = count**DECAY
+
+        def move(p: Any, g: Any, held: Any) -> Any:
+            least = float(jnp.finfo(p.dtype).eps)
+            scale = jnp.maximum(rms(p), LEAST_SCALE) * jnp.minimum(rate, count**-0.5)
+            g = g.astype(jnp.promote_types(p.dtype, jnp.float32))
+            if isinstance(held, dict):
+                row = held["row"] + share * (jnp.mean(g * g, -1, keepdims=True) - held["row"])
+                column = held["column"] + share * (jnp.mean(g * g, -2, keepdims=True) - held["column"])
+                estimate = row * column / jnp.maximum(row.mean(-2, keepdims=True), least)
+                new: Any = {"row": row.astype(p.dtype), "column": column.astype(p.dtype)}
+            else:
+                estimate = held + share * (g * g - held)
+                new = estimate.astype(p.dtype)
+            change = g / jnp.sqrt(jnp.maximum(estimate, least * least))
+            clip = jnp.maximum(1.0, rms(change) / CLIP)
+            return (p * (1 - rate * weight_decay) - scale / clip * change).astype(p.dtype), new
+
+        moved = tree.mapped(
+            lambda p, name, g, held: layer_by_layer(move, name, p, g, held),
+            state["params"],
+            names_of(state["params"]),
+            grads,
+            state["second"],
+        )
+        params, second = (tree.mapped(lambda _, new, i=i: new[i], state["params"], moved) for i in range(2))
+        return {**state, "params": params, "second": second, "steps": steps}
+
+    def rms(x: Any) -> Any:
+        return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32)))))
+
+    return replace(parts, init=init, update=update)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "adafactor",
+            rewrites=("init", "update"),
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+            approximate=True,
+        )
+    ]

@@ -1,0 +1,125 @@
+"""Keep parameters, gradients and moments in bfloat16 and round updates at random; pay with noise instead of losses.
+
+Peak: 8 bytes for each parameter under AdamW as in plain bfloat16, without a float32 copy; in the update float32 slices
+of 256 Ki elements. A value between two neighbours becomes the upper one as often as it is near to it,
+so that the mean over many steps is right, where rounding to nearest loses every update below 1/256 of a weight, and
+never lets the second moment decay. The random bits follow from `seed`, the step and the name of the parameter, so a run
+can be repeated. (Zamirai et al., 2021, arXiv:2010.06192.)
+"""
+
+import zlib
+from dataclasses import replace
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl, tree
+
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+SLICE = 1 << 18
+
+
+def on_torch(parts: Parts, seed: int = 0) -> Parts:
+    import torch
+
+    from strategies.adam_8bit import names_of
+
+    inner = parts.draw
+
+    def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
+        return inner(parts, name, shape, deviation).to(torch.bfloat16)
+
+    def rounded(wide: Any, bits: Any) -> Any:
+        """Round float32 to bfloat16: add random bits below the last that stays, and cut them off."""
+        noise = torch.randint(0, 1 << 16, wide.shape, dtype=torch.int32, device=wide.device, generator=bits)
+        return noise.add_(wide.view(torch.int32)).bitwise_and_(-1 << 16).view(torch.float32)
+
+    @torch.no_grad()
+    def update(parts: Parts, state: Any, grads: Any) -> Any:
+        steps = state["steps"] + 1
+        rate, decay = parts.shape.learning_rate, parts.shape.weight_decay
+        if state["moments"] is None:
+            state["moments"] = tree.mapped(lambda p: [torch.zeros_like(p), torch.zeros_like(p)], state["params"])
+
+        def move(p: Any, name: str, g: Any, held: list[Any]) -> None:
+            bits = torch.Generator(p.device).manual_seed(zlib.crc32(f"{seed} {steps} {name}".encode()))
+            rows = max(1, SLICE * len(p) // p.numel())
+            for p_, g_, m_, v_ in zip(*(each.split(rows) for each in (p, g, *held)), strict=True):
+                g_ = g_.to(torch.float32)
+                m = m_.to(torch.float32).lerp_(g_, 1 - BETA_1)
+                v = v_.to(torch.float32).mul_(BETA_2).addcmul_(g_, g_, value=1 - BETA_2)
+                scale = (v / (1 - BETA_2**steps)).sqrt_().add_(EPSILON)
+                wide = p_.to(torch.float32).mul_(1 - rate * decay)
+                wide.addcdiv_(m, scale, value=-rate / (1 - BETA_1**steps))
+                for narrow, exact in ((p_, wide), (m_, m), (v_, v)):
+                    narrow.copy_(rounded(exact, bits))
+
+        tree.mapped(move, state["params"], names_of(state["params"]), grads, state["moments"])
+        return {**state, "steps": steps}
+
+    return replace(parts, draw=draw, update=update)
+
+
+def on_jax(parts: Parts, seed: int = 0) -> Parts:
+    import jax
+    import jax.numpy as jnp
+
+    from strategies.adam_8bit import names_of
+
+    inner = parts.draw
+
+    def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
+        return inner(parts, name, shape, deviation).astype(jnp.bfloat16)
+
+    def rounded(wide: Any, key: Any) -> Any:
+        """Round float32 to bfloat16: add random bits below the last that stays, and cut them off."""
+        noise = jax.random.bits(key, wide.shape, jnp.uint16).astype(jnp.uint32)
+        kept = (jax.lax.bitcast_convert_type(wide, jnp.uint32) + noise) & jnp.uint32(0xFFFF0000)
+        return jax.lax.bitcast_convert_type(kept, jnp.float32).astype(jnp.bfloat16)
+
+    def update(parts: Parts, state: Any, grads: Any) -> Any:
+        steps = state["steps"] + 1
+        count = steps.astype(jnp.float32)
+        rate, decay = parts.shape.learning_rate, parts.shape.weight_decay
+        of_step = jax.random.fold_in(jax.random.key(seed), steps)
+
+        def move(p: Any, g: Any, m: Any, v: Any, key: Any) -> Any:
+            g, m, v, wide = (each.astype(jnp.float32) for each in (g, m, v, p))
+            m = m + (1 - BETA_1) * (g - m)
+            v = BETA_2 * v + (1 - BETA_2) * g * g
+            scale = jnp.sqrt(v) / jnp.sqrt(1 - BETA_2**count) + EPSILON
+            wide = wide * (1 - rate * decay) - rate / (1 - BETA_1**count) * (m / scale)
+            return tuple(rounded(each, of) for each, of in zip((wide, m, v), jax.random.split(key, 3), strict=True))
+
+        def leaf(p: Any, name: str, g: Any, m: Any, v: Any) -> Any:
+            key = jax.random.fold_in(of_step, zlib.crc32(name.encode()))
+            rows = min(len(p), max(1, SLICE * len(p) // p.size))  # a layer is a row of its stack
+
+            def turn(start: Any, size: int, held: Any) -> Any:
+                p, m, v, of = (jax.lax.dynamic_slice_in_dim(each, start, size) for each in (*held, g))
+                new = move(p, of, m, v, jax.random.fold_in(key, start))
+                return tuple(
+                    jax.lax.dynamic_update_slice_in_dim(each, value, start, 0)
+                    for each, value in zip(held, new, strict=True)
+                )
+
+            whole = len(p) // rows
+            held = jax.lax.fori_loop(0, whole, lambda at, held: turn(at * rows, rows, held), (p, m, v))
+            return turn(whole * rows, len(p) % rows, held) if len(p) % rows else held
+
+        moved = tree.mapped(leaf, state["params"], names_of(state["params"]), grads, state["first"], state["second"])
+        params, first, second = (tree.mapped(lambda _, new, i=i: new[i], state["params"], moved) for i in range(3))
+        return {**state, "params": params, "first": first, "second": second, "steps": steps}
+
+    return replace(parts, draw=draw, update=update)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "bfloat16_stochastic",
+            rewrites=("draw", "update"),
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+            precision="bfloat16",
+        )
+    ]

@@ -1,0 +1,74 @@
+"""Let torch's compiler fuse each layer, forward and backward: fewer intermediates are kept, and compiling comes first.
+
+Peak: what the compiler saves between its two graphs instead of what each operator saves: pointwise operators in a chain
+keep one input and are recomputed (min-cut rematerialisation, He and Yu, 2023, in `torch._functorch.partitioners`).
+Compiling takes tens of seconds and memory of its own, at the first step; sizes are taken as static. The compiled code
+lies in a temporary folder of the process, and no helper processes stay. A C++ compiler is needed on a CPU. A prediction
+is made from the code as it is uncompiled, since fake tensors cannot run machine code: it stays above the measured peak
+of a steady step, and knows nothing of the compiler's own memory. Sums are fused, so results differ in the last bits.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, wraps
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl
+
+
+@cache
+def ready() -> Any:
+    """Prepare the compiler of this process: a folder that goes with it, no workers; return that folder."""
+    import os
+    import tempfile
+    import warnings
+
+    folder = tempfile.TemporaryDirectory(prefix="harness-compiled-", ignore_cleanup_errors=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, while it imports its compiler
+        import torch._inductor.compile_fx
+    torch._inductor.config.compile_threads = 1
+    torch._inductor.config.cpp_cache_precompile_headers = False  # they would lie elsewhere, and stay
+    return folder
+
+
+def compiled(inner: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """Compile a part at its first call for each shape; `settings` are those of `torch._functorch.config`."""
+    import warnings
+
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    made: list[Callable[..., Any]] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        with torch._functorch.config.patch(**settings):
+            return compile_fx(graph, inputs)
+
+    @wraps(inner)
+    def part(parts: Parts, *args: Any) -> Any:
+        tensors = torch.utils._pytree.tree_leaves(args)
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            parts.notes["compiled"] = "predicted as it is uncompiled"
+            return inner(parts, *args)
+        if not made:
+            ready()
+            # A backend of its own: compiled code is found again by the function alone, whatever the settings were.
+            made.append(torch.compile(inner, backend=backend, dynamic=False))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+            return made[0](parts, *args)
+
+    return part
+
+
+def on_torch(parts: Parts) -> Parts:
+    return replace(parts, block=compiled(parts.block))
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [Strategy("compiled_block", rewrites=("block",), on={"torch": on_torch}, about=__doc__)]

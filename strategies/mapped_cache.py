@@ -1,0 +1,111 @@
+"""Keep the keys and values of each layer in a file mapped into memory; pay page faults and what is written back.
+
+Peak: no anonymous memory for kv; its pages count as resident while they are touched, backed by files, so that the
+kernel can write them out and take them back. The files lie in `folder` and never have a name: they are gone with the
+process, however it ends. A folder of a file system in memory is refused, for its files are the memory that should be
+saved. All space is taken at once, since a full disk would otherwise kill the process at some later write. torch only: a
+compiled JAX step could reach a file only by a call to the host, which copies a whole layer for every token.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl
+
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+
+
+def on_torch(parts: Parts, folder: str = "/var/tmp") -> Parts:
+    import torch
+    from torch._subclasses import FakeTensor
+
+    from strategies.preallocated_cache import within
+
+    def cache(parts: Parts, batch: int, tokens: int, like: Any) -> Any:
+        shape = parts.shape
+        size = (2, batch, tokens, shape.key_heads, shape.head)
+
+        def empty() -> Any:
+            if isinstance(like, FakeTensor):  # a prediction counts the pages that will be resident, and makes no file
+                return [like.new_empty(size) for _ in range(shape.layers)]
+            refuse(folder, shape.layers * nbytes(size, like))
+            return [mapped(folder, size, like) for _ in range(shape.layers)]
+
+        def append(kept: Any, layer: int, position: int, k_BTGK: Any, v_BTGK: Any) -> Any:
+            end = within(position + k_BTGK.shape[1], tokens)
+            for old, new in zip(kept[layer], (k_BTGK, v_BTGK), strict=True):
+                old[:, position:end].copy_(new)
+            return kept, *kept[layer][:, :, :end], None
+
+        return empty, append
+
+    def mapped(folder: str, size: tuple[int, ...], like: Any) -> Any:
+        needed = nbytes(size, like)
+        descriptor = unnamed(folder, needed)
+        try:
+            path = f"/proc/self/fd/{descriptor}"
+            numbers = needed // like.element_size()
+            return torch.from_file(path, shared=True, size=numbers, dtype=like.dtype).view(size)
+        finally:
+            os.close(descriptor)
+
+    return replace(parts, cache=cache)
+
+
+def nbytes(size: tuple[int, ...], like: Any) -> int:
+    """Count the bytes of a tensor of this size."""
+    total = like.element_size()
+    for length in size:
+        total *= length
+    return int(total)
+
+
+def refuse(folder: str, needed: int) -> None:
+    """Raise ValueError for a folder that is missing, is memory, or cannot hold so many bytes."""
+    if not os.path.isdir(folder):
+        raise ValueError(f"mapped_cache: there is no folder '{folder}': give one that is on a disk")
+    if (kind := file_system(folder)) in IN_MEMORY:
+        raise ValueError(f"mapped_cache: '{folder}' is {kind}, which is memory itself: give a folder on a disk")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"mapped_cache: no file can be made in '{folder}': give a folder that you may write to")
+    found = os.statvfs(folder)
+    if (free := found.f_bavail * found.f_frsize) < needed:
+        raise ValueError(f"mapped_cache: '{folder}' has {free:,} bytes free of {needed:,}: free some or give another")
+
+
+def file_system(folder: str, mounts: str = "/proc/self/mountinfo") -> str:
+    """Name the type of the file system that a folder is on, or nothing where its device is not listed."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path(mounts).read_text().splitlines():
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2] == number:
+            return kind.split()[0]
+    return ""
+
+
+def unnamed(folder: str, size: int) -> int:
+    """Open a file of this size that has no name; raise ValueError where the folder allows none."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise ValueError(f"mapped_cache: no {size:,} bytes in '{folder}' ({error.strerror}): give another") from None
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "mapped_cache",
+            rewrites=("cache",),
+            on={"torch": on_torch},
+            about=__doc__,
+            excludes={"torch/cuda": "keeps its files in the host's memory, where a GPU does not attend"},
+        )
+    ]

@@ -1,0 +1,85 @@
+"""Keep the optimizer's moments in files that are mapped into memory; pay for reading and writing them at each step.
+
+Peak: under AdamW 8 bytes of anonymous memory less for each parameter, and one slice of `elements`. The mapped pages
+count as resident while they are touched, but the kernel writes them out and takes them back when memory is short. Files
+are unlinked as soon as they are open, so a run leaves none behind and nothing is resumed from them; the `folder` must
+be on a disk, as a tmpfs is memory. The update is called slice by slice, so it must treat each element by itself: SGD
+and Adam do, and another is refused where its moments show it.
+
+torch only: a compiled JAX step owns its buffers and reaches a file only by a callback to the host for each slice, which
+would be this loop in numpy outside of the step.
+"""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl, tree
+
+
+def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
+    import tempfile
+
+    import torch
+
+    from strategies.update_in_backward import joined, one_by_one
+
+    inner = parts.update
+
+    def opened(p: Any, like: Any) -> Any:
+        """Map a new file of zeros with the shape of a parameter."""
+        descriptor, path = tempfile.mkstemp(dir=folder or None, prefix="harness-moments-")
+        try:
+            os.ftruncate(descriptor, p.numel() * like.element_size())
+            return torch.from_file(path, shared=True, size=p.numel(), dtype=like.dtype).view(p.shape)
+        finally:
+            os.unlink(path)
+            os.close(descriptor)
+
+    def update(parts: Parts, state: Any, grads: Any) -> Any:
+        mapped = "mapped" in state  # until then the moments are those that `init` made, if any
+        alone = {}
+        for (name, sub), (_, g) in zip(one_by_one(state), tree.leaves(grads), strict=True):
+            alone[name] = sliced(parts, name, sub, g, mapped)
+        return {**joined(state, alone), "mapped": True}
+
+    def sliced(parts: Parts, name: str, state: Any, g: Any, mapped: bool) -> Any:
+        p = state["params"][name].detach()
+        held = None if state["moments"] is None else state["moments"][name]
+        files = held if mapped else None
+        rows = max(1, elements * len(p) // p.numel())
+        after = state
+        for start in range(0, len(p), rows):
+            part = slice(start, start + rows)
+            now = None if held is None else {name: [of[part].to(p.device) for of in held]}
+            after = inner(parts, {**state, "params": {name: p[part]}, "moments": now}, {name: g[part]})
+            p[part].copy_(after["params"][name])
+            made = after["moments"]
+            if made is None:
+                continue
+            if any(of.shape != p[part].shape for of in made[name]):
+                raise ValueError(
+                    f"'mapped_moments' updates slice by slice, but the update keeps something of '{name}' "
+                    "that is not one number for each parameter: combine it with SGD or Adam"
+                )
+            if files is None:
+                files = [opened(p, of) for of in made[name]]
+            for file, of in zip(files, made[name], strict=True):
+                if file[part].data_ptr() != of.data_ptr():
+                    file[part].copy_(of)
+        return {**after, "params": {name: state["params"][name]}, "moments": files and {name: files}}
+
+    return replace(parts, update=update)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "mapped_moments",
+            rewrites=("update",),
+            on={"torch": on_torch},
+            about=__doc__,
+            probe={"elements": 1000},
+        )
+    ]

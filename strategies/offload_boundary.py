@@ -1,0 +1,43 @@
+"""Keep nothing of a layer on the device: its input goes to the host, or on a CPU to a file, and the layer runs twice.
+
+Peak on the device: what one block saves and two hidden states, whatever the depth; the L hidden states lie where
+`offload_activations` puts them: in page-locked host memory beside a GPU, in an unlinked mapped file on a CPU. Inputs of
+fewer than `least_kib` KiB stay. Sources: ALST (Bekman et al., 2025, arXiv:2506.13996), Unsloth. torch only.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl
+
+
+def on_torch(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
+    from torch.utils.checkpoint import checkpoint
+
+    from strategies import offload_activations
+
+    inner = parts.block
+
+    def again(parts: Parts, p: Any, x_BTD: Any, _: None) -> Any:
+        # A checkpoint saves its own input, and within it saves nothing: that input is all there is to carry away.
+        return checkpoint(inner, parts, p, x_BTD, use_reentrant=False)
+
+    carried = offload_activations.on_torch(replace(parts, grad=again), least_kib, folder).grad
+
+    def block(parts: Parts, p: Any, x_BTD: Any) -> Any:
+        return carried(parts, p, x_BTD, None)
+
+    return replace(parts, block=block)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "offload_boundary",
+            rewrites=("block",),
+            on={"torch": on_torch},
+            about=__doc__,
+            probe={"least_kib": 1},
+        )
+    ]

@@ -1,0 +1,39 @@
+"""Keep what products of weights gave in the host's memory instead of the device's, and recompute the rest.
+
+Peak on the device: L hidden states and what one block saves, as with `checkpoint`; on the host the outputs that
+`selective_checkpoint` keeps, which are carried there and back. JAX only, a checkpoint policy:
+`offload_dot_with_no_batch_dims`. For torch see `offload_boundary` and `offload_activations`.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl
+
+ONE_MEMORY = "it would keep the same bytes: a CPU has one memory, and XLA offloads nothing there"
+
+
+def on_jax(parts: Parts) -> Parts:
+    import jax
+
+    inner = parts.block
+    policy = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+
+    def block(parts: Parts, p: Any, x_BTD: Any) -> Any:
+        return jax.checkpoint(partial(inner, parts), prevent_cse=False, policy=policy)(p, x_BTD)
+
+    return replace(parts, block=block)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "offload_checkpoint",
+            rewrites=("block",),
+            on={"jax": on_jax},
+            about=__doc__,
+            excludes={"jax/cpu": ONE_MEMORY},
+        )
+    ]

@@ -1,0 +1,76 @@
+"""Keep keys and values in the host's page-locked memory and fetch the next layer while one is used; pay the bus.
+
+Peak on the device: 2 kv / L, two layers in turn; on the host kv. The copy of a layer starts when the one before it is
+asked for, on a stream of its own, and overlaps with that layer's work. What a token adds goes to both sides, so that no
+copy waits for another. As OffloadedCache in transformers. torch only: a compiled JAX step has no streams to order.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl
+
+
+def on_torch(parts: Parts) -> Parts:
+    import torch
+    from torch._subclasses import FakeTensor
+
+    from strategies.preallocated_cache import within
+
+    def cache(parts: Parts, batch: int, tokens: int, like: Any) -> Any:
+        shape = parts.shape
+        size = (tokens, 2, batch, shape.key_heads, shape.head)  # tokens first, so that those so far are one piece
+        predicted = isinstance(like, FakeTensor)  # a prediction counts all tensors, and these are not the device's
+
+        def empty() -> Any:
+            on_host = range(0 if predicted else shape.layers)
+            return {
+                "host": [torch.empty(size, dtype=like.dtype, pin_memory=like.is_cuda) for _ in on_host],
+                "device": [torch.empty(size, dtype=like.dtype, device=like.device) for _ in range(2)],
+                "stream": torch.cuda.Stream() if like.is_cuda else None,
+            }
+
+        def fetch(kept: Any, layer: int, end: int) -> None:
+            """Copy a layer to the device beside what runs there, but not before the layer that was there is done."""
+            if kept["stream"] is None:
+                return copy(kept, layer, end)
+            kept["stream"].wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(kept["stream"]):
+                copy(kept, layer, end)
+
+        def copy(kept: Any, layer: int, end: int) -> None:
+            if not predicted:
+                kept["device"][layer % 2][:end].copy_(kept["host"][layer][:end], non_blocking=True)
+
+        def append(kept: Any, layer: int, position: int, k_BTGK: Any, v_BTGK: Any) -> Any:
+            end = within(position + k_BTGK.shape[1], tokens)
+            if layer == 0:
+                fetch(kept, 0, position)
+            if kept["stream"] is not None:
+                torch.cuda.current_stream().wait_stream(kept["stream"])
+            here = kept["device"][layer % 2]
+            for index, new in enumerate((k_BTGK, v_BTGK)):
+                here[position:end, index].copy_(new.transpose(0, 1))
+            if not predicted:
+                kept["host"][layer][position:end].copy_(here[position:end], non_blocking=True)
+            if layer + 1 < shape.layers:
+                fetch(kept, layer + 1, position)
+            k, v = here[:end].transpose(0, 1).transpose(1, 2).unbind(0)
+            return kept, k, v, None
+
+        return empty, append
+
+    return replace(parts, cache=cache)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "offloaded_cache",
+            rewrites=("cache",),
+            on={"torch": on_torch},
+            about=__doc__,
+            excludes={"torch/cpu": "moves keys and values out of a GPU's memory, and a CPU has only the host's"},
+        )
+    ]

@@ -1,0 +1,147 @@
+"""The longest value that fits: the search for it, and the runs that confirm it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from harness import fit, plugins, suite
+from harness.fit import Bracket, Search, at, brackets, following, foretold, grain, rounded
+from harness.planner import Foreseen
+from harness.records import Case, Record
+from harness.suite import SuiteError
+
+LOADED = plugins.load()
+SUITE = """
+title: Small
+workload: decoder
+places: [torch/cpu]
+corpus: zipf
+shape: {layers: 1, width: 32, heads: 2, vocabulary: 300, tokens: [64, 128]}
+strategies: [nothing, checkpoint]
+rounds: 0
+"""
+
+
+def plan(tmp_path: Path, text: str = SUITE) -> suite.Plan:
+    path = tmp_path / "small.yaml"
+    path.write_text(text)
+    return suite.read(path, LOADED)
+
+
+CASE = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bytes")
+
+
+def searched(peak_of, budget, least=64):
+    """Search as the predictor would, with peaks that are known; give the bracket and the number of predictions."""
+    bracket, asked = Bracket(CASE, least), 0
+    while (value := bracket.next(budget)) is not None:
+        asked += 1
+        assert asked < 40, "it does not end"
+        peak = peak_of(value)
+        bracket.take(value, Foreseen(CASE, peak, "", None, budget, None))
+    return bracket, asked
+
+
+@pytest.mark.parametrize(
+    "peak_of",
+    [
+        lambda value: 1000 * value,
+        lambda value: 50_000_000 + 300 * value,
+        lambda value: 1_000_000 + 20 * value + value * value // 7,
+        lambda value: 4096 * (value // 512) + 10 * value + 10_000,  # in steps
+    ],
+    ids=["linear", "offset", "quadratic", "stairs"],
+)
+@pytest.mark.parametrize("budget", [60_000_000, 1 << 30])
+def test_the_bracket_closes_around_the_limit_in_few_predictions(peak_of, budget):
+    bracket, asked = searched(peak_of, budget)
+    assert bracket.fits is not None and bracket.fails is not None
+    low, high = bracket.fits[0], bracket.fails[0]
+    assert peak_of(low) <= budget < peak_of(high)
+    assert high - low <= grain(low)
+    assert asked <= 25
+
+
+def test_what_never_fits_says_what_the_least_value_takes():
+    bracket, asked = searched(lambda value: 2 << 30, 1 << 30)
+    assert asked == 1
+    assert foretold(bracket, "tokens", 1 << 30).reason == "tokens 64 is predicted to take 2 GiB already"
+
+
+def test_what_always_fits_ends_at_the_largest_value():
+    bracket, _ = searched(lambda value: 10, 1 << 30)
+    assert bracket.fits is not None and bracket.fits[0] == fit.LARGEST and bracket.fails is None
+
+
+def test_what_cannot_be_predicted_ends_with_the_reason():
+    bracket = Bracket(CASE, 64)
+    bracket.take(64, Foreseen(CASE, None, None, None, 1, None, "the compiler is missing"))
+    assert bracket.next(1 << 30) is None
+    assert foretold(bracket, "tokens", 1).reason == "the compiler is missing"
+
+
+def test_values_are_multiples_of_their_grain():
+    assert [rounded(value) for value in (1, 63, 130, 16_381, 100_001)] == [1, 63, 130, 16_256, 99_328]
+    assert [grain(value) for value in (1, 64, 128, 16_384)] == [1, 1, 2, 256]
+
+
+@dataclass
+class Machine:
+    """A machine on which a value runs when it is at most a limit."""
+
+    limit: int
+    status: str = "oom_budget"
+
+    def measured(self, search: Search, case: Case) -> Record:
+        value = case.shape["tokens"]
+        return Record(case=case, status="ok" if value <= self.limit else self.status)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", [9_000, 9_600, 10_000, 10_400, 11_000, 11_400])
+def test_runs_confirm_the_limit_within_a_step_of_it(tmp_path, monkeypatch, limit):
+    machine = Machine(limit)
+    monkeypatch.setattr(Search, "measured", lambda self, case: machine.measured(self, case))
+    search = Search(plan(tmp_path), LOADED, (), "tokens", tmp_path)
+    row = brackets(search.plan, "tokens", 1 << 30)[0]
+    runs: list[Record] = []
+    found = search.confirmed(row, fit.Fit(over="tokens", budget_bytes=1 << 30, predicted=10_112), runs.append)
+    assert len(runs) == found.runs <= fit.RUNS
+    assert found.passed is not None and found.failed is not None and found.how == "oom_budget"
+    assert found.passed <= limit < found.failed
+    assert found.failed - found.passed <= 2 * fit.STEP * found.passed
+
+
+def test_an_error_ends_the_runs_with_its_reason(tmp_path, monkeypatch):
+    failing = Record(status="error", evidence={"message": "it broke"})
+    monkeypatch.setattr(Search, "measured", lambda self, case: failing)
+    search = Search(plan(tmp_path), LOADED, (), "tokens", tmp_path)
+    row = brackets(search.plan, "tokens", 1 << 30)[0]
+    runs: list[Record] = []
+    found = search.confirmed(row, fit.Fit(over="tokens", budget_bytes=1 << 30, predicted=128), runs.append)
+    assert (found.reason, found.runs, len(runs), found.longest) == ("it broke", 1, 1, None)
+
+
+def test_what_to_run_next():
+    assert following(100, None) == 105
+    assert following(None, 1000) == rounded(950)
+    assert following(1000, 1300) == rounded(1150)
+    assert following(1000, 1050) is None
+    assert following(None, 1) is None
+
+
+def test_each_row_is_searched_once_from_its_least_value_without_the_control(tmp_path):
+    found = brackets(plan(tmp_path), "tokens", 1 << 30)
+    assert [(row.case.label, row.least) for row in found] == [("baseline", 64), ("checkpoint", 64)]
+    assert {row.case.budget_bytes for row in found} == {1 << 30}
+    assert at(found[0].case, "tokens", 7).shape["tokens"] == 7
+
+
+@pytest.mark.parametrize(
+    ("over", "told"),
+    [("token", "'token' is not a size of the workload 'decoder'"), ("norm", "'norm' is not a whole number")],
+)
+def test_what_is_no_size_of_the_workload_is_refused(tmp_path, over, told):
+    with pytest.raises(SuiteError, match=told) as refused:
+        brackets(plan(tmp_path), over, 1 << 30)
+    assert "tokens" in str(refused.value) and "small.yaml" in str(refused.value)

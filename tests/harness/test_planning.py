@@ -1,0 +1,178 @@
+"""What is foreseen and advised: limits, remedies, combinations, and the verbs as a user types them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness import planner, plugins, suite
+from harness.advise import combinations, front, group_of, members, promising
+from harness.planner import Foreseen, Machine
+from harness.records import Applied, Case
+from harness.suite import SuiteError
+
+LOADED = plugins.load()
+SUITE = """
+title: Small
+workload: decoder
+places: [torch/cpu]
+corpus: zipf
+shape: {layers: 4, width: 64, heads: 2, vocabulary: 4000, batch: 1, tokens: 512}
+strategies:
+  - checkpoint
+  - fused_loss
+  - bfloat16
+rounds: 1
+warmup: 1
+steps: 3
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "small.yaml").write_text(SUITE)
+    return tmp_path / "small.yaml"
+
+
+def plan(path: Path) -> suite.Plan:
+    return suite.read(path, LOADED)
+
+
+def ran(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "harness.cli", *words]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+
+
+def case(*names: str, place: str = "torch/cpu", budget: int | None = None) -> Case:
+    applied = tuple(Applied(name=name) for name in names)
+    return Case(
+        workload="decoder", shape={}, place=place, corpus="", tokenizer="", strategies=applied, budget_bytes=budget
+    )
+
+
+def seen(name: str, peak: int | None, seconds: float | None, limit: int | None = 100) -> Foreseen:
+    return Foreseen(case(*name.split("+")) if name else case(), peak, "", None, limit, seconds)
+
+
+def test_a_case_is_held_against_its_budget_or_a_share_of_the_machine() -> None:
+    machine = Machine(1000, 2000)
+    assert machine.limit(case()) == 800
+    assert machine.limit(case(place="torch/cuda")) == 1900
+    assert machine.limit(case(budget=5)) == 5
+    assert Machine().limit(case()) is None
+    assert seen("", 100, None).fits and seen("", 101, None).fits is False
+    assert seen("", None, None).fits is None and seen("", 1, None, None).fits is None
+
+
+def test_the_front_holds_what_nothing_beats_in_both() -> None:
+    rows = [seen("", 90, 1.0), seen("a", 50, 2.0), seen("b", 60, 3.0), seen("c", 10, 4.0), seen("d", None, 1.0)]
+    assert [row.case.label for row in front(rows)] == ["baseline", "a", "c"]
+
+
+def test_the_promising_fit_and_are_nearly_the_fastest() -> None:
+    rows = [seen("", 200, 1.0), seen("a", 90, 2.0), seen("b", 80, 2.4), seen("c", 70, 2.6), seen("d", 100, 2.0)]
+    assert [row.case.label for row in promising(rows)] == ["a", "d", "b"]
+    assert promising([seen("", 200, 1.0)]) == []
+    assert [row.case.label for row in promising([seen("a", 1, None), seen("b", 1, None)])] == ["a", "b"]
+
+
+def test_combinations_never_rewrite_a_part_twice() -> None:
+    names = ("checkpoint", "nested_checkpoint", "fused_loss", "cut_loss", "bfloat16")
+    found = list(combinations([Applied(name=name) for name in names], LOADED))
+    labels = [" + ".join(map(str, row)) for row in found]
+    assert len(labels) == len(set(labels)) == 3 * 3 * 2
+    assert "checkpoint + fused_loss + bfloat16" in labels and "checkpoint + nested_checkpoint" not in labels
+    assert labels[0] == ""
+
+
+def test_only_exact_answers_are_combined_unless_others_are_allowed(path: Path) -> None:
+    group = plan(path).groups[0]
+    assert [str(each) for each in members(group, LOADED, (), False)] == ["checkpoint", "fused_loss"]
+    assert "bfloat16" in [str(each) for each in members(group, LOADED, ("lower_precision",), False)]
+    everything = [each.name for each in members(group, LOADED, (), True)]
+    assert {"checkpoint", "cut_loss", "accumulate"} <= set(everything)
+    assert not {"bfloat16", "window_attention", "strided_view", "nothing"} & set(everything)
+
+
+def test_too_many_combinations_are_refused(path: Path) -> None:
+    with pytest.raises(SuiteError, match="give more than 2000 combinations: narrow them"):
+        group_of(plan(path).groups[0], LOADED, ("lower_precision", "approximate"), True, "small.yaml")
+
+
+def test_plan_shows_what_fits_without_running_it(path: Path, tmp_path: Path) -> None:
+    done = ran(tmp_path, "plan", str(path), "--budget", "36MiB")
+    assert done.returncode == 0, done.stderr
+    rows = {line.split("|")[1].strip(" `"): line for line in done.stdout.splitlines() if line.startswith("|")}
+    assert rows["baseline"].rstrip(" |").endswith("NO")
+    assert rows["bfloat16"].rstrip(" |").endswith("yes")
+    assert "may use 36 MiB" in done.stdout
+    assert re.search(r"\d\.\d\d x", rows["checkpoint"]), "a ratio of step times"
+    assert not (tmp_path / "results").exists()
+
+
+def test_plan_says_what_to_change_when_nothing_fits(path: Path, tmp_path: Path) -> None:
+    done = ran(tmp_path, "plan", str(path), "--memory", "4MiB")
+    assert done.returncode == 0, done.stderr
+    told = next(line for line in done.stdout.splitlines() if line.startswith("nothing fits"))
+    assert "the leanest, fused_loss, takes" in told and "over 3.2 MiB" in told
+    assert told.index("saves") < told.index("tokens 256 takes")
+
+
+def test_fit_predicts_the_longest_context(path: Path, tmp_path: Path) -> None:
+    done = ran(tmp_path, "fit", str(path), "--over", "tokens", "--budget", "64MiB", "--predict-only")
+    assert done.returncode == 0, done.stderr
+    found = {
+        cells[1].strip(" `"): int(cells[2].replace(",", ""))
+        for line in done.stdout.splitlines()
+        if len(cells := line.split("|")) > 3 and cells[2].strip().replace(",", "").isdigit()
+    }
+    assert 512 < found["baseline"] < found["bfloat16"] < found["checkpoint"] < found["fused_loss"]
+    again = ran(tmp_path, "report", "results")
+    assert again.returncode == 0, again.stderr
+    assert done.stdout.splitlines()[2:] == again.stdout.splitlines()[2:] and "longest tokens in 64 MiB" in again.stdout
+
+
+@pytest.mark.parametrize("budget", ["1MiB", "eight"])
+def test_fit_refuses_or_explains_a_budget_that_cannot_be_met(path: Path, tmp_path: Path, budget: str) -> None:
+    done = ran(tmp_path, "fit", str(path), "--over", "tokens", "--budget", budget, "--predict-only")
+    assert "Traceback" not in done.stderr
+    if budget == "eight":
+        assert done.returncode == 2 and "'eight' is not a size" in done.stderr
+    else:
+        assert done.returncode == 0 and "tokens 512 is predicted to take" in done.stdout
+
+
+def test_advice_from_predictions_alone_ends_with_lines_to_paste(path: Path, tmp_path: Path) -> None:
+    done = ran(tmp_path, "advise", str(path), "--predict-only", "--budget", "14MiB", "--allow", "lower_precision")
+    assert done.returncode == 0, done.stderr
+    assert "Use **" in done.stdout and "Nothing was measured" in done.stdout
+    pasted = yaml.safe_load(done.stdout.split("```yaml\n")[1].split("```")[0])
+    path.write_text(SUITE[: SUITE.index("strategies:")] + yaml.safe_dump(pasted) + "rounds: 0\n")
+    again = plan(path)
+    assert len(again.groups[0].cases) == 2 and "bfloat16" in again.groups[0].cases[1].label
+
+
+def test_advice_is_measured_and_right(path: Path, tmp_path: Path) -> None:
+    done = ran(tmp_path, "advise", str(path), "--budget", "24MiB")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Use \*\*.*fused_loss.*\*\*: of 4 combinations it was the fastest that fits 24 MiB", done.stdout)
+    assert "Its answer is" in done.stdout and "ms a step" in done.stdout
+
+
+def test_an_answer_that_does_not_exist_is_refused(path: Path, tmp_path: Path) -> None:
+    done = ran(tmp_path, "advise", str(path), "--allow", "lower_precison")
+    assert done.returncode == 2 and "did you mean 'lower_precision'" in done.stderr
+
+
+def test_remedies_halve_what_can_be_halved(path: Path) -> None:
+    whole = plan(path)
+    machine = Machine(host_bytes=4 << 20)
+    rows = planner.of_plan(whole, LOADED, (), machine)[0]
+    found = planner.remedies(rows, whole, LOADED, (), machine)
+    assert [each.change.split()[0] for each in found].sort() == ["layers", "tokens"].sort()
+    assert found and all(each.peak_bytes < min(row.peak_bytes or 0 for row in rows) for each in found)

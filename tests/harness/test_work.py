@@ -1,0 +1,127 @@
+"""The work of a step: counted operation by operation, and the time it takes at given rates."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+import torch.nn.functional as F
+
+from harness.backends.jax_work import work
+from harness.backends.torch_work import Work
+from harness.sizes import SizeError, shown, size
+from harness.work import Operations, Rates, gathered, seconds
+
+
+def counted(function, *arrays):
+    with Work() as found:
+        function(*arrays)
+    return found.taken()
+
+
+def flops(operations):
+    return sum(each.flops for each in operations)
+
+
+def moved(operations):
+    return sum(each.moved for each in operations)
+
+
+def test_a_product_is_counted_by_its_three_lengths():
+    a, b = torch.ones(6, 8), torch.ones(8, 10)
+    assert flops(counted(torch.mm, a, b)) == 2 * 6 * 8 * 10
+    assert flops(counted(lambda: torch.ones(6, 10).addmm_(a, b))) == 2 * 6 * 8 * 10
+    assert moved(counted(torch.mm, a, b)) == 4 * (48 + 80 + 60)
+
+
+def test_views_move_nothing_and_a_gather_only_what_it_takes():
+    table, ids = torch.ones(1000, 4), torch.arange(3)
+    assert counted(lambda: table.view(4, 1000).T[:2]) == ()
+    assert moved(counted(lambda: F.embedding(ids, table))) == 2 * 3 * 4 * 4
+    assert moved(counted(lambda: table * 2)) == 2 * 4000 * 4
+
+
+def test_attention_under_a_causal_mask_is_half_of_it():
+    q = torch.ones(1, 2, 64, 16)
+    whole = flops(counted(lambda: F.scaled_dot_product_attention(q, q, q)))
+    half = flops(counted(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True)))
+    assert whole == 4 * 2 * 64 * 64 * 16 and half == whole / 2
+
+
+def test_a_chunked_loss_counts_its_three_products():
+    if not hasattr(F, "linear_cross_entropy"):
+        pytest.skip("this torch has no linear_cross_entropy")
+    x, w, y = torch.ones(64, 8, requires_grad=True), torch.ones(100, 8, requires_grad=True), torch.zeros(64).long()
+    options = torch.nn.LinearCrossEntropyOptions(acc_policy="auto", chunking_method="auto")
+    assert flops(counted(lambda: F.linear_cross_entropy(x, w, y, options=options))) == 3 * 2 * 64 * 8 * 100
+
+
+def test_the_backward_pass_counts():
+    q = torch.ones(1, 2, 64, 16, requires_grad=True)
+    forward = flops(counted(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True)))
+    both = flops(counted(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()))
+    assert both == 3.5 * forward  # five products instead of two
+
+
+def program(function, *arrays):
+    return work(jax.make_jaxpr(function)(*arrays))
+
+
+def test_a_loop_in_jax_counts_as_often_as_it_runs():
+    w = jnp.ones((8, 8))
+    once = flops(program(lambda x: x @ w, w))
+    assert once == 2 * 8**3
+    assert flops(program(lambda x: jax.lax.scan(lambda x, _: (x @ w, None), x, length=5)[0], w)) == 5 * once
+    assert flops(program(jax.jit(lambda x: x @ w @ w), w)) == 2 * once
+    assert flops(program(lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ w @ w, lambda x: x, x), w)) == 2 * once
+
+
+def test_recomputation_in_jax_shows_as_work():
+    w = jnp.ones((8, 8))
+
+    def loss(function):
+        return lambda x: jax.grad(lambda x: jnp.tanh(function(x) @ w).sum())(x)
+
+    plain = flops(program(loss(lambda x: jnp.tanh(x @ w)), w))
+    again = flops(program(loss(jax.checkpoint(lambda x: jnp.tanh(jnp.tanh(x @ w) @ w))), w))
+    assert again > plain
+
+
+def test_elementwise_chains_in_jax_move_their_ends_alone():
+    x = jnp.ones(1000)
+    assert moved(program(lambda x: jnp.tanh(jnp.exp(x) + 1) * 2, x)) == 4000
+    assert moved(program(lambda x: x.reshape(10, 100), x)) == 0
+
+
+def test_work_of_one_intensity_is_added_up():
+    found = gathered([Operations("float32", 100.0, 10), Operations("float32", 100.0, 10), Operations("int64", 0.0, 7)])
+    assert set(found) == {Operations("float32", 200.0, 20), Operations("", 0.0, 7)}
+    far = gathered([Operations("float32", 100.0, 10), Operations("float32", 100.0, 1000)])
+    assert len(far) == 2
+
+
+def test_the_slower_of_two_rates_binds():
+    rates = Rates(bandwidth=100.0, flops={"float32": 1000.0})
+    assert seconds([Operations("float32", 5000.0, 100)], rates) == 5.0
+    assert seconds([Operations("float32", 500.0, 300)], rates) == 3.0
+    assert seconds([Operations("", 0.0, 50)], rates) == 0.5
+    assert seconds([Operations("float16", 1.0, 1)], rates) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"), [("8GiB", 8 << 30), ("512 MiB", 512 << 20), ("80GB", 80 * 10**9), ("1.5KiB", 1536), ("7", 7)]
+)
+def test_sizes_are_read_as_people_write_them(text, bytes_):
+    assert size(text) == bytes_
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1GiB", "8 GiBs", "1e9", "0MiB", "nan", "8;GiB", "9" * 30, "\x1b[31m8GiB", "8 XiB"]
+)
+def test_what_is_no_size_is_refused_in_one_sentence(text):
+    with pytest.raises(SizeError, match="is not a size: write a number and a unit") as refused:
+        size(text)
+    assert "\x1b" not in str(refused.value)
+
+
+def test_sizes_are_shown_in_the_unit_that_suits_them():
+    assert [shown(each) for each in (100, 1 << 20, 1536 << 20, 300 << 30)] == ["100 B", "1 MiB", "1.5 GiB", "300 GiB"]

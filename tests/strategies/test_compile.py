@@ -1,0 +1,118 @@
+"""Compiled parts give the same answers up to rounding, save less, and leave nothing behind."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from harness import Place, backends, plugins
+from harness.meters import children
+from harness.workloads.decoder import Shape
+
+LOADED = plugins.load()
+DECODER = LOADED.workloads["decoder"]
+SHAPE = Shape(layers=1, width=32, heads=2, hidden=48, vocabulary=31, batch=2, tokens=16)
+NAMES = ["compiled_block", "compiled_step", "compiled_budget"]
+
+
+def parts_of(shape, name=None, **knobs):
+    parts = DECODER.on["torch"](shape, Place("torch", "cpu"), None, 0)
+    return parts if name is None else LOADED.strategies[name].on["torch"](parts, **knobs)
+
+
+def first_gradient(parts):
+    state = parts.init(parts, None)
+    x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
+    loss, grads = parts.grad(parts, state, x, y)
+    return float(loss), {name: array for name, (array, _) in backends.load("torch").arrays(grads).items()}
+
+
+@cache
+def plain(shape):
+    return first_gradient(parts_of(shape))
+
+
+def saved(parts, shape):
+    """Bytes that the graph of one stack keeps, weights left out."""
+    params = parts.init(parts, None)["params"]
+    weights = {leaf.untyped_storage()._cdata for p in params["layers"] for leaf in p.values()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage
+        return tensor
+
+    x = torch.randn(shape.batch, shape.tokens, shape.width)
+    parts.stack(parts, params["layers"], x)  # compiled here: hooks that are active then would be compiled in
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        assert parts.stack(parts, params["layers"], x).requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_parts_have_the_gradient_of_the_plain_ones_at_every_shape(name):
+    """Two shapes through one function: a second shape is compiled for itself, not approximated."""
+    parts = parts_of(SHAPE, name)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for shape in (SHAPE, SHAPE.model_copy(update={"tokens": 24})):
+        loss, grads = plain(shape)
+        found, found_grads = first_gradient(parts_of(shape, name) if shape is not SHAPE else parts)
+        assert found == pytest.approx(loss, rel=1e-6)
+        for key in grads:
+            np.testing.assert_allclose(found_grads[key], grads[key], rtol=1e-4, atol=1e-7)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= before + 2, "nothing was compiled"
+    assert not children(), "a process of the compiler is left"
+
+
+@pytest.mark.slow
+def test_a_smaller_budget_keeps_less():
+    whole = saved(parts_of(SHAPE), SHAPE)
+    by_budget = {budget: saved(parts_of(SHAPE, "compiled_budget", budget=budget), SHAPE) for budget in (0.0, 1.0)}
+    assert by_budget[0.0] < 0.5 * by_budget[1.0]
+    assert by_budget[1.0] <= whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prediction_runs_the_plain_code_and_says_so(name):
+    parts = parts_of(SHAPE, name)
+    place, batch = Place("torch", "cpu"), DECODER.abstract_batch(SHAPE)
+    module = backends.load("torch")
+    found = module.predict(lambda: parts, place, batch, held=0, steps=1)
+    assert found == module.predict(lambda: parts_of(SHAPE), place, batch, held=0, steps=1)
+    assert parts.notes["compiled"] == "predicted as it is uncompiled"
+
+
+@pytest.mark.slow
+def test_the_compiler_leaves_no_file_behind(tmp_path):
+    program = """
+from harness import Place, plugins
+from harness.workloads.decoder import Shape
+loaded = plugins.load()
+shape = Shape(layers=1, width=16, heads=1, hidden=16, vocabulary=31, tokens=8)
+parts = loaded.workloads["decoder"].on["torch"](shape, Place("torch", "cpu"), None, 0)
+parts = loaded.strategies["compiled_block"].on["torch"](parts)
+state = parts.init(parts, None)
+x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
+parts.grad(parts, state, x, y)
+import os
+print(len(list(os.walk(os.environ["TMPDIR"]))))
+"""
+    env = {**os.environ, "TMPDIR": str(tmp_path), "HOME": str(tmp_path / "home")}
+    env.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 3, "nothing was compiled"
+    assert not [path for path in Path(tmp_path).rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.1])
+def test_a_budget_is_a_share(budget):
+    with pytest.raises(ValueError, match="a share from 0 to 1"):
+        parts_of(SHAPE, "compiled_budget", budget=budget)

@@ -1,0 +1,200 @@
+"""Label smoothing, z-loss and soft cap are one function, whichever strategy computes it; the oracle is in numpy."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from harness import IGNORED, Objective, Parts, Place, plugins
+from harness.workloads.decoder import Shape, on_jax, on_torch, probe
+from harness.workloads.temporal import Shape as TemporalShape
+
+STRATEGIES = plugins.load().strategies
+KNOBS = {
+    "the plain loss": None,
+    "chunked_loss": {"chunk": 7},
+    "fused_loss": {"chunk": 7},
+    "cut_loss": {"rows": 7, "tile": 5},
+    "automatic_loss": {"threshold_gib": 0.0},
+}
+SETTINGS = {
+    "smoothing": {"label_smoothing": 0.2},
+    "z": {"z_loss": 0.3},
+    "cap": {"soft_cap": 2.5},
+    "all": {"label_smoothing": 0.2, "z_loss": 0.3, "soft_cap": 2.5},
+}
+ROWS, WIDTH, VOCABULARY = 41, 12, 23
+BOUND = {"float32": 3e-6, "bfloat16": 1.5e-2}
+
+
+def problem(scale=1.0):
+    """Rows that fill neither a chunk nor a tile, some of them ignored, and one chunk of seven altogether."""
+    random = np.random.Generator(np.random.Philox(key=7))
+    x = random.standard_normal((1, ROWS, WIDTH)) * scale
+    w = random.standard_normal((VOCABULARY, WIDTH))
+    y = random.integers(0, VOCABULARY, (1, ROWS))
+    y[random.random(y.shape) < 0.2] = IGNORED
+    y[0, 14:21] = IGNORED
+    return x, w, y
+
+
+def oracle(x, w, y, label_smoothing=0.0, z_loss=0.0, soft_cap=0.0):
+    """The loss and its two gradients in float64, written down from the definition."""
+    flat, targets = x.reshape(-1, x.shape[-1]), y.reshape(-1)
+    a = flat @ w.T
+    z, slope = (soft_cap * np.tanh(a / soft_cap), 1 / np.cosh(a / soft_cap) ** 2) if soft_cap else (a, 1.0)
+    kept = np.flatnonzero(targets != IGNORED)
+    wanted = np.zeros_like(z)
+    wanted[kept, targets[kept]] = 1 - label_smoothing
+    wanted[kept] += label_smoothing / z.shape[1]
+    exponentials = np.exp(z - z.max(1, keepdims=True))
+    lse = np.log(exponentials.sum(1)) + z.max(1)
+    losses = lse - (wanted * z).sum(1) + z_loss * lse**2
+    p = exponentials / exponentials.sum(1, keepdims=True)
+    da = (p * (1 + 2 * z_loss * lse[:, None]) - wanted) * slope
+    da[targets == IGNORED] = 0
+    return losses[kept].mean(), (da / len(kept) @ w).reshape(x.shape), da.T / len(kept) @ flat
+
+
+def loss_of(name, backend, settings):
+    plain = {"torch": on_torch.loss, "jax": on_jax.loss}[backend]
+    parts = Parts(Shape(**settings), Place(backend, "cpu"), loss=plain)
+    if KNOBS[name] is not None:
+        parts = STRATEGIES[name].on[backend](parts, **KNOBS[name])
+    return partial(parts.loss, parts)
+
+
+def computed(name, backend, dtype, x, w, y, settings):
+    """The inputs as rounded, and the loss and both gradients, all in float64."""
+    loss = loss_of(name, backend, settings)
+    if backend == "torch":
+        leaves = [torch.from_numpy(array).to(getattr(torch, dtype)).requires_grad_() for array in (x, w)]
+        value = loss(*leaves, torch.from_numpy(y))
+        found = [value.detach(), *torch.autograd.grad(value, leaves)]
+        return [leaf.detach().double().numpy() for leaf in leaves], [result.double().numpy() for result in found]
+    leaves = [jnp.asarray(array, dtype) for array in (x, w)]
+    value, gradients = jax.value_and_grad(lambda x, w: loss(x, w, jnp.asarray(y)), argnums=(0, 1))(*leaves)
+    return [np.asarray(leaf, np.float64) for leaf in leaves], [
+        np.asarray(result, np.float64) for result in (value, *gradients)
+    ]
+
+
+def assert_close(found, due, bound):
+    for name, mine, true in zip(("loss", "dHidden", "dWeight"), found, due, strict=True):
+        assert np.linalg.norm(mine - true) <= bound * np.linalg.norm(true), name
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("name", KNOBS)
+def test_every_strategy_computes_the_same_function(name, backend, settings, dtype):
+    x, w, y = problem()
+    (x, w), found = computed(name, backend, dtype, x, w, y, SETTINGS[settings])
+    assert_close(found, oracle(x, w, y, **SETTINGS[settings]), BOUND[dtype])
+
+
+def test_each_setting_changes_every_result_by_more_than_is_tolerated():
+    plain = oracle(*problem())
+    for settings in SETTINGS.values():
+        for one, without in zip(oracle(*problem(), **settings), plain, strict=True):
+            assert np.linalg.norm(one - without) > 100 * BOUND["float32"] * np.linalg.norm(without)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("name", KNOBS)
+def test_logits_of_ten_thousand_stay_finite(name, backend):
+    settings = SETTINGS["all"] | {"soft_cap": 3e4}
+    x, w, y = problem(scale=3e3)
+    assert np.abs(x[0] @ w.T).max() > 1e4
+    (x, w), found = computed(name, backend, "float32", x, w, y, settings)
+    assert all(np.isfinite(result).all() for result in found)
+    # In float32 such logits are off by a thousandth themselves, and so are their exponentials.
+    assert_close(found, oracle(x, w, y, **settings), 2e-3)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("name", KNOBS)
+def test_without_a_target_the_loss_is_nan_and_the_gradients_are_zero(name, backend):
+    x, w, _ = problem()
+    y = np.full((1, ROWS), IGNORED)
+    _, (value, dx, dw) = computed(name, backend, "float32", x, w, y, SETTINGS["all"])
+    assert np.isnan(value)
+    if name in ("fused_loss", "cut_loss", "automatic_loss"):
+        assert not dx.any() and not dw.any()
+
+
+@pytest.mark.parametrize("chunk", [64, 4096])
+def test_kept_logits_compute_the_same_function(chunk):
+    x, w, y = problem()
+    for backend in ("torch", "jax"):
+        parts = Parts(Shape(**SETTINGS["all"]), Place(backend, "cpu"))
+        parts = STRATEGIES["chunked_loss"].on[backend](parts, chunk=chunk, recompute=False)
+        array = torch.from_numpy if backend == "torch" else jnp.asarray
+        value = float(parts.loss(parts, array(x), array(w), array(y)))
+        assert value == pytest.approx(oracle(x, w, y, **SETTINGS["all"])[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fused_loss", "cut_loss"])
+def test_no_tensor_holds_all_logits(name):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            for tensor in found if isinstance(found, tuple | list) else (found,):
+                if isinstance(tensor, torch.Tensor):
+                    self.largest = max(self.largest, tensor.numel())
+            return found
+
+    x, w = torch.randn(1, 300, 4, requires_grad=True), torch.randn(200, 4, requires_grad=True)
+    loss = loss_of(name, "torch", SETTINGS["all"])
+    with Watch() as watch:
+        loss(x, w, torch.zeros(1, 300, dtype=torch.int64)).backward()
+    assert watch.largest <= max(x.numel(), w.numel(), 7 * 200)
+
+
+def test_the_cut_loss_computes_in_the_type_of_autocast():
+    x, w, y = (torch.from_numpy(array) for array in problem())
+    loss = loss_of("cut_loss", "torch", SETTINGS["all"])
+    leaves = [x.float().requires_grad_(), w.float().requires_grad_()]
+    with torch.autocast("cpu", torch.bfloat16):
+        value = loss(*leaves, y)
+    gradients = torch.autograd.grad(value, leaves)
+    halves = [x.bfloat16().requires_grad_(), w.bfloat16().requires_grad_()]
+    due = loss(*halves, y)
+    assert torch.equal(value, due)
+    for mine, half in zip(gradients, torch.autograd.grad(due, halves), strict=True):
+        assert mine.dtype == torch.float32 and torch.equal(mine, half.float())
+
+
+def test_the_cut_loss_has_no_second_derivative():
+    x, w, y = (torch.from_numpy(array) for array in problem())
+    value = loss_of("cut_loss", "torch", {})(x.requires_grad_(), w, y)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(value, x, create_graph=True)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_torchs_own_function_refuses_what_it_cannot_compute(settings):
+    with pytest.raises(ValueError, match="leave them at 0, or use fused_loss"):
+        STRATEGIES["native_loss"].on["torch"](Parts(Shape(**settings), Place("torch", "cpu")))
+
+
+def test_the_objective_is_read_from_a_shape_that_may_not_have_one():
+    assert Objective.of(Shape(**SETTINGS["all"])) == Objective(0.2, 0.3, 2.5)
+    assert Objective.of(probe(Shape(**SETTINGS["all"]))) == Objective(0.2, 0.3, 2.5), "answers are compared without it"
+    assert Objective.of(TemporalShape()) == Objective.of(None) == Objective()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"label_smoothing": 1.0}, {"label_smoothing": -0.1}, {"z_loss": -1}, {"soft_cap": -1}]
+)
+def test_a_setting_out_of_range_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Shape(**wrong)

@@ -1,0 +1,421 @@
+"""Strategies of the update: what each keeps in bytes, and that its steps are those of the optimizer it stands for."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from harness import Place, backends, plugins, tree
+from harness.assembly import assemble
+from harness.records import Applied, Case
+from harness.train import training
+from harness.types import replace
+from strategies import adam_8bit
+
+LOADED = plugins.load()
+DECODER = LOADED.workloads["decoder"]
+STEPS = 10
+
+
+def parts_of(backend, *names, workload="decoder", **shape):
+    """Parts at the probe, with the knobs that strategies have there."""
+    made = LOADED.workloads[workload]
+    case = Case(
+        workload=workload,
+        shape=made.probe(made.shape()).model_dump() | {"weight_decay": 0.1} | shape,
+        place=f"{backend}/cpu",
+        corpus="drawn",
+        tokenizer="none",
+        strategies=tuple(Applied(name=name, knobs=dict(LOADED.strategies[name].probe)) for name in names),
+    )
+    return assemble(LOADED, case)
+
+
+def trained(backend, *names, steps=STEPS, parts=None, **shape):
+    """Parameters by name after some steps, layers apart in both frameworks, and the last state."""
+    module = backends.load(backend)
+    module.start(Place(backend, "cpu"))
+    parts = parts or parts_of(backend, *names, **shape)
+    step = module.prepare(parts)
+    last = {}
+
+    def watched(state, x, y):
+        last["state"], loss = step(state, x, y)
+        return last["state"], loss
+
+    losses = [float(loss) for loss, _ in islice(training(parts, watched, finish=module.wait), steps)]
+    arrays = {name: array for name, (array, _) in module.arrays(last["state"]["params"]).items()}
+    return apart(arrays) if backend == "jax" else arrays, losses, last["state"]
+
+
+def apart(arrays):
+    """Give layers that are stacked a name each."""
+    found = {}
+    for name, array in arrays.items():
+        if name.startswith("layers."):
+            short = name.removeprefix("layers.")
+            found |= {f"layers.{at}.{short}": layer for at, layer in enumerate(array)}
+        else:
+            found[name] = array
+    return found
+
+
+def away(mine, its):
+    assert mine.keys() == its.keys()
+    off = sum(float(np.sum((mine[name].astype(np.float64) - its[name]) ** 2)) for name in its)
+    return (off / sum(float(np.sum(its[name].astype(np.float64) ** 2)) for name in its)) ** 0.5
+
+
+def bytes_of(held):
+    """Bytes of all arrays among the leaves."""
+    return sum(leaf.nbytes for _, leaf in tree.leaves(held) if hasattr(leaf, "nbytes"))
+
+
+def by_torch(optimizers_of, **shape):
+    """Train the untouched parts with optimizers of torch; return parameters by name."""
+    parts = parts_of("torch", **shape)
+    state = parts.init(parts, None)
+    named = dict(tree.leaves(state["params"]))
+    optimizers = optimizers_of(parts.shape, named)
+    batches = parts.batches(parts, parts.windows(parts, parts.source(parts)))
+    for x, y in islice(batches, STEPS):
+        x, y = parts.transfer(parts, x, y)
+        _, grads = parts.grad(parts, state, x, y)
+        for name, g in tree.leaves(grads):
+            named[name].grad = g
+        for optimizer in optimizers:
+            optimizer.step()
+    return {name: p.detach().numpy() for name, p in named.items()}
+
+
+def adafactor(shape, named):
+    return [torch.optim.Adafactor(named.values(), lr=shape.learning_rate, weight_decay=shape.weight_decay)]
+
+
+def muon(shape, named):
+    hidden = [p for name, p in named.items() if p.dim() == 2 and name not in ("embed", "head")]
+    rest = [p for name, p in named.items() if p.dim() < 2 or name in ("embed", "head")]
+    settings = {"lr": shape.learning_rate, "weight_decay": shape.weight_decay}
+    return [torch.optim.Muon(hidden, **settings), torch.optim.AdamW(rest, **settings)]
+
+
+# Against the optimizers of torch
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("rate", [1e-3, 0.5])
+def test_adafactor_makes_the_steps_of_torch(backend, rate):
+    mine, _, _ = trained(backend, "adafactor", learning_rate=rate)
+    assert away(mine, by_torch(adafactor, learning_rate=rate)) < 1e-4
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_muon_makes_the_steps_of_torch(backend):
+    mine, _, _ = trained(backend, "muon")
+    its, before = by_torch(muon), by_torch(lambda *_: [])
+    moved = away(its, before)
+    # Newton-Schulz is iterated in bfloat16, and differently rounded products part in its third digit.
+    assert moved > 0.02 and away(mine, its) < (1e-4 if backend == "torch" else 0.02) * moved
+
+
+# What is kept
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_adafactor_keeps_rows_and_columns(backend):
+    parts = parts_of(backend, "adafactor")
+    wanted = sum(
+        (1 if name == "embed" or name == "head" or not name.startswith("layers.") else parts.shape.layers)
+        * 4
+        * (sum(shape) if len(shape) == 2 else shape[0])
+        for name, (shape, _) in parts.shape.parameter_shapes().items()
+    )
+    assert bytes_of(moments(parts, backend)) == wanted
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_muon_keeps_four_bytes_of_a_matrix(backend):
+    parts = parts_of(backend, "muon", width=64, hidden=160)
+    shapes = parts.shape.parameter_shapes()
+    hidden = sum(
+        parts.shape.layers * shape[0] * shape[1]
+        for name, (shape, _) in shapes.items()
+        if name.startswith("layers.") and len(shape) == 2
+    )
+    rest = parts.shape.parameters() - hidden
+    assert bytes_of(moments(parts, backend)) == 4 * hidden + 8 * rest
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_8_bit_moments_take_two_bytes_and_their_scales(backend):
+    parts = parts_of(backend, "adam_8bit", width=64, hidden=128, vocabulary=500)
+    per_parameter = bytes_of(moments(parts, backend)) / parts.shape.parameters()
+    assert 2 + 8 / 256 <= per_parameter < 2.1
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_small_tensors_keep_float32(backend):
+    parts = LOADED.strategies["adam_8bit"].on[backend](parts_of(backend), least=4096)
+    dtypes = {str(leaf.dtype).removeprefix("torch.") for _, leaf in tree.leaves(moments(parts, backend))}
+    assert dtypes == {"float32"}, "no tensor of the probe has 4096 elements"
+
+
+def test_momentum_keeps_one_moment_in_jax():
+    parts = parts_of("jax", "sgd_momentum")
+    assert bytes_of(moments(parts, "jax")) == 4 * parts.shape.parameters()
+
+
+def moments(parts, backend):
+    """What the state holds beside parameters and the count of steps, after one update."""
+    _, _, state = trained(backend, parts=parts, steps=1)
+    return {key: value for key, value in state.items() if key not in ("params", "steps")}
+
+
+# 8 bit
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_levels_are_those_of_the_paper(signed):
+    levels = adam_8bit.levels(signed)
+    assert len(set(levels.tolist())) == 256 and (np.diff(levels) > 0).all()
+    assert levels[-1] == 1 and 0 in levels
+    positive = levels[levels > 0]
+    # Each decade below 1 has half as many levels as the one above it; the values are means of even parts.
+    counts = [int(((positive > 10.0**-at / 10) & (positive < 10.0**-at)).sum()) for at in range(7)]
+    assert counts == [(64 if signed else 128) >> at for at in range(7)]
+    assert positive[0] == pytest.approx(0.55e-6 if signed else 0.325e-6)
+    assert levels[0] == pytest.approx(-0.99296875 if signed else 0)
+
+
+def test_the_moments_are_those_of_adam_rounded_to_the_nearest_level():
+    """One update from nothing, against every level tried for every element."""
+    parts = parts_of("torch", "adam_8bit", vocabulary=70)  # 70 x 48 is no multiple of 256
+    state = parts.init(parts, None)
+    draw = torch.Generator().manual_seed(3)
+    grads = tree.mapped(lambda p: torch.randn(p.shape, generator=draw) ** 5, state["params"])
+    state = parts.update(parts, state, grads)
+    codes_m, scale_m, codes_v, scale_v = state["moments"]["embed"]
+    g = np.zeros(codes_m.numel(), np.float32)
+    g[: 70 * 48] = grads["embed"].numpy().ravel()
+    g = g.reshape(-1, 256).astype(np.float64)
+    for exact, codes, scale, signed in ((0.1 * g, codes_m, scale_m, True), (0.001 * g * g, codes_v, scale_v, False)):
+        of_one = exact / np.abs(exact).max(1, keepdims=True)
+        levels = adam_8bit.levels(signed).astype(np.float64)
+        if not signed:
+            levels[0] = np.inf  # what is not zero stays above it
+        nearest = np.abs(of_one[..., None] - levels).min(-1)
+        chosen = np.abs(of_one - levels[codes.numpy()])
+        assert np.allclose(scale.numpy(), np.abs(exact).max(1), rtol=1e-5)
+        assert np.abs(chosen - nearest).max() < 1e-6
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_8_bit_stays_near_adam_where_most_gradients_vanish(backend):
+    shape = {"vocabulary": 500, "ignored": 0.0}
+    mine, losses, _ = trained(backend, "adam_8bit", **shape)
+    its, plain, _ = trained(backend, **shape)
+    assert losses == pytest.approx(plain, rel=1e-3) and losses != plain
+    farthest = max(float(np.abs(mine[name] - its[name]).max()) for name in its)
+    assert farthest < 5 * 1e-3, "a step of more than a few learning rates: a second moment became zero"
+
+
+def test_8_bit_is_the_same_in_both_frameworks():
+    (mine, _, _), (its, _, _) = trained("torch", "adam_8bit"), trained("jax", "adam_8bit")
+    assert away(mine, its) < 2e-4  # a value at the edge of two levels may go either way
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_slices_do_not_change_8_bit_steps(backend, monkeypatch):
+    whole, _, _ = trained(backend, "adam_8bit", steps=4)
+    monkeypatch.setattr(adam_8bit, "SLICE", 512)
+    parts, _, _ = trained(backend, "adam_8bit", steps=4)
+    assert away(parts, whole) < 1e-6
+
+
+# Moments elsewhere
+
+
+def test_mapped_moments_train_bit_for_bit_and_leave_no_file(tmp_path, monkeypatch):
+    opened = []
+    inner = torch.from_file
+    monkeypatch.setattr(torch, "from_file", lambda path, **k: opened.append((path, k["size"])) or inner(path, **k))
+    wrap = LOADED.strategies["mapped_moments"].on["torch"]
+    mine, _, state = trained("torch", parts=wrap(parts_of("torch"), folder=str(tmp_path), elements=1000))
+    its, _, _ = trained("torch")
+    assert all(np.array_equal(mine[name], its[name]) for name in its)
+    assert sum(size for _, size in opened) == 2 * sum(p.numel() for _, p in tree.leaves(state["params"]))
+    assert all(path.startswith(str(tmp_path)) for path, _ in opened)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mapped_moments_update_slice_by_slice():
+    sizes = []
+
+    def watching(parts):
+        inner = parts.update
+
+        def update(parts, state, grads):
+            sizes.extend(g.numel() for _, g in tree.leaves(grads))
+            return inner(parts, state, grads)
+
+        return replace(parts, update=update)
+
+    wrap = LOADED.strategies["mapped_moments"].on["torch"]
+    trained("torch", parts=wrap(watching(parts_of("torch")), elements=1000), steps=1)
+    assert max(sizes) <= 1000 and len(sizes) > 60
+
+
+def test_mapped_moments_take_what_another_optimizer_made_at_the_start():
+    mine, _, _ = trained("torch", "sgd_momentum", "mapped_moments")
+    its, _, _ = trained("torch", "sgd_momentum")
+    assert all(np.array_equal(mine[name], its[name]) for name in its)
+
+
+def test_mapped_moments_refuse_an_optimizer_of_whole_matrices():
+    with pytest.raises(ValueError, match="not one number for each parameter"):
+        trained("torch", "adafactor", "mapped_moments", steps=1)
+
+
+def test_offloaded_moments_leave_the_steps_as_they_are():
+    mine, _, _ = trained("torch", "offloaded_moments")
+    its, _, _ = trained("torch")
+    assert all(np.array_equal(mine[name], its[name]) for name in its)
+    for backend in backends.NAMES:
+        reason = LOADED.strategies["offloaded_moments"].obstacle(Place(backend, "cpu"))
+        assert reason is not None and "host" in reason
+
+
+# Updates within the backward pass
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_updates_in_the_backward_pass_are_the_updates(backend, tied):
+    mine, losses, state = trained(backend, "update_in_backward", tied=tied)
+    its, plain, other = trained(backend, tied=tied)
+    assert losses == pytest.approx(plain, rel=1e-6)
+    assert away(mine, its) < 1e-6
+    assert int(state["steps"]) == int(other["steps"]) == STEPS
+
+
+@pytest.mark.parametrize("network", ["lstm", "mamba"])
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_updates_in_the_backward_pass_of_another_workload(backend, network):
+    shape = {"workload": "temporal", "network": network}
+    mine, _, _ = trained(backend, parts=parts_of(backend, "update_in_backward", **shape), steps=3)
+    its, _, _ = trained(backend, parts=parts_of(backend, **shape), steps=3)
+    assert away(mine, its) < 1e-5
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("optimizer", ["adam_8bit", "adafactor", "muon", "sgd_momentum", "bfloat16_stochastic"])
+def test_they_go_with_every_optimizer_that_treats_tensors_apart(backend, optimizer):
+    mine, _, _ = trained(backend, optimizer, "update_in_backward", steps=3)
+    its, _, _ = trained(backend, optimizer, steps=3)
+    # The random bits of stacked layers are drawn for the layers that an update gets.
+    assert away(mine, its) < (1e-2 if (backend, optimizer) == ("jax", "bfloat16_stochastic") else 1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["fused_adamw", "foreach_adamw", "mapped_moments"])
+def test_they_go_with_the_kernels_of_torch(optimizer):
+    mine, _, _ = trained("torch", optimizer, "update_in_backward")
+    its, _, _ = trained("torch", optimizer)
+    assert away(mine, its) < 1e-7
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("other", ["accumulate", "float16_scaled", "float32_master"])
+def test_they_refuse_gradients_that_are_not_final(backend, order, other):
+    names = ("update_in_backward", other) if order == "before" else (other, "update_in_backward")
+    with pytest.raises(ValueError, match="applies each gradient at once"):
+        trained(backend, *names, steps=1)
+
+
+def test_one_gradient_is_alive_at_a_time():
+    """The update of a leaf comes before the gradient of the one below exists, and nothing keeps it."""
+    import weakref
+
+    parts = parts_of("torch", "update_in_backward")
+    inner, alive, most = parts.update, [], []
+
+    def update(parts, state, grads):
+        alive.extend(weakref.ref(g) for _, g in tree.leaves(grads))
+        most.append(sum(ref() is not None for ref in alive))
+        return inner(parts, state, grads)
+
+    trained("torch", parts=replace(parts, update=update), steps=1)
+    assert len(most) > 20 and max(most) <= 3
+
+
+def test_the_loop_of_jax_changes_parameters_in_their_place():
+    import jax
+
+    shape = {"layers": 8, "width": 64, "hidden": 256, "vocabulary": 67, "batch": 1, "tokens": 8}
+
+    def scratch(*names):
+        module = backends.load("jax")
+        parts = parts_of("jax", *names, **shape)
+        x = jax.ShapeDtypeStruct((1, 8), "int32")
+        made = module.lowered(parts, (x, x), parts).compile().memory_analysis()
+        return made.temp_size_in_bytes, 4 * parts.shape.parameters()
+
+    mine, size = scratch("update_in_backward")
+    its, _ = scratch()
+    assert its > size and mine < 0.45 * its
+
+
+# Stochastic rounding
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_small_updates_move_weights_by_the_mean_they_should(backend):
+    """Twenty updates of 1/2560 of a weight: rounding to nearest loses every one of them."""
+    rate, steps = 1 / 2560, 20
+
+    def moved(name):
+        parts = parts_of(backend, name, learning_rate=rate, weight_decay=0.0)
+        parts = replace(parts, draw=constant(parts.draw))
+        state = parts.init(parts, None)
+        first = {key: array for key, (array, _) in backends.load(backend).arrays(state["params"]).items()}
+        update = parts.update
+        if backend == "jax":
+            import jax
+
+            update = jax.jit(lambda state, grads: parts.update(parts, state, grads))
+        for _ in range(steps):
+            grads = tree.mapped(lambda p: p * 0 + 1, state["params"])
+            state = update(state, grads) if backend == "jax" else parts.update(parts, state, grads)
+        last = {key: array for key, (array, _) in backends.load(backend).arrays(state["params"]).items()}
+        return np.concatenate([(last[key] - first[key]).ravel() for key in first]).astype(np.float64)
+
+    away_from_one = moved("bfloat16_stochastic")
+    # A weight at 1 goes down by `rate` at each step; bfloat16 has a number every 1/256 there.
+    standard_error = (steps * rate / 256) ** 0.5 / len(away_from_one) ** 0.5
+    assert abs(away_from_one.mean() + steps * rate) < 6 * standard_error
+    assert abs(moved("bfloat16").mean()) < 0.1 * steps * rate
+
+
+def constant(inner):
+    """Let every weight start at 1."""
+
+    def draw(parts, name, shape, deviation):
+        return inner(parts, name, shape, deviation) * 0 + 1
+
+    return draw
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_the_same_seed_rounds_the_same(backend):
+    wrap = LOADED.strategies["bfloat16_stochastic"].on[backend]
+    first, again, other = (trained(backend, parts=wrap(parts_of(backend), seed=n), steps=2)[0] for n in (1, 1, 2))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert any(not np.array_equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_everything_of_it_is_bfloat16(backend):
+    _, _, state = trained(backend, "bfloat16_stochastic", steps=1)
+    held = {key: value for key, value in state.items() if key != "steps"}
+    assert {str(leaf.dtype).removeprefix("torch.") for _, leaf in tree.leaves(held)} == {"bfloat16"}

@@ -1,0 +1,415 @@
+"""Strategies of the stack and its blocks: what they keep, what they run again, and what stays the same."""
+
+import math
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from harness import Place, backends, plugins, tree
+from harness.backends import jax as on_jax
+from harness.workloads.decoder import Shape
+from harness.workloads.decoder import on_jax as decoder_in_jax
+from harness.workloads.decoder import on_torch as decoder_in_torch
+
+LOADED = plugins.load()
+DECODER, TEMPORAL = LOADED.workloads["decoder"], LOADED.workloads["temporal"]
+LAYERS = 5
+SHAPE = Shape(layers=LAYERS, width=32, heads=2, hidden=48, vocabulary=31, batch=2, tokens=16)
+# Deep, and with a row long enough that the activations outweigh the parameters.
+DEEP = Shape(layers=12, width=32, heads=2, hidden=128, vocabulary=32, tokens=512)
+
+
+def parts_of(backend, shape, *strategies, workload=DECODER):
+    parts = workload.on[backend](shape, Place(backend, "cpu"), None, 0)
+    for name, knobs in strategies:
+        parts = LOADED.strategies[name].on[backend](parts, **knobs)
+    return parts
+
+
+def first_gradient(parts):
+    state = parts.init(parts, None)
+    x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
+    grad = jax.jit(partial(parts.grad, parts)) if parts.place.backend == "jax" else partial(parts.grad, parts)
+    loss, grads = grad(state, x, y)
+    return float(loss), {name: array for name, (array, _) in backends.load(parts.place.backend).arrays(grads).items()}
+
+
+@cache
+def plain_gradient(backend):
+    return first_gradient(parts_of(backend, SHAPE))
+
+
+@cache
+def activations(backend, name=None, knobs=(), shape=DEEP):
+    """Predicted bytes of a step above what lasts from one step to the next."""
+    parts = partial(parts_of, backend, shape, *([(name, dict(knobs))] if name else []))
+    batch = DECODER.abstract_batch(shape)
+    if backend == "jax":
+        built = parts()
+        return on_jax.lowered(built, on_jax.like(batch), built).compile().memory_analysis().temp_size_in_bytes
+    peaks = backends.load("torch").predict(parts, Place("torch", "cpu"), batch, held=0, steps=1).peaks
+    return peaks["first_step/backward"] - peaks["init"]
+
+
+def blocks_run(name, knobs):
+    """How often each block of a torch stack runs in one gradient."""
+    ran = []
+    parts = parts_of("torch", SHAPE)
+    inner = parts.block
+
+    def block(parts, p, x_BTD):
+        ran.append(id(p))
+        return inner(parts, p, x_BTD)
+
+    parts = LOADED.strategies[name].on["torch"](replace(parts, block=block), **knobs)
+    state = parts.init(parts, None)
+    x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
+    parts.grad(parts, state, x, y)
+    ran.clear()  # a first step may look before it chooses
+    parts.grad(parts, state, x, y)
+    return [ran.count(id(layer)) for layer in state["params"]["layers"]]
+
+
+EXACT = [
+    ("torch", "budget_checkpoint", {"budget_mib": 0.0}),
+    ("torch", "budget_checkpoint", {"budget_mib": 0.3}),
+    ("torch", "nested_checkpoint", {"every": 2}),
+    ("torch", "offload_boundary", {"least_kib": 1}),
+    ("jax", "budget_checkpoint", {"budget_mib": 0.0}),
+    ("jax", "nested_checkpoint", {"every": 2}),
+    ("jax", "named_checkpoint", {}),
+    ("jax", "offload_checkpoint", {}),
+]
+
+
+@pytest.mark.parametrize(("backend", "name", "knobs"), EXACT, ids=lambda value: str(value))
+def test_what_is_recomputed_changes_no_gradient(backend, name, knobs):
+    loss, grads = plain_gradient(backend)
+    found, found_grads = first_gradient(parts_of(backend, SHAPE, (name, knobs)))
+    if backend == "torch":
+        assert found == loss
+        assert all(np.array_equal(found_grads[key], grads[key]) for key in grads)
+    else:
+        assert found == pytest.approx(loss, rel=1e-6)
+        for key in grads:
+            np.testing.assert_allclose(found_grads[key], grads[key], rtol=1e-4, atol=1e-7)
+
+
+# A budget
+
+
+def budgeted(backend, budget_mib, shape=DEEP):
+    """The choice that a budget led to: notes of a step that is only predicted or traced."""
+    parts = parts_of(backend, shape, ("budget_checkpoint", {"budget_mib": budget_mib}))
+    batch = DECODER.abstract_batch(shape)
+    if backend == "jax":
+        on_jax.lowered(parts, on_jax.like(batch), parts)
+    else:
+        backends.load("torch").predict(lambda: parts, Place("torch", "cpu"), batch, held=0, steps=1)
+    return parts.notes
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_a_larger_budget_recomputes_fewer_layers_and_is_kept(backend):
+    notes = {mib: budgeted(backend, mib) for mib in (0.0, 0.1, 3.0, 6.0, 12.0, 400.0)}
+    recomputed = [note["recomputed_layers"] for note in notes.values()]
+    assert recomputed == sorted(recomputed, reverse=True)
+    assert recomputed[0] == DEEP.layers and recomputed[-1] == 0 and len(set(recomputed)) >= 3
+    for mib, note in notes.items():
+        fits = note["predicted_activation_bytes"] <= mib * 2**20
+        assert fits or note["recomputed_layers"] == recomputed[0]
+        assert ("no choice fits" in note["choice"]) == (not fits and mib > 0)
+    assert f"of {DEEP.layers} layers" in notes[3.0]["choice"] and "of a budget of 3.0" in notes[3.0]["choice"]
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_the_least_choice_is_within_5_percent_of_the_best_interval(backend):
+    intervals = [activations(backend, "checkpoint", (("every", k),)) for k in (1, 2, 3, 4, 6, 12)]
+    assert activations(backend, "budget_checkpoint") <= 1.05 * min(intervals)
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_a_budget_moves_the_peak_by_what_it_allows(backend):
+    low, high = (budgeted(backend, mib)["predicted_activation_bytes"] for mib in (0.0, 8.0))
+    measured = [activations(backend, "budget_checkpoint", (("budget_mib", mib),)) for mib in (0.0, 8.0)]
+    assert measured[1] - measured[0] == pytest.approx(high - low, rel=0.15)
+
+
+def test_a_budget_counts_what_autograd_saves_of_a_block():
+    """Only unique storages, no parameters: 2 norms, 5 projections, attention and GELU of one pre-norm block."""
+    shape = Shape(layers=4, width=32, heads=2, feed="gelu", vocabulary=32, tokens=512)
+    saved = budgeted("torch", 1e6, shape)["predicted_activation_bytes"] / shape.layers
+    hidden = 4 * shape.tokens * shape.width
+    assert 14 * hidden < saved < 20 * hidden
+
+
+def test_layers_before_the_last_run_twice_under_a_budget():
+    assert blocks_run("budget_checkpoint", {"budget_mib": 0.0}) == [2] * LAYERS
+    assert blocks_run("budget_checkpoint", {"budget_mib": 0.25}) == [2, 2, 1, 1, 1]
+    assert blocks_run("budget_checkpoint", {"budget_mib": 100.0}) == [1] * LAYERS
+
+
+def test_a_budget_below_zero_is_refused():
+    with pytest.raises(ValueError, match="budget_mib must be 0"):
+        parts_of("torch", SHAPE, ("budget_checkpoint", {"budget_mib": -1.0}))
+
+
+# Nested
+
+
+def test_nested_segments_run_each_block_three_times_but_for_their_last():
+    """A segment runs again only up to the input of its last block."""
+    assert blocks_run("nested_checkpoint", {"every": 2}) == [3, 2, 3, 2, 2]
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_nested_segments_keep_less_than_each_layer_of_a_deep_stack(backend):
+    """36 hidden states against 6 + 6, all else being equal: what one block saves, and the gradients."""
+    shape = Shape(layers=36, width=32, heads=2, hidden=128, vocabulary=32, batch=16, tokens=128)
+    hidden = 4 * shape.batch * shape.tokens * shape.width
+    flat = activations(backend, "checkpoint", (("every", 1),), shape)
+    assert flat - activations(backend, "nested_checkpoint", (), shape) > 10 * hidden
+
+
+# JAX policies
+
+
+def traced(parts):
+    batch = on_jax.like(DECODER.abstract_batch(SHAPE))
+    state = jax.eval_shape(partial(parts.init, parts), None)
+    return str(jax.make_jaxpr(partial(parts.grad, parts))(state, *batch))
+
+
+def test_a_name_keeps_a_hidden_state_a_layer_and_runs_fewer_products():
+    each, named, plain = (
+        traced(parts_of("jax", SHAPE, *strategy)).count("dot_general")
+        for strategy in ([("checkpoint", {"every": 1})], [("named_checkpoint", {})], [])
+    )
+    assert plain < named < each
+    hidden = 4 * DEEP.tokens * DEEP.width
+    more = activations("jax", "named_checkpoint") - activations("jax", "checkpoint", (("every", 1),))
+    assert more < 1.5 * DEEP.layers * hidden < 0.1 * activations("jax")
+
+
+def test_products_go_to_the_host_and_come_back():
+    assert "pinned_host" not in traced(parts_of("jax", SHAPE))
+    program = traced(parts_of("jax", SHAPE, ("offload_checkpoint", {})))
+    away, back = (program.count(f"memory_kind={kind}") for kind in ("pinned_host", "device"))
+    away, back = max(away, program.count("Host")), max(back, program.count("Device"))
+    assert away >= 6 and back >= 6  # q, k, v, out and both of the feed
+
+
+def test_where_one_memory_is_all_there_is_offloading_says_so():
+    assert "one memory" in LOADED.strategies["offload_checkpoint"].obstacle(Place("jax", "cpu"))
+    assert LOADED.strategies["offload_checkpoint"].obstacle(Place("jax", "cuda")) is None
+
+
+# Offloaded inputs of blocks
+
+
+def test_block_inputs_leave_for_files_and_nothing_else_does(tmp_path, monkeypatch):
+    opened = []
+    original = torch.from_file
+
+    def from_file(path, **knobs):
+        opened.append(knobs["size"])
+        return original(path, **knobs)
+
+    monkeypatch.setattr(torch, "from_file", from_file)
+    first_gradient(parts_of("torch", SHAPE, ("offload_boundary", {"least_kib": 1, "folder": str(tmp_path)})))
+    assert opened == [SHAPE.batch * SHAPE.tokens * SHAPE.width] * LAYERS
+    assert not list(tmp_path.iterdir())
+
+
+# Reversible
+
+
+def oracle_in_torch(parts, ps, x_BTD):
+    """The same two streams by an ordinary graph, from the workload's own norm, mix and feed."""
+    shape = parts.shape
+    first = second = x_BTD
+    for p in ps:
+        first = first + parts.mix(parts, p, decoder_in_torch.normalise(shape, second, p, "mix_norm"))
+        second = second + parts.feed(parts, p, decoder_in_torch.normalise(shape, first, p, "feed_norm"))
+    return (first + second) / 2
+
+
+def oracle_in_jax(parts, ps, x_BTD):
+    def one(streams, p):
+        first, second = streams
+        first = first + parts.mix(parts, p, decoder_in_jax.normalise(parts.shape, second, p, "mix_norm"))
+        second = second + parts.feed(parts, p, decoder_in_jax.normalise(parts.shape, first, p, "feed_norm"))
+        return (first, second), None
+
+    first, second = jax.lax.scan(one, (x_BTD, x_BTD), ps)[0]
+    return (first + second) / 2
+
+
+def drawn_in(dtype, backend):
+    module = backends.load(backend)
+    return lambda parts: replace(parts, draw=module.cast(parts.draw, dtype))
+
+
+def away(mine, its):
+    off = sum(float(np.sum((mine[name].astype(np.float64) - its[name]) ** 2)) for name in its)
+    return math.sqrt(off / sum(float(np.sum(its[name].astype(np.float64) ** 2)) for name in its))
+
+
+@pytest.mark.parametrize("feed_first", [False, True], ids=["sequential", "parallel"])
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_reversible_layers_have_the_gradient_of_a_plain_backward_pass(backend, feed_first):
+    shape = SHAPE.model_copy(update={"parallel": feed_first})
+    oracle = oracle_in_torch if backend == "torch" else oracle_in_jax
+    plain = replace(parts_of(backend, shape), stack=oracle)
+    loss, grads = first_gradient(plain)
+    found, found_grads = first_gradient(parts_of(backend, shape, ("reversible", {})))
+    assert found == pytest.approx(loss, rel=1e-6)
+    assert away(found_grads, grads) < 3e-6
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 2e-5), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("layers", [4, 32])
+def test_what_is_rebuilt_stays_right_with_depth_and_in_bfloat16(layers, dtype, bound):
+    """Streams in float32: weights and branches may be bfloat16."""
+    shape = SHAPE.model_copy(update={"layers": layers})
+
+    def wide_oracle(parts, ps, x_BTD):
+        first = second = x_BTD.float()
+        for p in ps:
+            norm = partial(decoder_in_torch.normalise, shape)
+            first = first + parts.mix(parts, p, norm(second.to(x_BTD.dtype), p, "mix_norm"))
+            second = second + parts.feed(parts, p, norm(first.to(x_BTD.dtype), p, "feed_norm"))
+        return ((first + second) / 2).to(x_BTD.dtype)
+
+    low = drawn_in(dtype, "torch")
+    _, grads = first_gradient(replace(low(parts_of("torch", shape)), stack=wide_oracle))
+    _, found = first_gradient(low(parts_of("torch", shape, ("reversible", {}))))
+    assert away(found, grads) < bound
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_reversible_layers_keep_nothing_of_their_depth(backend):
+    shapes = [DEEP.model_copy(update={"layers": layers}) for layers in (4, 20)]
+    parameters = [4 * shape.parameters() for shape in shapes]  # their gradients are made meanwhile
+    low, high = (
+        activations(backend, "reversible", (), shape) - size for shape, size in zip(shapes, parameters, strict=True)
+    )
+    assert high - low < 16 * 4 * DEEP.tokens * DEEP.width * 0.25  # a checkpoint keeps one hidden state a layer
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_reversible_layers_work_where_a_block_has_more_than_two_branches(backend):
+    shape = TEMPORAL.probe(TEMPORAL.shape(network="jamba"))
+    parts = parts_of(backend, shape, ("reversible", {}), workload=TEMPORAL)
+    loss, grads = first_gradient(parts)
+    assert math.isfinite(loss)
+    assert all(np.any(array) for array in grads.values())
+
+
+# Windows over the sequence
+
+TOKENS = 23
+LONG = SHAPE.model_copy(update={"tokens": TOKENS})
+
+
+def windowed(backend, window, stride, merge, shape=LONG):
+    return parts_of(backend, shape, ("sequence_windows", {"window": window, "stride": stride, "merge": merge}))
+
+
+def merged_oracle(plain, ps, x_BTD, window, stride, merge):
+    """Window by window in numpy, token by token."""
+    starts = [*range(0, TOKENS - window, stride), TOKENS - window]
+    seen = [[] for _ in range(TOKENS)]
+    for start in starts:
+        y = plain.stack(plain, ps, x_BTD[:, start : start + window])
+        y = np.asarray(y.detach() if isinstance(y, torch.Tensor) else y)
+        for offset in range(window):
+            seen[start + offset].append(y[:, offset])
+    assert all(seen)
+    return np.stack([np.mean(ys, 0) if merge == "average" else np.max(ys, 0) for ys in seen], 1)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(8, 4), (8, 8), (7, 2), (10, 9), (22, 1)])
+@pytest.mark.parametrize("merge", ["average", "max"])
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_overlapping_outputs_are_merged_token_by_token(backend, merge, window, stride):
+    plain = parts_of(backend, LONG)
+    ps = plain.init(plain, None)["params"]["layers"]
+    # Far below zero, so that a maximum that started from zero would show.
+    x = np.random.default_rng(0).normal(-30, 1, (2, TOKENS, LONG.width)).astype(np.float32)
+    x = torch.from_numpy(x) if backend == "torch" else jnp.asarray(x)
+    parts = windowed(backend, window, stride, merge)
+    found = parts.stack(parts, ps, x)
+    found = np.asarray(found.detach() if backend == "torch" else found)
+    np.testing.assert_allclose(found, merged_oracle(plain, ps, x, window, stride, merge), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("merge", ["average", "max"])
+def test_the_gradient_of_merged_windows_is_that_of_an_ordinary_graph(merge):
+    parts, plain = windowed("torch", 8, 5, merge), parts_of("torch", LONG)
+    ps = plain.init(plain, None)["params"]["layers"]
+    weights = [leaf for _, leaf in tree.leaves(ps)]
+    x = torch.randn(2, TOKENS, LONG.width, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    scale = torch.linspace(-1, 1, TOKENS)[:, None]
+    found = torch.autograd.grad((parts.stack(parts, ps, x) * scale).sum(), [x, *weights])
+
+    start, filler = [0, 5, 10, 15], 0.0 if merge == "average" else -math.inf
+    placed = torch.stack(
+        [
+            torch.nn.functional.pad(plain.stack(plain, ps, x[:, s : s + 8]), (0, 0, s, TOKENS - 8 - s), value=filler)
+            for s in start
+        ]
+    )
+    count = sum(((torch.arange(TOKENS) >= s) & (torch.arange(TOKENS) < s + 8)).float() for s in start)
+    merged = placed.sum(0) / count[:, None] if merge == "average" else placed.amax(0)
+    expected = torch.autograd.grad((merged * scale).sum(), [x, *weights])
+    for mine, its in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_torch_and_jax_merge_alike_in_their_gradients(backend):
+    mine = first_gradient(windowed(backend, 8, 5, "max"))
+    assert mine[0] == pytest.approx(first_gradient(windowed("torch", 8, 5, "max"))[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("window", [TOKENS, 10_000])
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_one_window_is_the_plain_stack_bit_for_bit(backend, window):
+    loss, grads = first_gradient(parts_of(backend, LONG))
+    found, found_grads = first_gradient(windowed(backend, window, 1, "average"))
+    assert found == loss
+    assert all(np.array_equal(found_grads[name], grads[name]) for name in grads)
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_activations_do_not_grow_with_the_sequence_but_for_outputs(backend):
+    """Every token more costs some of its hidden states, in float32, and nothing that a layer saves."""
+    knobs = (("window", 256), ("stride", 128))
+    sizes = [Shape(layers=6, width=32, heads=2, hidden=128, vocabulary=2, tokens=T) for T in (512, 1024, 2048)]
+    low, middle, high = (activations(backend, "sequence_windows", knobs, size) for size in sizes)
+    hidden = 4 * 32
+    assert (high - middle) / 1024 < 14 * hidden
+    if backend == "torch":  # XLA's plain scores grow with the square, for another reason
+        plain = [activations(backend, None, (), size) for size in sizes]
+        assert (high - middle) < 0.1 * (plain[2] - plain[1])
+    assert (high - middle) == pytest.approx(2 * (middle - low), rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"),
+    [
+        ({"window": 4, "stride": 5}, "stride must be from 1 to window"),
+        ({"window": 4, "stride": 0}, "stride must be from 1 to window"),
+        ({"window": 4, "stride": 2, "merge": "sum"}, "merge is 'sum'"),
+    ],
+)
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_windows_that_leave_tokens_out_are_refused(backend, knobs, told):
+    with pytest.raises(ValueError, match=told):
+        parts_of(backend, LONG, ("sequence_windows", knobs))
