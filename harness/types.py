@@ -270,7 +270,7 @@ class Knob:
 class Strategy:
     """A named function `Parts -> Parts`, one for each backend.
 
-    `rewrites` names the parts that change. `precision` declares a lower working dtype, `approximate` another
+    `rewrites` names the parts that change, `calls` others that the workload must have. `precision` declares a lower working dtype, `approximate` another
     algorithm; without them the results must stay those of the untouched parts. `needs` are importable packages, and
     `excludes` names places where the strategy cannot or would not do anything, with the reason (`"jax/cpu": "..."`).
     `probe` gives knobs that count rows a value for the small shape at which answers are compared, so that there too
@@ -285,6 +285,7 @@ class Strategy:
     rewrites: tuple[str, ...]
     on: Mapping[str, Callable[..., Parts]]
     about: str
+    calls: tuple[str, ...] = ()
     precision: str | None = None
     approximate: bool = False
     needs: tuple[str, ...] = ()
@@ -315,9 +316,10 @@ class Strategy:
 
     def misfit(self, workload: "Workload") -> str | None:
         """Say in one sentence why the strategy can never be applied to a workload, or None when it can."""
-        lacking = [part for part in self.rewrites if part in workload.lacks]
+        lacking = [part for part in (*self.rewrites, *self.calls) if part in workload.lacks]
         if lacking:
-            return f"'{self.name}' rewrites '{lacking[0]}', a part that the workload '{workload.name}' does not have"
+            does = "rewrites" if lacking[0] in self.rewrites else "calls"
+            return f"'{self.name}' {does} '{lacking[0]}', a part that the workload '{workload.name}' does not have"
         if self.data not in (None, workload.data):
             return f"'{self.name}' is for {self.data}, and the workload '{workload.name}' reads {workload.data}"
         return None

@@ -195,6 +195,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "update_in_backward",
             rewrites=("step",),
+            calls=("embed", "stack", "loss", "grad", "update"),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
         )

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from harness import Place, backends, plugins
 from harness.records import Case
 from harness.train import training
-from harness.types import replace
+from harness.types import IGNORED, replace
 from harness.worker import answers
 from harness.workloads import decoder, scoring
 from harness.workloads.scoring import PRESETS, Shape
@@ -102,6 +102,27 @@ def test_a_row_knows_nothing_of_the_one_before(backend):
     losses, _ = scored(backend, SMALL, 2, again)
     alone, _ = scored(backend, SMALL)
     assert losses[1] == alone[0] != losses[0]
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_ignored_targets_are_left_out_of_the_mean(backend):
+    module, parts = backends.load(backend), sharp(BUILD[backend](SMALL))
+    x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
+    y = np.asarray(y)
+    cut, none = y.copy(), y.copy()
+    cut[0, SMALL.prompt + 1 :], none[:] = IGNORED, IGNORED
+
+    def step(y):
+        like = torch.from_numpy(y) if backend == "torch" else jnp.asarray(y)
+        state, loss = parts.step(parts, parts.init(parts), x, like)
+        return module.arrays({"losses": state["observed"]["losses"]})["losses"][0], float(loss)
+
+    losses, _ = step(y)
+    kept = cut[:, SMALL.prompt :] != IGNORED
+    seen, mean = step(cut)
+    np.testing.assert_allclose(seen, np.where(kept, losses, 0), rtol=1e-6)
+    assert mean == pytest.approx(losses[kept].mean(), rel=1e-6)
+    assert step(none)[1] == 0.0
 
 
 @pytest.mark.parametrize("backend", backends.NAMES)

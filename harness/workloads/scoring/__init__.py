@@ -2,7 +2,8 @@
 
 A step takes rows of `tokens`, runs the first `prompt` of them together, and then each other token alone, given the true
 tokens before it (teacher forcing), so that losses compare. The loss is the mean negative log-likelihood of the targets
-of these `tokens - prompt`; nothing is trained. A token's time and a step's memory are those of generating text with a
+of these `tokens - prompt`, ignored ones left out
+(0 where none is left); nothing is trained. A token's time and a step's memory are those of generating text with a
 cache (Pope et al. 2022, arXiv:2211.05102).
 """
 

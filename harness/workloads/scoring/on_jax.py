@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from harness.types import Parts, Place, Source, replace
+from harness.types import IGNORED, Parts, Place, Source, replace
 from harness.workloads import rows
 from harness.workloads.decoder import on_jax as decoder
 from harness.workloads.scoring import Shape
@@ -96,13 +96,14 @@ def step(parts: Parts, state: dict[str, Any], x_BT: Any, y_BT: Any) -> tuple[dic
         position, x_B, y_B = turn
         kept, x_BD = through(parts, append, params, kept, position, x_B[:, None])
         logits_BV = logits(shape, params, x_BD)
-        picked_B = jnp.take_along_axis(logits_BV, y_B[:, None], 1)[:, 0]
-        return (kept, logits_BV), jax.nn.logsumexp(logits_BV, axis=1) - picked_B
+        picked_B = jnp.take_along_axis(logits_BV, jnp.maximum(y_B, 0)[:, None], 1)[:, 0]
+        return (kept, logits_BV), jnp.where(y_B == IGNORED, 0, jax.nn.logsumexp(logits_BV, axis=1) - picked_B)
 
     turns = (jnp.arange(prompt, tokens), x_BT[:, prompt:].T, y_BT[:, prompt:].T)
     (kept, logits_BV), losses_TB = lax.scan(one, (kept, jnp.zeros_like(state["observed"]["logits"])), turns)
     observed = {"losses": losses_TB.T, "logits": logits_BV}
-    return {"params": params, "kept": kept, "observed": observed}, losses_TB.mean()
+    counted = jnp.maximum((y_BT[:, prompt:] != IGNORED).sum(), 1)
+    return {"params": params, "kept": kept, "observed": observed}, losses_TB.sum() / counted
 
 
 def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from harness.types import Parts, Place, Source, replace
+from harness.types import IGNORED, Parts, Place, Source, replace
 from harness.workloads import rows
 from harness.workloads.decoder import on_torch as decoder
 from harness.workloads.scoring import Shape
@@ -79,9 +79,10 @@ def step(
     for position in range(shape.prompt, x_BT.shape[1]):
         x_BD = through(table, parts, append, state, position, x_BT[:, position : position + 1])
         logits_BV = logits(shape, params, x_BD)
-        losses.append(F.cross_entropy(logits_BV, y_BT[:, position], reduction="none"))
+        losses.append(F.cross_entropy(logits_BV, y_BT[:, position], ignore_index=IGNORED, reduction="none"))
     losses_BT = torch.stack(losses, 1)
-    return {**state, "observed": {"losses": losses_BT, "logits": logits_BV}}, losses_BT.mean()
+    counted = (y_BT[:, shape.prompt :] != IGNORED).sum().clamp(min=1)
+    return {**state, "observed": {"losses": losses_BT, "logits": logits_BV}}, losses_BT.sum() / counted
 
 
 @torch.no_grad()
