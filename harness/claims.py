@@ -17,9 +17,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from harness.judge import Row, Table
-from harness.records import Claim
+from harness.records import Claim, Record
 
 DEEPEST = 40
+GIB = 1 << 30
 Where = Mapping[str, Any]
 
 
@@ -67,6 +68,12 @@ def answer(claim: Claim, tables: Sequence[Table]) -> Answer:
             rows = {id(row): row for each in deciding for row in each.rows}
             return Answer(claim, verdict, told, tuple(rows.values()))
     raise AssertionError("an evaluation has one of four verdicts")
+
+
+def answered(found: Sequence[Record], tables: Sequence[Table]) -> list[Answer]:
+    """Decide the claims that the newest run among records was made for."""
+    claims = next((record.claims for record in reversed(found) if record.slot is None and record.claims), ())
+    return [answer(claim, tables) for claim in claims]
 
 
 class _Found(NamedTuple):
@@ -198,6 +205,16 @@ def _noted(row: Row, name: str | None) -> Interval:
     return _exact(values[0] if values else None, f"figure '{name}'", row)
 
 
+def _longest(row: Row, field: str) -> Interval:
+    """Give the longest value that `harness fit` found: at least what passed, and less than what failed."""
+    fit = row.records[0].fit if row.records else None
+    if fit is None:
+        raise Unknown(f"{row.label}: no limit was searched: run `harness fit`")
+    value = getattr(fit, field)
+    known = _exact(value, f"{field} limit of {fit.over}", row)
+    return Interval(value, value, fit.failed or value) if field == "longest" and fit.runs else known
+
+
 FIGURES: dict[str, Callable[[Row, dict[str, Any]], Interval | str]] = {
     "peak": lambda row, given: _memory(row, given.pop("phase", None), "peak_bytes"),
     "held": lambda row, given: _memory(row, given.pop("phase", None), "exit_bytes"),
@@ -207,6 +224,8 @@ FIGURES: dict[str, Callable[[Row, dict[str, Any]], Interval | str]] = {
     "floor": lambda row, given: _exact(row.floor_bytes, "floor", row),
     "seconds": lambda row, given: _seconds(row, "step_seconds"),
     "fetch_seconds": lambda row, given: _seconds(row, "fetch_seconds"),
+    "longest": lambda row, given: _longest(row, "longest"),
+    "foretold": lambda row, given: _longest(row, "predicted"),
     "noted": lambda row, given: _noted(row, given.pop("figure", None)),
     "size": lambda row, given: _exact(row.case.shape.get(str(given.pop("of", ""))), "such size", row),
     "answer": lambda row, given: row.answer or "none",
@@ -223,7 +242,8 @@ def _settings(claim: Claim, tables: Sequence[Table]) -> Iterator[Where]:
 
 def _sizes(table: Table) -> dict[str, Any]:
     case = table.case
-    return {**case.shape, "place": case.place, "corpus": case.corpus, "tokenizer": case.tokenizer}
+    budget = {} if case.budget_bytes is None else {"budget_gib": case.budget_bytes / GIB}
+    return {**case.shape, **budget, "place": case.place, "corpus": case.corpus, "tokenizer": case.tokenizer}
 
 
 def fits(table: Table, where: Where) -> bool:

@@ -98,7 +98,9 @@ def fit(
     """
     names, loaded = tuple(plugin or ()), plugins.load(tuple(plugin or ()))
     chosen = suite.selected(suite.read(path, loaded), place, only)
-    search = limits.Search(chosen, loaded, names, over, campaign.cache_folder(), lambda text: err.print(text))
+    cache = campaign.cache_folder()
+    known = planner.Machine() if predict_only else planner.this_machine(chosen.suite.places, cache)
+    search = limits.Search(chosen, loaded, names, over, cache, lambda text: err.print(text), known)
     written, rows = limits.run(search, [size(text) for text in budget], results, predict_only)
     out.print(foresight.fits(rows), end="")
     err.print(f"records: {written}")
@@ -228,9 +230,8 @@ def _tables(files: list[Path], loaded: plugins.Plugins, headed: bool = True, tit
         found, problems = records.read(file)
         for problem in problems:
             err.print(f"warning: {problem}")
-        limits_found = [record for record in found if record.fit is not None]
-        if limits_found:
-            texts.append(foresight.fits(limits_found, "##" if headed else "####"))
+        if any(record.fit is not None for record in found):
+            texts.append(foresight.fits(found, "##" if headed else "####"))
         else:
             texts.append(table.of_records(found, loaded, headed, title))
     return "\n".join(texts)

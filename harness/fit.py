@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness import corpora, machine, planner, records, runner
+from harness import claims, corpora, machine, planner, records, runner
 from harness.assembly import shape_of
 from harness.planner import Foreseen, Machine
 from harness.plugins import Plugins
@@ -27,14 +27,21 @@ OUT_OF_MEMORY = ("oom_budget", "oom_host", "oom_device")
 
 
 def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: bool) -> tuple[Path, list[Record]]:
-    """Search the limit of every row within each budget and keep what was found; return the file and a record a row.
+    """Search the limit of every row within each budget and keep what was found.
 
-    Raises SuiteError for a size that the workload does not have, and StoreError for results that cannot be written.
+    Returns the file and its records: one with the suite's claims, and one for each row.
+
+    Raises SuiteError for a size that the workload does not have, StoreError for results that cannot be written, and
+    ClaimError for a claim that cannot be read.
     """
+    for claim in search.plan.suite.claims:
+        claims.parsed(claim.that)
     folder = results / f"{search.plan.name}_fit" / machine.name()
     rows = []
     with records.locked(folder):
         path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{machine.commit()}.jsonl"
+        rows.append(search.record(Record(claims=tuple(search.plan.suite.claims))))
+        records.append(path, rows[-1])
         for budget in budgets:
             for bracket in search.predicted(budget):
                 found = foretold(bracket, search.over, budget)
@@ -47,13 +54,17 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
 
 @dataclass
 class Bracket:
-    """What is predicted of one row: the largest value that fits and the smallest that does not, with their peaks."""
+    """What is predicted of one row: the largest value that fits and the smallest that does not, with their peaks.
+
+    `seconds` is what a step of the largest that fits is expected to take; None where no rates are known.
+    """
 
     case: Case
     least: int
     fits: tuple[int, int] | None = None
     fails: tuple[int, int] | None = None
     reason: str = ""
+    seconds: float | None = None
 
     def next(self, budget: int) -> int | None:
         """Give the value to predict next; None when the bracket is closed, or cannot be."""
@@ -79,7 +90,7 @@ class Bracket:
         if row.peak_bytes is None:
             self.reason = row.reason or "it cannot be predicted"
         elif row.fits:
-            self.fits = (value, row.peak_bytes)
+            self.fits, self.seconds = (value, row.peak_bytes), row.seconds
         else:
             self.fails = (value, row.peak_bytes)
 
@@ -139,6 +150,7 @@ class Search:
     over: str
     cache: Path
     tell: Callable[[str], None] = lambda text: None
+    machine: Machine = field(default_factory=Machine)
     run_id: str = field(default_factory=lambda: f"fit-{os.getpid()}")
 
     def predicted(self, budget: int) -> list[Bracket]:
@@ -151,7 +163,7 @@ class Search:
                 return rows
             self.tell(f"predicting {self.over} {', '.join(f'{value:,}' for value in sorted({v for _, v in turns}))}")
             cases = [at(row.case, self.over, value) for row, value in turns]
-            found = planner.foresee(cases, self.plan, self.plugins, self.names, Machine())
+            found = planner.foresee(cases, self.plan, self.plugins, self.names, self.machine)
             for (row, value), seen in zip(turns, found, strict=True):
                 row.take(value, seen)
 
@@ -165,7 +177,7 @@ class Search:
 
     def confirmed(self, row: Bracket, found: Fit, keep: Callable[[Record], None]) -> Fit:
         """Run a row around its predicted limit, each time in a fresh process held to the budget; `keep` each run."""
-        reason = obstacle(self.plugins, row.case) or ("" if found.predicted else found.reason)
+        reason = obstacle(self.plugins, row.case) or ("" if found.predicted else found.reason) or self.too_long(row)
         if reason or found.predicted is None:
             return found.model_copy(update={"reason": reason})
         passed, failed, how = None, None, ""
@@ -185,6 +197,14 @@ class Search:
                 break
             value = following(passed, failed)
         return found.model_copy(update={"passed": passed, "failed": failed, "how": how, "runs": runs, "reason": reason})
+
+    def too_long(self, row: Bracket) -> str:
+        """Say why a row is not run: what a run is expected to take, where that is more than the suite allows."""
+        steps, allowed = self.plan.suite.memory_steps, self.plan.suite.timeout_seconds
+        if row.seconds is None or steps * row.seconds <= allowed:
+            return ""
+        expected = f"{steps} steps are expected to take {steps * row.seconds / 60:,.0f} minutes"
+        return f"not run: {expected}, and the suite's timeout_seconds are {allowed:,.0f}"
 
     def measured(self, case: Case) -> Record:
         """Run one case for its memory alone."""

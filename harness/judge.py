@@ -27,21 +27,21 @@ class Row:
 
     case: Case
     status: str
-    peak_bytes: int | None
-    peak_ratio: float | None
-    peak_phase: str | None
-    predicted_bytes: int | None
-    residual_ratio: float | None
-    floor_bytes: int | None
-    floor_ratio: float | None
-    step_median_seconds: float | None
-    effect: statistics.Effect | None
-    memory: str | None
-    speed: str | None
-    answer: str | None
-    answer_reason: str
-    loss_difference: float | None
-    verdict: str
+    peak_bytes: int | None = None
+    peak_ratio: float | None = None
+    peak_phase: str | None = None
+    predicted_bytes: int | None = None
+    residual_ratio: float | None = None
+    floor_bytes: int | None = None
+    floor_ratio: float | None = None
+    step_median_seconds: float | None = None
+    effect: statistics.Effect | None = None
+    memory: str | None = None
+    speed: str | None = None
+    answer: str | None = None
+    answer_reason: str = ""
+    loss_difference: float | None = None
+    verdict: str = ""
     predicted_phase: str | None = None
     predicted_time_ratio: float | None = None
     fetch_median_seconds: float | None = None
@@ -82,6 +82,18 @@ def judge(found: Iterable[Record]) -> list[Table]:
         seen = _seen(members, latest)
         groups.setdefault(seen.case.group, []).append(seen)
     return [_judged(group) for group in groups.values()]
+
+
+def searched(found: Iterable[Record]) -> list[Table]:
+    """Group the limits that `harness fit` found by what they are compared to, the budget included; judge nothing."""
+    groups: dict[str, list[Row]] = {}
+    for record in found:
+        if record.case is not None and record.fit is not None:
+            row = Row(
+                record.case, "searched", reasons=(record.fit.reason,) * bool(record.fit.reason), records=(record,)
+            )
+            groups.setdefault(record.case.group, []).append(row)
+    return [Table(rows[0].case, tuple(rows)) for rows in groups.values()]
 
 
 @dataclass(frozen=True)

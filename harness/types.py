@@ -270,9 +270,10 @@ class Knob:
 class Strategy:
     """A named function `Parts -> Parts`, one for each backend.
 
-    `rewrites` names the parts that change, `calls` others that the workload must have. `precision` declares a lower working dtype, `approximate` another
-    algorithm; without them the results must stay those of the untouched parts. `needs` are importable packages, and
-    `excludes` names places where the strategy cannot or would not do anything, with the reason (`"jax/cpu": "..."`).
+    `rewrites` names the parts that change, `calls` others that the workload must have. `precision` declares a lower
+    working dtype, `approximate` another algorithm; without them the results must stay those of the untouched parts.
+    `needs` are importable packages, and `excludes` names places where the strategy cannot or would not do anything,
+    with the reason (`"jax/cpu": "..."`).
     `probe` gives knobs that count rows a value for the small shape at which answers are compared, so that there too
     a chunk is not the whole.
 

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
+from harness.claims import answered
+from harness.judge import searched
 from harness.planner import Foreseen, Remedy, shortfall
 from harness.records import Record
-from harness.report.table import escaped, heading, mib, phase_name
+from harness.report.table import claimed, escaped, heading, mib, phase_name
 from harness.sizes import shown
 
 HEADERS = ("strategy", "predicted MiB", "peak in", "x floor", "of baseline", "step time", "fits")
@@ -78,7 +80,10 @@ def _helpful(rows: Sequence[Foreseen], remedies: Sequence[Remedy]) -> str:
 
 
 def fits(found: Sequence[Record], level: str = "##") -> str:
-    """Write one table for each place and budget: the longest value of each row, as predicted and as it ran."""
+    """Write one table for each place and budget: the longest value of each row, as predicted and as it ran.
+
+    Below stand the answers to the claims that the records begin with.
+    """
     tables: dict[str, list[Record]] = {}
     for row in found:
         if row.fit is not None and row.case is not None:
@@ -94,6 +99,8 @@ def fits(found: Sequence[Record], level: str = "##") -> str:
         pieces.append(tabulate(cells, headers, tablefmt="pipe", colalign=aligned, disable_numparse=True))
         reasons = [(row.case.label, row.fit.reason) for row in rows if row.case and row.fit and row.fit.reason]
         pieces += ["\n".join(f"- {escaped(label)}: {escaped(reason)}" for label, reason in reasons)] if reasons else []
+    answers = answered(found, searched(found))
+    pieces += [f"{level} Claims", claimed(answers)] if answers else []
     return "\n\n".join(pieces) + "\n"
 
 

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from tabulate import tabulate
 
 from harness.assembly import shape_of
-from harness.claims import Answer, answer
+from harness.claims import Answer, answered
 from harness.frames import GENERATED
 from harness.judge import Row, Table, judge
 from harness.plugins import Plugins
@@ -31,8 +31,7 @@ def of_records(found: Sequence[Record], plugins: Plugins, headed: bool = True, t
     tables = judge(found)
     tokens = {table.case.group: _tokens(table.case, plugins) for table in tables}
     known = {group: count for group, count in tokens.items() if count is not None}
-    claims = next((record.claims for record in reversed(found) if record.slot is None and record.claims), ())
-    answers = [answer(claim, tables) for claim in claims]
+    answers = answered(found, tables)
     if not headed:  # within a section of another document
         return markdown(tables, known, level="####", answers=answers)
     return markdown(tables, known, title or next((record.suite for record in found), "no records"), answers=answers)
@@ -65,11 +64,11 @@ def markdown(
         else:
             pieces += [f"Untested: {escaped(reason)}.", *_predicted(table)]
     if answers:
-        pieces += [f"{level} Claims", _answers(answers)]
+        pieces += [f"{level} Claims", claimed(answers)]
     return "\n\n".join(pieces) + "\n"
 
 
-def _answers(answers: Sequence[Answer]) -> str:
+def claimed(answers: Sequence[Answer]) -> str:
     """Write one row for each claim: what is said, what was found, and the verdict."""
     rows = [(escaped(a.claim.id), escaped(a.claim.says), a.verdict, escaped(a.told)) for a in answers]
     headers = ("claim", "says", "verdict", "measured")

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import fit, plugins, suite
+from harness import fit, plugins, records, suite
+from harness.claims import answer, answered
 from harness.fit import Bracket, Search, at, brackets, following, foretold, grain, rounded
+from harness.judge import searched as searched_tables
 from harness.planner import Foreseen
-from harness.records import Case, Record
+from harness.records import Case, Claim, Fit, Record
+from harness.report import foresight
 from harness.suite import SuiteError
 
 LOADED = plugins.load()
@@ -145,3 +148,52 @@ def test_what_is_no_size_of_the_workload_is_refused(tmp_path, over, told):
     with pytest.raises(SuiteError, match=told) as refused:
         brackets(plan(tmp_path), over, 1 << 30)
     assert "tokens" in str(refused.value) and "small.yaml" in str(refused.value)
+
+
+def test_a_row_that_would_run_too_long_is_not_run_and_says_so(tmp_path, monkeypatch):
+    search = Search(plan(tmp_path, SUITE + "timeout_seconds: 60\nmemory_steps: 4\n"), LOADED, (), "tokens", tmp_path)
+    monkeypatch.setattr(search, "measured", lambda case: pytest.fail("it was run"))
+    bracket = Bracket(CASE, 64, fits=(128, 1000), seconds=150.0)
+    found = search.confirmed(bracket, foretold(bracket, "tokens", 2000), lambda run: None)
+    assert found.reason == "not run: 4 steps are expected to take 10 minutes, and the suite's timeout_seconds are 60"
+    assert (found.predicted, found.passed, found.runs, found.longest) == (128, None, 0, 128)
+
+
+CLAIMED = """
+claims:
+  - {id: reach, says: the checkpoint reaches 128, that: longest(checkpoint) >= 128, where: {budget_gib: 1.0}}
+  - {id: less, says: the baseline does not, that: longest(baseline) < 128, where: {budget_gib: 1.0}}
+  - {id: other, says: another budget was searched, that: longest(baseline) >= 1, where: {budget_gib: 2.0}}
+"""
+
+
+def test_claims_about_limits_are_answered_below_the_table(tmp_path, monkeypatch):
+    search = Search(plan(tmp_path, SUITE + CLAIMED), LOADED, (), "tokens", tmp_path)
+    rows = brackets(search.plan, "tokens", 1 << 30)
+    for row, value in zip(rows, (90, 200), strict=True):
+        row.fits, row.fails = (value, 1 << 29), (2 * value, 1 << 31)
+    monkeypatch.setattr(search, "predicted", lambda budget: rows)
+    path, found = fit.run(search, [1 << 30], tmp_path, predict_only=True)
+    answers = {answer.claim.id: answer for answer in answered(found, searched_tables(found))}
+    assert {name: answer.verdict for name, answer in answers.items()} == {
+        "reach": "verified",
+        "less": "verified",
+        "other": "untested",
+    }
+    again, problems = records.read(path)
+    assert not problems
+    told = foresight.fits(again)
+    assert "| reach   | the checkpoint reaches 128" in told and told.count("verified") == 2
+
+
+def test_a_limit_lies_between_what_passed_and_what_failed():
+    ran = Fit(over="tokens", budget_bytes=1 << 30, predicted=100, passed=90, failed=110, how="oom_budget", runs=2)
+    tables = searched_tables([Record(case=CASE.model_copy(update={"budget_bytes": 1 << 30}), fit=ran)])
+
+    def verdict(that):
+        return answer(Claim(id="x", says="x", that=that), tables).verdict
+
+    assert verdict("longest(baseline) >= 90") == "verified"
+    assert verdict("longest(baseline) >= 100") == "inconclusive"
+    assert verdict("longest(baseline) >= 111") == "refuted"
+    assert verdict("foretold(baseline) == 100") == "verified"
