@@ -16,6 +16,11 @@ def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, tree
 
 
+def names(tree: Any) -> Any:
+    """Give the same structure with the dotted name of each leaf in its place."""
+    return rebuilt(tree, (name for name, _ in leaves(tree)))
+
+
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply a function leaf by leaf to trees of one structure; return that structure."""
     if isinstance(tree, dict):

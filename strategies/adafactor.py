@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree
+from harness import Parts, Strategy, hookimpl, tree, updates
 
 DECAY, CLIP, LEAST_SCALE = -0.8, 1.0, 1e-3
 
@@ -60,17 +60,15 @@ def on_torch(parts: Parts) -> Parts:
 def on_jax(parts: Parts) -> Parts:
     import jax.numpy as jnp
 
-    from strategies.adam_8bit import layer_by_layer, names_of, stacked
-
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner(parts, source)
         kept = {key: value for key, value in state.items() if key != "first"}
-        return {**kept, "second": tree.mapped(begin, state["params"], names_of(state["params"]))}
+        return {**kept, "second": tree.mapped(begin, state["params"], tree.names(state["params"]))}
 
     def begin(p: Any, name: str) -> Any:
-        if p.ndim - stacked(name) < 2:
+        if p.ndim - updates.stacked(name) < 2:
             return jnp.zeros(p.shape, p.dtype)
         column = (*p.shape[:-2], 1, p.shape[-1])
         return {"row": jnp.zeros((*p.shape[:-1], 1), p.dtype), "column": jnp.zeros(column, p.dtype)}
@@ -97,15 +95,7 @@ def on_jax(parts: Parts) -> Parts:
             clip = jnp.maximum(1.0, rms(change) / CLIP)
             return (p * (1 - rate * weight_decay) - scale / clip * change).astype(p.dtype), new
 
-        moved = tree.mapped(
-            lambda p, name, g, held: layer_by_layer(move, name, p, g, held),
-            state["params"],
-            names_of(state["params"]),
-            grads,
-            state["second"],
-        )
-        params, second = (tree.mapped(lambda _, new, i=i: new[i], state["params"], moved) for i in range(2))
-        return {**state, "params": params, "second": second, "steps": steps}
+        return updates.moved(state, grads, ("second",), move)
 
     def rms(x: Any) -> Any:
         return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32)))))

@@ -20,8 +20,6 @@ SLICE = 1 << 18
 def on_torch(parts: Parts, seed: int = 0) -> Parts:
     import torch
 
-    from strategies.adam_8bit import names_of
-
     inner = parts.draw
 
     def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
@@ -52,7 +50,7 @@ def on_torch(parts: Parts, seed: int = 0) -> Parts:
                 for narrow, exact in ((p_, wide), (m_, m), (v_, v)):
                     narrow.copy_(rounded(exact, bits))
 
-        tree.mapped(move, state["params"], names_of(state["params"]), grads, state["moments"])
+        tree.mapped(move, state["params"], tree.names(state["params"]), grads, state["moments"])
         return {**state, "steps": steps}
 
     return replace(parts, draw=draw, update=update)
@@ -61,8 +59,6 @@ def on_torch(parts: Parts, seed: int = 0) -> Parts:
 def on_jax(parts: Parts, seed: int = 0) -> Parts:
     import jax
     import jax.numpy as jnp
-
-    from strategies.adam_8bit import names_of
 
     inner = parts.draw
 
@@ -105,7 +101,7 @@ def on_jax(parts: Parts, seed: int = 0) -> Parts:
             held = jax.lax.fori_loop(0, whole, lambda at, held: turn(at * rows, rows, held), (p, m, v))
             return turn(whole * rows, len(p) % rows, held) if len(p) % rows else held
 
-        moved = tree.mapped(leaf, state["params"], names_of(state["params"]), grads, state["first"], state["second"])
+        moved = tree.mapped(leaf, state["params"], tree.names(state["params"]), grads, state["first"], state["second"])
         params, first, second = (tree.mapped(lambda _, new, i=i: new[i], state["params"], moved) for i in range(3))
         return {**state, "params": params, "first": first, "second": second, "steps": steps}
 

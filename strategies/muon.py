@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree
+from harness import Parts, Strategy, hookimpl, tree, updates
 
 A, B, C = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
@@ -26,13 +26,11 @@ def is_hidden(name: str, dimensions: int) -> bool:
 def on_torch(parts: Parts, momentum: float = 0.95) -> Parts:
     import torch
 
-    from strategies.adam_8bit import names_of
-
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner(parts, source)
-        return {**state, "moments": tree.mapped(begin, state["params"], names_of(state["params"]))}
+        return {**state, "moments": tree.mapped(begin, state["params"], tree.names(state["params"]))}
 
     def begin(p: Any, name: str) -> list[Any]:
         count = 1 if is_hidden(name, p.dim()) else 2
@@ -76,16 +74,14 @@ def on_torch(parts: Parts, momentum: float = 0.95) -> Parts:
 def on_jax(parts: Parts, momentum: float = 0.95) -> Parts:
     import jax.numpy as jnp
 
-    from strategies.adam_8bit import layer_by_layer, names_of, stacked
-
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner(parts, source)
         second = tree.mapped(
-            lambda p, name: {} if is_hidden(name, p.ndim - stacked(name)) else jnp.zeros_like(p),
+            lambda p, name: {} if is_hidden(name, p.ndim - updates.stacked(name)) else jnp.zeros_like(p),
             state["params"],
-            names_of(state["params"]),
+            tree.names(state["params"]),
         )
         return {**state, "second": second}
 
@@ -107,16 +103,7 @@ def on_jax(parts: Parts, momentum: float = 0.95) -> Parts:
             moved = kept - rate / (1 - BETA_1**count) * (m / scale)
             return moved.astype(p.dtype), m.astype(p.dtype), v.astype(p.dtype)
 
-        moved = tree.mapped(
-            lambda p, name, g, m, v: layer_by_layer(move, name, p, g, m, v),
-            state["params"],
-            names_of(state["params"]),
-            grads,
-            state["first"],
-            state["second"],
-        )
-        params, first, second = (tree.mapped(lambda _, new, i=i: new[i], state["params"], moved) for i in range(3))
-        return {**state, "params": params, "first": first, "second": second, "steps": steps}
+        return updates.moved(state, grads, ("first", "second"), move)
 
     def orthogonal(x: Any) -> Any:
         """Bring the singular values of a matrix near 1."""

@@ -19,7 +19,7 @@ from harness.plugins import Plugins
 from harness.records import Phase as PhaseRecord
 from harness.records import Record, Task
 from harness.train import Phase, training
-from harness.types import Extent, Place, Source, Workload
+from harness.types import Extent, Place, Source
 from harness.worker.kinds import failed
 
 FILE_SHARE = 0.01
@@ -30,7 +30,7 @@ LINE_BYTES = 512
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     """Run the case and return its peaks; memory that runs out becomes a record with the phase it happened in."""
-    case, place = task.case, Place.parse(task.case.place)
+    place = Place.parse(task.case.place)
     tell = _phase_file(Path(task.folder))
     tell("prime", 0, 0)
     try:
@@ -38,31 +38,51 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     except Exception as caught:
         record = failed(caught, place)
         return record.model_copy(update={"evidence": {**record.evidence, "phase": "prime"}})
-    workload, feeds = plugins.workloads[case.workload], feeds_of(plugins, case)
     calls: Counter[tuple[str, str]] = Counter()
     digests: list[str] = []
-    parts = digested(assemble(plugins, case, corpus=task.corpus, calls=calls), digests)
+    parts = digested(assemble(plugins, task.case, corpus=task.corpus, calls=calls), digests)
     meter = meters.PhaseMeter(lambda meter: tell(meter.current, meter.peak_bytes, meter.base.rss))
     if backend.EAGER:
         parts = metered(parts, meter)
-    compiling = meters.read()
-    meters.reset_peak()
-    step = _prepared(parts, task, plugins, backend)
-    compiled = meters.read()
-    if not backend.EAGER:
-        meters.trim()
+    step, compile_peak = _compiled(parts, task, plugins, backend)
     flags = [] if meters.settle() else ["unsettled"]
     backend.clear(place)
+    record, losses = _metered(parts, step, task, backend, meter, flags)
+    given = {"feeds": feeds_of(plugins, task.case), "compile_peak_bytes": compile_peak}
+    record = record.model_copy(update=given)
+    if record.status == "ok" and "no_reset" not in record.flags:
+        record = _checked(record, losses, calls)
+        if record.status == "ok":
+            record = record.model_copy(update=_observed(parts, task, plugins, losses, digests))
+    return record
+
+
+def _compiled(parts: Any, task: Task, plugins: Plugins, backend: Any) -> tuple[Any, int | None]:
+    """Give the step, compiled before the base is taken, and the peak of compiling it; None where nothing is."""
+    before = meters.read()
+    meters.reset_peak()
+    step = _prepared(parts, task, plugins, backend)
+    if backend.EAGER:
+        return step, None
+    peak = max(0, meters.read().peak - before.rss)
+    meters.trim()
+    return step, peak
+
+
+def _metered(
+    parts: Any, step: Any, task: Task, backend: Any, meter: meters.PhaseMeter, flags: list[str]
+) -> tuple[Record, list[float]]:
+    """Train under the meters and the budget; give what they read, and the losses."""
+    place, budget = Place.parse(task.case.place), task.case.budget_bytes
     device = _DevicePeaks(backend, place, meter)
-    cap = backend.cap(place, case.budget_bytes)
+    cap = backend.cap(place, budget)
     meter.start()
     if not meter.reset_works():
-        return Record(status="ok", flags=("no_reset",), missing={"peak_host_bytes": "the kernel keeps the mark"})
+        return Record(flags=("no_reset",), missing={"peak_host_bytes": "the kernel keeps the mark"}), []
     losses: list[float] = []
     error: Exception | None = None
     held = 0
-    host_budget = case.budget_bytes if place.device == "cpu" else None
-    with driver.sampled(place.device) as seen, meters.budget(host_budget) as limit:
+    with driver.sampled(place.device) as seen, meters.budget(budget if place.device == "cpu" else None) as limit:
         try:
             loop = training(parts, step, _phases(meter, backend), backend.wait)
             for loss, _ in islice(loop, task.steps):
@@ -72,37 +92,44 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
             error, held = caught, meters.read().data  # before anything is freed
             error.__traceback__ = None
             meter.enter(None)
-    record = _record(case.budget_bytes, meter, device, flags, place, limit or cap)
+    record = _record(budget, meter, device, flags, place, limit or cap)
     missing = {} if seen.peak_bytes is not None else {"driver_device_bytes": seen.reason}
     record = record.model_copy(
-        update={"feeds": feeds, "driver_device_bytes": seen.peak_bytes, "missing": {**record.missing, **missing}}
+        update={"driver_device_bytes": seen.peak_bytes, "missing": {**record.missing, **missing}}
     )
-    if not backend.EAGER:
-        record = record.model_copy(update={"compile_peak_bytes": max(0, compiled.peak - compiling.rss)})
     if error is not None:
         at_phase = {"phase": meter.last or "unknown", "steps_done": len(losses)}
         record = failed(error, place, record, limit or cap, held)
         finite = tuple(loss for loss in losses if math.isfinite(loss))
-        return record.model_copy(update={"evidence": {**record.evidence, **at_phase}, "losses": finite})
+        record = record.model_copy(update={"evidence": {**record.evidence, **at_phase}, "losses": finite})
+    return record, losses
+
+
+def _checked(record: Record, losses: list[float], calls: Counter[tuple[str, str]]) -> Record:
+    """Let a run that called a rewritten part never, or whose losses are not finite, be none."""
     idle = never_called(calls)
     if idle is not None:
         return record.model_copy(update={"status": "error", "evidence": {"message": idle}})
     if not all(math.isfinite(loss) for loss in losses):
         told = f"losses are not finite: {', '.join(map(str, losses))}"
         return record.model_copy(update={"status": "invalid_output", "evidence": {"message": told}})
-    orders = any("order" in plugins.strategies[applied.name].rewrites for applied in case.strategies)
-    notes, figures = noted(parts, _extent(workload, task, plugins) if orders else None)
-    return record.model_copy(
-        update={
-            "losses": tuple(losses),
-            "batches_digests": tuple(digests[: task.steps]),
-            "notes": notes,
-            "extra": figures,
-        }
-    )
+    return record
 
 
-def _extent(workload: Workload, task: Task, plugins: Plugins) -> Extent | None:
+def _observed(parts: Any, task: Task, plugins: Plugins, losses: list[float], digests: list[str]) -> dict[str, Any]:
+    """Give what a run showed besides its memory."""
+    orders = any("order" in plugins.strategies[applied.name].rewrites for applied in task.case.strategies)
+    notes, figures = noted(parts, _extent(task, plugins) if orders else None)
+    return {
+        "losses": tuple(losses),
+        "batches_digests": tuple(digests[: task.steps]),
+        "notes": notes,
+        "extra": figures,
+    }
+
+
+def _extent(task: Task, plugins: Plugins) -> Extent | None:
+    workload = plugins.workloads[task.case.workload]
     if workload.extent is None:
         return None
     return workload.extent(shape_of(plugins, task.case), task.corpus, task.steps)

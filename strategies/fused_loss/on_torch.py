@@ -123,7 +123,7 @@ def _loss_and_gradients(
     wide = torch.promote_types(dtype, torch.float32)  # of the softmax and of every sum over rows
     new: dict[str, Any] = {"device": x_nD.device, "dtype": wide}
     w = w_VD.to(dtype)
-    smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
+    cap = objective.soft_cap
 
     counts_n = y_n != ignore_index
     count = counts_n.sum().to(wide)
@@ -157,29 +157,7 @@ def _loss_and_gradients(
             z_rows = z[at : at + stage_rows]
             span = slice(start + at, start + at + len(z_rows))
             p = z_rows if dtype == wide else stage[: len(z_rows)].copy_(z_rows)
-            if cap:
-                p.div_(cap).tanh_()
-                slope = torch.mul(p, p, out=slopes[: len(p)]).neg_().add_(1)
-                p.mul_(cap)
-            top, picked = p.amax(1, keepdim=True), p.gather(1, target_n1[span])
-            mean = p.mean(1, keepdim=True) if smoothing else picked
-            torch.softmax(p, 1, out=p)
-            # The largest probability is 1 / sum(exp(z - top)), and never so small that its logarithm is lost.
-            largest = p.amax(1, keepdim=True).log()
-            losses = top - picked - largest
-            if smoothing:
-                losses += smoothing * (picked - mean)
-            if weight:
-                lse = top - largest
-                losses += weight * lse * lse
-                p.mul_(1 + 2 * weight * lse)
-            loss_n1[span] = losses * counts_n1[span]
-            p.scatter_add_(1, target_n1[span], torch.full_like(picked, smoothing - 1))
-            if smoothing:
-                p.sub_(smoothing / V)
-            p.mul_(counts_n1[span])
-            if cap:
-                p.mul_(slope)
+            loss_n1[span] = _differentiated_(p, target_n1[span], counts_n1[span], objective, slopes)
             if p is not z_rows:
                 z_rows.copy_(p)
         if dx_nD is not None:
@@ -190,6 +168,37 @@ def _loss_and_gradients(
             for rows, z_tile in zip(dw_tiles, z.split(TILE, 1), strict=True):
                 rows.add_(z_tile.t() @ x_CD)
     return loss_n1.sum() / count, count, dx_nD, dw
+
+
+def _differentiated_(z: Tensor, target_n1: Tensor, counts_n1: Tensor, objective: Objective, slopes: Tensor) -> Tensor:
+    """Turn logits [n, V] in place into the gradients of their losses; return the losses, 0 where ignored.
+
+    `slopes` has room for the slopes of a soft cap.
+    """
+    smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
+    if cap:
+        z.div_(cap).tanh_()
+        slope = torch.mul(z, z, out=slopes[: len(z)]).neg_().add_(1)
+        z.mul_(cap)
+    top, picked = z.amax(1, keepdim=True), z.gather(1, target_n1)
+    mean = z.mean(1, keepdim=True) if smoothing else picked
+    p = torch.softmax(z, 1, out=z)
+    # The largest probability is 1 / sum(exp(z - top)), and never so small that its logarithm is lost.
+    largest = p.amax(1, keepdim=True).log()
+    losses = top - picked - largest
+    if smoothing:
+        losses += smoothing * (picked - mean)
+    if weight:
+        lse = top - largest
+        losses += weight * lse * lse
+        p.mul_(1 + 2 * weight * lse)
+    p.scatter_add_(1, target_n1, torch.full_like(picked, smoothing - 1))
+    if smoothing:
+        p.sub_(smoothing / p.shape[1])
+    p.mul_(counts_n1)
+    if cap:
+        p.mul_(slope)
+    return losses * counts_n1
 
 
 def _scale_(rows: Tensor, factor: Tensor) -> None:

@@ -32,7 +32,7 @@ FLOORS = (
         "work",
         "sizes",
     ),
-    ("", "tokens", "frames", "meters", "plugins", "machine", "train"),
+    ("", "tokens", "frames", "meters", "plugins", "machine", "train", "updates"),
     ("records", "instruments", "workloads"),
     ("suite", "environment", "assembly"),
     ("schedule", "corpora"),
@@ -190,7 +190,7 @@ def f():
     ]
 
 
-AUTHORS_WORLD = {"harness", "harness.npy", "harness.tree"}
+AUTHORS_WORLD = {"harness", "harness.npy", "harness.tree", "harness.updates"}
 
 
 @pytest.mark.parametrize("module", STRATEGIES)

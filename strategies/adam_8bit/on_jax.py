@@ -1,0 +1,87 @@
+"""Adam with 8-bit moments in JAX: a loop over slices that carries parameters, codes and scales."""
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from harness import Parts, updates
+from strategies.adam_8bit import BETA_1, BETA_2, BLOCK, EPSILON, SLICE, levels, middles
+
+
+def begin(p: Any, name: str, signed: bool, least: int) -> Any:
+    """Make one moment of a tensor, or of each layer's: codes and scales of zeros, or where it is small float32."""
+    lead = p.shape[:1] if updates.stacked(name) else ()
+    size = math.prod(p.shape[len(lead) :])
+    if size < least:
+        return jnp.zeros(p.shape, jnp.float32)
+    blocks = -(-size // BLOCK)
+    codes = jnp.full((*lead, blocks, BLOCK), int((levels(signed) == 0).argmax()), jnp.uint8)
+    return {"codes": codes, "scale": jnp.zeros((*lead, blocks), jnp.float32)}
+
+
+def update(parts: Parts, state: Any, grads: Any) -> Any:
+    """Apply the gradients."""
+    move = partial(adamw, parts.shape, (state["steps"] + 1).astype(jnp.float32))
+    return updates.moved(state, grads, ("first", "second"), partial(_whole, move))
+
+
+def _whole(move: Any, p: Any, g: Any, first: Any, second: Any) -> Any:
+    """Move a tensor and its moments, slice by slice."""
+    if not isinstance(first, dict):
+        return move(p, g, first, second)
+    p_N, g_N = p.reshape(-1), g.reshape(-1)
+
+    def slice_of(at: Any, n: int, held: Any) -> Any:
+        """Move `n` elements from `at` on, the codes included."""
+        p_N, first, second = held
+        rows, padding = -(-n // BLOCK), -n % BLOCK
+        m, v = (
+            widened(cut(of["codes"], at // BLOCK, rows), cut(of["scale"], at // BLOCK, rows), signed)
+            for of, signed in ((first, True), (second, False))
+        )
+        p_n, m, v = move(jnp.pad(cut(p_N, at, n), (0, padding)), jnp.pad(cut(g_N, at, n), (0, padding)), m, v)
+        p_N = jax.lax.dynamic_update_slice_in_dim(p_N, p_n[:n], at, 0)
+        return p_N, put(first, narrow(m, True), at // BLOCK), put(second, narrow(v, False), at // BLOCK)
+
+    count = p_N.size // SLICE
+    held = (p_N, first, second)
+    if count:
+        held = jax.lax.fori_loop(0, count, lambda at, held: slice_of(at * SLICE, SLICE, held), held)
+    if p_N.size % SLICE:
+        held = slice_of(count * SLICE, p_N.size % SLICE, held)
+    return held[0].reshape(p.shape), *held[1:]
+
+
+def adamw(shape: Any, count: Any, p: Any, g: Any, m: Any, v: Any) -> Any:
+    """Give parameters and float32 moments after one step of AdamW, the `count`-th."""
+    g = g.astype(jnp.float32)
+    m = m + (1 - BETA_1) * (g - m)
+    v = BETA_2 * v + (1 - BETA_2) * g * g
+    scale = jnp.sqrt(v) / jnp.sqrt(1 - BETA_2**count) + EPSILON
+    kept = p * (1 - shape.learning_rate * shape.weight_decay)
+    return (kept - shape.learning_rate / (1 - BETA_1**count) * (m / scale)).astype(p.dtype), m, v
+
+
+def cut(array: Any, at: Any, size: int) -> Any:
+    return jax.lax.dynamic_slice_in_dim(array, at, size)
+
+
+def put(held: Any, new: Any, row: Any) -> Any:
+    return {key: jax.lax.dynamic_update_slice_in_dim(held[key], new[key], row, 0) for key in held}
+
+
+def widened(codes: Any, scale: Any, signed: bool) -> Any:
+    """Look the codes up."""
+    return (jnp.asarray(levels(signed))[codes.astype(jnp.int32)] * scale[:, None]).reshape(-1)
+
+
+def narrow(values: Any, signed: bool) -> Any:
+    """Give the codes and scales of a slice; a block of zeros has scale 0."""
+    values = values.reshape(-1, BLOCK)
+    scale = jnp.abs(values).max(1)
+    of_one = values / jnp.maximum(scale, jnp.finfo(jnp.float32).tiny)[:, None]
+    codes = jnp.searchsorted(jnp.asarray(middles(signed)), of_one)
+    return {"codes": jnp.maximum(codes, 0 if signed else 1).astype(jnp.uint8), "scale": scale}
