@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 
 from harness import advise as advising
-from harness import campaign, claims, doctor, planner, plugins, records, suite
+from harness import campaign, changes, claims, doctor, judge, planner, plugins, records, suite
 from harness import fit as limits
 from harness.progress import Watcher, counted
-from harness.report import advice, checkups, foresight, insert, table
+from harness.report import advice, changed, checkups, foresight, insert, table
 from harness.sizes import SizeError, size
 
 app = typer.Typer(
@@ -28,7 +28,15 @@ err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 PluginOption = Annotated[list[str] | None, typer.Option("--plugin", help="A plugin: a .py file or a module.")]
 SuiteArgument = Annotated[Path, typer.Argument(metavar="SUITE", help="A suite: a YAML file.")]
 
-REFUSALS = (suite.SuiteError, plugins.PluginError, records.StoreError, insert.InsertError, claims.ClaimError, SizeError)
+REFUSALS = (
+    suite.SuiteError,
+    plugins.PluginError,
+    records.StoreError,
+    insert.InsertError,
+    claims.ClaimError,
+    changes.ConditionError,
+    SizeError,
+)
 REFUSED, INTERRUPTED = 2, 130
 
 
@@ -170,6 +178,45 @@ def report(
     for name, of_suite in by_suite.items():
         if insert.has_place(into, name):
             insert.insert_into(into, name, _tables(of_suite, loaded, headed=False))
+
+
+@app.command()
+def compare(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A results file, or a folder of them.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Another of the same cases.")],
+    fail_on: Annotated[
+        list[str] | None, typer.Option(help="End with status 1 on this: peak>5%, time>10%, answer, status, missing.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show what stayed the same as well.")] = False,
+) -> None:
+    """Compare two runs of the same cases, for a pull request: what became better or worse beyond the noise of both.
+
+    Ends with status 0; with 1 where something met a condition of --fail-on; with 2 where it could not compare.
+    """
+    conditions = [changes.Condition.parse(each) for each in fail_on or ()]
+    before, after = (_read(path) for path in (old, new))
+    found = changes.compare(judge.judge(before), judge.judge(after))
+    if not any(change.figure != "missing" for change in found):
+        raise records.StoreError(f"'{old}' and '{new}' have no case in common: compare two runs of one suite")
+    out.print(changed.text(found, changes.differences(before, after), everything), end="")
+    failing = [change for change in found if any(condition.met(change) for condition in conditions)]
+    if failing:
+        err.print(f"harness: {len(failing)} figures became worse than --fail-on allows")
+        raise typer.Exit(1)
+
+
+def _read(path: Path) -> list[records.Record]:
+    """Read the newest results of a path; tell of lines that are no records."""
+    files = records.newest(path)
+    if not files:
+        raise records.StoreError(f"there are no results in '{path}': run a suite first")
+    found = []
+    for file in files:
+        of_file, problems = records.read(file)
+        for problem in problems:
+            err.print(f"warning: {problem}")
+        found += of_file
+    return found
 
 
 @app.command("doctor")

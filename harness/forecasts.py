@@ -1,7 +1,9 @@
-"""Predict many cases: all of one place in one process, which measures nothing of itself."""
+"""Predict many cases: those of one place in a process for each core, since nothing of a prediction is measured."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from harness import backends, runner
@@ -14,6 +16,11 @@ STEPS = 2
 """Steps of a prediction: the moments appear in the first update, so the second step holds everything."""
 SECONDS = 300.0
 """What one case may take."""
+WORTH = 6
+"""Cases from which on a process of their own is worth its start."""
+
+Watch = Callable[[str], None]
+Found = tuple[Case, Record]
 
 
 def of_cases(
@@ -22,12 +29,30 @@ def of_cases(
     plugins: Plugins,
     names: tuple[str, ...] = (),
     run_id: str = "forecast",
-    watch: Callable[[str], None] = lambda phase: None,
-) -> Iterator[tuple[Case, Record]]:
-    """Yield each case with its prediction, place by place; `corpora` are the rows by group.
+    watch: Watch = lambda phase: None,
+) -> Iterator[Found]:
+    """Yield each case with its prediction, place by place and in no order; `corpora` are the rows by group.
 
     Cases that no machine could run give the reason. Where one ends the process, the next ones go on in another.
     """
+
+    def one_after_another(cases: Sequence[Case], watch: Watch) -> Iterator[Found]:
+        while cases:
+            task = Task(
+                kind="predict",
+                cases=tuple(cases),
+                run_id=run_id,
+                parent=os.getpid(),
+                folder="",
+                corpora={case.group: corpora.get(case.group) for case in cases},
+                plugins=names,
+                steps=STEPS,
+            )
+            found = runner.run(task, len(os.sched_getaffinity(0)), SECONDS * len(cases), watch)
+            ended = next((at for at, record in enumerate(found) if record.worker_seconds is None), len(cases) - 1)
+            yield from zip(cases[: ended + 1], found[: ended + 1], strict=True)
+            cases = cases[ended + 1 :]
+
     for place in dict.fromkeys(case.place for case in cases):
         open_: list[Case] = []
         for case in cases:
@@ -35,21 +60,35 @@ def of_cases(
                 yield case, Record(status="unsupported", evidence={"message": reason})
             elif case.place == place:
                 open_.append(case)
-        while open_:
-            task = Task(
-                kind="predict",
-                cases=tuple(open_),
-                run_id=run_id,
-                parent=os.getpid(),
-                folder="",
-                corpora={case.group: corpora.get(case.group) for case in open_},
-                plugins=names,
-                steps=STEPS,
-            )
-            found = runner.run(task, len(os.sched_getaffinity(0)), SECONDS * len(open_), watch)
-            ended = next((at for at, record in enumerate(found) if record.worker_seconds is None), len(open_) - 1)
-            yield from zip(open_[: ended + 1], found[: ended + 1], strict=True)
-            open_ = open_[ended + 1 :]
+        yield from _side_by_side(open_, one_after_another, watch)
+
+
+class _Stopped(Exception):
+    """Nobody waits for the predictions any more."""
+
+
+def _side_by_side(
+    cases: Sequence[Case], predicted: Callable[[Sequence[Case], Watch], Iterator[Found]], watch: Watch
+) -> Iterator[Found]:
+    """Share the cases out among as many processes as there are cores; end them all when the reader stops."""
+    count = min(len(os.sched_getaffinity(0)), len(cases) // WORTH)
+    if count < 2:
+        yield from predicted(cases, watch)
+        return
+    stop = threading.Event()
+
+    def watched(phase: str) -> None:
+        if stop.is_set():
+            raise _Stopped
+        watch(phase)
+
+    with ThreadPoolExecutor(count) as threads:
+        shares = [threads.submit(lambda at: list(predicted(cases[at::count], watched)), at) for at in range(count)]
+        try:
+            for share in as_completed(shares):
+                yield from share.result()
+        finally:
+            stop.set()
 
 
 def impossible(plugins: Plugins, case: Case) -> str | None:

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,6 +34,9 @@ TAIL_BYTES = 2000
 NEAR_MEMORY = 0.9
 
 Watch = Callable[[str], None]
+_running: set[int] = set()
+"""Workers that are watched, by whatever thread: what is theirs is not left over."""
+_starting = threading.Lock()
 
 
 @dataclass
@@ -53,8 +57,8 @@ class _Watched:
 def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: None) -> list[Record]:
     """Run a task in a worker and return its records: one a case, whatever happened.
 
-    `deadline` is in seconds; `watch` is told the phase about ten times a second. Call it from the main thread only: a
-    worker dies with the thread that started it.
+    `deadline` is in seconds; `watch` is told the phase about ten times a second, and what it raises ends the worker.
+    So does the end of the thread that called.
     """
     _adopt_orphans()
     before = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -71,14 +75,17 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
             str(folder / "task.json"),
             str(folder / "result.jsonl"),
         ]
-        with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
+        with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err, _starting:
             process = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
             )
+            _running.add(process.pid)
         seen = _Watched(time.monotonic())
         try:
             _monitor(process, folder, seen, deadline, watch)
         finally:
+            with _starting:
+                _running.discard(process.pid)
             _end(process, before)
         return _records(task, process.returncode, folder, seen)
 
@@ -147,7 +154,10 @@ def _signal(group: int, number: int) -> None:
 
 
 def _left_over(before: set[int]) -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    with _starting:
+        found = psutil.Process().children(recursive=True)
+        others = {pid for worker in _running for pid in (worker, *meters.descendants(worker))}
+    return [child for child in found if child.pid not in before | others]
 
 
 def _adopt_orphans() -> None:

@@ -1,6 +1,7 @@
 """Keep the last `window` tokens and the first `sinks` ones in a ring; pay all links to what lies between.
 
-Peak: kv (window + sinks) / T, and the keys and values of one layer's prompt while it is taken. A token sees itself, the
+Peak: kv (window + sinks) / T, and while a prompt of P tokens is taken the keys and values of one layer and the P x P
+links that its tokens have, as a mask: long prompts cost more than the ring saves. A token sees itself, the
 `window - 1` before it, and the sinks: every token, those of the prompt too, so the answer is that of attention with
 this mask over whole rows. Keys keep the positions they came with. Sources: sliding windows (Beltagy et al., 2020,
 arXiv:2004.05150; Mistral 7B, arXiv:2310.06825), sinks (StreamingLLM, Xiao et al., 2023, arXiv:2309.17453, which gives

@@ -1,7 +1,7 @@
 """Count the work of a torch step: what each operator multiplies and moves, on fake tensors or real ones.
 
 Products and attention are counted by the formulae of `torch.utils.flop_counter`, everything else by the bytes that it
-reads and writes. A view moves nothing, and a gather reads only what it takes.
+reads and writes. A view moves nothing, nor does a question about a tensor, and a gather reads only what it takes.
 """
 
 from typing import Any
@@ -15,7 +15,9 @@ from harness.work import Operations, gathered
 
 aten = torch.ops.aten
 GATHERS = {aten.embedding, aten.index, aten.gather, aten.index_select}
-UNTOUCHED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.empty_permuted}
+UNTOUCHED = {
+    aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.empty_permuted, aten._unsafe_view,
+}  # fmt: skip
 IN_PLACE = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm}
 ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu: (0, 2),
@@ -43,10 +45,10 @@ class Work(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
-        if func.is_view or packet in UNTOUCHED:
+        written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if func.is_view or packet in UNTOUCHED or not written:
             return result
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         moved = _bytes(written) + (_bytes(written) if packet in GATHERS else _bytes(read))
         flops = 0.0
         if packet in ATTENTION:

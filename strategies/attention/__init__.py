@@ -29,7 +29,7 @@ def dense_in_jax(parts: Parts) -> Parts:
 def chunked_in_torch(parts: Parts, chunk: int = 512) -> Parts:
     from strategies.attention.on_torch import by_chunks
 
-    return replace(parts, attend=lambda parts, q, k, v: by_chunks(q, k, v, chunk, q.shape[1]))
+    return replace(parts, attend=lambda parts, q, k, v: by_chunks(q, k, v, chunk))
 
 
 def chunked_in_jax(parts: Parts, chunk: int = 512) -> Parts:
@@ -39,9 +39,9 @@ def chunked_in_jax(parts: Parts, chunk: int = 512) -> Parts:
 
 
 def window_in_torch(parts: Parts, window: int = 512) -> Parts:
-    from strategies.attention.on_torch import by_chunks
+    from strategies.attention.on_torch import by_windows
 
-    return replace(parts, attend=lambda parts, q, k, v: by_chunks(q, k, v, window, window))
+    return replace(parts, attend=lambda parts, q, k, v: by_windows(q, k, v, window))
 
 
 def window_in_jax(parts: Parts, window: int = 512) -> Parts:

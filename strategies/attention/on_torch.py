@@ -19,12 +19,27 @@ def attention(q_BCHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, first: int, start:
     return torch.einsum("bgrcs,bsgk->bcgrk", shares, v_BSGK).reshape(B, C, H, K)
 
 
-def by_chunks(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, chunk: int, window: int) -> Tensor:
-    """Attend `chunk` queries at a time, each to the keys that it can reach, and recompute in the backward pass."""
+def by_chunks(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, chunk: int) -> Tensor:
+    """Attend `chunk` queries at a time to all keys that are not later, and recompute in the backward pass."""
+    T, done = q_BTHK.shape[1], []
+    for first, queries in zip(range(0, T, chunk), q_BTHK.split(chunk, 1), strict=True):
+        last = first + queries.shape[1]
+        seen = k_BTGK[:, :last], v_BTGK[:, :last]
+        done.append(checkpoint(attention, queries, *seen, first, 0, T, use_reentrant=False))
+    return torch.cat(done, dim=1)
+
+
+def by_windows(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: int) -> Tensor:
+    """Attend `window` queries at a time to their keys and to as many before, and recompute in the backward pass."""
+
+    def near(q_BCHK: Tensor, first: int, start: int, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+        return attention(q_BCHK, torch.cat(keys, 1), torch.cat(values, 1), first, start, window)
+
+    # Split and not sliced: the gradient of a slice is as long as the whole, and there are many.
+    keys, values = list(k_BTGK.split(window, 1)), list(v_BTGK.split(window, 1))
     done = []
-    for first in range(0, q_BTHK.shape[1], chunk):
-        last, start = min(first + chunk, q_BTHK.shape[1]), max(0, first - window + 1)
-        keys, values = k_BTGK[:, start:last], v_BTGK[:, start:last]
-        queries = q_BTHK[:, first:last]
-        done.append(checkpoint(attention, queries, keys, values, first, start, window, use_reentrant=False))
+    for number, queries in enumerate(q_BTHK.split(window, 1)):
+        before = max(0, number - 1)
+        seen = keys[before : number + 1], values[before : number + 1]
+        done.append(checkpoint(near, queries, number * window, before * window, *seen, use_reentrant=False))
     return torch.cat(done, dim=1)

@@ -46,7 +46,7 @@ def _forward(rows: int, tile: int, objective: Objective, x_nD: Array, w_VD: Arra
     w_KtD = _pieces(w_VD, tile, 0)
     firsts_K = jnp.arange(len(w_KtD)) * w_KtD.shape[1]
 
-    def of_chunk(chunk: tuple[Array, Array]) -> tuple[Array, Array]:
+    def of_chunk(chunk: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         x_CD, y_C = chunk
 
         def of_tile(so_far: Any, one: tuple[Array, Array]) -> tuple[Any, None]:
@@ -68,25 +68,27 @@ def _forward(rows: int, tile: int, objective: Objective, x_nD: Array, w_VD: Arra
         start = (zeros_C - jnp.inf, zeros_C, zeros_C, zeros_C)
         (top_C, total_C, picked_C, mean_C), _ = lax.scan(of_tile, start, (w_KtD, firsts_K))
         aimed_C = picked_C + smoothing * (mean_C - picked_C) if smoothing else picked_C
-        return top_C + jnp.log(total_C), aimed_C
+        return top_C, total_C, aimed_C
 
-    lse, aimed = lax.map(of_chunk, (_pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED)))
-    lse_n, aimed_n = lse.reshape(-1)[: len(y_n)], aimed.reshape(-1)[: len(y_n)]
+    found = lax.map(of_chunk, (_pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED)))
+    top_n, total_n, aimed_n = (of.reshape(-1)[: len(y_n)] for of in found)
+    lse_n = top_n + jnp.log(total_n)
     kept_n = y_n != IGNORED
     count = kept_n.sum().astype(wide)
     losses_n = lse_n - aimed_n
     if objective.z_loss:
         losses_n += objective.z_loss * jnp.square(lse_n)
-    return jnp.where(kept_n, losses_n, 0).sum() / count, (x_nD, w_VD, y_n, lse_n, count)
+    return jnp.where(kept_n, losses_n, 0).sum() / count, (x_nD, w_VD, y_n, top_n, total_n, count)
 
 
 def _backward(rows: int, tile: int, objective: Objective, held: Any, upstream: Array) -> tuple[Array, Array, None]:
-    x_nD, w_VD, y_n, lse_n, count = held
-    size, wide = len(w_VD), lse_n.dtype
+    x_nD, w_VD, y_n, top_n, total_n, count = held
+    size, wide = len(w_VD), top_n.dtype
     smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
     w_KtD = _pieces(w_VD, tile, 0)
     firsts_K = jnp.arange(len(w_KtD)) * w_KtD.shape[1]
-    x_MCD, y_MC, lse_MC = _pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED), _pieces(lse_n, rows, 0)
+    x_MCD, y_MC = _pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED)
+    top_MC, total_MC = _pieces(top_n, rows, 0), _pieces(total_n, rows, 1)
     factor = (upstream / jnp.maximum(count, 1)).astype(wide)
 
     def of_tile(dx_MCD: Array, one: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -94,21 +96,22 @@ def _backward(rows: int, tile: int, objective: Objective, held: Any, upstream: A
         column_t = first + jnp.arange(len(w_tD))
 
         def of_chunk(dw_tD: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-            x_CD, y_C, lse_C, dx_CD = chunk
+            x_CD, y_C, top_C, total_C, dx_CD = chunk
             z_Ct = _logits(x_CD, w_tD, cap)
-            g_Ct = jnp.exp(jnp.where(column_t < size, z_Ct, -jnp.inf) - lse_C[:, None])
+            # The gradients times `total`, up to the last factor: less is rounded than in exp(z - log-sum-exp).
+            g_Ct = jnp.exp(jnp.where(column_t < size, z_Ct, -jnp.inf) - top_C[:, None])
             if weight:
-                g_Ct *= 1 + 2 * weight * lse_C[:, None]
-            g_Ct -= (1 - smoothing) * (column_t == y_C[:, None])
+                g_Ct *= 1 + 2 * weight * (top_C + jnp.log(total_C))[:, None]
+            g_Ct -= (1 - smoothing) * total_C[:, None] * (column_t == y_C[:, None])
             if smoothing:  # in the columns that fill up the last tile as well: they meet weights of 0
-                g_Ct -= smoothing / size
+                g_Ct -= smoothing / size * total_C[:, None]
             if cap:
                 g_Ct *= 1 - jnp.square(z_Ct / cap)
-            g_Ct = (g_Ct * jnp.where(y_C != IGNORED, factor, 0)[:, None]).astype(x_CD.dtype)
+            g_Ct = (g_Ct * jnp.where(y_C != IGNORED, factor / total_C, 0)[:, None]).astype(x_CD.dtype)
             dx_CD = dx_CD + jnp.matmul(g_Ct, w_tD, preferred_element_type=wide)
             return dw_tD + jnp.matmul(g_Ct.T, x_CD, preferred_element_type=wide), dx_CD
 
-        dw_tD, dx_MCD = lax.scan(of_chunk, jnp.zeros(w_tD.shape, wide), (x_MCD, y_MC, lse_MC, dx_MCD))
+        dw_tD, dx_MCD = lax.scan(of_chunk, jnp.zeros(w_tD.shape, wide), (x_MCD, y_MC, top_MC, total_MC, dx_MCD))
         return dx_MCD, dw_tD.astype(w_VD.dtype)
 
     dx_MCD, dw_KtD = lax.scan(of_tile, jnp.zeros(x_MCD.shape, wide), (w_KtD, firsts_K))

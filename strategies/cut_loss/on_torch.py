@@ -2,6 +2,9 @@
 
 One buffer holds every tile in turn, and in float32 products are added to the gradients in place. In 16 bit they are
 16-bit products, as in plain code, added to float32 sums.
+
+Of each row the largest logit and the sum of exponentials below it are kept, not their log-sum-exp l: exp(z - l) would
+round a difference that is larger by log V / 2 or so, and with it every probability.
 """
 
 from typing import Any
@@ -34,10 +37,11 @@ class _CutLoss(torch.autograd.Function):
     def forward(
         ctx: Any, x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rows: int, tile: int, objective: Objective
     ) -> Tensor:
-        lse_n, aimed_n = _statistics(x_nD, w_VD, y_n, rows, tile, objective)
+        top_n, total_n, aimed_n = _statistics(x_nD, w_VD, y_n, rows, tile, objective)
+        lse_n = top_n + total_n.log()
         kept_n = y_n != IGNORED
         count = kept_n.sum()
-        ctx.save_for_backward(x_nD, w_VD, y_n, lse_n, count)
+        ctx.save_for_backward(x_nD, w_VD, y_n, top_n, total_n, count)
         ctx.settings = rows, tile, objective
         losses_n = lse_n - aimed_n
         if objective.z_loss:
@@ -48,11 +52,11 @@ class _CutLoss(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: a gradient without a graph would pass for a constant
             raise RuntimeError("cut_loss: this loss has no second derivative: call backward without create_graph=True.")
-        x_nD, w_VD, y_n, lse_n, count = ctx.saved_tensors
+        x_nD, w_VD, y_n, top_n, total_n, count = ctx.saved_tensors
         rows, tile, objective = ctx.settings
         smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
-        dtype, wide = x_nD.dtype, lse_n.dtype
-        factor_n1 = ((y_n != IGNORED) * (upstream / count.clamp(min=1)).to(wide))[:, None]
+        dtype, wide = x_nD.dtype, top_n.dtype
+        factor_n = (y_n != IGNORED) * (upstream / count.clamp(min=1)).to(wide) / total_n
         dx_nD = torch.zeros(x_nD.shape, dtype=wide, device=x_nD.device)
         dw_VD = torch.zeros_like(w_VD)
         room, slopes = _room(x_nD, w_VD, rows, tile), _room(x_nD, w_VD, rows if cap else 0, tile)
@@ -61,20 +65,20 @@ class _CutLoss(torch.autograd.Function):
             sum_tD = dw_tD if dtype == wide else torch.zeros(w_tD.shape, dtype=wide, device=w_VD.device)
             for row in range(0, len(x_nD), rows):
                 chunk = slice(row, row + rows)
-                x_CD, lse_C1 = x_nD[chunk], lse_n[chunk, None]
+                x_CD, top_C1, total_C = x_nD[chunk], top_n[chunk, None], total_n[chunk]
                 g_Ct = _logits(x_CD, w_tD, cap, room)
                 if cap:
                     slope_Ct = torch.div(g_Ct, cap, out=_shaped(slopes, *g_Ct.shape)).square_().neg_().add_(1)
-                g_Ct.sub_(lse_C1).exp_()
+                g_Ct.sub_(top_C1).exp_()  # gradients times `total`, up to the last factor
                 if weight:
-                    g_Ct.mul_(1 + 2 * weight * lse_C1)
+                    g_Ct.mul_(1 + 2 * weight * (top_C1 + total_C[:, None].log()))
                 inside_C, at_C = _within(y_n[chunk], first, len(w_tD))
-                g_Ct.scatter_add_(1, at_C[:, None], (smoothing - 1) * inside_C[:, None].to(wide))
+                g_Ct.scatter_add_(1, at_C[:, None], ((smoothing - 1) * inside_C * total_C)[:, None])
                 if smoothing:
-                    g_Ct.sub_(smoothing / len(w_VD))
+                    g_Ct.sub_(total_C[:, None] * (smoothing / len(w_VD)))
                 if cap:
                     g_Ct.mul_(slope_Ct)
-                g_Ct = g_Ct.mul_(factor_n1[chunk]).to(dtype)
+                g_Ct = g_Ct.mul_(factor_n[chunk, None]).to(dtype)
                 _add_product_(dx_nD[chunk], g_Ct, w_tD)
                 _add_product_(sum_tD, g_Ct.T, x_CD)
             if sum_tD is not dw_tD:
@@ -84,10 +88,12 @@ class _CutLoss(torch.autograd.Function):
 
 def _statistics(
     x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rows: int, tile: int, objective: Objective
-) -> tuple[Tensor, Tensor]:
-    """Return for each row [n] the log-sum-exp of its logits, and the mean of them that its smoothed target picks."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return for each row [n] its largest logit, the sum of exponentials of all less that, and the mean of logits that
+    its smoothed target picks.
+    """
     smoothing, room = objective.label_smoothing, _room(x_nD, w_VD, rows, tile)
-    lse, aimed = [], []
+    top, total, aimed = [], [], []
     for row in range(0, len(x_nD), rows):
         x_CD, y_C = x_nD[row : row + rows], y_n[row : row + rows]
         top_C = torch.full((len(x_CD),), -torch.inf, dtype=room.dtype, device=x_nD.device)
@@ -101,9 +107,10 @@ def _statistics(
             higher_C = torch.maximum(top_C, z_Ct.amax(1))
             total_C = total_C * (top_C - higher_C).exp() + z_Ct.sub_(higher_C[:, None]).exp_().sum(1)
             top_C = higher_C
-        lse.append(top_C + total_C.log())
+        top.append(top_C)
+        total.append(total_C)
         aimed.append(picked_C + smoothing * (mean_C - picked_C) if smoothing else picked_C)
-    return torch.cat(lse), torch.cat(aimed)
+    return torch.cat(top), torch.cat(total), torch.cat(aimed)
 
 
 def _room(x_nD: Tensor, w_VD: Tensor, rows: int, tile: int) -> Tensor:

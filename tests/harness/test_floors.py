@@ -46,7 +46,7 @@ FLOORS = (
         "runner",
         "judge",
     ),
-    ("rates", "forecasts", "doctor", "claims"),
+    ("rates", "forecasts", "doctor", "claims", "changes"),
     ("planner",),
     ("campaign", "fit"),
     ("advise",),

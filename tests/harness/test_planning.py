@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ steps: 3
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let all commands share what they know of this machine: its rates are measured once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     (tmp_path / "small.yaml").write_text(SUITE)
@@ -43,7 +52,7 @@ def plan(path: Path) -> suite.Plan:
 
 
 def ran(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200"}
+    env = {**os.environ, "COLUMNS": "200"}
     command = [sys.executable, "-m", "harness.cli", *words]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 

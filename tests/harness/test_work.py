@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.backends.jax_work import work
 from harness.backends.torch_work import Work
@@ -38,6 +39,13 @@ def test_views_move_nothing_and_a_gather_only_what_it_takes():
     assert counted(lambda: table.view(4, 1000).T[:2]) == ()
     assert moved(counted(lambda: F.embedding(ids, table))) == 2 * 3 * 4 * 4
     assert moved(counted(lambda: table * 2)) == 2 * 4000 * 4
+
+
+def test_a_question_about_a_tensor_moves_nothing():
+    with FakeTensorMode():
+        table = torch.ones(1000, 4)
+        assert counted(lambda: (table.device, table.shape, table.is_contiguous())) == ()
+        assert moved(counted(lambda: torch.ones(2, 5, 4) @ table.T)) == 4 * (2 * 5 * 4 + 1000 * 4 + 2 * 5 * 1000 + 40)
 
 
 def test_attention_under_a_causal_mask_is_half_of_it():

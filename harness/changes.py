@@ -1,0 +1,172 @@
+"""Compare two runs of the same cases: what became better or worse, what stayed, and what cannot be told."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from harness import statistics
+from harness.judge import MEMORY_MARGIN, WITHHELD, WRONG, Row, Table
+from harness.records import Case, Record
+from harness.suite import CONTROL, VERDICT_ROUNDS
+
+RUNGS = ("bit_exact", "reassociated", "lower_precision", "approximate")
+"""The answers that are not wrong, the nearest to the baseline's first."""
+CONDITION = re.compile(r"(?:(peak|time)\s*>\s*(\d+(?:\.\d+)?)\s*%)|(answer|status|missing)")
+BETTER, WORSE, SAME, UNRESOLVED = "better", "worse", "same", "unresolved"
+
+
+class ConditionError(Exception):
+    """A condition that cannot be read, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure of one case before and after; `ratio` is after over before, None where it is not a number.
+
+    `figure` is peak (bytes), time (seconds), answer, status or missing; `verdict` better, worse, same or unresolved.
+    """
+
+    case: Case
+    figure: str
+    before: float | str | None
+    after: float | str | None
+    verdict: str
+    ratio: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What makes a comparison fail: a figure that became worse, beyond the noise and by more than a share."""
+
+    figure: str
+    above: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> "Condition":
+        """Read `peak>5%`, `time>10%`, `answer`, `status` or `missing`; raise ConditionError for anything else."""
+        found = CONDITION.fullmatch(text.strip())
+        if found is None:
+            told = "use peak>5%, time>10%, answer, status or missing"
+            raise ConditionError(f"there is no condition '{text[:40]}': {told}")
+        figure, share, word = found.groups()
+        return cls(word or figure, float(share) / 100 if share else 0.0)
+
+    def met(self, change: Change) -> bool:
+        """Say whether a change is one of those to fail on."""
+        if change.figure != self.figure or change.verdict != WORSE:
+            return False
+        return change.ratio is None or change.ratio > 1 + self.above
+
+
+def compare(before: Sequence[Table], after: Sequence[Table]) -> list[Change]:
+    """Pair the rows of two runs by their cases and judge each figure; cases of one run alone are changes as well."""
+    old, new = _rows(before), _rows(after)
+    margins = {digest: max(_margin(old[digest][1]), _margin(new[digest][1])) for digest in old.keys() & new.keys()}
+    changes: list[Change] = []
+    for digest, (row, _) in old.items():
+        if digest in new:
+            changes += _of_case(row, new[digest][0], margins[digest])
+        else:
+            changes.append(Change(row.case, "missing", row.status, None, WORSE, reason="the new run does not have it"))
+    for digest, (row, _) in new.items():
+        if digest not in old:
+            changes.append(Change(row.case, "missing", None, row.status, BETTER, reason="only the new run has it"))
+    return changes
+
+
+def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
+    """Say in sentences what else differs between two runs: machines, regimes, versions."""
+    told = []
+    for what, key in (("machine", "name"), ("processor", "cpu"), ("GPU", "gpu"), ("libc", "libc")):
+        old, new = (_all(record.machine.get(key) for record in found) for found in (before, after))
+        if old != new:
+            told.append(f"The {what} differs: {_listed(old)} before, {_listed(new)} after.")
+    old, new = (_all(record.regime for record in found if record.regime) for found in (before, after))
+    if old != new:
+        told.append(f"The memory was measured in other regimes: {_listed(old)} before, {_listed(new)} after.")
+    packages = dict.fromkeys(name for record in (*before, *after) for name in record.versions)
+    for name in packages:
+        old, new = (_all(record.versions.get(name) for record in found if record.versions) for found in (before, after))
+        if old != new:
+            told.append(f"The version of {name} differs: {_listed(old)} before, {_listed(new)} after.")
+    return told
+
+
+def _all(values: Any) -> tuple[str, ...]:
+    return tuple(sorted({str(value) for value in values if value is not None}))
+
+
+def _listed(values: Sequence[str]) -> str:
+    return ", ".join(values) or "unknown"
+
+
+def _rows(tables: Sequence[Table]) -> dict[str, tuple[Row, Table]]:
+    return {row.case.digest(): (row, table) for table in tables for row in table.rows}
+
+
+def _margin(table: Table) -> float:
+    """Give the noise of a comparison: by how much its control, which changes nothing, differed."""
+    control = next((row for row in table.rows if [each.name for each in row.case.strategies] == [CONTROL]), None)
+    return statistics.group_margin(control.effect if control is not None else None)
+
+
+def _of_case(old: Row, new: Row, margin: float) -> Iterator[Change]:
+    if old.status != new.status:
+        verdict = WORSE if old.status == "ok" else BETTER if new.status == "ok" else UNRESOLVED
+        yield Change(old.case, "status", old.status, new.status, verdict, reason=next(iter(new.reasons), ""))
+    if old.answer is not None and new.answer is not None:
+        yield Change(old.case, "answer", old.answer, new.answer, _of_answers(old.answer, new.answer))
+    if old.peak_bytes and new.peak_bytes and old.status == new.status == "ok":
+        yield _of_peaks(old, new)
+    if (times := (_medians(old), _medians(new))) and all(times):
+        yield _of_times(old, *times, margin)
+
+
+def _of_answers(old: str, new: str) -> str:
+    if old == new:
+        return SAME
+    if (old in WRONG) != (new in WRONG):
+        return WORSE if new in WRONG else BETTER
+    if old in WRONG:
+        return UNRESOLVED
+    return WORSE if RUNGS.index(new) > RUNGS.index(old) else BETTER
+
+
+def _of_peaks(old: Row, new: Row) -> Change:
+    """Judge two peaks: a difference counts beyond the meters' resolution and 1 %."""
+    assert old.peak_bytes and new.peak_bytes
+    ratio = new.peak_bytes / old.peak_bytes
+    resolution = max((record.resolution_bytes or 0 for row in (old, new) for record in row.records), default=0)
+    held = sorted(WITHHELD & {*old.flags, *new.flags})
+    if abs(new.peak_bytes - old.peak_bytes) <= max(resolution, MEMORY_MARGIN * old.peak_bytes):
+        verdict = SAME
+    else:
+        verdict = UNRESOLVED if held else WORSE if ratio > 1 else BETTER
+    return Change(old.case, "peak", old.peak_bytes, new.peak_bytes, verdict, ratio, ", ".join(held))
+
+
+def _medians(row: Row) -> list[float]:
+    """Give the median step of each round in seconds."""
+    return [median(record.step_seconds) for record in row.records if record.step_seconds and record.status == "ok"]
+
+
+def _of_times(old: Row, before: list[float], after: list[float], margin: float) -> Change:
+    """Judge step times by the ranges of the rounds: they must lie apart by more than equal things did."""
+    ratio = median(after) / median(before)
+    low, high = min(after) / max(before), max(after) / min(before)
+    reason = ""
+    if min(len(before), len(after)) < VERDICT_ROUNDS:
+        verdict, reason = UNRESOLVED, f"fewer than {VERDICT_ROUNDS} rounds"
+    elif low > 1 + margin:
+        verdict = WORSE
+    elif high < 1 / (1 + margin):
+        verdict = BETTER
+    elif 1 / (1 + margin) < low and high < 1 + margin:
+        verdict = SAME
+    else:
+        verdict, reason = UNRESOLVED, f"±{(math.sqrt(high / low) - 1) * 100:.0f} %"
+    return Change(old.case, "time", median(before), median(after), verdict, ratio, reason)

@@ -1,0 +1,43 @@
+"""What changed between two runs, as markdown for a pull request."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from harness.changes import BETTER, SAME, UNRESOLVED, WORSE, Change
+from harness.report.table import escaped, heading, mib
+
+HEADERS = ("case", "figure", "before", "after", "change", "verdict")
+ALIGNED = ("left", "left", "right", "right", "right", "left")
+ORDER = (WORSE, UNRESOLVED, BETTER, SAME)
+
+
+def text(changes: Sequence[Change], notes: Sequence[str], everything: bool = False) -> str:
+    """Write what differs, the worst first, under a sentence that counts it; with `everything` what stayed as well."""
+    counts = Counter(change.verdict for change in changes)
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER)
+    pieces = [f"Of {len(changes)} figures: {told}."]
+    pieces += ["\n".join(f"- {escaped(note)}" for note in notes)] if notes else []
+    groups: dict[str, list[Change]] = {}
+    for change in changes:
+        if everything or change.verdict != SAME:
+            groups.setdefault(heading(change.case), []).append(change)
+    for title, members in groups.items():
+        rows = [_cells(change) for change in sorted(members, key=lambda change: ORDER.index(change.verdict))]
+        pieces.append(f"#### {escaped(title)}")
+        pieces.append(tabulate(rows, HEADERS, tablefmt="pipe", colalign=ALIGNED, disable_numparse=True))
+    return "\n\n".join(pieces) + "\n"
+
+
+def _cells(change: Change) -> tuple[str, ...]:
+    verdict = f"{change.verdict} ({escaped(change.reason)})" if change.reason else change.verdict
+    name = f"`{escaped(change.case.label)}`" if change.case.strategies else "baseline"
+    ratio = "" if change.ratio is None else f"{change.ratio:.2f} x"
+    return name, change.figure, _shown(change, change.before), _shown(change, change.after), ratio, verdict
+
+
+def _shown(change: Change, value: float | str | None) -> str:
+    if isinstance(value, float | int):
+        return f"{mib(int(value))} MiB" if change.figure == "peak" else f"{value * 1e3:,.1f} ms"
+    return escaped(value or "")

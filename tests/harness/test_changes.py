@@ -1,0 +1,177 @@
+"""Two runs compared: what is worse beyond the noise of both, and how a build fails on it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import judge, records
+from harness.changes import Condition, ConditionError, compare, differences
+from harness.judge import Row, Table
+from harness.records import Applied, Case, Record
+from harness.report import changed
+
+MIB = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def case(*names: str) -> Case:
+    applied = tuple(Applied(name=name) for name in names)
+    return Case(
+        workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="x", tokenizer="bytes", strategies=applied
+    )
+
+
+def row(
+    *names: str,
+    peak: int = 100 * MIB,
+    rounds: tuple[float, ...] = (1.0, 1.0, 1.0),
+    answer: str | None = "bit_exact",
+    status: str = "ok",
+    flags: tuple[str, ...] = (),
+) -> Row:
+    memory = Record(resolution_bytes=4096)
+    times = (Record(step_seconds=(seconds,)) for seconds in rounds)
+    found = (memory, *times)
+    return Row(case(*names), status, peak_bytes=peak, answer=answer, flags=flags, records=found)
+
+
+def verdicts(old: Row, new: Row) -> dict[str, str]:
+    found = compare([Table(old.case, (old,))], [Table(new.case, (new,))])
+    return {change.figure: change.verdict for change in found}
+
+
+def test_the_same_run_twice_is_the_same_in_everything():
+    assert verdicts(row(), row()) == {"answer": "same", "peak": "same", "time": "same"}
+
+
+@pytest.mark.parametrize(
+    ("peak", "told"),
+    [(102 * MIB, "worse"), (100 * MIB + 4096, "same"), (100 * MIB + MIB, "same"), (98 * MIB, "better")],
+)
+def test_a_peak_changes_beyond_one_percent(peak, told):
+    assert verdicts(row(), row(peak=peak))["peak"] == told
+
+
+def test_a_peak_that_its_own_run_withholds_decides_nothing():
+    assert verdicts(row(), row(peak=300 * MIB, flags=("unstable",)))["peak"] == "unresolved"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "told"),
+    [
+        ((1.2, 1.3, 1.25), "worse"),
+        ((0.8, 0.7, 0.75), "better"),
+        ((1.0, 1.01, 0.99), "same"),
+        ((0.9, 1.2, 1.0), "unresolved"),
+        ((9.0, 9.0), "unresolved"),
+    ],
+)
+def test_a_time_changes_where_the_rounds_lie_apart(rounds, told):
+    assert verdicts(row(), row(rounds=rounds))["time"] == told
+
+
+def test_what_a_control_differed_by_is_noise_in_both_runs():
+    control = Row(case("nothing"), "ok", effect=judge.statistics.effect([1.3] * 6, [1.0] * 6))
+    old, new = row(), row(rounds=(1.2, 1.2, 1.2))
+    found = compare([Table(old.case, (old, control))], [Table(new.case, (new,))])
+    assert next(change.verdict for change in found if change.figure == "time") == "same", "1.2 is within 1.3"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("bit_exact", "reassociated", "worse"),
+        ("reassociated", "bit_exact", "better"),
+        ("bit_exact", "diverged", "worse"),
+        ("invalid", "bit_exact", "better"),
+        ("invalid", "diverged", "unresolved"),
+        ("approximate", "approximate", "same"),
+    ],
+)
+def test_answers_are_ordered_by_the_ladder(old, new, told):
+    assert verdicts(row(answer=old), row(answer=new))["answer"] == told
+
+
+def test_a_case_that_ran_and_no_longer_does_is_worse():
+    found = verdicts(row(), row(status="oom_budget", answer=None, rounds=()))
+    assert found == {"status": "worse"}
+    assert verdicts(row(status="timeout", answer=None, rounds=()), row())["status"] == "better"
+
+
+def test_cases_of_one_run_alone_are_told():
+    plain, extra = row(), row("checkpoint")
+    found = compare([Table(plain.case, (plain, extra))], [Table(plain.case, (plain,))])
+    assert [(c.figure, c.verdict, c.case.label) for c in found][-1] == ("missing", "worse", "checkpoint")
+    found = compare([Table(plain.case, (plain,))], [Table(plain.case, (plain, extra))])
+    assert [(c.figure, c.verdict) for c in found][-1] == ("missing", "better")
+
+
+def test_a_condition_is_met_above_its_share_alone():
+    found = compare([Table(case(), (row(),))], [Table(case(), (row(peak=104 * MIB),))])
+    change = next(change for change in found if change.figure == "peak")
+    assert Condition.parse("peak>3%").met(change) and Condition.parse("peak > 3.5 %").met(change)
+    assert not Condition.parse("peak>5%").met(change) and not Condition.parse("time>1%").met(change)
+
+
+@pytest.mark.parametrize("text", ["peak", "peak>5", "peak<5%", "answer>1%", "", "time>-1%", "__import__('os')"])
+def test_what_is_no_condition_is_refused(text):
+    with pytest.raises(ConditionError, match="use peak>5%"):
+        Condition.parse(text)
+
+
+def test_other_machines_regimes_and_versions_are_told():
+    old = [Record(machine={"name": "a"}, regime="pinned", versions={"torch": "1"})]
+    new = [Record(machine={"name": "b"}, regime="native", versions={"torch": "2"})]
+    told = " ".join(differences(old, new))
+    assert "machine differs: a before, b after" in told and "other regimes" in told
+    assert "version of torch differs: 1 before, 2 after" in told
+    assert differences(old, old) == []
+
+
+def test_the_text_shows_the_worst_first_and_hides_what_stayed():
+    tables = [Table(case(), (row(), row("checkpoint")))]
+    after = [Table(case(), (row(), row("checkpoint", peak=50 * MIB, rounds=(2.0, 2.0, 2.0))))]
+    text = changed.text(compare(tables, after), ["<b>"])
+    assert text.startswith("Of 6 figures: 1 worse, 0 unresolved, 1 better, 4 same.")
+    lines = [line for line in text.splitlines() if "`checkpoint`" in line]
+    assert "worse" in lines[0] and "2.00 x" in lines[0] and "better" in lines[1] and "0.50 x" in lines[1]
+    assert "| baseline" not in text and "<b>" not in text
+    assert "| baseline" in changed.text(compare(tables, after), [], everything=True)
+
+
+def compared(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "harness.cli", "compare", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def heavier(path: Path, to: Path, factor: float) -> Path:
+    """Copy results with all peaks multiplied."""
+    lines = []
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        if "peak_host_bytes" in record:
+            record["peak_host_bytes"] = int(record["peak_host_bytes"] * factor)
+        lines.append(json.dumps(record))
+    to.write_text("\n".join(lines) + "\n")
+    return to
+
+
+def test_a_build_fails_on_what_became_worse_and_on_nothing_else(tmp_path):
+    (old,) = records.newest(ROOT / "results" / "losses")
+    new = heavier(old, tmp_path / "new.jsonl", 1.2)
+    same = compared(str(old), str(old), "--fail-on", "peak>5%", "--fail-on", "answer", "--fail-on", "status")
+    assert (same.returncode, same.stderr) == (0, "") and " 0 worse" in same.stdout
+    worse = compared(str(old), str(new), "--fail-on", "peak>5%")
+    assert worse.returncode == 1 and "became worse" in worse.stderr and "1.20 x" in worse.stdout
+    assert compared(str(old), str(new), "--fail-on", "peak>25%").returncode == 0
+    assert compared(str(new), str(old), "--fail-on", "peak>5%").returncode == 0, "less is no failure"
+
+
+def test_what_cannot_be_compared_is_refused_in_one_sentence(tmp_path):
+    losses, windows = (str(ROOT / "results" / name) for name in ("losses", "windowing"))
+    for words in ((losses, windows), (losses, str(tmp_path / "none")), (losses, losses, "--fail-on", "peak")):
+        refused = compared(*words)
+        assert refused.returncode == 2 and refused.stderr.startswith("harness: ") and refused.stderr.count("\n") == 1

@@ -1,0 +1,74 @@
+"""Predictions side by side: the same as one after another, and nothing left when nobody waits for them."""
+
+import os
+import time
+
+import psutil
+import pytest
+
+from harness import forecasts, plugins
+from harness.records import Applied, Case
+
+pytestmark = pytest.mark.alone
+LOADED = plugins.load()
+SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "batch": 1}
+
+
+def cases(count: int) -> list[Case]:
+    """Cases of growing length, every second one with a strategy."""
+    shape = LOADED.workloads["decoder"].shape
+    return [
+        Case(
+            workload="decoder",
+            shape=shape(**SHAPE, tokens=64 + 16 * at).model_dump(),
+            place="torch/cpu",
+            corpus="drawn",
+            tokenizer="none",
+            strategies=(Applied(name="checkpoint", knobs={"every": 1}),) if at % 2 else (),
+        )
+        for at in range(count)
+    ]
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecasts, "WORTH", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+
+
+def test_side_by_side_gives_each_case_what_one_after_another_gives(two_cores, monkeypatch):
+    given = cases(5)
+    started = []
+    run = forecasts.runner.run
+    monkeypatch.setattr(forecasts.runner, "run", lambda task, *rest: started.append(task.cases) or run(task, *rest))
+    together = list(forecasts.of_cases(given, {}, LOADED))
+    assert sorted(map(len, started)) == [2, 3], "two processes"
+    monkeypatch.setattr(forecasts, "WORTH", 6)
+    alone = list(forecasts.of_cases(given, {}, LOADED))
+    assert len(started) == 3, "a third"
+    peaks = [{case.digest(): record.predicted_peak_bytes for case, record in found} for found in (together, alone)]
+    assert peaks[0] == peaks[1] and len(peaks[0]) == 5 and None not in peaks[0].values()
+
+
+def test_when_the_reader_stops_all_workers_end(two_cores):
+    seen = []
+
+    def stop(phase: str) -> None:
+        seen.append(phase)
+
+    found = forecasts.of_cases(cases(40), {}, LOADED, watch=stop)
+    started = time.monotonic()
+    first = next(found)
+    found.close()
+    assert first[1].predicted_peak_bytes and seen
+    assert not psutil.Process().children(recursive=True)
+    assert time.monotonic() - started < 60
+
+
+def test_an_interruption_ends_all_workers(two_cores):
+    def interrupt(phase: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(forecasts.of_cases(cases(4), {}, LOADED, watch=interrupt))
+    assert not psutil.Process().children(recursive=True)
