@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from harness import frames
-from harness.types import IGNORED, Extent, Parts, Source, Windows
+from harness.types import IGNORED, Extent, Parts, Place, Source, Windows
+
+
+def data_parts(shape: Any, place: Place, corpus: Any, source: Callable[[Parts], Source]) -> Parts:
+    """Build the untouched parts of data, which all workloads share; the others are absent."""
+    return Parts(
+        shape, place, corpus=corpus, rows=read_rows, source=source, windows=plain_windows, order=order, batches=batches
+    )
 
 
 def read_rows(parts: Parts, path: Path) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from harness.objective import Objective
-from harness.types import IGNORED, Parts, Place, Source
+from harness.types import IGNORED, Parts, Place, Source, replace
 from harness.workloads import draw as drawing
 from harness.workloads import rows
 from harness.workloads.decoder import Shape
@@ -224,15 +224,8 @@ def transfer(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:
 
 def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts."""
-    return Parts(
-        shape,
-        place,
-        corpus=corpus,
-        rows=rows.read_rows,
-        source=partial(rows.token_source, seed=seed),
-        windows=rows.plain_windows,
-        order=rows.order,
-        batches=rows.batches,
+    return replace(
+        rows.data_parts(shape, place, corpus, partial(rows.token_source, seed=seed)),
         transfer=transfer,
         draw=partial(draw, seed),
         init=init,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from harness import tree
 from harness.objective import Objective
-from harness.types import IGNORED, Parts, Place, Source
+from harness.types import IGNORED, Parts, Place, Source, replace
 from harness.workloads import draw as drawing
 from harness.workloads import rows
 from harness.workloads.decoder import Shape
@@ -225,15 +225,8 @@ def ids_on(place: Place, ids: Any) -> torch.Tensor:
 
 def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts."""
-    return Parts(
-        shape,
-        place,
-        corpus=corpus,
-        rows=rows.read_rows,
-        source=partial(rows.token_source, seed=seed),
-        windows=rows.plain_windows,
-        order=rows.order,
-        batches=rows.batches,
+    return replace(
+        rows.data_parts(shape, place, corpus, partial(rows.token_source, seed=seed)),
         transfer=transfer,
         draw=partial(draw, seed),
         init=init,

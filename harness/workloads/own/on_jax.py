@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from harness import tree
-from harness.types import Parts, Place, Source
+from harness.types import Parts, Place, Source, replace
 from harness.workloads import rows
 from harness.workloads.decoder import on_jax as decoder
 
@@ -50,15 +50,8 @@ def parts_of(
 
         return jax.value_and_grad(loss)(state["params"])
 
-    return Parts(
-        shape,
-        place,
-        corpus=corpus,
-        rows=rows.read_rows,
-        source=partial(rows.token_source, seed=seed),
-        windows=rows.plain_windows,
-        order=rows.order,
-        batches=rows.batches,
+    return replace(
+        rows.data_parts(shape, place, corpus, partial(rows.token_source, seed=seed)),
         transfer=decoder.transfer,
         draw=draw,
         init=init,

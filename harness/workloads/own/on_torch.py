@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from harness.types import Parts, Place, Source
+from harness.types import Parts, Place, Source, replace
 from harness.workloads import rows
 from harness.workloads.decoder import on_torch as decoder
 
@@ -59,15 +59,8 @@ def parts_of(make: Callable[[Any], Any], shape: Any, place: Place, corpus: Any, 
         head = next(iter(params["embed"].values())) if tied else params["head"]
         return decoder.gradients(parts.loss(parts, x_BTD, head, y), params)
 
-    return Parts(
-        shape,
-        place,
-        corpus=corpus,
-        rows=rows.read_rows,
-        source=partial(rows.token_source, seed=seed),
-        windows=rows.plain_windows,
-        order=rows.order,
-        batches=rows.batches,
+    return replace(
+        rows.data_parts(shape, place, corpus, partial(rows.token_source, seed=seed)),
         transfer=decoder.transfer,
         draw=draw,
         init=init,

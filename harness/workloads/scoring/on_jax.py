@@ -120,15 +120,8 @@ def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
 
 def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts."""
-    return Parts(
-        shape,
-        place,
-        corpus=corpus,
-        rows=rows.read_rows,
-        source=partial(rows.token_source, seed=seed),
-        windows=rows.plain_windows,
-        order=rows.order,
-        batches=rows.batches,
+    return replace(
+        rows.data_parts(shape, place, corpus, partial(rows.token_source, seed=seed)),
         transfer=decoder.transfer,
         draw=partial(decoder.draw, seed),
         init=init,
