@@ -136,7 +136,7 @@ def test_describes_itself_and_runs_somewhere(name):
         pytest.skip(elsewhere[0])
 
 
-@pytest.mark.parametrize(("name", "workload", "backend"), everywhere())
+@pytest.mark.parametrize(("name", "workload", "backend"), list(everywhere()))
 def test_keeps_its_contract(name, workload, backend):
     strategy = LOADED.strategies[name]
     assert_rewrites_what_it_says(strategy, workload, backend)
