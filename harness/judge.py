@@ -259,7 +259,8 @@ def _notes(seen: _Seen) -> tuple[str, ...]:
     if not seen.memory:
         return ()
     record = seen.memory[0]
-    told = [f"{name.replace('_', ' ')}: {note}" for name, note in record.notes.items()]
+    noted = {**(seen.predict.notes if seen.predict else {}), **record.notes}
+    told = [f"{name.replace('_', ' ')}: {note}" for name, note in noted.items()]
     told += [f"{name.replace('_', ' ')} {_number(value)}" for name, value in record.extra.items() if _is_number(value)]
     pages = max((phase.file_bytes or 0 for phase in record.phases), default=0)
     if "file_backed" in record.flags:

@@ -18,10 +18,14 @@ class Operations(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What a run on abstract arrays showed: the peak bytes of each phase, and the work of one steady step."""
+    """What a run on abstract arrays showed: the peak bytes of each phase, and the work of one steady step.
+
+    `supposed` counts the numbers that the run asked for and that had to be made up: the path that it took is a guess.
+    """
 
     peaks: dict[str, int]
     work: tuple[Operations, ...]
+    supposed: int = 0
 
 
 @dataclass(frozen=True)

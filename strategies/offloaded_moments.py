@@ -16,7 +16,12 @@ WHY_NOT = "keeps moments in the memory of the host, where those of a CPU are alr
 def on_torch(parts: Parts) -> Parts:
     import torch
 
-    inner = parts.update
+    inner_init, inner = parts.init, parts.update
+
+    def init(parts: Parts, source: Any = None) -> Any:
+        """Let moments that are there from the start be on the host; those of AdamW come with the first update."""
+        state = inner_init(parts, source)
+        return state if state["moments"] is None else {**state, "moments": tree.mapped(to_host, state["moments"])}
 
     def to_host(made: Any) -> Any:
         if made.device.type == "cpu":
@@ -41,7 +46,7 @@ def on_torch(parts: Parts) -> Parts:
             alone[name] = {**after, "moments": made}
         return updates.joined(state, alone)
 
-    return replace(parts, update=update)
+    return replace(parts, init=init, update=update)
 
 
 def on_jax(parts: Parts) -> Parts:

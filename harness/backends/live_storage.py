@@ -2,7 +2,8 @@
 
 A storage is counted once, when an operator first returns it, and uncounted when it dies; parameters, gradients,
 moments and what autograd saves are storages like any other. Nothing is computed and nothing large is allocated
-(`FakeTensorMode`), so a model of any size takes about a second. Scratch inside one operator is not seen.
+(`FakeTensorMode`), so a model of any size takes about a second. Scratch inside one operator is not seen. Where a step
+asks for the value of a number (is all of it finite? which step is this?) it is told that of an ordinary first step.
 """
 
 import weakref
@@ -31,6 +32,10 @@ An empirical figure in float32: it brings 54.5 MiB predicted of 63.1 measured (o
 """
 
 
+SUPPOSED = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.int64: 1}
+"""What a step is told where it asks for a number that a fake tensor does not have."""
+
+
 class LiveStorage(TorchDispatchMode):
     """Follow the bytes of all storages that operators return, and the peak within each phase."""
 
@@ -39,6 +44,7 @@ class LiveStorage(TorchDispatchMode):
         self.live, self.block = held, block
         self.current: str | None = None
         self.peaks: dict[str, int] = {}
+        self.supposed = 0
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def enter(self, name: str | None) -> None:
@@ -64,6 +70,9 @@ class LiveStorage(TorchDispatchMode):
             result = torch.empty(size, dtype=kwargs["dtype"])
             self._count(result)
             return result
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype in SUPPOSED:
+            self.supposed += 1
+            return SUPPOSED[args[0].dtype]
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.mkldnn_rnn_layer.default:
             outputs, *_, workspace = result
@@ -108,7 +117,7 @@ def run(
         without_data = replace(parts, source=lambda parts: None, windows=lambda parts, source: None, batches=batches)
         for _ in zip(range(steps), training(without_data, _step(without_data), live.phase), strict=False):
             last = work.taken()
-        return Forecast(dict(live.peaks), last)
+        return Forecast(dict(live.peaks), last, live.supposed)
 
 
 def _step(parts: Parts) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from harness.records import Case, Phase, Record, Task
 from harness.types import Extent, Held, Parts, Place, replace
 from harness.worker.kinds import first_line
 
+GUESSED = "a step asks for the value of a number, which was taken to be 1 or true"
 DATA_PARTS = {"rows", "source", "windows", "order", "batches", "transfer"}
 
 
@@ -42,6 +43,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         predicted_phase=top,
         predicted_phases=phases,
         predicted_work=forecast.work,
+        notes={"prediction": GUESSED} if forecast.supposed else {},
     )
 
 

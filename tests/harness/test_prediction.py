@@ -198,7 +198,7 @@ def on_torch(parts):
 
     def loss(parts, x, w, y):
         value = inner(parts, x, w, y)
-        return value if value.item() > 0 else value * 2
+        return value.repeat(4)[value.repeat(4) > 0].mean()
 
     return replace(parts, loss=loss)
 
@@ -217,6 +217,18 @@ def on_jax(parts):
 def harness_strategies():
     return [Strategy("branching", ("loss",), {"torch": on_torch, "jax": on_jax}, __doc__)]
 '''
+
+
+def test_a_number_that_a_step_asks_for_is_supposed_and_said():
+    rows = (("foreach_adamw",), ("fused_adamw",), ("float16_scaled",), PLAIN)
+    foreach, fused, scaled, plain = runner.run(task("predict", "torch/cpu", *rows), 1, 120.0)
+    for record in (foreach, scaled):
+        assert record.predicted_peak_bytes and "taken to be 1" in record.notes["prediction"], record.missing
+    assert not plain.notes and not fused.notes
+    update = {id(r): r.predicted_phases[-1].peak_bytes for r in (foreach, fused)}
+    parameters = plain.floor_bytes // 16
+    assert update[id(foreach)] - update[id(fused)] == pytest.approx(parameters, rel=0.1), "a copy of all of them"
+    assert scaled.predicted_peak_bytes < plain.predicted_peak_bytes
 
 
 @pytest.mark.parametrize("place", ["torch/cpu", "jax/cpu"])
