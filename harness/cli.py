@@ -2,6 +2,8 @@
 
 import signal
 import sys
+from collections.abc import Iterator
+from enum import StrEnum, auto
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +14,7 @@ from harness import advise as advising
 from harness import campaign, changes, claims, doctor, judge, planner, plugins, records, suite
 from harness import fit as limits
 from harness.progress import Watcher, counted
-from harness.report import advice, changed, checkups, foresight, insert, table
+from harness.report import advice, changed, charts, checkups, figures, foresight, insert, table
 from harness.sizes import SizeError, size
 
 app = typer.Typer(
@@ -35,6 +37,7 @@ REFUSALS = (
     insert.InsertError,
     claims.ClaimError,
     changes.ConditionError,
+    charts.PicturesError,
     SizeError,
 )
 REFUSED, INTERRUPTED = 2, 130
@@ -155,20 +158,38 @@ def _machine(chosen: suite.Plan, memory: str | None, gpu_memory: str | None) -> 
     )
 
 
+class Form(StrEnum):
+    """What `report` can print."""
+
+    markdown = auto()
+    csv = auto()
+    json = auto()
+
+
 @app.command()
 def report(
     paths: Annotated[list[Path], typer.Argument(metavar="RESULTS", help="Results files, or folders of them.")],
     into: Annotated[Path | None, typer.Option(help="A document to put the tables into.")] = None,
+    form: Annotated[Form, typer.Option("--format", help="What to print.")] = Form.markdown,
+    pictures: Annotated[Path | None, typer.Option(help="A folder to draw the charts into, as SVG and PNG.")] = None,
     plugin: PluginOption = None,
 ) -> None:
-    """Print the tables of results as markdown; of a folder, the newest file of each suite and machine.
+    """Print the tables of results; of a folder, the newest file of each suite and machine.
 
-    With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`.
+    With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`. As csv
+    and json there is one row or object for each strategy, with every figure as a number.
     """
     loaded = plugins.load(tuple(plugin or ()))
     files = [file for path in paths for file in records.newest(path)]
     if not files:
         raise records.StoreError(f"there are no results in '{paths[0]}': run a suite first")
+    if pictures is not None:
+        for picture in _drawn(_figures(files, loaded), pictures):
+            err.print(f"picture: {picture}")
+    if form is not Form.markdown:
+        written = figures.as_json if form is Form.json else figures.as_csv
+        out.print(written(_figures(files, loaded)), end="")
+        return
     if into is None:
         out.print(_tables(files, loaded), end="")
         return
@@ -178,6 +199,23 @@ def report(
     for name, of_suite in by_suite.items():
         if insert.has_place(into, name):
             insert.insert_into(into, name, _tables(of_suite, loaded, headed=False))
+
+
+def _figures(files: list[Path], loaded: plugins.Plugins) -> list[figures.Figures]:
+    """Flatten the rows of results files; limits that `fit` found have none."""
+    rows = []
+    for file in files:
+        found = _read(file)
+        tables = judge.judge(found)
+        name = next((record.suite for record in found if record.suite), file.stem)
+        rows += figures.of_tables(name, tables, table.tokens_per_step(tables, loaded))
+    return rows
+
+
+def _drawn(rows: list[figures.Figures], folder: Path) -> Iterator[Path]:
+    """Draw the charts of each suite; yield the files."""
+    for name in dict.fromkeys(row["suite"] for row in rows):
+        yield from charts.save(charts.of_rows([row for row in rows if row["suite"] == name]), folder, name)
 
 
 @app.command()

@@ -29,12 +29,17 @@ FETCH_SHARE = 0.02
 def of_records(found: Sequence[Record], plugins: Plugins, headed: bool = True, title: str = "") -> str:
     """Judge the records of a results file and write its tables, where `headed` under a title or the suite's name."""
     tables = judge(found)
-    tokens = {table.case.group: _tokens(table.case, plugins) for table in tables}
-    known = {group: count for group, count in tokens.items() if count is not None}
+    known = tokens_per_step(tables, plugins)
     answers = answered(found, tables)
     if not headed:  # within a section of another document
         return markdown(tables, known, level="####", answers=answers)
     return markdown(tables, known, title or next((record.suite for record in found), "no records"), answers=answers)
+
+
+def tokens_per_step(tables: Sequence[Table], plugins: Plugins) -> dict[str, int]:
+    """Give the tokens of a step by group, where they are known."""
+    tokens = {table.case.group: _tokens(table.case, plugins) for table in tables}
+    return {group: count for group, count in tokens.items() if count is not None}
 
 
 def _tokens(case: Case, plugins: Plugins) -> int | None:

@@ -1,0 +1,87 @@
+"""Every figure of every row as plain values, for spreadsheets, programs and charts."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from harness.judge import Row, Table
+from harness.report.table import heading
+
+Figures = dict[str, Any]
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet would take for the beginning of a formula."""
+
+
+def of_tables(suite: str, tables: Sequence[Table], tokens_per_step: Mapping[str, int]) -> list[Figures]:
+    """Give one flat mapping for each row: bytes, seconds and ratios as numbers, unknown ones as None."""
+    return [_of_row(suite, table, row, tokens_per_step.get(row.case.group)) for table in tables for row in table.rows]
+
+
+def as_json(rows: Sequence[Figures]) -> str:
+    """Write an array with an object for each row."""
+    return json.dumps(rows, indent=1, allow_nan=False) + "\n"
+
+
+def as_csv(rows: Sequence[Figures]) -> str:
+    """Write a line for each row below the names of all figures; text that looks like a formula is quoted as text."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _inert(value) for name, value in row.items()} for row in rows)
+    return out.getvalue()
+
+
+def _inert(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def _of_row(suite: str, table: Table, row: Row, tokens: int | None) -> Figures:
+    case, effect, seconds = row.case, row.effect, row.step_median_seconds
+    first = next(iter(row.records), None)
+    return {
+        "suite": suite,
+        "comparison": heading(table.case),
+        "workload": case.workload,
+        "place": case.place,
+        "strategy": row.label,
+        "status": row.status,
+        "verdict": row.verdict,
+        "answer": row.answer,
+        "peak_bytes": row.peak_bytes,
+        "peak_ratio": row.peak_ratio,
+        "peak_phase": row.peak_phase,
+        "predicted_bytes": row.predicted_bytes,
+        "residual_ratio": row.residual_ratio,
+        "floor_bytes": row.floor_bytes,
+        "floor_ratio": row.floor_ratio,
+        "budget_bytes": case.budget_bytes,
+        "step_seconds": seconds,
+        "first_step_seconds": _first_step(row),
+        "fetch_seconds": row.fetch_median_seconds,
+        "tokens_per_second": tokens / seconds if tokens and seconds else None,
+        "time_ratio": effect.ratio if effect else None,
+        "time_ratio_low": effect.low if effect else None,
+        "time_ratio_high": effect.high if effect else None,
+        "rounds": effect.rounds if effect else None,
+        "speed": row.speed,
+        "predicted_time_ratio": row.predicted_time_ratio,
+        "phases": {phase.name: phase.peak_bytes for phase in first.phases} if first else {},
+        "flags": ", ".join(row.flags),
+        "notes": "; ".join(row.notes),
+        "reasons": "; ".join(row.reasons),
+        "corpus": case.corpus,
+        "tokenizer": case.tokenizer,
+        "machine": str(first.machine.get("name", "")) if first else "",
+        "commit": first.commit if first else "",
+        "shape": {name: value for name, value in case.shape.items() if value is not None},
+    }
+
+
+def _first_step(row: Row) -> float | None:
+    """Give the median first step, in which a compiler may have worked."""
+    found = [record.first_step_seconds for record in row.records if record.first_step_seconds]
+    return median(found) if found else None

@@ -1,0 +1,147 @@
+"""Rows as flat figures, and the pictures made of them."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import statistics
+from harness.judge import Row, Table
+from harness.records import Applied, Case, Phase, Record
+from harness.report import charts, figures
+from harness.report.charts import PicturesError
+
+MIB = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def row(*names: str, tokens: int = 64, peak: int = 100 * MIB, seconds: float = 1.0, **changes: object) -> Row:
+    case = Case(
+        workload="decoder",
+        shape={"tokens": tokens, "layers": 2},
+        place="torch/cpu",
+        corpus="x",
+        tokenizer="bytes",
+        strategies=tuple(Applied(name=name) for name in names),
+        budget_bytes=1 << 30,
+    )
+    phases = tuple(
+        Phase(name=name, entry_bytes=0, peak_bytes=peak, exit_bytes=0)
+        for name in ("init", "steady_step/forward", "steady_step/backward")
+    )
+    given = {
+        "status": "ok",
+        "peak_bytes": peak,
+        "predicted_bytes": peak - MIB,
+        "step_median_seconds": seconds,
+        "effect": statistics.effect([seconds] * 3, [1.0] * 3) if names else None,
+        "answer": "bit_exact",
+        "verdict": "wins" if names else "baseline",
+        "records": (Record(phases=phases, machine={"name": "m"}, commit="c"),),
+    }
+    return Row(case, **{**given, **changes})  # type: ignore[arg-type]
+
+
+def rows_of(*rows: Row) -> list[figures.Figures]:
+    return figures.of_tables("mine", [Table(rows[0].case, rows)], {rows[0].case.group: 64})
+
+
+def test_every_figure_is_a_number_in_json():
+    (baseline, other) = json.loads(figures.as_json(rows_of(row(), row("checkpoint", peak=50 * MIB, seconds=2.0))))
+    assert baseline["strategy"] == "baseline" and baseline["time_ratio"] is None
+    assert (other["suite"], other["place"], other["strategy"]) == ("mine", "torch/cpu", "checkpoint")
+    assert (other["peak_bytes"], other["tokens_per_second"], other["time_ratio"]) == (50 * MIB, 32.0, 2.0)
+    assert other["shape"]["tokens"] == 64 and other["phases"]["init"] == 50 * MIB
+    assert (other["machine"], other["commit"]) == ("m", "c")
+
+
+def test_a_spreadsheet_reads_a_line_for_each_row_and_no_formula():
+    text = figures.as_csv(rows_of(row(), row("checkpoint", reasons=('=cmd("x"), "quoted"\nand more',))))
+    first, second = csv.DictReader(io.StringIO(text))
+    assert first["strategy"] == "baseline" and first["time_ratio"] == ""
+    assert float(second["peak_bytes"]) == 100 * MIB
+    assert second["reasons"] == '\'=cmd("x"), "quoted"\nand more'
+
+
+def test_the_front_holds_what_nothing_beats_in_both():
+    rows = rows_of(
+        row(peak=100 * MIB, seconds=1.0),
+        row("a", peak=50 * MIB, seconds=2.0),
+        row("b", peak=60 * MIB, seconds=3.0),
+        row("c", peak=200 * MIB, seconds=0.5),
+    )
+    assert [each["strategy"] for each in charts.front(rows)] == ["a", "baseline", "c"]
+
+
+def test_each_chart_is_drawn_where_there_are_figures_for_it():
+    compared = (row(), row("a"), row("b"), row("a", "b", peak=40 * MIB))
+    assert set(charts.of_rows(rows_of(*compared))) == {"tradeoff-1", "phases-1", "contributions-1"}
+    longer = (row(tokens=128), row("a", tokens=128))
+    both = [*rows_of(*compared), *rows_of(*longer)]
+    assert {"tradeoff-2", "phases-2", "lengths-torch-cpu"} <= set(charts.of_rows(both))
+    assert set(charts.of_rows(rows_of(row(status="unsupported", peak_bytes=None)))) == set()
+
+
+def test_what_each_member_contributes_is_the_peak_without_it():
+    drawn = charts.contributions(
+        rows_of(row(), row("a", peak=90 * MIB), row("b", peak=70 * MIB), row("a", "b", peak=40 * MIB))
+    )
+    found = {value["member"]: value["more"] for value in drawn.to_dict()["data"]["values"]}
+    assert found == {"a": 30.0, "b": 50.0}, "without a there is b"
+
+
+def test_what_exceeded_its_budget_is_marked_at_the_budget():
+    failed = row("a", status="oom_budget", peak_bytes=None, step_median_seconds=None)
+    drawn = charts.tradeoff(rows_of(row(), row("b"), failed)).to_dict()
+    (cross,) = (layer for layer in drawn["layer"] if layer["mark"].get("text") == "✕")
+    assert cross["data"]["values"][0]["budget_mib"] == 1024
+
+
+def test_predictions_are_hollow_and_the_budget_is_a_line():
+    rows = [
+        *rows_of(row(), row("a")),
+        *rows_of(row(tokens=128), row("a", tokens=128, status="skipped", peak_bytes=None)),
+    ]
+    drawn = charts.lengths(rows).to_dict()
+    lines, hollow, rule = drawn["layer"]
+    assert len(lines["data"]["values"]) == 3 and len(hollow["data"]["values"]) == 4
+    assert hollow["mark"]["filled"] is False and rule["encoding"]["y"] == {"datum": 1024.0}
+
+
+def test_pictures_are_files_whose_text_is_inert(tmp_path):
+    hostile = "</text><script>alert(1)</script>"
+    made = charts.of_rows(rows_of(row(), row(hostile)))
+    found = sorted(path.name for path in charts.save(made, tmp_path / "new", "mine"))
+    assert found == ["mine-phases-1.png", "mine-phases-1.svg", "mine-tradeoff-1.png", "mine-tradeoff-1.svg"]
+    svg = (tmp_path / "new" / "mine-tradeoff-1.svg").read_text()
+    assert "<svg" in svg and "<script" not in svg and "alert" in svg
+    assert (tmp_path / "new" / "mine-phases-1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_the_package_a_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(PicturesError, match=r"pip install '\.\[pictures\]'"):
+        charts.tradeoff(rows_of(row(), row("a")))
+
+
+def reported(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "harness.cli", "report", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_writes_every_form(tmp_path):
+    losses = str(ROOT / "results" / "losses")
+    as_json, as_csv = reported(losses, "--format", "json"), reported(losses, "--format", "csv")
+    rows = json.loads(as_json.stdout)
+    assert len(rows) == len(list(csv.DictReader(io.StringIO(as_csv.stdout)))) > 10
+    assert {each["suite"] for each in rows} == {"losses"}
+    drawn = reported(losses, "--pictures", str(tmp_path / "pictures"))
+    assert drawn.returncode == 0 and drawn.stdout.startswith("# ")
+    assert {path.suffix for path in (tmp_path / "pictures").iterdir()} == {".svg", ".png"}
+    (tmp_path / "file").write_text("")
+    refused = reported(losses, "--pictures", str(tmp_path / "file"))
+    assert refused.returncode == 2 and "name another" in refused.stderr
