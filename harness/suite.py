@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -87,6 +87,15 @@ class Plan:
     def cases(self) -> list[Case]:
         return [case for group in self.groups for case in group.cases]
 
+    def having(self, wanted: Callable[[Case], bool]) -> "Plan":
+        """Keep the cases that are wanted, and of their groups the baseline and the control."""
+        groups = []
+        for group in self.groups:
+            if any(wanted(case) for case in group.cases):
+                kept = [case for case in group.cases if case.label in ("baseline", CONTROL) or wanted(case)]
+                groups.append(Group(tuple(kept)))
+        return Plan(self.name, self.path, self.suite, tuple(groups))
+
 
 def read(path: Path, plugins: Plugins) -> Plan:
     """Read a suite and check all of it; raise SuiteError before anything runs."""
@@ -103,15 +112,13 @@ def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:
     for place in places or []:
         if place not in plan.suite.places:
             raise SuiteError(f"{plan.path}: it has no place '{place}'{nearest(place, plan.suite.places)}")
-    groups = []
-    for group in plan.groups:
-        if places and group.baseline.place not in places:
-            continue
-        kept = [c for c in group.cases if only is None or c.label in ("baseline", "nothing") or only in c.label]
-        groups.append(Group(tuple(kept)))
-    if only is not None and not any(only in case.label for group in groups for case in group.cases):
+    here = tuple(group for group in plan.groups if not places or group.baseline.place in places)
+    chosen = Plan(plan.name, plan.path, plan.suite, here)
+    if only is None:
+        return chosen
+    if not any(only in case.label for case in chosen.cases):
         raise SuiteError(f"{plan.path}: no strategy's name contains '{only}': see its list, or `harness list`")
-    return Plan(plan.name, plan.path, plan.suite, tuple(groups))
+    return chosen.having(lambda case: only in case.label)
 
 
 class _Setting(NamedTuple):

@@ -52,7 +52,7 @@ FLOORS = (
     ("advise",),
     ("report",),
     ("progress",),
-    ("cli",),
+    ("cli", "pytest_plugin"),
 )
 
 

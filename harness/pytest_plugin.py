@@ -1,0 +1,179 @@
+"""Suites as tests: `pytest suites/mine.yaml` measures each case, and pytest-benchmark keeps its step times.
+
+A YAML file is a suite where it is named on the command line, and nowhere else. Its cases are measured as by
+`harness run`, in workers of their own and in rounds, when the first of its tests runs; the benchmark fixture is then
+given the steps that each worker timed. A wrong answer, a case that ends in an error, and with `--harness-against`
+whatever became worse than there fails its test.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FAIL_ON = ("answer", "status", "peak>5%")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("harness", "suites of memory strategies as tests")
+    group.addoption("--harness-results", metavar="FOLDER", default="results", help="The folder for results.")
+    group.addoption("--harness-plugin", metavar="PLUGIN", action="append", default=[], help="A .py file or a module.")
+    group.addoption("--harness-rounds", metavar="N", type=int, help="Time rounds, in place of the suite's.")
+    group.addoption("--harness-against", metavar="RESULTS", help="Earlier results: fail where a case became worse.")
+    group.addoption(
+        "--harness-fail-on",
+        metavar="CONDITION",
+        action="append",
+        default=[],
+        help=f"What is worse: peak>5%%, time>10%%, answer, status. By default {', '.join(FAIL_ON).replace('%', '%%')}.",
+    )
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "SuiteFile | None":
+    if file_path.suffix in (".yaml", ".yml") and parent.session.isinitpath(file_path):
+        return SuiteFile.from_parent(parent, path=file_path)
+    return None
+
+
+class SuiteFile(pytest.File):
+    """A suite; its rows are there after the first test has asked for one."""
+
+    _rows: dict[str, Any] | None = None
+    _worse: dict[str, list[str]]
+
+    def collect(self) -> Iterable[pytest.Item]:
+        from harness import changes, plugins, suite
+
+        if not self.config.pluginmanager.hasplugin("benchmark"):
+            raise self.CollectError(
+                f"{self.path}: suites are tests with pytest-benchmark: pip install pytest-benchmark"
+            )
+        try:
+            self.names = tuple(self.config.getoption("--harness-plugin"))
+            self.loaded = plugins.load(self.names)
+            self.plan = suite.read(self.path, self.loaded)
+            conditions = self.config.getoption("--harness-fail-on") or FAIL_ON
+            self.conditions = [changes.Condition.parse(each) for each in conditions]
+        except (plugins.PluginError, suite.SuiteError, changes.ConditionError) as error:
+            raise self.CollectError(str(error)) from None
+        varying = _varying([group.baseline.shape for group in self.plan.groups])
+        for group in self.plan.groups:
+            sizes = [f"{name}={group.baseline.shape[name]}" for name in varying]
+            for case in group.cases:
+                name = f"[{'-'.join([case.place, *sizes, case.label])}]"
+                item = CaseTest.from_parent(self, name=name, callobj=measured)
+                item.case, item.clock = case, Clock()
+                item.add_marker(pytest.mark.benchmark(timer=item.clock.now, group=f"{self.plan.name} {case.place}"))
+                yield item
+
+    def row(self, case: Any) -> Any:
+        """Give the judged row of a case; measure those that were selected where that is not done yet."""
+        if self._rows is None:
+            self._rows = {row.case.digest(): row for row in self._measure()}
+        return self._rows.get(case.digest())
+
+    def worse(self, case: Any) -> list[str]:
+        """Say what became worse than in earlier results."""
+        return self._worse.get(case.digest(), [])
+
+    def _measure(self) -> Iterator[Any]:
+        from harness import campaign, judge, records
+
+        mine = (item for item in self.session.items if isinstance(item, CaseTest) and item.parent is self)
+        wanted = {item.case.digest() for item in mine}
+        rounds = self.config.getoption("--harness-rounds")
+        folder = Path(self.config.getoption("--harness-results"))
+        options = campaign.Options(folder, self.names, rounds, fresh=True)
+        before = self._earlier()
+        path = campaign.run(
+            self.plan.having(lambda case: case.digest() in wanted), self.loaded, options, campaign.Progress()
+        )
+        tables = judge.judge(records.read(path)[0])
+        self._worse = self._compared(before, tables)
+        for table in tables:
+            yield from table.rows
+
+    def _earlier(self) -> Sequence[Any] | None:
+        """Judge earlier results, before new ones can take their place."""
+        from harness import judge, records
+
+        against = self.config.getoption("--harness-against")
+        if against is None:
+            return None
+        found = [record for file in records.newest(Path(against)) for record in records.read(file)[0]]
+        return judge.judge(found)
+
+    def _compared(self, before: Sequence[Any] | None, after: Sequence[Any]) -> dict[str, list[str]]:
+        from harness import changes
+
+        worse: dict[str, list[str]] = {}
+        for change in changes.compare(before, after) if before is not None else ():
+            if change.figure != "missing" and any(condition.met(change) for condition in self.conditions):
+                ratio = f" ({change.ratio:.2f} x)" if change.ratio is not None else ""
+                told = f"{change.figure} became worse: {change.before} before, {change.after} now{ratio}"
+                worse.setdefault(change.case.digest(), []).append(told)
+        return worse
+
+
+class CaseTest(pytest.Function):
+    """The test of one case, and the clock that its benchmark reads."""
+
+    case: Any
+    clock: "Clock"
+
+
+class Clock:
+    """A clock that advances by the times of steps that were measured elsewhere."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.steps: Iterator[float] = iter(())
+
+    def now(self) -> float:
+        return self.time
+
+    def step(self) -> None:
+        self.time += next(self.steps, 0.0)
+
+
+def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
+    """Give the benchmark the steps of a case and what else was found out; fail where it is wrong or became worse."""
+    from harness.judge import WRONG
+
+    case, clock, file = request.node.case, request.node.clock, request.node.parent
+    row = file.row(case)
+    assert row is not None, f"{case.label} was not measured"
+    seconds = [step for record in row.records if record.status == "ok" for step in record.step_seconds]
+    benchmark.extra_info.update(
+        {
+            "strategy": row.label,
+            "place": case.place,
+            "status": row.status,
+            "peak_bytes": row.peak_bytes,
+            "predicted_bytes": row.predicted_bytes,
+            "floor_bytes": row.floor_bytes,
+            "answer": row.answer,
+            "verdict": row.verdict,
+        }
+    )
+    if seconds:
+        clock.steps = iter(seconds)
+        benchmark.pedantic(clock.step, rounds=len(seconds))
+    else:
+        benchmark.skipped = True
+    reason = "; ".join(row.reasons) or row.status
+    worse = file.worse(case)
+    if worse:
+        pytest.fail("; ".join(worse), pytrace=False)
+    if row.status in ("unsupported", "oom_budget", "skipped_guard", "open"):
+        pytest.skip(reason)
+    if row.status != "ok":
+        pytest.fail(f"{row.status}: {reason}", pytrace=False)
+    if row.answer in WRONG:
+        pytest.fail(f"the answer is {row.answer}: {row.answer_reason}", pytrace=False)
+
+
+def _varying(shapes: Sequence[dict[str, Any]]) -> list[str]:
+    """Name the sizes in which comparisons differ."""
+    return [name for name in shapes[0] if len({str(shape.get(name)) for shape in shapes}) > 1]

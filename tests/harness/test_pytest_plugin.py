@@ -1,0 +1,116 @@
+"""Suites as tests of pytest-benchmark, run as another project runs them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.alone
+SUITE = """
+title: Small
+workload: decoder
+places: [torch/cpu]
+corpus: zipf
+shape: {layers: 1, width: 128, heads: 2, vocabulary: 8000, batch: 2, tokens: 128}
+strategies: [checkpoint, offloaded_moments]
+rounds: 1
+warmup: 1
+steps: 3
+"""
+WRONG = '''
+"""Forget the last token; keep nothing."""
+
+from dataclasses import replace
+
+from harness import Strategy, hookimpl
+
+
+def on_torch(parts):
+    inner = parts.loss
+    return replace(parts, loss=lambda parts, x, w, y: inner(parts, x[:, :-1], w, y[:, :-1]))
+
+
+@hookimpl
+def harness_strategies():
+    return [Strategy("forgetful", ("loss",), {"torch": on_torch}, __doc__)]
+'''
+
+
+def run_pytest(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "error", "-rA", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A project with one suite, its tests run once, and what pytest-benchmark kept of them."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "small.yaml").write_text(SUITE)
+    done = run_pytest(folder, "small.yaml", "--benchmark-json=kept.json")
+    return folder, done, json.loads((folder / "kept.json").read_text())
+
+
+def test_each_case_is_a_test_whose_steps_the_benchmark_keeps(ran):
+    folder, done, kept = ran
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed, 1 skipped" in done.stdout and "keeps moments in the memory of the host" in done.stdout
+    found = {each["name"]: each for each in kept["benchmarks"]}
+    assert set(found) == {"[torch/cpu-baseline]", "[torch/cpu-checkpoint]"}
+    (records,) = folder.glob("results/small/*/*.jsonl")
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    timed = {line["slot"]["case"]: line["step_seconds"] for line in lines if "step_seconds" in line}  # the last counts
+    steps = sorted(step for each in timed.values() for step in each)
+    assert sorted(step for each in found.values() for step in each["stats"]["data"]) == pytest.approx(steps)
+    told = found["[torch/cpu-checkpoint]"]["extra_info"]
+    assert (
+        told["answer"] == "bit_exact" and told["peak_bytes"] > 0 and told["predicted_bytes"] > told["floor_bytes"] > 0
+    )
+
+
+def test_a_case_that_became_worse_fails(ran, tmp_path):
+    folder, _, _ = ran
+    (records,) = folder.glob("results/small/*/*.jsonl")
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    for line in lines:
+        if "peak_host_bytes" in line:
+            line["peak_host_bytes"] //= 2
+    lighter = tmp_path / "lighter.jsonl"
+    lighter.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "small.yaml").write_text(SUITE)
+    done = run_pytest(tmp_path, "small.yaml", "-k", "checkpoint", "--harness-against", str(lighter))
+    assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout
+    assert "peak became worse" in done.stdout and "2.0" in done.stdout
+    allowed = ["--harness-against", str(lighter), "--harness-fail-on", "peak>500%"]
+    done = run_pytest(tmp_path, "small.yaml", "-k", "checkpoint", *allowed)
+    assert done.returncode == 0 and "1 passed, 2 deselected" in done.stdout, done.stdout
+
+
+def test_a_wrong_answer_fails(tmp_path):
+    (tmp_path / "small.yaml").write_text(SUITE.replace("checkpoint, offloaded_moments", "forgetful"))
+    (tmp_path / "forgetful.py").write_text(WRONG)
+    done = run_pytest(tmp_path, "small.yaml", "--harness-plugin", "forgetful.py")
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "the answer is diverged" in done.stdout and "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "told"),
+    [
+        (SUITE.replace("checkpoint", "checkpont"), (), "did you mean 'checkpoint'"),
+        (SUITE, ("--harness-fail-on", "peak"), "use peak>5%"),
+        (SUITE, ("--harness-plugin", "none.py"), "none.py"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path, text, words, told):
+    (tmp_path / "small.yaml").write_text(text)
+    done = run_pytest(tmp_path, "small.yaml", *words)
+    assert done.returncode == 2 and told in done.stdout and "Traceback" not in done.stdout, done.stdout
+
+
+def test_other_yaml_files_are_left_alone(tmp_path):
+    (tmp_path / "small.yaml").write_text(SUITE)
+    (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
+    done = run_pytest(tmp_path)
+    assert done.returncode == 0 and "1 passed" in done.stdout and "small.yaml" not in done.stdout
