@@ -15,6 +15,7 @@ from harness import campaign, changes, claims, doctor, judge, planner, plugins, 
 from harness import fit as limits
 from harness.progress import Watcher, counted
 from harness.report import advice, changed, charts, checkups, figures, foresight, insert, table
+from harness.report import page as pages
 from harness.sizes import SizeError, size
 
 app = typer.Typer(
@@ -172,6 +173,7 @@ def report(
     into: Annotated[Path | None, typer.Option(help="A document to put the tables into.")] = None,
     form: Annotated[Form, typer.Option("--format", help="What to print.")] = Form.markdown,
     pictures: Annotated[Path | None, typer.Option(help="A folder to draw the charts into, as SVG and PNG.")] = None,
+    page: Annotated[Path | None, typer.Option(help="A file for one offline HTML page of everything.")] = None,
     plugin: PluginOption = None,
 ) -> None:
     """Print the tables of results; of a folder, the newest file of each suite and machine.
@@ -186,6 +188,9 @@ def report(
     if pictures is not None:
         for picture in _drawn(_figures(files, loaded), pictures):
             err.print(f"picture: {picture}")
+    if page is not None:
+        _write_page(page, files, loaded)
+        return
     if form is not Form.markdown:
         written = figures.as_json if form is Form.json else figures.as_csv
         out.print(written(_figures(files, loaded)), end="")
@@ -210,6 +215,23 @@ def _figures(files: list[Path], loaded: plugins.Plugins) -> list[figures.Figures
         name = next((record.suite for record in found if record.suite), file.stem)
         rows += figures.of_tables(name, tables, table.tokens_per_step(tables, loaded))
     return rows
+
+
+def _write_page(path: Path, files: list[Path], loaded: plugins.Plugins) -> None:
+    """Write the page of results files, with the answers to their claims."""
+    answers: dict[str, list[claims.Answer]] = {}
+    for file in files:
+        found = _read(file)
+        name = next((record.suite for record in found if record.suite), file.stem)
+        searched = any(record.fit is not None for record in found)
+        tables = judge.searched(found) if searched else judge.judge(found)
+        answers.setdefault(name, []).extend(claims.answered(found, tables))
+    try:
+        path.write_text(pages.html("Memory strategies, measured", _figures(files, loaded), answers), encoding="utf-8")
+    except OSError as error:
+        told = f"the page cannot be written to '{path}' ({error.strerror}): name another file"
+        raise records.StoreError(told) from None
+    err.print(f"page: {path}")
 
 
 def _drawn(rows: list[figures.Figures], folder: Path) -> Iterator[Path]:

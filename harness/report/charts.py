@@ -15,10 +15,9 @@ MIB = 1 << 20
 WIDTH, HEIGHT = 560, 320
 PHASES = ("init", "forward", "loss", "backward", "update")
 SIZE = "tokens"
-INK = "#666"
 VERDICTS = {
-    "baseline": "#555", "wins": "#1b7f3b", "enables": "#1b7f3b", "saves": "#5aa469", "trades": "#c98a1b",
-    "same": "#8a8a8a", "costs": "#c0563f", "loses": "#c0563f", "fails": "#a01818", "withheld": "#8a8a8a",
+    "baseline": "#77777f", "wins": "#2a9753", "enables": "#2a9753", "saves": "#63b27c", "trades": "#d08f24",
+    "same": "#9a9aa2", "costs": "#cf6049", "loses": "#cf6049", "fails": "#c03030", "withheld": "#9a9aa2",
 }  # fmt: skip
 
 
@@ -76,13 +75,13 @@ def tradeoff(rows: Sequence[Figures]) -> Any:
     beaten = alt.Chart(alt.Data(values=front(measured))).mark_line(
         interpolate="step-after", color="#999", strokeDash=[4, 3]
     )
-    points = all_.mark_point(filled=True, size=70).encode(
+    points = all_.mark_point(filled=True, size=70, opacity=1).encode(
         color=_verdicts(alt, measured), shape=alt.Shape("answer:N"), tooltip=TOLD
     )
     layers = [beaten.encode(x=x, y=y), points.encode(x=x, y=y)]
     for (side, dy), members in _places(measured).items():
         dx = 8 if side == "left" else -8
-        labels = alt.Chart(alt.Data(values=members)).mark_text(align=side, dx=dx, dy=dy, fontSize=10, color=INK)
+        labels = alt.Chart(alt.Data(values=members)).mark_text(align=side, dx=dx, dy=dy, fontSize=10)
         layers.append(labels.encode(x=x, y=y, text="strategy:N"))
     failed = [_plain(row) for row in rows if row["status"].startswith("oom") and row["budget_bytes"]]
     if failed:
