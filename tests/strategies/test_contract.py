@@ -34,11 +34,16 @@ def obstacle(name, workload, backend):
 
 
 def everywhere():
-    """Every strategy on every workload and backend that takes it."""
+    """Every strategy on every workload and backend that takes it.
+
+    Slow are those that compile long: torch's compiler, and XLA for all of the hybrid network, unless for its scan.
+    """
     for name in sorted(LOADED.strategies):
-        marks = [pytest.mark.slow] if name in COMPILED else []
+        rewrites = set(LOADED.strategies[name].rewrites)
         for workload in LOADED.workloads:
             for backend in backends.NAMES:
+                hybrid = (workload, backend) == ("temporal", "jax") and rewrites & IN_LAYERS and "scan" not in rewrites
+                marks = [pytest.mark.slow] if name in COMPILED or hybrid else []
                 if obstacle(name, workload, backend) is None:
                     yield pytest.param(name, workload, backend, marks=marks, id=f"{name}-{workload}-{backend}")
 
