@@ -40,6 +40,10 @@ class Interval(NamedTuple):
     high: float
 
 
+class Count(Interval):
+    """An interval of things that are counted, and not of bytes."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """A claim, its verdict (verified, refuted, inconclusive, untested), and in words what decided it."""
@@ -212,7 +216,7 @@ def _longest(row: Row, field: str) -> Interval:
         raise Unknown(f"{row.label}: no limit was searched: run `harness fit`")
     value = getattr(fit, field)
     known = _exact(value, f"{field} limit of {fit.over}", row)
-    return Interval(value, value, fit.failed or value) if field == "longest" and fit.runs else known
+    return Count(value, value, fit.failed or value) if field == "longest" and fit.runs else Count(*known)
 
 
 FIGURES: dict[str, Callable[[Row, dict[str, Any]], Interval | str]] = {
@@ -337,13 +341,17 @@ WORDS: dict[type[ast.cmpop], str] = {
 def _number(found: Interval | str) -> str:
     if isinstance(found, str):
         return found
+    if isinstance(found, Count):
+        return f"{found.value:,.0f}"
     if math.isinf(found.high):
         return f"more than {_figure(found.low)}"
     return _figure(found.value)
 
 
 def _figure(value: float) -> str:
-    return f"{value / (1 << 20):,.1f} MiB" if abs(value) >= 1 << 20 else f"{value:.3g}"
+    if abs(value) >= 1 << 20:
+        return f"{value / (1 << 20):,.1f} MiB"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _shown(where: Where) -> str:

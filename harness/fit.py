@@ -203,7 +203,7 @@ class Search:
         steps, allowed = self.plan.suite.memory_steps, self.plan.suite.timeout_seconds
         if row.seconds is None or steps * row.seconds <= allowed:
             return ""
-        expected = f"{steps} steps are expected to take {steps * row.seconds / 60:,.0f} minutes"
+        expected = f"{steps} steps are expected to take {lasting(steps * row.seconds)}"
         return f"not run: {expected}, and the suite's timeout_seconds are {allowed:,.0f}"
 
     def measured(self, case: Case) -> Record:
@@ -227,6 +227,14 @@ class Search:
         told = {"suite": self.plan.name, "title": self.plan.suite.title, "run_id": self.run_id, "utc": now}
         facts = {**machine.facts(), **record.machine}
         return record.model_copy(update={**told, "machine": facts, "commit": machine.commit()})
+
+
+def lasting(seconds: float) -> str:
+    """Write a duration in the unit that suits it."""
+    for name, size in (("days", 86_400.0), ("hours", 3_600.0)):
+        if seconds >= 3 * size:
+            return f"{seconds / size:,.0f} {name}"
+    return f"{seconds / 60:,.0f} minutes"
 
 
 def following(passed: int | None, failed: int | None) -> int | None:
