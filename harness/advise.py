@@ -168,7 +168,7 @@ def _measured(
             cases = [row.case for row in few if row.case.strategies]
             groups.append(Group((rows[0].case, control, *cases)))
     narrow = replace(plan, name=f"{plan.name}-advice", groups=tuple(groups))
-    path = campaign.run(narrow, plugins, options, progress)
+    path = campaign.run(narrow, plugins, replace(options, all_rounds=True), progress)
     return {table.case.group: table.rows for table in judge.judge(records.read(path)[0])}
 
 

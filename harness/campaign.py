@@ -47,6 +47,7 @@ class Options:
     rounds: int | None = None
     fresh: bool = False
     max_bytes: int | None = None
+    all_rounds: bool = False
     cache: Path = field(default_factory=lambda: cache_folder())
 
 
@@ -66,7 +67,8 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         for claim in plan.suite.claims:
             claims.parsed(claim.that)
         plan, found = corpora.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
-        schedule = Schedule(plan, plugins, plan.suite.rounds if options.rounds is None else options.rounds)
+        rounds = plan.suite.rounds if options.rounds is None else options.rounds
+        schedule = Schedule(plan, plugins, rounds, all_rounds=options.all_rounds)
         campaign = _Campaign(plan, plugins, schedule, options, progress, folder, Path(reference), found)
         campaign.execute()
         return campaign.path
@@ -144,8 +146,12 @@ class _Campaign:
         records.append(self.path, beginning)
 
     def rounds_of(self, group: Group) -> int:
-        """Give the time rounds of a group: one where the baseline does not run, since no ratio can be formed."""
-        return self.schedule.rounds if self.measured(group.baseline) else min(1, self.schedule.rounds)
+        """Give the time rounds of a group: one where the baseline does not run, since no ratio can be formed.
+
+        Unless all are asked for, to compare the rows with each other.
+        """
+        compared = self.options.all_rounds or self.measured(group.baseline)
+        return self.schedule.rounds if compared else min(1, self.schedule.rounds)
 
     def predict(self) -> None:
         """Predict all open cases."""

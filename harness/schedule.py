@@ -26,6 +26,7 @@ class Schedule:
     plan: Plan
     plugins: Plugins
     rounds: int
+    all_rounds: bool = False
 
     @cached_property
     def versions(self) -> dict[str, str]:
@@ -80,7 +81,8 @@ class Schedule:
     def is_due(self, slot: Slot, latest: Latest) -> bool:
         """Say whether a slot still wants a result: what was not measured for memory is not timed."""
         if slot.kind == "time" and (
-            self._cannot_run(slot.case, latest) or (slot.round and self._cannot_run(self._baselines[slot.case], latest))
+            self._cannot_run(slot.case, latest)
+            or (slot.round and not self.all_rounds and self._cannot_run(self._baselines[slot.case], latest))
         ):
             return False
         return not is_done(latest.get(slot))

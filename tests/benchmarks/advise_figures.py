@@ -38,7 +38,9 @@ def main() -> None:
         machine = planner.this_machine(plan.suite.places, options.cache)
         found = advise(plan, loaded, options, machine, (), False, False, campaign.Progress())[0]
         whole = replace(plan, name="whole", groups=(group_of(plan.groups[0], loaded, (), False, "small"),))
-        (table,) = judge.judge(records.read(campaign.run(whole, loaded, options, campaign.Progress()))[0])
+        (table,) = judge.judge(
+            records.read(campaign.run(whole, loaded, replace(options, all_rounds=True), campaign.Progress()))[0]
+        )
     timed = {row.label: row.step_median_seconds for row in table.rows if row.status == "ok" and row.step_median_seconds}
     rows = [
         (label, f"{seconds * 1e3:.0f}", "advised" if label == found.choice else "")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness import planner, plugins, suite
+from harness import planner, plugins, records, suite
 from harness.advise import combinations, front, group_of, members, promising
 from harness.planner import Foreseen, Machine
 from harness.records import Applied, Case
@@ -167,7 +167,7 @@ def test_advice_from_predictions_alone_ends_with_lines_to_paste(path: Path, tmp_
 
 
 def test_advice_is_measured_and_right(path: Path, tmp_path: Path) -> None:
-    done = ran(tmp_path, "advise", str(path), "--budget", "24MiB")
+    done = ran(tmp_path, "advise", str(path), "--budget", "34MiB")
     assert done.returncode == 0, done.stderr
     assert re.search(r"Use \*\*.*fused_loss.*\*\*: of 4 combinations it was the fastest that fits 24 MiB", done.stdout)
     assert "Its answer is" in done.stdout and "ms a step" in done.stdout
@@ -185,3 +185,13 @@ def test_remedies_halve_what_can_be_halved(path: Path) -> None:
     found = planner.remedies(rows, whole, LOADED, (), machine)
     assert [each.change.split()[0] for each in found].sort() == ["layers", "tokens"].sort()
     assert found and all(each.peak_bytes < min(row.peak_bytes or 0 for row in rows) for each in found)
+
+
+def test_advice_times_all_rounds_where_the_baseline_does_not_fit(path: Path, tmp_path: Path) -> None:
+    text = SUITE.replace("rounds: 1", "rounds: 2").replace("  - bfloat16\n", "").replace("  - fused_loss\n", "")
+    path.write_text(text.replace("- checkpoint", "- fused_loss"))
+    done = ran(tmp_path, "advise", str(path), "--budget", "34MiB")
+    assert done.returncode == 0 and "the baseline does not fit" in done.stdout, done.stdout + done.stderr
+    (kept,) = tmp_path.glob("results/*advice/*/*.jsonl")
+    rounds = {(record.case.label, record.slot.round) for record in records.read(kept)[0] if record.step_seconds}
+    assert {("fused_loss", 0), ("fused_loss", 1)} <= rounds
