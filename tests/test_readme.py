@@ -30,7 +30,7 @@ def test_the_tables_are_those_of_the_results(document: str, tmp_path: Path) -> N
     assert "| baseline" in text
     assert document == "README.md" or "| refuted" in text
     assert copy.read_text(encoding="utf-8") == text, "stale: run `make tables`"
-    for name in re.findall("generated: ([a-z_]+)", text):
+    for name in re.findall("generated: ([a-z0-9_]+)", text):
         assert (ROOT / "suites" / f"{name.removesuffix('_fit')}.yaml").is_file() and (ROOT / "results" / name).is_dir()
 
 

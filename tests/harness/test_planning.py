@@ -167,7 +167,7 @@ def test_advice_from_predictions_alone_ends_with_lines_to_paste(path: Path, tmp_
 
 
 def test_advice_is_measured_and_right(path: Path, tmp_path: Path) -> None:
-    done = ran(tmp_path, "advise", str(path), "--budget", "34MiB")
+    done = ran(tmp_path, "advise", str(path), "--budget", "24MiB")
     assert done.returncode == 0, done.stderr
     assert re.search(r"Use \*\*.*fused_loss.*\*\*: of 4 combinations it was the fastest that fits 24 MiB", done.stdout)
     assert "Its answer is" in done.stdout and "ms a step" in done.stdout
