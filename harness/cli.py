@@ -14,8 +14,9 @@ from harness import advise as advising
 from harness import campaign, changes, claims, doctor, judge, planner, plugins, records, suite
 from harness import fit as limits
 from harness.progress import Watcher, counted
-from harness.report import advice, changed, charts, checkups, figures, foresight, insert, table
+from harness.report import advice, changed, charts, checkups, figures, foresight, insert, reading, table
 from harness.report import page as pages
+from harness.report.reading import Results
 from harness.sizes import SizeError, size
 
 app = typer.Typer(
@@ -61,7 +62,7 @@ def run(
     options = campaign.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes)
     with Watcher(err) as watcher:
         written = campaign.run(plan, loaded, options, watcher)
-    out.print(_tables([written], loaded, title=plan.suite.title), end="")
+    out.print(_tables(_read([written]), loaded, title=plan.suite.title), end="")
     err.print(f"records: {written}")
 
 
@@ -182,52 +183,41 @@ def report(
     and json there is one row or object for each strategy, with every figure as a number.
     """
     loaded = plugins.load(tuple(plugin or ()))
-    files = [file for path in paths for file in records.newest(path)]
-    if not files:
-        raise records.StoreError(f"there are no results in '{paths[0]}': run a suite first")
+    read = _read(paths)
     if pictures is not None:
-        for picture in _drawn(_figures(files, loaded), pictures):
+        for picture in _drawn(_figures(read, loaded), pictures):
             err.print(f"picture: {picture}")
     if page is not None:
-        _write_page(page, files, loaded)
-        return
-    if form is not Form.markdown:
-        written = figures.as_json if form is Form.json else figures.as_csv
-        out.print(written(_figures(files, loaded)), end="")
-        return
-    if into is None:
-        out.print(_tables(files, loaded), end="")
-        return
-    by_suite: dict[str, list[Path]] = {}
-    for file in files:
-        by_suite.setdefault(file.parent.parent.name, []).append(file)
-    for name, of_suite in by_suite.items():
-        if insert.has_place(into, name):
-            insert.insert_into(into, name, _tables(of_suite, loaded, headed=False))
+        _write_page(page, read, loaded)
+    if into is not None:
+        by_folder: dict[str, list[Results]] = {}
+        for each in read:
+            by_folder.setdefault(each.folder, []).append(each)
+        for name, found in by_folder.items():
+            if insert.has_place(into, name):
+                insert.insert_into(into, name, _tables(found, loaded, headed=False))
+    elif form is not Form.markdown:
+        out.print((figures.as_json if form is Form.json else figures.as_csv)(_figures(read, loaded)), end="")
+    elif page is None:
+        out.print(_tables(read, loaded), end="")
 
 
-def _figures(files: list[Path], loaded: plugins.Plugins) -> list[figures.Figures]:
-    """Flatten the rows of results files; limits that `fit` found have none."""
+def _figures(read: list[Results], loaded: plugins.Plugins) -> list[figures.Figures]:
+    """Flatten the rows of results; limits that `fit` found have none."""
     rows = []
-    for file in files:
-        found = _read(file)
-        tables = judge.judge(found)
-        name = next((record.suite for record in found if record.suite), file.stem)
-        rows += figures.of_tables(name, tables, table.tokens_per_step(tables, loaded))
+    for each in read:
+        if not each.searched:
+            rows += figures.of_tables(each.suite, each.tables, table.tokens_per_step(each.tables, loaded))
     return rows
 
 
-def _write_page(path: Path, files: list[Path], loaded: plugins.Plugins) -> None:
-    """Write the page of results files, with the answers to their claims."""
+def _write_page(path: Path, read: list[Results], loaded: plugins.Plugins) -> None:
+    """Write the page of results, with the answers to their claims."""
     answers: dict[str, list[claims.Answer]] = {}
-    for file in files:
-        found = _read(file)
-        name = next((record.suite for record in found if record.suite), file.stem)
-        searched = any(record.fit is not None for record in found)
-        tables = judge.searched(found) if searched else judge.judge(found)
-        answers.setdefault(name, []).extend(claims.answered(found, tables))
+    for each in read:
+        answers.setdefault(each.suite, []).extend(each.answers)
     try:
-        path.write_text(pages.html("Memory strategies, measured", _figures(files, loaded), answers), encoding="utf-8")
+        path.write_text(pages.html("Memory strategies, measured", _figures(read, loaded), answers), encoding="utf-8")
     except OSError as error:
         told = f"the page cannot be written to '{path}' ({error.strerror}): name another file"
         raise records.StoreError(told) from None
@@ -254,7 +244,7 @@ def compare(
     Ends with status 0; with 1 where something met a condition of --fail-on; with 2 where it could not compare.
     """
     conditions = [changes.Condition.parse(each) for each in fail_on or ()]
-    before, after = (_read(path) for path in (old, new))
+    before, after = ([record for each in _read([path]) for record in each.records] for path in (old, new))
     found = changes.compare(judge.judge(before), judge.judge(after))
     if not any(change.figure != "missing" for change in found):
         raise records.StoreError(f"'{old}' and '{new}' have no case in common: compare two runs of one suite")
@@ -265,18 +255,12 @@ def compare(
         raise typer.Exit(1)
 
 
-def _read(path: Path) -> list[records.Record]:
-    """Read the newest results of a path; tell of lines that are no records."""
-    files = records.newest(path)
+def _read(paths: list[Path]) -> list[Results]:
+    """Read the newest results below paths; tell of lines that are no records."""
+    files = [file for path in paths for file in records.newest(path)]
     if not files:
-        raise records.StoreError(f"there are no results in '{path}': run a suite first")
-    found = []
-    for file in files:
-        of_file, problems = records.read(file)
-        for problem in problems:
-            err.print(f"warning: {problem}")
-        found += of_file
-    return found
+        raise records.StoreError(f"there are no results in '{paths[0]}': run a suite first")
+    return reading.read(files, lambda problem: err.print(f"warning: {problem}"))
 
 
 @app.command("doctor")
@@ -330,18 +314,14 @@ def show(name: Annotated[str, typer.Argument(help="A strategy or a workload.")],
         raise plugins.PluginError(f"there is no strategy or workload '{name}'{plugins.nearest(name, known)}")
 
 
-def _tables(files: list[Path], loaded: plugins.Plugins, headed: bool = True, title: str = "") -> str:
-    """Write the tables of results files, each under its suite's name; tell of lines that are no records."""
-    texts = []
-    for file in files:
-        found, problems = records.read(file)
-        for problem in problems:
-            err.print(f"warning: {problem}")
-        if any(record.fit is not None for record in found):
-            texts.append(foresight.fits(found, "##" if headed else "####"))
-        else:
-            texts.append(table.of_records(found, loaded, headed, title))
-    return "\n".join(texts)
+def _tables(read: list[Results], loaded: plugins.Plugins, headed: bool = True, title: str = "") -> str:
+    """Write the tables of results, each under its suite's name."""
+    return "\n".join(
+        foresight.fits(each.records, "##" if headed else "####")
+        if each.searched
+        else table.of_results(each, loaded, headed, title)
+        for each in read
+    )
 
 
 def main() -> None:

@@ -36,22 +36,22 @@ def of_cases(
     Cases that no machine could run give the reason. Where one ends the process, the next ones go on in another.
     """
 
-    def one_after_another(cases: Sequence[Case], watch: Watch) -> Iterator[Found]:
-        while cases:
+    def one_after_another(share: Sequence[Case], watch: Watch) -> Iterator[Found]:
+        while share:
             task = Task(
                 kind="predict",
-                cases=tuple(cases),
+                cases=tuple(share),
                 run_id=run_id,
                 parent=os.getpid(),
                 folder="",
-                corpora={case.group: corpora.get(case.group) for case in cases},
+                corpora={case.group: corpora.get(case.group) for case in share},
                 plugins=names,
                 steps=STEPS,
             )
-            found = runner.run(task, len(os.sched_getaffinity(0)), SECONDS * len(cases), watch)
-            ended = next((at for at, record in enumerate(found) if record.worker_seconds is None), len(cases) - 1)
-            yield from zip(cases[: ended + 1], found[: ended + 1], strict=True)
-            cases = cases[ended + 1 :]
+            found = runner.run(task, len(os.sched_getaffinity(0)), SECONDS * len(share), watch)
+            ended = next((at for at, record in enumerate(found) if record.worker_seconds is None), len(share) - 1)
+            yield from zip(share[: ended + 1], found[: ended + 1], strict=True)
+            share = share[ended + 1 :]
 
     for place in dict.fromkeys(case.place for case in cases):
         open_: list[Case] = []

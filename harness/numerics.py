@@ -160,16 +160,22 @@ def compare(
             allowed, source = 2 * _error(baseline_low, reference).total, f"2 x the baseline's in {precision}"
         else:
             allowed, source = 4 * low, f"4 x the roundoff of {precision}"
-        if error.total > allowed:
-            excess = f"gradient error {error.total:.2g} is above {allowed:.2g}, {source}"
-        elif bias_ratio > 0.35:
-            excess = f"bias is {bias_ratio:.2f} of the gradient error, above 0.35: a wrong scale, not rounding"
-        else:
+        excess = _beyond_precision(error.total, bias_ratio, allowed, source)
+        if excess is None:
             reason = f"gradient error {error.total:.2g} is within {allowed:.2g}, {source}"
             return replace(seen, verdict="lower_precision", reason=reason)
     if approximate:
         return replace(seen, verdict="approximate", reason=f"declared to be another algorithm; {excess}")
     return replace(seen, reason=excess)
+
+
+def _beyond_precision(error: float, bias_ratio: float, allowed: float, source: str) -> str | None:
+    """Say what a declared precision does not explain, or None."""
+    if error > allowed:
+        return f"gradient error {error:.2g} is above {allowed:.2g}, {source}"
+    if bias_ratio > 0.35:
+        return f"bias is {bias_ratio:.2f} of the gradient error, above 0.35: a wrong scale, not rounding"
+    return None
 
 
 def _drift(strategy: Outcome, baseline: Outcome, u: float) -> str | None:

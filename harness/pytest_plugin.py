@@ -40,6 +40,7 @@ class SuiteFile(pytest.File):
     """A suite; its rows are there after the first test has asked for one."""
 
     _rows: dict[str, Any] | None = None
+    _refusal: str | None = None
     _worse: dict[str, list[str]]
 
     def collect(self) -> Iterable[pytest.Item]:
@@ -55,6 +56,8 @@ class SuiteFile(pytest.File):
             self.plan = suite.read(self.path, self.loaded)
             conditions = self.config.getoption("--harness-fail-on") or FAIL_ON
             self.conditions = [changes.Condition.parse(each) for each in conditions]
+            if any(condition.figure == "missing" for condition in self.conditions):
+                raise changes.ConditionError("a case that is missing has no test to fail: use `harness compare` for it")
         except (plugins.PluginError, suite.SuiteError, changes.ConditionError) as error:
             raise self.CollectError(str(error)) from None
         varying = _varying([group.baseline.shape for group in self.plan.groups])
@@ -68,9 +71,19 @@ class SuiteFile(pytest.File):
                 yield item
 
     def row(self, case: Any) -> Any:
-        """Give the judged row of a case; measure those that were selected where that is not done yet."""
+        """Give the judged row of a case; measure those that were selected where that is not done yet.
+
+        What cannot be measured for a reason that a user can mend fails every test with that reason.
+        """
+        from harness import claims, records, suite
+
+        if self._rows is None and self._refusal is None:
+            try:
+                self._rows = {row.case.digest(): row for row in self._measure()}
+            except (suite.SuiteError, claims.ClaimError, records.StoreError) as error:
+                self._refusal = str(error)
         if self._rows is None:
-            self._rows = {row.case.digest(): row for row in self._measure()}
+            pytest.fail(self._refusal or "", pytrace=False)
         return self._rows.get(case.digest())
 
     def worse(self, case: Any) -> list[str]:
@@ -109,7 +122,7 @@ class SuiteFile(pytest.File):
 
         worse: dict[str, list[str]] = {}
         for change in changes.compare(before, after) if before is not None else ():
-            if change.figure != "missing" and any(condition.met(change) for condition in self.conditions):
+            if any(condition.met(change) for condition in self.conditions):
                 ratio = f" ({change.ratio:.2f} x)" if change.ratio is not None else ""
                 told = f"{change.figure} became worse: {change.before} before, {change.after} now{ratio}"
                 worse.setdefault(change.case.digest(), []).append(told)

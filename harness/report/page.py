@@ -1,6 +1,7 @@
 """One offline page of results: the table, sortable and filterable, and the charts, with all that decided a verdict."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ def html(title: str, rows: Sequence[Figures], answers: dict[str, list[Answer]]) 
         raise charts.PicturesError("a page needs the package jinja2: pip install '.[pictures]'") from None
     import vl_convert
 
-    suites = list(dict.fromkeys(row["suite"] for row in rows))
+    suites = list(dict.fromkeys([*(row["suite"] for row in rows), *(name for name, of in answers.items() if of)]))
     drawn = {suite: charts.of_rows([row for row in rows if row["suite"] == suite]) for suite in suites}
     specs = {suite: {name: chart.to_dict() for name, chart in found.items()} for suite, found in drawn.items()}
     loader = PackageLoader("harness.report", "")
@@ -53,6 +54,6 @@ def _claim(answer: Answer) -> dict[str, str]:
 def _shown(row: Figures) -> Figures:
     """Give what the table shows of a row, and the command that measures it again."""
     left_out = ("shape", "phases")
-    only = "" if row["strategy"] == "baseline" else f" -k '{row['strategy']}'"
+    only = "" if row["strategy"] == "baseline" else f" -k {shlex.quote(row['strategy'])}"
     again = f"harness run suites/{row['suite']}.yaml --place {row['place']}{only}"
     return {name: value for name, value in row.items() if name not in left_out} | {"again": again}

@@ -6,11 +6,12 @@ from pydantic import ValidationError
 from tabulate import tabulate
 
 from harness.assembly import shape_of
-from harness.claims import Answer, answered
+from harness.claims import Answer
 from harness.frames import GENERATED
-from harness.judge import Row, Table, judge
+from harness.judge import Row, Table
 from harness.plugins import Plugins
-from harness.records import Case, Record
+from harness.records import Case
+from harness.report.reading import Results
 from harness.suite import CONTROL
 
 MIB = 1 << 20
@@ -26,14 +27,13 @@ FETCH_SHARE = 0.02
 """The share of a step from which on the wait for its batch is worth a column."""
 
 
-def of_records(found: Sequence[Record], plugins: Plugins, headed: bool = True, title: str = "") -> str:
-    """Judge the records of a results file and write its tables, where `headed` under a title or the suite's name."""
-    tables = judge(found)
-    known = tokens_per_step(tables, plugins)
-    answers = answered(found, tables)
+def of_results(results: Results, plugins: Plugins, headed: bool = True, title: str = "") -> str:
+    """Write the tables of a results file, where `headed` under a title or the suite's name."""
+    known = tokens_per_step(results.tables, plugins)
     if not headed:  # within a section of another document
-        return markdown(tables, known, level="####", answers=answers)
-    return markdown(tables, known, title or next((record.suite for record in found), "no records"), answers=answers)
+        return markdown(results.tables, known, level="####", answers=results.answers)
+    name = title or (results.suite if results.records else "no records")
+    return markdown(results.tables, known, name, answers=results.answers)
 
 
 def tokens_per_step(tables: Sequence[Table], plugins: Plugins) -> dict[str, int]:

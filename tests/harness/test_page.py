@@ -71,6 +71,7 @@ def test_the_page_of_the_committed_suites_is_small_and_asks_nobody(committed):
     text = committed.read_text()
     assert len(text.encode()) < 5 << 20
     assert "default-src 'none'" in text
+    assert "C8 16 GiB" in text, "claims about limits, which have no rows"
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", text.split("<script>")[0])
 
 

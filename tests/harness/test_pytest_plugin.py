@@ -100,6 +100,7 @@ def test_a_wrong_answer_fails(tmp_path):
     [
         (SUITE.replace("checkpoint", "checkpont"), (), "did you mean 'checkpoint'"),
         (SUITE, ("--harness-fail-on", "peak"), "use peak>5%"),
+        (SUITE, ("--harness-fail-on", "missing"), "harness compare"),
         (SUITE, ("--harness-plugin", "none.py"), "none.py"),
     ],
 )
@@ -107,6 +108,14 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, text, words, told):
     (tmp_path / "small.yaml").write_text(text)
     done = run_pytest(tmp_path, "small.yaml", *words)
     assert done.returncode == 2 and told in done.stdout and "Traceback" not in done.stdout, done.stdout
+
+
+def test_what_cannot_be_measured_fails_each_test_with_one_sentence(tmp_path):
+    (tmp_path / "small.yaml").write_text(SUITE)
+    done = run_pytest(tmp_path, "small.yaml", "--harness-against", "nowhere.jsonl")
+    assert done.returncode == 1 and "3 failed" in done.stdout, done.stdout
+    assert "there is no 'nowhere.jsonl'" in done.stdout and "Traceback" not in done.stdout
+    assert not (tmp_path / "results").exists(), "before anything is measured"
 
 
 def test_other_yaml_files_are_left_alone(tmp_path):

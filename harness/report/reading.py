@@ -1,0 +1,46 @@
+"""Results files, each read and judged once, for every form of report."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from harness import claims, judge, records
+from harness.judge import Table
+from harness.records import Record
+
+
+@dataclass(frozen=True)
+class Results:
+    """The records of one file, under the name of their suite; `folder` is that of the suite among all results."""
+
+    suite: str
+    folder: str
+    records: tuple[Record, ...]
+
+    @cached_property
+    def searched(self) -> bool:
+        """Whether these are limits that `harness fit` found."""
+        return any(record.fit is not None for record in self.records)
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """The judged comparisons, or the limits by what they are compared to."""
+        return judge.searched(self.records) if self.searched else judge.judge(self.records)
+
+    @cached_property
+    def answers(self) -> list[claims.Answer]:
+        """The answers to the claims of the run. Raises ClaimError for one that cannot be read."""
+        return claims.answered(self.records, self.tables)
+
+
+def read(files: Iterable[Path], warn: Callable[[str], None]) -> list[Results]:
+    """Read results files; `warn` hears of lines that are no records."""
+    found = []
+    for file in files:
+        kept, problems = records.read(file)
+        for problem in problems:
+            warn(problem)
+        name = next((record.suite for record in kept if record.suite), file.stem)
+        found.append(Results(name, file.parent.parent.name, tuple(kept)))
+    return found
