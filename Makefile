@@ -26,7 +26,8 @@ format: $(READY)
 
 tables: $(READY)
 	$(BIN)/harness report results --into README.md
-	$(BIN)/harness report results --into RESULTS.md
+	$(BIN)/harness report results --into RESULTS.md --documents suites/claims.yaml
+	$(BIN)/harness report results/long_context --pictures results/pictures -k lengths-torch-cpu
 
 clean:
 	rm -rf .venv

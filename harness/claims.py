@@ -33,15 +33,12 @@ class Unknown(Exception):
 
 
 class Interval(NamedTuple):
-    """The values that a figure may have; `value` is the one to show."""
+    """The values that a figure may have; `value` is the one to show. Its unit is `B`, `s`, or none."""
 
     low: float
     value: float
     high: float
-
-
-class Count(Interval):
-    """An interval of things that are counted, and not of bytes."""
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,22 +128,23 @@ def _check(node: ast.expr, expression: str, depth: int) -> None:
 
 
 def _plus(a: Interval, b: Interval) -> Interval:
-    return Interval(a.low + b.low, a.value + b.value, a.high + b.high)
+    return Interval(a.low + b.low, a.value + b.value, a.high + b.high, a.unit or b.unit)
 
 
 def _minus(a: Interval, b: Interval) -> Interval:
-    return Interval(a.low - b.high, a.value - b.value, a.high - b.low)
+    return Interval(a.low - b.high, a.value - b.value, a.high - b.low, a.unit or b.unit)
 
 
 def _times(a: Interval, b: Interval) -> Interval:
     corners = [0.0 if 0 in (x, y) else x * y for x in (a.low, a.high) for y in (b.low, b.high)]
-    return Interval(min(corners), a.value * b.value, max(corners))
+    return Interval(min(corners), a.value * b.value, max(corners), a.unit or b.unit)
 
 
 def _over(a: Interval, b: Interval) -> Interval:
     if b.low <= 0 <= b.high:
         raise Unknown("it divides by what may be zero")
-    return _times(a, Interval(1 / b.high, 1 / b.value, 1 / b.low))
+    quotient = _times(a, Interval(1 / b.high, 1 / b.value, 1 / b.low))
+    return quotient._replace(unit="" if a.unit == b.unit else a.unit)
 
 
 OPERATIONS: dict[type[ast.operator], Callable[[Interval, Interval], Interval]] = {
@@ -169,14 +167,14 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Interval, Interval], bool | None]] 
     ast.Lt: _less,
     ast.GtE: lambda a, b: _less(b, a),
     ast.Gt: lambda a, b: _less(b, a),
-    ast.Eq: lambda a, b: None if a.low <= b.high and b.low <= a.high and a != b else a == b,
+    ast.Eq: lambda a, b: None if a.low <= b.high and b.low <= a.high and a[:3] != b[:3] else a[:3] == b[:3],
 }
 
 
 def _memory(row: Row, phase: str | None, field: str) -> Interval:
     """Give a byte figure of one phase, or the peak of all."""
     if row.status == "oom_budget" and row.case.budget_bytes and phase is None:
-        return Interval(row.case.budget_bytes, row.case.budget_bytes, math.inf)
+        return Interval(row.case.budget_bytes, row.case.budget_bytes, math.inf, "B")
     if row.status != "ok" or not row.records:
         raise Unknown(f"{row.label}: {row.status}" + (f" ({row.reasons[0]})" if row.reasons else ""))
     resolution = row.records[0].resolution_bytes or 0
@@ -187,21 +185,30 @@ def _memory(row: Row, phase: str | None, field: str) -> Interval:
         value = max((getattr(each, field) for each in names if getattr(each, field) is not None), default=None)
     if value is None:
         raise Unknown(f"{row.label} has no {field.replace('_', ' ')}" + (f" of the phase {phase}" if phase else ""))
-    return Interval(max(0, value - resolution), value, value + resolution)
+    return Interval(max(0, value - resolution), value, value + resolution, "B")
 
 
-def _exact(value: float | None, what: str, row: Row) -> Interval:
+def _exact(value: float | None, what: str, row: Row, unit: str = "") -> Interval:
     if value is None:
         reason = f" ({row.reasons[0]})" if row.reasons else ""
         raise Unknown(f"{row.label} has no {what}{reason}")
-    return Interval(value, value, value)
+    return Interval(value, value, value, unit)
+
+
+def _predicted(row: Row, phase: str | None) -> Interval:
+    """Give the predicted peak, or that of one phase."""
+    if phase is None:
+        return _exact(row.predicted_bytes, "prediction", row, "B")
+    phases = row.prediction.predicted_phases if row.prediction else ()
+    found = [each.peak_bytes for each in phases if phase in (each.name, each.name.rpartition("/")[2])]
+    return _exact(max(found, default=None), f"predicted phase '{phase}'", row, "B")
 
 
 def _seconds(row: Row, field: str) -> Interval:
     medians = [median(getattr(record, field)) for record in row.records if getattr(record, field)]
     if not medians:
         raise Unknown(f"{row.label} was not timed")
-    return Interval(min(medians), median(medians), max(medians))
+    return Interval(min(medians), median(medians), max(medians), "s")
 
 
 def _noted(row: Row, name: str | None) -> Interval:
@@ -216,7 +223,7 @@ def _longest(row: Row, field: str) -> Interval:
         raise Unknown(f"{row.label}: no limit was searched: run `harness fit`")
     value = getattr(fit, field)
     known = _exact(value, f"{field} limit of {fit.over}", row)
-    return Count(value, value, fit.failed or value) if field == "longest" and fit.runs else Count(*known)
+    return known._replace(high=fit.failed or value) if field == "longest" and fit.runs else known
 
 
 FIGURES: dict[str, Callable[[Row, dict[str, Any]], Interval | str]] = {
@@ -224,8 +231,11 @@ FIGURES: dict[str, Callable[[Row, dict[str, Any]], Interval | str]] = {
     "held": lambda row, given: _memory(row, given.pop("phase", None), "exit_bytes"),
     "file_bytes": lambda row, given: _memory(row, given.pop("phase", None), "file_bytes"),
     "anonymous_bytes": lambda row, given: _memory(row, given.pop("phase", None), "anon_bytes"),
-    "predicted": lambda row, given: _exact(row.predicted_bytes, "prediction", row),
-    "floor": lambda row, given: _exact(row.floor_bytes, "floor", row),
+    "predicted": lambda row, given: _predicted(row, given.pop("phase", None)),
+    "floor": lambda row, given: _exact(row.floor_bytes, "floor", row, "B"),
+    "parameters": lambda row, given: _exact(
+        row.prediction.parameters if row.prediction else None, "count of parameters", row
+    ),
     "seconds": lambda row, given: _seconds(row, "step_seconds"),
     "fetch_seconds": lambda row, given: _seconds(row, "fetch_seconds"),
     "longest": lambda row, given: _longest(row, "longest"),
@@ -271,10 +281,10 @@ class _Evaluation:
             for each in comparisons:
                 assert isinstance(each, ast.Compare)
                 terms = [self.value(term) for term in (each.left, *each.comparators)]
-                for op, left, right in zip(each.ops, terms, terms[1:], strict=False):
-                    held.append(_compared(op, left, right))
-                    word = {True: "", False: "not ", None: "perhaps "}[held[-1]] + WORDS[type(op)]
-                    self.told.append(f"{_number(left)}, {word} {_number(right)}")
+                links = list(zip(each.ops, terms, terms[1:], strict=False))
+                found = [_compared(*link) for link in links]
+                held += found
+                self.told.append(_told(links, found))
         except Unknown as reason:
             return _Found("untested", str(reason), tuple(self.rows))
         verdict = "refuted" if False in held else "inconclusive" if None in held else "verified"
@@ -336,21 +346,46 @@ WORDS: dict[type[ast.cmpop], str] = {
     ast.Gt: "above",
     ast.Eq: "equal to",
 }
+TURNED = {
+    "at most": "at least",
+    "below": "above",
+    "at least": "at most",
+    "above": "below",
+    "equal to": "equal to",
+}
+"""The words of a comparison, read from its right side."""
 
 
-def _number(found: Interval | str) -> str:
+def _told(links: "list[tuple[ast.cmpop, Interval | str, Interval | str]]", found: list[bool | None]) -> str:
+    """Put a comparison in words, all sides in the unit of any: a plain number is meant in that of the figure.
+
+    The figure between two bounds comes first.
+    """
+    sides = [links[0][1], *(right for _, _, right in links)]
+    unit = next((side.unit for side in sides if isinstance(side, Interval) and side.unit), "")
+    shown = [_shown_in(unit, side) for side in sides]
+    hedged = [{True: "", False: "not ", None: "perhaps "}[each] for each in found]
+    words = [WORDS[type(op)] for op, _, _ in links]
+    if len(links) == 2:
+        return f"{shown[1]}, {hedged[0]}{TURNED[words[0]]} {shown[0]} and {hedged[1]}{words[1]} {shown[2]}"
+    told = [f"{hedge}{word} {side}" for hedge, word, side in zip(hedged, words, shown[1:], strict=True)]
+    return f"{shown[0]}, {', '.join(told)}"
+
+
+def _shown_in(unit: str, found: Interval | str) -> str:
     if isinstance(found, str):
         return found
-    if isinstance(found, Count):
-        return f"{found.value:,.0f}"
-    if math.isinf(found.high):
-        return f"more than {_figure(found.low)}"
-    return _figure(found.value)
+    return f"more than {_figure(found.low, unit)}" if math.isinf(found.high) else _figure(found.value, unit)
 
 
-def _figure(value: float) -> str:
-    if abs(value) >= 1 << 20:
-        return f"{value / (1 << 20):,.1f} MiB"
+def _figure(value: float, unit: str) -> str:
+    """Show bytes in MiB, seconds down to microseconds, all else as a number."""
+    if unit == "B":
+        size = value / (1 << 20)
+        return f"{size:,.0f} MiB" if abs(size) >= 1000 else f"{size:.3g} MiB"
+    if unit == "s":
+        factor, name = next((pair for pair in ((1, "s"), (1e3, "ms")) if abs(value) * pair[0] >= 1), (1e6, "us"))
+        return f"{value * factor:.3g} {name}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

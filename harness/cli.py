@@ -2,7 +2,6 @@
 
 import signal
 import sys
-from collections.abc import Iterator
 from enum import StrEnum, auto
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +10,21 @@ import typer
 from rich.console import Console
 
 from harness import advise as advising
-from harness import campaign, changes, claims, doctor, judge, planner, plugins, records, suite
+from harness import campaign, changes, claims, contract, doctor, documents, judge, planner, plugins, records, suite
 from harness import fit as limits
 from harness.progress import Watcher, counted
-from harness.report import advice, changed, charts, checkups, figures, foresight, insert, reading, table
-from harness.report import page as pages
+from harness.report import (
+    advice,
+    changed,
+    charts,
+    checkups,
+    findings,
+    foresight,
+    insert,
+    reading,
+)
 from harness.report.reading import Results
+from harness.report.whole import Report
 from harness.sizes import SizeError, size
 
 app = typer.Typer(
@@ -62,7 +70,7 @@ def run(
     options = campaign.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes)
     with Watcher(err) as watcher:
         written = campaign.run(plan, loaded, options, watcher)
-    out.print(_tables(_read([written]), loaded, title=plan.suite.title), end="")
+    out.print(Report(tuple(_read([written])), loaded).markdown(plan.suite.title), end="")
     err.print(f"records: {written}")
 
 
@@ -174,60 +182,32 @@ def report(
     into: Annotated[Path | None, typer.Option(help="A document to put the tables into.")] = None,
     form: Annotated[Form, typer.Option("--format", help="What to print.")] = Form.markdown,
     pictures: Annotated[Path | None, typer.Option(help="A folder to draw the charts into, as SVG and PNG.")] = None,
+    only: Annotated[str | None, typer.Option("-k", help="Draw only charts whose name contains this.")] = None,
     page: Annotated[Path | None, typer.Option(help="A file for one offline HTML page of everything.")] = None,
+    asked: Annotated[
+        Path | None, typer.Option("--documents", help="What documents say (a YAML file): print the answers to it.")
+    ] = None,
     plugin: PluginOption = None,
 ) -> None:
     """Print the tables of results; of a folder, the newest file of each suite and machine.
 
-    With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`. As csv
-    and json there is one row or object for each strategy, with every figure as a number.
+    With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`, and
+    the answers to --documents between those of `documents`. As csv and json there is one row or object for each
+    strategy, with every figure as a number.
     """
-    loaded = plugins.load(tuple(plugin or ()))
-    read = _read(paths)
+    known = documents.read(asked) if asked is not None else None
+    whole = Report(tuple(_read(paths)), plugins.load(tuple(plugin or ())), known)
     if pictures is not None:
-        for picture in _drawn(_figures(read, loaded), pictures):
+        for picture in whole.pictures(pictures, only or ""):
             err.print(f"picture: {picture}")
     if page is not None:
-        _write_page(page, read, loaded)
+        whole.write_page(page)
+        err.print(f"page: {page}")
     if into is not None:
-        by_folder: dict[str, list[Results]] = {}
-        for each in read:
-            by_folder.setdefault(each.folder, []).append(each)
-        for name, found in by_folder.items():
-            if insert.has_place(into, name):
-                insert.insert_into(into, name, _tables(found, loaded, headed=False))
-    elif form is not Form.markdown:
-        out.print((figures.as_json if form is Form.json else figures.as_csv)(_figures(read, loaded)), end="")
-    elif page is None:
-        out.print(_tables(read, loaded), end="")
-
-
-def _figures(read: list[Results], loaded: plugins.Plugins) -> list[figures.Figures]:
-    """Flatten the rows of results; limits that `fit` found have none."""
-    rows = []
-    for each in read:
-        if not each.searched:
-            rows += figures.of_tables(each.suite, each.tables, table.tokens_per_step(each.tables, loaded))
-    return rows
-
-
-def _write_page(path: Path, read: list[Results], loaded: plugins.Plugins) -> None:
-    """Write the page of results, with the answers to their claims."""
-    answers: dict[str, list[claims.Answer]] = {}
-    for each in read:
-        answers.setdefault(each.suite, []).extend(each.answers)
-    try:
-        path.write_text(pages.html("Memory strategies, measured", _figures(read, loaded), answers), encoding="utf-8")
-    except OSError as error:
-        told = f"the page cannot be written to '{path}' ({error.strerror}): name another file"
-        raise records.StoreError(told) from None
-    err.print(f"page: {path}")
-
-
-def _drawn(rows: list[figures.Figures], folder: Path) -> Iterator[Path]:
-    """Draw the charts of each suite; yield the files."""
-    for name in dict.fromkeys(row["suite"] for row in rows):
-        yield from charts.save(charts.of_rows([row for row in rows if row["suite"] == name]), folder, name)
+        whole.put_into(into)
+    elif pictures is None and page is None:
+        told = {Form.markdown: whole.markdown, Form.csv: whole.csv, Form.json: whole.json}
+        out.print(told[form](), end="")
 
 
 @app.command()
@@ -277,6 +257,31 @@ def doctor_(
         raise typer.Exit(1)
 
 
+@app.command()
+def check(
+    names: Annotated[
+        list[str], typer.Argument(metavar="PLUGIN", help="A .py file, a module, or the name of an installed plugin.")
+    ],
+) -> None:
+    """Hold plugins to their contract, in fresh processes, and say in words what is wrong. Takes a minute or more.
+
+    Strategies: what they say of themselves, which parts they rewrite, their batches, their answers, alone and beside
+    others. Workloads: their parts, batches and parameters. Instruments: what they add, and what they cost.
+
+    Ends with status 0; with 1 where a promise is broken; with 2 where a plugin cannot be loaded.
+    """
+    before = set(sys.modules)
+    loaded, asked, extra = plugins.named(names)
+    frameworks = [name for name in contract.FRAMEWORKS if name in sys.modules and name not in before]
+    found = contract.check(loaded, asked, extra, lambda text: err.print(text))
+    if frameworks:
+        told = f"it imports {frameworks[0]} when it is loaded: import it within the functions that need it"
+        found.insert(0, contract.Finding("plugins", faults=(told,)))
+    out.print(findings.text(found), end="")
+    if any(finding.faults for finding in found):
+        raise typer.Exit(1)
+
+
 @app.command("list")
 def list_(plugin: PluginOption = None) -> None:
     """List the strategies by the part they rewrite, and the workloads."""
@@ -312,16 +317,6 @@ def show(name: Annotated[str, typer.Argument(help="A strategy or a workload.")],
     else:
         known = [*loaded.strategies, *loaded.workloads]
         raise plugins.PluginError(f"there is no strategy or workload '{name}'{plugins.nearest(name, known)}")
-
-
-def _tables(read: list[Results], loaded: plugins.Plugins, headed: bool = True, title: str = "") -> str:
-    """Write the tables of results, each under its suite's name."""
-    return "\n".join(
-        foresight.fits(each.records, "##" if headed else "####")
-        if each.searched
-        else table.of_results(each, loaded, headed, title)
-        for each in read
-    )
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def variables(kind: Kind, place: str, run_id: str, threads: int, budget: int | N
     """Build a worker's environment; the memory worker's allocator is pinned, the time worker's is native."""
     backend, _, device = place.partition("/")
     env = {name: os.environ[name] for name in PASSED if name in os.environ}
-    count = str(1 if kind in ("numerics", "reference") else threads)
+    count = str(1 if kind in ("numerics", "reference", "contract") else threads)
     env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count)
     env |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", RUN_VARIABLE: run_id}
     if kind == "memory":
@@ -57,6 +57,8 @@ def _jax_variables(kind: Kind, device: str, budget: int | None) -> dict[str, str
     env = {"JAX_PLATFORMS": "cuda,cpu" if on_gpu else "cpu"}
     if kind == "reference":
         env["JAX_ENABLE_X64"] = "1"
+    if kind == "contract":  # many small programs, each run a few times
+        env["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
     if device == "cuda":
         total = gpu_bytes()
         share = min(HEADROOM, budget / total) if budget and total else HEADROOM

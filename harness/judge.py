@@ -49,6 +49,7 @@ class Row:
     flags: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     records: tuple[Record, ...] = field(default=(), repr=False)
+    prediction: Record | None = field(default=None, repr=False)
 
     @property
     def label(self) -> str:
@@ -232,6 +233,7 @@ def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, m
         notes=_notes(seen),
         reasons=_reasons(seen),
         records=(*seen.memory, *seen.times.values(), *([seen.answer] if seen.answer else [])),
+        prediction=seen.predict,
     )
 
 

@@ -66,6 +66,21 @@ def load(extra: Sequence[str] = ()) -> Plugins:
     )
 
 
+def named(names: Sequence[str]) -> tuple[Plugins, list[str], tuple[str, ...]]:
+    """Load plugins that may be installed already, by distribution, entry point or module, or else are files or modules.
+
+    Returns all plugins, the names under which those asked for are registered, and the ones that were not installed.
+    """
+    installed: dict[str, list[str]] = {}
+    for point in entry_points(group=GROUP):
+        for known in {point.name, point.value, point.dist.name if point.dist is not None else point.name}:
+            installed.setdefault(known, []).append(point.name)
+    extra = tuple(name for name in names if name not in installed)
+    loaded = load(extra)
+    asked = [registered for name in names for registered in sorted(installed.get(name, [name]))]
+    return loaded, list(dict.fromkeys(asked)), extra
+
+
 def _imported(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)

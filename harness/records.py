@@ -32,7 +32,7 @@ Status = Literal[
     "invalid_output",
     "skipped_guard",
 ]
-Kind = Literal["predict", "reference", "numerics", "memory", "pilot", "time"]
+Kind = Literal["predict", "reference", "numerics", "memory", "pilot", "time", "contract"]
 
 OPEN_STATUSES: frozenset[str] = frozenset({"killed_unknown", "unsupported", "skipped_guard"})
 """Statuses that a later run tries again; every other one is a result."""
@@ -227,6 +227,7 @@ class Record(Value):
     predicted_phases: tuple[Phase, ...] = ()
     predicted_work: tuple[Operations, ...] = ()
     floor_bytes: int | None = None
+    parameters: int | None = None
 
     losses: tuple[float, ...] = ()
     feeds: str = "same"

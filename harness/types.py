@@ -346,7 +346,8 @@ class Workload:
     `abstract_batch(shape)` gives the shapes and dtypes of x and y, so that a step can be prepared without data.
     `tiny(shape)` is the same code at sizes that cost nothing (first-use costs are paid there); `probe(shape)` a
     reduced shape, ragged where the real one could be, at which answers are compared; `floor(shape)` the bytes
-    that a step which holds everything at once cannot do without. `tokens_per_step(shape)` is the throughput unit.
+    that a step which holds everything at once cannot do without. `tokens_per_step(shape)` is the throughput unit,
+    `parameters(shape)` how many there are (None: not known).
 
     `data` is what is read, `tokens` of a text or `frames` of a sensor: it decides who prepares the corpus.
     `wanted(shape, steps)` gives the sizes that this needs (see `harness.tokens` and `harness.frames`; None: the
@@ -364,6 +365,7 @@ class Workload:
     probe: Callable[[Any], Any]
     floor: Callable[[Any], int]
     tokens_per_step: Callable[[Any], int]
+    parameters: Callable[[Any], int] | None = None
     wanted: Callable[[Any, int], dict[str, int]] | None = None
     extent: Callable[[Any, Any, int], Extent] | None = None
     data: str = "tokens"

@@ -25,12 +25,13 @@ def test_the_tables_are_those_of_the_results(document: str, tmp_path: Path) -> N
     copy = tmp_path / document
     copy.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "harness.cli", "report", str(ROOT / "results"), "--into", str(copy)]
+    command += ["--documents", str(ROOT / "suites" / "claims.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "| baseline" in text
     assert document == "README.md" or "| refuted" in text
     assert copy.read_text(encoding="utf-8") == text, "stale: run `make tables`"
-    for name in re.findall("generated: ([a-z0-9_]+)", text):
+    for name in set(re.findall("generated: ([a-z0-9_]+)", text)) - {"documents"}:
         assert (ROOT / "suites" / f"{name.removesuffix('_fit')}.yaml").is_file() and (ROOT / "results" / name).is_dir()
 
 

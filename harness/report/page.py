@@ -6,14 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.claims import Answer
+from harness.documents import Documents, Sentence
 from harness.report import charts
 from harness.report.figures import Figures
+from harness.report.foresight import LIMITS, Limits
 
 BUNDLED = "window.vegaEmbed = vegaEmbed;"
 
 
-def html(title: str, rows: Sequence[Figures], answers: dict[str, list[Answer]]) -> str:
-    """Write the page; `answers` are those to the claims of each suite.
+def html(
+    title: str,
+    rows: Sequence[Figures],
+    answers: dict[str, list[Answer]],
+    limits: dict[str, list[Limits]] | None = None,
+    documents: Documents | None = None,
+    sentences: Sequence[Sentence] = (),
+) -> str:
+    """Write the page; `answers` are those to the claims of each suite, `limits` what `harness fit` found for it.
+
+    With `documents`, the `sentences` of each stand first, with what was measured.
 
     Needs neither network nor server. Raises PicturesError where jinja2, altair or vl-convert is not installed.
     """
@@ -24,7 +35,8 @@ def html(title: str, rows: Sequence[Figures], answers: dict[str, list[Answer]]) 
         raise charts.PicturesError("a page needs the package jinja2: pip install '.[pictures]'") from None
     import vl_convert
 
-    suites = list(dict.fromkeys([*(row["suite"] for row in rows), *(name for name, of in answers.items() if of)]))
+    told = [name for name, of in (*answers.items(), *(limits or {}).items()) if of]
+    suites = list(dict.fromkeys([*(row["suite"] for row in rows), *told]))
     drawn = {suite: charts.of_rows([row for row in rows if row["suite"] == suite]) for suite in suites}
     specs = {suite: {name: chart.to_dict() for name, chart in found.items()} for suite, found in drawn.items()}
     loader = PackageLoader("harness.report", "")
@@ -34,6 +46,10 @@ def html(title: str, rows: Sequence[Figures], answers: dict[str, list[Answer]]) 
         suites=suites,
         specs={suite: list(found) for suite, found in specs.items()},
         answers={suite: [_claim(each) for each in answers.get(suite, [])] for suite in suites},
+        limits={suite: (limits or {}).get(suite, []) for suite in suites},
+        limit_headers=LIMITS,
+        documents=documents.documents if documents is not None else {},
+        sentences=sentences,
         rows=_embedded([_shown(row) for row in rows]),
         charts=_embedded(specs),
         library=vl_convert.javascript_bundle(BUNDLED).replace("</script", "<\\/script"),

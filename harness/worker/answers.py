@@ -132,8 +132,9 @@ def observer(
     draw: Draw | None = None,
     calls: Counter[tuple[str, str]] | None = None,
     reorders: bool = False,
+    updates: int = UPDATES,
 ) -> Callable[[int], numerics.Outcome]:
-    """Return a function from a seed to what 20 updates gave.
+    """Return a function from a seed to what so many updates gave.
 
     The gradients are those that the first update would get. A workload that has no update is not trained: what its
     state calls `observed` is compared in their place. The steps are prepared once: a seed decides the data and the
@@ -166,7 +167,7 @@ def observer(
 
     def run(seed: int) -> numerics.Outcome:
         parts = assembled(case.model_copy(update={"seed": seed}))
-        state, losses = states(parts, step, UPDATES)
+        state, losses = states(parts, step, updates)
         parameters = backend.arrays(state["params"])
         compared = states(parts, only_gradients, 1)[0]["params"] if trains else state["observed"]
         gradients = backend.arrays(compared)

@@ -19,6 +19,7 @@ MODULES = {
     "memory": "harness.worker.memory",
     "pilot": "harness.worker.speed",
     "time": "harness.worker.speed",
+    "contract": "harness.worker.contract",
 }
 
 

@@ -19,6 +19,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     workload = plugins.workloads[case.workload]
     shape = shape_of(plugins, case)
     floor = workload.floor(shape)
+    parameters = workload.parameters(shape) if workload.parameters is not None else None
     place = Place.parse(case.place)
     on_cpu = case.model_copy(update={"place": str(place._replace(device="cpu"))})
 
@@ -33,12 +34,13 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     except Exception as error:
         explained = isinstance(error, Undeclared | Unavailable)
         told = str(error) if explained else f"{type(error).__name__}: {first_line(str(error))}"
-        return Record(floor_bytes=floor, missing={"predicted_peak_bytes": told})
+        return Record(floor_bytes=floor, parameters=parameters, missing={"predicted_peak_bytes": told})
     peaks = forecast.peaks | host
     top = max(peaks, key=lambda name: peaks[name])
     phases = tuple(Phase(name=name, entry_bytes=0, peak_bytes=peak, exit_bytes=0) for name, peak in peaks.items())
     return Record(
         floor_bytes=floor,
+        parameters=parameters,
         predicted_peak_bytes=peaks[top],
         predicted_phase=top,
         predicted_phases=phases,

@@ -258,10 +258,9 @@ def test_the_predicted_peak_is_the_floor_and_little_more(backend):
 
 
 @pytest.mark.parametrize("backend", backends.NAMES)
-def test_answers_compare_losses_and_logits(backend, monkeypatch):
+def test_answers_compare_losses_and_logits(backend):
     module = backends.load(backend)
     module.start(Place(backend, "cpu"))
-    monkeypatch.setattr(answers, "UPDATES", 2)
     case = Case(
         workload="scoring",
         shape=SMALL.model_dump(),
@@ -269,6 +268,6 @@ def test_answers_compare_losses_and_logits(backend, monkeypatch):
         corpus="drawn",
         tokenizer="none",
     )
-    found = answers.observer(loaded(), case, module)(0)
+    found = answers.observer(loaded(), case, module, updates=2)(0)
     assert found.gradients["losses"].shape == (3, 24) and found.gradients["logits"].shape == (3, 67)
     assert len(found.trajectory) == 2

@@ -50,9 +50,7 @@ def outcome(backend, network, *names, dtype=None):
     module.start(Place(backend, "cpu"))
     module.deterministic(Place(backend, "cpu"))
     draw = (lambda inner: module.cast(inner, dtype)) if dtype else None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "UPDATES", UPDATES)
-        return answers.observer(LOADED, case(backend, network, *names), module, draw)(0)
+    return answers.observer(LOADED, case(backend, network, *names), module, draw, updates=UPDATES)(0)
 
 
 def away(mine, its):

@@ -119,9 +119,7 @@ def outcome(backend, name=None):
     )
     module = backends.load(backend)
     assert assemble(LOADED, case).shape.window % 5, "the last chunk must be a part of one"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "UPDATES", 4)
-        return answers.observer(LOADED, case, module)(0)
+    return answers.observer(LOADED, case, module, updates=4)(0)
 
 
 @pytest.mark.parametrize("name", ["sequential_scan", "chunked_scan"])

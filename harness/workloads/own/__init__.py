@@ -104,6 +104,7 @@ def _workload(
         tiny=lambda shape: reduced(shape, layers=2, vocabulary=512, batch=2, tokens=64),
         probe=lambda shape: reduced(shape, layers=3, vocabulary=67, batch=3, tokens=37, ignored=0.15),
         floor=lambda shape: parameters(shape) * 16 + 2 * shape.batch * shape.tokens * 8,
+        parameters=parameters,
         tokens_per_step=lambda shape: shape.batch * shape.tokens,
         wanted=_wanted,
         extent=_extent,

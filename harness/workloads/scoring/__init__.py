@@ -90,6 +90,7 @@ def harness_workloads() -> list[Workload]:
             tiny=tiny,
             probe=probe,
             floor=floor,
+            parameters=Shape.parameters,
             tokens_per_step=lambda shape: shape.batch * (shape.tokens - shape.prompt),  # those that go one by one
             wanted=decoder.wanted,
             extent=decoder.extent,

@@ -222,6 +222,7 @@ def harness_workloads() -> list[Workload]:
             tiny=tiny,
             probe=probe,
             floor=floor,
+            parameters=Shape.parameters,
             tokens_per_step=lambda shape: shape.batch * shape.window,
             wanted=wanted,
             extent=extent,

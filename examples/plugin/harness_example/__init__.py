@@ -1,0 +1,1 @@
+"""A strategy and an instrument for the harness, as a package of one's own."""

@@ -1,0 +1,190 @@
+"""Check a plugin: what it says of itself here, what it does in workers of its own, and what its instruments cost."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from harness import backends, runner
+from harness.plugins import Plugins
+from harness.records import Applied, Case, Kind, Record, Task
+from harness.types import FEEDS, PART_NAMES, Place, Strategy
+
+FRAMEWORKS = ("torch", "jax", "numpy", "triton", "tensorflow")
+NEIGHBOURS = ("checkpoint", "fused_loss")
+"""What a strategy must compose with in either order, and what must apply to a workload."""
+LONGEST = 120
+DEADLINE = 900.0
+MIB = 1 << 20
+LIGHT = MIB
+"""What an instrument may add to the peak that it watches."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of checking one thing in one place: broken promises, or why it could not be tried."""
+
+    what: str
+    where: str = ""
+    faults: tuple[str, ...] = ()
+    untested: str = ""
+
+
+def check(loaded: Plugins, names: Sequence[str], extra: Sequence[str], tell: Tell = lambda text: None) -> list[Finding]:
+    """Check everything that the plugins named offer; `extra` are those to load in workers beside the installed ones."""
+    found = []
+    for name in names:
+        module = loaded.manager.get_plugin(name)
+        strategies = [each.name for each in getattr(module, "harness_strategies", list)()]
+        workloads = [each.name for each in getattr(module, "harness_workloads", list)()]
+        instruments = [
+            implementation
+            for implementation in loaded.manager.hook.harness_measure.get_hookimpls()
+            if implementation.plugin_name == name
+        ]
+        if not strategies and not workloads and not instruments:
+            told = "it implements no hook: decorate harness_strategies, harness_workloads or harness_measure"
+            found.append(Finding(f"plugin '{name}'", faults=(f"{told} with @hookimpl",)))
+        for strategy in strategies:
+            found.append(Finding(f"strategy '{strategy}'", faults=tuple(described(loaded.strategies[strategy]))))
+            found += _of_strategy(loaded, strategy, extra, tell)
+        for workload in workloads:
+            found += _of_workload(loaded, workload, extra, tell)
+        found += [_of_instrument(loaded, implementation, extra, tell) for implementation in instruments]
+    return found
+
+
+def described(strategy: Strategy) -> Iterator[str]:
+    """Yield what is wrong with what a strategy says of itself."""
+    summary = strategy.summary
+    if len(summary) > LONGEST:
+        yield f"the first line of `about` has {len(summary)} characters: say in {LONGEST} what it keeps and pays"
+    if not summary.endswith(".") or ". " in summary:
+        yield "the first line of `about` is not one sentence"
+    for knob in strategy.knobs.values():
+        if knob.type not in (bool, int, float, str):
+            yield f"the knob '{knob.name}' is a {knob.type.__name__}: use bool, int, float or str"
+        elif type(knob.default) is not knob.type:
+            yield f"the default of the knob '{knob.name}' is no {knob.type.__name__}"
+    for name, value in strategy.probe.items():
+        if name not in strategy.knobs:
+            yield f"`probe` sets '{name}', which is no knob"
+        elif type(value) is not strategy.knobs[name].type:
+            yield f"the probe value of '{name}' is no {strategy.knobs[name].type.__name__}"
+    if unknown := [part for part in strategy.calls if part not in PART_NAMES]:
+        yield f"`calls` names '{unknown[0]}', which is no part"
+    if strategy.feeds not in FEEDS or strategy.data not in (None, "tokens", "frames"):
+        yield f"`feeds` is one of {', '.join(FEEDS)}, and `data` is tokens, frames or None"
+    if strategy.feeds == "other" and not strategy.approximate:
+        yield "it feeds other batches, which give another answer: declare `approximate=True`"
+    if strategy.feeds == "rounded" and not strategy.precision:
+        yield "it feeds rounded batches: declare their `precision`"
+
+
+def _of_strategy(loaded: Plugins, name: str, extra: Sequence[str], tell: Tell) -> Iterator[Finding]:
+    strategy, obstacles, tried = loaded.strategies[name], [], False
+    for backend in strategy.on:
+        cases = []
+        for workload in loaded.workloads.values():
+            place = Place(backend, "cpu")
+            if backend not in workload.on:
+                continue
+            if (reason := strategy.obstacle(place, workload) or backends.absent(backend, "cpu")) is not None:
+                obstacles.append(reason)
+                continue
+            cases.append(_case(loaded, workload.name, backend, (name,)))
+            others = (each for each in NEIGHBOURS if each != name and each in loaded.strategies)
+            neighbour = next((each for each in others if not loaded.strategies[each].obstacle(place, workload)), None)
+            if neighbour is not None and workload.name == "decoder":
+                cases += [
+                    _case(loaded, workload.name, backend, pair) for pair in ((name, neighbour), (neighbour, name))
+                ]
+        tried = tried or bool(cases)
+        yield from _tried(f"strategy '{name}'", cases, extra, tell)
+    if not tried:
+        yield Finding(f"strategy '{name}'", untested=obstacles[0] if obstacles else "it is for no backend")
+
+
+def _of_workload(loaded: Plugins, name: str, extra: Sequence[str], tell: Tell) -> Iterator[Finding]:
+    workload = loaded.workloads[name]
+    for backend in workload.on:
+        if (reason := backends.absent(backend, "cpu")) is not None:
+            yield Finding(f"workload '{name}'", backend, untested=reason)
+            continue
+        fitting = (each for each in NEIGHBOURS if each in loaded.strategies)
+        place = Place(backend, "cpu")
+        names = [(), *((each,) for each in fitting if not loaded.strategies[each].obstacle(place, workload))]
+        cases = [_case(loaded, name, backend, each) for each in names]
+        yield from _tried(f"workload '{name}'", cases, extra, tell)
+
+
+def _case(loaded: Plugins, workload: str, backend: str, names: tuple[str, ...]) -> Case:
+    """Name what is to be tried; the worker makes the sizes."""
+    strategies = tuple(Applied(name=name) for name in names)
+    return Case(
+        workload=workload, shape={}, place=f"{backend}/cpu", corpus="drawn", tokenizer="none", strategies=strategies
+    )
+
+
+def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], tell: Tell) -> Iterator[Finding]:
+    """Try cases of one backend in one worker, and give a finding for each."""
+    if not cases:
+        return
+    tell(f"{what} on {cases[0].place.partition('/')[0]}: {len(cases)} trials")
+    for case, record in zip(cases, _run("contract", cases, extra), strict=True):
+        where = f"{case.workload} on {case.place.partition('/')[0]}"
+        if len(case.strategies) > 1 or (case.strategies and what.startswith("workload")):
+            where += f", {case.label}"
+        if record.status == "unsupported":
+            yield Finding(what, where, untested=str(record.evidence.get("message", "")))
+        elif record.status != "ok":
+            yield Finding(what, where, (_ended(record),))
+        else:
+            yield Finding(what, where, tuple(map(str, record.extra.get("faults", ()))))
+
+
+def _ended(record: Record) -> str:
+    told = record.evidence.get("message") or record.evidence.get("stderr_tail") or "it said nothing"
+    return f"its worker ended with {record.status}: {told}"
+
+
+def _of_instrument(loaded: Plugins, implementation: object, extra: Sequence[str], tell: Tell) -> Finding:
+    """Measure a tiny run, and hold what the instrument returned against what came in."""
+    what = "instrument"
+    if not (getattr(implementation, "wrapper", False) or getattr(implementation, "hookwrapper", False)):
+        told = "harness_measure takes the measuring over: give it @hookimpl(wrapper=True) and yield for the record"
+        return Finding(what, faults=(told,))
+    backend = next((name for name in backends.NAMES if backends.absent(name, "cpu") is None), None)
+    if backend is None:
+        return Finding(what, untested="neither torch nor JAX is installed")
+    workload = loaded.workloads["decoder"]
+    shape = workload.shape.model_validate(dict(workload.presets["tiny"]))  # type: ignore[attr-defined]
+    case = _case(loaded, "decoder", backend, ()).model_copy(update={"shape": shape.model_dump()})
+    tell(f"{what} on {backend}: one run watched")
+    (record,) = _run("memory", [case], extra)
+    if record.status != "ok":
+        return Finding(what, backend, (_ended(record),))
+    faults = []
+    if not record.extra:
+        faults.append("it adds nothing to `extra` of the record")
+    if record.peak_host_bytes is None or not record.phases or not record.losses:
+        faults.append("it loses figures of the record: return `record.model_copy(update={'extra': ...})`")
+    elif extra:
+        (plain,) = _run("memory", [case], ())
+        added = record.peak_host_bytes - (plain.peak_host_bytes or 0)
+        if plain.status == "ok" and added > LIGHT:
+            faults.append(f"it adds {added / MIB:.1f} MiB to the peak that it watches: keep less, or write to a file")
+    return Finding(what, backend, tuple(faults))
+
+
+def _run(kind: Kind, cases: Sequence[Case], extra: Sequence[str]) -> list[Record]:
+    task = Task(
+        kind=kind,
+        cases=tuple(cases),
+        run_id=f"check-{os.getpid()}",
+        parent=os.getpid(),
+        folder="",
+        plugins=tuple(extra),
+    )
+    return runner.run(task, len(os.sched_getaffinity(0)) if kind == "memory" else 1, DEADLINE)

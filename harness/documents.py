@@ -1,0 +1,100 @@
+"""What documents say, row by row, held against all results: which claim of which suite answers each sentence."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness import claims, strict_yaml
+from harness.claims import Answer, ClaimError
+from harness.judge import Table
+from harness.records import Claim, Value
+
+
+class Said(Value):
+    """One sentence of a document, and in a line why it is so, or why it was not tested.
+
+    All claims whose id is its own, alone or with words after it, are told with it; those that `by` lists, or else the
+    one of just its id, decide it. With a `suite` (a folder of results) and an expression `that` it asks those results
+    a question of its own.
+    """
+
+    id: str = Field(min_length=1, max_length=64)
+    says: str = Field(min_length=1, max_length=1000)
+    why: str = Field("", max_length=1000)
+    by: list[str] = Field(default_factory=list)
+    suite: str = ""
+    that: str = Field("", max_length=1000)
+    where: dict[str, bool | int | float | str] = Field(default_factory=dict)
+
+
+class Documents(BaseModel):
+    """The documents by their letter, and what they say."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    documents: dict[str, str]
+    said: list[Said]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The results of one suite: the folder they lie in, their judged comparisons and the answers to its own claims."""
+
+    folder: str
+    tables: Sequence[Table]
+    answers: Sequence[Answer]
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What a document says, with the answers to it, each from the suite named."""
+
+    said: Said
+    answers: tuple[tuple[Answer, str], ...]
+
+    @property
+    def verdict(self) -> str:
+        """What the deciding answers come to; `in part` where some hold and some do not."""
+        deciding = self.said.by or [self.said.id]
+        found = {answer.verdict for answer, _ in self.answers if answer.claim.id in deciding}
+        if {"verified", "refuted"} <= found:
+            return "in part"
+        return next((verdict for verdict in ("refuted", "inconclusive", "verified") if verdict in found), "untested")
+
+
+def read(path: Path) -> Documents:
+    """Read a file of sentences; raise ClaimError with one sentence for anything else."""
+    try:
+        document = strict_yaml.load(path)
+        found = Documents.model_validate(document.data)
+    except strict_yaml.YamlError as error:
+        raise ClaimError(str(error)) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        line = strict_yaml.line_of(document, first["loc"])
+        where = ".".join(map(str, first["loc"]))
+        raise ClaimError(f"{path}{f', line {line}' if line else ''}: {where}: {first['msg']}") from None
+    for said in found.said:
+        if said.id[0] not in found.documents:
+            raise ClaimError(f"{path}: '{said.id}' is of no document: name '{said.id[0]}' among the documents")
+        if bool(said.that) != bool(said.suite):
+            raise ClaimError(f"{path}: '{said.id}': give both `suite` and `that`, or neither")
+    return found
+
+
+def answered(documents: Documents, results: Sequence[Found]) -> list[Sentence]:
+    """Answer each sentence by all results; raise ClaimError where an expression cannot be read."""
+    return [Sentence(said, tuple(_answers(said, results))) for said in documents.said]
+
+
+def _answers(said: Said, results: Sequence[Found]) -> Iterator[tuple[Answer, str]]:
+    for found in results:
+        if said.that and found.folder == said.suite:
+            claim = Claim(id=said.id, says=said.says, that=said.that, where=said.where)
+            yield claims.answer(claim, found.tables), found.folder
+    for found in results:
+        for answer in found.answers:
+            if answer.claim.id == said.id or answer.claim.id.startswith(f"{said.id} "):
+                yield answer, found.folder

@@ -1,0 +1,98 @@
+"""All results as one report: its tables, figures, pictures and page, and the answers to what documents say."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from harness import documents
+from harness.claims import Answer
+from harness.documents import Documents, Sentence
+from harness.plugins import Plugins
+from harness.records import StoreError
+from harness.report import charts, foresight, insert, page, sentences, table
+from harness.report.figures import Figures, as_csv, as_json, of_tables
+from harness.report.reading import Results
+
+TITLE = "Memory strategies, measured"
+DOCUMENTS = "documents"
+"""The name of the place in a document where the answers to what documents say go."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Results in the order they are told, and what documents say of them, if any was asked."""
+
+    results: tuple[Results, ...]
+    plugins: Plugins
+    documents: Documents | None = None
+
+    @cached_property
+    def sentences(self) -> list[Sentence]:
+        """What documents say, answered. Raises ClaimError where an expression cannot be read."""
+        if self.documents is None:
+            return []
+        found = [documents.Found(each.folder, each.tables, each.answers) for each in self.results]
+        return documents.answered(self.documents, found)
+
+    @cached_property
+    def figures(self) -> list[Figures]:
+        """Every row as plain values; limits that `fit` found have none."""
+        rows = []
+        for each in self.results:
+            if not each.searched:
+                rows += of_tables(each.suite, each.tables, table.tokens_per_step(each.tables, self.plugins))
+        return rows
+
+    def markdown(self, title: str = "") -> str:
+        """Write the answers to documents where they were asked for, else all tables, each under its suite's name."""
+        if self.documents is not None:
+            return sentences.text(self.documents, self.sentences)
+        return "\n".join(self._tables(each, True, title) for each in self.results)
+
+    def csv(self) -> str:
+        """Write a line for each row."""
+        return as_csv(self.figures)
+
+    def json(self) -> str:
+        """Write an object for each row."""
+        return as_json(self.figures)
+
+    def put_into(self, path: Path) -> None:
+        """Put the tables of each folder, and the answers to documents, between their marks where a document has them.
+
+        Raises InsertError where it cannot be read.
+        """
+        places: dict[str, list[str]] = {}
+        for each in self.results:
+            places.setdefault(each.folder, []).append(self._tables(each, False, ""))
+        if self.documents is not None:
+            places[DOCUMENTS] = [sentences.text(self.documents, self.sentences)]
+        for name, texts in places.items():
+            if insert.has_place(path, name):
+                insert.insert_into(path, name, "\n".join(texts))
+
+    def pictures(self, folder: Path, only: str = "") -> Iterator[Path]:
+        """Draw the charts of each suite, or those whose name contains `only`; yield the files."""
+        for name in dict.fromkeys(row["suite"] for row in self.figures):
+            drawn = charts.of_rows([row for row in self.figures if row["suite"] == name])
+            yield from charts.save({each: drawn[each] for each in drawn if only in each}, folder, name)
+
+    def write_page(self, path: Path) -> None:
+        """Write everything as one offline page; raise StoreError where the file cannot be written."""
+        answers: dict[str, list[Answer]] = {}
+        limits: dict[str, list[foresight.Limits]] = {}
+        for each in self.results:
+            answers.setdefault(each.suite, []).extend(each.answers)
+            limits.setdefault(each.suite, []).extend(foresight.limits(each.records))
+        text = page.html(TITLE, self.figures, answers, limits, self.documents, self.sentences)
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            told = f"the page cannot be written to '{path}' ({error.strerror}): name another file"
+            raise StoreError(told) from None
+
+    def _tables(self, results: Results, headed: bool, title: str) -> str:
+        if results.searched:
+            return foresight.fits(results.records, "##" if headed else "####")
+        return table.of_results(results, self.plugins, headed, title)

@@ -1,0 +1,231 @@
+"""Hold strategies and workloads to their contract at the probe shape; every broken promise is one sentence.
+
+The task names one case: without strategies its workload is held to the contract, with one strategy that is, with more
+their composition is compared to the untouched parts.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
+from typing import Any
+
+from harness import backends, plugins
+from harness.assembly import assemble, feeds_of, never_called
+from harness.instruments import digested
+from harness.numerics import Outcome
+from harness.plugins import Plugins
+from harness.records import Applied, Case, Record, Task
+from harness.types import PART_NAMES, Place, replace
+from harness.worker import answers
+from harness.worker.kinds import first_line
+from harness.worker.predict import DATA_PARTS
+
+UPDATES = 4
+EXACT, LOWER = 1e-5, 2e-2
+"""How far losses and gradients may lie from the baseline's: in float32, and where a lower precision is declared."""
+CHEAP, EVERY_PART = "lstm", "jamba"
+"""Networks of the temporal workload: the one that costs least, and the one in which every part is called."""
+IN_LAYERS = {"mix", "attend", "scan", "feed", "block", "stack"}
+
+Names = tuple[str, ...]
+
+
+def measure(task: Task, loaded: Plugins, backend: Any) -> Record:
+    """Return the broken promises of what the task names, as `faults` in `extra`."""
+    case = task.case
+    kept, name = _contract(task.plugins), Place.parse(case.place).backend
+    names = tuple(applied.name for applied in case.strategies)
+    if not names:
+        found = kept.of_workload(case.workload, name)
+    elif len(names) == 1:
+        found = kept.of_strategy(names[0], case.workload, name)
+    else:
+        found = kept.of_composition(names, case.workload, name)
+    faults: list[str] = []
+    try:
+        faults.extend(found)
+    except Exception as error:  # whatever the plugin raises is its fault
+        faults.append(f"it raises {type(error).__name__}: {first_line(str(error))}")
+    return Record(extra={"faults": faults})
+
+
+@cache
+def _contract(extra: Names) -> "Contract":
+    return Contract(plugins.load(extra))
+
+
+class Contract:
+    """The contract over all plugins loaded; what the baselines gave is kept for the next question."""
+
+    def __init__(self, loaded: Plugins) -> None:
+        self.loaded = loaded
+        self._outcomes: dict[tuple[Any, ...], Outcome] = {}
+        self._consumed: dict[tuple[Any, ...], tuple[str, ...]] = {}
+
+    def case(self, workload: str, backend: str, names: Names = (), network: str = CHEAP) -> Case:
+        """The case in which promises are tried: the probe of a workload, the strategies' own probe knobs."""
+        made: Any = self.loaded.workloads[workload]
+        settings = {"network": network} if "network" in made.shape.model_fields else {}
+        applied = tuple(Applied(name=name, knobs=dict(self.loaded.strategies[name].probe)) for name in names)
+        return Case(
+            workload=workload,
+            shape=made.probe(made.shape(**settings)).model_dump(),
+            place=f"{backend}/cpu",
+            corpus="drawn",
+            tokenizer="none",
+            strategies=applied,
+        )
+
+    def outcome(self, workload: str, backend: str, names: Names = (), network: str = CHEAP) -> Outcome:
+        """Losses of four steps and the gradients that the first update got.
+
+        Raises ValueError where a rewritten part was never called.
+        """
+        key = (workload, backend, names, network)
+        if key not in self._outcomes:
+            module = backends.load(backend)
+            module.start(Place(backend, "cpu"))
+            case = self.case(workload, backend, names, network)
+            calls: Counter[tuple[str, str]] = Counter()
+            reorders = feeds_of(self.loaded, case) == "reordered"
+            run = answers.observer(self.loaded, case, module, calls=calls, reorders=reorders, updates=UPDATES)
+            self._outcomes[key] = run(0)
+            idle = never_called(calls)
+            if idle is not None and not reorders:  # the untouched order was put back
+                raise ValueError(idle)
+        return self._outcomes[key]
+
+    def consumed(self, workload: str, backend: str, names: Names = ()) -> tuple[str, ...]:
+        """Digests of the first batches of the loop."""
+        key = (workload, backend, names)
+        if key not in self._consumed:
+            digests: list[str] = []
+            parts = digested(assemble(self.loaded, self.case(workload, backend, names)), digests)
+            windows = parts.windows(parts, parts.source(parts))
+            for _ in islice(parts.batches(parts, windows), UPDATES):
+                pass
+            self._consumed[key] = tuple(digests)
+        return self._consumed[key]
+
+    def of_strategy(self, name: str, workload: str, backend: str) -> Iterator[str]:
+        """Yield what a strategy does not keep: its parts, its batches, its answers."""
+        strategy = self.loaded.strategies[name]
+        yield from self._rewritten(name, workload, backend)
+        of_data = bool(strategy.rewrites) and set(strategy.rewrites) <= DATA_PARTS
+        if of_data and strategy.feeds == "same":
+            yield from self._other_batches((name,), workload, backend)
+            return  # the same batches train the same
+        one_for_all = backend != "torch" and strategy.on[backend] is strategy.on.get("torch")
+        if of_data and one_for_all and strategy.feeds != "rounded" and backends.absent("torch", "cpu") is None:
+            if self.consumed(workload, backend, (name,)) != self.consumed(workload, "torch", (name,)):
+                yield f"its batches in {backend} are others than in torch"
+            return  # the same function gave the same batches as in torch, where they are trained on
+        yield from self.of_composition((name,), workload, backend)
+
+    def of_composition(self, names: Names, workload: str, backend: str) -> Iterator[str]:
+        """Yield where strategies, applied left to right, train otherwise than the untouched parts."""
+        applied = [self.loaded.strategies[name] for name in names]
+        rewrites = {part for strategy in applied for part in strategy.rewrites}
+        network = EVERY_PART if IN_LAYERS & rewrites else CHEAP
+        mine = self.outcome(workload, backend, names, network)
+        if not all(loss == loss and abs(loss) != float("inf") for loss in mine.trajectory):
+            yield f"its losses are not finite: {', '.join(map(str, mine.trajectory))}"
+            return
+        if any(strategy.approximate for strategy in applied):
+            return
+        bound = LOWER if any(strategy.precision for strategy in applied) else EXACT
+        yield from _differences(mine, self.outcome(workload, backend, (), network), bound)
+        if feeds_of(self.loaded, self.case(workload, backend, names)) == "same":
+            yield from self._other_batches(names, workload, backend)
+
+    def _other_batches(self, names: Names, workload: str, backend: str) -> Iterator[str]:
+        if self.consumed(workload, backend, names) != self.consumed(workload, backend):
+            yield "its batches are not those of the untouched parts: mend it, or declare what `feeds` they are"
+
+    def _rewritten(self, name: str, workload: str, backend: str) -> Iterator[str]:
+        """Yield where a strategy rewrites other parts than it says, or does not say what it holds."""
+        strategy = self.loaded.strategies[name]
+        before = assemble(self.loaded, self.case(workload, backend, network=EVERY_PART))
+        after = strategy.on[backend](before, **strategy.probe)
+        changed = {part for part in PART_NAMES if getattr(before, part) is not getattr(after, part)}
+        for part in sorted(changed - set(strategy.rewrites)):
+            yield f"it rewrites '{part}', which `rewrites` does not name"
+        for part in sorted(set(strategy.rewrites) - changed):
+            yield f"`rewrites` names '{part}', which it leaves as it was"
+        if (after.place, after.corpus, after.notes) != (before.place, before.corpus, before.notes):
+            yield "it changes `place`, `corpus` or `notes`: leave them, and write into the notes that are there"
+        if after.shape != before.shape and not strategy.approximate:
+            yield "it changes the sizes of the model: declare `approximate=True`"
+        if not changed & DATA_PARTS:
+            if strategy.feeds != "same" or strategy.data is not None:
+                yield "it declares `feeds` or `data`, and rewrites no part of the data"
+            return
+        extent = self.loaded.workloads[workload].extent
+        if strategy.holds is None:
+            yield "it rewrites data and does not say what it holds: give `holds(extent, **knobs) -> Held`"
+        elif extent is not None:
+            held = strategy.holds(extent(before.shape, None, 3), **strategy.probe)
+            if not all(isinstance(size, int | None) for size in vars(held).values()):
+                yield "`holds` gives sizes that are no whole bytes"
+
+    def of_workload(self, name: str, backend: str) -> Iterator[str]:
+        """Yield where a workload has other parts than it says, other batches, or parameters that nobody can recast."""
+        made: Any = self.loaded.workloads[name]
+        case = self.case(name, backend, network=EVERY_PART)
+        parts = assemble(self.loaded, case)
+        absent = {part for part in PART_NAMES if getattr(parts, part) is None}
+        for part in sorted(absent - set(made.lacks)):
+            yield f"the part '{part}' is None, and `lacks` does not name it"
+        for part in sorted(set(made.lacks) - absent - ({"scan"} if "network" in case.shape else set())):
+            yield f"`lacks` names '{part}', which is there"
+        shape = parts.shape
+        for size, figure in (("floor", made.floor(shape)), ("tokens_per_step", made.tokens_per_step(shape))):
+            if not isinstance(figure, int) or figure < 1:
+                yield f"`{size}` gives {figure!r}, and not a whole number above 0"
+        source = parts.source(parts)
+        x, y = next(iter(parts.batches(parts, parts.windows(parts, source))))
+        told, found = made.abstract_batch(shape), (tuple(x.shape), tuple(y.shape))
+        if tuple(tuple(sizes) for sizes, _ in told) != found:
+            yield f"its batches are {found[0]} and {found[1]}, and `abstract_batch` says {told}"
+        module = backends.load(backend)
+        module.start(Place(backend, "cpu"))
+        recast = replace(parts, draw=module.cast(parts.draw, "bfloat16"))
+        kept = [
+            parameter
+            for parameter, (_, dtype) in module.arrays(recast.init(recast, recast.source(recast))["params"]).items()
+            if dtype != "bfloat16"
+        ]
+        if kept:
+            yield f"its parameter '{kept[0]}' is not made by `parts.draw`, so it cannot be had in another precision"
+        first = self.outcome(name, backend, (), EVERY_PART)
+        if not all(loss == loss and abs(loss) != float("inf") for loss in first.trajectory):
+            yield f"its losses are not finite: {', '.join(map(str, first.trajectory))}"
+        self._outcomes.clear()
+        yield from (
+            f"two runs of one seed differ: {fault}"
+            for fault in _differences(self.outcome(name, backend, (), EVERY_PART), first, 0.0)
+        )
+
+
+def _differences(mine: Outcome, its: Outcome, bound: float) -> Iterator[str]:
+    """Yield where losses or gradients lie further apart than the bound, relative to the second."""
+    import numpy as np
+
+    remedy = "mend it, or declare `precision` or `approximate`"
+    off = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(mine.trajectory, its.trajectory, strict=True))
+    if off > bound:
+        yield f"its losses lie {off:.1e} from those of the untouched parts (at most {bound:.0e}): {remedy}"
+    if mine.gradients.keys() != its.gradients.keys():
+        odd = sorted(mine.gradients.keys() ^ its.gradients.keys())
+        yield f"its gradients are of other parameters: '{odd[0]}' is on one side alone"
+        return
+    lost = [name for name in its.gradients if mine.gradients[name] is None and its.gradients[name] is not None]
+    if lost:
+        yield f"it loses the gradient of '{lost[0]}'"
+        return
+    pairs = [(np.asarray(mine.gradients[n], np.float64), np.asarray(g, np.float64)) for n, g in its.gradients.items()]
+    norm = sum(float(np.sum(b**2)) for _, b in pairs) ** 0.5
+    away = sum(float(np.sum((a - b) ** 2)) for a, b in pairs) ** 0.5 / max(norm, 1e-30)
+    if not away <= bound:
+        yield f"its gradients lie {away:.1e} from those of the untouched parts (at most {bound:.0e}): {remedy}"

@@ -1,0 +1,200 @@
+"""`harness check` finds every broken promise of a plugin, in words, and passes one that keeps its contract."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import plugins
+from harness.records import Applied, Case, Task
+from harness.worker.contract import Contract, measure
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "plugin"
+HEAD = """
+from dataclasses import replace
+from harness import Strategy, Workload, hookimpl
+
+def rewritten(part, wrap):
+    def on_torch(parts, chunk: int = 8):
+        return replace(parts, **{part: wrap(getattr(parts, part))})
+    return on_torch
+
+def same(inner):
+    return lambda *args: inner(*args)
+
+def offered(on, rewrites=("loss",), about="Keep all, pay nothing.", **more):
+    return Strategy("mine", rewrites=rewrites, on={"torch": on}, about=about, **more)
+"""
+
+
+def offering(item: str) -> str:
+    return f"{HEAD}\n@hookimpl\ndef harness_strategies():\n    return [{item}]\n"
+
+
+def faults(tmp_path: Path, item: str) -> list[str]:
+    path = tmp_path / "mine.py"
+    path.write_text(offering(item))
+    case = Case(
+        workload="decoder",
+        shape={},
+        place="torch/cpu",
+        corpus="drawn",
+        tokenizer="none",
+        strategies=(Applied(name="mine"),),
+    )
+    task = Task(kind="contract", cases=(case,), run_id="", parent=0, folder="", plugins=(str(path),))
+    return measure(task, plugins.load((str(path),)), None).extra["faults"]
+
+
+def test_one_that_keeps_its_contract_has_no_faults(tmp_path: Path) -> None:
+    assert faults(tmp_path, "offered(rewritten('loss', same))") == []
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("offered(rewritten('feed', same))", ["rewrites 'feed', which", "names 'loss', which it leaves"]),
+        ("offered(rewritten('loss', lambda f: lambda *a: 1.001 * f(*a)))", ["losses lie 1.0e-03", "gradients lie"]),
+        ("offered(rewritten('loss', lambda f: lambda *a: f(*a).detach()))", ["it raises RuntimeError: "]),
+        ("offered(rewritten('loss', lambda f: lambda *a: f(*a) * float('nan')))", ["not finite"]),
+        (
+            "offered(rewritten('batches', lambda f: lambda *a: ((x.flip(0), y.flip(0)) for x, y in f(*a))), "
+            "('batches',))",
+            ["does not say what it holds", "not those of the untouched"],
+        ),
+        ("offered(rewritten('loss', same), feeds='reordered')", ["rewrites no part of the data"]),
+        (
+            "offered(lambda parts: replace(parts, loss=same(parts.loss), shape=parts.shape.model_copy("
+            "update={'layers': 1})))",
+            ["changes the sizes"],
+        ),
+    ],
+)
+def test_each_broken_promise_is_told(item: str, words: list[str], tmp_path: Path) -> None:
+    told = " / ".join(faults(tmp_path, item))
+    for each in words:
+        assert each in told
+
+
+WORKLOAD = """
+from dataclasses import replace
+from harness import hookimpl
+from harness.workloads import decoder
+
+def in_torch(shape, place, corpus, seed=0):
+    parts = decoder.in_torch(shape, place, corpus, seed)
+    {body}
+    return parts
+
+@hookimpl
+def harness_workloads():
+    (made,) = decoder.harness_workloads()
+    return [replace(made, name="mine", on={{"torch": in_torch}}, {more})]
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "more", "words"),
+    [
+        ("", "", ""),
+        ("", "lacks=('scan',)", "the part 'cache' is None"),
+        ("", "lacks=('scan', 'cache', 'feed')", "`lacks` names 'feed', which is there"),
+        ("", "floor=lambda shape: 0", "`floor` gives 0"),
+        ("", "abstract_batch=lambda shape: (((1, 1), 'int32'),) * 2", "and `abstract_batch` says"),
+        (
+            "import torch; init = parts.init; parts = replace(parts, init=lambda *a: (lambda s: {**s, 'params': "
+            "{**s['params'], 'norm': torch.ones(shape.width, requires_grad=True)}})(init(*a)))",
+            "",
+            "'norm' is not made by `parts.draw`",
+        ),
+        (
+            "import torch; loss = parts.loss; parts = replace(parts, "
+            "loss=lambda *a: loss(*a) * (1 + torch.rand(()).item()))",
+            "",
+            "two runs of one seed differ",
+        ),
+    ],
+)
+def test_each_broken_promise_of_a_workload_is_told(body: str, more: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(WORKLOAD.format(body=body or "pass", more=more))
+    told = " / ".join(Contract(plugins.load((str(path),))).of_workload("mine", "torch"))
+    assert words in told if words else told == ""
+
+
+def check(*names: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "harness.cli", "check", *names]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=500)
+
+
+@pytest.mark.alone
+def test_the_example_is_installed_found_and_keeps_its_contract(tmp_path: Path) -> None:
+    """The package as a third party would have it: built, installed, known by its entry points alone."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--no-build-isolation", "--target", str(tmp_path / "site"), str(EXAMPLE)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    done = check("harness-example", PYTHONPATH=str(tmp_path / "site"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kept       strategy 'checkpoint_mix' (decoder on torch)" in done.stdout
+    assert "kept       strategy 'checkpoint_mix' (temporal on jax)" in done.stdout
+    assert "decoder on torch, checkpoint_mix + checkpoint" in done.stdout
+    assert "kept       instrument (torch)" in done.stdout
+    assert "the contract is kept" in done.stdout
+    suite = tmp_path / "small.yaml"
+    suite.write_text(
+        "title: x\nworkload: decoder\nplaces: [torch/cpu]\ncorpus: zipf\ntokenizer: bytes\n"
+        "shape: {preset: tiny, vocabulary: 256}\nstrategies: [checkpoint_mix]\nrounds: 0\n"
+    )
+    command = [sys.executable, "-m", "harness.cli", "run", str(suite), "--results", str(tmp_path / "results")]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    ran = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert "| `checkpoint_mix`" in ran.stdout, ran.stderr
+    assert "minor faults" in ran.stdout, "what the instrument counted is shown"
+
+
+@pytest.mark.alone
+def test_instruments_are_held_to_what_they_add_and_cost(tmp_path: Path) -> None:
+    (tmp_path / "heavy.py").write_text(
+        "from harness import hookimpl\nkept = []\n"
+        "@hookimpl(wrapper=True)\ndef harness_measure(task):\n"
+        "    import threading, time\n"
+        "    def grow():\n"
+        "        while len(kept) < 1500:\n"
+        "            time.sleep(0.005)\n"
+        "            kept.append(bytearray(b'x' * (1 << 20)))\n"
+        "    threading.Thread(target=grow, daemon=True).start()\n"
+        "    return (yield)\n"
+    )
+    (tmp_path / "taker.py").write_text(
+        "from harness import hookimpl\n@hookimpl\ndef harness_measure(task):\n    return None\n"
+    )
+    done = check(str(tmp_path / "taker.py"))
+    assert done.returncode == 1 and "takes the measuring over" in done.stdout
+    done = check(str(tmp_path / "heavy.py"))
+    assert done.returncode == 1 and "it adds nothing to `extra`" in done.stdout
+    assert "MiB to the peak that it watches" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("import torch\n" + offering("offered(rewritten('loss', same))"), 1, "it imports torch when it is loaded"),
+        ("x = 1\n", 1, "it implements no hook"),
+        ("raise ValueError('no')\n", 2, "raises when loaded"),
+        (offering("offered(rewritten('loss', same), about='Keep. Pay. All')"), 1, "not one sentence"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_words(text: str, code: int, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    done = check(str(path))
+    assert done.returncode == code, done.stdout + done.stderr
+    assert words in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_plugin_that_is_not_there_is_refused() -> None:
+    done = check("no_such_plugin")
+    assert done.returncode == 2 and done.stderr.startswith("harness: plugin 'no_such_plugin' cannot be imported")

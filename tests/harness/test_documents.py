@@ -1,0 +1,82 @@
+"""What documents say is answered by the claims of all results, and never by more than was measured."""
+
+from pathlib import Path
+
+import pytest
+
+from harness import documents
+from harness.claims import Answer, ClaimError
+from harness.documents import Found
+from harness.judge import Row, Table
+from harness.records import Applied, Case, Claim, Phase, Record
+from harness.report import sentences
+
+MIB = 1 << 20
+TEXT = """
+documents: {A: Windows, B: Models}
+said:
+  - {id: A1, says: it halves the memory, why: because}
+  - {id: A2, says: it is as fast and right, by: [A2 fast, A2 right]}
+  - {id: A3, says: nobody looked}
+  - {id: B1, says: it takes 60 MiB, suite: mine, that: peak(checkpoint) <= 60 * 1048576}
+"""
+
+
+def read(tmp_path: Path, text: str = TEXT) -> documents.Documents:
+    path = tmp_path / "said.yaml"
+    path.write_text(text)
+    return documents.read(path)
+
+
+def found(*verdicts: tuple[str, str], folder: str = "mine", peak: int = 50 * MIB) -> Found:
+    case = Case(workload="w", shape={}, place="torch/cpu", corpus="c", tokenizer="t")
+    memory = Record(phases=(Phase(name="loss", entry_bytes=0, peak_bytes=peak, exit_bytes=0),))
+    row = Row(case.model_copy(update={"strategies": (Applied(name="checkpoint"),)}), "ok", peak, records=(memory,))
+    answers = [Answer(Claim(id=id, says=f"{id}?", that="1 < 2"), verdict, "told") for id, verdict in verdicts]
+    return Found(folder, [Table(case, (row,))], answers)
+
+
+def test_each_sentence_is_decided_by_its_own_claims(tmp_path: Path) -> None:
+    known = read(tmp_path)
+    results = [
+        found(("A1", "verified"), ("A1 more", "refuted"), ("A10", "refuted"), ("A2 fast", "verified")),
+        found(("A2 right", "refuted"), folder="other", peak=100 * MIB),
+    ]
+    one, two, three, four = documents.answered(known, results)
+    assert [answer.claim.id for answer, _ in one.answers] == ["A1", "A1 more"] and one.verdict == "verified"
+    assert [suite for _, suite in two.answers] == ["mine", "other"] and two.verdict == "in part"
+    assert (three.answers, three.verdict) == ((), "untested")
+    assert four.verdict == "verified" and four.answers[0][0].told == "50 MiB, at most 60 MiB"
+    text = sentences.text(known, [one, two, three, four])
+    assert text.startswith("Of 4 sentences: 2 verified, 1 in part, 1 untested.")
+    assert "- A1: because" in text and "### B. Models" in text
+
+
+def test_doubt_of_one_claim_is_doubt_of_the_sentence(tmp_path: Path) -> None:
+    known = read(tmp_path)
+    results = [found(("A2 fast", "verified"), ("A2 right", "inconclusive"))]
+    assert documents.answered(known, results)[1].verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (TEXT.replace("id: A3", "id: C3"), "'C3' is of no document"),
+        (TEXT.replace(", suite: mine", ""), "'B1': give both `suite` and `that`"),
+        (TEXT.replace("says: nobody looked", "sais: nobody"), "line 6"),
+        ("said: [", "said.yaml"),
+        (TEXT.replace("<= 60 * 1048576", ""), "compares nothing"),
+    ],
+)
+def test_a_file_that_says_nothing_is_refused_in_a_sentence(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ClaimError) as caught:
+        documents.answered(read(tmp_path, text), [found()])
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_hostile_sentences_are_inert(tmp_path: Path) -> None:
+    known = read(tmp_path, TEXT.replace("nobody looked", '"<script>alert(1)</script> | \\"x\\" [a](b)"'))
+    text = sentences.text(known, documents.answered(known, []))
+    assert "<script" not in text and "[a](b)" not in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count(" | ") for line in rows if "---" not in line and "A" in line[:8]}) == 1
