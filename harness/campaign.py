@@ -12,7 +12,20 @@ from typing import Any
 
 import psutil
 
-from harness import claims, corpora, doctor, forecasts, machine, quiet, rates, records, runner, statistics
+from harness import (
+    claims,
+    corpora,
+    doctor,
+    forecasts,
+    keeper,
+    locks,
+    machine,
+    quiet,
+    rates,
+    records,
+    runner,
+    statistics,
+)
 from harness.assembly import probe_of
 from harness.plugins import Plugins
 from harness.records import Case, Kind, Record, Slot, Task
@@ -63,7 +76,8 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
     all of them.
     """
     folder = options.results / plan.name / machine.name()
-    with records.locked(folder), TemporaryDirectory(prefix="harness-reference-") as reference:
+    with locks.measuring(folder, plan.suite.places), TemporaryDirectory(prefix="harness-reference-") as reference:
+        keeper.sweep()
         for claim in plan.suite.claims:
             claims.parsed(claim.that)
         plan, found = corpora.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)

@@ -321,7 +321,8 @@ def show(name: Annotated[str, typer.Argument(help="A strategy or a workload.")],
 
 def main() -> None:
     """Run the command line; a user's mistake ends with one sentence and status 2, Ctrl-C with 130."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # the second is the terminal that was closed
+        signal.signal(ending, lambda number, frame: sys.exit(128 + number))
     try:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:

@@ -5,6 +5,7 @@ import os
 import subprocess
 from functools import cache
 
+from harness import keeper
 from harness.records import Kind
 
 PASSED = [
@@ -35,6 +36,7 @@ PINS = {
 """What makes the resident set follow live bytes: large blocks are mapped alone and returned when freed."""
 
 RUN_VARIABLE = "HARNESS_RUN"
+"""By this a process shows of which run it is, and by `keeper.VARIABLE` of which harness."""
 HEADROOM = 0.95
 
 
@@ -44,7 +46,7 @@ def variables(kind: Kind, place: str, run_id: str, threads: int, budget: int | N
     env = {name: os.environ[name] for name in PASSED if name in os.environ}
     count = str(1 if kind in ("numerics", "reference", "contract") else threads)
     env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count)
-    env |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", RUN_VARIABLE: run_id}
+    env |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", RUN_VARIABLE: run_id, keeper.VARIABLE: keeper.mark()}
     if kind == "memory":
         env |= PINS
     if backend == "jax":

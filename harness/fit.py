@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness import claims, corpora, machine, planner, records, runner
+from harness import claims, corpora, keeper, locks, machine, planner, records, runner
 from harness.assembly import shape_of
 from harness.planner import Foreseen, Machine
 from harness.plugins import Plugins
@@ -38,7 +38,8 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
         claims.parsed(claim.that)
     folder = results / f"{search.plan.name}_fit" / machine.name()
     rows = []
-    with records.locked(folder):
+    with locks.measuring(folder, () if predict_only else search.plan.suite.places):
+        keeper.sweep()
         path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{machine.commit()}.jsonl"
         rows.append(search.record(Record(claims=tuple(search.plan.suite.claims))))
         records.append(path, rows[-1])

@@ -1,12 +1,9 @@
 """What travels between processes and is kept: `Case`, `Task`, `Record`, and the JSONL file they end in."""
 
-import fcntl
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -258,33 +255,8 @@ def encoded(record: Record) -> bytes:
     return (json.dumps(record.model_dump(mode="json", exclude_defaults=True), allow_nan=False) + "\n").encode()
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the results folder for this process alone, or raise StoreError at once.
-
-    The lock goes with the process, however it ends; the descriptor is not inherited.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise StoreError(
-            f"results cannot be written to '{folder}' ({error.strerror}): name another folder with --results"
-        ) from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(
-                f"another harness is writing to '{folder}': wait for it, or name another folder with --results"
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def append(path: Path, record: Record) -> None:
-    """Write one record as one line, whole and synced; call it only under `locked`.
+    """Write one record as one line, whole and synced; call it only under `locks.measuring`.
 
     A torn last line of an earlier run is closed first, so that it cannot swallow this one.
     """

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from harness import environment, meters
+from harness import environment, keeper, meters
 from harness.records import Record, Task, parse
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -60,6 +60,7 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
     `deadline` is in seconds; `watch` is told the phase about ten times a second, and what it raises ends the worker.
     So does the end of the thread that called.
     """
+    keeper.start()  # before orphans come here: it is to be nobody's child
     _adopt_orphans()
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with tempfile.TemporaryDirectory(prefix="harness-", ignore_cleanup_errors=True) as name:

@@ -32,10 +32,10 @@ FLOORS = (
         "work",
         "sizes",
     ),
-    ("", "tokens", "frames", "meters", "plugins", "machine", "train", "updates"),
+    ("", "tokens", "frames", "meters", "plugins", "machine", "train", "updates", "keeper"),
     ("records", "instruments", "workloads"),
     ("suite", "environment", "assembly"),
-    ("schedule", "corpora"),
+    ("schedule", "corpora", "locks"),
     (
         "backends.torch",
         "backends.jax",

@@ -190,62 +190,6 @@ def test_a_full_disk_is_said() -> None:
         records.append(full, FULL)
 
 
-# The lock
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from harness import records
-with records.locked(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_lock_of_another_process_is_refused_at_once_and_goes_with_it(tmp_path: Path) -> None:
-    folder = tmp_path / "results" / "machine"
-    command = [sys.executable, "-c", HOLD, str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        sentence = r"another harness is writing to '.*machine': .*--results"
-        with pytest.raises(StoreError, match=sentence), records.locked(folder):
-            pytest.fail("two hold one lock")
-        holder.kill()
-    with records.locked(folder):
-        assert folder.is_dir()
-
-
-def test_a_lock_is_given_back_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), records.locked(tmp_path):
-        raise RuntimeError
-    with records.locked(tmp_path):
-        held = [link for link in map(str, Path("/proc/self/fd").iterdir()) if _target(link) == str(tmp_path / ".lock")]
-    assert len(held) == 1
-    assert not [link for link in map(str, Path("/proc/self/fd").iterdir()) if _target(link) == str(tmp_path / ".lock")]
-
-
-def _target(link: str) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:
-        return ""
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in its place")
-    sentence = r"results cannot be written to '.*file/suite' .*--results"
-    with pytest.raises(StoreError, match=sentence), records.locked(tmp_path / "file" / "suite"):
-        pytest.fail("a folder within a file")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_rights_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(StoreError, match="Permission denied"), records.locked(tmp_path):
-        pytest.fail("locked without rights")
-
-
 # Finding results
 
 

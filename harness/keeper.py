@@ -1,0 +1,112 @@
+"""End what a harness leaves behind, however it ends: a small process that outlives it by a moment, and a sweep.
+
+A worker dies with the thread that started it (`PR_SET_PDEATHSIG`), what it has started does not. So every worker
+carries in its environment which harness it is of, and hands that on. The keeper waits for the end of a pipe that its
+harness holds, which the kernel closes, and kills all processes of that mark; `sweep` does the same for every harness
+that is gone, should its keeper be gone as well. Only processes of the same user are seen; none is killed by its name.
+"""
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+VARIABLE = "HARNESS_OF"
+PATIENCE_SECONDS = 5.0
+PAUSE_SECONDS = 0.02
+
+_kept: dict[int, int] = {}
+"""The pipe of the keeper of a process: of this one, not of one that it was forked from."""
+
+
+def mark() -> str:
+    """Name this process for as long as the machine runs: its number, and when it began."""
+    return f"{os.getpid()}:{_began(os.getpid())}"
+
+
+def start() -> None:
+    """Start the keeper of this process, once."""
+    if os.getpid() in _kept:
+        return
+    end, hold = os.pipe()
+    command = [sys.executable, "-I", "-S", __file__, mark()]
+    quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
+    pid = os.posix_spawn(sys.executable, command, {}, file_actions=[(os.POSIX_SPAWN_DUP2, end, 0), *quiet], setsid=True)
+    os.close(end)
+    os.waitpid(pid, 0)  # it leaves a child of its own behind, which is nobody's
+    _kept[os.getpid()] = hold
+
+
+def sweep() -> list[int]:
+    """Kill what harnesses that are gone have left; return the processes."""
+    return _end({each for each in map(_mark_of, _processes()) if each and not _alive(each)})
+
+
+def _end(marks: set[str]) -> list[int]:
+    """Kill all processes with these marks, and those that they start meanwhile, until none is left."""
+    ended: list[int] = []
+    until = time.monotonic() + PATIENCE_SECONDS
+    while marks and time.monotonic() < until:
+        left = [pid for pid in _processes() if _mark_of(pid) in marks and not _over(pid)]
+        if not left:
+            break
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        ended += left
+        time.sleep(PAUSE_SECONDS)
+    return list(dict.fromkeys(ended))
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+
+
+def _mark_of(pid: int) -> str | None:
+    """Read of which harness a process is; None for those of nobody, and of others."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    wanted = f"{VARIABLE}=".encode()
+    return next((each[len(wanted) :].decode("ascii", "replace") for each in variables if each.startswith(wanted)), None)
+
+
+def _alive(mark: str) -> bool:
+    """Say whether the harness of a mark still runs, and not another process of its number."""
+    pid, _, began = mark.partition(":")
+    return pid.isdigit() and began != "" and _began(int(pid)) == began
+
+
+def _began(pid: int) -> str:
+    """Read when a process began, in ticks since the machine did; empty for one that is gone."""
+    fields = _fields(pid)
+    return fields[19] if len(fields) > 19 else ""
+
+
+def _over(pid: int) -> bool:
+    """Say whether a process has ended and only waits to be reaped."""
+    return _fields(pid)[:1] in ([], ["Z"], ["X"])
+
+
+def _fields(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def main() -> None:
+    """Leave the harness, wait until it is gone, then end what it left."""
+    if os.fork():
+        os._exit(0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    _end({sys.argv[1]})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Nothing outlives the harness: not when it is killed, not what its workers started, and not what nobody could end."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from harness import judge, keeper, records
+
+pytestmark = pytest.mark.alone
+
+PARENT = """
+import os, subprocess, sys, time
+from harness import keeper
+keeper.start()
+child = subprocess.Popen(["sleep", "300"], env={**os.environ, keeper.VARIABLE: keeper.mark()}, start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+SUITE = """
+title: As small as it gets
+workload: decoder
+places: [torch/cpu]
+corpus: zipf
+tokenizer: bytes
+shape: {layers: 1, width: 32, heads: 2, vocabulary: 300, batch: 1, tokens: 96}
+strategies: [checkpoint]
+rounds: 1
+warmup: 1
+steps: 3
+"""
+KILLS = int(os.environ.get("HARNESS_KILLS", "4"))
+"""How often the harness is killed before it may finish; `HARNESS_KILLS=50` for the whole proof."""
+
+
+def alive(pid: int) -> bool:
+    return bool(keeper._began(pid)) and not keeper._over(pid)
+
+
+def within(seconds: float, happened) -> bool:
+    until = time.monotonic() + seconds
+    while not happened() and time.monotonic() < until:
+        time.sleep(0.01)
+    return happened()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, None], ids=str)
+def test_what_a_worker_started_in_a_session_of_its_own_ends_with_the_harness(ending) -> None:
+    command = [sys.executable, "-c", PARENT, "300" if ending else "0.2"]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert alive(child)
+    if ending is not None:
+        parent.send_signal(ending)
+    parent.wait(10)
+    parent.stdout.close()
+    assert within(1.0, lambda: not alive(child))
+
+
+def test_a_sweep_ends_what_is_of_no_living_harness_and_nothing_else() -> None:
+    def sleeper(mark: str) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(["sleep", "300"], env={**os.environ, keeper.VARIABLE: mark})
+
+    mine, gone, reused, odd = (
+        sleeper(mark) for mark in (keeper.mark(), "4194305:17", f"{os.getpid()}:1", "no number at all")
+    )
+    other = subprocess.Popen(["sleep", "300"], env={k: v for k, v in os.environ.items() if k != keeper.VARIABLE})
+    try:
+        time.sleep(0.05)
+        assert set(keeper.sweep()) == {gone.pid, reused.pid, odd.pid}
+        assert mine.poll() is None and other.poll() is None
+    finally:
+        for process in (mine, gone, reused, odd, other):
+            process.kill()
+            process.wait()
+
+
+def carriers() -> list[int]:
+    """Every process that some harness started, but for those of this very process."""
+    marks = {pid: keeper._mark_of(pid) for pid in keeper._processes()}
+    return [pid for pid, mark in marks.items() if mark and mark != keeper.mark() and not keeper._over(pid)]
+
+
+def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SUITE)
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "harness.cli", "run", "small.yaml", "--results"]
+
+    def killed_after(seconds: float) -> bool:
+        """Say whether the run was killed, and had not ended before."""
+        process = subprocess.Popen(
+            [*command, "killed"], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return True
+        return False
+
+    def kept() -> list[records.Record]:
+        return [
+            record for file in (tmp_path / "killed").rglob("*.jsonl") for record in records.read(file)[0] if record.slot
+        ]
+
+    started = time.monotonic()
+    subprocess.run([*command, "whole"], cwd=tmp_path, env=env, check=True, capture_output=True)
+    whole = time.monotonic() - started
+    chance, before = random.Random(7), 0
+    for number in range(KILLS):
+        if not killed_after(chance.uniform(0.05, min(6.0, whole / 3))):
+            break
+        assert within(1.0, lambda: not carriers()), f"kill {number}: somebody outlived the harness"
+        assert len(kept()) >= before, "a finished case was lost"
+        before = len(kept())
+    subprocess.run([*command, "killed"], cwd=tmp_path, env=env, check=True, capture_output=True)
+    files = list((tmp_path / "killed").rglob("*.jsonl"))
+    assert len(files) == 1, "one run, continued"
+    found, problems = records.read(files[0])
+    assert len(problems) <= KILLS, "at most the line that was being written"
+    good = Counter(record.slot for record in found if record.slot and record.status == "ok" and not record.flags)
+    assert all(count == 1 for count in good.values()), "measured twice"
+    plain = records.read(next((tmp_path / "whole").rglob("*.jsonl")))[0]
+
+    def told(all_records: list[records.Record]) -> list[list[tuple[str, str, str | None]]]:
+        return [[(row.label, row.status, row.answer) for row in table.rows] for table in judge.judge(all_records)]
+
+    assert told(found) == told(plain)

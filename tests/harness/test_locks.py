@@ -1,0 +1,98 @@
+"""One harness at a time in a folder of results and on a GPU: the second is refused at once, in one sentence."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import locks
+from harness.records import StoreError
+
+HELD_GPU = """
+import fcntl, os, sys, time
+descriptor = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+fcntl.flock(descriptor, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+HOLD = """
+import sys, time
+from pathlib import Path
+from harness import locks
+with locks.measuring(Path(sys.argv[1]), sys.argv[2:]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_of_another_process_is_refused_at_once_and_goes_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "machine"
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        sentence = r"another harness is writing to '.*machine': .*--results"
+        with pytest.raises(StoreError, match=sentence), locks.measuring(folder, ()):
+            pytest.fail("two hold one lock")
+        holder.kill()
+    with locks.measuring(folder, ()):
+        assert folder.is_dir()
+
+
+def test_a_lock_is_given_back_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), locks.measuring(tmp_path, ()):
+        raise RuntimeError
+    with locks.measuring(tmp_path, ()):
+        held = [link for link in map(str, Path("/proc/self/fd").iterdir()) if _target(link) == str(tmp_path / ".lock")]
+    assert len(held) == 1
+    assert not [link for link in map(str, Path("/proc/self/fd").iterdir()) if _target(link) == str(tmp_path / ".lock")]
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in its place")
+    sentence = r"results cannot be written to '.*file/suite' .*--results"
+    with pytest.raises(StoreError, match=sentence), locks.measuring(tmp_path / "file" / "suite", ()):
+        pytest.fail("a folder within a file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_rights_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match="Permission denied"), locks.measuring(tmp_path, ()):
+        pytest.fail("locked without rights")
+
+
+def test_a_gpu_is_for_one_harness_at_a_time_and_another_gpu_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks.environment, "gpu_bytes", lambda: 80 << 30)
+    monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    command = [sys.executable, "-c", HELD_GPU, str(tmp_path), str(tmp_path / "harness-gpu-1.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        refused = pytest.raises(StoreError, match=r"another harness measures on the GPU 1, .*CUDA_VISIBLE_DEVICES")
+        with refused, locks.measuring(tmp_path / "a", ["torch/cpu", "torch/cuda"]):
+            pytest.fail("two on one GPU")
+        with locks.measuring(tmp_path / "a", ["torch/cpu"]):
+            assert (tmp_path / "a").is_dir()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "../../2")
+        with locks.measuring(tmp_path / "a", ["jax/cuda"]):
+            assert (tmp_path / "harness-gpu-______2.lock").is_file()
+        holder.kill()
+
+
+def test_a_lock_file_is_no_link_that_leads_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="cannot be written"), locks.measuring(tmp_path, ()):
+        pytest.fail("a link was followed")
+    assert not (tmp_path / "elsewhere").exists()
