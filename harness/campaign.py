@@ -29,7 +29,7 @@ from harness import (
 from harness.assembly import probe_of
 from harness.plugins import Plugins
 from harness.records import Case, Kind, Record, Slot, Task
-from harness.schedule import Schedule, is_done, obstacle
+from harness.schedule import Known, Schedule, is_done, obstacle
 from harness.suite import Group, Plan
 from harness.tokens import TokenFile
 
@@ -43,6 +43,8 @@ class Progress:
     """What a watcher is told; the methods do nothing here."""
 
     def begin(self, total: int, done: int) -> None: ...
+
+    def warn(self, sentence: str) -> None: ...
 
     def start(self, task: str, case: Case) -> None: ...
 
@@ -60,6 +62,7 @@ class Options:
     rounds: int | None = None
     fresh: bool = False
     max_bytes: int | None = None
+    try_all: bool = False
     all_rounds: bool = False
     cache: Path = field(default_factory=lambda: cache_folder())
 
@@ -105,12 +108,12 @@ class _Campaign:
         self.checkup = doctor.kept(self.options.cache)
         self.path, self.latest = self._resumed()
 
-    def _resumed(self) -> tuple[Path, dict[Slot, Record]]:
+    def _resumed(self) -> tuple[Path, dict[Slot, Known]]:
         """Continue the newest file when it holds some, but not all, of this very plan; else begin one."""
         files = sorted(self.folder.glob("*.jsonl"))
         if files and not self.options.fresh:
             found = [record for record in records.read(files[-1])[0] if record.slot is not None]
-            latest = {record.slot: record for record in found if record.slot is not None}
+            latest = {record.slot: Known.of(record) for record in found if record.slot is not None}
             same = any(record.plan == self.schedule.plan_digest for record in found)
             if same and any(self.schedule.is_due(slot, latest) for slot in self.schedule.slots()):
                 return files[-1], latest
@@ -127,6 +130,7 @@ class _Campaign:
         done = sum(not self.schedule.is_due(slot, self.latest) for slot in planned)
         self.progress.begin(len(planned), done)
         self.predict()
+        self.foretell()
         for group in self.plan.groups:
             if (reason := self.schedule.obstacle(group.baseline)) is not None:
                 for case in group.cases:
@@ -180,6 +184,18 @@ class _Campaign:
         for case, record in forecasts.of_cases(cases, self.corpora, self.plugins, *told):
             self.keep(record, case, slot(case))
 
+    def foretell(self) -> None:
+        """Say before anything runs which cases are predicted to take more than there is."""
+        open_ = [case for case in self.plan.cases if self.schedule.obstacle(case) is None]
+        over = [case for case in open_ if self.over_memory(case) is not None]
+        if over:
+            names = ", ".join(dict.fromkeys(case.label for case in over))
+            told = "tried all the same" if self.options.try_all else "skipped (--try-all runs them)"
+            self.progress.warn(
+                f"{len(over)} of {len(open_)} cases are predicted to take more memory than may be used here, and are "
+                f"{told}: {names[:200]}"
+            )
+
     def numerics(self, case: Case) -> None:
         probe = probe_of(self.plugins, case)
         slot = Slot(case=self.schedule.digest(probe), kind="numerics")
@@ -213,12 +229,15 @@ class _Campaign:
                 self.keep(self.work("memory", [case], steps=self.plan.suite.memory_steps, repeat=repeat)[0], case, slot)
 
     def guarded(self, case: Case) -> Record | None:
-        """Refuse a case that would take the machine down; a budget bounds it already."""
+        """Refuse a case that would take the machine down, unless all are to be tried."""
+        return None if self.options.try_all else self.over_memory(case)
+
+    def over_memory(self, case: Case) -> Record | None:
+        """Say of a case that it needs more than may be used; a budget bounds it already."""
         predicted = self.latest.get(Slot(case=self.schedule.digest(case), kind="predict"))
         if predicted is None or not case.place.endswith("/cpu"):
             return None
-        need = max(predicted.floor_bytes or 0, predicted.predicted_peak_bytes or 0)
-        need = min(need, case.budget_bytes or need)
+        need = min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
         available = int(psutil.virtual_memory().available * MEMORY_SHARE)
         limit = min(available, self.options.max_bytes or available)
         if need <= limit:
@@ -262,13 +281,12 @@ class _Campaign:
         if suite.steps is not None and suite.warmup is not None:
             return statistics.Pacing(suite.warmup, suite.steps, ("few_steps",) if suite.steps < 10 else ())
         slot = Slot(case=self.schedule.digest(case), kind="pilot")
-        record = self.latest.get(slot)
-        if record is None or not record.step_seconds:
+        if slot not in self.latest or not self.latest[slot].step_seconds:
             self.progress.start("pilot", case)
-            record = self.keep(self.work("pilot", [case])[0], case, slot)
-        if not record.step_seconds:
+            self.keep(self.work("pilot", [case])[0], case, slot)
+        if not self.latest[slot].step_seconds:
             return statistics.Pacing(2, 3, ("no_steady_state", "few_steps"))
-        found = statistics.pace(record.step_seconds)
+        found = statistics.pace(self.latest[slot].step_seconds)
         return statistics.Pacing(suite.warmup or found.warmup, suite.steps or found.steps, found.flags)
 
     def work(self, kind: Kind, cases: Sequence[Case], deadline: float | None = None, **settings: Any) -> list[Record]:
@@ -285,7 +303,7 @@ class _Campaign:
         allowed = deadline or self.plan.suite.timeout_seconds * len(cases)
         return runner.run(task, self.threads, allowed, self.progress.phase)
 
-    def keep(self, record: Record, case: Case, slot: Slot) -> Record:
+    def keep(self, record: Record, case: Case, slot: Slot) -> None:
         """Complete a record, append it, and tell the watcher."""
         before = self.latest.get(slot)
         complete = record.model_copy(
@@ -312,9 +330,8 @@ class _Campaign:
             }
         )
         records.append(self.path, complete)
-        self.latest[slot] = complete
+        self.latest[slot] = Known.of(complete)
         self.progress.finish(complete, case)
-        return complete
 
     def rates(self, case: Case, slot: Slot) -> dict[str, Any]:
         """Give what the place of a predicted case does in a second, so that its work becomes time."""

@@ -62,12 +62,15 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Time rounds, in place of the suite's.", min=0, max=100)] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of resuming.")] = False,
     max_bytes: Annotated[int | None, typer.Option(help="Skip cases predicted to need more than this.", min=1)] = None,
+    try_all: Annotated[
+        bool, typer.Option("--try-all", help="Run cases that are predicted to exceed the machine's memory as well.")
+    ] = False,
     plugin: PluginOption = None,
 ) -> None:
     """Measure every case of a suite and print the tables. Run it again to resume after an interruption."""
     loaded = plugins.load(tuple(plugin or ()))
     plan = suite.selected(suite.read(path, loaded), place, only)
-    options = campaign.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes)
+    options = campaign.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes, try_all)
     with Watcher(err) as watcher:
         written = campaign.run(plan, loaded, options, watcher)
     out.print(Report(tuple(_read([written])), loaded).markdown(plan.suite.title), end="")

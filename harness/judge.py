@@ -208,6 +208,7 @@ def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, m
     ok = seen.status == "ok"
     other = baseline.peak if baseline is not None and baseline.status == "ok" else None
     first = seen.memory[0] if seen.memory else None
+    growth = _growth(seen, baseline)
     return Row(
         case=case,
         status=seen.status,
@@ -229,8 +230,12 @@ def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, m
         answer_reason=answer_reason,
         loss_difference=difference,
         verdict=_verdict(seen, baseline, memory, speed if rounds >= VERDICT_ROUNDS else None, answer),
-        flags=(*_flags(seen, peak, predicted), *(("control_failed",) if memory_held else ())),
-        notes=_notes(seen),
+        flags=(
+            *_flags(seen, peak, predicted),
+            *(("growing",) if growth else ()),
+            *(("control_failed",) if memory_held else ()),
+        ),
+        notes=(*_notes(seen), *((f"it grew by {growth / MIB:,.1f} MiB with each step",) if growth else ())),
         reasons=_reasons(seen),
         records=(*seen.memory, *seen.times.values(), *([seen.answer] if seen.answer else [])),
         prediction=seen.predict,
@@ -336,6 +341,21 @@ def _flags(seen: _Seen, peak: int | None, predicted: int | None) -> tuple[str, .
     if seen.status == "ok" and peak and predicted and abs(peak - predicted) > PREDICTION_OFF * predicted:
         flags["prediction_off"] = None
     return tuple(flags)
+
+
+def _growth(seen: _Seen, baseline: _Seen | None) -> float | None:
+    """Give by how much the memory of a run grew with each step, where that is more than the baseline's did: a leak.
+
+    What settles slowly grows in the baseline as well, and pages of a file are the kernel's to take back.
+    """
+    record = seen.memory[0] if seen.memory else None
+    if record is None or record.slope_bytes_per_step is None or "file_backed" in record.flags:
+        return None
+    other = baseline.memory[0] if baseline is not None and seen is not baseline and baseline.memory else None
+    settling = max(0.0, other.slope_bytes_per_step or 0.0) if other is not None else 0.0
+    more = record.slope_bytes_per_step - settling
+    least = max(record.resolution_bytes or 0, MEMORY_MARGIN * (record.peak_host_bytes or 0))
+    return record.slope_bytes_per_step if more > least else None
 
 
 def _failure(record: Record) -> str:

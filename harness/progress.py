@@ -44,6 +44,9 @@ class Watcher(campaign.Progress):
         if done:
             self.console.print(f"resuming: {done} of {total} results are there")
 
+    def warn(self, sentence: str) -> None:
+        self.console.print(f"warning: {sentence}")
+
     def start(self, task: str, case: Case) -> None:
         self.label = f"{task} {case.place} {case.label}"
         self.bar.update(self.id, description=self.label)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from harness import backends, machine
 from harness.assembly import probe_of
@@ -16,7 +17,25 @@ from harness.types import Place
 REPEATS_FROM_ROUNDS = 6
 """From this many time rounds on, memory is measured three times and its largest peak taken."""
 
-Latest = Mapping[Slot, Record]
+
+class Known(NamedTuple):
+    """What a run must remember of a record that it has written: a night of them would fill the memory."""
+
+    status: str
+    attempt: int = 1
+    run_id: str = ""
+    need_bytes: int = 0
+    step_seconds: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, record: Record) -> "Known":
+        """Keep the bytes that were predicted, and the steps of a pilot."""
+        need = max(record.floor_bytes or 0, record.predicted_peak_bytes or 0)
+        steps = record.step_seconds if record.slot is not None and record.slot.kind == "pilot" else ()
+        return cls(record.status, record.attempt, record.run_id, need, steps)
+
+
+Latest = Mapping[Slot, Known]
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,6 @@ def obstacle(plugins: Plugins, case: Case) -> str | None:
     return next((reason for reason in told if reason), None)
 
 
-def is_done(record: Record | None) -> bool:
+def is_done(record: Known | None) -> bool:
     """Say whether a record is a result, not something that a later run tries again."""
     return record is not None and record.status not in OPEN_STATUSES

@@ -26,7 +26,7 @@ def as_json(rows: Sequence[Figures]) -> str:
 
 
 def as_csv(rows: Sequence[Figures]) -> str:
-    """Write a line for each row below the names of all figures; text that looks like a formula is quoted as text."""
+    """Write a line for each row below the names of all figures; no text is a formula, or obeyed by a terminal."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
     writer = csv.DictWriter(out, names, lineterminator="\n")
@@ -36,7 +36,11 @@ def as_csv(rows: Sequence[Figures]) -> str:
 
 
 def _inert(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+    """Make text harmless to a spreadsheet and, printed, to a terminal."""
+    if not isinstance(value, str):
+        return value
+    text = "".join(c if c.isprintable() else " " for c in value)
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def _of_row(suite: str, table: Table, row: Row, tokens: int | None) -> Figures:

@@ -97,6 +97,15 @@ def spike(seconds):
     del block
 
 
+kept = []
+
+
+def leak():
+    import numpy as np
+
+    kept.append(np.ones(4 << 17))
+
+
 def short_spike():
     spike(0)
 
@@ -134,7 +143,7 @@ FAULTS = {
     "abort": os.abort,
     **{f.__name__: f for f in (
         value_error, memory_error, hang, hang_ignoring_sigterm, kill_itself, bad_alloc, segfault, exit_137,
-        leave_a_grandchild, leave_a_nameless_grandchild, flood, short_spike, long_spike, long_spike_then_kill,
+        leave_a_grandchild, leave_a_nameless_grandchild, flood, leak, short_spike, long_spike, long_spike_then_kill,
         note_environment,
     )},
     "fifo": fifo,
@@ -321,6 +330,13 @@ def test_the_same_step_within_its_budget_is_measured(run):
     assert record.within_budget is True
     assert LOGITS_MIB * MIB < record.peak_host_bytes < budget
     assert len(record.losses) == 3
+
+
+def test_memory_that_grows_with_each_step_is_told_as_a_slope(run):
+    record = run(bad("step", "leak"))
+    assert record.status == "ok", record.evidence
+    assert record.slope_bytes_per_step == pytest.approx(4 * MIB, rel=0.1)
+    assert abs(run(bad("step")).slope_bytes_per_step) < MIB / 2
 
 
 def test_a_strategy_that_another_one_replaced_is_an_error_not_a_row_without_effect(run):

@@ -1,0 +1,70 @@
+"""Thousands of cases: the process that runs them stays as it is, and each costs as much as the first."""
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness import campaign, plugins, records, runner, suite
+from harness.numerics import Verdict
+from harness.records import Record
+
+CASES = 2000
+SUITE = """
+title: Many cases
+workload: decoder
+places: [torch/cpu]
+corpus: zipf
+tokenizer: bytes
+shape: {{layers: 1, width: 32, heads: 2, vocabulary: 300, batch: 1, tokens: [64, 128, 192, 256]}}
+strategies: [{{checkpoint: {{every: {every}}}}}]
+rounds: 0
+"""
+ANSWER = Verdict("bit_exact", 1.0, None, None, None, (), "it is")
+MADE = {
+    "predict": Record(predicted_peak_bytes=1 << 20, floor_bytes=1 << 19, worker_seconds=0.1),
+    "reference": Record(),
+    "numerics": Record(answer=ANSWER),
+    "memory": Record(peak_host_bytes=1 << 20, losses=(1.0, 0.9, 0.8), batches_digests=("a",), resolution_bytes=1 << 12),
+}
+
+
+@pytest.mark.alone
+def test_two_thousand_cases_leave_the_parent_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers are left out: what is looked at is the process that starts them, and its file."""
+
+    def instead(task: records.Task, *rest: object) -> list[Record]:
+        if task.kind == "reference":
+            Path(str(task.reference)).mkdir(parents=True)
+        return [MADE[task.kind]] * len(task.cases)
+
+    monkeypatch.setattr(runner, "run", instead)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "many.yaml"
+    path.write_text(SUITE.format(every=list(range(1, CASES // 4))))
+    loaded = plugins.load()
+    plan = suite.read(path, loaded)
+    assert len(plan.cases) == CASES
+    seen: list[tuple[float, int]] = []
+
+    class Watched(campaign.Progress):
+        def finish(self, record: Record, case: records.Case) -> None:
+            if record.slot is not None and record.slot.kind == "memory":
+                seen.append((time.process_time(), psutil.Process(os.getpid()).memory_info().rss))
+
+    file = campaign.run(plan, loaded, campaign.Options(tmp_path / "results"), Watched())
+    assert len(seen) == CASES
+    quarter = CASES // 4
+    growth = seen[-1][1] - seen[quarter][1]
+    first, last = (seen[b][0] - seen[a][0] for a, b in ((quarter, 2 * quarter), (3 * quarter, CASES - 1)))
+    each = f"{1e3 * first / quarter:.2f} ms in the second quarter, {1e3 * last / quarter:.2f} ms in the last"
+    size = file.stat().st_size / CASES
+    print(f"{CASES} cases: {growth / 1e6:.2f} MB over three quarters; a case {each}; {size:.0f} bytes")
+    assert growth < 5e6
+    assert last < 1.5 * first
+    _, problems = records.read(file)
+    sizes = [len(line) for line in file.read_bytes().splitlines()]
+    assert problems == [] and max(sizes) < 10_000
+    assert file.stat().st_size < 3 * CASES * 3000
