@@ -101,7 +101,9 @@ class _Campaign:
     folder: Path
     reference: Path
     corpora: dict[str, corpora.Corpus | None]
-    run_id: str = field(default_factory=lambda: f"{_stamp()}-{os.getpid()}-{secrets.token_hex(3)}")
+    run_id: str = field(
+        default_factory=lambda: f"{datetime.now(UTC):{records.STAMP}}-{os.getpid()}-{secrets.token_hex(3)}"
+    )
 
     def __post_init__(self) -> None:
         self.threads = len(os.sched_getaffinity(0))
@@ -117,8 +119,7 @@ class _Campaign:
             same = any(record.plan == self.schedule.plan_digest for record in found)
             if same and any(self.schedule.is_due(slot, latest) for slot in self.schedule.slots()):
                 return files[-1], latest
-        path = self.folder / f"{_stamp()}-{machine.commit()}.jsonl"
-        return path if not path.exists() else path.with_stem(f"{path.stem}-{self.run_id[-6:]}"), {}
+        return records.next_file(self.folder, machine.commit()), {}
 
     def is_open(self, slot: Slot) -> bool:
         record = self.latest.get(slot)
@@ -347,12 +348,13 @@ class _Campaign:
         return {"vocabulary": f"the corpus gives {corpus.vocabulary} distinct tokens, the model has {rows} rows"}
 
 
+def _new_id() -> str:
+    """Name a run: when it began, in which process, and by chance."""
+    return f"{datetime.now(UTC):{records.STAMP}}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
 def _unsupported(reason: str) -> Record:
     return Record(status="unsupported", evidence={"message": reason})
-
-
-def _stamp() -> str:
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
 def _joined(digests: tuple[str, ...]) -> str | None:

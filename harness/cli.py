@@ -337,6 +337,7 @@ def main() -> None:
     except (typer.Exit, typer.Abort) as stop:
         sys.exit(getattr(stop, "exit_code", 1))
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it changes nothing
         err.print("interrupted: what is measured is kept; the same command resumes")
         sys.exit(INTERRUPTED)
     except Exception as error:

@@ -40,7 +40,7 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
     rows = []
     with locks.measuring(folder, () if predict_only else search.plan.suite.places):
         keeper.sweep()
-        path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{machine.commit()}.jsonl"
+        path = records.next_file(folder, machine.commit())
         rows.append(search.record(Record(claims=tuple(search.plan.suite.claims))))
         records.append(path, rows[-1])
         for budget in budgets:

@@ -131,7 +131,12 @@ def _refuse_unusable(item: object, kind: type, plugin: str) -> None:
             raise PluginError(
                 f"strategy '{name}' of plugin '{plugin}' rewrites '{unknown[0]}'{nearest(unknown[0], PART_NAMES)}"
             )
-        if not isinstance(item.about, str) or not item.summary:
+        try:
+            silent = not isinstance(item.about, str) or not item.summary
+        except Exception as error:
+            told = f"raises when asked about itself ({type(error).__name__}: {error})"
+            raise PluginError(f"strategy '{name}' of plugin '{plugin}' {told}: mend it") from None
+        if silent:
             raise PluginError(f"strategy '{name}' of plugin '{plugin}' says nothing about itself: give `about`")
         if not isinstance(item.on, Mapping) or not all(map(callable, item.on.values())):
             raise PluginError(

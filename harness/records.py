@@ -4,6 +4,8 @@ import hashlib
 import json
 import math
 import os
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +17,8 @@ from harness.tokens import TokenFile
 from harness.work import Operations
 
 SCHEMA_VERSION = 1
+STAMP = "%Y%m%dT%H%M%SZ"
+"""How the time is written in the name of a file."""
 
 Status = Literal[
     "ok",
@@ -308,6 +312,18 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
         else:
             records.append(record)
     return records, problems
+
+
+def next_file(folder: Path, commit: str) -> Path:
+    """Name the results of a run that begins now: by the time and the commit, and after all that are there.
+
+    So the newest file is the last one begun, even where the clock was set back.
+    """
+    now = datetime.now(UTC).replace(microsecond=0)
+    for file in folder.glob("*.jsonl"):
+        with suppress(ValueError):
+            now = max(now, datetime.strptime(file.name.split("-")[0], STAMP).replace(tzinfo=UTC) + timedelta(seconds=1))
+    return folder / f"{now:{STAMP}}-{commit}.jsonl"
 
 
 def newest(path: Path) -> list[Path]:

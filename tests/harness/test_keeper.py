@@ -82,6 +82,22 @@ def test_a_sweep_ends_what_is_of_no_living_harness_and_nothing_else() -> None:
             process.wait()
 
 
+def test_pressing_ctrl_c_twice_ends_at_once_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SUITE)
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{listening}; from harness.cli import main; main()", "run", "small.yaml"]
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for pause in (0.0, 0.02, 0.3):
+        process = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+        assert within(60, lambda: bool(carriers()))
+        process.send_signal(signal.SIGINT)
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=20)
+        assert process.returncode == 130 and "Traceback" not in told, told
+        assert within(1.0, lambda: not carriers())
+
+
 def carriers() -> list[int]:
     """Every process that some harness started, but for those of this very process."""
     marks = {pid: keeper._mark_of(pid) for pid in keeper._processes()}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -191,6 +192,17 @@ def test_a_full_disk_is_said() -> None:
 
 
 # Finding results
+
+
+def test_a_run_is_named_after_all_that_are_there_even_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    first = records.next_file(tmp_path, "abc")
+    assert re.fullmatch(r"20\d{6}T\d{6}Z-abc\.jsonl", first.name)
+    first.touch()
+    second = records.next_file(tmp_path, "abc")
+    assert second.name > first.name
+    (tmp_path / "29991231T235959Z-abc.jsonl").touch()
+    (tmp_path / "mine.jsonl").touch()
+    assert records.next_file(tmp_path, "aaa").name == "30000101T000000Z-aaa.jsonl"
 
 
 def test_newest_is_the_last_file_of_each_folder(tmp_path: Path) -> None:
