@@ -101,9 +101,7 @@ class _Campaign:
     folder: Path
     reference: Path
     corpora: dict[str, corpora.Corpus | None]
-    run_id: str = field(
-        default_factory=lambda: f"{datetime.now(UTC):{records.STAMP}}-{os.getpid()}-{secrets.token_hex(3)}"
-    )
+    run_id: str = field(default_factory=lambda: _new_id())
 
     def __post_init__(self) -> None:
         self.threads = len(os.sched_getaffinity(0))
