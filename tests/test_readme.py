@@ -35,6 +35,21 @@ def test_the_tables_are_those_of_the_results(document: str, tmp_path: Path) -> N
         assert (ROOT / "suites" / f"{name.removesuffix('_fit')}.yaml").is_file() and (ROOT / "results" / name).is_dir()
 
 
+def test_the_picture_is_that_of_the_results(tmp_path: Path) -> None:
+    """Its marks and their figures; where letters stand is up to the fonts of a machine."""
+    (name,) = re.findall(r"\]\(results/pictures/(.*?)\.svg\)", README)
+    suite_name, _, chart = name.partition("-")
+    command = [sys.executable, "-m", "harness.cli", "report", str(ROOT / "results" / suite_name)]
+    done = subprocess.run([*command, "--pictures", str(tmp_path), "-k", chart], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown, drawn = (
+        re.findall('aria-label="([^"]*)"', (folder / f"{name}.svg").read_text(encoding="utf-8"))
+        for folder in (ROOT / "results" / "pictures", tmp_path)
+    )
+    assert len(shown) > 10
+    assert shown == drawn, "stale: run `make tables`"
+
+
 def test_the_plugin_works_as_shown(tmp_path: Path) -> None:
     path = tmp_path / "my_strategy.py"
     path.write_text(block("python", "hookimpl"), encoding="utf-8")
