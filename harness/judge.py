@@ -11,6 +11,8 @@ from harness.suite import CONTROL, VERDICT_ROUNDS
 MIB = 1 << 20
 MEMORY_MARGIN = 0.01
 UNSTABLE = 0.01
+SETTLING = 0.05
+"""The share of its peak by which a baseline may grow with each step."""
 PREDICTION_OFF = 0.10
 LOSS_MARGIN = 1e-4
 """How far the losses of the measured run may lie from the baseline's when the answer is to be the same."""
@@ -346,7 +348,8 @@ def _flags(seen: _Seen, peak: int | None, predicted: int | None) -> tuple[str, .
 def _growth(seen: _Seen, baseline: _Seen | None) -> float | None:
     """Give by how much the memory of a run grew with each step, where that is more than the baseline's did: a leak.
 
-    What settles slowly grows in the baseline as well, and pages of a file are the kernel's to take back.
+    What settles slowly over the few steps of a run grows in the baseline as well, which has nothing to be held
+    against and must grow by more; pages of a file are the kernel's to take back.
     """
     record = seen.memory[0] if seen.memory else None
     if record is None or record.slope_bytes_per_step is None or "file_backed" in record.flags:
@@ -354,7 +357,8 @@ def _growth(seen: _Seen, baseline: _Seen | None) -> float | None:
     other = baseline.memory[0] if baseline is not None and seen is not baseline and baseline.memory else None
     settling = max(0.0, other.slope_bytes_per_step or 0.0) if other is not None else 0.0
     more = record.slope_bytes_per_step - settling
-    least = max(record.resolution_bytes or 0, MEMORY_MARGIN * (record.peak_host_bytes or 0))
+    margin = MEMORY_MARGIN if other is not None else SETTLING
+    least = max(record.resolution_bytes or 0, margin * (record.peak_host_bytes or 0))
     return record.slope_bytes_per_step if more > least else None
 
 
