@@ -179,7 +179,8 @@ class _Campaign:
         cases = [case for case in self.plan.cases if self.is_open(slot(case))]
         for case in cases[:1]:
             self.progress.start("predict", case)
-        told = self.options.plugins, self.run_id, self.progress.phase
+        seconds = min(forecasts.SECONDS, self.plan.suite.timeout_seconds)
+        told = self.options.plugins, self.run_id, self.progress.phase, seconds
         for case, record in forecasts.of_cases(cases, self.corpora, self.plugins, *told):
             self.keep(record, case, slot(case))
 
@@ -299,7 +300,7 @@ class _Campaign:
             plugins=self.options.plugins,
             **settings,
         )
-        allowed = deadline or self.plan.suite.timeout_seconds * len(cases)
+        allowed = deadline or self.plan.suite.timeout_seconds
         return runner.run(task, self.threads, allowed, self.progress.phase)
 
     def keep(self, record: Record, case: Case, slot: Slot) -> None:

@@ -15,7 +15,7 @@ from harness.types import Place
 STEPS = 2
 """Steps of a prediction: the moments appear in the first update, so the second step holds everything."""
 SECONDS = 300.0
-"""What one case may take."""
+"""What one case may take, at most."""
 WORTH = 6
 """Cases from which on a process of their own is worth its start."""
 
@@ -30,10 +30,12 @@ def of_cases(
     names: tuple[str, ...] = (),
     run_id: str = "forecast",
     watch: Watch = lambda phase: None,
+    seconds: float = SECONDS,
 ) -> Iterator[Found]:
     """Yield each case with its prediction, place by place and in no order; `corpora` are the rows by group.
 
-    Cases that no machine could run give the reason. Where one ends the process, the next ones go on in another.
+    Cases that no machine could run give the reason. Where one ends the process, or takes longer than `seconds`, the
+    next ones go on in another.
     """
 
     def one_after_another(share: Sequence[Case], watch: Watch) -> Iterator[Found]:
@@ -48,7 +50,7 @@ def of_cases(
                 plugins=names,
                 steps=STEPS,
             )
-            found = runner.run(task, len(os.sched_getaffinity(0)), SECONDS * len(share), watch)
+            found = runner.run(task, len(os.sched_getaffinity(0)), seconds, watch)
             ended = next((at for at, record in enumerate(found) if record.worker_seconds is None), len(share) - 1)
             yield from zip(share[: ended + 1], found[: ended + 1], strict=True)
             share = share[ended + 1 :]

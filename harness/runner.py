@@ -57,7 +57,7 @@ class _Watched:
 def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: None) -> list[Record]:
     """Run a task in a worker and return its records: one a case, whatever happened.
 
-    `deadline` is in seconds; `watch` is told the phase about ten times a second, and what it raises ends the worker.
+    `deadline` is in seconds for each case; `watch` is told the phase about ten times a second, and what it raises ends the worker.
     So does the end of the thread that called.
     """
     keeper.start()  # before orphans come here: it is to be nobody's child
@@ -92,15 +92,18 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
 
 
 def _monitor(process: "subprocess.Popen[bytes]", folder: Path, seen: _Watched, deadline: float, watch: Watch) -> None:
+    begun, written = seen.started, 0
     while process.poll() is None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
+        if (size := _size(folder / "result.jsonl")) > written:  # another case has ended
+            begun, written = time.monotonic(), size
         with suppress(OSError, ValueError, IndexError):
             seen.peak = max(seen.peak, meters.read(process.pid).peak)
         _read_phase(folder, seen)
         _read_children(process.pid, seen)
         watch(seen.phase or "starting")
-        if time.monotonic() - seen.started > deadline:
+        if time.monotonic() - begun > deadline:
             seen.ended_by = "deadline"
             return
         if any(_size(folder / log) > LOG_LIMIT for log in ("stdout", "stderr")):

@@ -108,9 +108,9 @@ def harness_strategies():
     return [strategy(fault) for fault in FAULTS]
 '''
 DUE = {
-    "memory_error": "oom_host",
+    "memory_error": "oom_budget",
     "error": "error",
-    "torch_memory": "oom_host",
+    "torch_memory": "oom_budget",
     "over_budget": "oom_budget",
     "killed": "killed_unknown",
     "crash": "crash",
