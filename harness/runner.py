@@ -57,8 +57,8 @@ class _Watched:
 def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: None) -> list[Record]:
     """Run a task in a worker and return its records: one a case, whatever happened.
 
-    `deadline` is in seconds for each case; `watch` is told the phase about ten times a second, and what it raises ends the worker.
-    So does the end of the thread that called.
+    `deadline` is in seconds for each case; `watch` is told the phase about ten times a second, and what it raises ends
+    the worker. So does the end of the thread that called.
     """
     keeper.start()  # before orphans come here: it is to be nobody's child
     _adopt_orphans()
