@@ -39,7 +39,7 @@ def _inert(value: Any) -> Any:
     """Make text harmless to a spreadsheet and, printed, to a terminal."""
     if not isinstance(value, str):
         return value
-    text = "".join(c if c.isprintable() else " " for c in value)
+    text = "".join(c if c.isprintable() or c == "\n" else " " for c in value)
     return f"'{text}" if text.startswith(FORMULA) else text
 
 

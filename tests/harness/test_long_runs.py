@@ -1,6 +1,9 @@
 """Thousands of cases: the process that runs them stays as it is, and each costs as much as the first."""
 
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +14,17 @@ from harness import campaign, plugins, records, runner, suite
 from harness.numerics import Verdict
 from harness.records import Record
 
+ROOT = Path(__file__).resolve().parents[2]
+MEASURED = """
+import resource, sys, time
+from harness import cli
+started = time.perf_counter()
+try:
+    cli.main()
+finally:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(time.perf_counter() - started, peak, file=sys.stderr)
+"""
 CASES = 2000
 SUITE = """
 title: Many cases
@@ -29,6 +43,39 @@ MADE = {
     "numerics": Record(answer=ANSWER),
     "memory": Record(peak_host_bytes=1 << 20, losses=(1.0, 0.9, 0.8), batches_digests=("a",), resolution_bytes=1 << 12),
 }
+
+
+@pytest.mark.alone
+def test_a_report_of_ten_thousand_records_takes_seconds_and_little_memory(tmp_path: Path) -> None:
+    files = sorted((ROOT / "results").rglob("*.jsonl"))
+    lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    lines = [line for line in lines if "slot" in line and "case" in line]
+    path = tmp_path / "suite" / "machine" / "20260101T000000Z-x.jsonl"
+    path.parent.mkdir(parents=True)
+    with open(path, "w") as file:
+        for number in range(10_000):
+            copy, line = divmod(number, len(lines))
+            case = {**lines[line]["case"], "seed": copy}
+            slot = {**lines[line]["slot"], "case": f"{lines[line]['slot']['case']}-{copy}"}
+            file.write(json.dumps({**lines[line], "case": case, "slot": slot}) + "\n")
+    command = [sys.executable, "-c", MEASURED, "report", str(tmp_path), "--format"]
+    for form in ("markdown", "json"):
+        done = subprocess.run([*command, form], capture_output=True, text=True, check=True)
+        seconds, kib = map(float, done.stderr.splitlines()[-1].split())
+        print(f"{form} of 10,000 records: {seconds:.1f} s, {kib / 1024:.0f} MiB")
+        assert len(done.stdout) > 100_000
+        assert seconds < 5 and kib * 1024 < 500e6
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("words", "most"), [(["--help"], 0.3), (["list"], 0.5)])
+def test_the_first_words_come_at_once(words: list[str], most: float) -> None:
+    def once() -> float:
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "harness.cli", *words], check=True, capture_output=True)
+        return time.perf_counter() - started
+
+    assert min(once() for _ in range(5)) < most
 
 
 @pytest.mark.alone
