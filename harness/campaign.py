@@ -112,7 +112,7 @@ class _Campaign:
         """Continue the newest file when it holds some, but not all, of this very plan; else begin one."""
         files = sorted(self.folder.glob("*.jsonl"))
         if files and not self.options.fresh:
-            found = [record for record in records.read(files[-1])[0] if record.slot is not None]
+            found = records.read(files[-1])[0]
             latest = {record.slot: Known.of(record) for record in found if record.slot is not None}
             same = any(record.plan == self.schedule.plan_digest for record in found)
             if same and any(self.schedule.is_due(slot, latest) for slot in self.schedule.slots()):

@@ -92,7 +92,7 @@ def _metered(
             error, held = caught, meters.read().data  # before anything is freed
             error.__traceback__ = None
             meter.enter(None)
-    record = _record(budget, meter, device, flags, place, limit or cap)
+    record = _record(budget, meter, device, flags, place, limit or cap, task.steps)
     missing = {} if seen.peak_bytes is not None else {"driver_device_bytes": seen.reason}
     record = record.model_copy(
         update={"driver_device_bytes": seen.peak_bytes, "missing": {**record.missing, **missing}}
@@ -225,6 +225,12 @@ class _DevicePeaks:
         self._running = entered
 
 
+def _ends(readings: list[int], steps: int) -> list[int]:
+    """Take the reading at the end of each step: where steps are resolved into phases there are more."""
+    each = len(readings) // steps if steps else 0
+    return readings[each - 1 :: each] if each and len(readings) == each * steps else readings[:0]
+
+
 def _record(
     budget: int | None,
     meter: meters.PhaseMeter,
@@ -232,6 +238,7 @@ def _record(
     flags: list[str],
     place: Place,
     limit: int | None,
+    steps: int,
 ) -> Record:
     peak = meter.peak_bytes
     phases = tuple(PhaseRecord.model_validate(vars(phase)) for phase in meter.phases.values())
@@ -242,7 +249,7 @@ def _record(
         flags.append("file_backed")
     if meters.children():
         flags.append("child_processes")
-    steady = meter.readings.get("steady_step", [])
+    steady = _ends(meter.readings.get("steady_step", []), steps - 1)
     on_device = place.device != "cpu"
     headline = device.peaks.get("allocated") if on_device else peak
     init = meter.phases.get("init")
@@ -256,7 +263,7 @@ def _record(
         resident_bytes=init.exit_bytes if init else None,
         budget_bytes=budget,
         within_budget=None if budget is None or headline is None else headline <= budget,
-        slope_bytes_per_step=statistics.slope(steady) if len(steady) >= 3 else None,
+        slope_bytes_per_step=statistics.slope(steady) if len(steady) >= 2 else None,
         peak_device_bytes=device.peaks.get("allocated"),
         requested_device_bytes=device.peaks.get("requested"),
         reserved_device_bytes=device.peaks.get("reserved"),

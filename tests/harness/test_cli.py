@@ -388,10 +388,10 @@ def test_what_would_exceed_the_memory_is_said_before_anything_runs_and_skipped_o
     skipped = harness(tmp_path, "run", "small.yaml", "--max-bytes", "1", "--rounds", "0")
     assert skipped.returncode == 0, skipped.stderr
     told = skipped.stderr.splitlines()
-    (at,) = (number for number, line in enumerate(told) if line.startswith("warning: 2 of 2 cases are predicted"))
-    assert "skipped (--try-all runs them): baseline, checkpoint + fused_loss(chunk=64)" in told[at]
+    (at,) = (number for number, line in enumerate(told) if line.startswith("warning: 3 of 3 cases are predicted"))
+    assert "skipped (--try-all runs them): baseline, nothing, checkpoint + fused_loss(chunk=64)" in told[at]
     assert not any(line.startswith("[") for line in told[:at]), "something ran before"
-    assert skipped.stdout.count("skipped_guard") == 2 and "0 MiB may be used here: set a budget" in skipped.stdout
+    assert skipped.stdout.count("skipped_guard") == 3 and "0 MiB may be used here: set a budget" in skipped.stdout
     tried = harness(tmp_path, "run", "small.yaml", "--max-bytes", "1", "--rounds", "0", "--try-all")
     assert "tried all the same" in tried.stderr and tried.stderr.startswith("resuming")
     assert "skipped_guard" not in tried.stdout and "| bit_exact" in tried.stdout

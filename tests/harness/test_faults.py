@@ -13,7 +13,7 @@ from harness import keeper, records
 
 pytestmark = pytest.mark.alone
 
-DEADLINE = 12
+DEADLINE = 8
 PLUGIN = '''
 """Strategies that die in the update of the run whose peak is taken, each in its way."""
 
@@ -136,6 +136,7 @@ timeout_seconds: {DEADLINE}
 """
 
 
+@pytest.mark.slow
 def test_every_way_to_die_is_a_row_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "faults.py").write_text(PLUGIN)
     (tmp_path / "faults.yaml").write_text(SUITE)
@@ -164,7 +165,7 @@ def test_every_way_to_die_is_a_row_and_the_run_goes_on(tmp_path: Path) -> None:
     assert len(rows) == len(DUE), "every fault is a row"
     marks = [keeper._mark_of(pid) for pid in keeper._processes() if not keeper._over(pid)]
     assert [mark for mark in marks if mark and mark != keeper.mark()] == []
-    assert json.loads(path.read_text().splitlines()[-1])["status"], "the file stays readable"
+    assert all(json.loads(line) for line in path.read_text().splitlines()), "the file stays readable"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ rounds: 1
 warmup: 1
 steps: 3
 """
-KILLS = int(os.environ.get("HARNESS_KILLS", "4"))
+KILLS = int(os.environ.get("HARNESS_KILLS", "2"))
 """How often the harness is killed before it may finish; `HARNESS_KILLS=50` for the whole proof."""
 
 

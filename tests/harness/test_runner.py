@@ -210,8 +210,8 @@ def plugin(tmp_path_factory):
 def run(plugin):
     """Run one faulty worker; give back its record, with the seconds it took, and find nothing of it alive."""
 
-    def once(*applied, kind="memory", place="torch/cpu", budget=None, shape=SHAPE, deadline=BOUND, watch=None):
-        task = make(plugin, *applied, kind=kind, place=place, budget=budget, shape=shape)
+    def once(*applied, kind="memory", place="torch/cpu", budget=None, shape=SHAPE, deadline=BOUND, watch=None, steps=3):
+        task = make(plugin, *applied, kind=kind, place=place, budget=budget, shape=shape, steps=steps)
         started = time.monotonic()
         (record,) = runner.run(task, 1, deadline, watch or (lambda phase: None))
         once.seconds = time.monotonic() - started
@@ -222,7 +222,7 @@ def run(plugin):
     return once
 
 
-def make(plugin, *applied, kind="memory", place="torch/cpu", budget=None, shape=SHAPE):
+def make(plugin, *applied, kind="memory", place="torch/cpu", budget=None, shape=SHAPE, steps=3):
     case = Case(
         workload="decoder",
         shape=shape,
@@ -233,7 +233,8 @@ def make(plugin, *applied, kind="memory", place="torch/cpu", budget=None, shape=
         budget_bytes=budget,
     )
     run_id = f"test-{os.getpid()}-{next(numbers)}"
-    return Task(kind=kind, cases=(case,), run_id=run_id, parent=os.getpid(), folder="", plugins=(str(plugin),))
+    told = {"run_id": run_id, "parent": os.getpid(), "folder": "", "plugins": (str(plugin),), "steps": steps}
+    return Task(kind=kind, cases=(case,), **told)
 
 
 def bad(part, fault="none", prime="none"):
@@ -333,10 +334,10 @@ def test_the_same_step_within_its_budget_is_measured(run):
 
 
 def test_memory_that_grows_with_each_step_is_told_as_a_slope(run):
-    record = run(bad("step", "leak"))
+    record = run(bad("step", "leak"), steps=10)
     assert record.status == "ok", record.evidence
     assert record.slope_bytes_per_step == pytest.approx(4 * MIB, rel=0.1)
-    assert abs(run(bad("step")).slope_bytes_per_step) < MIB / 2
+    assert abs(run(bad("step"), steps=10).slope_bytes_per_step) < MIB / 2
 
 
 def test_a_strategy_that_another_one_replaced_is_an_error_not_a_row_without_effect(run):
