@@ -11,6 +11,8 @@ from harness.suite import CONTROL, VERDICT_ROUNDS
 MIB = 1 << 20
 MEMORY_MARGIN = 0.01
 UNSTABLE = 0.01
+LEAK_STEPS = 5
+"""Steps of a run from which on growth is called so: in fewer, an allocator may still settle."""
 SETTLING = 0.05
 """The share of its peak by which a baseline may grow with each step."""
 PREDICTION_OFF = 0.10
@@ -353,6 +355,8 @@ def _growth(seen: _Seen, baseline: _Seen | None) -> float | None:
     """
     record = seen.memory[0] if seen.memory else None
     if record is None or record.slope_bytes_per_step is None or "file_backed" in record.flags:
+        return None
+    if len(record.losses) < LEAK_STEPS:
         return None
     other = baseline.memory[0] if baseline is not None and seen is not baseline and baseline.memory else None
     settling = max(0.0, other.slope_bytes_per_step or 0.0) if other is not None else 0.0
