@@ -303,6 +303,8 @@ def _answer(seen: _Seen, baseline: _Seen | None) -> tuple[str | None, str, float
     if own.feeds == "same" and own.batches_digest != other.batches_digest:
         return "invalid", "it trained on other batches than the baseline", difference
     exact = rung in ("bit_exact", "reassociated")
+    if exact and own.feeds == "other":
+        return "approximate", "it was fed other batches than the baseline", difference
     if exact and difference is not None and difference > LOSS_MARGIN:
         return "diverged", f"losses of the measured run differ by {difference:.1e}", difference
     return rung, reason, difference
@@ -369,8 +371,8 @@ def _growth(seen: _Seen, baseline: _Seen | None) -> float | None:
 def _failure(record: Record) -> str:
     """Say in a few words why a run ended: what was asked for and where, or the message of the error."""
     evidence, where = record.evidence, record.evidence.get("phase")
-    if record.status.startswith("oom") and "request_bytes" in evidence:
-        told = f"asked for {int(evidence['request_bytes']) / MIB:,.0f} MiB more"
+    if record.status.startswith("oom") and _is_number(evidence.get("request_bytes")):
+        told = f"asked for {evidence['request_bytes'] / MIB:,.0f} MiB more"
     else:
         told = str(evidence.get("message", record.status))
     return f"{told} in {where}" if where else told

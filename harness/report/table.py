@@ -113,7 +113,7 @@ def _predicted(table: Table) -> list[str]:
         (
             _name(row),
             mib(peak),
-            phase_name(row.predicted_phase),
+            escaped(phase_name(row.predicted_phase)),
             f"{peak / row.floor_bytes:.1f}" if row.floor_bytes else "",
         )
         for row in table.rows

@@ -81,6 +81,12 @@ def test_memory_that_grows_with_each_step_is_told_where_the_baseline_does_not() 
     assert "growing" not in row_of(pages).flags, "the kernel takes them back"
 
 
+def test_other_batches_make_an_answer_approximate_not_wrong() -> None:
+    row = row_of(member("blocks", feeds="other", losses=(6.0, 5.95, 5.85), batches_digest="cd"))
+    assert (row.answer, row.ranked) == ("approximate", True)
+    assert row_of(member("blocks", losses=(6.0, 5.95, 5.85))).answer == "diverged"
+
+
 # The trade
 
 
