@@ -189,7 +189,7 @@ def _memory(row: Row, phase: str | None, field: str) -> Interval:
 
 
 def _exact(value: float | None, what: str, row: Row, unit: str = "") -> Interval:
-    if value is None:
+    if not isinstance(value, int | float) or not math.isfinite(value):  # a size may be a word
         reason = f" ({row.reasons[0]})" if row.reasons else ""
         raise Unknown(f"{row.label} has no {what}{reason}")
     return Interval(value, value, value, unit)
