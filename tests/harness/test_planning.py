@@ -187,6 +187,7 @@ def test_remedies_halve_what_can_be_halved(path: Path) -> None:
     assert found and all(each.peak_bytes < min(row.peak_bytes or 0 for row in rows) for each in found)
 
 
+@pytest.mark.slow
 def test_advice_times_all_rounds_where_the_baseline_does_not_fit(path: Path, tmp_path: Path) -> None:
     text = SUITE.replace("rounds: 1", "rounds: 2").replace("  - bfloat16\n", "").replace("  - fused_loss\n", "")
     path.write_text(text.replace("- checkpoint", "- fused_loss"))
