@@ -25,6 +25,7 @@ def committed(tmp_path_factory):
     """The page of the committed results."""
     path = tmp_path_factory.mktemp("page") / "page.html"
     command = [sys.executable, "-m", "harness.cli", "report", str(ROOT / "results"), "--page", str(path)]
+    command += ["--documents", str(ROOT / "suites" / "claims.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return path
@@ -72,6 +73,8 @@ def test_the_page_of_the_committed_suites_is_small_and_asks_nobody(committed):
     assert len(text.encode()) < 5 << 20
     assert "default-src 'none'" in text
     assert "C8 16 GiB" in text, "claims about limits, which have no rows"
+    assert "longest tokens in 16 GiB" in text, "the limits themselves"
+    assert "What documents say" in text and "Python lists of overlapping windows blow" in text
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", text.split("<script>")[0])
 
 
