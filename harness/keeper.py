@@ -22,8 +22,8 @@ _kept: dict[int, int] = {}
 
 
 def mark() -> str:
-    """Name this process for as long as the machine runs: its number, and when it began."""
-    return f"{os.getpid()}:{_began(os.getpid())}"
+    """Name this process for as long as the machine runs: its number, when it began, and where numbers count so."""
+    return f"{os.getpid()}:{_began(os.getpid())}:{_namespace()}"
 
 
 def start() -> None:
@@ -41,7 +41,7 @@ def start() -> None:
 
 def sweep() -> list[int]:
     """Kill what harnesses that are gone have left; return the processes."""
-    return _end({each for each in map(_mark_of, _processes()) if each and not _alive(each)})
+    return _end({each for each in map(_mark_of, _processes()) if each and _gone(each)})
 
 
 def _end(marks: set[str]) -> list[int]:
@@ -74,10 +74,19 @@ def _mark_of(pid: int) -> str | None:
     return next((each[len(wanted) :].decode("ascii", "replace") for each in variables if each.startswith(wanted)), None)
 
 
-def _alive(mark: str) -> bool:
-    """Say whether the harness of a mark still runs, and not another process of its number."""
-    pid, _, began = mark.partition(":")
-    return pid.isdigit() and began != "" and _began(int(pid)) == began
+def _gone(mark: str) -> bool:
+    """Say whether the harness of a mark has ended, and only another process, if any, has its number.
+
+    That of a container counts its processes anew, so what is marked there is left to those who are there.
+    """
+    pid, began, namespace = (*mark.split(":"), "", "")[:3]
+    known = pid.isdigit() and began != "" and namespace == _namespace()
+    return known and _began(int(pid)) != began
+
+
+def _namespace() -> str:
+    """Name the set of processes whose numbers this one shares."""
+    return str(os.stat("/proc/self/ns/pid").st_ino)
 
 
 def _began(pid: int) -> str:

@@ -68,16 +68,17 @@ def test_a_sweep_ends_what_is_of_no_living_harness_and_nothing_else() -> None:
     def sleeper(mark: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(["sleep", "300"], env={**os.environ, keeper.VARIABLE: mark})
 
-    mine, gone, reused, odd = (
-        sleeper(mark) for mark in (keeper.mark(), "4194305:17", f"{os.getpid()}:1", "no number at all")
-    )
+    here = keeper.mark().rpartition(":")[2]
+    marks = (keeper.mark(), f"4194305:17:{here}", f"{os.getpid()}:1:{here}", "4194305:17:1", "no number at all")
+    mine, gone, reused, elsewhere, odd = map(sleeper, marks)
     other = subprocess.Popen(["sleep", "300"], env={k: v for k, v in os.environ.items() if k != keeper.VARIABLE})
     try:
         time.sleep(0.05)
-        assert set(keeper.sweep()) == {gone.pid, reused.pid, odd.pid}
-        assert mine.poll() is None and other.poll() is None
+        assert set(keeper.sweep()) == {gone.pid, reused.pid}
+        left = {"mine": mine, "of a container": elsewhere, "not a mark": odd, "without one": other}
+        assert [name for name, process in left.items() if process.poll() is not None] == []
     finally:
-        for process in (mine, gone, reused, odd, other):
+        for process in (mine, gone, reused, elsewhere, odd, other):
             process.kill()
             process.wait()
 
