@@ -49,6 +49,8 @@ class Watcher(campaign.Progress):
 
     def start(self, task: str, case: Case) -> None:
         self.label = f"{task} {case.place} {case.label}"
+        if task == "predict" and not self.live:  # its many results are not told one by one
+            self.console.print("predicting the cases, which may take a minute")
         self.bar.update(self.id, description=self.label)
 
     def phase(self, name: str) -> None:
