@@ -36,6 +36,7 @@ def assemble(
     place = Place.parse(case.place)
     workload = plugins.workloads[case.workload]
     parts = workload.on[place.backend](shape or shape_of(plugins, case), place, corpus, case.seed)
+    parts = replace(parts, ranks=case.ranks)
     if draw is not None:
         parts = replace(parts, draw=draw(parts.draw))
     for applied in case.strategies:

@@ -204,7 +204,7 @@ class _Campaign:
         if (reason := self.schedule.obstacle(case)) is not None:
             self.keep(_unsupported(reason), probe, slot)
             return
-        plain = probe.model_copy(update={"strategies": ()})
+        plain = probe.plain
         yardstick = self.reference / plain.digest()
         if not yardstick.exists():
             self.progress.start("reference", plain)

@@ -10,6 +10,8 @@ from harness.records import Applied, Case, Kind, Record, Task
 from harness.types import FEEDS, PART_NAMES, Place, Strategy
 
 FRAMEWORKS = ("torch", "jax", "numpy", "triton", "tensorflow")
+RANKS = 2
+"""Ranks on which a strategy is tried that divides the run."""
 NEIGHBOURS = ("checkpoint", "fused_loss")
 """What a strategy must compose with in either order, and what must apply to a workload."""
 LONGEST = 120
@@ -123,7 +125,13 @@ def _case(loaded: Plugins, workload: str, backend: str, names: tuple[str, ...]) 
     """Name what is to be tried; the worker makes the sizes."""
     strategies = tuple(Applied(name=name) for name in names)
     return Case(
-        workload=workload, shape={}, place=f"{backend}/cpu", corpus="drawn", tokenizer="none", strategies=strategies
+        workload=workload,
+        shape={},
+        place=f"{backend}/cpu",
+        corpus="drawn",
+        tokenizer="none",
+        strategies=strategies,
+        ranks=RANKS if any(loaded.strategies[name].ranks for name in names) else 1,
     )
 
 

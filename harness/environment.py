@@ -6,6 +6,7 @@ import subprocess
 from functools import cache
 
 from harness import keeper
+from harness.backends import PROCESS_PER_RANK
 from harness.records import Kind
 
 PASSED = [
@@ -40,9 +41,14 @@ RUN_VARIABLE = "HARNESS_RUN"
 HEADROOM = 0.95
 
 
-def variables(kind: Kind, place: str, run_id: str, threads: int, budget: int | None) -> dict[str, str]:
-    """Build a worker's environment; the memory worker's allocator is pinned, the time worker's is native."""
+def variables(kind: Kind, place: str, run_id: str, threads: int, budget: int | None, ranks: int = 1) -> dict[str, str]:
+    """Build a worker's environment; the memory worker's allocator is pinned, the time worker's is native.
+
+    Ranks that are processes share the threads; those that are devices of one process have them all.
+    """
     backend, _, device = place.partition("/")
+    if ranks > 1 and backend in PROCESS_PER_RANK:
+        threads = max(1, threads // ranks)
     env = {name: os.environ[name] for name in PASSED if name in os.environ}
     count = str(1 if kind in ("numerics", "reference", "contract") else threads)
     env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count)
@@ -50,17 +56,19 @@ def variables(kind: Kind, place: str, run_id: str, threads: int, budget: int | N
     if kind == "memory":
         env |= PINS
     if backend == "jax":
-        env |= _jax_variables(kind, device, budget)
+        env |= _jax_variables(kind, device, budget, ranks)
     return env
 
 
-def _jax_variables(kind: Kind, device: str, budget: int | None) -> dict[str, str]:
+def _jax_variables(kind: Kind, device: str, budget: int | None, ranks: int) -> dict[str, str]:
     on_gpu = device == "cuda" and (kind != "predict" or gpu_bytes() is not None)
     env = {"JAX_PLATFORMS": "cuda,cpu" if on_gpu else "cpu"}
     if kind == "reference":
         env["JAX_ENABLE_X64"] = "1"
     if kind == "contract":  # many small programs, each run a few times
         env["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    if ranks > 1:
+        env["JAX_NUM_CPU_DEVICES"] = str(ranks)
     if device == "cuda":
         total = gpu_bytes()
         share = min(HEADROOM, budget / total) if budget and total else HEADROOM

@@ -99,4 +99,4 @@ def impossible(plugins: Plugins, case: Case) -> str | None:
     if (absent := backends.absent(at.backend, "cpu")) is not None:
         return absent
     told = obstacle(plugins, case)
-    return None if told == backends.absent(at.backend, at.device) else told
+    return None if told == backends.absent(at.backend, at.device, case.ranks) else told

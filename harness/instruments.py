@@ -50,6 +50,7 @@ def counted(parts: Parts, strategy: Strategy, calls: Counter[tuple[str, str]]) -
     def watch(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
         calls[strategy.name, name] += 0
 
+        @wraps(part)
         def called(*args: Any, **kwargs: Any) -> Any:
             calls[strategy.name, name] += 1
             return part(*args, **kwargs)

@@ -57,6 +57,15 @@ def reset_peak() -> None:
         clear.write(b"5")
 
 
+def kernel_kills() -> int:
+    """Count the processes that the kernel killed in this control group for want of memory; 0 where it does not tell."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with suppress(OSError, ValueError), open(path) as events:
+            lines = (line.split() for line in events)
+            return sum(int(line[1]) for line in lines if line[0] == "oom_kill")
+    return 0
+
+
 def children(pid: int | str = "self") -> list[int]:
     """List the processes that a process has started, from any of its threads, and that still live."""
     found: list[int] = []

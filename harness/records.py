@@ -72,7 +72,11 @@ class Claim(Value):
 
 
 class Case(Value):
-    """One row of a comparison: a workload at a shape, in a place, with strategies applied left to right."""
+    """One row of a comparison: a workload at a shape, in a place, with strategies applied left to right.
+
+    `ranks` are the processes (in JAX: the devices of one process) among which the strategies divide the run; the budget
+    is that of each.
+    """
 
     workload: str
     shape: dict[str, Any]
@@ -82,16 +86,23 @@ class Case(Value):
     strategies: tuple[Applied, ...] = ()
     seed: int = 0
     budget_bytes: int | None = None
+    ranks: int = Field(1, ge=1, le=1024)
 
     @property
     def label(self) -> str:
-        """The name of the row: the strategies joined by ` + `, or `baseline`."""
-        return " + ".join(map(str, self.strategies)) or "baseline"
+        """The name of the row: the strategies joined by ` + `, or `baseline`; and on how many ranks, if several."""
+        on = f" on {self.ranks} ranks" if self.ranks > 1 else ""
+        return (" + ".join(map(str, self.strategies)) or "baseline") + on
+
+    @property
+    def plain(self) -> "Case":
+        """The case that this one is compared to: without strategies, in one process."""
+        return self.model_copy(update={"strategies": (), "ranks": 1})
 
     @property
     def group(self) -> str:
-        """A key that a case shares with those it is compared to: all but the strategies."""
-        return self.model_copy(update={"strategies": ()}).digest()
+        """A key that a case shares with those it is compared to: all but the strategies and their ranks."""
+        return self.plain.digest()
 
     def digest(self, *versions: str) -> str:
         """Hash the case with the versions of the code that runs it (SHA-256 of canonical JSON)."""
@@ -140,6 +151,14 @@ class Phase(Value):
     shmem_bytes: int | None = None
 
 
+class Rank(Value):
+    """What one process of a case on several ranks held: its peak in bytes above its settled base, and where it was."""
+
+    peak_bytes: int | None = None
+    peak_phase: str | None = None
+    phases: tuple[Phase, ...] = ()
+
+
 class Fit(Value):
     """The longest value of one size that fits a budget: as predicted, and as real runs found it.
 
@@ -181,6 +200,8 @@ class Record(Value):
     `missing` gives the reason for a None that a reader would ask about; `probe` is the slot in which the answer of
     this case was compared. Of child processes there is a sampled sum of proportional sizes, a lower bound, and the sum
     of each one's own high-water mark, an upper one.
+    Of a case on several ranks the peaks are those of the rank that held most, `ranks` has each, and `all_ranks_bytes`
+    is their sum. Where they are devices of one process, the sum is measured and the peak its share.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -212,6 +233,8 @@ class Record(Value):
     budget_bytes: int | None = None
     within_budget: bool | None = None
     slope_bytes_per_step: float | None = None
+    ranks: tuple[Rank, ...] = ()
+    all_ranks_bytes: int | None = None
     child_peak_bytes: int | None = None
     child_peak_bound_bytes: int | None = None
 

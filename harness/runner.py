@@ -51,7 +51,7 @@ class _Watched:
     ended_by: str | None = None
     children_sum: int = 0
     children_peaks: dict[int, int] = field(default_factory=dict)
-    kernel_kills: int = field(default_factory=lambda: _kernel_kills())
+    kernel_kills: int = field(default_factory=lambda: meters.kernel_kills())
 
 
 def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: None) -> list[Record]:
@@ -67,7 +67,8 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
         folder = Path(name)
         task = task.model_copy(update={"folder": name, "parent": os.getpid()})
         (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")
-        env = environment.variables(task.kind, task.case.place, task.run_id, threads, task.case.budget_bytes)
+        ranks = max(case.ranks for case in task.cases)
+        env = environment.variables(task.kind, task.case.place, task.run_id, threads, task.case.budget_bytes, ranks)
         env["TMPDIR"] = name  # what a killed worker leaves goes with its folder
         command = [
             sys.executable,
@@ -169,18 +170,10 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _kernel_kills() -> int:
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        with suppress(OSError, ValueError):
-            lines = (line.split() for line in Path(path).read_text().splitlines())
-            return sum(int(line[1]) for line in lines if line[0] == "oom_kill")
-    return 0
-
-
 def _records(task: Task, code: int, folder: Path, seen: _Watched) -> list[Record]:
     """Take the records a worker left, as far as they can be believed, and name what it did not do."""
     records, fault = _believed(folder / "result.jsonl", len(task.cases))
-    if seen.children_peaks:
+    if seen.children_peaks and task.case.ranks == 1:  # ranks are children that tell of themselves
         told = {"child_peak_bytes": seen.children_sum, "child_peak_bound_bytes": sum(seen.children_peaks.values())}
         records = [_with_children(record, told) for record in records]
     if seen.ended_by is None and code == 0 and fault is None and len(records) == len(task.cases):
@@ -260,7 +253,7 @@ def _killed(number: int, tail: str, seen: _Watched, evidence: dict[str, Any]) ->
         return "oom_host"
     if number != signal.SIGKILL:
         return "crash"
-    if _kernel_kills() > seen.kernel_kills:
+    if meters.kernel_kills() > seen.kernel_kills:
         evidence["proof"] = "the kernel counted an out-of-memory kill in this control group"
         return "oom_host"
     if seen.peak >= NEAR_MEMORY * psutil.virtual_memory().total:

@@ -114,7 +114,7 @@ class Schedule:
 def obstacle(plugins: Plugins, case: Case) -> str | None:
     """Say why a case cannot run on this machine: no such place, or a strategy without anything for it."""
     place = Place.parse(case.place)
-    absent = backends.absent(place.backend, place.device)
+    absent = backends.absent(place.backend, place.device, case.ranks)
     if absent is not None:
         return absent
     workload = plugins.workloads[case.workload]

@@ -18,6 +18,7 @@ from harness.tokens import TOKENIZERS
 from harness.types import Place, Strategy, Workload
 
 MAX_CASES = 10_000
+MAX_RANKS = 1024
 CONTROL = "nothing"
 CONTRIBUTIONS = "contributions"
 """The key of an entry of `strategies` that asks for all rows which show what each member of a list contributes."""
@@ -54,6 +55,7 @@ class Suite(Model):
     )
     budget_gib: float | None = Field(None, ge=1 / 64, le=1 << 16, description="memory above the settled base")
     strategies: list[Any] = Field(min_length=1, max_length=1000)
+    ranks: int | list[int] = Field(2, description="on how many ranks rows run whose strategies divide the run")
     rounds: int = Field(3, ge=0, le=100, description="time rounds; a speed interval needs at least 6")
     steps: int | None = Field(None, ge=3, le=10_000, description="timed steps; found by a pilot where not given")
     warmup: int | None = Field(None, ge=1, le=1000, description="untimed steps; found by a pilot where not given")
@@ -150,7 +152,7 @@ class _Reader:
             raise self.refusal(("workload",), f"there is no workload '{suite.workload}'{hint}")
         self.corpus(suite.corpus, workload, ("corpus",))
         self.refuse_patterns(suite)
-        rows = self.rows(suite, workload)
+        rows = self.on_ranks(suite, self.rows(suite, workload))
         groups = [
             self.group(suite, place, setting, rows)
             for place in self.places(suite)
@@ -344,7 +346,22 @@ class _Reader:
             )
         return float(value) if wanted is float else value
 
-    def group(self, suite: Suite, place: Place, setting: _Setting, rows: list[tuple[Applied, ...]]) -> Group:
+    def on_ranks(self, suite: Suite, rows: list[tuple[Applied, ...]]) -> list[tuple[tuple[Applied, ...], int]]:
+        """Give each row with its number of ranks: 1, or where a strategy divides the run each that the suite names."""
+        counts = suite.ranks if isinstance(suite.ranks, list) else [suite.ranks]
+        if not counts or not all(2 <= count <= MAX_RANKS for count in counts) or len(set(counts)) < len(counts):
+            raise self.refusal(("ranks",), f"{_shown(suite.ranks)}: give numbers from 2 to {MAX_RANKS}, each once")
+
+        def divides(row: tuple[Applied, ...]) -> bool:
+            return any(self.plugins.strategies[applied.name].ranks for applied in row)
+
+        if "ranks" in suite.model_fields_set and not any(map(divides, rows)):
+            raise self.refusal(("ranks",), "no strategy of the suite divides the run among ranks: leave the key out")
+        return [(row, count) for row in rows for count in (counts if divides(row) else [1])]
+
+    def group(
+        self, suite: Suite, place: Place, setting: _Setting, rows: list[tuple[tuple[Applied, ...], int]]
+    ) -> Group:
         cases = [
             Case(
                 workload=suite.workload,
@@ -355,8 +372,9 @@ class _Reader:
                 strategies=row,
                 seed=suite.seed,
                 budget_bytes=setting.budget_bytes,
+                ranks=ranks,
             )
-            for row in rows
+            for row, ranks in rows
         ]
         return Group(tuple(cases))
 

@@ -131,6 +131,7 @@ class Parts:
     all its callers. A part that a workload lacks is None. `B` batch, `T` tokens, `D` width, `V` vocabulary,
     `E` inner width and `S` states of a selective scan.
 
+    `ranks` is among how many processes (in JAX: devices) the run is divided, where its strategies divide it.
     `corpus` describes the files that are trained on (None: the workload draws its own). `notes` is where a part
     writes down what a reader would ask about: a choice it made and why, or a number. It is shared by all parts.
 
@@ -151,7 +152,12 @@ class Parts:
     scan        (parts, x_BTE, delta_BTE, a_ES, b_BTS, c_BTS) -> y_BTE: the recurrence of a selective scan
     stack       (parts, ps, x_BTD) -> x_BTD, the layers it is given (any consecutive ones)
     loss        (parts, x_BTD, w_VD, y_BT) -> scalar
-    grad        (parts, state, x, y) -> (loss, grads)
+    share       (parts, x, y) -> (x, y, weight): what of a batch this rank trains on, and the weight of its loss in that
+                of the batch (None: all of it, in one process)
+    grad        (parts, state, x, y) -> (loss, grads): of this rank's share, then summed by `reduce`
+    reduce      (parts, loss, grads) -> (loss, grads): the sum over all ranks, where each has not just its own part
+    gather      (parts, params) -> params: every parameter, or its gradient, whole, from the parts that the ranks hold
+    positions   (parts, tokens) -> slices: where in the context the tokens at hand stand, T in all
     update      (parts, state, grads) -> State: the optimizer
     step        (parts, state, x, y) -> (State, loss)
     cache       (parts, batch, tokens, like) -> (empty, append): keys and values of up to `tokens` tokens, of the type
@@ -165,6 +171,7 @@ class Parts:
     shape: Any
     place: Place
     corpus: Any = None
+    ranks: int = 1
     notes: dict[str, Any] = field(default_factory=dict, compare=False)
     rows: Part = ABSENT
     source: Part = ABSENT
@@ -183,13 +190,17 @@ class Parts:
     stack: Part = ABSENT
     loss: Part = ABSENT
     grad: Part = ABSENT
+    share: Part = ABSENT
+    reduce: Part = ABSENT
+    gather: Part = ABSENT
+    positions: Part = ABSENT
     update: Part = ABSENT
     step: Part = ABSENT
     cache: Part = ABSENT
 
 
 PART_NAMES: tuple[str, ...] = tuple(
-    f.name for f in fields(Parts) if f.name not in ("shape", "place", "corpus", "notes")
+    f.name for f in fields(Parts) if f.name not in ("shape", "place", "corpus", "ranks", "notes")
 )
 
 IGNORED = -100
@@ -274,6 +285,7 @@ class Strategy:
     working dtype, `approximate` another algorithm; without them the results must stay those of the untouched parts.
     `needs` are importable packages, and `excludes` names places where the strategy cannot or would not do anything,
     with the reason (`"jax/cpu": "..."`).
+    `ranks` says that it divides the run among the ranks of a case: such rows run on as many as the suite asks for.
     `probe` gives knobs that count rows a value for the small shape at which answers are compared, so that there too
     a chunk is not the whole.
 
@@ -289,6 +301,7 @@ class Strategy:
     calls: tuple[str, ...] = ()
     precision: str | None = None
     approximate: bool = False
+    ranks: bool = False
     needs: tuple[str, ...] = ()
     excludes: Mapping[str, str] = field(default_factory=dict)
     probe: Mapping[str, Any] = field(default_factory=dict)

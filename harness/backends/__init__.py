@@ -14,17 +14,21 @@ reset_peak(place)   begin a new device peak
 peak(place)         device bytes by meter since then, {} on the CPU
 ran_out(error)      "host" or "device" when the error says that memory ran out, else None
 predict(...)        a Forecast of a run without running it
+agreed(flag)        whether any rank says so: what each decides for itself must be decided alike
 arrays(tree)        numpy arrays and dtype names of a tree's leaves
 ==================  ================================================================================
 """
 
 import importlib
 import os
+from glob import glob
 from importlib.util import find_spec
 from types import ModuleType
 
 NAMES = ("torch", "jax")
 DEVICES = ("cpu", "cuda")
+PROCESS_PER_RANK = ("torch",)
+"""Backends whose ranks are processes; those of the others are the devices of one process."""
 
 
 class Unavailable(Exception):
@@ -36,10 +40,12 @@ def load(backend: str) -> ModuleType:
     return importlib.import_module(f"harness.backends.{backend}")
 
 
-def absent(backend: str, device: str) -> str | None:
+def absent(backend: str, device: str, ranks: int = 1) -> str | None:
     """Say why a place is missing on this machine, as far as can be seen without importing the framework."""
     if find_spec(backend) is None:
         return f"the package {backend} is not installed"
     if device == "cuda" and not os.path.exists("/proc/driver/nvidia/version"):
         return "this machine has no NVIDIA GPU"
+    if device == "cuda" and ranks > 1 and (count := len(glob("/proc/driver/nvidia/gpus/*"))) < ranks:
+        return f"{ranks} ranks need as many GPUs, and this machine has {count}"
     return None

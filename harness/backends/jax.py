@@ -140,7 +140,12 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
 
 
 def predict(
-    build: Callable[[], Parts], place: Place, batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int
+    build: Callable[[], Parts],
+    place: Place,
+    batch: Sequence[tuple[tuple[int, ...], str]],
+    held: int,
+    steps: int,
+    ranks: int = 1,
 ) -> Forecast:
     """Compile the step for the shapes and add up the compiler's analysis: arguments + temporaries + outputs - reused.
 
@@ -175,6 +180,11 @@ def library_scratch(program: str) -> int:
         if len(lengths) >= 3:
             largest = max(largest, math.prod(lengths) * int(bits) // 8)
     return 3 * largest
+
+
+def agreed(flag: bool) -> bool:
+    """Give it as it is: all devices are those of one process."""
+    return flag
 
 
 def arrays(values: Any) -> dict[str, tuple[Any, str]]:

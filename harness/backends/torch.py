@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -151,16 +152,47 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
 
 
 def predict(
-    build: Callable[[], Parts], place: Place, batch: Sequence[tuple[tuple[int, ...], str]], held: int, steps: int
+    build: Callable[[], Parts],
+    place: Place,
+    batch: Sequence[tuple[tuple[int, ...], str]],
+    held: int,
+    steps: int,
+    ranks: int = 1,
 ) -> Forecast:
-    """Run the loop from `init` on fake tensors; see `live_storage` and `torch_work`.
+    """Run the loop from `init` on fake tensors, as the first of the ranks; see `live_storage` and `torch_work`.
 
     The tensors are those of the CPU for every place, so that a GPU can be predicted where there is none; only the
     rounding of its allocator is added.
     """
     from harness.backends.live_storage import CUDA_BLOCK, run
 
-    return run(build, batch, held, steps, CUDA_BLOCK if place.device == "cuda" else 1)
+    with pretended(ranks):
+        return run(build, batch, held, steps, CUDA_BLOCK if place.device == "cuda" else 1)
+
+
+@contextmanager
+def pretended(ranks: int) -> Iterator[None]:
+    """Be the first of so many ranks, of which there are no others: collectives give arrays of the right sizes."""
+    if ranks == 1:
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def agreed(flag: bool) -> bool:
+    """Say whether any rank says so; in one process, what it says."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return flag
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    told = torch.tensor(float(flag), device=device)
+    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX)
+    return bool(told)
 
 
 def arrays(values: Any) -> dict[str, tuple[Any, str]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from harness import plugins, records
 from harness.hooks import hookimpl
 from harness.records import Record, Task
+from harness.worker import ranks
 
 PR_SET_PDEATHSIG = 1
 
@@ -35,9 +36,9 @@ def harness_measure(task: Task) -> Record:
 
 
 def main() -> int:
-    """Run one task; the predictor's many cases each give a line of their own."""
-    started = time.monotonic()
-    spec, result = Path(sys.argv[1]), Path(sys.argv[2])
+    """Run one task, or this rank's part of it; the predictor's many cases each give a line of their own."""
+    started, rank = time.monotonic(), ranks.own()
+    spec, result = Path(sys.argv[1]), Path(sys.argv[2].format(rank))
     task = Task.model_validate_json(spec.read_bytes())
     arm(task.parent)
     loaded = plugins.load(task.plugins)
@@ -45,11 +46,17 @@ def main() -> int:
     with open(result, "wb") as out:
         for case in task.cases:
             one = task.model_copy(update={"cases": (case,)})
-            record = loaded.manager.hook.harness_measure(task=one)
+            if rank is not None:
+                with ranks.joined(one) as joined:
+                    record = loaded.manager.hook.harness_measure(task=joined)
+            elif ranks.are_processes(one):
+                record = ranks.lead(one)
+            else:
+                record = loaded.manager.hook.harness_measure(task=one)
             record = record.model_copy(update={"case": case, "worker_seconds": time.monotonic() - started})
             out.write(records.encoded(record))
             out.flush()
-    return 0
+    return int(rank is not None and record.status != "ok")  # by this the launcher ends the other ranks
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ DATA_PARTS = {"rows", "source", "windows", "order", "batches", "transfer"}
 
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
-    """Return the predicted peak, its phase and the floor; a case that cannot be predicted says why."""
+    """Return the predicted peak of a rank, its phase and the floor; a case that cannot be predicted says why."""
     case = task.case
     workload = plugins.workloads[case.workload]
     shape = shape_of(plugins, case)
-    floor = workload.floor(shape)
+    floor = workload.floor(shape) // case.ranks
     parameters = workload.parameters(shape) if workload.parameters is not None else None
     place = Place.parse(case.place)
     on_cpu = case.model_copy(update={"place": str(place._replace(device="cpu"))})
@@ -30,7 +30,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         extent = workload.extent(shape, task.corpus, task.steps) if workload.extent is not None else None
         extent = replace(extent, backend=place.backend) if extent is not None else None
         host, held = host_peaks(plugins, case, extent) if place.device == "cpu" else ({}, 0)
-        forecast = backend.predict(build, place, workload.abstract_batch(shape), held, task.steps)
+        forecast = backend.predict(build, place, workload.abstract_batch(shape), held, task.steps, case.ranks)
     except Exception as error:
         explained = isinstance(error, Undeclared | Unavailable)
         told = str(error) if explained else f"{type(error).__name__}: {first_line(str(error))}"
@@ -44,7 +44,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         predicted_peak_bytes=peaks[top],
         predicted_phase=top,
         predicted_phases=phases,
-        predicted_work=forecast.work,
+        predicted_work=forecast.work if case.ranks == 1 else (),  # what passes between ranks is not counted
         notes={"prediction": GUESSED} if forecast.supposed else {},
     )
 

@@ -93,7 +93,7 @@ def _pilot(loop: Iterator[Any], backend: Any) -> tuple[list[Any], float]:
     started = time.monotonic()
     for _, mark in islice(loop, PILOT_STEPS):
         marks.append(mark)
-        if time.monotonic() - started > PILOT_SECONDS:
+        if backend.agreed(time.monotonic() - started > PILOT_SECONDS):
             break
     return marks, 0.0
 

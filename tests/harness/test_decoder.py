@@ -89,12 +89,12 @@ def test_the_count_is_that_of_the_arrays_made(backend, shape):
 def test_the_rotary_table_grows_and_keeps_its_old_values():
     table = on_torch.RotaryTable(8, 10_000.0)
     like = torch.zeros(1)
-    short = [part.clone() for part in table(5, like)]
-    long = table(300, like)
+    short = [part.clone() for part in table((slice(0, 5),), like)]
+    long = table((slice(0, 300),), like)
     assert [part.shape for part in long] == [(300, 4)] * 2
     for before, after in zip(short, long, strict=True):
         assert torch.equal(before, after[:5])
-    assert torch.equal(table(5, like)[0], short[0])
+    assert torch.equal(table((slice(0, 5),), like)[0], short[0])
     angle = torch.tensor(299.0, dtype=torch.float64) * 10_000.0 ** (-torch.arange(0, 8, 2).double() / 8)
     torch.testing.assert_close(long[0][299].double(), angle.cos(), rtol=0, atol=1e-7)
     torch.testing.assert_close(long[1][299].double(), angle.sin(), rtol=0, atol=1e-7)
@@ -103,15 +103,15 @@ def test_the_rotary_table_grows_and_keeps_its_old_values():
 def test_the_rotary_table_is_made_where_its_input_is():
     table = on_torch.RotaryTable(8, 10_000.0)
     for like in (torch.zeros(1), torch.zeros(1, device="meta"), torch.zeros(1, dtype=torch.float64)):
-        for part in table(7, like):
+        for part in table((slice(0, 7),), like):
             assert (part.device, part.dtype) == (like.device, like.dtype)
-    assert table(7, torch.zeros(1))[0].device.type == "cpu", "another device must not take its place"
+    assert table((slice(0, 7),), torch.zeros(1))[0].device.type == "cpu", "another device must not take its place"
 
 
 def test_positions_beyond_256_stay_distinct_under_bfloat16():
     tables = [
-        on_torch.RotaryTable(8, 10_000.0)(2048, torch.zeros(1, dtype=torch.bfloat16)),
-        on_jax.rotary_table(SMALL, 2048, jnp.zeros(1, jnp.bfloat16)),
+        on_torch.RotaryTable(8, 10_000.0)((slice(0, 2048),), torch.zeros(1, dtype=torch.bfloat16)),
+        on_jax.rotary_table(SMALL, (slice(0, 2048),), jnp.zeros(1, jnp.bfloat16)),
     ]
     for cos, sin in tables:
         assert str(cos.dtype).endswith("float32") and str(sin.dtype).endswith("float32")
@@ -119,7 +119,7 @@ def test_positions_beyond_256_stay_distinct_under_bfloat16():
 
 
 def test_rotation_depends_on_the_distance_alone_and_keeps_the_dtype():
-    cos, sin = on_torch.RotaryTable(8, 10_000.0)(600, torch.zeros(1, dtype=torch.float64))
+    cos, sin = on_torch.RotaryTable(8, 10_000.0)((slice(0, 600),), torch.zeros(1, dtype=torch.float64))
     q, k = (torch.randn(1, 1, 1, 12, dtype=torch.float64).expand(1, 1, 600, 12) for _ in range(2))
     q, k = on_torch.rotate(q, cos, sin, 8), on_torch.rotate(k, cos, sin, 8)
     scores = (q[0, 0, 5:] * k[0, 0, :-5]).sum(-1)

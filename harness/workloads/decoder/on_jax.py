@@ -13,7 +13,7 @@ import numpy as np
 from harness.objective import Objective
 from harness.types import IGNORED, Parts, Place, Source, replace
 from harness.workloads import draw as drawing
-from harness.workloads import rows
+from harness.workloads import rows, whole
 from harness.workloads.decoder import Shape
 
 
@@ -22,10 +22,11 @@ def at_least_float32(x: Any) -> Any:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def rotary_table(shape: Shape, tokens: int, like: Any) -> tuple[Any, Any]:
-    """Give cos and sin [T, rotated / 2], computed on the host in float64 and rounded once."""
+def rotary_table(shape: Shape, positions: tuple[slice, ...], like: Any) -> tuple[Any, Any]:
+    """Give cos and sin [T, rotated / 2] of these positions, computed on the host in float64 and rounded once."""
     exponents = np.arange(0, shape.rotated, 2) / shape.rotated
-    angles = np.outer(np.arange(tokens), shape.rotary_base**-exponents)
+    at_T = np.concatenate([np.arange(each.start, each.stop) for each in positions])
+    angles = np.outer(at_T, shape.rotary_base**-exponents)
     dtype = jnp.promote_types(like.dtype, jnp.float32)
     return jnp.asarray(np.cos(angles), dtype), jnp.asarray(np.sin(angles), dtype)
 
@@ -58,7 +59,7 @@ def linear(p: dict[str, Any], name: str, x: Any) -> Any:
 
 def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
     """Attend with grouped queries and rotary positions."""
-    cos, sin = rotary_table(parts.shape, x_BTD.shape[1], x_BTD)
+    cos, sin = rotary_table(parts.shape, parts.positions(parts, x_BTD.shape[1]), x_BTD)
     y_BTHK = parts.attend(parts, *projected(parts.shape, p, x_BTD, cos, sin))
     return linear(p, "wo", y_BTHK.reshape(*x_BTD.shape[:2], -1))
 
@@ -140,8 +141,9 @@ def forward(parts: Parts, params: dict[str, Any], x_BT: Any, y_BT: Any) -> Any:
 
 
 def grad(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any]:
-    """Compute the loss and its gradient for every parameter."""
-    return jax.value_and_grad(lambda params: forward(parts, params, x, y))(state["params"])
+    """Compute the loss and its gradient for every parameter; on several devices, of arrays that lie on all of them."""
+    x, y, _ = parts.share(parts, x, y)
+    return parts.reduce(parts, *jax.value_and_grad(lambda params: forward(parts, params, x, y))(state["params"]))
 
 
 def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
@@ -236,7 +238,11 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         block=block,
         stack=stack,
         loss=loss,
+        share=whole.share,
         grad=grad,
+        reduce=whole.reduce,
+        gather=whole.gather,
+        positions=whole.positions,
         update=update,
         step=step,
     )

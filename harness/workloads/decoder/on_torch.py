@@ -11,7 +11,7 @@ from harness import tree
 from harness.objective import Objective
 from harness.types import IGNORED, Parts, Place, Source, replace
 from harness.workloads import draw as drawing
-from harness.workloads import rows
+from harness.workloads import rows, whole
 from harness.workloads.decoder import Shape
 
 
@@ -26,14 +26,17 @@ class RotaryTable:
         self.rotated, self.base = rotated, base
         self.tables: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
 
-    def __call__(self, tokens: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [T, rotated / 2] on the device of `like`."""
+    def __call__(self, positions: tuple[slice, ...], like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin [T, rotated / 2] of these positions, on the device of `like`."""
+        tokens = max(each.stop for each in positions)
         key = (like.device, torch.promote_types(like.dtype, torch.float32))
         table = self.tables.get(key)
         if table is None or table.shape[1] < tokens:
             held = 0 if table is None else table.shape[1]
             table = self.tables[key] = self._build(max(tokens, 2 * held), *key)
-        return table[0, :tokens], table[1, :tokens]
+        if len(positions) == 1:
+            return table[0, positions[0]], table[1, positions[0]]
+        return torch.cat([table[0, each] for each in positions]), torch.cat([table[1, each] for each in positions])
 
     def _build(self, length: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         exponents = torch.arange(0, self.rotated, 2, dtype=torch.float64, device=device) / self.rotated
@@ -65,7 +68,8 @@ def linear(p: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tens
 
 def mix(table: RotaryTable, parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
     """Attend with grouped queries and rotary positions."""
-    y_BTHK = parts.attend(parts, *projected(parts.shape, p, x_BTD, *table(x_BTD.shape[1], x_BTD)))
+    positions = parts.positions(parts, x_BTD.shape[1])
+    y_BTHK = parts.attend(parts, *projected(parts.shape, p, x_BTD, *table(positions, x_BTD)))
     return linear(p, "wo", y_BTHK.flatten(2))
 
 
@@ -145,8 +149,10 @@ def forward(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor, y_BT: torc
 
 
 def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Compute the loss and its gradient for every parameter."""
-    return gradients(forward(parts, state["params"], x, y), state["params"])
+    """Compute the loss of this rank's share and its gradient for every parameter; sum them over the ranks."""
+    x, y, weight = parts.share(parts, x, y)
+    value = forward(parts, state["params"], x, y)
+    return parts.reduce(parts, *gradients(value if weight is None else value * weight, state["params"]))
 
 
 def gradients(value: torch.Tensor, params: Any) -> tuple[torch.Tensor, Any]:
@@ -237,7 +243,11 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         block=block,
         stack=stack,
         loss=loss,
+        share=whole.share,
         grad=grad,
+        reduce=whole.reduce,
+        gather=whole.gather,
+        positions=whole.positions,
         update=update,
         step=step,
     )

@@ -13,7 +13,7 @@ from pydantic import Field
 from harness.types import Extent, Parts, Place, Workload
 from harness.workloads.text import Text
 
-LACKS = ("mix", "attend", "feed", "scan", "cache")
+LACKS = ("mix", "attend", "feed", "scan", "cache", "share", "reduce", "gather", "positions")
 
 
 class Sizes(Text):

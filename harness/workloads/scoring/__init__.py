@@ -94,6 +94,19 @@ def harness_workloads() -> list[Workload]:
             tokens_per_step=lambda shape: shape.batch * (shape.tokens - shape.prompt),  # those that go one by one
             wanted=decoder.wanted,
             extent=decoder.extent,
-            lacks=("mix", "attend", "scan", "block", "stack", "loss", "grad", "update"),
+            lacks=(
+                "mix",
+                "attend",
+                "scan",
+                "block",
+                "stack",
+                "loss",
+                "share",
+                "grad",
+                "reduce",
+                "gather",
+                "positions",
+                "update",
+            ),  # fmt: skip
         )
     ]

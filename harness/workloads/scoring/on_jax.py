@@ -57,7 +57,7 @@ def through(parts: Parts, append: Any, params: dict[str, Any], kept: Any, positi
     """Run the tokens from `position` on through all layers; give what is kept and the last hidden state [B, D]."""
     shape = parts.shape
     x_BTD = parts.embed(parts, params, x_BT)
-    angles = decoder.rotary_table(shape, shape.tokens, x_BTD)
+    angles = decoder.rotary_table(shape, (slice(0, shape.tokens),), x_BTD)
     cos, sin = (lax.dynamic_slice_in_dim(each, position, x_BT.shape[1]) for each in angles)
 
     def one(carry: Any, turn: Any) -> Any:

@@ -48,7 +48,7 @@ def through(
     """Run the tokens from `position` on through all layers; give the last one's hidden state [B, D]."""
     shape, params = parts.shape, state["params"]
     x_BTD = parts.embed(parts, params, x_BT)
-    cos, sin = (angles[position:] for angles in table(position + x_BT.shape[1], x_BTD))
+    cos, sin = table((slice(position, position + x_BT.shape[1]),), x_BTD)
 
     def mix(layer: int, parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
         q, k, v = decoder.projected(shape, p, x_BTD, cos, sin)

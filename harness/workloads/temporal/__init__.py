@@ -227,6 +227,6 @@ def harness_workloads() -> list[Workload]:
             wanted=wanted,
             extent=extent,
             data="frames",
-            lacks=("cache",),
+            lacks=("share", "reduce", "gather", "positions", "cache"),
         )
     ]

@@ -1,0 +1,141 @@
+"""A case on several ranks: start them, end all with the first that fails, and join what they saw.
+
+The worker leads: it starts one process for each rank through torch's own launcher and measures nothing itself. Each
+rank runs the same task as a case in one process does, and leaves a record of its own.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from harness import meters
+from harness.backends import PROCESS_PER_RANK
+from harness.records import Rank, Record, Task, parse
+from harness.types import Place
+
+VARIABLE = "RANK"
+"""Set by the launcher in the environment of each rank."""
+SPEC, RESULT = "rank.json", "rank-{}.jsonl"
+
+
+def own() -> int | None:
+    """Give the rank of this process, None where it is none."""
+    rank = os.environ.get(VARIABLE)
+    return None if rank is None else int(rank)
+
+
+def are_processes(task: Task) -> bool:
+    """Say whether the ranks of a task are processes; a prediction pretends to have them."""
+    backend = Place.parse(task.case.place).backend
+    return task.case.ranks > 1 and task.kind != "predict" and backend in PROCESS_PER_RANK
+
+
+@contextmanager
+def joined(task: Task) -> Iterator[Task]:
+    """Make this process one of the ranks of a task, with a folder of its own; gloo on the CPU, NCCL on GPUs."""
+    import torch
+    import torch.distributed as dist
+
+    rank = own() or 0
+    folder = Path(task.folder, f"rank-{rank}") if rank else Path(task.folder)
+    folder.mkdir(exist_ok=True)
+    on_gpu = Place.parse(task.case.place).device == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        yield task.model_copy(update={"folder": str(folder)})
+    finally:
+        dist.destroy_process_group()
+
+
+def lead(task: Task) -> Record:
+    """Start the ranks of a case, wait for them, and give one record: of all, or of the one that failed first."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    folder, kills = Path(task.folder), meters.kernel_kills()
+    told = task.model_copy(update={"parent": os.getpid()})
+    (folder / SPEC).write_text(told.model_dump_json(), encoding="utf-8")
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=task.case.ranks,
+        run_id=task.run_id,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    codes: dict[int, int] = {}
+    try:
+        elastic_launch(config, sys.executable)("-m", "harness.worker", str(folder / SPEC), str(folder / RESULT))
+    except ChildFailedError as error:
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+    found = _left(folder, task.case.ranks)
+    if len(found) == task.case.ranks and all(record.status == "ok" for record in found.values()):
+        return together(list(found.values()))
+    return _first_failure(found, codes, task.case.ranks, meters.kernel_kills() > kills)
+
+
+def _left(folder: Path, ranks: int) -> dict[int, Record]:
+    """Read the records that ranks left, in the order in which they were written."""
+    found: list[tuple[int, int, Record]] = []
+    for rank in range(ranks):
+        path = folder / RESULT.format(rank)
+        with suppress(OSError, ValueError):
+            found.append((path.stat().st_mtime_ns, rank, parse(path.read_bytes())))
+    return {rank: record for _, rank, record in sorted(found, key=lambda each: each[:2])}
+
+
+def _first_failure(found: Mapping[int, Record], codes: Mapping[int, int], ranks: int, kernel_killed: bool) -> Record:
+    """Give the record of the rank that failed first: a killed one left none, and the others failed by its end.
+
+    The launcher ends those that remain by SIGTERM, which is no cause.
+    """
+    silent = {rank: code for rank, code in codes.items() if rank not in found and code != -signal.SIGTERM}
+    killed = next((rank for rank, code in silent.items() if code < 0), None)
+    if killed is not None:
+        name = signal.Signals(-codes[killed]).name
+        told: dict[str, Any] = {"rank": killed, "signal": name, "message": f"rank {killed} of {ranks} ended by {name}"}
+        if -codes[killed] != signal.SIGKILL:
+            return Record(status="crash", evidence=told)
+        if kernel_killed:
+            proof = "the kernel counted an out-of-memory kill in this control group"
+            return Record(status="oom_host", evidence={**told, "proof": proof})
+        return Record(status="killed_unknown", evidence=told)
+    for rank, record in found.items():
+        if record.status != "ok":
+            message = f"rank {rank} of {ranks}: {record.evidence.get('message', record.status)}"
+            return record.model_copy(update={"evidence": {**record.evidence, "rank": rank, "message": message}})
+    lost = next(iter(silent), next(rank for rank in range(ranks) if rank not in found))
+    told = {"rank": lost, "exit_code": codes.get(lost), "message": f"rank {lost} of {ranks} left no result"}
+    return Record(status="error", evidence=told)
+
+
+def together(records: Sequence[Record]) -> Record:
+    """Join the records of all ranks: the peaks of the one that held most, each step as long as its slowest rank."""
+    first = min(records, key=lambda record: record.answer is None)
+    largest = max(records, key=lambda record: _peak(record) or 0)
+    flags = tuple(dict.fromkeys(flag for record in records for flag in record.flags))
+    peaks = [peak for record in records if (peak := _peak(record)) is not None]
+    ranks = tuple(Rank(peak_bytes=_peak(each), peak_phase=each.peak_phase, phases=each.phases) for each in records)
+    return largest.model_copy(
+        update={
+            "answer": first.answer,
+            "flags": flags,
+            "ranks": ranks if peaks else (),
+            "all_ranks_bytes": sum(peaks) if peaks else None,
+            "step_seconds": tuple(max(turns) for turns in zip(*(each.step_seconds for each in records), strict=True)),
+            "fetch_seconds": tuple(max(turns) for turns in zip(*(each.fetch_seconds for each in records), strict=True)),
+        }
+    )
+
+
+def _peak(record: Record) -> int | None:
+    return record.peak_device_bytes if record.peak_device_bytes is not None else record.peak_host_bytes

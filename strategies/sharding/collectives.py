@@ -1,0 +1,221 @@
+"""What passes between ranks in torch, and how they divide a batch, its gradients and the parameters.
+
+The loss of a batch is the sum of what the ranks compute. So the gradient of a parameter that every rank holds is the
+sum of theirs, and the backward pass of each collective is its transpose: of gathering, summing into parts; of summing,
+summing; of exchanging, exchanging back.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness import IGNORED, Parts, tree
+
+Size = tuple[int, ...]
+
+
+def all_gather(part: Tensor) -> Tensor:
+    """Put the parts [n, ...] of all ranks, of one size, after each other: [R n, ...]."""
+    part = part.contiguous()
+    whole = part.new_empty(dist.get_world_size() * part.shape[0], *part.shape[1:])
+    getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, part)
+    return whole
+
+
+def reduce_scatter(whole: Tensor) -> Tensor:
+    """Sum [R n, ...] over all ranks and keep the own part [n, ...]."""
+    whole = whole.contiguous()
+    part = whole.new_empty(whole.shape[0] // dist.get_world_size(), *whole.shape[1:])
+    getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(part, whole)
+    return part
+
+
+def all_reduce(value: Tensor, largest: bool = False) -> Tensor:
+    """Sum over all ranks in place, or take the largest."""
+    dist.all_reduce(value, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+    return value
+
+
+def all_to_all(parts: Tensor) -> Tensor:
+    """Send part r of [R, ...] to rank r, and give what came from each."""
+    parts = parts.contiguous()
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts)
+    return received
+
+
+def passed_on(*values: Tensor) -> list[Tensor]:
+    """Send each value to the next rank and give those of the one before."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if dist.get_backend() == "fake":
+        return [torch.empty_like(value) for value in values]
+    received = [torch.empty_like(value) for value in values]
+    sends = [dist.P2POp(dist.isend, value.contiguous(), (rank + 1) % ranks) for value in values]
+    takes = [dist.P2POp(dist.irecv, value, (rank - 1) % ranks) for value in received]
+    for work in dist.batch_isend_irecv([*sends, *takes]):
+        work.wait()
+    return received
+
+
+class Gathered(torch.autograd.Function):
+    """`all_gather` along the first dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor) -> Tensor:
+        return all_gather(part)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return reduce_scatter(grad)
+
+
+class Summed(torch.autograd.Function):
+    """`all_reduce` of a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return all_reduce(value.clone())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return all_reduce(grad.clone())
+
+
+class Exchanged(torch.autograd.Function):
+    """`all_to_all` along the first dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor) -> Tensor:
+        return all_to_all(parts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return all_to_all(grad)
+
+
+def own_part(whole: Tensor) -> Tensor:
+    """Keep this rank's part [ceil(n / R)] of the values [n] of a tensor, the last one filled up with zeros."""
+    size = -(-whole.numel() // dist.get_world_size())
+    part = whole.new_zeros(size)
+    mine = whole.detach().reshape(-1)[dist.get_rank() * size :][:size]
+    part[: len(mine)] = mine
+    return part
+
+
+def joined(part: Tensor, size: Size) -> Tensor:
+    """Make a tensor whole of what the ranks hold of it."""
+    return all_gather(part)[: torch.Size(size).numel()].view(size)
+
+
+def summed_part(whole: Tensor) -> Tensor:
+    """Sum a tensor over all ranks and keep this one's part of it."""
+    ranks, flat = dist.get_world_size(), whole.reshape(-1)
+    missing = -len(flat) % ranks
+    return reduce_scatter(torch.cat([flat, flat.new_zeros(missing)]) if missing else flat)
+
+
+def sizes(parts: Parts) -> dict[str, Size]:
+    """Give the size of each parameter by its name; one of a layer stands for all layers, by its short name."""
+    return {name.removeprefix("layers."): size for name, (size, _) in parts.shape.parameter_shapes().items()}
+
+
+def sized(parts: Parts, params: Any) -> Any:
+    """Put the size of each parameter in its place."""
+    known = sizes(parts)
+    return tree.mapped(lambda name: known[name.rpartition(".")[2]], tree.names(params))
+
+
+def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
+    """Give the parts `share` and `reduce` of a strategy that divides the batch by `share`.
+
+    Of several the one that divides it most finely stays: by tokens before by rows, and either before all for all. Who
+    has replaced `reduce` keeps it.
+    """
+    present = getattr(parts.share, "fineness", -1)
+    taken = hasattr(parts.reduce, "over_ranks")
+    return {
+        "share": share if getattr(share, "fineness", 0) > present else parts.share,
+        "reduce": parts.reduce if taken else summed,
+    }
+
+
+def summed(parts: Parts, loss: Tensor, grads: Any) -> tuple[Tensor, Any]:
+    """Sum the loss, and in place the gradients of parameters that every rank holds whole: what is divided is summed."""
+
+    def reduced(grad: Tensor, size: Size) -> Tensor:
+        return all_reduce(grad.contiguous()) if grad.shape == size else grad
+
+    return all_reduce(loss.clone()), tree.mapped(reduced, grads, sized(parts, grads))
+
+
+def by_rows(parts: Parts, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Take as many rows of the batch as every rank takes; the last ones are filled up with rows that do not count."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    size = -(-len(x) // ranks)
+    if (used := -(-len(x) // size)) < ranks:
+        parts.notes["ranks"] = f"a batch of {len(x)} rows leaves {ranks - used} of {ranks} ranks without any"
+    return weighed(*(filled(each[rank * size :][:size], size, 0, nothing) for each, nothing in ((x, 0), (y, IGNORED))))
+
+
+def by_tokens(parts: Parts, x: Tensor, y: Tensor, blocks: Callable[[int, int], tuple[int, ...]]) -> Any:
+    """Take some of the equal blocks into which each row is cut, those of the last one filled up with ignored tokens.
+
+    `blocks(rank, ranks)` names them among as many for each rank.
+    """
+    return weighed(
+        *(
+            torch.cat(
+                [filled(each[:, span], span.stop - span.start, 1, nothing) for span in spans(x.shape[1], blocks)], 1
+            )
+            for each, nothing in ((x, 0), (y, IGNORED))
+        )
+    )
+
+
+def spans(tokens: int, blocks: Callable[[int, int], tuple[int, ...]]) -> tuple[slice, ...]:
+    """Give the positions of this rank's blocks, of which the last may lie beyond the row."""
+    mine = blocks(dist.get_rank(), dist.get_world_size())
+    size = -(-tokens // (dist.get_world_size() * len(mine)))
+    return tuple(slice(block * size, (block + 1) * size) for block in mine)
+
+
+def filled(values: Tensor, size: int, dim: int, nothing: int) -> Tensor:
+    """Fill a dimension up to a size."""
+    missing = size - values.shape[dim]
+    if not missing:
+        return values
+    more = list(values.shape)
+    more[dim] = missing
+    return torch.cat([values, values.new_full(more, nothing)], dim)
+
+
+def for_all(parts: Parts, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Take the whole batch, as every rank does: each loss counts as one of R."""
+    return x, y, 1 / dist.get_world_size()
+
+
+def weighed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weigh a share by the targets in it that count: the mean over all is no mean of means.
+
+    A share without any gets one, and no weight: a mean over nothing is no number.
+    """
+    kept = (y != IGNORED).sum()
+    weight = kept / all_reduce(kept.clone())
+    return x, torch.where(kept == 0, torch.zeros_like(y), y), weight
+
+
+for_all.fineness = 0  # type: ignore[attr-defined]
+by_rows.fineness = 1  # type: ignore[attr-defined]
+by_tokens.fineness = 2  # type: ignore[attr-defined]
+summed.over_ranks = True  # type: ignore[attr-defined]
+
+
+def tokens_by(blocks: Callable[[int, int], tuple[int, ...]]) -> Callable[..., Any]:
+    """Divide rows of tokens by blocks."""
+    share = partial(by_tokens, blocks=blocks)
+    share.fineness = by_tokens.fineness  # type: ignore[attr-defined]
+    return share
