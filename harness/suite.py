@@ -132,6 +132,13 @@ class _Setting(NamedTuple):
     tokenizer: str
 
 
+class _Row(NamedTuple):
+    """The strategies of a row, and on how many ranks it runs."""
+
+    strategies: tuple[Applied, ...]
+    ranks: int
+
+
 @dataclass(frozen=True)
 class _Reader:
     path: Path
@@ -346,7 +353,7 @@ class _Reader:
             )
         return float(value) if wanted is float else value
 
-    def on_ranks(self, suite: Suite, rows: list[tuple[Applied, ...]]) -> list[tuple[tuple[Applied, ...], int]]:
+    def on_ranks(self, suite: Suite, rows: list[tuple[Applied, ...]]) -> list[_Row]:
         """Give each row with its number of ranks: 1, or where a strategy divides the run each that the suite names."""
         counts = suite.ranks if isinstance(suite.ranks, list) else [suite.ranks]
         if not counts or not all(2 <= count <= MAX_RANKS for count in counts) or len(set(counts)) < len(counts):
@@ -357,10 +364,10 @@ class _Reader:
 
         if "ranks" in suite.model_fields_set and not any(map(divides, rows)):
             raise self.refusal(("ranks",), "no strategy of the suite divides the run among ranks: leave the key out")
-        return [(row, count) for row in rows for count in (counts if divides(row) else [1])]
+        return [_Row(row, count) for row in rows for count in (counts if divides(row) else [1])]
 
     def group(
-        self, suite: Suite, place: Place, setting: _Setting, rows: list[tuple[tuple[Applied, ...], int]]
+        self, suite: Suite, place: Place, setting: _Setting, rows: list[_Row]
     ) -> Group:
         cases = [
             Case(

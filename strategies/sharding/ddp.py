@@ -1,9 +1,9 @@
 """Hold everything on every rank and divide the rows of the batch; pay a sum of all gradients in each step.
 
-Peak of a rank: 16 bytes per parameter in float32 under AdamW, and the activations of its rows. The gradients are summed
-tensor by tensor, in place, after the backward pass. Each rank counts by the targets in its rows that carry loss, so that
-the mean over the ranks is the mean over the tokens. Source: Li et al., "PyTorch Distributed: Experiences on Accelerating
-Data Parallel Training" (2020, arXiv:2006.15704).
+Peak of a rank: 16 bytes per parameter in float32 under AdamW, and the activations of its rows. The gradients are
+summed tensor by tensor, in place, after the backward pass. Each rank counts by the targets in its rows that carry loss,
+so that the mean over the ranks is the mean over the tokens. Source: Li et al., "PyTorch Distributed: Experiences on
+Accelerating Data Parallel Training" (2020, arXiv:2006.15704).
 """
 
 from dataclasses import replace
@@ -12,6 +12,6 @@ from harness import Parts
 
 
 def on_torch(parts: Parts) -> Parts:
-    from strategies.sharding.collectives import by_rows, dividing
+    from strategies.sharding.on_torch import by_rows, dividing
 
     return replace(parts, **dividing(parts, by_rows))

@@ -1,10 +1,10 @@
 """Hold a part of every parameter, gradient and moment on each rank; pay three transfers of all parameters in a step.
 
-A block's parameters are made whole before it runs and dropped after, made whole again, one by one, in the backward pass,
-and their gradients are summed into the parts at once. Peak of a rank: 16 / R bytes per parameter, one whole block or the
-embedding or head, and the activations of its rows. Vectors (norms, biases) stay whole. Under a checkpoint the parameters
-come with the recomputation. (ZeRO, stage 3: Rajbhandari et al., 2020, arXiv:1910.02054; Zhao et al., "PyTorch FSDP",
-2023, arXiv:2304.11277.)
+A block's parameters are made whole before it runs and dropped after, made whole again, one by one, in the backward
+pass, and their gradients are summed into the parts at once. Peak of a rank: 16 / R bytes per parameter, one whole block
+or the embedding or head, and the activations of its rows. Vectors (norms, biases) stay whole. Under a checkpoint the
+parameters come with the recomputation. (ZeRO, stage 3: Rajbhandari et al., 2020, arXiv:1910.02054; Zhao et al.,
+"PyTorch FSDP", 2023, arXiv:2304.11277.)
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ def on_torch(parts: Parts) -> Parts:
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
-    from strategies.sharding import collectives as ranks
+    from strategies.sharding import on_torch as ranks
 
     inner_draw, inner_grad, inner_gather = parts.draw, parts.grad, parts.gather
 

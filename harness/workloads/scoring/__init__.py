@@ -17,6 +17,8 @@ from harness.workloads import decoder
 
 OF_TRAINING = ("learning_rate", "weight_decay", "ignored", "label_smoothing", "z_loss")
 
+LACKS = ("mix", "attend", "scan", "block", "stack", "loss", "share", "grad", "reduce", "gather", "positions", "update")
+
 
 class Shape(decoder.Shape):
     """The sizes of a decoder, of the rows it scores, and of the prompt."""
@@ -94,19 +96,6 @@ def harness_workloads() -> list[Workload]:
             tokens_per_step=lambda shape: shape.batch * (shape.tokens - shape.prompt),  # those that go one by one
             wanted=decoder.wanted,
             extent=decoder.extent,
-            lacks=(
-                "mix",
-                "attend",
-                "scan",
-                "block",
-                "stack",
-                "loss",
-                "share",
-                "grad",
-                "reduce",
-                "gather",
-                "positions",
-                "update",
-            ),  # fmt: skip
+            lacks=LACKS,
         )
     ]
