@@ -7,12 +7,18 @@ from strategies.sharding import ddp, fsdp
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
-        Strategy("ddp", rewrites=("share", "reduce"), on={"torch": ddp.on_torch}, about=ddp.__doc__ or "", ranks=True),
+        Strategy(
+            "ddp",
+            rewrites=("share", "reduce"),
+            on={"torch": ddp.on_torch, "jax": ddp.on_jax},
+            about=ddp.__doc__ or "",
+            ranks=True,
+        ),
         Strategy(
             "fsdp",
             rewrites=("draw", "share", "grad", "reduce", "gather"),
             calls=("embed", "block", "loss"),
-            on={"torch": fsdp.on_torch},
+            on={"torch": fsdp.on_torch, "jax": fsdp.on_jax},
             about=fsdp.__doc__ or "",
             ranks=True,
         ),

@@ -99,3 +99,9 @@ def on_torch(parts: Parts) -> Parts:
         return inner_gather(parts, tree.mapped(made, params, ranks.sized(parts, params)))
 
     return replace(parts, draw=draw, grad=grad, gather=gather, **ranks.dividing(parts, ranks.by_rows))
+
+
+def on_jax(parts: Parts) -> Parts:
+    from strategies.sharding import on_jax
+
+    return on_jax.fsdp(parts)

@@ -1,0 +1,391 @@
+"""How a run is divided among devices in JAX: each takes the step on its own part, as a process of its own would.
+
+The harness runs the whole step under `jax.shard_map` over a row of devices, whose axis is called `ranks`. So within it
+an array is this device's part, and what passes between devices is written where it passes. Outside, where parameters
+are drawn, arrays are whole, and `jax.device_put` says how they are divided: matrices by their rows, filled up with
+zeros to as many on each device; vectors stay whole.
+
+The loss of a batch is the sum of what the ranks compute. So the gradient of a parameter that every rank holds is the
+sum of theirs, and the backward pass of each collective is its transpose: of gathering, summing into parts; of summing,
+summing; of exchanging, exchanging back. With one rank nothing passes, and there is no axis.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from harness import IGNORED, Objective, Parts, tree
+
+AXIS = "ranks"
+Size = tuple[int, ...]
+Blocks = Callable[[int, int], tuple[int, ...]]
+
+# What passes between ranks
+
+
+def own_rank(parts: Parts) -> Any:
+    """Give the number of this rank."""
+    return lax.axis_index(AXIS) if parts.ranks > 1 else 0
+
+
+def all_gather(parts: Parts, part: Any, axis: int = 0) -> Any:
+    """Put the parts of all ranks after each other."""
+    return lax.all_gather(part, AXIS, axis=axis, tiled=True) if parts.ranks > 1 else part
+
+
+def summed_part(parts: Parts, whole: Any, axis: int = 0) -> Any:
+    """Sum over all ranks and keep this one's part of the sum."""
+    return lax.psum_scatter(whole, AXIS, scatter_dimension=axis, tiled=True) if parts.ranks > 1 else whole
+
+
+def over_ranks(parts: Parts, value: Any) -> Any:
+    """Sum over all ranks."""
+    return lax.psum(value, AXIS) if parts.ranks > 1 else value
+
+
+def exchanged(parts: Parts, value: Any, cut: int, joined: int) -> Any:
+    """Cut one dimension, send each rank its piece, and join what came from all along another dimension."""
+    return lax.all_to_all(value, AXIS, cut, joined, tiled=True) if parts.ranks > 1 else value
+
+
+def own_piece(parts: Parts, whole: Any, axis: int = 0) -> Any:
+    """Take this rank's part of what every rank holds, filled up to as much on each."""
+    if parts.ranks == 1:
+        return whole
+    size = -(-whole.shape[axis] // parts.ranks)
+    whole = filled(whole, size * parts.ranks, axis)
+    return lax.dynamic_slice_in_dim(whole, own_rank(parts) * size, size, axis)
+
+
+def filled(values: Any, size: int, axis: int, nothing: int = 0) -> Any:
+    """Fill a dimension up to a size."""
+    missing = [(0, size - have if at == axis else 0) for at, have in enumerate(values.shape)]
+    return jnp.pad(values, missing, constant_values=nothing) if any(map(any, missing)) else values
+
+
+# Who trains on what of a batch
+
+
+def by_rows(parts: Parts, x: Any, y: Any) -> Any:
+    """Take as many rows of the batch as every rank takes; the last ones are filled up with rows that do not count."""
+    size = -(-len(x) // parts.ranks) * parts.ranks
+    return weighed(parts, *(own_piece(parts, filled(each, size, 0, nothing)) for each, nothing in _batch(x, y)))
+
+
+def by_tokens(parts: Parts, x: Any, y: Any, blocks: Blocks) -> Any:
+    """Take some of the equal blocks into which each row is cut, those of the last one filled up with ignored tokens."""
+    order = [block for rank in range(parts.ranks) for block in blocks(rank, parts.ranks)]
+    size = -(-x.shape[1] // len(order))
+
+    def own(values: Any, nothing: int) -> Any:
+        cut = filled(values, size * len(order), 1, nothing).reshape(len(values), len(order), size)
+        return own_piece(parts, cut[:, np.array(order)], 1).reshape(len(values), -1)
+
+    return weighed(parts, *(own(each, nothing) for each, nothing in _batch(x, y)))
+
+
+def for_all(parts: Parts, x: Any, y: Any) -> Any:
+    """Take the whole batch, as every rank does: each loss counts as one of R."""
+    return x, y, 1 / parts.ranks
+
+
+def _batch(x: Any, y: Any) -> Any:
+    return (x, 0), (y, IGNORED)
+
+
+def weighed(parts: Parts, x: Any, y: Any) -> Any:
+    """Weigh a share by the targets in it that count: the mean over all is no mean of means.
+
+    A share without any gets one, and no weight: a mean over nothing is no number.
+    """
+    kept = (y != IGNORED).sum()
+    weight = kept / over_ranks(parts, kept)
+    return x, jnp.where(kept == 0, jnp.zeros_like(y), y), weight
+
+
+for_all.fineness = 0  # type: ignore[attr-defined]
+by_rows.fineness = 1  # type: ignore[attr-defined]
+
+
+def tokens_by(blocks: Blocks) -> Callable[..., Any]:
+    """Divide rows of tokens by blocks; `blocks(rank, ranks)` names those of a rank, among as many for each."""
+    share = partial(by_tokens, blocks=blocks)
+    share.fineness = 2  # type: ignore[attr-defined]
+    return share
+
+
+def positions_by(blocks: Blocks) -> Callable[..., Any]:
+    """Give the positions of the blocks of all ranks, after each other: which rank this is, no number says."""
+
+    def positions(parts: Parts, tokens: int) -> tuple[slice, ...]:
+        order = [block for rank in range(parts.ranks) for block in blocks(rank, parts.ranks)]
+        size = tokens * parts.ranks // len(order)
+        return tuple(slice(block * size, (block + 1) * size) for block in order)
+
+    return positions
+
+
+def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
+    """Give the parts `share` and `reduce` of a strategy that divides the batch by `share`.
+
+    Of several the one that divides it most finely stays: by tokens before by rows, and either before all for all. Who
+    has replaced `reduce` keeps it.
+    """
+    present = getattr(parts.share, "fineness", -1)
+    taken = hasattr(parts.reduce, "over_ranks")
+    return {
+        "share": share if getattr(share, "fineness", 0) > present else parts.share,
+        "reduce": parts.reduce if taken else summed,
+    }
+
+
+def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
+    """Sum the loss, and the gradients of parameters that every rank holds whole: what is divided is summed."""
+
+    def reduced(grad: Any, size: Size) -> Any:
+        return over_ranks(parts, grad) if grad.shape == size else grad
+
+    return over_ranks(parts, loss), tree.mapped(reduced, grads, sized(parts, grads))
+
+
+summed.over_ranks = True  # type: ignore[attr-defined]
+
+# Parameters in parts
+
+
+def sizes(parts: Parts) -> dict[str, Size]:
+    """Give the whole size of each parameter by its dotted name, those of the layers stacked."""
+    found = parts.shape.parameter_shapes().items()
+    return {name: (parts.shape.layers, *size) if name.startswith("layers.") else size for name, (size, _) in found}
+
+
+def sized(parts: Parts, params: Any) -> Any:
+    """Put the whole size of each parameter in its place."""
+    known = sizes(parts)
+    return tree.mapped(known.__getitem__, tree.names(params))
+
+
+def rows_axis(name: str) -> int:
+    """Give the dimension of a stored parameter along which it is divided: its rows, behind the layers."""
+    return 1 if name.startswith("layers.") else 0
+
+
+def divisible(name: str, size: Size) -> bool:
+    """Say whether a parameter is divided: a matrix of more than one row."""
+    axis = rows_axis(name)
+    return len(size) == axis + 2 and size[axis] > 1
+
+
+def divided(parts: Parts, name: str, value: Any, axis: int | None = None) -> Any:
+    """Divide a parameter among the ranks by its rows, or by another dimension."""
+    axis = rows_axis(name) if axis is None else axis
+    value = filled(value, -(-value.shape[axis] // parts.ranks) * parts.ranks, axis)
+    return laid(parts, value, axis) if parts.ranks > 1 else value
+
+
+def laid(parts: Parts, value: Any, axis: int | None) -> Any:
+    """Put an array on all devices, divided along a dimension or whole on each."""
+    row = jax.make_mesh((parts.ranks,), (AXIS,), devices=jax.devices()[: parts.ranks])
+    spec = PartitionSpec() if axis is None else PartitionSpec(*(None,) * axis, AXIS)
+    return jax.device_put(value, NamedSharding(row, spec))
+
+
+def lies_divided(value: Any) -> bool:
+    """Say whether another strategy has divided an array."""
+    return any(jax.typeof(value).sharding.spec)
+
+
+def gathered(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a `gather` that puts parts on all devices, and cuts off what they were filled up with."""
+
+    def gather(parts: Parts, params: Any) -> Any:
+        def whole(value: Any, size: Size) -> Any:
+            if value.shape == size and not lies_divided(value):
+                return value
+            value = laid(parts, value, None) if parts.ranks > 1 else value
+            return value[tuple(map(slice, size))]
+
+        return inner(parts, tree.mapped(whole, params, sized(parts, params)))
+
+    return gather
+
+
+# The strategies
+
+
+def ddp(parts: Parts) -> Parts:
+    """Hold everything on every device, and divide the rows of the batch."""
+    return replace(parts, **dividing(parts, by_rows))
+
+
+def fsdp(parts: Parts) -> Parts:
+    """Hold a part of every matrix, and make those of a block whole within the scan over the layers."""
+    inner_draw, inner_grad = parts.draw, parts.grad
+
+    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+        value = inner_draw(parts, name, shape, deviation)
+        return divided(parts, name, value) if divisible(name, shape) and not lies_divided(value) else value
+
+    def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
+        size_of, block_, loss_, embed_ = sizes(parts), parts.block, parts.loss, parts.embed
+
+        def whole(name: str, part: Any) -> Any:
+            rows = size_of[name][rows_axis(name)]
+            return part if part.ndim < 2 or len(part) == rows else all_gather(parts, part)[:rows]
+
+        def block(parts: Parts, p: Any, x_BTD: Any) -> Any:
+            def of_parts(p: Any, x_BTD: Any) -> Any:
+                return block_(parts, {name: whole(f"layers.{name}", part) for name, part in p.items()}, x_BTD)
+
+            return jax.checkpoint(of_parts, policy=all_but_whole, prevent_cse=False)(p, x_BTD)
+
+        def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+            takes_part = hasattr(loss_, "over_vocabulary")
+            return loss_(parts, x_BTD, w_VD if takes_part else whole("embed", w_VD), y_BT)
+
+        def embed(parts: Parts, params: Any, x_BT: Any) -> Any:
+            return embed_(parts, {**params, "embed": whole("embed", params["embed"])}, x_BT)
+
+        return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
+
+    return replace(parts, draw=draw, grad=grad, gather=gathered(parts.gather), **dividing(parts, by_rows))
+
+
+def all_but_whole(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Save what a block would save, but for parameters made whole: gathered, and what was filled up cut off."""
+    return primitive.name not in ("all_gather", "slice")
+
+
+def zero1(parts: Parts) -> Parts:
+    """Hold a part of the moments of every matrix; sum its gradient into parts, and gather what they moved."""
+    inner_init, inner_update = parts.init, parts.update
+    share = dividing(parts, by_rows)["share"]
+
+    def init(parts: Parts, source: Any = None) -> Any:
+        inner_draw = parts.draw
+
+        def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+            value = inner_draw(parts, name, shape, deviation)
+            return divided(parts, name, value) if divisible(name, shape) and not lies_divided(value) else value
+
+        state = inner_init(replace(parts, draw=draw), source)
+        return {**state, "params": parts.gather(parts, state["params"])}
+
+    def reduce(parts: Parts, loss: Any, grads: Any) -> Any:
+        def reduced(name: str, grad: Any, size: Size) -> Any:
+            if grad.shape != size:
+                return grad
+            if not divisible(name, size):
+                return over_ranks(parts, grad)
+            axis = rows_axis(name)
+            return summed_part(parts, filled(grad, -(-size[axis] // parts.ranks) * parts.ranks, axis), axis)
+
+        return over_ranks(parts, loss), tree.mapped(reduced, tree.names(grads), grads, sized(parts, grads))
+
+    def update(parts: Parts, state: Any, grads: Any) -> Any:
+        params = state["params"]
+        whole = tree.mapped(lambda p, g: p.shape == g.shape, params, grads)
+
+        def own(name: str, param: Any, whole: bool) -> Any:
+            return param if whole else own_piece(parts, param, rows_axis(name))
+
+        def joined(name: str, part: Any, size: Size, whole: bool) -> Any:
+            if whole:
+                return part
+            return all_gather(parts, part, rows_axis(name))[tuple(map(slice, size))]
+
+        names = tree.names(params)
+        moved = inner_update(parts, {**state, "params": tree.mapped(own, names, params, whole)}, grads)
+        return {**moved, "params": tree.mapped(joined, names, moved["params"], sized(parts, params), whole)}
+
+    reduce.over_ranks = True  # type: ignore[attr-defined]
+    return replace(parts, init=init, share=share, reduce=reduce, update=update, gather=gathered(parts.gather))
+
+
+def in_order(rank: int, ranks: int) -> tuple[int, ...]:
+    """Give each rank one stretch of every row, one after the other."""
+    return (rank,)
+
+
+def sequence_parallel(parts: Parts) -> Parts:
+    """Divide the tokens of every row; around attention, exchange them for all tokens of some heads."""
+    inner = parts.attend
+
+    def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
+        if (heads := q_BTHK.shape[2]) % parts.ranks:
+            raise ValueError(f"sequence_parallel: {heads} heads cannot be divided among {parts.ranks} ranks")
+        if k_BTGK.shape[2] % parts.ranks:  # each rank needs the keys of its own heads
+            k_BTGK, v_BTGK = (jnp.repeat(x, heads // x.shape[2], 2) for x in (k_BTGK, v_BTGK))
+        q, k, v = (exchanged(parts, x, 2, 1) for x in (q_BTHK, k_BTGK, v_BTGK))
+        return exchanged(parts, inner(parts, q, k, v), 1, 2)
+
+    positions = positions_by(in_order)
+    return replace(parts, attend=attend, positions=positions, **dividing(parts, tokens_by(in_order)))
+
+
+def vocabulary_parallel_loss(parts: Parts, chunk: int = 1024) -> Parts:
+    """Hold some rows of the classifier; make logits for these alone, and the sum over all rows of what they give."""
+    inner_draw = parts.draw
+
+    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+        value = inner_draw(parts, name, shape, deviation)
+        return divided(parts, name, value) if name == "head" and not lies_divided(value) else value
+
+    def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+        same_tokens = getattr(parts.share, "fineness", 0) == 0
+        w_UD = w_VD if len(w_VD) < parts.shape.vocabulary else own_piece(parts, w_VD)
+        x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
+        size = min(chunk, len(y_N))
+        count = -(-len(y_N) // size)
+        x_KCD = filled(x_ND, count * size, 0).reshape(count, size, -1)
+        y_KC = filled(y_N, count * size, 0, IGNORED).reshape(count, size)
+
+        @partial(jax.checkpoint, prevent_cse=False)
+        def of_chunk(w_UD: Any, x_CD: Any, y_C: Any) -> Any:
+            """Sum the losses of this rank's tokens; where ranks have others, each makes logits for those of all."""
+            if same_tokens:
+                losses_C = losses(parts, x_CD, w_UD, y_C)
+            else:
+                found = losses(parts, all_gather(parts, x_CD), w_UD, all_gather(parts, y_C))
+                losses_C = own_piece(parts, found)
+            return jnp.where(y_C != IGNORED, losses_C, 0).sum()
+
+        start = jnp.zeros((), jnp.promote_types(x_ND.dtype, jnp.float32))
+        total, _ = lax.scan(lambda sum_, xy: (sum_ + of_chunk(w_UD, *xy), None), start, (x_KCD, y_KC))
+        return total / (y_N != IGNORED).sum().astype(total.dtype)
+
+    loss.over_vocabulary = True  # type: ignore[attr-defined]
+    return replace(parts, draw=draw, loss=loss, gather=gathered(parts.gather), **dividing(parts, for_all))
+
+
+def losses(parts: Parts, x_CD: Any, w_UD: Any, y_C: Any) -> Any:
+    """Compute the losses [C] of tokens that all ranks have, of which each makes the logits of U rows."""
+    objective, vocabulary = Objective.of(parts.shape), parts.shape.vocabulary
+    logits_CU = x_CD @ w_UD.T
+    logits_CU = logits_CU.astype(jnp.promote_types(logits_CU.dtype, jnp.float32))
+    if cap := objective.soft_cap:
+        logits_CU = cap * jnp.tanh(logits_CU / cap)
+    first = own_rank(parts) * len(w_UD)
+    there_U = first + jnp.arange(len(w_UD)) < vocabulary
+    shown_CU = jnp.where(there_U, logits_CU, -jnp.inf)
+    top_C = lax.stop_gradient(shown_CU).max(1)
+    top_C = lax.pmax(top_C, AXIS) if parts.ranks > 1 else top_C
+    lse_C = top_C + jnp.log(over_ranks(parts, jnp.exp(shown_CU - top_C[:, None]).sum(1)))
+    at_C = y_C - first
+    mine_C = (at_C >= 0) & (at_C < len(w_UD))
+    picked_C = jnp.take_along_axis(logits_CU, jnp.where(mine_C, at_C, 0)[:, None], 1)[:, 0]
+    picked_C = over_ranks(parts, jnp.where(mine_C, picked_C, 0))
+    losses_C = lse_C - picked_C
+    if objective.label_smoothing:
+        mean_C = over_ranks(parts, jnp.where(there_U, logits_CU, 0).sum(1)) / vocabulary
+        losses_C += objective.label_smoothing * (picked_C - mean_C)
+    if objective.z_loss:
+        losses_C += objective.z_loss * jnp.square(lse_C)
+    return losses_C
