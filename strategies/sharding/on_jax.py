@@ -149,10 +149,14 @@ def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
 def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
     """Sum the loss, and the gradients of parameters that every rank holds whole: what is divided is summed."""
 
-    def reduced(grad: Any, size: Size) -> Any:
-        return over_ranks(parts, grad) if grad.shape == size else grad
+    def reduced(name: str, grad: Any, size: Size) -> Any:
+        if grad.shape != size or parts.ranks == 1:
+            return grad
+        if not name.startswith("layers."):
+            return over_ranks(parts, grad)
+        return lax.fori_loop(0, len(grad), lambda layer, all_: all_.at[layer].set(over_ranks(parts, all_[layer])), grad)
 
-    return over_ranks(parts, loss), tree.mapped(reduced, grads, sized(parts, grads))
+    return over_ranks(parts, loss), tree.mapped(reduced, tree.names(grads), grads, sized(parts, grads))
 
 
 summed.over_ranks = True  # type: ignore[attr-defined]
@@ -389,3 +393,202 @@ def losses(parts: Parts, x_CD: Any, w_UD: Any, y_C: Any) -> Any:
     if objective.z_loss:
         losses_C += objective.z_loss * jnp.square(lse_C)
     return losses_C
+
+
+COLUMNS, ROWS, KEYS = ("wq", "wk", "wv", "up", "gate"), ("wo", "down"), ("wk", "wv")
+"""Matrices of a layer by what is divided of them; of the keys and values, only where there are enough heads."""
+
+
+def tensor_parallel(parts: Parts) -> Parts:
+    """Hold some heads of attention and some columns of the feed part; sum what each adds to the tokens of all."""
+    inner_draw, inner_mix, inner_feed = parts.draw, parts.mix, parts.feed
+
+    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+        value = inner_draw(parts, name, shape, deviation)
+        short = name.removeprefix("layers.")
+        if short == name or lies_divided(value):
+            return value
+        if short.removeprefix("b") in KEYS and parts.shape.key_heads % parts.ranks:
+            return value
+        if short.removeprefix("b") in COLUMNS:
+            return divided(parts, name, value, axis=len(shape) - 1)
+        return divided(parts, name, value) if short in ROWS else value
+
+    def added(parts: Parts, inner: Callable[..., Any], p: Any, x_BTD: Any, out: str) -> Any:
+        """Sum what the ranks add; a bias is added by each, and so in parts."""
+        if getattr(parts.share, "fineness", 0) > 0:
+            raise ValueError("tensor_parallel needs the same tokens on all ranks: leave out what divides the batch")
+        bias = {f"b{out}": p[f"b{out}"] / parts.ranks} if f"b{out}" in p else {}
+        return over_ranks(parts, inner(parts, {**p, **bias}, x_BTD))
+
+    def mix(parts: Parts, p: Any, x_BTD: Any) -> Any:
+        shape, ranks = parts.shape, parts.ranks
+        if shape.heads % ranks:
+            raise ValueError(f"tensor_parallel: {shape.heads} heads cannot be divided among {ranks} ranks")
+        own = {"heads": shape.heads // ranks, "head_width": shape.head, "kv_heads": shape.key_heads // ranks}
+        if shape.key_heads % ranks:
+            if ranks % shape.key_heads:
+                raise ValueError(f"tensor_parallel: {ranks} ranks cannot share {shape.key_heads} heads of keys")
+            start = own_rank(parts) * shape.key_heads // ranks * shape.head
+            held = [name for name in p if name.removeprefix("b") in KEYS]
+            p = p | {name: lax.dynamic_slice_in_dim(p[name], start, shape.head, -1) for name in held}
+            own["kv_heads"] = 1
+        small = replace(parts, shape=shape.model_copy(update=own))
+        return added(small, inner_mix, p, x_BTD, "wo")
+
+    def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
+        return added(parts, inner_feed, p, x_BTD, "down")
+
+    gather = gathered(parts.gather)
+    return replace(parts, draw=draw, mix=mix, feed=feed, gather=gather, **dividing(parts, for_all))
+
+
+def zigzag(rank: int, ranks: int) -> tuple[int, ...]:
+    """Give each rank a stretch from the beginning and one from the end: so all see about as many tokens."""
+    return rank, 2 * ranks - 1 - rank
+
+
+def ring_attention(parts: Parts) -> Parts:
+    """Divide the tokens of every row; pass the keys and values round, and attend to those that are there."""
+
+    def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
+        B, T, H, K = q_BTHK.shape
+        q_BTGRK = q_BTHK.reshape(B, T, k_BTGK.shape[2], -1, K)
+        return in_ring(parts.ranks, q_BTGRK, k_BTGK, v_BTGK).reshape(B, T, H, K)
+
+    positions = positions_by(zigzag)
+    return replace(parts, attend=attend, positions=positions, **dividing(parts, tokens_by(zigzag)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def in_ring(ranks: int, q_BTGRK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
+    """Attend causally to the tokens of all ranks; in the backward pass the scores are computed again."""
+    return _ring_forward(ranks, q_BTGRK, k_BTGK, v_BTGK)[0]
+
+
+def passed_on(ranks: int, values: Any) -> Any:
+    """Give to the next rank, and take from the one before."""
+    return jax.tree.map(lambda value: lax.ppermute(value, AXIS, [(r, (r + 1) % ranks) for r in range(ranks)]), values)
+
+
+def _ring_forward(ranks: int, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """Attend to the own tokens, of which each sees those before, and then to what comes round, see `_halves`."""
+    half = q.shape[1] // 2
+    own = _attended(q, k, v, _in_order(q.shape[1]))
+
+    def turn(at: Any, carried: Any) -> Any:
+        (k, v), (first, second) = carried
+        k, v = passed_on(ranks, (k, v))
+        earlier, q_either, (k_either, v_either) = _halves(at, half, q, (k, v))
+        second = _merged(second, _attended(q[:, half:], k[:, :half], v[:, :half]))
+        out, lse = _attended(q_either, k_either, v_either)
+        first = _merged(first, (out, jnp.where(earlier, lse, -jnp.inf)))
+        return (k, v), (first, _merged(second, (out, jnp.where(earlier, -jnp.inf, lse))))
+
+    of_halves = tuple(tuple(each[:, span] for each in own) for span in (slice(half), slice(half, None)))
+    _, (first, second) = lax.fori_loop(1, ranks, turn, ((k, v), of_halves))
+    out, lse = (jnp.concatenate(pair, 1) for pair in zip(first, second, strict=True))
+    out = out.astype(q.dtype)
+    return out, (q, k, v, out, lse)
+
+
+def _ring_backward(ranks: int, held: Any, d_out: Any) -> tuple[Any, Any, Any]:
+    """Send the gradients of keys and values round with them, until they are home."""
+    q, k, v, out, lse = held
+    half = q.shape[1] // 2
+    wide = lse.dtype
+    inner = (d_out.astype(wide) * out.astype(wide)).sum(-1)
+    known = q, d_out, lse, inner
+    first, second = (tuple(each[:, span] for each in known) for span in (slice(half), slice(half, None)))
+    dq, dk, dv = _gradients(known, k, v, _in_order(q.shape[1]))
+
+    def turn(at: Any, carried: Any) -> Any:
+        (k, v, dk, dv), dq = carried
+        k, v, dk, dv = passed_on(ranks, (k, v, dk, dv))
+        earlier, _, (k_either, v_either) = _halves(at, half, q, (k, v))
+        either = tuple(jnp.where(earlier, a, b) for a, b in zip(first, second, strict=True))
+        dq_second, dk_first, dv_first = _gradients(second, k[:, :half], v[:, :half])
+        dq_either, dk_either, dv_either = _gradients(either, k_either, v_either)
+        dq = dq + _placed(earlier, dq_either) + jnp.pad(dq_second, _before(half, q.ndim))
+        dk, dv = (
+            so_far + _placed(earlier, new) + jnp.pad(always, _after(half, k.ndim))
+            for so_far, new, always in ((dk, dk_either, dk_first), (dv, dv_either, dv_first))
+        )
+        return (k, v, dk, dv), dq
+
+    (_, _, dk, dv), dq = lax.fori_loop(1, ranks, turn, ((k, v, dk, dv), dq))
+    if ranks > 1:
+        dk, dv = passed_on(ranks, (dk, dv))
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
+
+
+in_ring.defvjp(_ring_forward, _ring_backward)
+
+
+def _halves(at: Any, half: int, q: Any, kv: Any) -> tuple[Any, Any, Any]:
+    """Choose what else is attended to after so many turns, besides the second half of q to the first half of k and v.
+
+    Those are always seen. Of an earlier rank the first half sees the first half too, of a later one the second half the
+    second: as much for all. `earlier` says which it is.
+    """
+    earlier = lax.axis_index(AXIS) >= at
+    either = jax.tree.map(lambda each: jnp.where(earlier, each[:, :half], each[:, half:]), (q, kv))
+    return earlier, *either
+
+
+def _in_order(tokens: int) -> Any:
+    return jnp.tri(tokens, dtype=bool)
+
+
+def _scores(q_BTGRK: Any, k_BSGK: Any) -> Any:
+    wide = jnp.promote_types(q_BTGRK.dtype, jnp.float32)
+    scale = q_BTGRK.shape[-1] ** -0.5
+    return jnp.einsum("btgrk,bsgk->bgrts", q_BTGRK, k_BSGK, preferred_element_type=wide) * scale
+
+
+def _attended(q_BTGRK: Any, k_BSGK: Any, v_BSGK: Any, seen_TS: Any = None) -> tuple[Any, Any]:
+    """Attend to some tokens; give the values in float32, and the log-sum-exp [B, T, G, R] of the scores."""
+    scores = _scores(q_BTGRK, k_BSGK)
+    if seen_TS is not None:
+        scores = jnp.where(seen_TS, scores, -jnp.inf)
+    lse = jax.nn.logsumexp(scores, -1)
+    shares = jnp.exp(scores - lse[..., None]).astype(v_BSGK.dtype)
+    out = jnp.einsum("bgrts,bsgk->btgrk", shares, v_BSGK, preferred_element_type=scores.dtype)
+    return out, jnp.moveaxis(lse, -1, 1)
+
+
+def _merged(some: Any, others: Any) -> tuple[Any, Any]:
+    """Join what was attended to apart, by the log-sum-exp of both."""
+    (a, lse_a), (b, lse_b) = some, others
+    lse = jnp.logaddexp(lse_a, lse_b)
+    return a * jnp.exp(lse_a - lse)[..., None] + b * jnp.exp(lse_b - lse)[..., None], lse
+
+
+def _gradients(known: Any, k_BSGK: Any, v_BSGK: Any, seen_TS: Any = None) -> tuple[Any, Any, Any]:
+    """Give the gradients of q, k and v by these scores, in float32: they are computed again."""
+    q, d_out, lse, inner = known
+    wide = lse.dtype
+    shares = jnp.exp(_scores(q, k_BSGK) - jnp.moveaxis(lse, 1, -1)[..., None])
+    if seen_TS is not None:
+        shares = jnp.where(seen_TS, shares, 0)
+    product = partial(jnp.einsum, preferred_element_type=wide)
+    dv = product("bgrts,btgrk->bsgk", shares.astype(d_out.dtype), d_out)
+    d_shares = product("btgrk,bsgk->bgrts", d_out, v_BSGK)
+    d_scores = shares * (d_shares - jnp.moveaxis(inner, 1, -1)[..., None]) * q.shape[-1] ** -0.5
+    d_scores = d_scores.astype(q.dtype)
+    dq, dk = product("bgrts,bsgk->btgrk", d_scores, k_BSGK), product("bgrts,btgrk->bsgk", d_scores, q)
+    return dq, dk, dv
+
+
+def _placed(first: Any, half: Any) -> Any:
+    """Put a half where it belongs, zeros in the other."""
+    nothing = jnp.zeros_like(half)
+    return jnp.concatenate([jnp.where(first, half, nothing), jnp.where(first, nothing, half)], 1)
+
+
+def _before(size: int, dimensions: int) -> Any:
+    return [(size if at == 1 else 0, 0) for at in range(dimensions)]
+
+
+def _after(size: int, dimensions: int) -> Any:
+    return [(0, size if at == 1 else 0) for at in range(dimensions)]
