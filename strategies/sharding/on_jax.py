@@ -12,7 +12,7 @@ summing; of exchanging, exchanging back. With one rank nothing passes, and there
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import jax
@@ -75,8 +75,13 @@ def filled(values: Any, size: int, axis: int, nothing: int = 0) -> Any:
 
 def by_rows(parts: Parts, x: Any, y: Any) -> Any:
     """Take as many rows of the batch as every rank takes; the last ones are filled up with rows that do not count."""
-    size = -(-len(x) // parts.ranks) * parts.ranks
-    return weighed(parts, *(own_piece(parts, filled(each, size, 0, nothing)) for each, nothing in _batch(x, y)))
+    size = -(-len(x) // parts.ranks)
+    if (used := -(-len(x) // size)) < parts.ranks:
+        parts.notes["ranks"] = (
+            f"a batch of {len(x)} rows leaves {parts.ranks - used} of {parts.ranks} ranks without any"
+        )
+    whole = size * parts.ranks
+    return weighed(parts, *(own_piece(parts, filled(each, whole, 0, nothing)) for each, nothing in _batch(x, y)))
 
 
 def by_tokens(parts: Parts, x: Any, y: Any, blocks: Blocks) -> Any:
@@ -139,11 +144,22 @@ def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
     has replaced `reduce` keeps it.
     """
     present = getattr(parts.share, "fineness", -1)
+    finer = getattr(share, "fineness", 0) > present
+    if finer and present >= 0:
+        share = _instead(share, parts.share)
     taken = hasattr(parts.reduce, "over_ranks")
-    return {
-        "share": share if getattr(share, "fineness", 0) > present else parts.share,
-        "reduce": parts.reduce if taken else summed,
-    }
+    return {"share": share if finer else parts.share, "reduce": parts.reduce if taken else summed}
+
+
+def _instead(share: Callable[..., Any], coarser: Callable[..., Any]) -> Callable[..., Any]:
+    """Divide by one instead of another, which is asked too: so both strategies are seen to be active."""
+
+    @wraps(share)
+    def divided(parts: Parts, x: Any, y: Any) -> Any:
+        coarser(parts, x, y)
+        return share(parts, x, y)
+
+    return divided
 
 
 def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
