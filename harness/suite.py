@@ -366,9 +366,7 @@ class _Reader:
             raise self.refusal(("ranks",), "no strategy of the suite divides the run among ranks: leave the key out")
         return [_Row(row, count) for row in rows for count in (counts if divides(row) else [1])]
 
-    def group(
-        self, suite: Suite, place: Place, setting: _Setting, rows: list[_Row]
-    ) -> Group:
+    def group(self, suite: Suite, place: Place, setting: _Setting, rows: list[_Row]) -> Group:
         cases = [
             Case(
                 workload=suite.workload,

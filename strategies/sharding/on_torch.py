@@ -166,14 +166,12 @@ def by_tokens(parts: Parts, x: Tensor, y: Tensor, blocks: Callable[[int, int], t
 
     `blocks(rank, ranks)` names them among as many for each rank.
     """
-    return weighed(
-        *(
-            torch.cat(
-                [filled(each[:, span], span.stop - span.start, 1, nothing) for span in spans(x.shape[1], blocks)], 1
-            )
-            for each, nothing in ((x, 0), (y, IGNORED))
-        )
-    )
+    mine = spans(x.shape[1], blocks)
+
+    def taken(values: Tensor, nothing: int) -> Tensor:
+        return torch.cat([filled(values[:, span], span.stop - span.start, 1, nothing) for span in mine], 1)
+
+    return weighed(taken(x, 0), taken(y, IGNORED))
 
 
 def spans(tokens: int, blocks: Callable[[int, int], tuple[int, ...]]) -> tuple[slice, ...]:
