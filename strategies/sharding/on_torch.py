@@ -85,6 +85,18 @@ class Summed(torch.autograd.Function):
         return all_reduce(grad.clone())
 
 
+class Scattered(torch.autograd.Function):
+    """`reduce_scatter` along the first dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor) -> Tensor:
+        return reduce_scatter(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return all_gather(grad)
+
+
 class Exchanged(torch.autograd.Function):
     """`all_to_all` along the first dimension."""
 
@@ -127,6 +139,15 @@ def sized(parts: Parts, params: Any) -> Any:
     """Put the size of each parameter in its place."""
     known = sizes(parts)
     return tree.mapped(lambda name: known[name.rpartition(".")[2]], tree.names(params))
+
+
+def replace_leaves(tree_: Any, sizes_: Any, function: Callable[[Tensor, Size], Tensor]) -> None:
+    """Put `function(leaf, size)` in the place of each leaf, so that each is dropped before the next is made."""
+    for key in list(tree_) if isinstance(tree_, dict) else range(len(tree_)):
+        if isinstance(tree_[key], Tensor):
+            tree_[key] = function(tree_[key], sizes_[key])
+        else:
+            replace_leaves(tree_[key], sizes_[key], function)
 
 
 def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
