@@ -1,4 +1,4 @@
-"""What divides a run among ranks in torch trains the same model: at ragged sizes, alone and together, on two and on four.
+"""What divides a run among ranks in torch trains the same model: at ragged sizes, alone and together, on 2 and 4.
 
 Each number of ranks is started once, by torch's own launcher, for all combinations: see `ranks_of_torch.py`.
 """
@@ -62,15 +62,7 @@ WITHIN = 2e-6
 
 def on_ranks(ranks, cases):
     """Run cases on so many ranks of one thread; give what the first one printed of each."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(ranks),
-        "--local-addr",
-        "localhost",
-    ]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--local-addr", "localhost"]
     program = str(Path(__file__).with_name("ranks_of_torch.py"))
     asked = json.dumps([list(case) for case in cases])
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
