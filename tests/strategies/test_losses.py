@@ -219,7 +219,7 @@ IN_FLOAT32 = {
 
 
 @pytest.mark.parametrize("name", IN_FLOAT32)
-def test_gradients_lie_several_times_closer_to_float64_than_those_of_torchs_own_chunks(name):
+def test_gradients_lie_closer_to_float64_than_those_of_torchs_own_chunks_and_of_plain_code(name):
     if not hasattr(F, "linear_cross_entropy"):
         pytest.skip("this torch has no linear_cross_entropy")
 
@@ -227,8 +227,9 @@ def test_gradients_lie_several_times_closer_to_float64_than_those_of_torchs_own_
         options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=256, chunking_method=None)
         return F.linear_cross_entropy(x, w, y, options=options)
 
-    ours, its = rounded(IN_FLOAT32[name], *of_tokens()), rounded(native, *of_tokens())
-    assert ours[0] < its[0] / 3 and ours[1] < its[1] / 2
+    ours, its, plain = (rounded(loss, *of_tokens()) for loss in (IN_FLOAT32[name], native, plain_loss))
+    assert ours[0] < its[0] / 2 and ours[1] < its[1]
+    assert ours[0] < plain[0] / 5 and ours[1] < plain[1] / 4
 
 
 @pytest.mark.parametrize("name", IN_FLOAT32)
