@@ -17,4 +17,4 @@ __all__ = [
     "Workload",
     "hookimpl",
 ]
-__version__ = "0.3.0"
+__version__ = "0.4.0"

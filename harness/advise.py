@@ -70,6 +70,7 @@ def members(group: Group, plugins: Plugins, allowed: Sequence[str], everything: 
         applied
         for applied in named.values()
         if applied.name != CONTROL
+        and not plugins.strategies[applied.name].ranks  # what is expected of a step knows nothing of ranks
         and kind_of(plugins.strategies[applied.name]) in ("exact", *allowed)
         and place.backend in plugins.strategies[applied.name].on
         and plugins.strategies[applied.name].obstacle(place, workload) is None

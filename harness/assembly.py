@@ -54,8 +54,12 @@ def feeds_of(plugins: Plugins, case: Case) -> str:
 
 
 def never_called(calls: Calls) -> str | None:
-    """Say which rewritten part was never called, if any: that strategy was not active."""
-    idle = sorted(key for key, count in calls.items() if count == 0)
+    """Say which rewritten part was never called, if any: that strategy was not active.
+
+    Of several strategies that divide the batch it is one that does.
+    """
+    shared = any(count for (_, part), count in calls.items() if part == "share")
+    idle = sorted(key for key, count in calls.items() if count == 0 and not (shared and key[1] == "share"))
     if not idle:
         return None
     strategy, part = idle[0]

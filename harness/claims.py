@@ -3,7 +3,8 @@
 An expression is a comparison, or comparisons joined by `and`: of numbers, of figures of rows, and of sums, differences,
 products and quotients of those. A figure is written `peak(fused_loss)`; what stands in the brackets is the label of a
 row, as the tables have it, or the one row of that strategy. Keywords choose among comparisons:
-`peak(streaming, corpus_tokens=5000000)`; so does `where`, for all figures of a claim. It is parsed, never executed.
+`peak(streaming, corpus_tokens=5000000)`, and `ranks=2` among rows; so does `where`, for all figures of a claim. It is
+parsed, never executed.
 
 Every figure is an interval: a peak with the resolution of its meter, a time with the range of its rounds, a case that
 exceeded its budget from there to infinity. A claim whose intervals do not decide it is inconclusive.
@@ -20,6 +21,8 @@ from harness.judge import Row, Table
 from harness.records import Claim, Record
 
 DEEPEST = 40
+RANKS = "ranks"
+"""The keyword that chooses among rows of one label, where they ran on several numbers of ranks."""
 GIB = 1 << 30
 Where = Mapping[str, Any]
 
@@ -195,6 +198,12 @@ def _exact(value: float | None, what: str, row: Row, unit: str = "") -> Interval
     return Interval(value, value, value, unit)
 
 
+def _all_ranks(row: Row) -> Interval:
+    """Give what all ranks of a row hold together."""
+    record = row.records[0] if row.records else Record()
+    return _exact(record.all_ranks_bytes, "sum over ranks", row, "B")
+
+
 def _predicted(row: Row, phase: str | None) -> Interval:
     """Give the predicted peak, or that of one phase."""
     if phase is None:
@@ -231,6 +240,7 @@ FIGURES: dict[str, Callable[[Row, dict[str, Any]], Interval | str]] = {
     "held": lambda row, given: _memory(row, given.pop("phase", None), "exit_bytes"),
     "file_bytes": lambda row, given: _memory(row, given.pop("phase", None), "file_bytes"),
     "anonymous_bytes": lambda row, given: _memory(row, given.pop("phase", None), "anon_bytes"),
+    "all_ranks": lambda row, given: _all_ranks(row),
     "predicted": lambda row, given: _predicted(row, given.pop("phase", None)),
     "floor": lambda row, given: _exact(row.floor_bytes, "floor", row, "B"),
     "parameters": lambda row, given: _exact(
@@ -263,7 +273,7 @@ def _sizes(table: Table) -> dict[str, Any]:
 def fits(table: Table, where: Where) -> bool:
     """Say whether a comparison has the sizes, place and corpus that are asked for."""
     sizes = _sizes(table)
-    return all(sizes.get(key) == value for key, value in where.items())
+    return all(sizes.get(key) == value for key, value in where.items() if key != RANKS)
 
 
 class _Evaluation:
@@ -315,12 +325,14 @@ class _Evaluation:
     def row(self, label: str, given: Where) -> Row:
         """Find the row of a label in the comparison meant; raise Unknown where there is none or more than one."""
         where = {**self.where, **given}
+        ranks = where.get(RANKS)
         tables = [table for table in self.tables if fits(table, where)]
         if len(tables) != 1:
             raise Unknown(f"{len(tables)} comparisons have {_shown(given)}")
         wanted = _plain(label)
-        rows = [row for row in tables[0].rows if _plain(row.label) == wanted] or [
-            row for row in tables[0].rows if [applied.name for applied in row.case.strategies] == wanted.split("+")
+        asked = [row for row in tables[0].rows if ranks is None or row.case.ranks in (1, ranks)]
+        rows = [row for row in asked if _plain(row.case.strategies_label) == wanted] or [
+            row for row in asked if [applied.name for applied in row.case.strategies] == wanted.split("+")
         ]
         if len(rows) != 1:
             raise Unknown(f"{len(rows)} rows are '{label}'")

@@ -322,12 +322,23 @@ def show(name: Annotated[str, typer.Argument(help="A strategy or a workload.")],
         raise plugins.PluginError(f"there is no strategy or workload '{name}'{plugins.nearest(name, known)}")
 
 
+def run_app() -> object:
+    """Run the command; a signal that came while a lock was taken, and ended as an error of the lock, is one again."""
+    try:
+        return app(standalone_mode=False)
+    except RuntimeError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt | SystemExit):
+            cause = cause.__context__
+        raise (cause or error) from None
+
+
 def main() -> None:
     """Run the command line; a user's mistake ends with one sentence and status 2, Ctrl-C with 130."""
     for ending in (signal.SIGTERM, signal.SIGHUP):  # the second is the terminal that was closed
         signal.signal(ending, lambda number, frame: sys.exit(128 + number))
     try:
-        code = app(standalone_mode=False)
+        code = run_app()
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)

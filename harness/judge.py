@@ -276,6 +276,10 @@ def _notes(seen: _Seen) -> tuple[str, ...]:
     pages = max((phase.file_bytes or 0 for phase in record.phases), default=0)
     if "file_backed" in record.flags:
         told.append(f"{pages / MIB:,.0f} MiB are pages of a file, which the kernel can take back")
+    if record.all_ranks_bytes and seen.case is not None:
+        held = [rank.peak_bytes / MIB for rank in record.ranks if rank.peak_bytes is not None]
+        each = f"{min(held):,.1f} to {max(held):,.1f} MiB" if held else "in one process that was measured whole"
+        told.append(f"each of {seen.case.ranks} ranks holds {each}, together {record.all_ranks_bytes / MIB:,.0f} MiB")
     if record.child_peak_bound_bytes:
         low, high = (record.child_peak_bytes or 0) / MIB, record.child_peak_bound_bytes / MIB
         told.append(f"its child processes take {low:,.0f} to {high:,.0f} MiB more")

@@ -91,8 +91,12 @@ class Case(Value):
     @property
     def label(self) -> str:
         """The name of the row: the strategies joined by ` + `, or `baseline`; and on how many ranks, if several."""
-        on = f" on {self.ranks} ranks" if self.ranks > 1 else ""
-        return (" + ".join(map(str, self.strategies)) or "baseline") + on
+        return self.strategies_label + (f" on {self.ranks} ranks" if self.ranks > 1 else "")
+
+    @property
+    def strategies_label(self) -> str:
+        """The strategies joined by ` + `, or `baseline`."""
+        return " + ".join(map(str, self.strategies)) or "baseline"
 
     @property
     def plain(self) -> "Case":

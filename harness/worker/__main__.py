@@ -6,7 +6,7 @@ import resource
 import signal
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from harness import plugins, records
@@ -46,16 +46,12 @@ def main() -> int:
     with open(result, "wb") as out:
         for case in task.cases:
             one = task.model_copy(update={"cases": (case,)})
-            if rank is not None:
-                with ranks.joined(one) as joined:
-                    record = loaded.manager.hook.harness_measure(task=joined)
-            elif ranks.are_processes(one):
-                record = ranks.lead(one)
-            else:
-                record = loaded.manager.hook.harness_measure(task=one)
-            record = record.model_copy(update={"case": case, "worker_seconds": time.monotonic() - started})
-            out.write(records.encoded(record))
-            out.flush()
+            with nullcontext(one) if rank is None else ranks.joined(one) as given:
+                leads = rank is None and ranks.are_processes(one)
+                record = ranks.lead(one) if leads else loaded.manager.hook.harness_measure(task=given)
+                record = record.model_copy(update={"case": case, "worker_seconds": time.monotonic() - started})
+                out.write(records.encoded(record))
+                out.flush()  # before a rank leaves the others, who fail by its end
     return int(rank is not None and record.status != "ok")  # by this the launcher ends the other ranks
 
 

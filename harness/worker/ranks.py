@@ -115,10 +115,10 @@ def _first_failure(found: Mapping[int, Record], codes: Mapping[int, int], ranks:
             return Record(status="oom_host", evidence={**told, "proof": proof})
         return Record(status="killed_unknown", evidence=told)
     for rank, record in found.items():
-        if record.status != "ok":
+        if record.status != "ok" and not silent:
             message = f"rank {rank} of {ranks}: {record.evidence.get('message', record.status)}"
             return record.model_copy(update={"evidence": {**record.evidence, "rank": rank, "message": message}})
-    lost = next(iter(silent), next(rank for rank in range(ranks) if rank not in found))
+    lost = next(iter(silent), next((rank for rank in range(ranks) if rank not in found), 0))
     told = {"rank": lost, "exit_code": codes.get(lost), "message": f"rank {lost} of {ranks} left no result"}
     return Record(status="error", evidence=told)
 

@@ -3,6 +3,9 @@
 One buffer holds every tile in turn, and in float32 products are added to the gradients in place. In 16 bit they are
 16-bit products, as in plain code, added to float32 sums.
 
+The 1 of a target is subtracted from its probability before the products only where that is more than a half: see
+`fused_loss`. Else its row of the weight, and of the weight's gradient, is subtracted after all tiles.
+
 Of each row the largest logit and the sum of exponentials below it are kept, not their log-sum-exp l: exp(z - l) would
 round a difference that is larger by log V / 2 or so, and with it every probability.
 """
@@ -14,6 +17,7 @@ from torch import Tensor
 
 from harness import IGNORED, Objective
 
+HALF = 0.5  # the probability of a target from which on its difference to 1 is formed first
 PLAIN = Objective()
 
 
@@ -37,11 +41,14 @@ class _CutLoss(torch.autograd.Function):
     def forward(
         ctx: Any, x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rows: int, tile: int, objective: Objective
     ) -> Tensor:
-        top_n, total_n, aimed_n = _statistics(x_nD, w_VD, y_n, rows, tile, objective)
+        top_n, total_n, picked_n, mean_n = _statistics(x_nD, w_VD, y_n, rows, tile, objective)
+        aimed_n = picked_n + objective.label_smoothing * (mean_n - picked_n)
         lse_n = top_n + total_n.log()
         kept_n = y_n != IGNORED
         count = kept_n.sum()
-        ctx.save_for_backward(x_nD, w_VD, y_n, top_n, total_n, count)
+        apart = x_nD.dtype == w_VD.dtype == top_n.dtype and not objective.soft_cap
+        sure_n = (picked_n - top_n).exp() > HALF * total_n if apart else torch.ones_like(kept_n)
+        ctx.save_for_backward(x_nD, w_VD, y_n, top_n, total_n, count, sure_n)
         ctx.settings = rows, tile, objective
         losses_n = lse_n - aimed_n
         if objective.z_loss:
@@ -52,7 +59,7 @@ class _CutLoss(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: a gradient without a graph would pass for a constant
             raise RuntimeError("cut_loss: this loss has no second derivative: call backward without create_graph=True.")
-        x_nD, w_VD, y_n, top_n, total_n, count = ctx.saved_tensors
+        x_nD, w_VD, y_n, top_n, total_n, count, sure_n = ctx.saved_tensors
         rows, tile, objective = ctx.settings
         smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
         dtype, wide = x_nD.dtype, top_n.dtype
@@ -73,7 +80,8 @@ class _CutLoss(torch.autograd.Function):
                 if weight:
                     g_Ct.mul_(1 + 2 * weight * (top_C1 + total_C[:, None].log()))
                 inside_C, at_C = _within(y_n[chunk], first, len(w_tD))
-                g_Ct.scatter_add_(1, at_C[:, None], ((smoothing - 1) * inside_C * total_C)[:, None])
+                first_C = inside_C & sure_n[chunk]
+                g_Ct.scatter_add_(1, at_C[:, None], ((smoothing - 1) * first_C * total_C)[:, None])
                 if smoothing:
                     g_Ct.sub_(total_C[:, None] * (smoothing / len(w_VD)))
                 if cap:
@@ -83,17 +91,23 @@ class _CutLoss(torch.autograd.Function):
                 _add_product_(sum_tD, g_Ct.T, x_CD)
             if sum_tD is not dw_tD:
                 dw_tD.copy_(sum_tD)
+        rest_n1 = ((1 - smoothing) * ~sure_n * total_n * factor_n)[:, None]
+        for row in range(0, len(x_nD) if dtype == wide else 0, rows):
+            chunk = slice(row, row + rows)
+            at_C = y_n[chunk].clamp(min=0)
+            dx_nD[chunk].addcmul_(rest_n1[chunk], w_VD[at_C], value=-1)
+            dw_VD.index_add_(0, at_C, x_nD[chunk] * rest_n1[chunk], alpha=-1)
         return dx_nD.to(dtype), dw_VD, None, None, None, None
 
 
 def _statistics(
     x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rows: int, tile: int, objective: Objective
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each row [n] its largest logit, the sum of exponentials of all less that, and the mean of logits that
-    its smoothed target picks.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return for each row [n] its largest logit, the sum of exponentials of all less that, its target's logit and,
+    where targets are smoothed, the mean of all.
     """
     smoothing, room = objective.label_smoothing, _room(x_nD, w_VD, rows, tile)
-    top, total, aimed = [], [], []
+    top, total, picked, mean = [], [], [], []
     for row in range(0, len(x_nD), rows):
         x_CD, y_C = x_nD[row : row + rows], y_n[row : row + rows]
         top_C = torch.full((len(x_CD),), -torch.inf, dtype=room.dtype, device=x_nD.device)
@@ -109,8 +123,9 @@ def _statistics(
             top_C = higher_C
         top.append(top_C)
         total.append(total_C)
-        aimed.append(picked_C + smoothing * (mean_C - picked_C) if smoothing else picked_C)
-    return torch.cat(top), torch.cat(total), torch.cat(aimed)
+        picked.append(picked_C)
+        mean.append(mean_C)
+    return torch.cat(top), torch.cat(total), torch.cat(picked), torch.cat(mean)
 
 
 def _room(x_nD: Tensor, w_VD: Tensor, rows: int, tile: int) -> Tensor:

@@ -5,6 +5,10 @@ What would surprise:
 * In 16 bit the logits are a 16-bit product, as in plain code, but the softmax is float32: a quarter of the
   chunk at a time is widened into a stage, and narrowed back only after the target's 1 was subtracted.
   (Narrowed before, a confident row's gradient p - 1 would be mostly rounding error.)
+* The 1 of a target is not subtracted from its probability before the products, unless that is more than a half: beside
+  it the small probabilities would be rounded away within each sum. The row of the weight, and that of the weight's
+  gradient, are subtracted apart, the latter after all chunks. Where a row is confident it is the other way round: the
+  difference is small, and must be formed first.
 * The CPU has no 16-bit product with a float32 result, so each chunk's share of the weight gradient is a
   16-bit product of one vocabulary tile, added to a float32 sum. The sum is kept as separate tiles, each
   narrowed and freed in turn by the backward pass: the wide and the narrow gradient are never whole side by
@@ -20,6 +24,7 @@ from harness import IGNORED, Objective
 
 TILE = 4096  # rows of the weight per 16-bit product; its scratch is 6 D TILE bytes
 STAGES = 4  # parts of a chunk that needs another buffer, one at a time; many small ones would wait at more barriers
+HALF = 0.5  # the probability of a target from which on its difference to 1 is formed first
 PLAIN = Objective()
 
 
@@ -124,6 +129,7 @@ def _loss_and_gradients(
     new: dict[str, Any] = {"device": x_nD.device, "dtype": wide}
     w = w_VD.to(dtype)
     cap = objective.soft_cap
+    apart = dtype == w_VD.dtype == wide and not cap
 
     counts_n = y_n != ignore_index
     count = counts_n.sum().to(wide)
@@ -148,6 +154,7 @@ def _loss_and_gradients(
     stage = z_CV if dtype == wide else torch.empty(stage_rows, V, **new)
     slopes = torch.empty(stage_rows if cap else 0, V, **new)
     loss_n1 = torch.empty(n, 1, **new)
+    rest_n1 = torch.zeros(n, 1, **new)
 
     for start in range(0, n, chunk):
         x_CD = x_nD[start : start + chunk].to(dtype)
@@ -157,23 +164,33 @@ def _loss_and_gradients(
             z_rows = z[at : at + stage_rows]
             span = slice(start + at, start + at + len(z_rows))
             p = z_rows if dtype == wide else stage[: len(z_rows)].copy_(z_rows)
-            loss_n1[span] = _differentiated_(p, target_n1[span], counts_n1[span], objective, slopes)
+            told = _differentiated_(p, target_n1[span], counts_n1[span], objective, slopes, apart)
+            loss_n1[span], rest_n1[span] = told
             if p is not z_rows:
                 z_rows.copy_(p)
         if dx_nD is not None:
             dx_nD[start : start + chunk] = z @ w
+            if apart:
+                rows = slice(start, start + chunk)
+                dx_nD[rows].addcmul_(rest_n1[rows], w[target_n1[rows, 0]], value=-1)
         if isinstance(dw, Tensor) and dtype == wide:
             dw.addmm_(z.t(), x_CD)
         elif dw_tiles is not None:
             for rows, z_tile in zip(dw_tiles, z.split(TILE, 1), strict=True):
                 rows.add_(z_tile.t() @ x_CD)
+    if apart and isinstance(dw, Tensor):
+        for rows in torch.arange(n, device=x_nD.device).split(TILE):
+            dw.index_add_(0, target_n1[rows, 0], x_nD[rows].to(wide) * rest_n1[rows], alpha=-1)
     return loss_n1.sum() / count, count, dx_nD, dw
 
 
-def _differentiated_(z: Tensor, target_n1: Tensor, counts_n1: Tensor, objective: Objective, slopes: Tensor) -> Tensor:
+def _differentiated_(
+    z: Tensor, target_n1: Tensor, counts_n1: Tensor, objective: Objective, slopes: Tensor, apart: bool
+) -> tuple[Tensor, Tensor]:
     """Turn logits [n, V] in place into the gradients of their losses; return the losses, 0 where ignored.
 
-    `slopes` has room for the slopes of a soft cap.
+    `slopes` has room for the slopes of a soft cap. The second result is what of each row is still to be subtracted at
+    its target: nothing, unless it may be done `apart`.
     """
     smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
     if cap:
@@ -192,13 +209,15 @@ def _differentiated_(z: Tensor, target_n1: Tensor, counts_n1: Tensor, objective:
         lse = top - largest
         losses += weight * lse * lse
         p.mul_(1 + 2 * weight * lse)
-    p.scatter_add_(1, target_n1, torch.full_like(picked, smoothing - 1))
+    aimed = torch.full_like(picked, 1 - smoothing)
+    rest = torch.where(p.gather(1, target_n1) <= HALF, aimed, 0) if apart else torch.zeros_like(aimed)
+    p.scatter_add_(1, target_n1, rest - aimed)
     if smoothing:
         p.sub_(smoothing / p.shape[1])
     p.mul_(counts_n1)
     if cap:
         p.mul_(slope)
-    return losses * counts_n1
+    return losses * counts_n1, rest * counts_n1
 
 
 def _scale_(rows: Tensor, factor: Tensor) -> None:

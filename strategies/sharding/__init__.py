@@ -1,25 +1,66 @@
 """One run on several ranks: what each rank holds of the batch, the parameters, the moments and the activations."""
 
+from typing import Any
+
 from harness import Strategy, hookimpl
-from strategies.sharding import ddp, fsdp
+from strategies.sharding import (
+    ddp,
+    fsdp,
+    ring_attention,
+    sequence_parallel,
+    tensor_parallel,
+    vocabulary_parallel_loss,
+    zero1,
+)
+
+DIVIDED = ("share", "reduce")
+
+
+def _of(module: Any) -> tuple[dict[str, Any], str]:
+    return {"torch": module.on_torch, "jax": module.on_jax}, module.__doc__
 
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
+        Strategy("ddp", DIVIDED, *_of(ddp), ranks=True),
         Strategy(
-            "ddp",
-            rewrites=("share", "reduce"),
-            on={"torch": ddp.on_torch, "jax": ddp.on_jax},
-            about=ddp.__doc__ or "",
+            "zero1",
+            (*DIVIDED, "init", "gather", "update"),
+            *_of(zero1),
             ranks=True,
         ),
         Strategy(
             "fsdp",
-            rewrites=("draw", "share", "grad", "reduce", "gather"),
+            (*DIVIDED, "draw", "grad", "gather"),
+            *_of(fsdp),
             calls=("embed", "block", "loss"),
-            on={"torch": fsdp.on_torch, "jax": fsdp.on_jax},
-            about=fsdp.__doc__ or "",
+            ranks=True,
+        ),
+        Strategy(
+            "tensor_parallel",
+            (*DIVIDED, "draw", "mix", "feed", "gather"),
+            *_of(tensor_parallel),
+            ranks=True,
+        ),
+        Strategy(
+            "sequence_parallel",
+            (*DIVIDED, "mix", "positions"),
+            *_of(sequence_parallel),
+            calls=("attend",),
+            ranks=True,
+        ),
+        Strategy(
+            "ring_attention",
+            (*DIVIDED, "attend", "positions"),
+            *_of(ring_attention),
+            ranks=True,
+        ),
+        Strategy(
+            "vocabulary_parallel_loss",
+            (*DIVIDED, "draw", "embed", "loss", "gather"),
+            *_of(vocabulary_parallel_loss),
+            probe={"chunk": 23},
             ranks=True,
         ),
     ]

@@ -12,7 +12,7 @@ summing; of exchanging, exchanging back. With one rank nothing passes, and there
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import jax
@@ -64,6 +64,24 @@ def own_piece(parts: Parts, whole: Any, axis: int = 0) -> Any:
     return lax.dynamic_slice_in_dim(whole, own_rank(parts) * size, size, axis)
 
 
+def after(value: Any, *others: Any) -> Any:
+    """Give a value, but not before the others are there; a barrier would be gone by the time that order is decided."""
+    there = jnp.array(True)
+    for other in others:
+        first = other[(0,) * other.ndim]
+        there &= first == first  # it is, or it is no number, which the compiler cannot know
+    return jnp.where(there, value, jnp.nan if jnp.issubdtype(value.dtype, jnp.floating) else 0)
+
+
+@jax.custom_vjp
+def in_turn(x: Any, w: Any) -> tuple[Any, Any]:
+    """Give both, the second after the first; and in the backward pass the gradient of the first after the second's."""
+    return x, after(w, x)
+
+
+in_turn.defvjp(lambda x, w: (in_turn(x, w), None), lambda _, grads: (after(grads[0], grads[1]), grads[1]))
+
+
 def filled(values: Any, size: int, axis: int, nothing: int = 0) -> Any:
     """Fill a dimension up to a size."""
     missing = [(0, size - have if at == axis else 0) for at, have in enumerate(values.shape)]
@@ -111,7 +129,9 @@ def weighed(parts: Parts, x: Any, y: Any) -> Any:
     A share without any gets one, and no weight: a mean over nothing is no number.
     """
     kept = (y != IGNORED).sum()
-    weight = kept / over_ranks(parts, kept)
+    total = over_ranks(parts, kept)
+    x = jnp.where(total >= kept, x, 0)  # which is so: but the layers wait for it, see `after`
+    weight = kept / total
     return x, jnp.where(kept == 0, jnp.zeros_like(y), y), weight
 
 
@@ -144,35 +164,48 @@ def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
     has replaced `reduce` keeps it.
     """
     present = getattr(parts.share, "fineness", -1)
-    finer = getattr(share, "fineness", 0) > present
-    if finer and present >= 0:
-        share = _instead(share, parts.share)
     taken = hasattr(parts.reduce, "over_ranks")
-    return {"share": share if finer else parts.share, "reduce": parts.reduce if taken else summed}
-
-
-def _instead(share: Callable[..., Any], coarser: Callable[..., Any]) -> Callable[..., Any]:
-    """Divide by one instead of another, which is asked too: so both strategies are seen to be active."""
-
-    @wraps(share)
-    def divided(parts: Parts, x: Any, y: Any) -> Any:
-        coarser(parts, x, y)
-        return share(parts, x, y)
-
-    return divided
+    return {
+        "share": share if getattr(share, "fineness", 0) > present else parts.share,
+        "reduce": parts.reduce if taken else summed,
+    }
 
 
 def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
     """Sum the loss, and the gradients of parameters that every rank holds whole: what is divided is summed."""
 
-    def reduced(name: str, grad: Any, size: Size) -> Any:
-        if grad.shape != size or parts.ranks == 1:
-            return grad
-        if not name.startswith("layers."):
-            return over_ranks(parts, grad)
-        return lax.fori_loop(0, len(grad), lambda layer, all_: all_.at[layer].set(over_ranks(parts, all_[layer])), grad)
+    return over_devices(parts, loss, grads, {name for name, grad, size in _leaves(parts, grads) if grad.shape == size})
 
-    return over_ranks(parts, loss), tree.mapped(reduced, tree.names(grads), grads, sized(parts, grads))
+
+def _leaves(parts: Parts, grads: Any) -> list[tuple[str, Any, Size]]:
+    known = sizes(parts)
+    return [(name, grad, known[name]) for name, grad in tree.leaves(grads)]
+
+
+def over_devices(parts: Parts, loss: Any, grads: Any, names: Any) -> tuple[Any, Any]:
+    """Sum the loss and these of the gradients: those of the layers one layer at a time, in place, and after all others.
+
+    All of it comes after the backward pass, in which ranks may exchange, too.
+    """
+    if parts.ranks == 1:
+        return loss, grads
+    found = dict(tree.leaves(grads))
+    layers = {name: found[name] for name in found if name.startswith("layers.")}
+    done = layers.values()
+    loss = over_ranks(parts, after(loss, *done))
+    alone = {name: over_ranks(parts, after(found[name], *done)) for name in names if name not in layers}
+    whole = {name: layers[name] for name in layers if name in names}
+    if whole:
+        others = (loss, *({**found, **alone}[name] for name in found if name not in layers))
+        small = min(whole, key=lambda name: whole[name].size)
+        whole[small] = after(whole[small], *others)
+
+        def of_layer(layer: Any, all_: Any) -> Any:
+            return {name: each.at[layer].set(over_ranks(parts, each[layer])) for name, each in all_.items()}
+
+        whole = lax.fori_loop(0, len(whole[small]), of_layer, whole)
+    summed_ = {**found, **alone, **whole}
+    return loss, tree.mapped(summed_.__getitem__, tree.names(grads))
 
 
 summed.over_ranks = True  # type: ignore[attr-defined]
@@ -267,15 +300,23 @@ def fsdp(parts: Parts) -> Parts:
             return jax.checkpoint(of_parts, policy=all_but_whole, prevent_cse=False)(p, x_BTD)
 
         def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
-            takes_part = hasattr(loss_, "over_vocabulary")
-            return loss_(parts, x_BTD, w_VD if takes_part else whole("embed", w_VD), y_BT)
+            if takes_rows(loss_):
+                return loss_(parts, x_BTD, w_VD, y_BT)
+            x_BTD, w_VD = in_turn(x_BTD, w_VD) if parts.ranks > 1 else (x_BTD, w_VD)
+            return loss_(parts, x_BTD, whole("embed", w_VD), y_BT)
 
         def embed(parts: Parts, params: Any, x_BT: Any) -> Any:
-            return embed_(parts, {**params, "embed": whole("embed", params["embed"])}, x_BT)
+            w_VD = params["embed"]
+            return embed_(parts, {**params, "embed": w_VD if takes_rows(embed_) else whole("embed", w_VD)}, x_BT)
 
         return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
 
     return replace(parts, draw=draw, grad=grad, gather=gathered(parts.gather), **dividing(parts, by_rows))
+
+
+def takes_rows(part: Any) -> bool:
+    """Say whether a part takes the rows that this rank holds, see `vocabulary_parallel_loss`."""
+    return getattr(part, "over_vocabulary", False)
 
 
 def all_but_whole(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -299,15 +340,19 @@ def zero1(parts: Parts) -> Parts:
         return {**state, "params": parts.gather(parts, state["params"])}
 
     def reduce(parts: Parts, loss: Any, grads: Any) -> Any:
-        def reduced(name: str, grad: Any, size: Size) -> Any:
-            if grad.shape != size:
-                return grad
-            if not divisible(name, size):
-                return over_ranks(parts, grad)
-            axis = rows_axis(name)
-            return summed_part(parts, filled(grad, -(-size[axis] // parts.ranks) * parts.ranks, axis), axis)
+        names = {name for name, grad, size in _leaves(parts, grads) if grad.shape == size}
+        cut = {name for name, _, size in _leaves(parts, grads) if name in names and divisible(name, size)}
+        loss, grads = over_devices(parts, loss, grads, names - cut)
+        before = [loss, *(grad for name, grad in tree.leaves(grads) if name not in cut)]
 
-        return over_ranks(parts, loss), tree.mapped(reduced, tree.names(grads), grads, sized(parts, grads))
+        def in_parts(name: str, grad: Any) -> Any:
+            if name not in cut or parts.ranks == 1:
+                return grad
+            axis = rows_axis(name)
+            whole = filled(after(grad, *before), -(-grad.shape[axis] // parts.ranks) * parts.ranks, axis)
+            return summed_part(parts, whole, axis)
+
+        return loss, tree.mapped(in_parts, tree.names(grads), grads)
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         params = state["params"]
@@ -336,31 +381,49 @@ def in_order(rank: int, ranks: int) -> tuple[int, ...]:
 
 def sequence_parallel(parts: Parts) -> Parts:
     """Divide the tokens of every row; around attention, exchange them for all tokens of some heads."""
-    inner = parts.attend
+    inner = parts.mix
 
-    def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
+    def exchanging(attend: Any, parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
         if (heads := q_BTHK.shape[2]) % parts.ranks:
-            raise ValueError(f"sequence_parallel: {heads} heads cannot be divided among {parts.ranks} ranks")
+            raise ValueError(
+                f"sequence_parallel gives each of {parts.ranks} ranks as many of {heads} heads: "
+                "take a divisor, or ring_attention"
+            )
         if k_BTGK.shape[2] % parts.ranks:  # each rank needs the keys of its own heads
             k_BTGK, v_BTGK = (jnp.repeat(x, heads // x.shape[2], 2) for x in (k_BTGK, v_BTGK))
         q, k, v = (exchanged(parts, x, 2, 1) for x in (q_BTHK, k_BTGK, v_BTGK))
-        return exchanged(parts, inner(parts, q, k, v), 1, 2)
+        return exchanged(parts, attend(parts, q, k, v), 1, 2)
 
-    positions = positions_by(in_order)
-    return replace(parts, attend=attend, positions=positions, **dividing(parts, tokens_by(in_order)))
+    def mix(parts: Parts, p: Any, x_BTD: Any) -> Any:
+        return inner(replace(parts, attend=partial(exchanging, parts.attend)), p, x_BTD)
+
+    return replace(parts, mix=mix, positions=positions_by(in_order), **dividing(parts, tokens_by(in_order)))
 
 
 def vocabulary_parallel_loss(parts: Parts, chunk: int = 1024) -> Parts:
     """Hold some rows of the classifier; make logits for these alone, and the sum over all rows of what they give."""
-    inner_draw = parts.draw
+    inner_draw, inner_embed = parts.draw, parts.embed
+    mine = "embed" if getattr(parts.shape, "tied", False) else "head"
+
+    def same_tokens(parts: Parts) -> bool:
+        return parts.ranks == 1 or getattr(parts.share, "fineness", 0) == 0
 
     def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
         value = inner_draw(parts, name, shape, deviation)
-        return divided(parts, name, value) if name == "head" and not lies_divided(value) else value
+        return divided(parts, name, value) if name == mine and not lies_divided(value) else value
 
-    def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
-        same_tokens = getattr(parts.share, "fineness", 0) == 0
-        w_UD = w_VD if len(w_VD) < parts.shape.vocabulary else own_piece(parts, w_VD)
+    def embed(parts: Parts, params: Any, x_BT: Any) -> Any:
+        """Look up the tokens of all ranks among the own rows, and sum what the ranks found."""
+        w_UD = params["embed"]
+        if mine != "embed" or parts.ranks == 1:
+            return inner_embed(parts, params, x_BT)
+        same = same_tokens(parts)
+        at = (x_BT if same else all_gather(parts, x_BT)) - own_rank(parts) * len(w_UD)
+        inside = (at >= 0) & (at < len(w_UD))
+        found_BTD = jnp.where(inside[..., None], w_UD[jnp.where(inside, at, 0)], 0)
+        return over_ranks(parts, found_BTD) if same else summed_part(parts, found_BTD)
+
+    def loss(parts: Parts, x_BTD: Any, w_UD: Any, y_BT: Any) -> Any:
         x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
         size = min(chunk, len(y_N))
         count = -(-len(y_N) // size)
@@ -370,7 +433,7 @@ def vocabulary_parallel_loss(parts: Parts, chunk: int = 1024) -> Parts:
         @partial(jax.checkpoint, prevent_cse=False)
         def of_chunk(w_UD: Any, x_CD: Any, y_C: Any) -> Any:
             """Sum the losses of this rank's tokens; where ranks have others, each makes logits for those of all."""
-            if same_tokens:
+            if same_tokens(parts):
                 losses_C = losses(parts, x_CD, w_UD, y_C)
             else:
                 found = losses(parts, all_gather(parts, x_CD), w_UD, all_gather(parts, y_C))
@@ -381,8 +444,10 @@ def vocabulary_parallel_loss(parts: Parts, chunk: int = 1024) -> Parts:
         total, _ = lax.scan(lambda sum_, xy: (sum_ + of_chunk(w_UD, *xy), None), start, (x_KCD, y_KC))
         return total / (y_N != IGNORED).sum().astype(total.dtype)
 
+    embed.over_vocabulary = mine == "embed"  # type: ignore[attr-defined]
     loss.over_vocabulary = True  # type: ignore[attr-defined]
-    return replace(parts, draw=draw, loss=loss, gather=gathered(parts.gather), **dividing(parts, for_all))
+    gather = gathered(parts.gather)
+    return replace(parts, draw=draw, embed=embed, loss=loss, gather=gather, **dividing(parts, for_all))
 
 
 def losses(parts: Parts, x_CD: Any, w_UD: Any, y_C: Any) -> Any:
@@ -459,27 +524,27 @@ def tensor_parallel(parts: Parts) -> Parts:
     return replace(parts, draw=draw, mix=mix, feed=feed, gather=gather, **dividing(parts, for_all))
 
 
-def zigzag(rank: int, ranks: int) -> tuple[int, ...]:
+def folded(rank: int, ranks: int) -> tuple[int, ...]:
     """Give each rank a stretch from the beginning and one from the end: so all see about as many tokens."""
     return rank, 2 * ranks - 1 - rank
 
 
-def ring_attention(parts: Parts) -> Parts:
+def ring_attention(parts: Parts, zigzag: bool = True) -> Parts:
     """Divide the tokens of every row; pass the keys and values round, and attend to those that are there."""
+    blocks = folded if zigzag else in_order
 
     def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
         B, T, H, K = q_BTHK.shape
         q_BTGRK = q_BTHK.reshape(B, T, k_BTGK.shape[2], -1, K)
-        return in_ring(parts.ranks, q_BTGRK, k_BTGK, v_BTGK).reshape(B, T, H, K)
+        return in_ring(parts.ranks, zigzag, q_BTGRK, k_BTGK, v_BTGK).reshape(B, T, H, K)
 
-    positions = positions_by(zigzag)
-    return replace(parts, attend=attend, positions=positions, **dividing(parts, tokens_by(zigzag)))
+    return replace(parts, attend=attend, positions=positions_by(blocks), **dividing(parts, tokens_by(blocks)))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def in_ring(ranks: int, q_BTGRK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def in_ring(ranks: int, zigzag: bool, q_BTGRK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
     """Attend causally to the tokens of all ranks; in the backward pass the scores are computed again."""
-    return _ring_forward(ranks, q_BTGRK, k_BTGK, v_BTGK)[0]
+    return _ring_forward(ranks, zigzag, q_BTGRK, k_BTGK, v_BTGK)[0]
 
 
 def passed_on(ranks: int, values: Any) -> Any:
@@ -487,12 +552,17 @@ def passed_on(ranks: int, values: Any) -> Any:
     return jax.tree.map(lambda value: lax.ppermute(value, AXIS, [(r, (r + 1) % ranks) for r in range(ranks)]), values)
 
 
-def _ring_forward(ranks: int, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+def _ring_forward(ranks: int, zigzag: bool, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
     """Attend to the own tokens, of which each sees those before, and then to what comes round, see `_halves`."""
     half = q.shape[1] // 2
     own = _attended(q, k, v, _in_order(q.shape[1]))
 
-    def turn(at: Any, carried: Any) -> Any:
+    def plain_turn(at: int, carried: Any) -> Any:
+        kv, so_far = carried
+        kv = passed_on(ranks, kv)
+        return kv, lax.cond(_earlier(at), lambda: _merged(so_far, _attended(q, *kv)), lambda: so_far)
+
+    def turn(at: int, carried: Any) -> Any:
         (k, v), (first, second) = carried
         k, v = passed_on(ranks, (k, v))
         earlier, q_either, (k_either, v_either) = _halves(at, half, q, (k, v))
@@ -501,14 +571,17 @@ def _ring_forward(ranks: int, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
         first = _merged(first, (out, jnp.where(earlier, lse, -jnp.inf)))
         return (k, v), (first, _merged(second, (out, jnp.where(earlier, -jnp.inf, lse))))
 
-    of_halves = tuple(tuple(each[:, span] for each in own) for span in (slice(half), slice(half, None)))
-    _, (first, second) = lax.fori_loop(1, ranks, turn, ((k, v), of_halves))
-    out, lse = (jnp.concatenate(pair, 1) for pair in zip(first, second, strict=True))
+    if zigzag:
+        of_halves = tuple(tuple(each[:, span] for each in own) for span in (slice(half), slice(half, None)))
+        _, (first, second) = _turns(ranks, turn, ((k, v), of_halves))
+        out, lse = (jnp.concatenate(pair, 1) for pair in zip(first, second, strict=True))
+    else:
+        _, (out, lse) = _turns(ranks, plain_turn, ((k, v), own))
     out = out.astype(q.dtype)
     return out, (q, k, v, out, lse)
 
 
-def _ring_backward(ranks: int, held: Any, d_out: Any) -> tuple[Any, Any, Any]:
+def _ring_backward(ranks: int, zigzag: bool, held: Any, d_out: Any) -> tuple[Any, Any, Any]:
     """Send the gradients of keys and values round with them, until they are home."""
     q, k, v, out, lse = held
     half = q.shape[1] // 2
@@ -518,7 +591,15 @@ def _ring_backward(ranks: int, held: Any, d_out: Any) -> tuple[Any, Any, Any]:
     first, second = (tuple(each[:, span] for each in known) for span in (slice(half), slice(half, None)))
     dq, dk, dv = _gradients(known, k, v, _in_order(q.shape[1]))
 
-    def turn(at: Any, carried: Any) -> Any:
+    def plain_turn(at: int, carried: Any) -> Any:
+        kvs, dq = carried
+        k, v, dk, dv = passed_on(ranks, kvs)
+        more = lax.cond(
+            _earlier(at), lambda: _gradients(known, k, v), lambda: jax.tree.map(jnp.zeros_like, (dq, dk, dv))
+        )
+        return (k, v, dk + more[1], dv + more[2]), dq + more[0]
+
+    def turn(at: int, carried: Any) -> Any:
         (k, v, dk, dv), dq = carried
         k, v, dk, dv = passed_on(ranks, (k, v, dk, dv))
         earlier, _, (k_either, v_either) = _halves(at, half, q, (k, v))
@@ -532,7 +613,7 @@ def _ring_backward(ranks: int, held: Any, d_out: Any) -> tuple[Any, Any, Any]:
         )
         return (k, v, dk, dv), dq
 
-    (_, _, dk, dv), dq = lax.fori_loop(1, ranks, turn, ((k, v, dk, dv), dq))
+    (_, _, dk, dv), dq = _turns(ranks, turn if zigzag else plain_turn, ((k, v, dk, dv), dq))
     if ranks > 1:
         dk, dv = passed_on(ranks, (dk, dv))
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
@@ -541,13 +622,25 @@ def _ring_backward(ranks: int, held: Any, d_out: Any) -> tuple[Any, Any, Any]:
 in_ring.defvjp(_ring_forward, _ring_backward)
 
 
-def _halves(at: Any, half: int, q: Any, kv: Any) -> tuple[Any, Any, Any]:
+def _turns(ranks: int, turn: Callable[..., Any], carried: Any) -> Any:
+    """Take all turns; written out, for a loop that passes something would stand beside what else passes in a layer."""
+    for at in range(1, ranks):
+        carried = turn(at, carried)
+    return carried
+
+
+def _earlier(at: int) -> Any:
+    """Say whether what is here after so many turns comes from a rank before this one."""
+    return lax.axis_index(AXIS) >= at
+
+
+def _halves(at: int, half: int, q: Any, kv: Any) -> tuple[Any, Any, Any]:
     """Choose what else is attended to after so many turns, besides the second half of q to the first half of k and v.
 
     Those are always seen. Of an earlier rank the first half sees the first half too, of a later one the second half the
     second: as much for all. `earlier` says which it is.
     """
-    earlier = lax.axis_index(AXIS) >= at
+    earlier = _earlier(at)
     either = jax.tree.map(lambda each: jnp.where(earlier, each[:, :half], each[:, half:]), (q, kv))
     return earlier, *either
 

@@ -85,6 +85,18 @@ class Summed(torch.autograd.Function):
         return all_reduce(grad.clone())
 
 
+class Scattered(torch.autograd.Function):
+    """`reduce_scatter` along the first dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor) -> Tensor:
+        return reduce_scatter(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return all_gather(grad)
+
+
 class Exchanged(torch.autograd.Function):
     """`all_to_all` along the first dimension."""
 
@@ -129,6 +141,15 @@ def sized(parts: Parts, params: Any) -> Any:
     return tree.mapped(lambda name: known[name.rpartition(".")[2]], tree.names(params))
 
 
+def replace_leaves(tree_: Any, sizes_: Any, function: Callable[[Tensor, Size], Tensor]) -> None:
+    """Put `function(leaf, size)` in the place of each leaf, so that each is dropped before the next is made."""
+    for key in list(tree_) if isinstance(tree_, dict) else range(len(tree_)):
+        if isinstance(tree_[key], Tensor):
+            tree_[key] = function(tree_[key], sizes_[key])
+        else:
+            replace_leaves(tree_[key], sizes_[key], function)
+
+
 def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
     """Give the parts `share` and `reduce` of a strategy that divides the batch by `share`.
 
@@ -166,14 +187,12 @@ def by_tokens(parts: Parts, x: Tensor, y: Tensor, blocks: Callable[[int, int], t
 
     `blocks(rank, ranks)` names them among as many for each rank.
     """
-    return weighed(
-        *(
-            torch.cat(
-                [filled(each[:, span], span.stop - span.start, 1, nothing) for span in spans(x.shape[1], blocks)], 1
-            )
-            for each, nothing in ((x, 0), (y, IGNORED))
-        )
-    )
+    mine = spans(x.shape[1], blocks)
+
+    def taken(values: Tensor, nothing: int) -> Tensor:
+        return torch.cat([filled(values[:, span], span.stop - span.start, 1, nothing) for span in mine], 1)
+
+    return weighed(taken(x, 0), taken(y, IGNORED))
 
 
 def spans(tokens: int, blocks: Callable[[int, int], tuple[int, ...]]) -> tuple[slice, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import records
+from harness import cli, records
 from harness.records import Case, Record, Slot
 
 pytestmark = pytest.mark.alone
@@ -310,6 +310,25 @@ def test_an_interruption_ends_with_130_and_keeps_what_was_measured(runs: Runs) -
     kinds = Counter(record.slot.kind for record in runs.kept if record.slot)
     assert (kinds["predict"], kinds["memory"], kinds["time"]) == (3, 1, 0)
     assert runs.leftover == [], "a worker outlived the run"
+
+
+@pytest.mark.parametrize(("signalled", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_a_signal_that_comes_while_a_lock_is_taken_ends_the_run_as_any_other(signalled, code, monkeypatch, capsys):
+    def app(standalone_mode: bool) -> None:
+        try:
+            raise signalled
+        finally:
+            raise RuntimeError("release unlocked lock")
+
+    kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    monkeypatch.setattr(cli, "app", app)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        for each, handler in kept.items():
+            signal.signal(each, handler)
+    assert ended.value.code == code and "Traceback" not in capsys.readouterr().err
 
 
 def test_an_interruption_says_that_the_same_command_resumes(runs: Runs) -> None:

@@ -108,6 +108,11 @@ def test_only_exact_answers_are_combined_unless_others_are_allowed(path: Path) -
     assert not {"bfloat16", "window_attention", "strided_view", "nothing"} & set(everything)
 
 
+def test_what_divides_a_run_among_ranks_is_not_combined(path: Path) -> None:
+    (group,) = suite.read(path, LOADED).groups
+    assert not [each.name for each in members(group, LOADED, (), True) if LOADED.strategies[each.name].ranks]
+
+
 def test_too_many_combinations_are_refused(path: Path) -> None:
     with pytest.raises(SuiteError, match="give more than 2000 combinations: narrow them"):
         group_of(plan(path).groups[0], LOADED, ("lower_precision", "approximate"), True, "small.yaml")

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from harness import Parts, Place, plugins
 from strategies.automatic_loss import chooses_fused
+from strategies.cut_loss.on_torch import cut_loss as cut_loss_in_torch
+from strategies.fused_loss.on_torch import fused_loss as fused_loss_in_torch
 
 STRATEGIES = plugins.load().strategies
 ROWS = {"cut_loss": {"rows": 7, "tile": 5}, "native_loss": {"chunk": 7}, "fused_loss": {"chunk": 7},
@@ -185,3 +187,56 @@ def test_the_choice_is_noted(backend):
 def test_a_policy_that_torch_does_not_have_is_refused():
     with pytest.raises(ValueError, match="policy is one of auto, accurate, balanced, compact, not 'fast'"):
         STRATEGIES["native_loss"].on["torch"](Parts(None, Place("torch", "cpu")), policy="fast")
+
+
+# What rounding leaves of a target's 1
+
+
+def rounded(loss, x, w, y):
+    """The distance of both gradients from those in float64, relative to them."""
+    x_64, w_64 = (t.detach().double().requires_grad_() for t in (x, w))
+    truth = torch.autograd.grad(F.cross_entropy(x_64 @ w_64.T, y), (x_64, w_64))
+    x, w = (t.detach().clone().requires_grad_() for t in (x, w))
+    found = torch.autograd.grad(loss(x, w, y), (x, w))
+    return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, truth, strict=True)]
+
+
+def of_tokens(aim=0.0, n=1024, D=128, V=2048):
+    """Hidden states, a weight and targets; with `aim` each hidden state points to its target."""
+    random = torch.Generator().manual_seed(0)
+    w, y = torch.randn(V, D, generator=random) * 0.05, torch.randint(V, (n,), generator=random)
+    return torch.randn(n, D, generator=random) * (1 if aim == 0 else 0.1) + aim * w[y] / w[y].norm(dim=1)[:, None], w, y
+
+
+def plain_loss(x, w, y):
+    return F.cross_entropy(x @ w.T, y)
+
+
+IN_FLOAT32 = {
+    "fused_loss": lambda x, w, y: fused_loss_in_torch(x, w, y, 256),
+    "cut_loss": lambda x, w, y: cut_loss_in_torch(x, w, y, 256, 512),
+}
+
+
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_gradients_lie_closer_to_float64_than_those_of_torchs_own_chunks_and_of_plain_code(name):
+    if not hasattr(F, "linear_cross_entropy"):
+        pytest.skip("this torch has no linear_cross_entropy")
+
+    def native(x, w, y):
+        options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=256, chunking_method=None)
+        return F.linear_cross_entropy(x, w, y, options=options)
+
+    ours, its, plain = (rounded(loss, *of_tokens()) for loss in (IN_FLOAT32[name], native, plain_loss))
+    assert ours[0] < its[0] / 2 and ours[1] < its[1]
+    assert ours[0] < plain[0] / 5 and ours[1] < plain[1] / 4
+
+
+@pytest.mark.parametrize("name", IN_FLOAT32)
+@pytest.mark.parametrize(("aim", "least", "most"), [(10.0, 0.0, 0.5), (15.0, 0.5, 0.9), (28.0, 0.99, 1.0)])
+def test_confident_rows_keep_their_gradient(name, aim, least, most):
+    x, w, y = of_tokens(aim)
+    sure = torch.softmax(x.double() @ w.double().T, 1).gather(1, y[:, None])
+    assert least < sure.median() < most
+    ours, plain = rounded(IN_FLOAT32[name], x, w, y), rounded(plain_loss, x, w, y)
+    assert ours[0] <= 1.5 * plain[0] and ours[1] <= 1.5 * plain[1]

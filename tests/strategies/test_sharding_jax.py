@@ -16,16 +16,15 @@ from harness.records import Phase, Record
 EXACT, LOWER = 1e-5, 2e-2
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 """Programs that run a few times are compiled three times as fast without these."""
-REWRITES = {
-    "ddp": ("share", "reduce"),
-    "fsdp": ("draw", "share", "grad", "reduce", "gather"),
-    "zero1": ("init", "share", "reduce", "update", "gather"),
-    "sequence_parallel": ("share", "positions", "attend", "reduce"),
-    "vocabulary_parallel_loss": ("draw", "share", "loss", "reduce", "gather"),
-    "tensor_parallel": ("draw", "mix", "feed", "share", "reduce", "gather"),
-    "ring_attention": ("share", "positions", "attend", "reduce"),
-}
-ALONE = tuple(REWRITES)
+ALONE = (
+    "ddp",
+    "zero1",
+    "fsdp",
+    "tensor_parallel",
+    "sequence_parallel",
+    "ring_attention",
+    "vocabulary_parallel_loss",
+)
 TOGETHER = {
     2: (
         "fsdp + checkpoint + fused_loss",
@@ -33,12 +32,15 @@ TOGETHER = {
         "fsdp + bfloat16",
         "vocabulary_parallel_loss + ring_attention + fsdp",
         "zero1 + sequence_parallel",
+        "ring_attention without zigzag",
     ),
     4: (
         "bfloat16 + fsdp",
         "fsdp + sequence_parallel + vocabulary_parallel_loss",
         "tensor_parallel + vocabulary_parallel_loss + checkpoint",
         "ring_attention + fsdp + checkpoint",
+        "accumulate + fsdp",
+        "ring_attention without zigzag",
     ),
 }
 GROUPED = {"kv_heads": 2, "bias": True, "label_smoothing": 0.1, "z_loss": 1e-3, "soft_cap": 5.0}
@@ -144,39 +146,31 @@ def test_a_share_is_measured_as_predicted():
 
 
 class Trial:
-    """Runs of the decoder on so many of the devices; every strategy is at hand, whether it is registered or not."""
+    """Runs of the decoder on so many of the devices."""
 
     def __init__(self) -> None:
-        from dataclasses import replace
+        from harness import Place, backends, plugins
 
-        from harness import Place, Strategy, backends, plugins
-        from strategies.sharding import on_jax
-
-        loaded = plugins.load()
-        more = {
-            name: Strategy(name, parts, {"jax": getattr(on_jax, name)}, "Divide a run.", ranks=True)
-            for name, parts in REWRITES.items()
-            if "jax" not in getattr(loaded.strategies.get(name), "on", ())
-        }
-        self.plugins = replace(loaded, strategies={**loaded.strategies, **more})
+        self.plugins = plugins.load()
         self.backend = backends.load("jax")
-        self.decoder = loaded.workloads["decoder"]
+        self.decoder = self.plugins.workloads["decoder"]
         self.place = Place("jax", "cpu")
         self.backend.start(self.place)
 
     def case(self, names: str, ranks: int, shape: dict):
         from harness.records import Applied, Case
 
-        probe = {"chunk": 23}
-        knobs = {"vocabulary_parallel_loss": probe, "fused_loss": probe}
-        applied = tuple(Applied(name=name, knobs=knobs.get(name, {})) for name in names.split(" + ") if name)
+        def applied(told: str) -> Applied:
+            name, _, off = told.partition(" without ")
+            return Applied(name=name, knobs={**self.plugins.strategies[name].probe, **({off: False} if off else {})})
+
         return Case(
             workload="decoder",
             shape=shape,
             place="jax/cpu",
             corpus="drawn",
             tokenizer="none",
-            strategies=applied,
+            strategies=tuple(map(applied, names.split(" + "))) if names else (),
             ranks=ranks,
         )
 

@@ -1,0 +1,43 @@
+"""Hold the tokens of a part of the context on each rank and pass keys and values round; pay R - 1 passes of them.
+
+Each rank attends from its queries to the keys and values of one rank after the other, and merges what they give by the
+logarithm of their sums in float32. The backward pass sends them round once more, with their gradients. Peak of a rank:
+the activations of T / R tokens, and twice its keys and values on their way. With `zigzag` a rank has the r-th block of
+2 R from the start and the r-th from the end, so that all have the same work under causal attention; else the r-th of R.
+(Liu et al., 2023, arXiv:2310.01889; the order: Brandon et al., "Striped Attention", 2023, arXiv:2311.09431, and Zhu,
+"ring-flash-attention", 2024.)
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Parts
+
+
+def blocks_of(rank: int, ranks: int, zigzag: bool) -> tuple[int, ...]:
+    """Number the blocks of a rank among as many for each."""
+    return (rank, 2 * ranks - 1 - rank) if zigzag else (rank,)
+
+
+def on_torch(parts: Parts, zigzag: bool = True) -> Parts:
+    import torch.distributed as dist
+
+    from strategies.sharding import on_torch as ranks
+    from strategies.sharding.ring_on_torch import ring_attention
+
+    def blocks(rank: int, ranks: int) -> tuple[int, ...]:
+        return blocks_of(rank, ranks, zigzag)
+
+    def positions(parts: Parts, tokens: int) -> tuple[slice, ...]:
+        return ranks.spans(tokens * dist.get_world_size(), blocks)
+
+    def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
+        return ring_attention(q_BTHK, k_BTGK, v_BTGK, zigzag)
+
+    return replace(parts, attend=attend, positions=positions, **ranks.dividing(parts, ranks.tokens_by(blocks)))
+
+
+def on_jax(parts: Parts, zigzag: bool = True) -> Parts:
+    from strategies.sharding import on_jax
+
+    return on_jax.ring_attention(parts, zigzag)

@@ -1,0 +1,256 @@
+"""A case on several ranks is one record: of all of them, or of the one that failed first; and nobody stays behind."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import claims, judge, keeper, plugins, records, runner
+from harness.records import Applied, Case, Claim, Phase, Record, Slot, Task
+from harness.worker import ranks
+
+pytest.importorskip("torch", reason="the ranks are torch's")
+alone = pytest.mark.alone
+
+PLUGIN = '''
+"""Strategies of which one rank of two dies, in the second step."""
+
+import os, signal, time
+from dataclasses import replace
+
+from harness import Strategy, hookimpl
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash():
+    os.abort()
+
+
+def memory():
+    raise MemoryError("asked for too much")
+
+
+def error():
+    raise ValueError("wrong on purpose")
+
+
+def leaves():
+    os._exit(3)
+
+
+def hang():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+
+def strategy(fault):
+    def on_torch(parts):
+        import torch.distributed as dist
+
+        inner = parts.reduce
+
+        def reduce(parts, loss, grads):
+            if parts.shape.tokens == 96 and dist.get_rank() == 1:
+                fault()
+            dist.all_reduce(loss)
+            return inner(parts, loss / dist.get_world_size(), grads)
+
+        return replace(parts, reduce=reduce)
+
+    return Strategy(
+        "rank_" + fault.__name__, rewrites=("reduce",), on={"torch": on_torch}, about="Die on one rank.", ranks=True
+    )
+
+
+@hookimpl
+def harness_strategies():
+    return [strategy(fault) for fault in (killed, crash, memory, error, leaves, hang)]
+'''
+
+
+def case(*names, count=2, budget=None):
+    shape = {"layers": 2, "width": 64, "heads": 4, "vocabulary": 512, "batch": 4, "tokens": 96}
+    decoder = plugins.load().workloads["decoder"]
+    return Case(
+        workload="decoder",
+        shape=decoder.shape.model_validate(shape).model_dump(),
+        place="torch/cpu",
+        corpus="drawn",
+        tokenizer="none",
+        strategies=tuple(Applied(name=name) for name in names),
+        budget_bytes=budget,
+        ranks=count if names else 1,
+    )
+
+
+def run(kind, *names, extra=(), deadline=120.0, **settings):
+    task = Task(
+        kind=kind, cases=(case(*names),), run_id="test", parent=os.getpid(), folder="", plugins=tuple(extra), **settings
+    )
+    return runner.run(task, 2, deadline)[0]
+
+
+def workers():
+    """Every process that this one started for a case."""
+    return [pid for pid in keeper._processes() if keeper._mark_of(pid) == keeper.mark() and not keeper._over(pid)]
+
+
+@alone
+def test_ranks_leave_one_record_of_all_of_them():
+    plain, divided = run("memory"), run("memory", "fsdp")
+    assert (plain.status, divided.status) == ("ok", "ok")
+    assert divided.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert len(divided.ranks) == 2 and not plain.ranks
+    peaks = [rank.peak_bytes for rank in divided.ranks]
+    assert divided.peak_host_bytes == max(peaks) and divided.all_ranks_bytes == sum(peaks)
+    assert divided.peak_host_bytes < plain.peak_host_bytes
+    assert divided.batches_digests == plain.batches_digests
+    assert "child_processes" not in divided.flags
+    assert all({"steady_step/backward", "init"} <= {phase.name for phase in rank.phases} for rank in divided.ranks)
+
+
+@alone
+def test_ranks_are_timed_together_and_a_pilot_ends_on_all_of_them():
+    timed = run("time", "ddp", steps=5, warmup=1)
+    assert timed.status == "ok" and len(timed.step_seconds) == 5
+    assert run("pilot", "ddp").status == "ok"
+
+
+@alone
+@pytest.mark.parametrize(
+    ("fault", "status", "told"),
+    [
+        ("killed", "killed_unknown", "rank 1 of 2 ended by SIGKILL"),
+        ("crash", "crash", "rank 1 of 2 ended by SIGABRT"),
+        ("memory", "oom_host", "rank 1 of 2: asked for too much"),
+        ("error", "error", "rank 1 of 2: wrong on purpose"),
+        ("leaves", "error", "rank 1 of 2 left no result"),
+    ],
+)
+def test_a_rank_that_dies_ends_the_case_with_its_evidence(fault, status, told, tmp_path: Path):
+    plugin = tmp_path / "dying.py"
+    plugin.write_text(PLUGIN)
+    started = time.monotonic()
+    found = run("memory", f"rank_{fault}", extra=[str(plugin)])
+    assert (found.status, found.evidence["rank"], found.evidence["message"]) == (status, 1, told)
+    assert time.monotonic() - started < 60
+    assert not workers()
+
+
+@alone
+def test_a_rank_that_hangs_and_does_not_listen_ends_at_the_deadline(tmp_path: Path):
+    plugin = tmp_path / "dying.py"
+    plugin.write_text(PLUGIN)
+    started = time.monotonic()
+    assert run("memory", "rank_hang", extra=[str(plugin)], deadline=15.0).status == "timeout"
+    assert time.monotonic() - started < 15 + 6 + 2
+    assert not workers()
+
+
+@alone
+def test_no_rank_outlives_the_harness(tmp_path: Path):
+    plugin = tmp_path / "dying.py"
+    plugin.write_text(PLUGIN)
+    (tmp_path / "ranks.yaml").write_text(
+        "title: One rank hangs\nworkload: decoder\nplaces: [torch/cpu]\ncorpus: zipf\ntokenizer: bytes\n"
+        "shape: {layers: 2, width: 64, heads: 4, vocabulary: 512, batch: 4, tokens: 96}\n"
+        "strategies: [rank_hang]\nrounds: 0\n"
+    )
+    command = [sys.executable, "-m", "harness.cli", "run", "ranks.yaml", "--plugin", str(plugin)]
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        mark = f"{process.pid}:"
+        until = time.monotonic() + 90
+        while len(carried(mark)) < 3 and time.monotonic() < until:  # the worker that leads, and two ranks
+            time.sleep(0.05)
+        assert len(carried(mark)) >= 3
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    until = time.monotonic() + 2
+    while carried(mark) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not carried(mark)
+
+
+def carried(mark):
+    marks = {pid: keeper._mark_of(pid) for pid in keeper._processes()}
+    return [pid for pid, its in marks.items() if (its or "").startswith(mark) and not keeper._over(pid)]
+
+
+# Joining records
+
+
+def seen(peak, phase, *steps, flags=()):
+    phases = (Phase(name=phase, entry_bytes=0, peak_bytes=peak, exit_bytes=0),)
+    return Record(peak_host_bytes=peak, peak_phase=phase, phases=phases, step_seconds=steps, flags=flags)
+
+
+def test_together_the_largest_rank_and_the_slowest_steps_count():
+    joined = ranks.together([seen(10, "init", 1.0, 5.0, flags=("noisy",)), seen(30, "update", 2.0, 4.0)])
+    assert (joined.peak_host_bytes, joined.peak_phase, joined.all_ranks_bytes) == (30, "update", 40)
+    assert joined.step_seconds == (2.0, 5.0) and joined.flags == ("noisy",)
+    assert [(rank.peak_bytes, rank.peak_phase) for rank in joined.ranks] == [(10, "init"), (30, "update")]
+
+
+def rows(*cases_and_peaks):
+    found = []
+    for at, (each, peak, more) in enumerate(cases_and_peaks):
+        slot = Slot(case=each.digest(), kind="memory")
+        found.append(Record(slot=slot, case=each, position=at, peak_host_bytes=peak, resolution_bytes=0, **more))
+    return judge.judge(found)
+
+
+def test_rows_on_ranks_stand_beside_the_one_process_they_are_compared_to():
+    tables = rows((case(), 100, {}), (case("fsdp"), 52, {"all_ranks_bytes": 104}), (case("fsdp", count=4), 28, {}))
+    assert [[row.label for row in table.rows] for table in tables] == [
+        ["baseline", "fsdp on 2 ranks", "fsdp on 4 ranks"]
+    ]
+    assert [row.peak_ratio for row in tables[0].rows] == [1.0, 0.52, 0.28]
+    assert any("104" in note or "0 MiB" in note for note in tables[0].rows[1].notes)
+
+
+@pytest.mark.parametrize(
+    ("that", "where", "verdict"),
+    [
+        ("peak(fsdp) <= 0.55 * peak(baseline)", {"ranks": 2}, "verified"),
+        ("peak(fsdp) <= 0.3 * peak(baseline)", {"ranks": 2}, "refuted"),
+        ("peak(fsdp, ranks=4) <= 0.3 * peak(baseline)", {}, "verified"),
+        ("peak(fsdp) <= 1", {}, "untested"),
+        ("all_ranks(fsdp, ranks=2) >= peak(baseline)", {}, "verified"),
+    ],
+)
+def test_claims_name_the_ranks(that, where, verdict):
+    tables = rows((case(), 100, {}), (case("fsdp"), 52, {"all_ranks_bytes": 104}), (case("fsdp", count=4), 28, {}))
+    assert claims.answer(Claim(id="x", says="x", that=that, where=where), tables).verdict == verdict
+
+
+# What a record keeps
+
+
+def test_a_case_on_ranks_is_compared_to_one_process():
+    assert case("fsdp").group == case("fsdp", count=4).group == case().group
+    assert case("fsdp").plain == case() and case("fsdp").digest() != case("fsdp", count=4).digest()
+    kept = records.parse(records.encoded(Record(case=case("fsdp"), ranks=(records.Rank(peak_bytes=1),))))
+    assert kept.case == case("fsdp") and kept.ranks[0].peak_bytes == 1
+
+
+@alone
+def test_a_prediction_is_that_of_each_rank():
+    cases = (case(), case("fsdp"), case("fsdp", count=4), case("ring_attention"))
+    task = Task(kind="predict", cases=cases, run_id="test", parent=os.getpid(), folder="", steps=2)
+    plain, two, four, ring = (record.predicted_peak_bytes for record in runner.run(task, 2, 120.0))
+    assert four < two < plain and ring < plain
+    floors = [record.floor_bytes for record in runner.run(task, 2, 120.0)]
+    assert math.isclose(floors[2], floors[0] / 4, rel_tol=0.01)

@@ -1,0 +1,61 @@
+"""One rank of `test_sharding.py`: train every combination at ragged sizes; print how far it is from one process.
+
+Run by torch's launcher on each rank with a JSON list of [strategies, sizes]; the first rank prints, line by line, the
+largest relative distance of the losses, that of the gradients, and what was raised.
+"""
+
+import json
+import sys
+from collections import Counter
+
+import numpy as np
+import torch.distributed as dist
+
+from harness import plugins
+from harness.assembly import never_called
+from harness.backends import torch as backend
+from harness.records import Applied, Case
+from harness.types import Place
+from harness.worker import answers
+
+LOADED = plugins.load()
+UPDATES = 3
+
+
+def case_of(names, sizes, ranks):
+    decoder = LOADED.workloads["decoder"]
+    knobs = {name: dict(LOADED.strategies[name].probe) for name in names}
+    shape = decoder.probe(decoder.shape()).model_copy(update=sizes)
+    strategies = tuple(Applied(name=name, knobs=knobs[name]) for name in names)
+    case = Case(workload="decoder", shape=shape.model_dump(), place="torch/cpu", corpus="drawn", tokenizer="none")
+    return case.model_copy(update={"strategies": strategies, "ranks": ranks})
+
+
+def compared(names, sizes):
+    case = case_of(names, sizes, dist.get_world_size())
+    calls = Counter()
+    mine = answers.observer(LOADED, case, backend, calls=calls, updates=UPDATES)(0)
+    its = answers.observer(LOADED, case.plain, backend, updates=UPDATES)(0)
+    losses = max(abs(a - b) / abs(b) for a, b in zip(mine.trajectory, its.trajectory, strict=True))
+    assert mine.gradients.keys() == its.gradients.keys()
+    assert all(mine.gradients[name].shape == its.gradients[name].shape for name in its.gradients)
+    gaps = [(mine.gradients[name].astype(np.float64) - its.gradients[name]).ravel() for name in its.gradients]
+    norm = np.linalg.norm(np.concatenate([g.ravel() for g in its.gradients.values()]))
+    return losses, float(np.linalg.norm(np.concatenate(gaps)) / norm), never_called(calls)
+
+
+def main():
+    dist.init_process_group("gloo")
+    backend.start(Place("torch", "cpu"))
+    for names, sizes in json.loads(sys.argv[1]):
+        try:
+            told = compared(names, sizes)
+        except ValueError as error:
+            told = None, None, str(error)
+        if dist.get_rank() == 0:
+            print(json.dumps(told), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

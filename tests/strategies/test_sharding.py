@@ -1,0 +1,107 @@
+"""What divides a run among ranks in torch trains the same model: at ragged sizes, alone and together, on 2 and 4.
+
+Each number of ranks is started once, by torch's own launcher, for all combinations: see `ranks_of_torch.py`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import Place, plugins
+from strategies.sharding.ring_attention import blocks_of
+
+torch = pytest.importorskip("torch", reason="the ranks are torch's")
+
+LOADED = plugins.load()
+ALONE = [[name] for name, strategy in LOADED.strategies.items() if strategy.ranks and "torch" in strategy.on]
+TOGETHER = [
+    ["fsdp", "checkpoint"],
+    ["checkpoint", "fsdp"],
+    ["fsdp", "fused_loss"],
+    ["fused_loss", "fsdp"],
+    ["accumulate", "fsdp"],
+    ["fsdp", "accumulate"],
+    ["fsdp", "ring_attention"],
+    ["ring_attention", "fsdp"],
+    ["zero1", "sequence_parallel"],
+    ["sequence_parallel", "zero1"],
+    ["fsdp", "vocabulary_parallel_loss"],
+    ["vocabulary_parallel_loss", "fsdp"],
+    ["ring_attention", "vocabulary_parallel_loss", "fsdp"],
+    ["tensor_parallel", "vocabulary_parallel_loss"],
+    ["sequence_parallel", "chunked_attention"],
+    ["chunked_attention", "sequence_parallel"],
+    ["checkpoint", "ring_attention"],
+]
+TIED = {"tied": True, "kv_heads": 2}
+EVERY_TERM = {
+    "feed": "gelu", "norm": "layer", "bias": True, "parallel": True,
+    "label_smoothing": 0.1, "z_loss": 1e-3, "soft_cap": 5.0,
+}  # fmt: skip
+ONE_ROW = {"batch": 1}
+CASES = {
+    2: [
+        *[(names, {}) for names in ALONE + TOGETHER],
+        *[(names, sizes) for sizes in (TIED, EVERY_TERM) for names in [*ALONE, TOGETHER[-5]]],
+        *[(names, ONE_ROW) for names in (["ddp"], ["fsdp"])],
+    ],
+    4: [(names, {}) for names in [*ALONE, TOGETHER[-5]]],
+}
+REFUSED = [
+    (["fsdp", "tensor_parallel"], {}, "leave out one of the two"),
+    (["tensor_parallel", "fsdp"], {}, "leave out what divides the batch"),
+    (["tensor_parallel"], {"heads": 3, "kv_heads": 3}, "take a divisor of both"),
+    (["sequence_parallel"], {"heads": 3, "kv_heads": 3}, "ring_attention"),
+]
+WITHIN = 2e-6
+
+
+def on_ranks(ranks, cases):
+    """Run cases on so many ranks of one thread; give what the first one printed of each."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--local-addr", "localhost"]
+    program = str(Path(__file__).with_name("ranks_of_torch.py"))
+    asked = json.dumps([list(case) for case in cases])
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *launcher, program, asked], capture_output=True, text=True, env=env, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("ranks", CASES)
+def test_ranks_train_as_one_process(ranks):
+    told = on_ranks(ranks, CASES[ranks])
+    wrong = {}
+    for (names, sizes), (losses, gradients, fault) in zip(CASES[ranks], told, strict=True):
+        if fault is not None or not (losses < WITHIN and gradients < WITHIN):
+            wrong["+".join([*names, *sizes])] = losses, gradients, fault
+    assert not wrong
+
+
+def test_what_does_not_go_together_is_refused_in_a_sentence():
+    told = on_ranks(2, [case[:2] for case in REFUSED])
+    assert [sentence in (fault or "") for (*_, sentence), (*_, fault) in zip(REFUSED, told, strict=True)] == [
+        True
+    ] * len(REFUSED)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_zigzag_gives_every_rank_the_same_work(ranks):
+    work = [sum(block + 1 for block in blocks_of(rank, ranks, zigzag=True)) for rank in range(ranks)]
+    assert len(set(work)) == 1
+    every = sorted(block for rank in range(ranks) for block in blocks_of(rank, ranks, zigzag=True))
+    assert every == list(range(2 * ranks))
+    assert [blocks_of(rank, ranks, zigzag=False) for rank in range(ranks)] == [(rank,) for rank in range(ranks)]
+
+
+def test_a_row_on_ranks_fits_the_decoder_alone():
+    place = Place("torch", "cpu")
+    for (name,) in ALONE:
+        strategy = LOADED.strategies[name]
+        assert strategy.obstacle(place, LOADED.workloads["decoder"]) is None
+        assert "does not have" in (strategy.obstacle(place, LOADED.workloads["temporal"]) or "")
