@@ -82,6 +82,15 @@ def in_turn(x: Any, w: Any) -> tuple[Any, Any]:
 in_turn.defvjp(lambda x, w: (in_turn(x, w), None), lambda _, grads: (after(grads[0], grads[1]), grads[1]))
 
 
+@jax.custom_vjp
+def known(value: Any) -> Any:
+    """Give a value whose gradient comes after it: what is computed again would not wait for the first time."""
+    return value
+
+
+known.defvjp(lambda value: (value, value), lambda value, grad: (after(grad, value),))
+
+
 def filled(values: Any, size: int, axis: int, nothing: int = 0) -> Any:
     """Fill a dimension up to a size."""
     missing = [(0, size - have if at == axis else 0) for at, have in enumerate(values.shape)]
@@ -178,8 +187,8 @@ def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
 
 
 def _leaves(parts: Parts, grads: Any) -> list[tuple[str, Any, Size]]:
-    known = sizes(parts)
-    return [(name, grad, known[name]) for name, grad in tree.leaves(grads)]
+    whole = sizes(parts)
+    return [(name, grad, whole[name]) for name, grad in tree.leaves(grads)]
 
 
 def over_devices(parts: Parts, loss: Any, grads: Any, names: Any) -> tuple[Any, Any]:
@@ -221,8 +230,7 @@ def sizes(parts: Parts) -> dict[str, Size]:
 
 def sized(parts: Parts, params: Any) -> Any:
     """Put the whole size of each parameter in its place."""
-    known = sizes(parts)
-    return tree.mapped(known.__getitem__, tree.names(params))
+    return tree.mapped(sizes(parts).__getitem__, tree.names(params))
 
 
 def rows_axis(name: str) -> int:
@@ -442,7 +450,7 @@ def vocabulary_parallel_loss(parts: Parts, chunk: int = 1024) -> Parts:
 
         start = jnp.zeros((), jnp.promote_types(x_ND.dtype, jnp.float32))
         total, _ = lax.scan(lambda sum_, xy: (sum_ + of_chunk(w_UD, *xy), None), start, (x_KCD, y_KC))
-        return total / (y_N != IGNORED).sum().astype(total.dtype)
+        return known(total) / (y_N != IGNORED).sum().astype(total.dtype)
 
     embed.over_vocabulary = mine == "embed"  # type: ignore[attr-defined]
     loss.over_vocabulary = True  # type: ignore[attr-defined]
@@ -587,16 +595,14 @@ def _ring_backward(ranks: int, zigzag: bool, held: Any, d_out: Any) -> tuple[Any
     half = q.shape[1] // 2
     wide = lse.dtype
     inner = (d_out.astype(wide) * out.astype(wide)).sum(-1)
-    known = q, d_out, lse, inner
-    first, second = (tuple(each[:, span] for each in known) for span in (slice(half), slice(half, None)))
-    dq, dk, dv = _gradients(known, k, v, _in_order(q.shape[1]))
+    own = q, d_out, lse, inner
+    first, second = (tuple(each[:, span] for each in own) for span in (slice(half), slice(half, None)))
+    dq, dk, dv = _gradients(own, k, v, _in_order(q.shape[1]))
 
     def plain_turn(at: int, carried: Any) -> Any:
         kvs, dq = carried
         k, v, dk, dv = passed_on(ranks, kvs)
-        more = lax.cond(
-            _earlier(at), lambda: _gradients(known, k, v), lambda: jax.tree.map(jnp.zeros_like, (dq, dk, dv))
-        )
+        more = lax.cond(_earlier(at), lambda: _gradients(own, k, v), lambda: jax.tree.map(jnp.zeros_like, (dq, dk, dv)))
         return (k, v, dk + more[1], dv + more[2]), dq + more[0]
 
     def turn(at: int, carried: Any) -> Any:
@@ -673,9 +679,9 @@ def _merged(some: Any, others: Any) -> tuple[Any, Any]:
     return a * jnp.exp(lse_a - lse)[..., None] + b * jnp.exp(lse_b - lse)[..., None], lse
 
 
-def _gradients(known: Any, k_BSGK: Any, v_BSGK: Any, seen_TS: Any = None) -> tuple[Any, Any, Any]:
+def _gradients(queries: Any, k_BSGK: Any, v_BSGK: Any, seen_TS: Any = None) -> tuple[Any, Any, Any]:
     """Give the gradients of q, k and v by these scores, in float32: they are computed again."""
-    q, d_out, lse, inner = known
+    q, d_out, lse, inner = queries
     wide = lse.dtype
     shares = jnp.exp(_scores(q, k_BSGK) - jnp.moveaxis(lse, 1, -1)[..., None])
     if seen_TS is not None:
