@@ -8,6 +8,10 @@ zeros to as many on each device; vectors stay whole.
 The loss of a batch is the sum of what the ranks compute. So the gradient of a parameter that every rank holds is the
 sum of theirs, and the backward pass of each collective is its transpose: of gathering, summing into parts; of summing,
 summing; of exchanging, exchanging back. With one rank nothing passes, and there is no axis.
+
+XLA's CPU takes what does not depend on each other in any order, and on each device in its own. It keeps collectives that
+stand side by side in order, but not those within a loop and those beside it: devices then wait for each other for ever.
+So no collective may stand beside a loop that has some, unless one needs what the other gives: see `after`.
 """
 
 from collections.abc import Callable
@@ -191,7 +195,7 @@ def _leaves(parts: Parts, grads: Any) -> list[tuple[str, Any, Size]]:
     return [(name, grad, whole[name]) for name, grad in tree.leaves(grads)]
 
 
-def over_devices(parts: Parts, loss: Any, grads: Any, names: Any) -> tuple[Any, Any]:
+def over_devices(parts: Parts, loss: Any, grads: Any, names: set[str]) -> tuple[Any, Any]:
     """Sum the loss and these of the gradients: those of the layers one layer at a time, in place, and after all others.
 
     All of it comes after the backward pass, in which ranks may exchange, too.
@@ -202,7 +206,7 @@ def over_devices(parts: Parts, loss: Any, grads: Any, names: Any) -> tuple[Any, 
     layers = {name: found[name] for name in found if name.startswith("layers.")}
     done = layers.values()
     loss = over_ranks(parts, after(loss, *done))
-    alone = {name: over_ranks(parts, after(found[name], *done)) for name in names if name not in layers}
+    alone = {name: over_ranks(parts, after(found[name], *done)) for name in found if name in names - layers.keys()}
     whole = {name: layers[name] for name in layers if name in names}
     if whole:
         others = (loss, *({**found, **alone}[name] for name in found if name not in layers))
