@@ -9,9 +9,9 @@ The loss of a batch is the sum of what the ranks compute. So the gradient of a p
 sum of theirs, and the backward pass of each collective is its transpose: of gathering, summing into parts; of summing,
 summing; of exchanging, exchanging back. With one rank nothing passes, and there is no axis.
 
-XLA's CPU takes what does not depend on each other in any order, and on each device in its own. It keeps collectives that
-stand side by side in order, but not those within a loop and those beside it: devices then wait for each other for ever.
-So no collective may stand beside a loop that has some, unless one needs what the other gives: see `after`.
+XLA's CPU runs what is independent in any order, on each device in its own. It keeps collectives that stand side by side
+in order, but not those within a loop and those beside it: devices then wait for each other for ever. So no collective
+may stand beside a loop that has some, unless one needs what the other gives: see `after`.
 """
 
 from collections.abc import Callable
