@@ -79,6 +79,7 @@ def finished(schedule: Schedule, latest: Latest) -> Iterator[bool]:
 def connected(address: str) -> Iterator[Any]:
     """Give a client of the cluster at an address; start one of N processes for `local:N`, and end it."""
     try:
+        import dask
         import distributed
     except ImportError:
         told = "--cluster needs the package distributed: pip install 'memory-strategy-harness[cluster]'"
@@ -103,11 +104,14 @@ def connected(address: str) -> Iterator[Any]:
             "processes": True,
             "dashboard_address": None,
             "memory_limit": 0,
-            "local_directory": folder,
             "silence_logs": logging.CRITICAL,
             "resources": {GPU: 1} if environment.gpu_bytes() is not None else {},
         }
-        with distributed.LocalCluster(**settings) as cluster, distributed.Client(cluster) as client:
+        with (
+            dask.config.set({"temporary-directory": folder, "distributed.worker.profile.enabled": False}),
+            distributed.LocalCluster(**settings) as cluster,
+            distributed.Client(cluster) as client,
+        ):
             yield client
 
 
