@@ -8,9 +8,10 @@ that may still say is not heard. So no group has figures of two machines.
 import logging
 import os
 import re
+import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -30,7 +31,7 @@ GPU = "gpu"
 """The resource that a worker must offer to get groups of a place on a GPU."""
 LOSSES = 2
 """How often a group may lose its worker, and yet be tried again."""
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 5.0
 """How long to wait for an answer, or for a first worker."""
 DESERTED_SECONDS = 60.0
 """How long to wait while there is no worker at all."""
@@ -84,7 +85,8 @@ def connected(address: str) -> Iterator[Any]:
     except ImportError:
         told = "--cluster needs the package distributed: pip install 'memory-strategy-harness[cluster]'"
         raise ClusterError(told) from None
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is told in sentences
+    for logger in ("distributed", "distributed.client"):  # what matters is told in sentences
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
     if not address.startswith("local"):
         try:
             client = distributed.Client(address, timeout=PATIENCE_SECONDS)
@@ -109,10 +111,27 @@ def connected(address: str) -> Iterator[Any]:
         }
         with (
             dask.config.set({"temporary-directory": folder, "distributed.worker.profile.enabled": False}),
-            distributed.LocalCluster(**settings) as cluster,
-            distributed.Client(cluster) as client,
+            ExitStack() as started,
         ):
-            yield client
+            with _unheard(signal.SIGINT):
+                cluster = started.enter_context(distributed.LocalCluster(**settings))
+            yield started.enter_context(distributed.Client(cluster))
+
+
+@contextmanager
+def _unheard(number: signal.Signals) -> Iterator[None]:
+    """Hold a signal back; the threads that start meanwhile, and the processes that those start, never hear of it.
+
+    A terminal sends Ctrl-C to all of them, and one is to answer.
+    """
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it takes the signals off the mask of the thread that starts it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _refuse(address: str, client: Any, schedule: Schedule, names: tuple[str, ...]) -> None:
@@ -173,8 +192,10 @@ class FanOut:
         """Hand out every group that is not finished, and write what comes until all of them are."""
         planned = list(dict.fromkeys(self.schedule.slots()))
         done = list(finished(self.schedule, self.latest))
-        kept = {slot for group, is_done in zip(self.groups, done, strict=True) if is_done for slot in self.slots(group)}
-        self.progress.begin(len(planned), len(kept & self.latest.keys()))
+        shares = list(zip(map(self.slots, self.groups), done, strict=True))
+        kept = {slot for slots, is_done in shares if is_done for slot in slots & self.latest.keys()}
+        again = {slot for slots, is_done in shares if not is_done for slot in slots}
+        self.progress.begin(len(planned), len(kept - again))
         self.client.subscribe_topic(TOPIC, lambda event: self.inbox.put(event[1]))
         try:
             for number, is_done in enumerate(done):
@@ -185,9 +206,9 @@ class FanOut:
         finally:
             self.client.cancel(list(self.tasks.values()), force=True)
 
-    def slots(self, group: Group) -> Iterable[Slot]:
-        yield from (Slot(case=self.schedule.digest(case), kind="predict") for case in group.cases)
-        yield from self.schedule.measured(group)
+    def slots(self, group: Group) -> set[Slot]:
+        predicted = (Slot(case=self.schedule.digest(case), kind="predict") for case in group.cases)
+        return {*predicted, *self.schedule.measured(group)}
 
     def submit(self, number: int) -> None:
         group = self.groups[number]
@@ -254,7 +275,8 @@ class FanOut:
         error = task.exception() if task.status == "error" else None
         if error is None and task.result() == self.heard[self.attempts.get(number, "")]:
             del self.tasks[number]
-        elif error is None or isinstance(error, KilledWorker):  # which workers with other tasks in line get as well
+        elif error is None or isinstance(error, KilledWorker):  # which tasks that only stood in line get as well
+            self.attempts.pop(number, None)  # counted here, not when it begins
             if self.may_try_again(number):
                 self.submit(number)
         else:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import keeper, machine, records
+from harness import backends, keeper, machine, records
 from harness.records import Record
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
@@ -101,6 +101,7 @@ class Place:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -199,7 +200,8 @@ def test_a_cluster_gives_what_a_run_here_gives(place: Place, plain: str) -> None
     assert told(done.stdout) == told(plain)
     found = place.records()
     assert {record.status for record in found} == {"ok"}
-    assert [record.position for record in found if record.slot and record.slot.kind == "memory"] != []
+    memory = {record.case.digest(): record.position for record in found if record.case and record.slot.kind == "memory"}
+    assert sorted(memory.values()) == list(range(CASES)), "each has its row"
     machines = machines_of(found)
     assert len(machines) == GROUPS and all(len(names) == 1 for names in machines.values())
     assert len(set.union(*machines.values())) == 2, "both processes had a group"
@@ -245,6 +247,7 @@ def test_a_worker_that_is_killed_loses_nothing_and_leaves_nobody(place: Place, p
     assert "mixed" not in out
 
 
+@pytest.mark.slow
 def test_a_group_that_kills_its_worker_again_and_again_is_given_up(place: Place) -> None:
     (place.folder / "fatal").touch()
     done = place.run("--cluster", "local:2")
@@ -258,30 +261,45 @@ def test_a_group_that_kills_its_worker_again_and_again_is_given_up(place: Place)
     assert again.returncode == 0 and "killed_unknown" not in again.stdout, "the next run tries it again"
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda ending: ending.name)
-def test_an_interruption_keeps_what_came_and_the_same_command_resumes(
-    place: Place, plain: str, ending: signal.Signals
-) -> None:
+def test_ctrl_c_keeps_what_came_and_the_same_command_resumes(place: Place, plain: str) -> None:
+    (place.folder / "hold").touch()
+    with place.start("--cluster", "local:1") as process:
+        place.held()
+        before = place.records()
+        os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to every process of the foreground
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in err, err
+    assert err.splitlines()[-1] == "interrupted: what is measured is kept; the same command resumes"
+    assert within(2, lambda: not left_over(place)), "somebody outlived the run"
+    assert place.records() == before
+    (place.folder / "hold").unlink()
+    resumed = place.run("--cluster", "local:1")
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stderr.startswith("resuming: ")
+    assert told(resumed.stdout) == told(plain)
+    after = place.records()
+    counts = Counter(record.slot for record in after if record.case and record.case.shape["tokens"] == 64)
+    own = [count for slot, count in counts.items() if slot and slot.kind in ("predict", "memory")]
+    assert own == [1] * 4, "a finished group was run again"
+    assert len({record.run_id for record in after if record.case and record.case.shape["tokens"] == 96}) == 2
+    last = [record for record in {record.slot: record for record in after}.values() if record.case]
+    runs = {record.run_id for record in last if record.case and record.case.shape["tokens"] == 96}
+    assert runs == {after[-1].run_id}, "a group was resumed by halves"
+
+
+@pytest.mark.parametrize("endings", [[signal.SIGINT] * 3, [signal.SIGTERM], [signal.SIGKILL]], ids=str)
+def test_however_a_run_ends_its_cluster_ends_with_it(place: Place, endings: list[signal.Signals]) -> None:
     (place.folder / "hold").touch()
     with place.start("--cluster", "local:2") as process:
         place.held()
         before = place.records()
-        process.send_signal(ending)
+        for ending in endings:
+            process.send_signal(ending)
+            time.sleep(0.3)
         _, err = process.communicate(timeout=30)
-    assert "Traceback" not in err
-    if ending == signal.SIGINT:
-        assert process.returncode == 130
-        assert err.splitlines()[-1] == "interrupted: what is measured is kept; the same command resumes"
+    assert "Traceback" not in err, err
     assert within(2, lambda: not left_over(place)), "somebody outlived the run"
     assert place.records() == before != []
-    (place.folder / "hold").unlink()
-    resumed = place.run("--cluster", "local:2")
-    assert resumed.returncode == 0, resumed.stderr
-    assert resumed.stderr.startswith("resuming: ")
-    assert told(resumed.stdout) == told(plain)
-    counts = Counter(record.slot for record in place.records() if record.case and record.case.shape["tokens"] == 64)
-    own = [count for slot, count in counts.items() if slot and slot.kind in ("predict", "memory")]
-    assert own == [1] * 4, "a finished group was run again"
 
 
 # A cluster that is there already
@@ -351,7 +369,33 @@ def test_a_place_on_a_gpu_wants_a_worker_that_offers_one(place: Place) -> None:
     (place.folder / "small.yaml").write_text(SUITE.replace("[torch/cpu]", "[torch/cpu, torch/cuda]"))
     with cluster(place) as address:
         refused = sentence(place.run("--cluster", address))
+    (place.folder / "scheduler.json").unlink(missing_ok=True)
+    with cluster(place, "--resources", "gpu=1") as address:
+        done = place.run("--cluster", address)
+    assert done.returncode == 0, done.stderr
+    assert "resuming" not in done.stderr
+    if backends.absent("torch", "cuda") is not None:
+        assert done.stdout.count("Untested: ") == 2, "the worker says what it lacks"
     assert "offers the resource gpu for the place torch/cuda" in refused and "--resources gpu=1" in refused
+
+
+def test_a_scheduler_that_is_lost_is_a_sentence_and_loses_nothing(place: Place) -> None:
+    (place.folder / "hold").touch()
+    with cluster(place) as address:
+        with place.start("--cluster", address) as process:
+            worker, _ = place.held()
+            before = place.records()
+            os.kill(scheduler_of(place), signal.SIGKILL)
+            out, err = process.communicate(timeout=100)
+        assert process.returncode == 2 and "Traceback" not in err, err
+        assert f"harness: the connection to '{address}' was lost: what is measured is kept;" in err.splitlines()[-1]
+        assert out == "" and place.records() == before != []
+        assert within(10, lambda: not alive(worker)), "a case went on that nobody waits for"
+
+
+def scheduler_of(place: Place) -> int:
+    (found,) = (pid for pid in left_over(place) if b"dask_scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return found
 
 
 def test_a_worker_with_other_versions_is_refused(place: Place) -> None:
