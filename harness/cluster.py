@@ -68,12 +68,14 @@ def _absolute(name: str) -> str:
 def finished(schedule: Schedule, latest: Latest) -> Iterator[bool]:
     """Say of each group whether every case has its result; that it cannot run, or would not fit, is one."""
     for group in schedule.plan.groups:
-        slots = list(schedule.measured(group))
-        memory = [latest.get(Slot(case=schedule.digest(case), kind="memory")) for case in group.cases]
-        if memory[0] is not None and memory[0].status == "unsupported":
-            yield None not in memory
-        else:
-            yield not any(schedule.is_due(slot, latest) for slot in slots)
+        yield not any(schedule.is_due(slot, latest) for slot in wanted(schedule, group, latest))
+
+
+def wanted(schedule: Schedule, group: Group, latest: Latest) -> list[Slot]:
+    """List the slots of a group: where its baseline cannot run, one of each case says so."""
+    memory = [Slot(case=schedule.digest(case), kind="memory") for case in group.cases]
+    known = latest.get(memory[0])
+    return memory if known is not None and known.status == "unsupported" else list(schedule.measured(group))
 
 
 @contextmanager
@@ -213,7 +215,8 @@ class FanOut:
     def submit(self, number: int) -> None:
         group = self.groups[number]
         code = Code(self.schedule.versions, machine.commit())
-        order = Order(replace(self.schedule.plan, groups=(group,)), self.options, code, self.run_id, number)
+        plan = replace(self.schedule.plan, groups=(group,))
+        order = Order(plan, self.options, code, self.run_id, number, whole=self.lost[number] > 0)
         task = self.client.submit(
             measure,
             order,
@@ -273,7 +276,7 @@ class FanOut:
             told = "what is measured is kept; the same command resumes"
             raise ClusterError(f"the connection to '{self.address}' was lost: {told}")
         error = task.exception() if task.status == "error" else None
-        if error is None and task.result() == self.heard[self.attempts.get(number, "")]:
+        if error is None and task.result() == self.heard[self.attempts.get(number, "")] and self.is_answered(number):
             del self.tasks[number]
         elif error is None or isinstance(error, KilledWorker):  # which tasks that only stood in line get as well
             self.attempts.pop(number, None)  # counted here, not when it begins
@@ -281,6 +284,11 @@ class FanOut:
                 self.submit(number)
         else:
             raise error
+
+    def is_answered(self, number: int) -> bool:
+        """Say whether every answer of a group came: one that it left to another group may have been lost with that."""
+        slots = wanted(self.schedule, self.groups[number], self.latest)
+        return all(slot in self.latest for slot in slots if slot.kind == "numerics")
 
     def may_try_again(self, number: int) -> bool:
         """Count a lost worker; give the group up where there were too many, so that its rows say so."""

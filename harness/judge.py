@@ -76,9 +76,10 @@ class Table:
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """The machines on which something of it was measured."""
-        found = (_machine(record) for row in self.rows for record in row.records if record.status == "ok")
-        return tuple(dict.fromkeys(name for name in found if name))
+        """The machines on which peaks and times of it were measured."""
+        kept = (record for row in self.rows for record in row.records if record.status == "ok")
+        measured = (_machine(record) for record in kept if record.slot and record.slot.kind != "numerics")
+        return tuple(dict.fromkeys(name for name in measured if name))
 
 
 def judge(found: Iterable[Record]) -> list[Table]:

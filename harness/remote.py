@@ -3,6 +3,7 @@
 It is the campaign that runs without a cluster, for a plan of one group. Records travel as JSON in events of Dask.
 """
 
+import json
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from harness import campaign, corpora, keeper, locks, machine, plugins, records
 from harness.campaign import Options, Progress
 from harness.plugins import Plugins
 from harness.records import Case, Record, Slot
-from harness.schedule import Known, obstacle
+from harness.schedule import Known, Latest, obstacle
 from harness.suite import Plan
 
 TOPIC = "harness"
@@ -46,13 +47,17 @@ class Code:
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is told: a plan of one group, and how its records are to be known."""
+    """What a worker is told: a plan of one group, and how its records are to be known.
+
+    Unless it is to be `whole`, answers that the same run has found on the same machine are left out.
+    """
 
     plan: Plan
     options: Options
     code: Code
     run_id: str
     number: int
+    whole: bool
 
 
 class _Cancelled(Exception):
@@ -94,8 +99,24 @@ class _Teller(Progress):
         self.tell(record=records.encoded(record).decode())
 
 
-_answers: dict[str, dict[Slot, Known]] = {}
-"""The answers of the last run that this process found: groups often share them."""
+class _Answers:
+    """The answers that the last run found on this machine, in its cache: groups often share them."""
+
+    def __init__(self, cache: Path, run_id: str) -> None:
+        self.path, self.run_id = cache / f"answers-{machine.name()}.json", run_id
+
+    def read(self) -> dict[Slot, Known]:
+        try:
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        cases = kept.get(self.run_id, {}) if isinstance(kept, dict) else {}
+        return {Slot(case=case, kind="numerics"): Known(status, 1, self.run_id) for case, status in cases.items()}
+
+    def write(self, latest: Latest) -> None:
+        cases = {slot.case: known.status for slot, known in latest.items() if slot.kind == "numerics"}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({self.run_id: cases}), encoding="utf-8")
 
 
 def describe(names: tuple[str, ...]) -> tuple[str, Code]:
@@ -114,11 +135,10 @@ def measure(order: Order) -> int:
         keeper.sweep()
         teller.tell(begun=machine.name())
         plan, found = corpora.prepare(order.plan, loaded, options.cache, lambda case: obstacle(loaded, case) is None)
-        latest = dict(_answers.get(order.run_id, {}))
+        answers = _Answers(options.cache, order.run_id)
+        latest = {} if order.whole else answers.read()
         schedule = campaign.schedule_of(plan, loaded, options)
         told = order.run_id, Path(reference), found, latest, teller.write
         campaign.Campaign(schedule, options, teller, *told).measure()
-        answers = {slot: known for slot, known in latest.items() if slot.kind == "numerics"}
-        _answers.clear()
-        _answers[order.run_id] = answers
+        answers.write(latest)
     return teller.sent
