@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import backends, keeper, machine, records
+from harness import backends, keeper, machine, plugins, records, schedule, suite
+from harness.cluster import finished
 from harness.records import Record
+from harness.schedule import Known, Schedule
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 pytestmark = pytest.mark.alone
@@ -91,9 +93,11 @@ class Place:
         temporary.mkdir(exist_ok=True)
         return {**os.environ, "XDG_CACHE_HOME": str(self.cache), "TMPDIR": str(temporary), "COLUMNS": "60"}
 
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+    @contextmanager
+    def start(self, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+        """Start a run; it does not survive a test that fails."""
         command = [*HARNESS, "run", "small.yaml", "--plugin", "made.py", *arguments]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             cwd=self.folder,
             env=self.env,
@@ -103,6 +107,11 @@ class Place:
             text=True,
             start_new_session=True,
         )
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         with self.start(*arguments) as process:
@@ -300,6 +309,22 @@ def test_however_a_run_ends_its_cluster_ends_with_it(place: Place, endings: list
     assert "Traceback" not in err, err
     assert within(2, lambda: not left_over(place)), "somebody outlived the run"
     assert place.records() == before != []
+
+
+def test_what_this_machine_lacks_is_for_others_to_say(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = plugins.load()
+    plan = suite.read(place.folder / "small.yaml", loaded)
+    monkeypatch.setattr(schedule, "obstacle", lambda *case: "there is no such place")
+    there, here = (Schedule(plan, loaded, 1, elsewhere=elsewhere) for elsewhere in (True, False))
+    assert there.plan_digest != here.plan_digest, "one is not resumed as the other"
+    memory = [slot for slot in there.slots() if slot.kind == "memory"]
+    assert list(finished(there, {})) == [False] * GROUPS
+    assert list(finished(there, dict.fromkeys(memory, Known("ok")))) == [False] * GROUPS, "there are no answers yet"
+    assert list(finished(there, dict.fromkeys(memory[:2], Known("unsupported")))) == [True, False]
+    whole = dict.fromkeys(there.slots(), Known("ok"))
+    assert list(finished(there, whole)) == [True] * GROUPS
+    assert list(finished(there, whole | {memory[3]: Known("skipped_guard")})) == [True] * GROUPS
+    assert list(finished(there, whole | {memory[3]: Known("killed_unknown")})) == [True, False]
 
 
 # A cluster that is there already
