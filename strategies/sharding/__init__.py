@@ -45,14 +45,14 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "ring_attention",
             (*DIVIDED, "attend", "positions"),
-            {"torch": ring_attention.on_torch},
+            {"torch": ring_attention.in_torch},
             ring_attention.__doc__ or "",
             ranks=True,
         ),
         Strategy(
             "vocabulary_parallel_loss",
             (*DIVIDED, "draw", "embed", "loss", "gather"),
-            {"torch": vocabulary_parallel_loss.on_torch},
+            {"torch": vocabulary_parallel_loss.in_torch},
             vocabulary_parallel_loss.__doc__ or "",
             probe={"chunk": 23},
             ranks=True,
