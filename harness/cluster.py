@@ -106,7 +106,7 @@ def connected(address: str) -> Iterator[Any]:
             "n_workers": int(count[1]),
             "threads_per_worker": 1,
             "processes": True,
-            "dashboard_address": None,
+            "dashboard_address": "localhost:0",
             "memory_limit": 0,
             "silence_logs": logging.CRITICAL,
             "resources": {GPU: 1} if environment.gpu_bytes() is not None else {},
