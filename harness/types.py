@@ -131,7 +131,8 @@ class Parts:
     all its callers. A part that a workload lacks is None. `B` batch, `T` tokens, `D` width, `V` vocabulary,
     `E` inner width and `S` states of a selective scan.
 
-    `ranks` is among how many processes (in JAX: devices) the run is divided, where its strategies divide it.
+    `ranks` is among how many processes (in JAX: devices) the run is divided, where its strategies divide it. In JAX the
+    whole step runs under `jax.shard_map`, on each device with its own part, over an axis that is called `ranks`.
     `corpus` describes the files that are trained on (None: the workload draws its own). `notes` is where a part
     writes down what a reader would ask about: a choice it made and why, or a number. It is shared by all parts.
 
@@ -157,7 +158,8 @@ class Parts:
     grad        (parts, state, x, y) -> (loss, grads): of this rank's share, then summed by `reduce`
     reduce      (parts, loss, grads) -> (loss, grads): the sum over all ranks, where each has not just its own part
     gather      (parts, params) -> params: every parameter, or its gradient, whole, from the parts that the ranks hold
-    positions   (parts, tokens) -> slices: where in the context the tokens at hand stand, T in all
+    positions   (parts, tokens) -> slices: where in the context the tokens at hand stand, T in all; in JAX those of all
+                ranks after each other, R T in all, of which the caller takes its own
     update      (parts, state, grads) -> State: the optimizer
     step        (parts, state, x, y) -> (State, loss)
     cache       (parts, batch, tokens, like) -> (empty, append): keys and values of up to `tokens` tokens, of the type

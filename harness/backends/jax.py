@@ -12,19 +12,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from harness import tree
 from harness.backends import Unavailable
 from harness.backends.jax_work import work
 from harness.types import Parts, Place
 from harness.work import Forecast
+from harness.workloads import devices
 
 _LIBRARY_RESULT = re.compile(r"%ynn_fusion[.\d]* = b?f(\d+)\[([\d,]+)\]")
 
 EAGER = False
 """A compiled step is one phase."""
 
-_base: dict[str, int] = {}
+_base: dict[int, int] = {}
+"""The bytes in use on each device, from which its peak counts."""
 
 
 def start(place: Place) -> dict[str, str]:
@@ -58,15 +61,77 @@ def like(batch: Sequence[tuple[tuple[int, ...], str]], device: str = "cpu") -> t
 
 def prepare(parts: Parts, batch: Any = None, abstract: Parts | None = None) -> Callable[..., Any]:
     """Compile the step with the state donated; ahead of time where `abstract` parts give the state's shapes."""
-    step = jax.jit(partial(parts.step, parts), donate_argnums=0)
-    if batch is None or abstract is None:
-        return step
-    return lowered(parts, batch, abstract).compile()
+    if batch is not None and abstract is not None:
+        return lowered(parts, batch, abstract).compile()
+    if parts.ranks > 1:
+        return _prepared_at_first(parts)
+    return jax.jit(partial(parts.step, parts), donate_argnums=0)
 
 
 def lowered(parts: Parts, batch: Any, abstract: Parts) -> Any:
     """Trace and lower the step for a state and a batch known by shape alone."""
-    return jax.jit(partial(parts.step, parts), donate_argnums=0).lower(_state(abstract), *batch)
+    state = _state(abstract)
+    if parts.ranks == 1:
+        return jax.jit(partial(parts.step, parts), donate_argnums=0).lower(state, *batch)
+    _refuse_too_many(parts.ranks)
+    state, batch = (_on_row(parts.ranks, each) for each in (state, tuple(batch)))
+    return jax.jit(_divided(parts, state, *batch), donate_argnums=0).lower(state, *batch)
+
+
+def _prepared_at_first(parts: Parts) -> Callable[..., Any]:
+    """Compile the step of several devices when its first state shows how it is divided."""
+    compiled: Callable[..., Any] | None = None
+    _refuse_too_many(parts.ranks)
+
+    def step(state: Any, x: Any, y: Any) -> Any:
+        nonlocal compiled
+        if compiled is None:
+            compiled = jax.jit(_divided(parts, state, x, y), donate_argnums=0)
+        return compiled(jax.tree.map(partial(devices.on_each, parts.ranks), state), x, y)
+
+    return step
+
+
+def _refuse_too_many(ranks: int) -> None:
+    if ranks > (present := len(jax.devices())):
+        raise Unavailable(f"{ranks} ranks need as many devices, and JAX sees {present}")
+
+
+def _divided(parts: Parts, state: Any, x: Any, y: Any) -> Callable[..., Any]:
+    """Give the step as each device takes it, on its own part of the state and all of the batch.
+
+    What comes out lies as it went in. What comes out smaller than it went in, as gradients do that are put in the place
+    of whole parameters, is divided along the dimension in which it is.
+    """
+    went_in = jax.tree.map(_spec, state)
+    each = partial(
+        jax.shard_map,
+        partial(parts.step, parts),
+        mesh=devices.row(parts.ranks),
+        in_specs=(went_in, PartitionSpec(), PartitionSpec()),
+        check_vma=False,  # a rank that sums over all has what it gave differentiated as its own
+    )
+    own, _ = jax.eval_shape(each(out_specs=PartitionSpec()), state, x, y)
+    come_out = jax.tree.map(partial(_comes_out, parts.ranks), state, own)
+    return each(out_specs=(come_out, PartitionSpec()))
+
+
+def _spec(leaf: Any) -> PartitionSpec:
+    return jax.typeof(leaf).sharding.spec
+
+
+def _comes_out(ranks: int, before: Any, after: Any) -> PartitionSpec:
+    """Say how an array lies that a device made in the place of one, from the sizes of both."""
+    spec = (*_spec(before), *(None for _ in before.shape))
+    whole = tuple(size // ranks if name else size for size, name in zip(before.shape, spec, strict=False))
+    smaller = (name or (devices.AXIS if a < b else None) for name, a, b in zip(spec, after.shape, whole, strict=False))
+    return PartitionSpec(*smaller)
+
+
+def _on_row(ranks: int, shapes: Any) -> Any:
+    """Describe arrays that lie on several devices: divided as their types say, or else whole on each."""
+    on_row = partial(NamedSharding, devices.row(ranks))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_row(_spec(leaf))), shapes)
 
 
 def _state(parts: Parts) -> Any:
@@ -102,8 +167,8 @@ def seconds(marks: Sequence[int]) -> list[float]:
 
 def clear(place: Place) -> None:
     """Take the bytes in use as the base; the allocator's peak cannot be reset."""
-    stats = _stats(place)
-    _base.update(allocated=stats.get("bytes_in_use", 0))
+    _base.clear()
+    _base.update({index: stats.get("bytes_in_use", 0) for index, stats in enumerate(_stats(place))})
 
 
 def reset_peak(place: Place) -> None:
@@ -111,17 +176,22 @@ def reset_peak(place: Place) -> None:
 
 
 def peak(place: Place) -> dict[str, int]:
-    """Read the peak of the process so far, in bytes above the base."""
-    stats = _stats(place)
-    if "peak_bytes_in_use" not in stats:
-        return {}
-    return {"allocated": stats["peak_bytes_in_use"] - _base.get("allocated", 0)}
+    """Read the peak of the process so far, in bytes above the base: of several devices that of the largest."""
+    found = peaks(place)
+    return {"allocated": max(found)} if found else {}
 
 
-def _stats(place: Place) -> dict[str, int]:
+def peaks(place: Place) -> list[int]:
+    """Read the peak of each device so far, in bytes above its base; none on the CPU."""
+    found = enumerate(_stats(place))
+    return [stats["peak_bytes_in_use"] - _base.get(at, 0) for at, stats in found if "peak_bytes_in_use" in stats]
+
+
+def _stats(place: Place) -> list[dict[str, int]]:
+    """Read the counters of each device; the CPU has none."""
     if place.device == "cpu":
-        return {}
-    return jax.devices("gpu")[0].memory_stats() or {}
+        return []
+    return [device.memory_stats() or {} for device in jax.devices("gpu")]
 
 
 def ran_out(error: BaseException) -> str | None:
@@ -149,6 +219,7 @@ def predict(
 ) -> Forecast:
     """Compile the step for the shapes and add up the compiler's analysis: arguments + temporaries + outputs - reused.
 
+    The program of several devices is analysed as that of one; the rows that the process holds come on top, whole.
     Its own peak field is not used: it left out nearly all temporaries on the CPU. What the CPU's library takes within
     a call is not in the analysis either, see `library_scratch`. A GPU's compiler decides for itself, so its places can
     be predicted only where there is one.
@@ -164,6 +235,8 @@ def predict(
     growth = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     growth += library_scratch(compiled.as_text() or "")
     peaks = {"init": held + arguments, "steady_step": held + arguments + growth}
+    if ranks > 1:
+        return Forecast(peaks, ())
     return Forecast(peaks, work(jax.make_jaxpr(partial(parts.step, parts))(_state(parts), *like(batch))))
 
 

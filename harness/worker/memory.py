@@ -20,6 +20,7 @@ from harness.records import Phase as PhaseRecord
 from harness.records import Record, Task
 from harness.train import Phase, training
 from harness.types import Extent, Place, Source
+from harness.worker import ranks
 from harness.worker.kinds import failed
 
 COMPARED = {"gather"}
@@ -74,8 +75,9 @@ def _compiled(parts: Any, task: Task, plugins: Plugins, backend: Any) -> tuple[A
 def _metered(
     parts: Any, step: Any, task: Task, backend: Any, meter: meters.PhaseMeter, flags: list[str]
 ) -> tuple[Record, list[float]]:
-    """Train under the meters and the budget; give what they read, and the losses."""
-    place, budget = Place.parse(task.case.place), task.case.budget_bytes
+    """Train under the meters and the budget, which is that of each rank; give what they read, and the losses."""
+    place, budget, here = Place.parse(task.case.place), task.case.budget_bytes, ranks.in_process(task)
+    on_cpu = place.device == "cpu"
     device = _DevicePeaks(backend, place, meter)
     cap = backend.cap(place, budget)
     meter.start()
@@ -84,7 +86,8 @@ def _metered(
     losses: list[float] = []
     error: Exception | None = None
     held = 0
-    with driver.sampled(place.device) as seen, meters.budget(budget if place.device == "cpu" else None) as limit:
+    bound = budget * here if budget is not None and on_cpu else None
+    with driver.sampled(place.device) as seen, meters.budget(bound) as limit:
         try:
             loop = training(parts, step, _phases(meter, backend), backend.wait)
             for loss, _ in islice(loop, task.steps):
@@ -95,6 +98,8 @@ def _metered(
             error.__traceback__ = None
             meter.enter(None)
     record = _record(budget, meter, device, flags, place, limit or cap, task.steps)
+    if here > 1:
+        record = ranks.shared(record, here) if on_cpu else ranks.of_devices(record, backend.peaks(place)[:here])
     missing = {} if seen.peak_bytes is not None else {"driver_device_bytes": seen.reason}
     record = record.model_copy(
         update={"driver_device_bytes": seen.peak_bytes, "missing": {**record.missing, **missing}}

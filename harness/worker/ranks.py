@@ -14,7 +14,7 @@ from typing import Any
 
 from harness import meters
 from harness.backends import PROCESS_PER_RANK
-from harness.records import Rank, Record, Task, parse
+from harness.records import Phase, Rank, Record, Task, parse
 from harness.types import Place
 
 VARIABLE = "RANK"
@@ -32,6 +32,11 @@ def are_processes(task: Task) -> bool:
     """Say whether the ranks of a task are processes; a prediction pretends to have them."""
     backend = Place.parse(task.case.place).backend
     return task.case.ranks > 1 and task.kind != "predict" and backend in PROCESS_PER_RANK
+
+
+def in_process(task: Task) -> int:
+    """Count the ranks that the process of a task has: where they are its devices all, else its own."""
+    return 1 if Place.parse(task.case.place).backend in PROCESS_PER_RANK else task.case.ranks
 
 
 @contextmanager
@@ -135,6 +140,36 @@ def together(records: Sequence[Record]) -> Record:
             "fetch_seconds": tuple(max(turns) for turns in zip(*(each.fetch_seconds for each in records), strict=True)),
         }
     )
+
+
+def shared(record: Record, ranks: int) -> Record:
+    """Give each rank its share of what one process held for all, whose peak is kept as that of all ranks."""
+    if ranks == 1 or record.peak_host_bytes is None:
+        return record
+    peak, budget = record.peak_host_bytes // ranks, record.budget_bytes
+    slope = record.slope_bytes_per_step
+    return record.model_copy(
+        update={
+            "flags": (*record.flags, "shared_process"),
+            "all_ranks_bytes": record.peak_host_bytes,
+            "peak_host_bytes": peak,
+            "phases": tuple(_share_of(phase, ranks) for phase in record.phases),
+            "resident_bytes": None if record.resident_bytes is None else record.resident_bytes // ranks,
+            "slope_bytes_per_step": None if slope is None else slope / ranks,
+            "within_budget": None if budget is None else peak <= budget,
+        }
+    )
+
+
+def _share_of(phase: Phase, ranks: int) -> Phase:
+    sizes = {name: size // ranks for name, size in phase.model_dump().items() if isinstance(size, int)}
+    return phase.model_copy(update=sizes)
+
+
+def of_devices(record: Record, peaks: Sequence[int]) -> Record:
+    """Add what each device held to a record whose peak is that of the largest."""
+    ranks = tuple(Rank(peak_bytes=peak) for peak in peaks)
+    return record.model_copy(update={"ranks": ranks, "all_ranks_bytes": sum(peaks)})
 
 
 def _peak(record: Record) -> int | None:

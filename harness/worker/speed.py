@@ -14,7 +14,7 @@ from harness.plugins import Plugins
 from harness.records import Record, Task
 from harness.train import training
 from harness.types import Place
-from harness.worker import memory
+from harness.worker import memory, ranks
 
 PILOT_STEPS, PILOT_SECONDS = 30, 10.0
 
@@ -60,7 +60,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         flags=tuple(flags),
         regime=regime(),
         base_rss_bytes=base,
-        native_peak_host_bytes=peak - base,
+        native_peak_host_bytes=(peak - base) // ranks.in_process(task),
         first_step_seconds=first,
         compile_seconds=None if backend.EAGER else compiled - started,
         step_seconds=tuple(steps),

@@ -1,5 +1,7 @@
 """One run on several ranks: what each rank holds of the batch, the parameters, the moments and the activations."""
 
+from typing import Any
+
 from harness import Strategy, hookimpl
 from strategies.sharding import (
     ddp,
@@ -14,46 +16,51 @@ from strategies.sharding import (
 DIVIDED = ("share", "reduce")
 
 
+def _of(module: Any) -> tuple[dict[str, Any], str]:
+    """Take the two forms of a strategy, and what it says of itself."""
+    return {"torch": module.in_torch, "jax": module.in_jax}, module.__doc__
+
+
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
-        Strategy("ddp", DIVIDED, {"torch": ddp.on_torch}, ddp.__doc__ or "", ranks=True),
-        Strategy("zero1", (*DIVIDED, "gather", "update"), {"torch": zero1.on_torch}, zero1.__doc__ or "", ranks=True),
+        Strategy("ddp", DIVIDED, *_of(ddp), ranks=True),
+        Strategy(
+            "zero1",
+            (*DIVIDED, "init", "gather", "update"),
+            *_of(zero1),
+            ranks=True,
+        ),
         Strategy(
             "fsdp",
             (*DIVIDED, "draw", "grad", "gather"),
-            {"torch": fsdp.on_torch},
-            fsdp.__doc__ or "",
+            *_of(fsdp),
             calls=("embed", "block", "loss"),
             ranks=True,
         ),
         Strategy(
             "tensor_parallel",
             (*DIVIDED, "draw", "mix", "feed", "gather"),
-            {"torch": tensor_parallel.on_torch},
-            tensor_parallel.__doc__ or "",
+            *_of(tensor_parallel),
             ranks=True,
         ),
         Strategy(
             "sequence_parallel",
             (*DIVIDED, "mix", "positions"),
-            {"torch": sequence_parallel.on_torch},
-            sequence_parallel.__doc__ or "",
+            *_of(sequence_parallel),
             calls=("attend",),
             ranks=True,
         ),
         Strategy(
             "ring_attention",
             (*DIVIDED, "attend", "positions"),
-            {"torch": ring_attention.in_torch},
-            ring_attention.__doc__ or "",
+            *_of(ring_attention),
             ranks=True,
         ),
         Strategy(
             "vocabulary_parallel_loss",
             (*DIVIDED, "draw", "embed", "loss", "gather"),
-            {"torch": vocabulary_parallel_loss.in_torch},
-            vocabulary_parallel_loss.__doc__ or "",
+            *_of(vocabulary_parallel_loss),
             probe={"chunk": 23},
             ranks=True,
         ),

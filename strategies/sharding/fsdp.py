@@ -13,7 +13,7 @@ from typing import Any
 from harness import Parts, tree
 
 
-def on_torch(parts: Parts) -> Parts:
+def in_torch(parts: Parts) -> Parts:
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
@@ -99,3 +99,9 @@ def on_torch(parts: Parts) -> Parts:
         return inner_gather(parts, tree.mapped(made, params, ranks.sized(parts, params)))
 
     return replace(parts, draw=draw, grad=grad, gather=gather, **ranks.dividing(parts, ranks.by_rows))
+
+
+def in_jax(parts: Parts) -> Parts:
+    from strategies.sharding import on_jax
+
+    return on_jax.fsdp(parts)

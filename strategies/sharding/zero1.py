@@ -13,14 +13,18 @@ from typing import Any
 from harness import Parts, tree
 
 
-def on_torch(parts: Parts) -> Parts:
+def in_torch(parts: Parts) -> Parts:
     import torch
     import torch.distributed as dist
 
     from strategies.sharding import on_torch as ranks
 
-    inner_update, inner_gather = parts.update, parts.gather
+    inner_init, inner_update, inner_gather = parts.init, parts.update, parts.gather
     divided = ranks.dividing(parts, ranks.by_rows)
+
+    def init(parts: Parts, source: Any = None) -> Any:
+        """Make the parameters; here the moments come with the first update, and of parts. In JAX they are made now."""
+        return inner_init(parts, source)
 
     @wraps(divided["reduce"])
     def reduce(parts: Parts, loss: Any, grads: Any) -> Any:
@@ -59,4 +63,10 @@ def on_torch(parts: Parts) -> Parts:
 
         return inner_gather(parts, tree.mapped(made, params, ranks.sized(parts, params)))
 
-    return replace(parts, share=divided["share"], reduce=reduce, gather=gather, update=update)
+    return replace(parts, share=divided["share"], reduce=reduce, init=init, gather=gather, update=update)
+
+
+def in_jax(parts: Parts) -> Parts:
+    from strategies.sharding import on_jax
+
+    return on_jax.zero1(parts)

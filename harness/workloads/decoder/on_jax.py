@@ -12,8 +12,8 @@ import numpy as np
 
 from harness.objective import Objective
 from harness.types import IGNORED, Parts, Place, Source, replace
+from harness.workloads import devices, rows, whole
 from harness.workloads import draw as drawing
-from harness.workloads import rows, whole
 from harness.workloads.decoder import Shape
 
 
@@ -59,7 +59,9 @@ def linear(p: dict[str, Any], name: str, x: Any) -> Any:
 
 def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
     """Attend with grouped queries and rotary positions."""
-    cos, sin = rotary_table(parts.shape, parts.positions(parts, x_BTD.shape[1]), x_BTD)
+    tokens = x_BTD.shape[1]
+    table = rotary_table(parts.shape, parts.positions(parts, tokens), x_BTD)
+    cos, sin = (devices.own_rows(each, tokens) for each in table)
     y_BTHK = parts.attend(parts, *projected(parts.shape, p, x_BTD, cos, sin))
     return linear(p, "wo", y_BTHK.reshape(*x_BTD.shape[:2], -1))
 
@@ -141,9 +143,14 @@ def forward(parts: Parts, params: dict[str, Any], x_BT: Any, y_BT: Any) -> Any:
 
 
 def grad(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any]:
-    """Compute the loss and its gradient for every parameter; on several devices, of arrays that lie on all of them."""
-    x, y, _ = parts.share(parts, x, y)
-    return parts.reduce(parts, *jax.value_and_grad(lambda params: forward(parts, params, x, y))(state["params"]))
+    """Compute the loss of this rank's share and its gradient for every parameter; sum them over the ranks."""
+    x, y, weight = parts.share(parts, x, y)
+
+    def value(params: dict[str, Any]) -> Any:
+        found = forward(parts, params, x, y)
+        return found if weight is None else found * weight
+
+    return parts.reduce(parts, *jax.value_and_grad(value)(state["params"]))
 
 
 def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
@@ -213,9 +220,9 @@ def drawn(parts: Parts) -> dict[str, Any]:
     for name, (size, deviation) in shape.parameter_shapes().items():
         if name.startswith("layers."):
             value = parts.draw(parts, name, (shape.layers, *size), deviation)
-            params["layers"][name.removeprefix("layers.")] = value
+            params["layers"][name.removeprefix("layers.")] = devices.on_each(parts.ranks, value)
         else:
-            params[name] = parts.draw(parts, name, size, deviation)
+            params[name] = devices.on_each(parts.ranks, parts.draw(parts, name, size, deviation))
     return params
 
 

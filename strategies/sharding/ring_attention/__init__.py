@@ -36,3 +36,9 @@ def in_torch(parts: Parts, zigzag: bool = True) -> Parts:
         return ring_attention(q_BTHK, k_BTGK, v_BTGK, zigzag)
 
     return replace(parts, attend=attend, positions=positions, **ranks.dividing(parts, ranks.tokens_by(blocks)))
+
+
+def in_jax(parts: Parts, zigzag: bool = True) -> Parts:
+    from strategies.sharding import on_jax
+
+    return on_jax.ring_attention(parts, zigzag)

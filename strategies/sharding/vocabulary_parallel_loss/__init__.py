@@ -66,3 +66,9 @@ def in_torch(parts: Parts, chunk: int = 1024) -> Parts:
         return inner_gather(parts, tree.mapped(made, tree.names(params), params))
 
     return replace(parts, draw=draw, embed=embed, loss=loss, gather=gather, **ranks.dividing(parts, ranks.for_all))
+
+
+def in_jax(parts: Parts, chunk: int = 1024) -> Parts:
+    from strategies.sharding import on_jax
+
+    return on_jax.vocabulary_parallel_loss(parts, chunk)

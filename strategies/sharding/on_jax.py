@@ -1,0 +1,703 @@
+"""How a run is divided among devices in JAX: each takes the step on its own part, as a process of its own would.
+
+The harness runs the whole step under `jax.shard_map` over a row of devices, whose axis is called `ranks`. So within it
+an array is this device's part, and what passes between devices is written where it passes. Outside, where parameters
+are drawn, arrays are whole, and `jax.device_put` says how they are divided: matrices by their rows, filled up with
+zeros to as many on each device; vectors stay whole.
+
+The loss of a batch is the sum of what the ranks compute. So the gradient of a parameter that every rank holds is the
+sum of theirs, and the backward pass of each collective is its transpose: of gathering, summing into parts; of summing,
+summing; of exchanging, exchanging back. With one rank nothing passes, and there is no axis.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from harness import IGNORED, Objective, Parts, tree
+
+AXIS = "ranks"
+Size = tuple[int, ...]
+Blocks = Callable[[int, int], tuple[int, ...]]
+
+# What passes between ranks
+
+
+def own_rank(parts: Parts) -> Any:
+    """Give the number of this rank."""
+    return lax.axis_index(AXIS) if parts.ranks > 1 else 0
+
+
+def all_gather(parts: Parts, part: Any, axis: int = 0) -> Any:
+    """Put the parts of all ranks after each other."""
+    return lax.all_gather(part, AXIS, axis=axis, tiled=True) if parts.ranks > 1 else part
+
+
+def summed_part(parts: Parts, whole: Any, axis: int = 0) -> Any:
+    """Sum over all ranks and keep this one's part of the sum."""
+    return lax.psum_scatter(whole, AXIS, scatter_dimension=axis, tiled=True) if parts.ranks > 1 else whole
+
+
+def over_ranks(parts: Parts, value: Any) -> Any:
+    """Sum over all ranks."""
+    return lax.psum(value, AXIS) if parts.ranks > 1 else value
+
+
+def exchanged(parts: Parts, value: Any, cut: int, joined: int) -> Any:
+    """Cut one dimension, send each rank its piece, and join what came from all along another dimension."""
+    return lax.all_to_all(value, AXIS, cut, joined, tiled=True) if parts.ranks > 1 else value
+
+
+def own_piece(parts: Parts, whole: Any, axis: int = 0) -> Any:
+    """Take this rank's part of what every rank holds, filled up to as much on each."""
+    if parts.ranks == 1:
+        return whole
+    size = -(-whole.shape[axis] // parts.ranks)
+    whole = filled(whole, size * parts.ranks, axis)
+    return lax.dynamic_slice_in_dim(whole, own_rank(parts) * size, size, axis)
+
+
+def after(value: Any, *others: Any) -> Any:
+    """Give a value, but not before the others are there; a barrier would be gone by the time that order is decided."""
+    there = jnp.array(True)
+    for other in others:
+        first = other[(0,) * other.ndim]
+        there &= first == first  # it is, or it is no number, which the compiler cannot know
+    return jnp.where(there, value, jnp.nan if jnp.issubdtype(value.dtype, jnp.floating) else 0)
+
+
+@jax.custom_vjp
+def in_turn(x: Any, w: Any) -> tuple[Any, Any]:
+    """Give both, the second after the first; and in the backward pass the gradient of the first after the second's."""
+    return x, after(w, x)
+
+
+in_turn.defvjp(lambda x, w: (in_turn(x, w), None), lambda _, grads: (after(grads[0], grads[1]), grads[1]))
+
+
+def filled(values: Any, size: int, axis: int, nothing: int = 0) -> Any:
+    """Fill a dimension up to a size."""
+    missing = [(0, size - have if at == axis else 0) for at, have in enumerate(values.shape)]
+    return jnp.pad(values, missing, constant_values=nothing) if any(map(any, missing)) else values
+
+
+# Who trains on what of a batch
+
+
+def by_rows(parts: Parts, x: Any, y: Any) -> Any:
+    """Take as many rows of the batch as every rank takes; the last ones are filled up with rows that do not count."""
+    size = -(-len(x) // parts.ranks)
+    if (used := -(-len(x) // size)) < parts.ranks:
+        parts.notes["ranks"] = (
+            f"a batch of {len(x)} rows leaves {parts.ranks - used} of {parts.ranks} ranks without any"
+        )
+    whole = size * parts.ranks
+    return weighed(parts, *(own_piece(parts, filled(each, whole, 0, nothing)) for each, nothing in _batch(x, y)))
+
+
+def by_tokens(parts: Parts, x: Any, y: Any, blocks: Blocks) -> Any:
+    """Take some of the equal blocks into which each row is cut, those of the last one filled up with ignored tokens."""
+    order = [block for rank in range(parts.ranks) for block in blocks(rank, parts.ranks)]
+    size = -(-x.shape[1] // len(order))
+
+    def own(values: Any, nothing: int) -> Any:
+        cut = filled(values, size * len(order), 1, nothing).reshape(len(values), len(order), size)
+        return own_piece(parts, cut[:, np.array(order)], 1).reshape(len(values), -1)
+
+    return weighed(parts, *(own(each, nothing) for each, nothing in _batch(x, y)))
+
+
+def for_all(parts: Parts, x: Any, y: Any) -> Any:
+    """Take the whole batch, as every rank does: each loss counts as one of R."""
+    return x, y, 1 / parts.ranks
+
+
+def _batch(x: Any, y: Any) -> Any:
+    return (x, 0), (y, IGNORED)
+
+
+def weighed(parts: Parts, x: Any, y: Any) -> Any:
+    """Weigh a share by the targets in it that count: the mean over all is no mean of means.
+
+    A share without any gets one, and no weight: a mean over nothing is no number.
+    """
+    kept = (y != IGNORED).sum()
+    total = over_ranks(parts, kept)
+    x = jnp.where(total >= kept, x, 0)  # which is so: but the layers wait for it, see `after`
+    weight = kept / total
+    return x, jnp.where(kept == 0, jnp.zeros_like(y), y), weight
+
+
+for_all.fineness = 0  # type: ignore[attr-defined]
+by_rows.fineness = 1  # type: ignore[attr-defined]
+
+
+def tokens_by(blocks: Blocks) -> Callable[..., Any]:
+    """Divide rows of tokens by blocks; `blocks(rank, ranks)` names those of a rank, among as many for each."""
+    share = partial(by_tokens, blocks=blocks)
+    share.fineness = 2  # type: ignore[attr-defined]
+    return share
+
+
+def positions_by(blocks: Blocks) -> Callable[..., Any]:
+    """Give the positions of the blocks of all ranks, after each other: which rank this is, no number says."""
+
+    def positions(parts: Parts, tokens: int) -> tuple[slice, ...]:
+        order = [block for rank in range(parts.ranks) for block in blocks(rank, parts.ranks)]
+        size = tokens * parts.ranks // len(order)
+        return tuple(slice(block * size, (block + 1) * size) for block in order)
+
+    return positions
+
+
+def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
+    """Give the parts `share` and `reduce` of a strategy that divides the batch by `share`.
+
+    Of several the one that divides it most finely stays: by tokens before by rows, and either before all for all. Who
+    has replaced `reduce` keeps it.
+    """
+    present = getattr(parts.share, "fineness", -1)
+    taken = hasattr(parts.reduce, "over_ranks")
+    return {
+        "share": share if getattr(share, "fineness", 0) > present else parts.share,
+        "reduce": parts.reduce if taken else summed,
+    }
+
+
+def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
+    """Sum the loss, and the gradients of parameters that every rank holds whole: what is divided is summed."""
+
+    return over_devices(parts, loss, grads, {name for name, grad, size in _leaves(parts, grads) if grad.shape == size})
+
+
+def _leaves(parts: Parts, grads: Any) -> list[tuple[str, Any, Size]]:
+    known = sizes(parts)
+    return [(name, grad, known[name]) for name, grad in tree.leaves(grads)]
+
+
+def over_devices(parts: Parts, loss: Any, grads: Any, names: Any) -> tuple[Any, Any]:
+    """Sum the loss and these of the gradients: those of the layers one layer at a time, in place, and after all others.
+
+    All of it comes after the backward pass, in which ranks may exchange, too.
+    """
+    if parts.ranks == 1:
+        return loss, grads
+    found = dict(tree.leaves(grads))
+    layers = {name: found[name] for name in found if name.startswith("layers.")}
+    done = layers.values()
+    loss = over_ranks(parts, after(loss, *done))
+    alone = {name: over_ranks(parts, after(found[name], *done)) for name in names if name not in layers}
+    whole = {name: layers[name] for name in layers if name in names}
+    if whole:
+        others = (loss, *({**found, **alone}[name] for name in found if name not in layers))
+        small = min(whole, key=lambda name: whole[name].size)
+        whole[small] = after(whole[small], *others)
+
+        def of_layer(layer: Any, all_: Any) -> Any:
+            return {name: each.at[layer].set(over_ranks(parts, each[layer])) for name, each in all_.items()}
+
+        whole = lax.fori_loop(0, len(whole[small]), of_layer, whole)
+    summed_ = {**found, **alone, **whole}
+    return loss, tree.mapped(summed_.__getitem__, tree.names(grads))
+
+
+summed.over_ranks = True  # type: ignore[attr-defined]
+
+# Parameters in parts
+
+
+def sizes(parts: Parts) -> dict[str, Size]:
+    """Give the whole size of each parameter by its dotted name, those of the layers stacked."""
+    found = parts.shape.parameter_shapes().items()
+    return {name: (parts.shape.layers, *size) if name.startswith("layers.") else size for name, (size, _) in found}
+
+
+def sized(parts: Parts, params: Any) -> Any:
+    """Put the whole size of each parameter in its place."""
+    known = sizes(parts)
+    return tree.mapped(known.__getitem__, tree.names(params))
+
+
+def rows_axis(name: str) -> int:
+    """Give the dimension of a stored parameter along which it is divided: its rows, behind the layers."""
+    return 1 if name.startswith("layers.") else 0
+
+
+def divisible(name: str, size: Size) -> bool:
+    """Say whether a parameter is divided: a matrix of more than one row."""
+    axis = rows_axis(name)
+    return len(size) == axis + 2 and size[axis] > 1
+
+
+def divided(parts: Parts, name: str, value: Any, axis: int | None = None) -> Any:
+    """Divide a parameter among the ranks by its rows, or by another dimension."""
+    axis = rows_axis(name) if axis is None else axis
+    value = filled(value, -(-value.shape[axis] // parts.ranks) * parts.ranks, axis)
+    return laid(parts, value, axis) if parts.ranks > 1 else value
+
+
+def laid(parts: Parts, value: Any, axis: int | None) -> Any:
+    """Put an array on all devices, divided along a dimension or whole on each."""
+    row = jax.make_mesh((parts.ranks,), (AXIS,), devices=jax.devices()[: parts.ranks])
+    spec = PartitionSpec() if axis is None else PartitionSpec(*(None,) * axis, AXIS)
+    return jax.device_put(value, NamedSharding(row, spec))
+
+
+def lies_divided(value: Any) -> bool:
+    """Say whether another strategy has divided an array."""
+    return any(jax.typeof(value).sharding.spec)
+
+
+def gathered(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a `gather` that puts parts on all devices, and cuts off what they were filled up with."""
+
+    def gather(parts: Parts, params: Any) -> Any:
+        def whole(value: Any, size: Size) -> Any:
+            if value.shape == size and not lies_divided(value):
+                return value
+            value = laid(parts, value, None) if parts.ranks > 1 else value
+            return value[tuple(map(slice, size))]
+
+        return inner(parts, tree.mapped(whole, params, sized(parts, params)))
+
+    return gather
+
+
+# The strategies
+
+
+def ddp(parts: Parts) -> Parts:
+    """Hold everything on every device, and divide the rows of the batch."""
+    return replace(parts, **dividing(parts, by_rows))
+
+
+def fsdp(parts: Parts) -> Parts:
+    """Hold a part of every matrix, and make those of a block whole within the scan over the layers."""
+    inner_draw, inner_grad = parts.draw, parts.grad
+
+    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+        value = inner_draw(parts, name, shape, deviation)
+        return divided(parts, name, value) if divisible(name, shape) and not lies_divided(value) else value
+
+    def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
+        size_of, block_, loss_, embed_ = sizes(parts), parts.block, parts.loss, parts.embed
+
+        def whole(name: str, part: Any) -> Any:
+            rows = size_of[name][rows_axis(name)]
+            return part if part.ndim < 2 or len(part) == rows else all_gather(parts, part)[:rows]
+
+        def block(parts: Parts, p: Any, x_BTD: Any) -> Any:
+            def of_parts(p: Any, x_BTD: Any) -> Any:
+                return block_(parts, {name: whole(f"layers.{name}", part) for name, part in p.items()}, x_BTD)
+
+            return jax.checkpoint(of_parts, policy=all_but_whole, prevent_cse=False)(p, x_BTD)
+
+        def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+            if takes_rows(loss_):
+                return loss_(parts, x_BTD, w_VD, y_BT)
+            x_BTD, w_VD = in_turn(x_BTD, w_VD) if parts.ranks > 1 else (x_BTD, w_VD)
+            return loss_(parts, x_BTD, whole("embed", w_VD), y_BT)
+
+        def embed(parts: Parts, params: Any, x_BT: Any) -> Any:
+            w_VD = params["embed"]
+            return embed_(parts, {**params, "embed": w_VD if takes_rows(embed_) else whole("embed", w_VD)}, x_BT)
+
+        return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
+
+    return replace(parts, draw=draw, grad=grad, gather=gathered(parts.gather), **dividing(parts, by_rows))
+
+
+def takes_rows(part: Any) -> bool:
+    """Say whether a part takes the rows that this rank holds, see `vocabulary_parallel_loss`."""
+    return getattr(part, "over_vocabulary", False)
+
+
+def all_but_whole(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Save what a block would save, but for parameters made whole: gathered, and what was filled up cut off."""
+    return primitive.name not in ("all_gather", "slice")
+
+
+def zero1(parts: Parts) -> Parts:
+    """Hold a part of the moments of every matrix; sum its gradient into parts, and gather what they moved."""
+    inner_init, inner_update = parts.init, parts.update
+    share = dividing(parts, by_rows)["share"]
+
+    def init(parts: Parts, source: Any = None) -> Any:
+        inner_draw = parts.draw
+
+        def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+            value = inner_draw(parts, name, shape, deviation)
+            return divided(parts, name, value) if divisible(name, shape) and not lies_divided(value) else value
+
+        state = inner_init(replace(parts, draw=draw), source)
+        return {**state, "params": parts.gather(parts, state["params"])}
+
+    def reduce(parts: Parts, loss: Any, grads: Any) -> Any:
+        names = {name for name, grad, size in _leaves(parts, grads) if grad.shape == size}
+        cut = {name for name, _, size in _leaves(parts, grads) if name in names and divisible(name, size)}
+        loss, grads = over_devices(parts, loss, grads, names - cut)
+        before = [loss, *(grad for name, grad in tree.leaves(grads) if name not in cut)]
+
+        def in_parts(name: str, grad: Any) -> Any:
+            if name not in cut or parts.ranks == 1:
+                return grad
+            axis = rows_axis(name)
+            whole = filled(after(grad, *before), -(-grad.shape[axis] // parts.ranks) * parts.ranks, axis)
+            return summed_part(parts, whole, axis)
+
+        return loss, tree.mapped(in_parts, tree.names(grads), grads)
+
+    def update(parts: Parts, state: Any, grads: Any) -> Any:
+        params = state["params"]
+        whole = tree.mapped(lambda p, g: p.shape == g.shape, params, grads)
+
+        def own(name: str, param: Any, whole: bool) -> Any:
+            return param if whole else own_piece(parts, param, rows_axis(name))
+
+        def joined(name: str, part: Any, size: Size, whole: bool) -> Any:
+            if whole:
+                return part
+            return all_gather(parts, part, rows_axis(name))[tuple(map(slice, size))]
+
+        names = tree.names(params)
+        moved = inner_update(parts, {**state, "params": tree.mapped(own, names, params, whole)}, grads)
+        return {**moved, "params": tree.mapped(joined, names, moved["params"], sized(parts, params), whole)}
+
+    reduce.over_ranks = True  # type: ignore[attr-defined]
+    return replace(parts, init=init, share=share, reduce=reduce, update=update, gather=gathered(parts.gather))
+
+
+def in_order(rank: int, ranks: int) -> tuple[int, ...]:
+    """Give each rank one stretch of every row, one after the other."""
+    return (rank,)
+
+
+def sequence_parallel(parts: Parts) -> Parts:
+    """Divide the tokens of every row; around attention, exchange them for all tokens of some heads."""
+    inner = parts.mix
+
+    def exchanging(attend: Any, parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
+        if (heads := q_BTHK.shape[2]) % parts.ranks:
+            raise ValueError(
+                f"sequence_parallel gives each of {parts.ranks} ranks as many of {heads} heads: "
+                "take a divisor, or ring_attention"
+            )
+        if k_BTGK.shape[2] % parts.ranks:  # each rank needs the keys of its own heads
+            k_BTGK, v_BTGK = (jnp.repeat(x, heads // x.shape[2], 2) for x in (k_BTGK, v_BTGK))
+        q, k, v = (exchanged(parts, x, 2, 1) for x in (q_BTHK, k_BTGK, v_BTGK))
+        return exchanged(parts, attend(parts, q, k, v), 1, 2)
+
+    def mix(parts: Parts, p: Any, x_BTD: Any) -> Any:
+        return inner(replace(parts, attend=partial(exchanging, parts.attend)), p, x_BTD)
+
+    return replace(parts, mix=mix, positions=positions_by(in_order), **dividing(parts, tokens_by(in_order)))
+
+
+def vocabulary_parallel_loss(parts: Parts, chunk: int = 1024) -> Parts:
+    """Hold some rows of the classifier; make logits for these alone, and the sum over all rows of what they give."""
+    inner_draw, inner_embed = parts.draw, parts.embed
+    mine = "embed" if getattr(parts.shape, "tied", False) else "head"
+
+    def same_tokens(parts: Parts) -> bool:
+        return parts.ranks == 1 or getattr(parts.share, "fineness", 0) == 0
+
+    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+        value = inner_draw(parts, name, shape, deviation)
+        return divided(parts, name, value) if name == mine and not lies_divided(value) else value
+
+    def embed(parts: Parts, params: Any, x_BT: Any) -> Any:
+        """Look up the tokens of all ranks among the own rows, and sum what the ranks found."""
+        w_UD = params["embed"]
+        if mine != "embed" or parts.ranks == 1:
+            return inner_embed(parts, params, x_BT)
+        same = same_tokens(parts)
+        at = (x_BT if same else all_gather(parts, x_BT)) - own_rank(parts) * len(w_UD)
+        inside = (at >= 0) & (at < len(w_UD))
+        found_BTD = jnp.where(inside[..., None], w_UD[jnp.where(inside, at, 0)], 0)
+        return over_ranks(parts, found_BTD) if same else summed_part(parts, found_BTD)
+
+    def loss(parts: Parts, x_BTD: Any, w_UD: Any, y_BT: Any) -> Any:
+        x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
+        size = min(chunk, len(y_N))
+        count = -(-len(y_N) // size)
+        x_KCD = filled(x_ND, count * size, 0).reshape(count, size, -1)
+        y_KC = filled(y_N, count * size, 0, IGNORED).reshape(count, size)
+
+        @partial(jax.checkpoint, prevent_cse=False)
+        def of_chunk(w_UD: Any, x_CD: Any, y_C: Any) -> Any:
+            """Sum the losses of this rank's tokens; where ranks have others, each makes logits for those of all."""
+            if same_tokens(parts):
+                losses_C = losses(parts, x_CD, w_UD, y_C)
+            else:
+                found = losses(parts, all_gather(parts, x_CD), w_UD, all_gather(parts, y_C))
+                losses_C = own_piece(parts, found)
+            return jnp.where(y_C != IGNORED, losses_C, 0).sum()
+
+        start = jnp.zeros((), jnp.promote_types(x_ND.dtype, jnp.float32))
+        total, _ = lax.scan(lambda sum_, xy: (sum_ + of_chunk(w_UD, *xy), None), start, (x_KCD, y_KC))
+        return total / (y_N != IGNORED).sum().astype(total.dtype)
+
+    embed.over_vocabulary = mine == "embed"  # type: ignore[attr-defined]
+    loss.over_vocabulary = True  # type: ignore[attr-defined]
+    gather = gathered(parts.gather)
+    return replace(parts, draw=draw, embed=embed, loss=loss, gather=gather, **dividing(parts, for_all))
+
+
+def losses(parts: Parts, x_CD: Any, w_UD: Any, y_C: Any) -> Any:
+    """Compute the losses [C] of tokens that all ranks have, of which each makes the logits of U rows."""
+    objective, vocabulary = Objective.of(parts.shape), parts.shape.vocabulary
+    logits_CU = x_CD @ w_UD.T
+    logits_CU = logits_CU.astype(jnp.promote_types(logits_CU.dtype, jnp.float32))
+    if cap := objective.soft_cap:
+        logits_CU = cap * jnp.tanh(logits_CU / cap)
+    first = own_rank(parts) * len(w_UD)
+    there_U = first + jnp.arange(len(w_UD)) < vocabulary
+    shown_CU = jnp.where(there_U, logits_CU, -jnp.inf)
+    top_C = lax.stop_gradient(shown_CU).max(1)
+    top_C = lax.pmax(top_C, AXIS) if parts.ranks > 1 else top_C
+    lse_C = top_C + jnp.log(over_ranks(parts, jnp.exp(shown_CU - top_C[:, None]).sum(1)))
+    at_C = y_C - first
+    mine_C = (at_C >= 0) & (at_C < len(w_UD))
+    picked_C = jnp.take_along_axis(logits_CU, jnp.where(mine_C, at_C, 0)[:, None], 1)[:, 0]
+    picked_C = over_ranks(parts, jnp.where(mine_C, picked_C, 0))
+    losses_C = lse_C - picked_C
+    if objective.label_smoothing:
+        mean_C = over_ranks(parts, jnp.where(there_U, logits_CU, 0).sum(1)) / vocabulary
+        losses_C += objective.label_smoothing * (picked_C - mean_C)
+    if objective.z_loss:
+        losses_C += objective.z_loss * jnp.square(lse_C)
+    return losses_C
+
+
+COLUMNS, ROWS, KEYS = ("wq", "wk", "wv", "up", "gate"), ("wo", "down"), ("wk", "wv")
+"""Matrices of a layer by what is divided of them; of the keys and values, only where there are enough heads."""
+
+
+def tensor_parallel(parts: Parts) -> Parts:
+    """Hold some heads of attention and some columns of the feed part; sum what each adds to the tokens of all."""
+    inner_draw, inner_mix, inner_feed = parts.draw, parts.mix, parts.feed
+
+    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+        value = inner_draw(parts, name, shape, deviation)
+        short = name.removeprefix("layers.")
+        if short == name or lies_divided(value):
+            return value
+        if short.removeprefix("b") in KEYS and parts.shape.key_heads % parts.ranks:
+            return value
+        if short.removeprefix("b") in COLUMNS:
+            return divided(parts, name, value, axis=len(shape) - 1)
+        return divided(parts, name, value) if short in ROWS else value
+
+    def added(parts: Parts, inner: Callable[..., Any], p: Any, x_BTD: Any, out: str) -> Any:
+        """Sum what the ranks add; a bias is added by each, and so in parts."""
+        if getattr(parts.share, "fineness", 0) > 0:
+            raise ValueError("tensor_parallel needs the same tokens on all ranks: leave out what divides the batch")
+        bias = {f"b{out}": p[f"b{out}"] / parts.ranks} if f"b{out}" in p else {}
+        return over_ranks(parts, inner(parts, {**p, **bias}, x_BTD))
+
+    def mix(parts: Parts, p: Any, x_BTD: Any) -> Any:
+        shape, ranks = parts.shape, parts.ranks
+        if shape.heads % ranks:
+            raise ValueError(f"tensor_parallel: {shape.heads} heads cannot be divided among {ranks} ranks")
+        own = {"heads": shape.heads // ranks, "head_width": shape.head, "kv_heads": shape.key_heads // ranks}
+        if shape.key_heads % ranks:
+            if ranks % shape.key_heads:
+                raise ValueError(f"tensor_parallel: {ranks} ranks cannot share {shape.key_heads} heads of keys")
+            start = own_rank(parts) * shape.key_heads // ranks * shape.head
+            held = [name for name in p if name.removeprefix("b") in KEYS]
+            p = p | {name: lax.dynamic_slice_in_dim(p[name], start, shape.head, -1) for name in held}
+            own["kv_heads"] = 1
+        small = replace(parts, shape=shape.model_copy(update=own))
+        return added(small, inner_mix, p, x_BTD, "wo")
+
+    def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
+        return added(parts, inner_feed, p, x_BTD, "down")
+
+    gather = gathered(parts.gather)
+    return replace(parts, draw=draw, mix=mix, feed=feed, gather=gather, **dividing(parts, for_all))
+
+
+def folded(rank: int, ranks: int) -> tuple[int, ...]:
+    """Give each rank a stretch from the beginning and one from the end: so all see about as many tokens."""
+    return rank, 2 * ranks - 1 - rank
+
+
+def ring_attention(parts: Parts, zigzag: bool = True) -> Parts:
+    """Divide the tokens of every row; pass the keys and values round, and attend to those that are there."""
+    blocks = folded if zigzag else in_order
+
+    def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
+        B, T, H, K = q_BTHK.shape
+        q_BTGRK = q_BTHK.reshape(B, T, k_BTGK.shape[2], -1, K)
+        return in_ring(parts.ranks, zigzag, q_BTGRK, k_BTGK, v_BTGK).reshape(B, T, H, K)
+
+    return replace(parts, attend=attend, positions=positions_by(blocks), **dividing(parts, tokens_by(blocks)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def in_ring(ranks: int, zigzag: bool, q_BTGRK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
+    """Attend causally to the tokens of all ranks; in the backward pass the scores are computed again."""
+    return _ring_forward(ranks, zigzag, q_BTGRK, k_BTGK, v_BTGK)[0]
+
+
+def passed_on(ranks: int, values: Any) -> Any:
+    """Give to the next rank, and take from the one before."""
+    return jax.tree.map(lambda value: lax.ppermute(value, AXIS, [(r, (r + 1) % ranks) for r in range(ranks)]), values)
+
+
+def _ring_forward(ranks: int, zigzag: bool, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """Attend to the own tokens, of which each sees those before, and then to what comes round, see `_halves`."""
+    half = q.shape[1] // 2
+    own = _attended(q, k, v, _in_order(q.shape[1]))
+
+    def plain_turn(at: int, carried: Any) -> Any:
+        kv, so_far = carried
+        kv = passed_on(ranks, kv)
+        return kv, lax.cond(_earlier(at), lambda: _merged(so_far, _attended(q, *kv)), lambda: so_far)
+
+    def turn(at: int, carried: Any) -> Any:
+        (k, v), (first, second) = carried
+        k, v = passed_on(ranks, (k, v))
+        earlier, q_either, (k_either, v_either) = _halves(at, half, q, (k, v))
+        second = _merged(second, _attended(q[:, half:], k[:, :half], v[:, :half]))
+        out, lse = _attended(q_either, k_either, v_either)
+        first = _merged(first, (out, jnp.where(earlier, lse, -jnp.inf)))
+        return (k, v), (first, _merged(second, (out, jnp.where(earlier, -jnp.inf, lse))))
+
+    if zigzag:
+        of_halves = tuple(tuple(each[:, span] for each in own) for span in (slice(half), slice(half, None)))
+        _, (first, second) = _turns(ranks, turn, ((k, v), of_halves))
+        out, lse = (jnp.concatenate(pair, 1) for pair in zip(first, second, strict=True))
+    else:
+        _, (out, lse) = _turns(ranks, plain_turn, ((k, v), own))
+    out = out.astype(q.dtype)
+    return out, (q, k, v, out, lse)
+
+
+def _ring_backward(ranks: int, zigzag: bool, held: Any, d_out: Any) -> tuple[Any, Any, Any]:
+    """Send the gradients of keys and values round with them, until they are home."""
+    q, k, v, out, lse = held
+    half = q.shape[1] // 2
+    wide = lse.dtype
+    inner = (d_out.astype(wide) * out.astype(wide)).sum(-1)
+    known = q, d_out, lse, inner
+    first, second = (tuple(each[:, span] for each in known) for span in (slice(half), slice(half, None)))
+    dq, dk, dv = _gradients(known, k, v, _in_order(q.shape[1]))
+
+    def plain_turn(at: int, carried: Any) -> Any:
+        kvs, dq = carried
+        k, v, dk, dv = passed_on(ranks, kvs)
+        more = lax.cond(
+            _earlier(at), lambda: _gradients(known, k, v), lambda: jax.tree.map(jnp.zeros_like, (dq, dk, dv))
+        )
+        return (k, v, dk + more[1], dv + more[2]), dq + more[0]
+
+    def turn(at: int, carried: Any) -> Any:
+        (k, v, dk, dv), dq = carried
+        k, v, dk, dv = passed_on(ranks, (k, v, dk, dv))
+        earlier, _, (k_either, v_either) = _halves(at, half, q, (k, v))
+        either = tuple(jnp.where(earlier, a, b) for a, b in zip(first, second, strict=True))
+        dq_second, dk_first, dv_first = _gradients(second, k[:, :half], v[:, :half])
+        dq_either, dk_either, dv_either = _gradients(either, k_either, v_either)
+        dq = dq + _placed(earlier, dq_either) + jnp.pad(dq_second, _before(half, q.ndim))
+        dk, dv = (
+            so_far + _placed(earlier, new) + jnp.pad(always, _after(half, k.ndim))
+            for so_far, new, always in ((dk, dk_either, dk_first), (dv, dv_either, dv_first))
+        )
+        return (k, v, dk, dv), dq
+
+    (_, _, dk, dv), dq = _turns(ranks, turn if zigzag else plain_turn, ((k, v, dk, dv), dq))
+    if ranks > 1:
+        dk, dv = passed_on(ranks, (dk, dv))
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
+
+
+in_ring.defvjp(_ring_forward, _ring_backward)
+
+
+def _turns(ranks: int, turn: Callable[..., Any], carried: Any) -> Any:
+    """Take all turns; written out, for a loop that passes something would stand beside what else passes in a layer."""
+    for at in range(1, ranks):
+        carried = turn(at, carried)
+    return carried
+
+
+def _earlier(at: int) -> Any:
+    """Say whether what is here after so many turns comes from a rank before this one."""
+    return lax.axis_index(AXIS) >= at
+
+
+def _halves(at: int, half: int, q: Any, kv: Any) -> tuple[Any, Any, Any]:
+    """Choose what else is attended to after so many turns, besides the second half of q to the first half of k and v.
+
+    Those are always seen. Of an earlier rank the first half sees the first half too, of a later one the second half the
+    second: as much for all. `earlier` says which it is.
+    """
+    earlier = _earlier(at)
+    either = jax.tree.map(lambda each: jnp.where(earlier, each[:, :half], each[:, half:]), (q, kv))
+    return earlier, *either
+
+
+def _in_order(tokens: int) -> Any:
+    return jnp.tri(tokens, dtype=bool)
+
+
+def _scores(q_BTGRK: Any, k_BSGK: Any) -> Any:
+    wide = jnp.promote_types(q_BTGRK.dtype, jnp.float32)
+    scale = q_BTGRK.shape[-1] ** -0.5
+    return jnp.einsum("btgrk,bsgk->bgrts", q_BTGRK, k_BSGK, preferred_element_type=wide) * scale
+
+
+def _attended(q_BTGRK: Any, k_BSGK: Any, v_BSGK: Any, seen_TS: Any = None) -> tuple[Any, Any]:
+    """Attend to some tokens; give the values in float32, and the log-sum-exp [B, T, G, R] of the scores."""
+    scores = _scores(q_BTGRK, k_BSGK)
+    if seen_TS is not None:
+        scores = jnp.where(seen_TS, scores, -jnp.inf)
+    lse = jax.nn.logsumexp(scores, -1)
+    shares = jnp.exp(scores - lse[..., None]).astype(v_BSGK.dtype)
+    out = jnp.einsum("bgrts,bsgk->btgrk", shares, v_BSGK, preferred_element_type=scores.dtype)
+    return out, jnp.moveaxis(lse, -1, 1)
+
+
+def _merged(some: Any, others: Any) -> tuple[Any, Any]:
+    """Join what was attended to apart, by the log-sum-exp of both."""
+    (a, lse_a), (b, lse_b) = some, others
+    lse = jnp.logaddexp(lse_a, lse_b)
+    return a * jnp.exp(lse_a - lse)[..., None] + b * jnp.exp(lse_b - lse)[..., None], lse
+
+
+def _gradients(known: Any, k_BSGK: Any, v_BSGK: Any, seen_TS: Any = None) -> tuple[Any, Any, Any]:
+    """Give the gradients of q, k and v by these scores, in float32: they are computed again."""
+    q, d_out, lse, inner = known
+    wide = lse.dtype
+    shares = jnp.exp(_scores(q, k_BSGK) - jnp.moveaxis(lse, 1, -1)[..., None])
+    if seen_TS is not None:
+        shares = jnp.where(seen_TS, shares, 0)
+    product = partial(jnp.einsum, preferred_element_type=wide)
+    dv = product("bgrts,btgrk->bsgk", shares.astype(d_out.dtype), d_out)
+    d_shares = product("btgrk,bsgk->bgrts", d_out, v_BSGK)
+    d_scores = shares * (d_shares - jnp.moveaxis(inner, 1, -1)[..., None]) * q.shape[-1] ** -0.5
+    d_scores = d_scores.astype(q.dtype)
+    dq, dk = product("bgrts,bsgk->btgrk", d_scores, k_BSGK), product("bgrts,btgrk->bsgk", d_scores, q)
+    return dq, dk, dv
+
+
+def _placed(first: Any, half: Any) -> Any:
+    """Put a half where it belongs, zeros in the other."""
+    nothing = jnp.zeros_like(half)
+    return jnp.concatenate([jnp.where(first, half, nothing), jnp.where(first, nothing, half)], 1)
+
+
+def _before(size: int, dimensions: int) -> Any:
+    return [(size if at == 1 else 0, 0) for at in range(dimensions)]
+
+
+def _after(size: int, dimensions: int) -> Any:
+    return [(0, size if at == 1 else 0) for at in range(dimensions)]

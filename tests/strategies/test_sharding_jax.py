@@ -1,0 +1,326 @@
+"""Runs on several devices in JAX train as one device does, and each holds the part that it should.
+
+How many devices a process has is fixed when JAX is imported, and the tests' own process has one. So each test asks this
+file, as a program, for what it wants to know.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from harness.records import Phase, Record
+
+EXACT, LOWER = 1e-5, 2e-2
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+"""Programs that run a few times are compiled three times as fast without these."""
+ALONE = (
+    "ddp",
+    "zero1",
+    "fsdp",
+    "tensor_parallel",
+    "sequence_parallel",
+    "ring_attention",
+    "vocabulary_parallel_loss",
+)
+TOGETHER = {
+    2: (
+        "fsdp + checkpoint + fused_loss",
+        "checkpoint + fused_loss + fsdp",
+        "fsdp + bfloat16",
+        "vocabulary_parallel_loss + ring_attention + fsdp",
+        "zero1 + sequence_parallel",
+        "ring_attention without zigzag",
+    ),
+    4: (
+        "bfloat16 + fsdp",
+        "fsdp + sequence_parallel + vocabulary_parallel_loss",
+        "tensor_parallel + vocabulary_parallel_loss + checkpoint",
+        "ring_attention + fsdp + checkpoint",
+        "accumulate + fsdp",
+        "ring_attention without zigzag",
+    ),
+}
+GROUPED = {"kv_heads": 2, "bias": True, "label_smoothing": 0.1, "z_loss": 1e-3, "soft_cap": 5.0}
+"""Fewer heads of keys than ranks, zeros among the parameters, and all terms of the loss."""
+TIED = {"tied": True, "norm": "layer", "parallel": True}
+
+
+def asked(question: str, *told: object) -> dict[str, float]:
+    env = {**os.environ, "JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, __file__, question, *map(json.dumps, told)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("ranks", TOGETHER)
+def test_every_strategy_and_their_compositions_train_as_one_device_does(ranks):
+    found = asked("answers", ranks, [*ALONE, *TOGETHER[ranks]])
+    bound = {name: LOWER if "bfloat16" in name else EXACT for name in found}
+    assert len(found) == len(ALONE) + len(TOGETHER[ranks])
+    assert not {name: off for name, off in found.items() if not off < bound[name]}
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        (GROUPED, ("tensor_parallel", "sequence_parallel + vocabulary_parallel_loss", "ring_attention")),
+        (TIED, ("vocabulary_parallel_loss", "fsdp + vocabulary_parallel_loss", "zero1")),
+    ],
+    ids=["grouped", "tied"],
+)
+def test_other_models_too(shape, names):
+    found = asked("answers", 4, names, shape)
+    assert len(found) == len(names)
+    assert not {name: off for name, off in found.items() if not off < EXACT}
+
+
+def test_wrong_ones_are_caught():
+    found = asked("mutants", 2)
+    assert found.keys() == {"mean of means", "last token lost", "positions in order", "gradients not summed"}
+    assert all(off > 10 * EXACT for off in found.values()), found
+
+
+def test_each_device_holds_its_part():
+    found = asked("bytes")
+    state = found["state"]  # of parameters, gradients and moments
+    assert found["fsdp on 2"] <= 0.55 * state
+    assert found["fsdp on 4"] <= 0.30 * state
+    assert found["ddp on 2"] <= 1.06 * state
+    assert found["zero1 on 4"] <= (1 + 1 + 3 / 4) / 4 * state
+    assert found["tensor_parallel on 2"] <= 0.6 * state
+    for name in ("sequence_parallel", "ring_attention"):
+        assert found[f"{name}, activations on 2"] <= 0.6 * found["activations"], name
+    assert found["vocabulary_parallel_loss, logits on 2"] <= 0.75 * found["logits"]
+
+
+def test_parameters_are_gathered_within_the_layers_forward_and_backward():
+    found = asked("gathers")
+    assert found["fsdp"] == 2 and found["ddp"] == 0
+
+
+def test_a_state_stays_as_it_lies_and_is_compiled_for_once():
+    assert asked("steps") == dict.fromkeys(("ddp", "fsdp", "zero1"), 1)
+
+
+def test_ranks_share_what_their_process_holds():
+    from harness.worker.ranks import shared
+
+    phase = Phase(name="init", entry_bytes=0, peak_bytes=400, exit_bytes=300, anon_bytes=300)
+    record = Record(peak_host_bytes=800, phases=(phase,), budget_bytes=250, within_budget=False, resident_bytes=300)
+    share = shared(record, 4)
+    assert (share.peak_host_bytes, share.all_ranks_bytes, share.within_budget) == (200, 800, True)
+    assert share.phases == (Phase(name="init", entry_bytes=0, peak_bytes=100, exit_bytes=75, anon_bytes=75),)
+    assert share.flags == ("shared_process",) and share.resident_bytes == 75
+    assert shared(record, 1) is record
+
+
+@pytest.mark.alone
+def test_a_share_is_measured_as_predicted():
+    from harness import runner
+    from harness.records import Applied, Case, Task
+
+    shape = {"layers": 8, "width": 256, "heads": 4, "vocabulary": 512, "batch": 4, "tokens": 32}
+    case = Case(
+        workload="decoder",
+        shape=shape,
+        place="jax/cpu",
+        corpus="drawn",
+        tokenizer="none",
+        strategies=(Applied(name="fsdp"),),
+        ranks=2,
+    )
+    said, found = (
+        runner.run(Task(kind=kind, cases=(case,), run_id=f"sharding-{kind}", parent=0, folder="", steps=3), 1, 120.0)[0]
+        for kind in ("predict", "memory")
+    )
+    assert found.status == "ok", found.evidence
+    assert "shared_process" in found.flags and found.all_ranks_bytes // 2 == found.peak_host_bytes
+    assert abs(found.peak_host_bytes - said.predicted_peak_bytes) <= 0.1 * said.predicted_peak_bytes
+
+
+# The program
+
+
+class Trial:
+    """Runs of the decoder on so many of the devices."""
+
+    def __init__(self) -> None:
+        from harness import Place, backends, plugins
+
+        self.plugins = plugins.load()
+        self.backend = backends.load("jax")
+        self.decoder = self.plugins.workloads["decoder"]
+        self.place = Place("jax", "cpu")
+        self.backend.start(self.place)
+
+    def case(self, names: str, ranks: int, shape: dict):
+        from harness.records import Applied, Case
+
+        def applied(told: str) -> Applied:
+            name, _, off = told.partition(" without ")
+            return Applied(name=name, knobs={**self.plugins.strategies[name].probe, **({off: False} if off else {})})
+
+        return Case(
+            workload="decoder",
+            shape=shape,
+            place="jax/cpu",
+            corpus="drawn",
+            tokenizer="none",
+            strategies=tuple(map(applied, names.split(" + "))) if names else (),
+            ranks=ranks,
+        )
+
+    def outcome(self, names: str, ranks: int, shape: dict) -> tuple[list[float], dict]:
+        """Give the losses of four updates and the first gradients, at the probe's ragged sizes.
+
+        The gradients are the first moments of the first update, which is a tenth of them.
+        """
+        from collections import Counter
+        from itertools import islice
+
+        from harness.assembly import assemble, never_called
+        from harness.train import training
+
+        made, calls = self.decoder, Counter()
+        self.backend.deterministic(self.place)
+        case = self.case(names, ranks, made.probe(made.shape(**shape)).model_dump())
+        parts, losses, grads = assemble(self.plugins, case, calls=calls), [], {}
+
+        def first(outputs):
+            if isinstance(outputs, tuple) and not grads:
+                grads.update(self.backend.arrays(parts.gather(parts, outputs[0]["first"])))
+
+        for loss, _ in islice(training(parts, self.backend.prepare(parts), finish=first), 4):
+            losses.append(float(loss))
+        assert never_called(calls) is None, never_called(calls)
+        return losses, {name: grad for name, (grad, _) in grads.items()}
+
+    def compiled(self, names: str, ranks: int, **shape: object):
+        from harness.assembly import assemble
+
+        case = self.case(names, ranks, self.decoder.shape(**shape).model_dump())
+        parts = assemble(self.plugins, case, draw=lambda inner: self.backend.abstract_draw)
+        batch = self.backend.like(self.decoder.abstract_batch(parts.shape))
+        return parts, self.backend.lowered(parts, batch, parts).compile()
+
+    def held(self, names: str, ranks: int, **shape: object) -> int:
+        """Give what one device holds, by the compiler's analysis."""
+        analysis = self.compiled(names, ranks, **shape)[1].memory_analysis()
+        return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+
+
+def apart(mine, its) -> float:
+    """Give the largest distance of losses and gradients, relative to the second."""
+    import numpy as np
+
+    (losses, grads), (due, known) = mine, its
+    assert grads.keys() == known.keys()
+    off = [abs(a - b) / abs(b) for a, b in zip(losses, due, strict=True)]
+    largest = max(float(np.linalg.norm(grad)) for grad in known.values())
+    for name, grad in known.items():
+        assert grads[name].shape == grad.shape, name
+        size = max(float(np.linalg.norm(grad)), 1e-3 * largest)  # some are 0 but for rounding
+        off.append(float(np.linalg.norm(grads[name] - grad)) / size)
+    return max(off)
+
+
+def answers(ranks: int, names: list[str], shape: dict | None = None) -> dict[str, float]:
+    trial, shape = Trial(), shape or {}
+    plain = trial.outcome("", 1, shape)
+    return {name: apart(trial.outcome(name, ranks, shape), plain) for name in names}
+
+
+def mutants(ranks: int) -> dict[str, float]:
+    from strategies.sharding import on_jax
+
+    trial = Trial()
+    plain = trial.outcome("", 1, {})
+    found = {}
+
+    def tried(what: str, name: str, of: str, wrong: object) -> None:
+        right = getattr(on_jax, of)
+        setattr(on_jax, of, wrong)
+        found[what] = apart(trial.outcome(name, ranks, {}), plain)
+        setattr(on_jax, of, right)
+
+    weighed, filled = on_jax.weighed, on_jax.filled
+
+    def of_means(parts, x, y):
+        return (*weighed(parts, x, y)[:2], 1 / parts.ranks)
+
+    def without_last(values, size, axis, nothing=0):
+        lost = values.at[..., -1].set(nothing) if nothing else values
+        return filled(lost, size, axis, nothing)
+
+    tried("mean of means", "sequence_parallel", "weighed", of_means)
+    tried("last token lost", "sequence_parallel", "filled", without_last)
+    tried("positions in order", "ring_attention", "positions_by", lambda blocks: lambda p, n: (slice(0, n * p.ranks),))
+    tried("gradients not summed", "sequence_parallel", "over_ranks", lambda parts, value: value)
+    return found
+
+
+def bytes_of_one() -> dict[str, float]:
+    trial, found = Trial(), {}
+    deep = {"layers": 12, "width": 256, "heads": 4, "vocabulary": 256, "batch": 4, "tokens": 4}
+    found["state"] = 16 * trial.decoder.parameters(trial.decoder.shape(**deep))
+    for name in ("ddp on 2", "fsdp on 2", "fsdp on 4", "zero1 on 4", "tensor_parallel on 2"):
+        names, _, ranks = name.partition(" on ")
+        found[name] = trial.held(names, int(ranks), **deep)
+    long = {"layers": 4, "width": 128, "heads": 4, "vocabulary": 256, "batch": 1, "tokens": 512}
+    own = 16 * trial.decoder.parameters(trial.decoder.shape(**long))
+    found["activations"] = trial.held("", 1, **long) - own
+    for name in ("sequence_parallel", "ring_attention"):
+        found[f"{name}, activations on 2"] = trial.held(name, 2, **long) - own
+    wide = {"layers": 1, "width": 64, "heads": 4, "vocabulary": 16384, "batch": 1, "tokens": 256}
+    found["logits"] = trial.held("", 1, **wide)
+    found["vocabulary_parallel_loss, logits on 2"] = trial.held("vocabulary_parallel_loss", 2, **wide)
+    return found
+
+
+def gathers() -> dict[str, int]:
+    """Count the loops of the compiled program in which parameters are gathered."""
+    import re
+
+    trial, found = Trial(), {}
+    for name in ("ddp", "fsdp"):
+        text = trial.compiled(name, 2, layers=4, width=64, heads=4, vocabulary=64, batch=2, tokens=8)[1].as_text()
+        bodies = {body.lstrip("%") for body in re.findall(r"\bbody=(%?[\w.\-]+)", text)}
+        blocks = re.split(r"\n(?=%?[\w.\-]+ \()", text)
+        inside = [block for block in blocks if block.split(" ")[0].lstrip("%") in bodies]
+        found[name] = sum("all-gather" in block for block in inside)
+    return found
+
+
+def steps() -> dict[str, int]:
+    """Take steps compiled ahead of time; count the ways in which the arrays of the state lay."""
+    import jax
+
+    from harness.assembly import assemble
+
+    trial, found = Trial(), {}
+    for name in ("ddp", "fsdp", "zero1"):
+        parts = assemble(trial.plugins, trial.case(name, 2, trial.decoder.probe(trial.decoder.shape()).model_dump()))
+        abstract = assemble(trial.plugins, trial.case(name, 2, parts.shape.model_dump()))
+        batch = trial.backend.like(trial.decoder.abstract_batch(parts.shape))
+        step = trial.backend.prepare(parts, batch, abstract)
+        source = parts.source(parts)
+        state, ways = parts.init(parts, source), set()
+        batches = parts.batches(parts, parts.windows(parts, source))
+        for _ in range(3):
+            before = state
+            state, _ = step(state, *next(batches))
+            assert all(old.is_deleted() for old in jax.tree.leaves(before["params"])), "it was not donated"
+            ways.add(str(jax.tree.map(lambda leaf: leaf.sharding, state)))
+        assert "ranks" in str(ways) or name == "ddp"
+        found[name] = len(ways)
+    return found
+
+
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = QUICK
+    questions = {"answers": answers, "mutants": mutants, "bytes": bytes_of_one, "gathers": gathers, "steps": steps}
+    print(json.dumps(questions[sys.argv[1]](*map(json.loads, sys.argv[2:]))))
