@@ -3,7 +3,7 @@
 import hashlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ from harness import (
 from harness.assembly import probe_of
 from harness.plugins import Plugins
 from harness.records import Case, Kind, Record, Slot, Task
-from harness.schedule import Known, Schedule, is_done, obstacle
+from harness.schedule import Known, Latest, Schedule, is_done, obstacle
 from harness.suite import Group, Plan
 from harness.tokens import TokenFile
 
@@ -81,53 +81,93 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
     folder = options.results / plan.name / machine.name()
     with locks.measuring(folder, plan.suite.places), TemporaryDirectory(prefix="harness-reference-") as reference:
         keeper.sweep()
-        for claim in plan.suite.claims:
-            claims.parsed(claim.that)
+        refuse_claims(plan)
         plan, found = corpora.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
-        rounds = plan.suite.rounds if options.rounds is None else options.rounds
-        schedule = Schedule(plan, plugins, rounds, all_rounds=options.all_rounds)
-        campaign = _Campaign(plan, plugins, schedule, options, progress, folder, Path(reference), found)
-        campaign.execute()
-        return campaign.path
+        schedule = schedule_of(plan, plugins, options)
+
+        def unfinished(latest: Latest) -> bool:
+            return any(schedule.is_due(slot, latest) for slot in schedule.slots())
+
+        path, latest = opened(folder, schedule, options.fresh, unfinished)
+        run_id = new_id()
+        records.append(path, beginning(schedule, run_id))
+        planned = list(dict.fromkeys(schedule.slots()))
+        progress.begin(len(planned), sum(not schedule.is_due(slot, latest) for slot in planned))
+
+        def write(record: Record) -> None:
+            records.append(path, record)
+
+        Campaign(schedule, options, progress, run_id, Path(reference), found, latest, write).measure()
+        return path
+
+
+def refuse_claims(plan: Plan) -> None:
+    """Raise ClaimError for a claim that cannot be read, before anything is measured."""
+    for claim in plan.suite.claims:
+        claims.parsed(claim.that)
+
+
+def schedule_of(plan: Plan, plugins: Plugins, options: Options, elsewhere: bool = False) -> Schedule:
+    rounds = plan.suite.rounds if options.rounds is None else options.rounds
+    return Schedule(plan, plugins, rounds, options.all_rounds, elsewhere)
+
+
+def opened(
+    folder: Path, schedule: Schedule, fresh: bool, unfinished: Callable[[Latest], bool]
+) -> tuple[Path, dict[Slot, Known]]:
+    """Continue the newest file when it holds some, but not all, of this very plan; else begin one."""
+    files = sorted(folder.glob("*.jsonl"))
+    if files and not fresh:
+        found = records.read(files[-1])[0]
+        latest = {record.slot: Known.of(record) for record in found if record.slot is not None}
+        if any(record.plan == schedule.plan_digest for record in found) and unfinished(latest):
+            return files[-1], latest
+    return records.next_file(folder, machine.commit()), {}
+
+
+def beginning(schedule: Schedule, run_id: str) -> Record:
+    """Say what the suite says beside its cases: who reads the results need not have it."""
+    plan = schedule.plan
+    return Record(
+        run_id=run_id,
+        suite=plan.name,
+        plan=schedule.plan_digest,
+        utc=now(),
+        title=plan.suite.title,
+        claims=tuple(plan.suite.claims),
+        machine=machine.facts(),
+        versions=schedule.versions,
+        commit=machine.commit(),
+    )
 
 
 @dataclass
-class _Campaign:
-    plan: Plan
-    plugins: Plugins
+class Campaign:
+    """Groups of cases, measured on this machine; `write` is given every record as it comes.
+
+    `latest` is what is known of the slots, from before and from this run.
+    """
+
     schedule: Schedule
     options: Options
     progress: Progress
-    folder: Path
+    run_id: str
     reference: Path
     corpora: dict[str, corpora.Corpus | None]
-    run_id: str = field(default_factory=lambda: _new_id())
+    latest: dict[Slot, Known]
+    write: Callable[[Record], None]
 
     def __post_init__(self) -> None:
+        self.plan, self.plugins = self.schedule.plan, self.schedule.plugins
         self.threads = len(os.sched_getaffinity(0))
         self.checkup = doctor.kept(self.options.cache)
-        self.path, self.latest = self._resumed()
-
-    def _resumed(self) -> tuple[Path, dict[Slot, Known]]:
-        """Continue the newest file when it holds some, but not all, of this very plan; else begin one."""
-        files = sorted(self.folder.glob("*.jsonl"))
-        if files and not self.options.fresh:
-            found = records.read(files[-1])[0]
-            latest = {record.slot: Known.of(record) for record in found if record.slot is not None}
-            same = any(record.plan == self.schedule.plan_digest for record in found)
-            if same and any(self.schedule.is_due(slot, latest) for slot in self.schedule.slots()):
-                return files[-1], latest
-        return records.next_file(self.folder, machine.commit()), {}
 
     def is_open(self, slot: Slot) -> bool:
         record = self.latest.get(slot)
         return not is_done(record) and (record is None or record.attempt < ATTEMPTS or record.run_id != self.run_id)
 
-    def execute(self) -> None:
-        self.begin()
-        planned = list(dict.fromkeys(self.schedule.slots()))
-        done = sum(not self.schedule.is_due(slot, self.latest) for slot in planned)
-        self.progress.begin(len(planned), done)
+    def measure(self) -> None:
+        """Predict the cases of the plan, then measure each of its groups."""
         self.predict()
         self.foretell()
         for group in self.plan.groups:
@@ -144,23 +184,6 @@ class _Campaign:
                 self.memory(case)
             for number in range(self.rounds_of(group)):
                 self.time_round(group, number)
-
-    def begin(self) -> None:
-        """Keep what the suite says beside its cases: who reads the results need not have it."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        suite = self.plan.suite
-        beginning = Record(
-            run_id=self.run_id,
-            suite=self.plan.name,
-            plan=self.schedule.plan_digest,
-            utc=now,
-            title=suite.title,
-            claims=tuple(suite.claims),
-            machine=machine.facts(),
-            versions=self.schedule.versions,
-            commit=machine.commit(),
-        )
-        records.append(self.path, beginning)
 
     def rounds_of(self, group: Group) -> int:
         """Give the time rounds of a group: one where the baseline does not run, since no ratio can be formed.
@@ -304,7 +327,7 @@ class _Campaign:
         return runner.run(task, self.threads, allowed, self.progress.phase)
 
     def keep(self, record: Record, case: Case, slot: Slot) -> None:
-        """Complete a record, append it, and tell the watcher."""
+        """Complete a record, write it, and tell the watcher."""
         before = self.latest.get(slot)
         complete = record.model_copy(
             update={
@@ -313,7 +336,7 @@ class _Campaign:
                 "plan": self.schedule.plan_digest,
                 "slot": slot,
                 "attempt": 1 if before is None else before.attempt + 1,
-                "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+                "utc": now(),
                 "position": self.schedule.positions.get(self.schedule.digest(case), -1),
                 "case": case,
                 "probe": self.schedule.digest(probe_of(self.plugins, case)) if slot.kind == "memory" else None,
@@ -329,7 +352,7 @@ class _Campaign:
                 "notes": {**record.notes, **self.notes(case)},
             }
         )
-        records.append(self.path, complete)
+        self.write(complete)
         self.latest[slot] = Known.of(complete)
         self.progress.finish(complete, case)
 
@@ -347,9 +370,13 @@ class _Campaign:
         return {"vocabulary": f"the corpus gives {corpus.vocabulary} distinct tokens, the model has {rows} rows"}
 
 
-def _new_id() -> str:
+def new_id() -> str:
     """Name a run: when it began, in which process, and by chance."""
     return f"{datetime.now(UTC):{records.STAMP}}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _unsupported(reason: str) -> Record:
@@ -358,6 +385,3 @@ def _unsupported(reason: str) -> Record:
 
 def _joined(digests: tuple[str, ...]) -> str | None:
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if digests else None
-
-
-__all__ = ["Options", "Progress", "run"]

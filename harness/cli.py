@@ -10,7 +10,20 @@ import typer
 from rich.console import Console
 
 from harness import advise as advising
-from harness import campaign, changes, claims, contract, doctor, documents, judge, planner, plugins, records, suite
+from harness import (
+    campaign,
+    changes,
+    claims,
+    cluster,
+    contract,
+    doctor,
+    documents,
+    judge,
+    planner,
+    plugins,
+    records,
+    suite,
+)
 from harness import fit as limits
 from harness.progress import Watcher, counted
 from harness.report import (
@@ -49,6 +62,7 @@ REFUSALS = (
     changes.ConditionError,
     charts.PicturesError,
     SizeError,
+    cluster.ClusterError,
 )
 REFUSED, INTERRUPTED = 2, 130
 
@@ -65,6 +79,12 @@ def run(
     try_all: Annotated[
         bool, typer.Option("--try-all", help="Run cases that are predicted to exceed the machine's memory as well.")
     ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", metavar="ADDRESS", help="Run on Dask workers: tcp://host:8786, or local:2 for two here."
+        ),
+    ] = None,
     plugin: PluginOption = None,
 ) -> None:
     """Measure every case of a suite and print the tables. Run it again to resume after an interruption."""
@@ -72,7 +92,10 @@ def run(
     plan = suite.selected(suite.read(path, loaded), place, only)
     options = campaign.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes, try_all)
     with Watcher(err) as watcher:
-        written = campaign.run(plan, loaded, options, watcher)
+        if address is None:
+            written = campaign.run(plan, loaded, options, watcher)
+        else:
+            written = cluster.run(address, plan, loaded, options, watcher)
     out.print(Report(tuple(_read([written])), loaded).markdown(plan.suite.title), end="")
     err.print(f"records: {written}")
 

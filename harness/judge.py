@@ -1,6 +1,6 @@
 """From records to verdicts: what each strategy costs, what it saves, whether the answer is still right."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -74,17 +74,30 @@ class Table:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The machines on which peaks and times of it were measured."""
+        kept = (record for row in self.rows for record in row.records if record.status == "ok")
+        measured = (_machine(record) for record in kept if record.slot and record.slot.kind != "numerics")
+        return tuple(dict.fromkeys(name for name in measured if name))
+
 
 def judge(found: Iterable[Record]) -> list[Table]:
     """Group records by what they are compared to, and judge each group against its baseline."""
-    latest: dict[Slot, Record] = {record.slot: record for record in found if record.slot and record.case}
+    latest: dict[Slot, Record] = {}
+    answers: dict[tuple[str, str], Record] = {}
+    for record in found:
+        if record.slot and record.case:
+            latest[record.slot] = record
+            if record.slot.kind == "numerics":  # groups share it, and may be of different machines
+                answers[record.slot.case, _machine(record)] = answers[record.slot.case, ""] = record
     by_case: dict[str, list[Record]] = {}
     for slot, record in latest.items():
         if slot.kind not in ("numerics", "pilot", "reference"):
             by_case.setdefault(slot.case, []).append(record)
     groups: dict[str, list[_Seen]] = {}
     for members in sorted(by_case.values(), key=lambda members: members[0].position):
-        seen = _seen(members, latest)
+        seen = _seen(members, answers)
         groups.setdefault(seen.case.group, []).append(seen)
     return [_judged(group) for group in groups.values()]
 
@@ -134,15 +147,21 @@ class _Seen:
         }
 
 
-def _seen(members: Sequence[Record], latest: dict[Slot, Record]) -> _Seen:
+def _machine(record: Record) -> str:
+    return str(record.machine.get("name", ""))
+
+
+def _seen(members: Sequence[Record], answers: Mapping[tuple[str, str], Record]) -> _Seen:
+    """Put the records of a case beside each other; the answer is that of its own machine, where there is one."""
     memory = [record for record in members if record.slot and record.slot.kind == "memory"]
-    probe = next((record.probe for record in memory if record.probe), None)
+    probed = next((record for record in memory if record.probe), None)
+    probe = probed.probe if probed is not None else None
     case = members[0].case
     assert case is not None
     return _Seen(
         case,
         next((record for record in members if record.slot and record.slot.kind == "predict"), None),
-        latest.get(Slot(case=probe, kind="numerics")) if probe else None,
+        answers.get((probe, _machine(probed)), answers.get((probe, ""))) if probed and probe else None,
         tuple(memory),
         {record.slot.round: record for record in members if record.slot and record.slot.kind == "time"},
     )
@@ -174,7 +193,8 @@ def _mixed(group: list[_Seen]) -> list[str]:
     notes = []
     if len({record.regime for record in memory}) > 1:
         notes.append("Peaks were taken under different allocator regimes and do not compare.")
-    if len({str(record.machine.get("name")) for record in memory}) > 1:
+    times = [record for seen in group for record in seen.times.values() if record.status == "ok"]
+    if len({_machine(record) for record in (*memory, *times)}) > 1:
         notes.append("Records of different machines are mixed here and do not compare.")
     return notes
 

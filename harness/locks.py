@@ -1,16 +1,24 @@
-"""One harness at a time: in a folder of results, and on a GPU."""
+"""One harness at a time: in a folder of results, on a GPU, and where work comes from a cluster, on a machine."""
 
 import fcntl
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from harness import environment
 from harness.records import StoreError
 from harness.types import Place
+
+PAUSE_SECONDS = 0.1
+
+
+class _Taken(StoreError):
+    """Somebody else holds it."""
 
 
 @contextmanager
@@ -19,14 +27,43 @@ def measuring(folder: Path, places: Iterable[str]) -> Iterator[None]:
 
     A lock goes with its process, however that ends; no child inherits it.
     """
-    with ExitStack() as held:
-        held.enter_context(_held(_in(folder), f"another harness is writing to '{folder}'", "--results"))
-        if any(Place.parse(place).device == "cuda" for place in places) and environment.gpu_bytes() is not None:
-            number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-            file = Path(tempfile.gettempdir()) / f"harness-gpu-{re.sub(r'[^A-Za-z0-9-]', '_', number)}.lock"
-            told = f"another harness measures on the GPU {number}, and two would spoil each other's figures"
-            held.enter_context(_held(file, told, "CUDA_VISIBLE_DEVICES"))
+    with _held(_in(folder), f"another harness is writing to '{folder}'", "--results"), _gpu(places):
         yield
+
+
+@contextmanager
+def in_turn(places: Iterable[str], meanwhile: Callable[[], None]) -> Iterator[None]:
+    """Hold this machine, and its GPU where a place is on one, as soon as nobody else does.
+
+    `meanwhile` is called several times a second, and what it raises ends the waiting. A file in the folder for
+    temporary files stands for the machine: containers that do not share that folder are machines of their own.
+    """
+    with ExitStack() as held:
+        for lock in (_machine, partial(_gpu, tuple(places))):
+            while True:
+                meanwhile()
+                try:
+                    held.enter_context(lock())
+                    break
+                except _Taken:
+                    time.sleep(PAUSE_SECONDS)
+        yield
+
+
+@contextmanager
+def _gpu(places: Iterable[str]) -> Iterator[None]:
+    if not any(Place.parse(place).device == "cuda" for place in places) or environment.gpu_bytes() is None:
+        yield
+        return
+    number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    file = Path(tempfile.gettempdir()) / f"harness-gpu-{re.sub(r'[^A-Za-z0-9-]', '_', number)}.lock"
+    told = f"another harness measures on the GPU {number}, and two would spoil each other's figures"
+    with _held(file, told, "CUDA_VISIBLE_DEVICES"):
+        yield
+
+
+def _machine() -> AbstractContextManager[None]:
+    return _held(Path(tempfile.gettempdir()) / "harness-machine.lock", "another harness measures here", "TMPDIR")
 
 
 def _in(folder: Path) -> Path:
@@ -48,7 +85,7 @@ def _held(file: Path, taken: str, other: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreError(f"{taken}: wait for it, or name another with {other}") from None
+            raise _Taken(f"{taken}: wait for it, or name another with {other}") from None
         yield
     finally:
         os.close(descriptor)

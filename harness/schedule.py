@@ -11,11 +11,14 @@ from harness import backends, machine
 from harness.assembly import probe_of
 from harness.plugins import Plugins
 from harness.records import OPEN_STATUSES, Case, Record, Slot
-from harness.suite import Plan
+from harness.suite import Group, Plan
 from harness.types import Place
 
 REPEATS_FROM_ROUNDS = 6
 """From this many time rounds on, memory is measured three times and its largest peak taken."""
+
+REFUSED = ("unsupported", "skipped_guard")
+"""Statuses by which a machine says that it does not run a case."""
 
 
 class Known(NamedTuple):
@@ -40,12 +43,16 @@ Latest = Mapping[Slot, Known]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The slots of a plan; `rounds` are the time rounds, which the command line may change."""
+    """The slots of a plan; `rounds` are the time rounds, which the command line may change.
+
+    Where it runs `elsewhere`, the machines that get its groups say what they lack, and what they said is a result.
+    """
 
     plan: Plan
     plugins: Plugins
     rounds: int
     all_rounds: bool = False
+    elsewhere: bool = False
 
     @cached_property
     def versions(self) -> dict[str, str]:
@@ -58,8 +65,9 @@ class Schedule:
 
     @cached_property
     def plan_digest(self) -> str:
-        """Identify the whole run, so that only the same one is resumed."""
-        return hashlib.sha256("".join(map(str, self.slots())).encode()).hexdigest()[:16]
+        """Identify the whole run, so that only the same one is resumed: elsewhere, or here."""
+        text = "".join(map(str, self.slots())) + "elsewhere" * self.elsewhere
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property
     def positions(self) -> dict[str, int]:
@@ -81,21 +89,25 @@ class Schedule:
         for case in self.plan.cases:
             yield Slot(case=self.digest(case), kind="predict")
         for group in self.plan.groups:
-            if self.obstacle(group.baseline) is not None:
-                for case in group.cases:
-                    yield Slot(case=self.digest(case), kind="memory")
-                continue
+            yield from self.measured(group)
+
+    def measured(self, group: Group) -> Iterator[Slot]:
+        """List the slots of a group, but for its predictions."""
+        if self.obstacle(group.baseline) is not None:
             for case in group.cases:
-                yield Slot(case=self.digest(probe_of(self.plugins, case)), kind="numerics")
-                for repeat in range(self.repeats):
-                    yield Slot(case=self.digest(case), kind="memory", repeat=repeat)
-            for number in range(self.rounds):
-                for case in group.cases:
-                    yield Slot(case=self.digest(case), kind="time", round=number)
+                yield Slot(case=self.digest(case), kind="memory")
+            return
+        for case in group.cases:
+            yield Slot(case=self.digest(probe_of(self.plugins, case)), kind="numerics")
+            for repeat in range(self.repeats):
+                yield Slot(case=self.digest(case), kind="memory", repeat=repeat)
+        for number in range(self.rounds):
+            for case in group.cases:
+                yield Slot(case=self.digest(case), kind="time", round=number)
 
     def obstacle(self, case: Case) -> str | None:
-        """Say why a case cannot run here."""
-        return obstacle(self.plugins, case)
+        """Say why a case cannot run here; None where it is another machine that says so."""
+        return None if self.elsewhere else obstacle(self.plugins, case)
 
     def is_due(self, slot: Slot, latest: Latest) -> bool:
         """Say whether a slot still wants a result: what was not measured for memory is not timed."""
@@ -104,11 +116,14 @@ class Schedule:
             or (slot.round and not self.all_rounds and self._cannot_run(self._baselines[slot.case], latest))
         ):
             return False
-        return not is_done(latest.get(slot))
+        return not self._is_done(latest.get(slot))
 
     def _cannot_run(self, case: str, latest: Latest) -> bool:
         memory = latest.get(Slot(case=case, kind="memory"))
-        return memory is not None and is_done(memory) and memory.status != "ok"
+        return memory is not None and self._is_done(memory) and memory.status != "ok"
+
+    def _is_done(self, record: Known | None) -> bool:
+        return is_done(record) or (self.elsewhere and record is not None and record.status in REFUSED)
 
 
 def obstacle(plugins: Plugins, case: Case) -> str | None:

@@ -60,8 +60,11 @@ def markdown(
 ) -> str:
     """Write all tables as markdown, each under a heading of a level; figures are rounded here and nowhere else."""
     pieces = [f"# {escaped(title)}"] if title else []
+    several = len({name for table in tables for name in table.machines}) > 1
     for table in tables:
         pieces.append(f"{level} {escaped(heading(table.case))}")
+        if several and table.machines:
+            pieces.append(f"Measured on {escaped(' and '.join(table.machines))}.")
         reason = _untested(table)
         if reason is None:
             pieces.append(_grid(table, tokens_per_step))

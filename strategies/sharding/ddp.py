@@ -11,13 +11,13 @@ from dataclasses import replace
 from harness import Parts
 
 
-def on_torch(parts: Parts) -> Parts:
+def in_torch(parts: Parts) -> Parts:
     from strategies.sharding.on_torch import by_rows, dividing
 
     return replace(parts, **dividing(parts, by_rows))
 
 
-def on_jax(parts: Parts) -> Parts:
+def in_jax(parts: Parts) -> Parts:
     from strategies.sharding import on_jax
 
     return on_jax.ddp(parts)

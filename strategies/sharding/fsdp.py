@@ -13,7 +13,7 @@ from typing import Any
 from harness import Parts, tree
 
 
-def on_torch(parts: Parts) -> Parts:
+def in_torch(parts: Parts) -> Parts:
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
@@ -101,7 +101,7 @@ def on_torch(parts: Parts) -> Parts:
     return replace(parts, draw=draw, grad=grad, gather=gather, **ranks.dividing(parts, ranks.by_rows))
 
 
-def on_jax(parts: Parts) -> Parts:
+def in_jax(parts: Parts) -> Parts:
     from strategies.sharding import on_jax
 
     return on_jax.fsdp(parts)

@@ -14,7 +14,7 @@ from typing import Any
 from harness import Parts
 
 
-def on_torch(parts: Parts) -> Parts:
+def in_torch(parts: Parts) -> Parts:
     import torch.distributed as dist
 
     from strategies.sharding import on_torch as ranks
@@ -60,7 +60,7 @@ def on_torch(parts: Parts) -> Parts:
     )
 
 
-def on_jax(parts: Parts) -> Parts:
+def in_jax(parts: Parts) -> Parts:
     from strategies.sharding import on_jax
 
     return on_jax.sequence_parallel(parts)

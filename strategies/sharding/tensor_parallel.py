@@ -17,7 +17,7 @@ DIM = {**dict.fromkeys(COLUMNS, 1), **dict.fromkeys((f"b{name}" for name in COLU
 """The dimension by which a parameter of a layer is parted."""
 
 
-def on_torch(parts: Parts) -> Parts:
+def in_torch(parts: Parts) -> Parts:
     import torch
     import torch.distributed as dist
 
@@ -70,7 +70,7 @@ def on_torch(parts: Parts) -> Parts:
     return replace(parts, draw=draw, mix=mix, feed=feed, gather=gather, **ranks.dividing(parts, ranks.for_all))
 
 
-def on_jax(parts: Parts) -> Parts:
+def in_jax(parts: Parts) -> Parts:
     from strategies.sharding import on_jax
 
     return on_jax.tensor_parallel(parts)

@@ -13,7 +13,7 @@ from typing import Any
 from harness import Parts, tree
 
 
-def on_torch(parts: Parts) -> Parts:
+def in_torch(parts: Parts) -> Parts:
     import torch
     import torch.distributed as dist
 
@@ -66,7 +66,7 @@ def on_torch(parts: Parts) -> Parts:
     return replace(parts, share=divided["share"], reduce=reduce, init=init, gather=gather, update=update)
 
 
-def on_jax(parts: Parts) -> Parts:
+def in_jax(parts: Parts) -> Parts:
     from strategies.sharding import on_jax
 
     return on_jax.zero1(parts)

@@ -49,8 +49,8 @@ FLOORS = (
     ("rates", "forecasts", "doctor", "claims", "changes", "contract"),
     ("planner", "documents"),
     ("campaign", "fit"),
-    ("advise",),
-    ("report",),
+    ("advise", "remote"),
+    ("report", "cluster"),
     ("progress",),
     ("cli", "pytest_plugin"),
 )

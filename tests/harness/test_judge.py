@@ -87,6 +87,29 @@ def test_other_batches_make_an_answer_approximate_not_wrong() -> None:
     assert row_of(member("blocks", losses=(6.0, 5.95, 5.85))).answer == "diverged"
 
 
+def on(machine: str, found: list[Record]) -> list[Record]:
+    return [record.model_copy(update={"machine": {"name": machine}}) for record in found]
+
+
+def test_an_answer_is_that_of_the_machine_on_which_the_case_was_measured() -> None:
+    """Groups share the slot of an answer, and a cluster measures them on several machines."""
+    wrong, right = (on(name, member("checkpoint", answer=answer)) for name, answer in (("a", "diverged"), ("b", None)))
+    for order in ([*wrong, *right], [*right, *wrong]):
+        assert judged(on("b", member("baseline")), order).rows[1].answer == "diverged", "there is no other"
+    answers = [record for record in on("b", member("checkpoint")) if record.slot and record.slot.kind == "numerics"]
+    for order in ([*wrong, *answers, *right], [*answers, *wrong, *right]):
+        assert judged(on("b", member("baseline")), order).rows[1].answer == "bit_exact"
+
+
+def test_figures_of_two_machines_in_one_comparison_are_warned_of() -> None:
+    one = judged(on("a", member("baseline")), on("a", member("checkpoint")))
+    assert one.machines == ("a",) and not any("mixed" in note for note in one.notes)
+    late = [record for record in on("b", member("checkpoint")) if record.slot and record.slot.kind == "time"]
+    both = judged(on("a", member("baseline")), [*on("a", member("checkpoint")), *late[:1]])
+    assert both.machines == ("a", "b")
+    assert "Records of different machines are mixed here and do not compare." in both.notes
+
+
 # The trade
 
 

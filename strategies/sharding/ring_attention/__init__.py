@@ -19,11 +19,12 @@ def blocks_of(rank: int, ranks: int, zigzag: bool) -> tuple[int, ...]:
     return (rank, 2 * ranks - 1 - rank) if zigzag else (rank,)
 
 
-def on_torch(parts: Parts, zigzag: bool = True) -> Parts:
+# Not named on_torch: importing a submodule of that name would replace the function.
+def in_torch(parts: Parts, zigzag: bool = True) -> Parts:
     import torch.distributed as dist
 
     from strategies.sharding import on_torch as ranks
-    from strategies.sharding.ring_on_torch import ring_attention
+    from strategies.sharding.ring_attention.on_torch import ring_attention
 
     def blocks(rank: int, ranks: int) -> tuple[int, ...]:
         return blocks_of(rank, ranks, zigzag)
@@ -37,7 +38,7 @@ def on_torch(parts: Parts, zigzag: bool = True) -> Parts:
     return replace(parts, attend=attend, positions=positions, **ranks.dividing(parts, ranks.tokens_by(blocks)))
 
 
-def on_jax(parts: Parts, zigzag: bool = True) -> Parts:
+def in_jax(parts: Parts, zigzag: bool = True) -> Parts:
     from strategies.sharding import on_jax
 
     return on_jax.ring_attention(parts, zigzag)

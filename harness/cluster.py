@@ -1,0 +1,329 @@
+"""Run a plan on the workers of a Dask cluster: each group whole on one machine, each record sent here as it comes.
+
+A task of Dask is a group (`harness.remote`), and this process alone writes records. Where a worker is lost, Dask gives
+its group to another, which begins anew: with its first word all that the lost attempt measured is withdrawn, and what
+that may still say is not heard. So no group has figures of two machines.
+"""
+
+import logging
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from harness import campaign, corpora, environment, locks, machine, plugins, records
+from harness.campaign import Options, Progress
+from harness.plugins import Plugins
+from harness.records import Case, Record, Slot
+from harness.remote import TOPIC, ClusterError, Code, Order, describe, measure
+from harness.schedule import Known, Latest, Schedule
+from harness.suite import Group, Plan
+from harness.types import Place
+
+GPU = "gpu"
+"""The resource that a worker must offer to get groups of a place on a GPU."""
+LOSSES = 2
+"""How often a group may lose its worker, and yet be tried again."""
+PATIENCE_SECONDS = 5.0
+"""How long to wait for an answer, or for a first worker."""
+DESERTED_SECONDS = 60.0
+"""How long to wait while there is no worker at all."""
+
+
+def run(address: str, plan: Plan, loaded: Plugins, options: Options, progress: Progress) -> Path:
+    """Run everything of a plan that has no result yet on a cluster; return the results file.
+
+    Raises what `campaign.run` raises, and ClusterError for a cluster that cannot be used, before anything is measured.
+    KeyboardInterrupt leaves the records that came, and ends what runs.
+    """
+    folder = options.results / plan.name / machine.name()
+    with locks.measuring(folder, ()):
+        campaign.refuse_claims(plan)
+        plan, _ = corpora.prepare(plan, loaded, options.cache, lambda case: False)
+        plan = replace(plan, path=plan.path.resolve())
+        options = replace(options, plugins=tuple(map(_absolute, options.plugins)))
+        schedule = campaign.schedule_of(plan, loaded, options, elsewhere=True)
+        with connected(address) as client:
+            _refuse(address, client, schedule, options.plugins)
+            path, latest = campaign.opened(
+                folder, schedule, options.fresh, lambda latest: not all(finished(schedule, latest))
+            )
+            run_id = campaign.new_id()
+            records.append(path, campaign.beginning(schedule, run_id))
+            FanOut(address, client, schedule, options, progress, run_id, path, latest).run()
+        return path
+
+
+def _absolute(name: str) -> str:
+    return os.path.abspath(name) if name.endswith(".py") else name
+
+
+def finished(schedule: Schedule, latest: Latest) -> Iterator[bool]:
+    """Say of each group whether every case has its result; that it cannot run, or would not fit, is one."""
+    for group in schedule.plan.groups:
+        yield not any(schedule.is_due(slot, latest) for slot in wanted(schedule, group, latest))
+
+
+def wanted(schedule: Schedule, group: Group, latest: Latest) -> list[Slot]:
+    """List the slots of a group: where its baseline cannot run, one of each case says so."""
+    memory = [Slot(case=schedule.digest(case), kind="memory") for case in group.cases]
+    known = latest.get(memory[0])
+    return memory if known is not None and known.status == "unsupported" else list(schedule.measured(group))
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Give a client of the cluster at an address; start one of N processes for `local:N`, and end it."""
+    try:
+        import dask
+        import distributed
+    except ImportError:
+        told = "--cluster needs the package distributed: pip install 'memory-strategy-harness[cluster]'"
+        raise ClusterError(told) from None
+    for logger in ("distributed", "distributed.client"):  # what matters is told in sentences
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    if not address.startswith("local"):
+        try:
+            client = distributed.Client(address, timeout=PATIENCE_SECONDS)
+        except (OSError, ValueError, TypeError) as error:
+            told = "name the one that `dask scheduler` prints, such as tcp://host:8786, or local:2"
+            raise ClusterError(f"no cluster answers at '{address}' ({_first_line(error)}): {told}") from None
+        with client:
+            yield client
+        return
+    count = re.fullmatch(r"local:([1-9][0-9]?)", address)
+    if count is None:
+        raise ClusterError(f"'{address}' is no cluster: name the processes of a local one as in local:2")
+    with TemporaryDirectory(prefix="harness-cluster-", ignore_cleanup_errors=True) as folder:
+        settings = {
+            "n_workers": int(count[1]),
+            "threads_per_worker": 1,
+            "processes": True,
+            "dashboard_address": "localhost:0",
+            "memory_limit": 0,
+            "silence_logs": logging.CRITICAL,
+            "resources": {GPU: 1} if environment.gpu_bytes() is not None else {},
+        }
+        with (
+            dask.config.set({"temporary-directory": folder, "distributed.worker.profile.enabled": False}),
+            ExitStack() as started,
+        ):
+            with _unheard(signal.SIGINT):
+                cluster = started.enter_context(distributed.LocalCluster(**settings))
+            yield started.enter_context(distributed.Client(cluster))
+
+
+@contextmanager
+def _unheard(number: signal.Signals) -> Iterator[None]:
+    """Hold a signal back; the threads that start meanwhile, and the processes that those start, never hear of it.
+
+    A terminal sends Ctrl-C to all of them, and one is to answer.
+    """
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it takes the signals off the mask of the thread that starts it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _refuse(address: str, client: Any, schedule: Schedule, names: tuple[str, ...]) -> None:
+    """Raise ClusterError unless workers are there for all places, with the same code as here."""
+    try:
+        client.wait_for_workers(1, timeout=PATIENCE_SECONDS)
+    except TimeoutError:
+        told = f"start one with `dask worker {client.scheduler.address} --nthreads 1`"
+        raise ClusterError(f"the cluster at '{address}' has no worker: {told}") from None
+    workers = client.scheduler_info()["workers"]
+    offered = any(worker["resources"].get(GPU) for worker in workers.values())
+    for place in dict.fromkeys(group.baseline.place for group in schedule.plan.groups):
+        if _on_gpu(place) and not offered:
+            told = f"start one with `--resources {GPU}=1`, or choose places with --place"
+            raise ClusterError(f"no worker of '{address}' offers the resource {GPU} for the place {place}: {told}")
+    own = Code(schedule.versions, machine.commit())
+    for worker, described in client.run(describe, names, on_error="return").items():
+        if isinstance(described, plugins.PluginError):
+            raise described
+        if isinstance(described, Exception):
+            raise ClusterError(
+                f"the worker {worker} cannot run the harness ({_first_line(described)}): install it there"
+            )
+        own.refuse_other(described[1], f"the worker {worker} on {described[0]}")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+
+
+def _on_gpu(place: str) -> bool:
+    return Place.parse(place).device == "cuda"
+
+
+@dataclass
+class FanOut:
+    """One run on a cluster, as the process sees it that writes the records."""
+
+    address: str
+    client: Any
+    schedule: Schedule
+    options: Options
+    progress: Progress
+    run_id: str
+    path: Path
+    latest: dict[Slot, Known]
+    inbox: "SimpleQueue[Any]" = field(default_factory=SimpleQueue)
+    tasks: dict[int, Any] = field(default_factory=dict)
+    attempts: dict[int, str] = field(default_factory=dict)
+    lost: Counter[int] = field(default_factory=Counter)
+    heard: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return self.schedule.plan.groups
+
+    def run(self) -> None:
+        """Hand out every group that is not finished, and write what comes until all of them are."""
+        planned = list(dict.fromkeys(self.schedule.slots()))
+        done = list(finished(self.schedule, self.latest))
+        shares = list(zip(map(self.slots, self.groups), done, strict=True))
+        kept = {slot for slots, is_done in shares if is_done for slot in slots & self.latest.keys()}
+        again = {slot for slots, is_done in shares if not is_done for slot in slots}
+        self.progress.begin(len(planned), len(kept - again))
+        self.client.subscribe_topic(TOPIC, lambda event: self.inbox.put(event[1]))
+        try:
+            for number, is_done in enumerate(done):
+                if not is_done:
+                    self.submit(number)
+            while self.tasks:
+                self.take()
+        finally:
+            self.client.cancel(list(self.tasks.values()), force=True)
+
+    def slots(self, group: Group) -> set[Slot]:
+        predicted = (Slot(case=self.schedule.digest(case), kind="predict") for case in group.cases)
+        return {*predicted, *self.schedule.measured(group)}
+
+    def submit(self, number: int) -> None:
+        group = self.groups[number]
+        code = Code(self.schedule.versions, machine.commit())
+        plan = replace(self.schedule.plan, groups=(group,))
+        order = Order(plan, self.options, code, self.run_id, number, whole=self.lost[number] > 0)
+        task = self.client.submit(
+            measure,
+            order,
+            key=f"harness-{self.run_id}-{number}-{self.lost[number]}",
+            resources={GPU: 1} if _on_gpu(group.baseline.place) else None,
+            pure=False,
+        )
+        self.tasks[number] = task
+        task.add_done_callback(lambda task: self.inbox.put((number, task)))
+
+    def take(self) -> None:
+        """Take the next message: an event of a worker, or a task that ended."""
+        try:
+            message = self.inbox.get(timeout=DESERTED_SECONDS)
+        except Empty:
+            self.refuse_desert()
+            return
+        if isinstance(message, tuple):
+            number, task = message
+            if self.tasks.get(number) is task:
+                self.ended(number, task)
+        elif message["run"] == self.run_id and message["group"] in self.tasks:
+            self.hear(message["group"], message)
+
+    def refuse_desert(self) -> None:
+        if not self.client.scheduler_info()["workers"]:
+            told = "what is measured is kept; start workers, and the same command resumes"
+            raise ClusterError(f"no worker is left at '{self.address}': {told}")
+
+    def hear(self, number: int, message: dict[str, Any]) -> None:
+        if "begun" in message:
+            self.begun(number, message["attempt"], message["begun"])
+        if message["attempt"] != self.attempts.get(number):
+            return  # of an attempt that was lost
+        if "warning" in message:
+            self.progress.warn(message["warning"])
+        if "started" in message:
+            self.progress.start(message["started"], Case.model_validate_json(message["case"]))
+        if "record" in message:
+            self.heard[message["attempt"]] += 1
+            record = records.parse(message["record"])
+            self.append(record)
+            if record.case is not None:
+                self.progress.finish(record, record.case)
+
+    def begun(self, number: int, attempt: str, name: str) -> None:
+        """Take an attempt for the one that counts: nothing of one before it is left beside it."""
+        if number in self.attempts and not self.may_try_again(number):
+            return
+        self.attempts[number] = attempt
+        self.withdraw(self.groups[number], f"withdrawn: its group was begun anew on {name}")
+
+    def ended(self, number: int, task: Any) -> None:
+        from distributed import KilledWorker
+
+        if task.status == "cancelled":
+            told = "what is measured is kept; the same command resumes"
+            raise ClusterError(f"the connection to '{self.address}' was lost: {told}")
+        error = task.exception() if task.status == "error" else None
+        if error is None and task.result() == self.heard[self.attempts.get(number, "")] and self.is_answered(number):
+            del self.tasks[number]
+        elif error is None or isinstance(error, KilledWorker):  # which tasks that only stood in line get as well
+            self.attempts.pop(number, None)  # counted here, not when it begins
+            if self.may_try_again(number):
+                self.submit(number)
+        else:
+            raise error
+
+    def is_answered(self, number: int) -> bool:
+        """Say whether every answer of a group came: one that it left to another group may have been lost with that."""
+        slots = wanted(self.schedule, self.groups[number], self.latest)
+        return all(slot in self.latest for slot in slots if slot.kind == "numerics")
+
+    def may_try_again(self, number: int) -> bool:
+        """Count a lost worker; give the group up where there were too many, so that its rows say so."""
+        self.lost[number] += 1
+        case = self.groups[number].baseline
+        if self.lost[number] <= LOSSES:
+            self.progress.warn(f"the worker that measured on {case.place} was lost: its group is run again")
+            return True
+        self.tasks.pop(number).cancel(force=True)
+        told = f"its worker was lost {self.lost[number]} times: see the logs of the workers, and run it again"
+        self.withdraw(self.groups[number], told, all_rows=True)
+        self.progress.warn(f"a group on {case.place} was given up: {told}")
+        return False
+
+    def withdraw(self, group: Group, told: str, all_rows: bool = False) -> None:
+        """Put what is no figure in the place of all that was measured of a group."""
+        by_digest = {self.schedule.digest(case): case for case in group.cases}
+        for slot in self.schedule.measured(group):
+            known = self.latest.get(slot)
+            stale = slot.kind in ("memory", "time") and known is not None and known.status != "killed_unknown"
+            if stale or (all_rows and slot.kind == "memory"):
+                evidence = {"message": told}
+                beginning = campaign.beginning(self.schedule, self.run_id)
+                changes = {"title": "", "claims": (), "machine": {}, "status": "killed_unknown", "evidence": evidence}
+                self.append(beginning.model_copy(update=changes | {"slot": slot, "case": by_digest[slot.case]}))
+
+    def append(self, record: Record) -> None:
+        """Write a record as one of this run's: its row, and the attempt that it is."""
+        assert record.slot is not None and record.case is not None
+        before = self.latest.get(record.slot)
+        own = {
+            "plan": self.schedule.plan_digest,
+            "position": self.schedule.positions.get(self.schedule.digest(record.case), -1),
+            "attempt": 1 if before is None else before.attempt + 1,
+        }
+        complete = record.model_copy(update=own)
+        records.append(self.path, complete)
+        self.latest[record.slot] = Known.of(complete)

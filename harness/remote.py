@@ -1,0 +1,144 @@
+"""What a worker of a cluster does: measure one group on its machine, and send each record away as it comes.
+
+It is the campaign that runs without a cluster, for a plan of one group. Records travel as JSON in events of Dask.
+"""
+
+import json
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from harness import campaign, corpora, keeper, locks, machine, plugins, records
+from harness.campaign import Options, Progress
+from harness.plugins import Plugins
+from harness.records import Case, Record, Slot
+from harness.schedule import Known, Latest, obstacle
+from harness.suite import Plan
+
+TOPIC = "harness"
+"""The topic of Dask's events by which workers speak: one for all runs, since a scheduler forgets no topic."""
+
+
+class ClusterError(Exception):
+    """A cluster that cannot be used, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """What decides a figure besides the machine, and so must be the same everywhere."""
+
+    versions: dict[str, str]
+    commit: str
+
+    @classmethod
+    def here(cls, loaded: Plugins) -> "Code":
+        return cls(machine.versions() | dict(loaded.versions), machine.commit())
+
+    def refuse_other(self, other: "Code", where: str) -> None:
+        """Raise ClusterError unless the code of another machine is this."""
+        own, its = ({**code.versions, "commit": code.commit} for code in (self, other))
+        for name in sorted(own | its):
+            if own.get(name) != its.get(name):
+                told = f"{name} is {its.get(name, 'missing')} there and {own.get(name, 'missing')} here"
+                raise ClusterError(f"{where} has other code ({told}): install the same versions on both")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker is told: a plan of one group, and how its records are to be known.
+
+    Unless it is to be `whole`, answers that the same run has found on the same machine are left out.
+    """
+
+    plan: Plan
+    options: Options
+    code: Code
+    run_id: str
+    number: int
+    whole: bool
+
+
+class _Cancelled(Exception):
+    """Nobody waits for this group any more."""
+
+
+class _Teller(Progress):
+    """Send what happens to whoever ordered it, and stop when nobody waits for it."""
+
+    def __init__(self, order: Order) -> None:
+        from distributed import get_worker
+
+        self.order, self.worker, self.token, self.sent = order, get_worker(), secrets.token_hex(8), 0
+        self.key = self.worker.get_current_task()
+
+    def tell(self, **message: Any) -> None:
+        known = {"run": self.order.run_id, "group": self.order.number, "attempt": self.token}
+        self.worker.log_event(TOPIC, known | message)
+
+    def check(self) -> None:
+        """Raise where the task was cancelled, or its client or this worker is going."""
+        task = self.worker.state.tasks.get(self.key)
+        going = self.worker.status.name in ("closing", "closed", "failed")
+        if going or task is None or task.state == "cancelled":
+            raise _Cancelled
+
+    def phase(self, name: str) -> None:
+        self.check()
+
+    def start(self, task: str, case: Case) -> None:
+        self.check()
+        self.tell(started=task, case=case.model_dump_json())
+
+    def warn(self, sentence: str) -> None:
+        self.tell(warning=sentence)
+
+    def write(self, record: Record) -> None:
+        self.sent += 1
+        self.tell(record=records.encoded(record).decode())
+
+
+class _Answers:
+    """The answers that the last run found on this machine, in its cache: groups often share them."""
+
+    def __init__(self, cache: Path, run_id: str) -> None:
+        self.path, self.run_id = cache / f"answers-{machine.name()}.json", run_id
+
+    def read(self) -> dict[Slot, Known]:
+        try:
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        cases = kept.get(self.run_id, {}) if isinstance(kept, dict) else {}
+        return {Slot(case=case, kind="numerics"): Known(status, 1, self.run_id) for case, status in cases.items()}
+
+    def write(self, latest: Latest) -> None:
+        cases = {slot.case: known.status for slot, known in latest.items() if slot.kind == "numerics"}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({self.run_id: cases}), encoding="utf-8")
+
+
+def describe(names: tuple[str, ...]) -> tuple[str, Code]:
+    """Say which machine this is, and what code it has."""
+    return machine.name(), Code.here(plugins.load(names))
+
+
+def measure(order: Order) -> int:
+    """Run a group on this machine as soon as nothing else is measured here; return how many records were sent."""
+    teller = _Teller(order)
+    loaded = plugins.load(order.options.plugins)
+    order.code.refuse_other(Code.here(loaded), f"the worker on {machine.name()}")
+    options = replace(order.options, cache=campaign.cache_folder())
+    places = [group.baseline.place for group in order.plan.groups]
+    with locks.in_turn(places, teller.check), TemporaryDirectory(prefix="harness-reference-") as reference:
+        keeper.sweep()
+        teller.tell(begun=machine.name())
+        plan, found = corpora.prepare(order.plan, loaded, options.cache, lambda case: obstacle(loaded, case) is None)
+        answers = _Answers(options.cache, order.run_id)
+        latest = {} if order.whole else answers.read()
+        schedule = campaign.schedule_of(plan, loaded, options)
+        told = order.run_id, Path(reference), found, latest, teller.write
+        campaign.Campaign(schedule, options, teller, *told).measure()
+        answers.write(latest)
+    return teller.sent
