@@ -8,6 +8,10 @@ zeros to as many on each device; vectors stay whole.
 The loss of a batch is the sum of what the ranks compute. So the gradient of a parameter that every rank holds is the
 sum of theirs, and the backward pass of each collective is its transpose: of gathering, summing into parts; of summing,
 summing; of exchanging, exchanging back. With one rank nothing passes, and there is no axis.
+
+XLA's CPU runs what is independent in any order, on each device in its own. It keeps collectives that stand side by side
+in order, but not those within a loop and those beside it: devices then wait for each other for ever. So no collective
+may stand beside a loop that has some, unless one needs what the other gives: see `after`.
 """
 
 from collections.abc import Callable
@@ -80,6 +84,15 @@ def in_turn(x: Any, w: Any) -> tuple[Any, Any]:
 
 
 in_turn.defvjp(lambda x, w: (in_turn(x, w), None), lambda _, grads: (after(grads[0], grads[1]), grads[1]))
+
+
+@jax.custom_vjp
+def known(value: Any) -> Any:
+    """Give a value whose gradient comes after it: what is computed again would not wait for the first time."""
+    return value
+
+
+known.defvjp(lambda value: (value, value), lambda value, grad: (after(grad, value),))
 
 
 def filled(values: Any, size: int, axis: int, nothing: int = 0) -> Any:
@@ -178,11 +191,11 @@ def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
 
 
 def _leaves(parts: Parts, grads: Any) -> list[tuple[str, Any, Size]]:
-    known = sizes(parts)
-    return [(name, grad, known[name]) for name, grad in tree.leaves(grads)]
+    whole = sizes(parts)
+    return [(name, grad, whole[name]) for name, grad in tree.leaves(grads)]
 
 
-def over_devices(parts: Parts, loss: Any, grads: Any, names: Any) -> tuple[Any, Any]:
+def over_devices(parts: Parts, loss: Any, grads: Any, names: set[str]) -> tuple[Any, Any]:
     """Sum the loss and these of the gradients: those of the layers one layer at a time, in place, and after all others.
 
     All of it comes after the backward pass, in which ranks may exchange, too.
@@ -193,7 +206,7 @@ def over_devices(parts: Parts, loss: Any, grads: Any, names: Any) -> tuple[Any, 
     layers = {name: found[name] for name in found if name.startswith("layers.")}
     done = layers.values()
     loss = over_ranks(parts, after(loss, *done))
-    alone = {name: over_ranks(parts, after(found[name], *done)) for name in names if name not in layers}
+    alone = {name: over_ranks(parts, after(found[name], *done)) for name in found if name in names - layers.keys()}
     whole = {name: layers[name] for name in layers if name in names}
     if whole:
         others = (loss, *({**found, **alone}[name] for name in found if name not in layers))
@@ -221,8 +234,7 @@ def sizes(parts: Parts) -> dict[str, Size]:
 
 def sized(parts: Parts, params: Any) -> Any:
     """Put the whole size of each parameter in its place."""
-    known = sizes(parts)
-    return tree.mapped(known.__getitem__, tree.names(params))
+    return tree.mapped(sizes(parts).__getitem__, tree.names(params))
 
 
 def rows_axis(name: str) -> int:
@@ -442,7 +454,7 @@ def vocabulary_parallel_loss(parts: Parts, chunk: int = 1024) -> Parts:
 
         start = jnp.zeros((), jnp.promote_types(x_ND.dtype, jnp.float32))
         total, _ = lax.scan(lambda sum_, xy: (sum_ + of_chunk(w_UD, *xy), None), start, (x_KCD, y_KC))
-        return total / (y_N != IGNORED).sum().astype(total.dtype)
+        return known(total) / (y_N != IGNORED).sum().astype(total.dtype)
 
     embed.over_vocabulary = mine == "embed"  # type: ignore[attr-defined]
     loss.over_vocabulary = True  # type: ignore[attr-defined]
@@ -587,16 +599,14 @@ def _ring_backward(ranks: int, zigzag: bool, held: Any, d_out: Any) -> tuple[Any
     half = q.shape[1] // 2
     wide = lse.dtype
     inner = (d_out.astype(wide) * out.astype(wide)).sum(-1)
-    known = q, d_out, lse, inner
-    first, second = (tuple(each[:, span] for each in known) for span in (slice(half), slice(half, None)))
-    dq, dk, dv = _gradients(known, k, v, _in_order(q.shape[1]))
+    own = q, d_out, lse, inner
+    first, second = (tuple(each[:, span] for each in own) for span in (slice(half), slice(half, None)))
+    dq, dk, dv = _gradients(own, k, v, _in_order(q.shape[1]))
 
     def plain_turn(at: int, carried: Any) -> Any:
         kvs, dq = carried
         k, v, dk, dv = passed_on(ranks, kvs)
-        more = lax.cond(
-            _earlier(at), lambda: _gradients(known, k, v), lambda: jax.tree.map(jnp.zeros_like, (dq, dk, dv))
-        )
+        more = lax.cond(_earlier(at), lambda: _gradients(own, k, v), lambda: jax.tree.map(jnp.zeros_like, (dq, dk, dv)))
         return (k, v, dk + more[1], dv + more[2]), dq + more[0]
 
     def turn(at: int, carried: Any) -> Any:
@@ -673,9 +683,9 @@ def _merged(some: Any, others: Any) -> tuple[Any, Any]:
     return a * jnp.exp(lse_a - lse)[..., None] + b * jnp.exp(lse_b - lse)[..., None], lse
 
 
-def _gradients(known: Any, k_BSGK: Any, v_BSGK: Any, seen_TS: Any = None) -> tuple[Any, Any, Any]:
+def _gradients(queries: Any, k_BSGK: Any, v_BSGK: Any, seen_TS: Any = None) -> tuple[Any, Any, Any]:
     """Give the gradients of q, k and v by these scores, in float32: they are computed again."""
-    q, d_out, lse, inner = known
+    q, d_out, lse, inner = queries
     wide = lse.dtype
     shares = jnp.exp(_scores(q, k_BSGK) - jnp.moveaxis(lse, 1, -1)[..., None])
     if seen_TS is not None:

@@ -6,6 +6,7 @@ file, as a program, for what it wants to know.
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -189,12 +190,15 @@ class Trial:
         self.backend.deterministic(self.place)
         case = self.case(names, ranks, made.probe(made.shape(**shape)).model_dump())
         parts, losses, grads = assemble(self.plugins, case, calls=calls), [], {}
+        batch = self.backend.like(made.abstract_batch(parts.shape))
+        step = self.backend.prepare(parts, batch, assemble(self.plugins, case))
+        assert not (unordered := collectives_beside_loops(step.as_text())), unordered
 
         def first(outputs):
             if isinstance(outputs, tuple) and not grads:
                 grads.update(self.backend.arrays(parts.gather(parts, outputs[0]["first"])))
 
-        for loss, _ in islice(training(parts, self.backend.prepare(parts), finish=first), 4):
+        for loss, _ in islice(training(parts, step, finish=first), 4):
             losses.append(float(loss))
         assert never_called(calls) is None, never_called(calls)
         return losses, {name: grad for name, (grad, _) in grads.items()}
@@ -211,6 +215,45 @@ class Trial:
         """Give what one device holds, by the compiler's analysis."""
         analysis = self.compiled(names, ranks, **shape)[1].memory_analysis()
         return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+
+
+PASSES = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+
+
+def collectives_beside_loops(program: str) -> list[str]:
+    """List pairs of a loop in which something passes and of what passes beside it, where neither needs the other.
+
+    Devices would be free to take them in different orders, and to wait for each other.
+    """
+    blocks = {block.split()[0].lstrip("%"): block for block in re.split(r"\n\n", program) if " {" in block}
+    blocks |= {block.split()[1].lstrip("%"): block for block in blocks.values() if block.startswith("ENTRY")}
+
+    def passing(name: str) -> bool:
+        inner = re.findall(r"(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", blocks[name])
+        return bool(PASSES.search(blocks[name])) or any(passing(each) for each in inner if each in blocks)
+
+    found = []
+    for block in blocks.values():
+        needs: dict[str, set[str]] = {}
+        loops, all_ = [], []
+        for line in block.splitlines()[1:]:
+            told = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", line)
+            if not told:
+                continue
+            used = [each for each in re.findall(r"%([\w.\-]+)", line[told.end() :]) if each in needs]
+            needs[told[1]] = set(used).union(*(needs[each] for each in used))
+            body = re.search(r" while\(.*body=%?([\w.\-]+)", line)
+            if body and passing(body[1]):
+                loops.append(told[1])
+            if PASSES.search(line) or (loops and loops[-1] == told[1]):
+                all_.append(told[1])
+        found += [
+            f"{loop} beside {other}"
+            for loop in loops
+            for other in all_
+            if loop != other and loop not in needs[other] and other not in needs[loop]
+        ]
+    return found
 
 
 def apart(mine, its) -> float:
@@ -283,8 +326,6 @@ def bytes_of_one() -> dict[str, float]:
 
 def gathers() -> dict[str, int]:
     """Count the loops of the compiled program in which parameters are gathered."""
-    import re
-
     trial, found = Trial(), {}
     for name in ("ddp", "fsdp"):
         text = trial.compiled(name, 2, layers=4, width=64, heads=4, vocabulary=64, batch=2, tokens=8)[1].as_text()
