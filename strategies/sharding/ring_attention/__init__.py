@@ -39,6 +39,6 @@ def in_torch(parts: Parts, zigzag: bool = True) -> Parts:
 
 
 def in_jax(parts: Parts, zigzag: bool = True) -> Parts:
-    from strategies.sharding import on_jax
+    from strategies.sharding.ring_attention import on_jax
 
     return on_jax.ring_attention(parts, zigzag)

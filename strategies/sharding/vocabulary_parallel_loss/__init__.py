@@ -69,6 +69,6 @@ def in_torch(parts: Parts, chunk: int = 1024) -> Parts:
 
 
 def in_jax(parts: Parts, chunk: int = 1024) -> Parts:
-    from strategies.sharding import on_jax
+    from strategies.sharding.vocabulary_parallel_loss import on_jax
 
     return on_jax.vocabulary_parallel_loss(parts, chunk)
