@@ -256,11 +256,11 @@ class Campaign:
         return None if self.options.try_all else self.over_memory(case)
 
     def over_memory(self, case: Case) -> Record | None:
-        """Say of a case that it needs more than may be used; a budget bounds it already."""
+        """Say of a case that it needs more than may be used, all ranks together; a budget bounds each already."""
         predicted = self.latest.get(Slot(case=self.schedule.digest(case), kind="predict"))
         if predicted is None or not case.place.endswith("/cpu"):
             return None
-        need = min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
+        need = case.ranks * min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
         available = int(psutil.virtual_memory().available * MEMORY_SHARE)
         limit = min(available, self.options.max_bytes or available)
         if need <= limit:

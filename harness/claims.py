@@ -198,6 +198,13 @@ def _exact(value: float | None, what: str, row: Row, unit: str = "") -> Interval
     return Interval(value, value, value, unit)
 
 
+def _rung(row: Row) -> str:
+    """Give the rung of the ladder on which the answer of a row stands."""
+    if row.answer is None:
+        raise Unknown(f"{row.label} has no answer: {row.status}")
+    return row.answer
+
+
 def _all_ranks(row: Row) -> Interval:
     """Give what all ranks of a row hold together."""
     record = row.records[0] if row.records else Record()
@@ -252,7 +259,7 @@ FIGURES: dict[str, Callable[[Row, dict[str, Any]], Interval | str]] = {
     "foretold": lambda row, given: _longest(row, "predicted"),
     "noted": lambda row, given: _noted(row, given.pop("figure", None)),
     "size": lambda row, given: _exact(row.case.shape.get(str(given.pop("of", ""))), "such size", row),
-    "answer": lambda row, given: row.answer or "none",
+    "answer": lambda row, given: _rung(row),
     "verdict": lambda row, given: row.verdict,
 }
 

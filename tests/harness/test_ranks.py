@@ -229,6 +229,7 @@ def test_rows_on_ranks_stand_beside_the_one_process_they_are_compared_to():
         ("peak(fsdp, ranks=4) <= 0.3 * peak(baseline)", {}, "verified"),
         ("peak(fsdp) <= 1", {}, "untested"),
         ("all_ranks(fsdp, ranks=2) >= peak(baseline)", {}, "verified"),
+        ("answer(fsdp) == 'reassociated'", {"ranks": 2}, "untested"),
     ],
 )
 def test_claims_name_the_ranks(that, where, verdict):
