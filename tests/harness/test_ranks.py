@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from harness import claims, judge, keeper, plugins, records, runner
+from harness import campaign, claims, judge, keeper, plugins, records, runner
 from harness.records import Applied, Case, Claim, Phase, Record, Slot, Task
+from harness.schedule import Known
 from harness.worker import ranks
 
 pytest.importorskip("torch", reason="the ranks are torch's")
@@ -235,6 +237,19 @@ def test_rows_on_ranks_stand_beside_the_one_process_they_are_compared_to():
 def test_claims_name_the_ranks(that, where, verdict):
     tables = rows((case(), 100, {}), (case("fsdp"), 52, {"all_ranks_bytes": 104}), (case("fsdp", count=4), 28, {}))
     assert claims.answer(Claim(id="x", says="x", that=that, where=where), tables).verdict == verdict
+
+
+def test_the_guard_counts_the_memory_of_all_ranks():
+    known = Known("ok", need_bytes=100 << 20)
+    one, four = case(), case("fsdp", count=4)
+    run = SimpleNamespace(
+        schedule=SimpleNamespace(digest=lambda case: case.digest()),
+        latest={Slot(case=each.digest(), kind="predict"): known for each in (one, four)},
+        options=SimpleNamespace(max_bytes=300 << 20),
+    )
+    assert campaign.Campaign.over_memory(run, one) is None
+    refused = campaign.Campaign.over_memory(run, four)
+    assert refused.status == "skipped_guard" and refused.evidence["need_bytes"] == 400 << 20
 
 
 # What a record keeps
