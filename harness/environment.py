@@ -5,8 +5,7 @@ import os
 import subprocess
 from functools import cache
 
-from harness import keeper
-from harness.backends import PROCESS_PER_RANK
+from harness import backends, keeper
 from harness.records import Kind
 
 PASSED = [
@@ -47,8 +46,7 @@ def variables(kind: Kind, place: str, run_id: str, threads: int, budget: int | N
     Ranks that are processes share the threads; those that are devices of one process have them all.
     """
     backend, _, device = place.partition("/")
-    if ranks > 1 and backend in PROCESS_PER_RANK:
-        threads = max(1, threads // ranks)
+    threads = max(1, threads // backends.processes(place, ranks))
     env = {name: os.environ[name] for name in PASSED if name in os.environ}
     count = str(1 if kind in ("numerics", "reference", "contract") else threads)
     env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count)

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from harness import environment, keeper, meters
+from harness import backends, environment, keeper, meters
 from harness.records import Record, Task, parse
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -173,7 +173,8 @@ def _adopt_orphans() -> None:
 def _records(task: Task, code: int, folder: Path, seen: _Watched) -> list[Record]:
     """Take the records a worker left, as far as they can be believed, and name what it did not do."""
     records, fault = _believed(folder / "result.jsonl", len(task.cases))
-    if seen.children_peaks and task.case.ranks == 1:  # ranks are children that tell of themselves
+    alone = backends.processes(task.case.place, task.case.ranks) == 1  # ranks are children that tell of themselves
+    if seen.children_peaks and alone:
         told = {"child_peak_bytes": seen.children_sum, "child_peak_bound_bytes": sum(seen.children_peaks.values())}
         records = [_with_children(record, told) for record in records]
     if seen.ended_by is None and code == 0 and fault is None and len(records) == len(task.cases):

@@ -40,6 +40,11 @@ def load(backend: str) -> ModuleType:
     return importlib.import_module(f"harness.backends.{backend}")
 
 
+def processes(place: str, ranks: int) -> int:
+    """Count the processes that the ranks of a case are: one for each, or one for all."""
+    return ranks if place.partition("/")[0] in PROCESS_PER_RANK else 1
+
+
 def absent(backend: str, device: str, ranks: int = 1) -> str | None:
     """Say why a place is missing on this machine, as far as can be seen without importing the framework."""
     if find_spec(backend) is None:

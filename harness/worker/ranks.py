@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from harness import meters
-from harness.backends import PROCESS_PER_RANK
+from harness import backends, meters
 from harness.records import Phase, Rank, Record, Task, parse
 from harness.types import Place
 
@@ -30,13 +29,12 @@ def own() -> int | None:
 
 def are_processes(task: Task) -> bool:
     """Say whether the ranks of a task are processes; a prediction pretends to have them."""
-    backend = Place.parse(task.case.place).backend
-    return task.case.ranks > 1 and task.kind != "predict" and backend in PROCESS_PER_RANK
+    return task.kind != "predict" and backends.processes(task.case.place, task.case.ranks) > 1
 
 
 def in_process(task: Task) -> int:
     """Count the ranks that the process of a task has: where they are its devices all, else its own."""
-    return 1 if Place.parse(task.case.place).backend in PROCESS_PER_RANK else task.case.ranks
+    return task.case.ranks // backends.processes(task.case.place, task.case.ranks)
 
 
 @contextmanager

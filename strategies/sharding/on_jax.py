@@ -26,6 +26,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from harness import IGNORED, Parts, tree
+from strategies.sharding.shares import chosen, in_order
+from strategies.sharding.tensor_parallel import COLUMNS, ROWS
 
 AXIS = "ranks"
 Size = tuple[int, ...]
@@ -171,17 +173,8 @@ def positions_by(blocks: Blocks) -> Callable[..., Any]:
 
 
 def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
-    """Give the parts `share` and `reduce` of a strategy that divides the batch by `share`.
-
-    Of several the one that divides it most finely stays: by tokens before by rows, and either before all for all. Who
-    has replaced `reduce` keeps it.
-    """
-    present = getattr(parts.share, "fineness", -1)
-    taken = hasattr(parts.reduce, "over_ranks")
-    return {
-        "share": share if getattr(share, "fineness", 0) > present else parts.share,
-        "reduce": parts.reduce if taken else summed,
-    }
+    """Give the parts `share` and `reduce` of a strategy that divides the batch by `share`."""
+    return chosen(parts, share, summed)
 
 
 def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
@@ -386,11 +379,6 @@ def zero1(parts: Parts) -> Parts:
     return replace(parts, init=init, share=share, reduce=reduce, update=update, gather=gathered(parts.gather))
 
 
-def in_order(rank: int, ranks: int) -> tuple[int, ...]:
-    """Give each rank one stretch of every row, one after the other."""
-    return (rank,)
-
-
 def sequence_parallel(parts: Parts) -> Parts:
     """Divide the tokens of every row; around attention, exchange them for all tokens of some heads."""
     inner = parts.mix
@@ -412,8 +400,8 @@ def sequence_parallel(parts: Parts) -> Parts:
     return replace(parts, mix=mix, positions=positions_by(in_order), **dividing(parts, tokens_by(in_order)))
 
 
-COLUMNS, ROWS, KEYS = ("wq", "wk", "wv", "up", "gate"), ("wo", "down"), ("wk", "wv")
-"""Matrices of a layer by what is divided of them; of the keys and values, only where there are enough heads."""
+KEYS = ("wk", "wv")
+"""Matrices that are divided only where there are enough heads of keys and values."""
 
 
 def tensor_parallel(parts: Parts) -> Parts:

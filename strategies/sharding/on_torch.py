@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness import IGNORED, Parts, tree
+from strategies.sharding.shares import chosen
 
 Size = tuple[int, ...]
+Collective = Callable[[Tensor], Tensor]
 
 
 def all_gather(part: Tensor) -> Tensor:
@@ -61,52 +63,41 @@ def passed_on(*values: Tensor) -> list[Tensor]:
     return received
 
 
-class Gathered(torch.autograd.Function):
-    """`all_gather` along the first dimension."""
+class _Collective(torch.autograd.Function):
+    """One that is linear, with its transpose as the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor) -> Tensor:
-        return all_gather(part)
+    def forward(ctx: Any, value: Tensor, there: Collective, back: Collective) -> Tensor:
+        ctx.back = back
+        return there(value)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return reduce_scatter(grad)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grad), None, None
 
 
-class Summed(torch.autograd.Function):
-    """`all_reduce` of a copy."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return all_reduce(value.clone())
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return all_reduce(grad.clone())
+def gathered(part: Tensor) -> Tensor:
+    """`all_gather` along the first dimension, differentiated."""
+    return _Collective.apply(part, all_gather, reduce_scatter)
 
 
-class Scattered(torch.autograd.Function):
-    """`reduce_scatter` along the first dimension."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor) -> Tensor:
-        return reduce_scatter(whole)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return all_gather(grad)
+def scattered(whole: Tensor) -> Tensor:
+    """`reduce_scatter` along the first dimension, differentiated."""
+    return _Collective.apply(whole, reduce_scatter, all_gather)
 
 
-class Exchanged(torch.autograd.Function):
-    """`all_to_all` along the first dimension."""
+def over_ranks(value: Tensor) -> Tensor:
+    """`all_reduce` of a copy, differentiated."""
+    return _Collective.apply(value, _reduced_copy, _reduced_copy)
 
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor) -> Tensor:
-        return all_to_all(parts)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return all_to_all(grad)
+def exchanged(parts: Tensor) -> Tensor:
+    """`all_to_all` along the first dimension, differentiated."""
+    return _Collective.apply(parts, all_to_all, all_to_all)
+
+
+def _reduced_copy(value: Tensor) -> Tensor:
+    return all_reduce(value.clone())
 
 
 def own_part(whole: Tensor) -> Tensor:
@@ -151,17 +142,8 @@ def replace_leaves(tree_: Any, sizes_: Any, function: Callable[[Tensor, Size], T
 
 
 def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
-    """Give the parts `share` and `reduce` of a strategy that divides the batch by `share`.
-
-    Of several the one that divides it most finely stays: by tokens before by rows, and either before all for all. Who
-    has replaced `reduce` keeps it.
-    """
-    present = getattr(parts.share, "fineness", -1)
-    taken = hasattr(parts.reduce, "over_ranks")
-    return {
-        "share": share if getattr(share, "fineness", 0) > present else parts.share,
-        "reduce": parts.reduce if taken else summed,
-    }
+    """Give the parts `share` and `reduce` of a strategy that divides the batch by `share`."""
+    return chosen(parts, share, summed)
 
 
 def summed(parts: Parts, loss: Tensor, grads: Any) -> tuple[Tensor, Any]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from harness import Parts
+from strategies.sharding.shares import in_order
 
 
 def in_torch(parts: Parts) -> Parts:
@@ -30,14 +31,14 @@ def in_torch(parts: Parts) -> Parts:
         B, T, H, K = x_BTHK.shape
         R = dist.get_world_size()
         sent = x_BTHK.view(B, T, R, H // R, K).permute(2, 0, 1, 3, 4)
-        return ranks.Exchanged.apply(sent).permute(1, 0, 2, 3, 4).reshape(B, R * T, H // R, K)
+        return ranks.exchanged(sent).permute(1, 0, 2, 3, 4).reshape(B, R * T, H // R, K)
 
     def all_heads(x_BTHK: Any) -> Any:
         """Give all heads of this rank's tokens."""
         B, T, H, K = x_BTHK.shape
         R = dist.get_world_size()
         sent = x_BTHK.reshape(B, R, T // R, H, K).permute(1, 0, 2, 3, 4)
-        return ranks.Exchanged.apply(sent).permute(1, 2, 0, 3, 4).reshape(B, T // R, R * H, K)
+        return ranks.exchanged(sent).permute(1, 2, 0, 3, 4).reshape(B, T // R, R * H, K)
 
     def exchanging(attend: Any, parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
         R, H, G = dist.get_world_size(), q_BTHK.shape[2], k_BTGK.shape[2]
@@ -56,7 +57,7 @@ def in_torch(parts: Parts) -> Parts:
         parts,
         mix=mix,
         positions=positions,
-        **ranks.dividing(parts, ranks.tokens_by(lambda rank, ranks: (rank,))),
+        **ranks.dividing(parts, ranks.tokens_by(in_order)),
     )
 
 

@@ -52,10 +52,10 @@ def in_torch(parts: Parts) -> Parts:
         return replace(parts, shape=shape.model_copy(update=heads))
 
     def mix(parts: Parts, p: Any, x_BTD: Any) -> Any:
-        return ranks.Summed.apply(inner_mix(checked(parts), on_first(p, "bwo"), x_BTD))
+        return ranks.over_ranks(inner_mix(checked(parts), on_first(p, "bwo"), x_BTD))
 
     def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
-        return ranks.Summed.apply(inner_feed(parts, on_first(p, "bdown"), x_BTD))
+        return ranks.over_ranks(inner_feed(parts, on_first(p, "bdown"), x_BTD))
 
     def gather(parts: Parts, params: Any) -> Any:
         def made(name: str, value: Any, size: Any) -> Any:

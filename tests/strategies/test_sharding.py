@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import Place, plugins
-from strategies.sharding.ring_attention import blocks_of
+from strategies.sharding.shares import folded, in_order
 
 torch = pytest.importorskip("torch", reason="the ranks are torch's")
 
@@ -92,11 +92,11 @@ def test_what_does_not_go_together_is_refused_in_a_sentence():
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_zigzag_gives_every_rank_the_same_work(ranks):
-    work = [sum(block + 1 for block in blocks_of(rank, ranks, zigzag=True)) for rank in range(ranks)]
+    work = [sum(block + 1 for block in folded(rank, ranks)) for rank in range(ranks)]
     assert len(set(work)) == 1
-    every = sorted(block for rank in range(ranks) for block in blocks_of(rank, ranks, zigzag=True))
+    every = sorted(block for rank in range(ranks) for block in folded(rank, ranks))
     assert every == list(range(2 * ranks))
-    assert [blocks_of(rank, ranks, zigzag=False) for rank in range(ranks)] == [(rank,) for rank in range(ranks)]
+    assert [in_order(rank, ranks) for rank in range(ranks)] == [(rank,) for rank in range(ranks)]
 
 
 def test_a_row_on_ranks_fits_the_decoder_alone():

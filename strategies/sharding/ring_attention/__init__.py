@@ -12,11 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Parts
-
-
-def blocks_of(rank: int, ranks: int, zigzag: bool) -> tuple[int, ...]:
-    """Number the blocks of a rank among as many for each."""
-    return (rank, 2 * ranks - 1 - rank) if zigzag else (rank,)
+from strategies.sharding.shares import folded, in_order
 
 
 # Not named on_torch: importing a submodule of that name would replace the function.
@@ -26,8 +22,7 @@ def in_torch(parts: Parts, zigzag: bool = True) -> Parts:
     from strategies.sharding import on_torch as ranks
     from strategies.sharding.ring_attention.on_torch import ring_attention
 
-    def blocks(rank: int, ranks: int) -> tuple[int, ...]:
-        return blocks_of(rank, ranks, zigzag)
+    blocks = folded if zigzag else in_order
 
     def positions(parts: Parts, tokens: int) -> tuple[slice, ...]:
         return ranks.spans(tokens * dist.get_world_size(), blocks)

@@ -10,12 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from harness import Parts
-from strategies.sharding.on_jax import AXIS, dividing, in_order, positions_by, tokens_by
-
-
-def folded(rank: int, ranks: int) -> tuple[int, ...]:
-    """Give each rank a stretch from the beginning and one from the end: so all see about as many tokens."""
-    return rank, 2 * ranks - 1 - rank
+from strategies.sharding.on_jax import AXIS, dividing, positions_by, tokens_by
+from strategies.sharding.shares import folded, in_order
 
 
 def ring_attention(parts: Parts, zigzag: bool = True) -> Parts:

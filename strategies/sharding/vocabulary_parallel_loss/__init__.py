@@ -44,14 +44,14 @@ def in_torch(parts: Parts, chunk: int = 1024) -> Parts:
         at = (ranks.all_gather(x_BT) if divided else x_BT) - dist.get_rank() * len(w_rD)
         inside = (at >= 0) & (at < len(w_rD))
         found_BTD = F.embedding(at.clamp(0, len(w_rD) - 1), w_rD) * inside.unsqueeze(-1)
-        return (ranks.Scattered if divided else ranks.Summed).apply(found_BTD)
+        return (ranks.scattered if divided else ranks.over_ranks)(found_BTD)
 
     def loss(parts: Parts, x_BTD: Any, w_rD: Any, y_BT: Any) -> Any:
         x_nD, y_n = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
         vocabulary, objective, own = parts.shape.vocabulary, Objective.of(parts.shape), slice(None)
         if is_divided(parts):
             own = slice(dist.get_rank() * len(y_n), (dist.get_rank() + 1) * len(y_n))
-            x_nD, all_n = ranks.Gathered.apply(x_nD), ranks.all_gather(y_n)
+            x_nD, all_n = ranks.gathered(x_nD), ranks.all_gather(y_n)
         else:
             all_n = y_n
         losses_n = vocabulary_losses(x_nD, w_rD, all_n, vocabulary, chunk, objective)[own]
