@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -24,6 +23,7 @@ from harness import (
     rates,
     records,
     runner,
+    scratch,
     statistics,
 )
 from harness.assembly import probe_of
@@ -79,7 +79,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
     all of them.
     """
     folder = options.results / plan.name / machine.name()
-    with locks.measuring(folder, plan.suite.places), TemporaryDirectory(prefix="harness-reference-") as reference:
+    with locks.measuring(folder, plan.suite.places), scratch.folder("harness-reference-") as reference:
         keeper.sweep()
         refuse_claims(plan)
         plan, found = corpora.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
@@ -97,7 +97,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         def write(record: Record) -> None:
             records.append(path, record)
 
-        Campaign(schedule, options, progress, run_id, Path(reference), found, latest, write).measure()
+        Campaign(schedule, options, progress, run_id, reference, found, latest, write).measure()
         return path
 
 

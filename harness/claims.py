@@ -7,7 +7,8 @@ row, as the tables have it, or the one row of that strategy. Keywords choose amo
 parsed, never executed.
 
 Every figure is an interval: a peak with the resolution of its meter, a time with the range of its rounds, a case that
-exceeded its budget from there to infinity. A claim whose intervals do not decide it is inconclusive.
+exceeded its budget from there to infinity. A claim whose intervals do not decide it is inconclusive, and so is one on
+times of fewer than three rounds: a process is often faster or slower by chance.
 """
 
 import ast
@@ -21,6 +22,8 @@ from harness.judge import Row, Table
 from harness.records import Claim, Record
 
 DEEPEST = 40
+ENOUGH_ROUNDS = 3
+"""Times of fewer rounds decide no claim, as they decide no verdict on speed."""
 RANKS = "ranks"
 """The keyword that chooses among rows of one label, where they ran on several numbers of ranks."""
 GIB = 1 << 30
@@ -220,8 +223,13 @@ def _predicted(row: Row, phase: str | None) -> Interval:
     return _exact(max(found, default=None), f"predicted phase '{phase}'", row, "B")
 
 
+def _medians(row: Row, field: str) -> list[float]:
+    """Give the median of each round."""
+    return [median(getattr(record, field)) for record in row.records if getattr(record, field)]
+
+
 def _seconds(row: Row, field: str) -> Interval:
-    medians = [median(getattr(record, field)) for record in row.records if getattr(record, field)]
+    medians = _medians(row, field)
     if not medians:
         raise Unknown(f"{row.label} was not timed")
     return Interval(min(medians), median(medians), max(medians), "s")
@@ -242,6 +250,7 @@ def _longest(row: Row, field: str) -> Interval:
     return known._replace(high=fit.failed or value) if field == "longest" and fit.runs else known
 
 
+TIMES = {"seconds": "step_seconds", "fetch_seconds": "fetch_seconds"}
 FIGURES: dict[str, Callable[[Row, dict[str, Any]], Interval | str]] = {
     "peak": lambda row, given: _memory(row, given.pop("phase", None), "peak_bytes"),
     "held": lambda row, given: _memory(row, given.pop("phase", None), "exit_bytes"),
@@ -253,8 +262,8 @@ FIGURES: dict[str, Callable[[Row, dict[str, Any]], Interval | str]] = {
     "parameters": lambda row, given: _exact(
         row.prediction.parameters if row.prediction else None, "count of parameters", row
     ),
-    "seconds": lambda row, given: _seconds(row, "step_seconds"),
-    "fetch_seconds": lambda row, given: _seconds(row, "fetch_seconds"),
+    "seconds": lambda row, given: _seconds(row, TIMES["seconds"]),
+    "fetch_seconds": lambda row, given: _seconds(row, TIMES["fetch_seconds"]),
     "longest": lambda row, given: _longest(row, "longest"),
     "foretold": lambda row, given: _longest(row, "predicted"),
     "noted": lambda row, given: _noted(row, given.pop("figure", None)),
@@ -284,10 +293,11 @@ def fits(table: Table, where: Where) -> bool:
 
 
 class _Evaluation:
-    """Evaluate one expression at one comparison."""
+    """Evaluate one expression at one comparison; `rounds` is the least of any time in it."""
 
     def __init__(self, tables: Sequence[Table], where: Where) -> None:
         self.tables, self.where = tables, where
+        self.rounds = ENOUGH_ROUNDS
         self.rows: list[Row] = []
         self.told: list[str] = []
 
@@ -304,8 +314,12 @@ class _Evaluation:
                 self.told.append(_told(links, found))
         except Unknown as reason:
             return _Found("untested", str(reason), tuple(self.rows))
+        told = " and ".join(self.told)
+        if self.rounds < ENOUGH_ROUNDS:
+            few = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
+            return _Found("inconclusive", f"{told}, by {few}: {ENOUGH_ROUNDS} decide", tuple(self.rows))
         verdict = "refuted" if False in held else "inconclusive" if None in held else "verified"
-        return _Found(verdict, " and ".join(self.told), tuple(self.rows))
+        return _Found(verdict, told, tuple(self.rows))
 
     def value(self, node: ast.expr) -> Interval | str:
         if isinstance(node, ast.Constant):
@@ -321,6 +335,8 @@ class _Evaluation:
         own: dict[str, Any] = {key: given.pop(key) for key in ("phase", "figure", "of") if key in given}
         row = self.row(ast.unparse(node.args[0]), given)
         self.rows.append(row)
+        if (field := TIMES.get(node.func.id)) and row.records:
+            self.rounds = min(self.rounds, len(_medians(row, field)))
         return FIGURES[node.func.id](row, own)
 
     def number(self, node: ast.expr) -> Interval:

@@ -15,10 +15,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from harness import campaign, corpora, environment, locks, machine, plugins, records
+from harness import campaign, corpora, environment, locks, machine, plugins, records, scratch
 from harness.campaign import Options, Progress
 from harness.plugins import Plugins
 from harness.records import Case, Record, Slot
@@ -101,7 +100,7 @@ def connected(address: str) -> Iterator[Any]:
     count = re.fullmatch(r"local:([1-9][0-9]?)", address)
     if count is None:
         raise ClusterError(f"'{address}' is no cluster: name the processes of a local one as in local:2")
-    with TemporaryDirectory(prefix="harness-cluster-", ignore_cleanup_errors=True) as folder:
+    with scratch.folder("harness-cluster-") as folder:
         settings = {
             "n_workers": int(count[1]),
             "threads_per_worker": 1,
@@ -112,7 +111,7 @@ def connected(address: str) -> Iterator[Any]:
             "resources": {GPU: 1} if environment.gpu_bytes() is not None else {},
         }
         with (
-            dask.config.set({"temporary-directory": folder, "distributed.worker.profile.enabled": False}),
+            dask.config.set({"temporary-directory": str(folder), "distributed.worker.profile.enabled": False}),
             ExitStack() as started,
         ):
             with _unheard(signal.SIGINT):

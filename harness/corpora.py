@@ -6,10 +6,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from harness import environment
+from harness import environment, scratch
 from harness.assembly import shape_of
 from harness.frames import FrameFile
 from harness.plugins import Plugins
@@ -74,9 +73,10 @@ def supposed(plan: Plan, case: Case, plugins: Plugins) -> Corpus | None:
 
 def made(data: str, spec: dict[str, Any]) -> Corpus:
     """Run `python -m harness.tokens` or `.frames` on a specification; raise SuiteError when it refuses."""
-    with TemporaryDirectory(prefix="harness-corpus-") as folder:
-        path = Path(folder) / "spec.json"
-        path.write_text(json.dumps(spec), encoding="utf-8")
+    with scratch.folder("harness-corpus-") as folder:
+        path = folder / "spec.json"
+        with scratch.refusing():
+            path.write_text(json.dumps(spec), encoding="utf-8")
         env = environment.variables("predict", "torch/cpu", "corpus", 1, None)
         command = [sys.executable, "-m", f"harness.{data}", str(path)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -7,10 +7,9 @@ import json
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from harness import campaign, corpora, keeper, locks, machine, plugins, records
+from harness import campaign, corpora, keeper, locks, machine, plugins, records, scratch
 from harness.campaign import Options, Progress
 from harness.plugins import Plugins
 from harness.records import Case, Record, Slot
@@ -131,14 +130,14 @@ def measure(order: Order) -> int:
     order.code.refuse_other(Code.here(loaded), f"the worker on {machine.name()}")
     options = replace(order.options, cache=campaign.cache_folder())
     places = [group.baseline.place for group in order.plan.groups]
-    with locks.in_turn(places, teller.check), TemporaryDirectory(prefix="harness-reference-") as reference:
+    with locks.in_turn(places, teller.check), scratch.folder("harness-reference-") as reference:
         keeper.sweep()
         teller.tell(begun=machine.name())
         plan, found = corpora.prepare(order.plan, loaded, options.cache, lambda case: obstacle(loaded, case) is None)
         answers = _Answers(options.cache, order.run_id)
         latest = {} if order.whole else answers.read()
         schedule = campaign.schedule_of(plan, loaded, options)
-        told = order.run_id, Path(reference), found, latest, teller.write
+        told = order.run_id, reference, found, latest, teller.write
         campaign.Campaign(schedule, options, teller, *told).measure()
         answers.write(latest)
     return teller.sent

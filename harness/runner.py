@@ -11,18 +11,17 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from harness import backends, environment, keeper, meters
+from harness import backends, environment, keeper, meters, scratch
 from harness.records import Record, Task, parse
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -63,13 +62,11 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
     keeper.start()  # before orphans come here: it is to be nobody's child
     _adopt_orphans()
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    with tempfile.TemporaryDirectory(prefix="harness-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        task = task.model_copy(update={"folder": name, "parent": os.getpid()})
-        (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")
+    with scratch.folder("harness-") as folder:
+        task = task.model_copy(update={"folder": str(folder), "parent": os.getpid()})
         ranks = max(case.ranks for case in task.cases)
         env = environment.variables(task.kind, task.case.place, task.run_id, threads, task.case.budget_bytes, ranks)
-        env["TMPDIR"] = name  # what a killed worker leaves goes with its folder
+        env["TMPDIR"] = str(folder)  # what a killed worker leaves goes with its folder
         command = [
             sys.executable,
             "-m",
@@ -77,7 +74,9 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
             str(folder / "task.json"),
             str(folder / "result.jsonl"),
         ]
-        with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err, _starting:
+        with scratch.refusing(), ExitStack() as files, _starting:
+            (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")
+            out, err = (files.enter_context(open(folder / name, "wb")) for name in ("stdout", "stderr"))
             process = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
             )

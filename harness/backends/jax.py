@@ -197,7 +197,7 @@ def _stats(place: Place) -> list[dict[str, int]]:
 def ran_out(error: BaseException) -> str | None:
     """Tell an exhausted allocator from any other error."""
     text = str(error)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or "MemoryError: " in text:  # XLA tells of a callback's error in words
         return "host"
     if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
         return "host" if jax.default_backend() == "cpu" else "device"

@@ -65,8 +65,12 @@ def failed(
 
 
 def first_line(text: str) -> str:
-    """Shorten a message to its first line."""
-    return (text.strip().splitlines() or [""])[0][:400]
+    """Shorten a message to its first line; where that announces a traceback, to the error at its end."""
+    lines = text.strip().splitlines() or [""]
+    told, announced, _ = lines[0].partition("Traceback (most recent call last):")
+    if announced:
+        told += next((line for line in reversed(lines) if line[:1].strip() and line != lines[0]), "")
+    return told[:400]
 
 
 def _in_reach(limit: int, held: int) -> bool:

@@ -11,6 +11,7 @@ from harness import IGNORED, Objective
 
 Array = jax.Array
 PLAIN = Objective()
+HALF = 0.5  # the probability of a target from which on its difference to 1 is formed first
 
 
 def cut_loss(x_BTD: Array, w_VD: Array, y_BT: Array, rows: int, tile: int, objective: Objective = PLAIN) -> Array:
@@ -46,7 +47,7 @@ def _forward(rows: int, tile: int, objective: Objective, x_nD: Array, w_VD: Arra
     w_KtD = _pieces(w_VD, tile, 0)
     firsts_K = jnp.arange(len(w_KtD)) * w_KtD.shape[1]
 
-    def of_chunk(chunk: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    def of_chunk(chunk: tuple[Array, Array]) -> tuple[Array, ...]:
         x_CD, y_C = chunk
 
         def of_tile(so_far: Any, one: tuple[Array, Array]) -> tuple[Any, None]:
@@ -66,29 +67,29 @@ def _forward(rows: int, tile: int, objective: Objective, x_nD: Array, w_VD: Arra
 
         zeros_C = jnp.zeros(len(x_CD), wide)
         start = (zeros_C - jnp.inf, zeros_C, zeros_C, zeros_C)
-        (top_C, total_C, picked_C, mean_C), _ = lax.scan(of_tile, start, (w_KtD, firsts_K))
-        aimed_C = picked_C + smoothing * (mean_C - picked_C) if smoothing else picked_C
-        return top_C, total_C, aimed_C
+        return lax.scan(of_tile, start, (w_KtD, firsts_K))[0]
 
     found = lax.map(of_chunk, (_pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED)))
-    top_n, total_n, aimed_n = (of.reshape(-1)[: len(y_n)] for of in found)
+    top_n, total_n, picked_n, mean_n = (of.reshape(-1)[: len(y_n)] for of in found)
+    aimed_n = picked_n + smoothing * (mean_n - picked_n) if smoothing else picked_n
     lse_n = top_n + jnp.log(total_n)
     kept_n = y_n != IGNORED
     count = kept_n.sum().astype(wide)
     losses_n = lse_n - aimed_n
     if objective.z_loss:
         losses_n += objective.z_loss * jnp.square(lse_n)
-    return jnp.where(kept_n, losses_n, 0).sum() / count, (x_nD, w_VD, y_n, top_n, total_n, count)
+    sure_n = jnp.exp(picked_n - top_n) > HALF * total_n if _apart(x_nD, w_VD, objective) else jnp.ones_like(kept_n)
+    return jnp.where(kept_n, losses_n, 0).sum() / count, (x_nD, w_VD, y_n, top_n, total_n, count, sure_n)
 
 
 def _backward(rows: int, tile: int, objective: Objective, held: Any, upstream: Array) -> tuple[Array, Array, None]:
-    x_nD, w_VD, y_n, top_n, total_n, count = held
+    x_nD, w_VD, y_n, top_n, total_n, count, sure_n = held
     size, wide = len(w_VD), top_n.dtype
     smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
     w_KtD = _pieces(w_VD, tile, 0)
     firsts_K = jnp.arange(len(w_KtD)) * w_KtD.shape[1]
     x_MCD, y_MC = _pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED)
-    top_MC, total_MC = _pieces(top_n, rows, 0), _pieces(total_n, rows, 1)
+    top_MC, total_MC, sure_MC = _pieces(top_n, rows, 0), _pieces(total_n, rows, 1), _pieces(sure_n, rows, True)
     factor = (upstream / jnp.maximum(count, 1)).astype(wide)
 
     def of_tile(dx_MCD: Array, one: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -96,13 +97,13 @@ def _backward(rows: int, tile: int, objective: Objective, held: Any, upstream: A
         column_t = first + jnp.arange(len(w_tD))
 
         def of_chunk(dw_tD: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-            x_CD, y_C, top_C, total_C, dx_CD = chunk
+            x_CD, y_C, top_C, total_C, sure_C, dx_CD = chunk
             z_Ct = _logits(x_CD, w_tD, cap)
             # The gradients times `total`, up to the last factor: less is rounded than in exp(z - log-sum-exp).
             g_Ct = jnp.exp(jnp.where(column_t < size, z_Ct, -jnp.inf) - top_C[:, None])
             if weight:
                 g_Ct *= 1 + 2 * weight * (top_C + jnp.log(total_C))[:, None]
-            g_Ct -= (1 - smoothing) * total_C[:, None] * (column_t == y_C[:, None])
+            g_Ct -= ((1 - smoothing) * total_C * sure_C)[:, None] * (column_t == y_C[:, None])
             if smoothing:  # in the columns that fill up the last tile as well: they meet weights of 0
                 g_Ct -= smoothing / size * total_C[:, None]
             if cap:
@@ -111,12 +112,34 @@ def _backward(rows: int, tile: int, objective: Objective, held: Any, upstream: A
             dx_CD = dx_CD + jnp.matmul(g_Ct, w_tD, preferred_element_type=wide)
             return dw_tD + jnp.matmul(g_Ct.T, x_CD, preferred_element_type=wide), dx_CD
 
-        dw_tD, dx_MCD = lax.scan(of_chunk, jnp.zeros(w_tD.shape, wide), (x_MCD, y_MC, top_MC, total_MC, dx_MCD))
+        dw_tD, dx_MCD = lax.scan(
+            of_chunk, jnp.zeros(w_tD.shape, wide), (x_MCD, y_MC, top_MC, total_MC, sure_MC, dx_MCD)
+        )
         return dx_MCD, dw_tD.astype(w_VD.dtype)
 
     dx_MCD, dw_KtD = lax.scan(of_tile, jnp.zeros(x_MCD.shape, wide), (w_KtD, firsts_K))
-    dx_nD = dx_MCD.reshape(-1, x_nD.shape[1])[: len(x_nD)]
-    return dx_nD.astype(x_nD.dtype), dw_KtD.reshape(-1, w_VD.shape[1])[:size], None
+    dw_VD = dw_KtD.reshape(-1, w_VD.shape[1])[:size]
+    if _apart(x_nD, w_VD, objective):
+        dw_VD, dx_MCD = _less_targets(dw_VD, dx_MCD, x_MCD, w_VD, y_MC, sure_MC, (1 - smoothing) * factor)
+    return dx_MCD.reshape(-1, x_nD.shape[1])[: len(x_nD)].astype(x_nD.dtype), dw_VD, None
+
+
+def _apart(x_nD: Array, w_VD: Array, objective: Objective) -> bool:
+    """Say whether what a target's 1 gives may be subtracted from the products: nothing between may round or bend it."""
+    return x_nD.dtype == w_VD.dtype == jnp.promote_types(x_nD.dtype, jnp.float32) and not objective.soft_cap
+
+
+def _less_targets(
+    dw_VD: Array, dx_MCD: Array, x_MCD: Array, w_VD: Array, y_MC: Array, sure_MC: Array, factor: Array
+) -> tuple[Array, Array]:
+    """Subtract from both gradients, chunk by chunk, what the targets give whose 1 was not subtracted before."""
+
+    def of_chunk(so_far: tuple[Array, Array], chunk: tuple[Array, ...]) -> tuple[tuple[Array, Array], None]:
+        (dw_VD, dx_MCD), (number, x_CD, y_C, sure_C) = so_far, chunk
+        at_C, rest_C1 = jnp.maximum(y_C, 0), jnp.where((y_C != IGNORED) & ~sure_C, factor, 0)[:, None]
+        return (dw_VD.at[at_C].add(-rest_C1 * x_CD), dx_MCD.at[number].add(-rest_C1 * w_VD[at_C])), None
+
+    return lax.scan(of_chunk, (dw_VD, dx_MCD), (jnp.arange(len(x_MCD)), x_MCD, y_MC, sure_MC))[0]
 
 
 _cut_loss.defvjp(_forward, _backward)

@@ -16,6 +16,7 @@ from harness import IGNORED, Objective
 
 Array = jax.Array
 PLAIN = Objective()
+HALF = 0.5  # the probability of a target from which on its difference to 1 is formed first
 
 
 def chunk_rows(V: int, gradient_bytes: int) -> int:
@@ -92,6 +93,7 @@ def _loss_and_gradients(
     matmul = partial(jnp.matmul, preferred_element_type=wide)
     w = w_VD.astype(dtype)
     smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
+    apart = x_BTD.dtype == w_VD.dtype == wide and not cap
 
     def body(carry: tuple[Array, Any], rows: tuple[Array, Array]) -> tuple[tuple[Array, Any], Any]:
         loss, dw_VD = carry
@@ -101,9 +103,12 @@ def _loss_and_gradients(
         z_CV = matmul(x_CD, w.T)
         if cap:
             z_CV = cap * jnp.tanh(z_CV / cap)
-        lse_C = jax.nn.logsumexp(z_CV, axis=1)
+        top_C = z_CV.max(1)
+        exp_CV = jnp.exp(z_CV - top_C[:, None])
+        total_C = exp_CV.sum(1)
+        lse_C = top_C + jnp.log(total_C)
         picked_C = jnp.take_along_axis(z_CV, target_C[:, None], axis=1)[:, 0]
-        losses_C = lse_C - picked_C
+        losses_C = top_C - picked_C + jnp.log(total_C)
         if smoothing:
             losses_C += smoothing * (picked_C - z_CV.mean(1))
         if weight:
@@ -113,16 +118,22 @@ def _loss_and_gradients(
             return (loss, None), None
         # Compared with an iota, not scattered: XLA fuses it all into one pass over the logits.
         hit_CV = lax.broadcasted_iota(target_C.dtype, z_CV.shape, 1) == target_C[:, None]
-        g_CV = jnp.exp(z_CV - lse_C[:, None])
+        g_CV = exp_CV / total_C[:, None]  # exp(z - lse) would round the log-sum-exp first
         if weight:
             g_CV *= 1 + 2 * weight * lse_C[:, None]
-        g_CV -= (1 - smoothing) * hit_CV
+        unsure_C = jnp.exp(picked_C - top_C) <= HALF * total_C
+        rest_C = jnp.where(apart & counts_C & unsure_C, 1 - smoothing, 0).astype(wide)
+        g_CV -= (1 - smoothing - rest_C)[:, None] * hit_CV
         if smoothing:
             g_CV -= smoothing / V
         if cap:
             g_CV *= 1 - jnp.square(z_CV / cap)
         g_CV = jnp.where(counts_C[:, None], g_CV, 0).astype(dtype)
-        return (loss, dw_VD + matmul(g_CV.T, x_CD)), matmul(g_CV, w).astype(x_BTD.dtype)
+        dw_VD, dx_CD = dw_VD + matmul(g_CV.T, x_CD), matmul(g_CV, w)
+        if apart:
+            dw_VD = dw_VD.at[target_C].add(-rest_C[:, None] * x_CD)
+            dx_CD -= rest_C[:, None] * w[target_C]
+        return (loss, dw_VD), dx_CD.astype(x_BTD.dtype)
 
     start = (jnp.zeros((), wide), jnp.zeros((V, D), wide) if gradients else None)
     rows = (x_nD.reshape(chunks, chunk, D), y_n.reshape(chunks, chunk))

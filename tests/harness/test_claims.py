@@ -22,7 +22,7 @@ def case_of(*applied, tokens=1024, budget=None):
     )
 
 
-def row(*applied, peak=100 * MIB, steps=((1.0, 1.0),), status="ok", tokens=1024, budget=None, **changes):
+def row(*applied, peak=100 * MIB, steps=((1.0, 1.0),) * 3, status="ok", tokens=1024, budget=None, **changes):
     phases = (
         Phase(name="source", entry_bytes=0, peak_bytes=30 * MIB, exit_bytes=20 * MIB, anon_bytes=1, file_bytes=2),
         Phase(name="steady_step/loss", entry_bytes=0, peak_bytes=peak, exit_bytes=20 * MIB),
@@ -47,7 +47,7 @@ CHUNKED = Applied(name="chunked_loss", knobs={"chunk": 1024, "recompute": False}
 TABLES = [
     table(
         row(),
-        row("checkpoint", peak=50 * MIB, steps=((1.2,), (1.3,))),
+        row("checkpoint", peak=50 * MIB, steps=((1.2,), (1.25,), (1.3,))),
         row("checkpoint", CHUNKED, peak=40 * MIB),
     ),
     table(
@@ -99,6 +99,15 @@ def test_a_claim_is_decided_by_what_was_measured(that, due):
     assert found.told and "\n" not in found.told
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_times_of_fewer_than_three_rounds_decide_nothing(rounds):
+    tables = [table(row(), row("checkpoint", steps=((9.0, 9.1),) * rounds))]
+    found = verdict("seconds(checkpoint) > 2 * seconds(baseline)", tables)
+    assert found.verdict == ("verified" if rounds == 3 else "inconclusive")
+    assert ("3 decide" in found.told) == (rounds < 3)
+    assert verdict("peak(checkpoint) < 2 * peak(baseline)", tables).verdict == "verified"
+
+
 def test_what_ran_out_of_its_budget_took_at_least_that():
     assert verdict("peak(checkpoint) <= 0.5 * peak(baseline)", tokens=4096).verdict == "verified"
     assert "more than 256 MiB" in verdict("peak(checkpoint) <= 0.5 * peak(baseline)", tokens=4096).told
@@ -143,7 +152,7 @@ def test_the_rows_that_decided_are_named():
 def test_figures_are_told_in_their_units(that, told):
     forecast = Phase(name="steady_step/loss", entry_bytes=0, peak_bytes=70 * MIB, exit_bytes=0)
     known = row(prediction=Record(parameters=3_000_000, predicted_phases=(forecast,)))
-    found = verdict(that, [table(known, row("checkpoint", peak=50 * MIB, steps=((1.25,),)))])
+    found = verdict(that, [table(known, row("checkpoint", peak=50 * MIB, steps=((1.25,),) * 3))])
     assert found.told == told
 
 

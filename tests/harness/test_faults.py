@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,13 @@ from harness import keeper, records
 
 pytestmark = pytest.mark.alone
 
-DEADLINE = 8
+DEADLINES = {"torch": 8, "jax": 15}
+"""Seconds: JAX compiles first."""
 PLUGIN = '''
-"""Strategies that die in the update of the run whose peak is taken, each in its way."""
+"""Strategies that die in the update of the run whose peak is taken, each in its way.
+
+In JAX they do in a callback, so in the middle of a compiled step.
+"""
 
 import ctypes, os, signal, subprocess, sys, time
 from dataclasses import replace
@@ -32,14 +37,12 @@ def error():
     raise ValueError("wrong on purpose")
 
 
-def torch_memory():
-    import torch
-    torch.empty(1 << 50)
+def impossible():
+    """Ask for a PiB."""
 
 
 def over_budget():
-    import torch
-    torch.ones(1 << 28)
+    """Ask for a GiB."""
 
 
 def killed():
@@ -84,9 +87,10 @@ def not_a_number():
 
 
 FAULTS = (
-    memory_error, error, torch_memory, over_budget, killed, crash, abort, hang, stubborn, grandchild, flood, broken,
+    memory_error, error, impossible, over_budget, killed, crash, abort, hang, stubborn, grandchild, flood, broken,
     not_a_number,
 )
+NUMBERS = {impossible: 1 << 48, over_budget: 1 << 28}
 
 
 def strategy(fault):
@@ -95,12 +99,36 @@ def strategy(fault):
 
         def update(*args):
             if parts.shape.tokens == 96:
+                import torch
                 fault()
+                torch.ones(NUMBERS.get(fault, 1), device=parts.place.device)
             return inner(*args)
 
         return replace(parts, update=update)
 
-    return Strategy("dies_" + fault.__name__, rewrites=("update",), on={"torch": on_torch}, about="Die.")
+    def on_jax(parts):
+        inner = parts.update
+
+        def update(parts, state, grads):
+            if parts.shape.tokens != 96:
+                return inner(parts, state, grads)
+            import jax
+            from jax.experimental import io_callback
+
+            def happen():
+                fault()
+                return jax.numpy.int32(1)
+
+            one = io_callback(happen, jax.ShapeDtypeStruct((), "int32"))
+            if fault in NUMBERS:  # sorted, so that they are needed all at once
+                one += jax.lax.sort(jax.numpy.arange(NUMBERS[fault], dtype="float32") * one)[0].astype("int32")
+            found = inner(parts, state, grads)
+            return {**found, "steps": found["steps"] + one - 1}
+
+        return replace(parts, update=update)
+
+    on = {"torch": on_torch, "jax": on_jax}
+    return Strategy("dies_" + fault.__name__, rewrites=("update",), on=on, about="Die.")
 
 
 @hookimpl
@@ -110,7 +138,7 @@ def harness_strategies():
 DUE = {
     "memory_error": "oom_budget",
     "error": "error",
-    "torch_memory": "oom_budget",
+    "impossible": "oom_budget",
     "over_budget": "oom_budget",
     "killed": "killed_unknown",
     "crash": "crash",
@@ -125,21 +153,43 @@ DUE = {
 SUITE = f"""
 title: Every way to die
 workload: decoder
-places: [torch/cpu]
+places: [{{place}}]
 corpus: zipf
 tokenizer: bytes
-shape: {{layers: 1, width: 32, heads: 2, vocabulary: 300, batch: 1, tokens: 96}}
+shape: {{{{layers: 1, width: 32, heads: 2, vocabulary: 300, batch: 1, tokens: 96}}}}
 budget_gib: 0.5
 strategies: [{", ".join(f"dies_{name}" for name in DUE)}, checkpoint]
 rounds: 0
-timeout_seconds: {DEADLINE}
+timeout_seconds: {{deadline}}
+"""
+
+
+SMALL = """
+title: As small as it gets
+workload: decoder
+places: [torch/cpu]
+corpus: zipf
+tokenizer: bytes
+shape: {layers: 1, width: 32, heads: 2, vocabulary: 300, batch: 1, tokens: 96}
+strategies: [checkpoint]
+rounds: 0
 """
 
 
 @pytest.mark.slow
-def test_every_way_to_die_is_a_row_and_the_run_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        "torch/cpu",
+        "jax/cpu",
+        pytest.param("torch/cuda", marks=pytest.mark.gpu),
+        pytest.param("jax/cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_every_way_to_die_is_a_row_and_the_run_goes_on(place: str, tmp_path: Path) -> None:
     (tmp_path / "faults.py").write_text(PLUGIN)
-    (tmp_path / "faults.yaml").write_text(SUITE)
+    deadline = DEADLINES[place.partition("/")[0]]
+    (tmp_path / "faults.yaml").write_text(SUITE.format(place=place, deadline=deadline))
     command = [sys.executable, "-m", "harness.cli", "run", "faults.yaml", "--plugin", "faults.py"]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     started = time.monotonic()
@@ -159,13 +209,60 @@ def test_every_way_to_die_is_a_row_and_the_run_goes_on(tmp_path: Path) -> None:
         sep="\n",
     )
     assert {name: status for name, status, *_ in table} == {"baseline": "ok", **DUE, "checkpoint": "ok"}
-    assert all((seconds or 0) <= DEADLINE + 6 for _, _, seconds, _ in table)
-    assert all(record.evidence.get("message") for name, record in last.items() if record.status != "ok")
+    assert all((seconds or 0) <= deadline + 6 for _, _, seconds, _ in table)
+    messages = [record.evidence.get("message") for record in last.values() if record.status != "ok"]
+    assert all(messages) and not any("Traceback" in message for message in messages)
     rows = [line for line in done.stdout.splitlines() if line.startswith("| `dies_")]
     assert len(rows) == len(DUE), "every fault is a row"
     marks = [keeper._mark_of(pid) for pid in keeper._processes() if not keeper._over(pid)]
     assert [mark for mark in marks if mark and mark != keeper.mark()] == []
     assert all(json.loads(line) for line in path.read_text().splitlines()), "the file stays readable"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """A disk of its own of a size that may be changed; skips where none may be mounted."""
+    at = tmp_path / "disk"
+    at.mkdir()
+
+    def sized(size: str) -> Path:
+        again = ["-o", f"remount,size={size}"] if at.is_mount() else ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
+        if subprocess.run(["mount", *again, str(at)], capture_output=True).returncode:
+            pytest.skip("no disk may be mounted here: that takes root")
+        return at
+
+    yield sized
+    if at.is_mount():
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+@pytest.mark.parametrize("full", ["results", pytest.param("temporary files", marks=pytest.mark.slow)])
+def test_a_full_disk_is_one_sentence_and_the_run_is_continued(full: str, disk, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    command = [sys.executable, "-m", "harness.cli", "run", "small.yaml", "--results"]
+    results = {"results": "disk", "temporary files": "kept"}[full]
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    if full == "temporary files":
+        env["TMPDIR"] = str(tmp_path / "disk")
+
+    def run(size: str) -> "subprocess.CompletedProcess[str]":
+        disk(size)
+        return subprocess.run([*command, results], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+
+    failed = run({"results": "8k", "temporary files": "4k"}[full])
+    assert failed.returncode == 2 and "Traceback" not in failed.stderr, failed.stderr
+    assert "make room" in failed.stderr.splitlines()[-1]
+    before = [record for path in (tmp_path / results).rglob("*.jsonl") for record in records.read(path)[0]]
+    done = run("64m")
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / results).rglob("*.jsonl")
+    found, problems = records.read(path)
+    assert len(problems) <= 1, "at most the line for which there was no room"
+    assert found[: len(before)] == before and {record.status for record in found} == {"ok"}
+    slots = [record.slot for record in found if record.slot]
+    assert len(slots) == len(set(slots)), "nothing is measured twice"
+    marks = [keeper._mark_of(pid) for pid in keeper._processes() if not keeper._over(pid)]
+    assert [mark for mark in marks if mark and mark != keeper.mark()] == []
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ FLOORS = (
     ),
     ("", "tokens", "frames", "meters", "plugins", "machine", "train", "updates", "keeper"),
     ("records", "instruments", "workloads"),
-    ("suite", "environment", "assembly"),
+    ("suite", "environment", "assembly", "scratch"),
     ("schedule", "corpora", "locks"),
     (
         "backends.torch",

@@ -36,7 +36,9 @@ warmup: 1
 steps: 3
 """
 KILLS = int(os.environ.get("HARNESS_KILLS", "2"))
-"""How often the harness is killed before it may finish; `HARNESS_KILLS=50` for the whole proof."""
+"""How often the harness is killed in all; `HARNESS_KILLS=50` for the whole proof."""
+RESUMES = 5
+"""How often a run is killed before it may finish."""
 
 
 def alive(pid: int) -> bool:
@@ -109,11 +111,12 @@ def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(
     (tmp_path / "small.yaml").write_text(SUITE)
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "harness.cli", "run", "small.yaml", "--results"]
+    chance = random.Random(7)
 
-    def killed_after(seconds: float) -> bool:
+    def killed_after(seconds: float, results: str) -> bool:
         """Say whether the run was killed, and had not ended before."""
         process = subprocess.Popen(
-            [*command, "killed"], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*command, results], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         try:
             process.wait(seconds)
@@ -123,31 +126,32 @@ def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(
             return True
         return False
 
-    def kept() -> list[records.Record]:
-        return [
-            record for file in (tmp_path / "killed").rglob("*.jsonl") for record in records.read(file)[0] if record.slot
-        ]
+    def lines(results: str) -> tuple[list[records.Record], list[str]]:
+        (file,) = (tmp_path / results).rglob("*.jsonl")  # one run, however often it is continued
+        return records.read(file)
 
-    started = time.monotonic()
+    def kept(results: str) -> int:
+        begun = any((tmp_path / results).rglob("*.jsonl"))
+        return sum(record.slot is not None for record in lines(results)[0]) if begun else 0
+
+    def told(found: list[records.Record]) -> list[list[tuple[str, str, str | None]]]:
+        return [[(row.label, row.status, row.answer) for row in table.rows] for table in judge.judge(found)]
+
     subprocess.run([*command, "whole"], cwd=tmp_path, env=env, check=True, capture_output=True)
-    whole = time.monotonic() - started
-    chance, before = random.Random(7), 0
-    for number in range(KILLS):
-        if not killed_after(chance.uniform(0.05, min(6.0, whole / 3))):
-            break
-        assert within(1.0, lambda: not carriers()), f"kill {number}: somebody outlived the harness"
-        assert len(kept()) >= before, "a finished case was lost"
-        before = len(kept())
-    subprocess.run([*command, "killed"], cwd=tmp_path, env=env, check=True, capture_output=True)
-    files = list((tmp_path / "killed").rglob("*.jsonl"))
-    assert len(files) == 1, "one run, continued"
-    found, problems = records.read(files[0])
-    assert len(problems) <= KILLS, "at most the line that was being written"
-    good = Counter(record.slot for record in found if record.slot and record.status == "ok" and not record.flags)
-    assert all(count == 1 for count in good.values()), "measured twice"
-    plain = records.read(next((tmp_path / "whole").rglob("*.jsonl")))[0]
-
-    def told(all_records: list[records.Record]) -> list[list[tuple[str, str, str | None]]]:
-        return [[(row.label, row.status, row.answer) for row in table.rows] for table in judge.judge(all_records)]
-
-    assert told(found) == told(plain)
+    plain = told(lines("whole")[0])
+    kills, runs, moments = 0, 0, []
+    while kills < KILLS:
+        results, before, now = f"killed-{runs}", 0, 0
+        while now < RESUMES and kills < KILLS and killed_after(moment := chance.uniform(0.05, 6.0), results):
+            kills, now, moments = kills + 1, now + 1, [*moments, moment]
+            assert within(1.0, lambda: not carriers()), f"kill {kills}: somebody outlived the harness"
+            assert kept(results) >= before, "a finished case was lost"
+            before = kept(results)
+        subprocess.run([*command, results], cwd=tmp_path, env=env, check=True, capture_output=True)
+        found, problems = lines(results)
+        assert len(problems) <= now, "at most the line that was being written"
+        good = Counter(record.slot for record in found if record.slot and record.status == "ok" and not record.flags)
+        assert all(count == 1 for count in good.values()), "measured twice"
+        assert told(found) == plain
+        runs += 1
+    print(f"{kills} kills in {runs} runs, after {min(moments):.1f} to {max(moments):.1f} s")

@@ -80,28 +80,54 @@ def test_the_first_words_come_at_once(words: list[str], most: float) -> None:
     assert min(once() for _ in range(5)) < most * SLOWER
 
 
+STANDS_IN = """#!{python} -IS
+import json, os, sys
+if sys.argv[2] != "harness.worker":
+    os.execv("{python}", ["{python}", *sys.argv[1:]])
+task = json.load(open(sys.argv[3]))
+if task["kind"] == "reference":
+    os.makedirs(task["reference"])
+made = json.load(open("{made}"))[task["kind"]]
+with open(sys.argv[4], "w") as file:
+    file.writelines(json.dumps({{**made, "case": case}}) + chr(10) for case in task["cases"])
+"""
+"""A worker that begins, answers and ends like any other, in hundredths of a second: it loads nothing."""
+
+
 @pytest.mark.alone
-def test_two_thousand_cases_leave_the_parent_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workers are left out: what is looked at is the process that starts them, and its file."""
+@pytest.mark.parametrize("workers", ["none", pytest.param("processes", marks=pytest.mark.slow)])
+def test_two_thousand_cases_leave_the_parent_as_it_is(
+    workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is looked at is the process that starts the workers, and its file: what workers do is made up."""
 
     def instead(task: records.Task, *rest: object) -> list[Record]:
         if task.kind == "reference":
             Path(str(task.reference)).mkdir(parents=True)
         return [MADE[task.kind]] * len(task.cases)
 
-    monkeypatch.setattr(runner, "run", instead)
+    if workers == "none":
+        monkeypatch.setattr(runner, "run", instead)
+    else:
+        made, script = tmp_path / "made.json", tmp_path / "worker"
+        made.write_text(json.dumps({kind: json.loads(record.model_dump_json()) for kind, record in MADE.items()}))
+        script.write_text(STANDS_IN.format(python=sys.executable, made=made))
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "many.yaml"
     path.write_text(SUITE.format(every=list(range(1, CASES // 4))))
     loaded = plugins.load()
     plan = suite.read(path, loaded)
     assert len(plan.cases) == CASES
-    seen: list[tuple[float, int]] = []
+    me = psutil.Process(os.getpid())
+    seen: list[tuple[float, int, int]] = []
 
     class Watched(campaign.Progress):
         def finish(self, record: Record, case: records.Case) -> None:
+            assert record.status == "ok", record.evidence
             if record.slot is not None and record.slot.kind == "memory":
-                seen.append((time.process_time(), psutil.Process(os.getpid()).memory_info().rss))
+                seen.append((time.process_time(), me.memory_info().rss, me.num_fds()))
 
     file = campaign.run(plan, loaded, campaign.Options(tmp_path / "results"), Watched())
     assert len(seen) == CASES
@@ -113,6 +139,8 @@ def test_two_thousand_cases_leave_the_parent_as_it_is(tmp_path: Path, monkeypatc
     print(f"{CASES} cases: {growth / 1e6:.2f} MB over three quarters; a case {each}; {size:.0f} bytes")
     assert growth < 5e6
     assert last < SLOWER * first
+    assert seen[-1][2] == seen[quarter][2], "files are left open"
+    assert [child for child in me.children() if child.status() == psutil.STATUS_ZOMBIE] == []
     _, problems = records.read(file)
     sizes = [len(line) for line in file.read_bytes().splitlines()]
     assert problems == [] and max(sizes) < 10_000

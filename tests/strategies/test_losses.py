@@ -9,7 +9,9 @@ import torch.nn.functional as F
 
 from harness import Parts, Place, plugins
 from strategies.automatic_loss import chooses_fused
+from strategies.cut_loss.on_jax import cut_loss as cut_loss_in_jax
 from strategies.cut_loss.on_torch import cut_loss as cut_loss_in_torch
+from strategies.fused_loss.on_jax import fused_loss as fused_loss_in_jax
 from strategies.fused_loss.on_torch import fused_loss as fused_loss_in_torch
 
 STRATEGIES = plugins.load().strategies
@@ -192,12 +194,11 @@ def test_a_policy_that_torch_does_not_have_is_refused():
 # What rounding leaves of a target's 1
 
 
-def rounded(loss, x, w, y):
+def rounded(gradients, x, w, y):
     """The distance of both gradients from those in float64, relative to them."""
     x_64, w_64 = (t.detach().double().requires_grad_() for t in (x, w))
     truth = torch.autograd.grad(F.cross_entropy(x_64 @ w_64.T, y), (x_64, w_64))
-    x, w = (t.detach().clone().requires_grad_() for t in (x, w))
-    found = torch.autograd.grad(loss(x, w, y), (x, w))
+    found = gradients(x, w, y)
     return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, truth, strict=True)]
 
 
@@ -208,13 +209,28 @@ def of_tokens(aim=0.0, n=1024, D=128, V=2048):
     return torch.randn(n, D, generator=random) * (1 if aim == 0 else 0.1) + aim * w[y] / w[y].norm(dim=1)[:, None], w, y
 
 
-def plain_loss(x, w, y):
-    return F.cross_entropy(x @ w.T, y)
+def of_torch(loss):
+    def gradients(x, w, y):
+        x, w = (t.detach().clone().requires_grad_() for t in (x, w))
+        return torch.autograd.grad(loss(x, w, y), (x, w))
+
+    return gradients
 
 
+def of_jax(loss):
+    def gradients(x, w, y):
+        found = jax.jit(jax.grad(loss, (0, 1)))(*(jnp.asarray(t.numpy()) for t in (x, w, y)))
+        return [torch.from_numpy(np.array(each)) for each in found]
+
+    return gradients
+
+
+PLAIN = of_torch(lambda x, w, y: F.cross_entropy(x @ w.T, y))
 IN_FLOAT32 = {
-    "fused_loss": lambda x, w, y: fused_loss_in_torch(x, w, y, 256),
-    "cut_loss": lambda x, w, y: cut_loss_in_torch(x, w, y, 256, 512),
+    "fused_loss, torch": of_torch(lambda x, w, y: fused_loss_in_torch(x, w, y, 256)),
+    "cut_loss, torch": of_torch(lambda x, w, y: cut_loss_in_torch(x, w, y, 256, 512)),
+    "fused_loss, jax": of_jax(lambda x, w, y: fused_loss_in_jax(x, w, y, 256)),
+    "cut_loss, jax": of_jax(lambda x, w, y: cut_loss_in_jax(x, w, y, 256, 512)),
 }
 
 
@@ -227,7 +243,7 @@ def test_gradients_lie_closer_to_float64_than_those_of_torchs_own_chunks_and_of_
         options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=256, chunking_method=None)
         return F.linear_cross_entropy(x, w, y, options=options)
 
-    ours, its, plain = (rounded(loss, *of_tokens()) for loss in (IN_FLOAT32[name], native, plain_loss))
+    ours, its, plain = (rounded(each, *of_tokens()) for each in (IN_FLOAT32[name], of_torch(native), PLAIN))
     assert ours[0] < its[0] / 2 and ours[1] < its[1]
     assert ours[0] < plain[0] / 5 and ours[1] < plain[1] / 4
 
@@ -238,5 +254,5 @@ def test_confident_rows_keep_their_gradient(name, aim, least, most):
     x, w, y = of_tokens(aim)
     sure = torch.softmax(x.double() @ w.double().T, 1).gather(1, y[:, None])
     assert least < sure.median() < most
-    ours, plain = rounded(IN_FLOAT32[name], x, w, y), rounded(plain_loss, x, w, y)
+    ours, plain = rounded(IN_FLOAT32[name], x, w, y), rounded(PLAIN, x, w, y)
     assert ours[0] <= 1.5 * plain[0] and ours[1] <= 1.5 * plain[1]

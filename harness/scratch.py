@@ -1,0 +1,38 @@
+"""Folders among the temporary files, for what the processes of a run give each other; each goes with its use."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.records import StoreError
+
+ROOM_BYTES = 4 << 20
+"""What must be left on the disk: a task, its results and its output, but for large answers."""
+
+
+@contextmanager
+def folder(prefix: str) -> Iterator[Path]:
+    """Make a folder and remove it in the end; raise StoreError where none can be made, or nothing written into it."""
+    with refusing():
+        made = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+    with made as name:
+        if (left := shutil.disk_usage(name).free) < ROOM_BYTES:
+            raise _unwritable(f"{left >> 10} KiB are left in '{Path(name).parent}'")
+        yield Path(name)
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Raise StoreError instead of the OSError of a write that failed here."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(str(error.strerror)) from None
+
+
+def _unwritable(why: str) -> StoreError:
+    return StoreError(
+        f"temporary files cannot be written ({why}): make room, or name another folder for them with TMPDIR"
+    )
