@@ -11,6 +11,7 @@ from typing import Any
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 
 LIST, SLOT, INT, FLOAT = 64, 8, 32, 32  # bytes of CPython's objects, which come in multiples of 16
+KEPT_INTS = 257  # CPython keeps those from 0 to 256, once
 
 
 def on_any(parts: Parts, shared: bool = True) -> Parts:
@@ -36,9 +37,10 @@ def on_any(parts: Parts, shared: bool = True) -> Parts:
 
 
 def holds(extent: Extent, shared: bool = True) -> Held:
-    """Count the objects: single bytes and the labels of frames are taken for ints that CPython keeps anyway."""
+    """Count the objects: tokens of few values and the labels of frames are ints that CPython keeps anyway."""
     features = extent.input_bytes // 4 if extent.input_bytes > 8 else 0
-    fresh = INT if extent.input_bytes > 1 and not features else 0
+    known = features or extent.input_bytes == 1 or 0 < extent.values <= KEPT_INTS
+    fresh = 0 if known else INT
     row = fresh + (LIST + features * (SLOT + FLOAT) if features else fresh)  # inputs and targets, but for their slots
     windows = extent.count * 2 * (SLOT + LIST + SLOT * extent.window)
     objects = row * (extent.rows if shared else extent.count * extent.window)

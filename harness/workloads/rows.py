@@ -59,7 +59,8 @@ def token_extent(shape: Any, corpus: Any, steps: int) -> Extent:
     """Give the sizes of a source of token ids: the targets are a view of the inputs unless some are ignored."""
     rows = corpus.tokens if corpus is not None else _drawn_rows(shape)
     item = np.dtype(corpus.dtype).itemsize if corpus is not None else 4
-    return Extent(rows - 1, item, 4 if shape.ignored else 0, shape.tokens, shape.step, shape.batch, steps)
+    targets, values = 4 if shape.ignored else 0, shape.vocabulary
+    return Extent(rows - 1, item, targets, shape.tokens, shape.step, shape.batch, steps, values=values)
 
 
 def frame_source(parts: Parts, seed: int) -> Source:

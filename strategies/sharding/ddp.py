@@ -18,6 +18,6 @@ def in_torch(parts: Parts) -> Parts:
 
 
 def in_jax(parts: Parts) -> Parts:
-    from strategies.sharding import on_jax
+    from strategies.sharding.on_jax import by_rows, dividing
 
-    return on_jax.ddp(parts)
+    return replace(parts, **dividing(parts, by_rows))

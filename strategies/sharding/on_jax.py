@@ -15,7 +15,6 @@ may stand beside a loop that has some, unless one needs what the other gives: se
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,8 +25,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from harness import IGNORED, Parts, tree
-from strategies.sharding.shares import chosen, in_order
-from strategies.sharding.tensor_parallel import COLUMNS, ROWS
+from strategies.sharding.shares import chosen
 
 AXIS = "ranks"
 Size = tuple[int, ...]
@@ -180,10 +178,11 @@ def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
 def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
     """Sum the loss, and the gradients of parameters that every rank holds whole: what is divided is summed."""
 
-    return over_devices(parts, loss, grads, {name for name, grad, size in _leaves(parts, grads) if grad.shape == size})
+    return over_devices(parts, loss, grads, {name for name, grad, size in leaves(parts, grads) if grad.shape == size})
 
 
-def _leaves(parts: Parts, grads: Any) -> list[tuple[str, Any, Size]]:
+def leaves(parts: Parts, grads: Any) -> list[tuple[str, Any, Size]]:
+    """Give each gradient with its dotted name and the whole size of its parameter."""
     whole = sizes(parts)
     return [(name, grad, whole[name]) for name, grad in tree.leaves(grads)]
 
@@ -273,176 +272,3 @@ def gathered(inner: Callable[..., Any]) -> Callable[..., Any]:
         return inner(parts, tree.mapped(whole, params, sized(parts, params)))
 
     return gather
-
-
-# The strategies
-
-
-def ddp(parts: Parts) -> Parts:
-    """Hold everything on every device, and divide the rows of the batch."""
-    return replace(parts, **dividing(parts, by_rows))
-
-
-def fsdp(parts: Parts) -> Parts:
-    """Hold a part of every matrix, and make those of a block whole within the scan over the layers."""
-    inner_draw, inner_grad = parts.draw, parts.grad
-
-    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
-        value = inner_draw(parts, name, shape, deviation)
-        return divided(parts, name, value) if divisible(name, shape) and not lies_divided(value) else value
-
-    def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
-        size_of, block_, loss_, embed_ = sizes(parts), parts.block, parts.loss, parts.embed
-
-        def whole(name: str, part: Any) -> Any:
-            rows = size_of[name][rows_axis(name)]
-            return part if part.ndim < 2 or len(part) == rows else all_gather(parts, part)[:rows]
-
-        def block(parts: Parts, p: Any, x_BTD: Any) -> Any:
-            def of_parts(p: Any, x_BTD: Any) -> Any:
-                return block_(parts, {name: whole(f"layers.{name}", part) for name, part in p.items()}, x_BTD)
-
-            return jax.checkpoint(of_parts, policy=all_but_whole, prevent_cse=False)(p, x_BTD)
-
-        def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
-            if takes_rows(loss_):
-                return loss_(parts, x_BTD, w_VD, y_BT)
-            x_BTD, w_VD = in_turn(x_BTD, w_VD) if parts.ranks > 1 else (x_BTD, w_VD)
-            return loss_(parts, x_BTD, whole("embed", w_VD), y_BT)
-
-        def embed(parts: Parts, params: Any, x_BT: Any) -> Any:
-            w_VD = params["embed"]
-            return embed_(parts, {**params, "embed": w_VD if takes_rows(embed_) else whole("embed", w_VD)}, x_BT)
-
-        return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
-
-    return replace(parts, draw=draw, grad=grad, gather=gathered(parts.gather), **dividing(parts, by_rows))
-
-
-def takes_rows(part: Any) -> bool:
-    """Say whether a part takes the rows that this rank holds, see `vocabulary_parallel_loss`."""
-    return getattr(part, "over_vocabulary", False)
-
-
-def all_but_whole(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Save what a block would save, but for parameters made whole: gathered, and what was filled up cut off."""
-    return primitive.name not in ("all_gather", "slice")
-
-
-def zero1(parts: Parts) -> Parts:
-    """Hold a part of the moments of every matrix; sum its gradient into parts, and gather what they moved."""
-    inner_init, inner_update = parts.init, parts.update
-    share = dividing(parts, by_rows)["share"]
-
-    def init(parts: Parts, source: Any = None) -> Any:
-        inner_draw = parts.draw
-
-        def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
-            value = inner_draw(parts, name, shape, deviation)
-            return divided(parts, name, value) if divisible(name, shape) and not lies_divided(value) else value
-
-        state = inner_init(replace(parts, draw=draw), source)
-        return {**state, "params": parts.gather(parts, state["params"])}
-
-    def reduce(parts: Parts, loss: Any, grads: Any) -> Any:
-        names = {name for name, grad, size in _leaves(parts, grads) if grad.shape == size}
-        cut = {name for name, _, size in _leaves(parts, grads) if name in names and divisible(name, size)}
-        loss, grads = over_devices(parts, loss, grads, names - cut)
-        before = [loss, *(grad for name, grad in tree.leaves(grads) if name not in cut)]
-
-        def in_parts(name: str, grad: Any) -> Any:
-            if name not in cut or parts.ranks == 1:
-                return grad
-            axis = rows_axis(name)
-            whole = filled(after(grad, *before), -(-grad.shape[axis] // parts.ranks) * parts.ranks, axis)
-            return summed_part(parts, whole, axis)
-
-        return loss, tree.mapped(in_parts, tree.names(grads), grads)
-
-    def update(parts: Parts, state: Any, grads: Any) -> Any:
-        params = state["params"]
-        whole = tree.mapped(lambda p, g: p.shape == g.shape, params, grads)
-
-        def own(name: str, param: Any, whole: bool) -> Any:
-            return param if whole else own_piece(parts, param, rows_axis(name))
-
-        def joined(name: str, part: Any, size: Size, whole: bool) -> Any:
-            if whole:
-                return part
-            return all_gather(parts, part, rows_axis(name))[tuple(map(slice, size))]
-
-        names = tree.names(params)
-        moved = inner_update(parts, {**state, "params": tree.mapped(own, names, params, whole)}, grads)
-        return {**moved, "params": tree.mapped(joined, names, moved["params"], sized(parts, params), whole)}
-
-    reduce.over_ranks = True  # type: ignore[attr-defined]
-    return replace(parts, init=init, share=share, reduce=reduce, update=update, gather=gathered(parts.gather))
-
-
-def sequence_parallel(parts: Parts) -> Parts:
-    """Divide the tokens of every row; around attention, exchange them for all tokens of some heads."""
-    inner = parts.mix
-
-    def exchanging(attend: Any, parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
-        if (heads := q_BTHK.shape[2]) % parts.ranks:
-            raise ValueError(
-                f"sequence_parallel gives each of {parts.ranks} ranks as many of {heads} heads: "
-                "take a divisor, or ring_attention"
-            )
-        if k_BTGK.shape[2] % parts.ranks:  # each rank needs the keys of its own heads
-            k_BTGK, v_BTGK = (jnp.repeat(x, heads // x.shape[2], 2) for x in (k_BTGK, v_BTGK))
-        q, k, v = (exchanged(parts, x, 2, 1) for x in (q_BTHK, k_BTGK, v_BTGK))
-        return exchanged(parts, attend(parts, q, k, v), 1, 2)
-
-    def mix(parts: Parts, p: Any, x_BTD: Any) -> Any:
-        return inner(replace(parts, attend=partial(exchanging, parts.attend)), p, x_BTD)
-
-    return replace(parts, mix=mix, positions=positions_by(in_order), **dividing(parts, tokens_by(in_order)))
-
-
-KEYS = ("wk", "wv")
-"""Matrices that are divided only where there are enough heads of keys and values."""
-
-
-def tensor_parallel(parts: Parts) -> Parts:
-    """Hold some heads of attention and some columns of the feed part; sum what each adds to the tokens of all."""
-    inner_draw, inner_mix, inner_feed = parts.draw, parts.mix, parts.feed
-
-    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
-        value = inner_draw(parts, name, shape, deviation)
-        short = name.removeprefix("layers.")
-        if short == name or lies_divided(value):
-            return value
-        if short.removeprefix("b") in KEYS and parts.shape.key_heads % parts.ranks:
-            return value
-        if short.removeprefix("b") in COLUMNS:
-            return divided(parts, name, value, axis=len(shape) - 1)
-        return divided(parts, name, value) if short in ROWS else value
-
-    def added(parts: Parts, inner: Callable[..., Any], p: Any, x_BTD: Any, out: str) -> Any:
-        """Sum what the ranks add; a bias is added by each, and so in parts."""
-        if getattr(parts.share, "fineness", 0) > 0:
-            raise ValueError("tensor_parallel needs the same tokens on all ranks: leave out what divides the batch")
-        bias = {f"b{out}": p[f"b{out}"] / parts.ranks} if f"b{out}" in p else {}
-        return over_ranks(parts, inner(parts, {**p, **bias}, x_BTD))
-
-    def mix(parts: Parts, p: Any, x_BTD: Any) -> Any:
-        shape, ranks = parts.shape, parts.ranks
-        if shape.heads % ranks:
-            raise ValueError(f"tensor_parallel: {shape.heads} heads cannot be divided among {ranks} ranks")
-        own = {"heads": shape.heads // ranks, "head_width": shape.head, "kv_heads": shape.key_heads // ranks}
-        if shape.key_heads % ranks:
-            if ranks % shape.key_heads:
-                raise ValueError(f"tensor_parallel: {ranks} ranks cannot share {shape.key_heads} heads of keys")
-            start = own_rank(parts) * shape.key_heads // ranks * shape.head
-            held = [name for name in p if name.removeprefix("b") in KEYS]
-            p = p | {name: lax.dynamic_slice_in_dim(p[name], start, shape.head, -1) for name in held}
-            own["kv_heads"] = 1
-        small = replace(parts, shape=shape.model_copy(update=own))
-        return added(small, inner_mix, p, x_BTD, "wo")
-
-    def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
-        return added(parts, inner_feed, p, x_BTD, "down")
-
-    gather = gathered(parts.gather)
-    return replace(parts, draw=draw, mix=mix, feed=feed, gather=gather, **dividing(parts, for_all))

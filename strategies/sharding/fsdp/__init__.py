@@ -1,0 +1,22 @@
+"""Hold a part of every parameter, gradient and moment on each rank; pay three transfers of all parameters in a step.
+
+A block's parameters are made whole before it runs and dropped after, made whole again, one by one, in the backward
+pass, and their gradients are summed into the parts at once. Peak of a rank: 16 / R bytes per parameter, one whole block
+or the embedding or head, and the activations of its rows. Vectors (norms, biases) stay whole. Under a checkpoint the
+parameters come with the recomputation. (ZeRO, stage 3: Rajbhandari et al., 2020, arXiv:1910.02054; Zhao et al.,
+"PyTorch FSDP", 2023, arXiv:2304.11277.)
+"""
+
+from harness import Parts
+
+
+def in_torch(parts: Parts) -> Parts:
+    from strategies.sharding.fsdp.on_torch import fsdp
+
+    return fsdp(parts)
+
+
+def in_jax(parts: Parts) -> Parts:
+    from strategies.sharding.fsdp.on_jax import fsdp
+
+    return fsdp(parts)

@@ -1,0 +1,99 @@
+"""Parameters in parts, in torch: whole while a function runs, and made whole again for its backward pass."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from harness import Parts, tree
+from strategies.sharding.on_torch import Size, by_rows, dividing, joined, own_part, sized, sizes, summed_part
+
+
+def fsdp(parts: Parts) -> Parts:
+    """Hold a part of every parameter that has rows, and make those of a block whole around it."""
+    inner_draw, inner_grad, inner_gather = parts.draw, parts.grad, parts.gather
+
+    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Tensor:
+        value = inner_draw(parts, name, shape, deviation)
+        return own_part(value) if len(shape) > 1 and value.shape == shape else value
+
+    def grad(parts: Parts, state: Any, x: Tensor, y: Tensor) -> Any:
+        size_of, block_, loss_, embed_ = sizes(parts), parts.block, parts.loss, parts.embed
+
+        def block(parts: Parts, p: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
+            whole = _Whole()
+            p = {name: whole.of(value, size_of[name]) for name, value in p.items()}
+            return whole.during(block_, parts, p, x_BTD)
+
+        def loss(parts: Parts, x_BTD: Tensor, w_VD: Tensor, y_BT: Tensor) -> Tensor:
+            whole = _Whole()
+            return whole.during(loss_, parts, x_BTD, whole.of(w_VD, size_of["embed"]), y_BT)
+
+        def embed(parts: Parts, params: Any, x_BT: Tensor) -> Tensor:
+            return embed_(parts, {**params, "embed": _Whole().of(params["embed"], size_of["embed"])}, x_BT)
+
+        return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
+
+    def gather(parts: Parts, params: Any) -> Any:
+        def made(value: Tensor, size: Size) -> Tensor:
+            return joined(value.detach(), size) if _is_part(value, size) else value
+
+        return inner_gather(parts, tree.mapped(made, params, sized(parts, params)))
+
+    return replace(parts, draw=draw, grad=grad, gather=gather, **dividing(parts, by_rows))
+
+
+def _is_part(value: Tensor, size: Size) -> bool:
+    return len(size) > 1 and value.dim() == 1
+
+
+class _Joined(torch.autograd.Function):
+    """A tensor made whole of its parts; its gradient is summed into them."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, size: Size) -> Tensor:
+        return joined(part, size)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return summed_part(grad), None
+
+
+class _Whole:
+    """Parameters that are whole while a function runs; autograd saves of them the parts, and makes them whole again.
+
+    `made` knows by their storage what they were made of. Where something else decides what is saved (a checkpoint,
+    offloading), that is left to it.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[int, tuple[Tensor, Size]] = {}
+
+    def of(self, value: Tensor, size: Size) -> Tensor:
+        """Make a parameter whole, if it is a part."""
+        if not _is_part(value, size):
+            return value
+        whole: Tensor = _Joined.apply(value, size)
+        self.made[whole.untyped_storage()._cdata] = value.detach(), size
+        return whole
+
+    def during(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Call a function that uses them."""
+        if not self.made or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            return function(*args)
+        with saved_tensors_hooks(self._pack, _unpack):
+            return function(*args)
+
+    def _pack(self, value: Tensor) -> Any:
+        found = self.made.get(value.untyped_storage()._cdata)
+        return value if found is None else (*found, value.size(), value.stride(), value.storage_offset())
+
+
+def _unpack(packed: Any) -> Tensor:
+    if isinstance(packed, Tensor):
+        return packed
+    part, size, *view = packed
+    return joined(part, size).as_strided(*view)

@@ -1,0 +1,21 @@
+"""Hold the tokens of a part of the context on each rank, and all tokens of some heads in attention; pay four exchanges.
+
+Each rank has T / R consecutive tokens of every row. Around attention an exchange gives it all tokens of H / R heads, so
+that any attention runs inside. Peak of a rank: the activations of its tokens; parameters, gradients and moments whole.
+The heads must be a multiple of the ranks; shared heads of keys and values are repeated where they are fewer.
+(DeepSpeed-Ulysses: Jacobs et al., 2023, arXiv:2309.14509.)
+"""
+
+from harness import Parts
+
+
+def in_torch(parts: Parts) -> Parts:
+    from strategies.sharding.sequence_parallel.on_torch import sequence_parallel
+
+    return sequence_parallel(parts)
+
+
+def in_jax(parts: Parts) -> Parts:
+    from strategies.sharding.sequence_parallel.on_jax import sequence_parallel
+
+    return sequence_parallel(parts)

@@ -1,0 +1,26 @@
+"""Hold some heads and some inner columns of every layer on each rank; pay four sums of all activations in each layer.
+
+The weights of queries, keys, values and of the feed's inner width are parted by columns, those behind them by rows;
+each rank computes its share for the whole batch, and the shares are summed. Peak of a rank: 16 / R bytes per parameter
+of the layers, 1 / R of what attention and feed save; hidden states, norms, embedding and head are whole, and so is the
+batch. The heads must be multiples of the ranks. It does not go with what divides the batch. (Megatron-LM: Shoeybi et
+al., 2019, arXiv:1909.08053.)
+"""
+
+from harness import Parts
+
+COLUMNS, ROWS = ("wq", "wk", "wv", "gate", "up"), ("wo", "down")
+DIM = {**dict.fromkeys(COLUMNS, 1), **dict.fromkeys((f"b{name}" for name in COLUMNS), 0), **dict.fromkeys(ROWS, 0)}
+"""The dimension by which a parameter of a layer is parted."""
+
+
+def in_torch(parts: Parts) -> Parts:
+    from strategies.sharding.tensor_parallel.on_torch import tensor_parallel
+
+    return tensor_parallel(parts)
+
+
+def in_jax(parts: Parts) -> Parts:
+    from strategies.sharding.tensor_parallel.on_jax import tensor_parallel
+
+    return tensor_parallel(parts)

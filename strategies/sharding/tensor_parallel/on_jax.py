@@ -1,0 +1,58 @@
+"""Layers in columns and rows, in JAX."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from jax import lax
+
+from harness import Parts
+from strategies.sharding.on_jax import Size, divided, dividing, for_all, gathered, lies_divided, over_ranks, own_rank
+from strategies.sharding.tensor_parallel import COLUMNS, ROWS
+
+KEYS = ("wk", "wv")
+"""Matrices that are divided only where there are enough heads of keys and values."""
+
+
+def tensor_parallel(parts: Parts) -> Parts:
+    """Hold some heads of attention and some columns of the feed part; sum what each adds to the tokens of all."""
+    inner_draw, inner_mix, inner_feed = parts.draw, parts.mix, parts.feed
+
+    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+        value = inner_draw(parts, name, shape, deviation)
+        short = name.removeprefix("layers.")
+        if short == name or lies_divided(value):
+            return value
+        if short.removeprefix("b") in KEYS and parts.shape.key_heads % parts.ranks:
+            return value
+        if short.removeprefix("b") in COLUMNS:
+            return divided(parts, name, value, axis=len(shape) - 1)
+        return divided(parts, name, value) if short in ROWS else value
+
+    def added(parts: Parts, inner: Callable[..., Any], p: Any, x_BTD: Any, out: str) -> Any:
+        """Sum what the ranks add; a bias is added by each, and so in parts."""
+        if getattr(parts.share, "fineness", 0) > 0:
+            raise ValueError("tensor_parallel needs the same tokens on all ranks: leave out what divides the batch")
+        bias = {f"b{out}": p[f"b{out}"] / parts.ranks} if f"b{out}" in p else {}
+        return over_ranks(parts, inner(parts, {**p, **bias}, x_BTD))
+
+    def mix(parts: Parts, p: Any, x_BTD: Any) -> Any:
+        shape, ranks = parts.shape, parts.ranks
+        if shape.heads % ranks:
+            raise ValueError(f"tensor_parallel: {shape.heads} heads cannot be divided among {ranks} ranks")
+        own = {"heads": shape.heads // ranks, "head_width": shape.head, "kv_heads": shape.key_heads // ranks}
+        if shape.key_heads % ranks:
+            if ranks % shape.key_heads:
+                raise ValueError(f"tensor_parallel: {ranks} ranks cannot share {shape.key_heads} heads of keys")
+            start = own_rank(parts) * shape.key_heads // ranks * shape.head
+            held = [name for name in p if name.removeprefix("b") in KEYS]
+            p = p | {name: lax.dynamic_slice_in_dim(p[name], start, shape.head, -1) for name in held}
+            own["kv_heads"] = 1
+        small = replace(parts, shape=shape.model_copy(update=own))
+        return added(small, inner_mix, p, x_BTD, "wo")
+
+    def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
+        return added(parts, inner_feed, p, x_BTD, "down")
+
+    gather = gathered(parts.gather)
+    return replace(parts, draw=draw, mix=mix, feed=feed, gather=gather, **dividing(parts, for_all))

@@ -1,0 +1,68 @@
+"""Layers in columns and rows, in torch."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness import Parts, tree
+from strategies.sharding.on_torch import Size, all_gather, dividing, filled, for_all, over_ranks, sized
+from strategies.sharding.tensor_parallel import DIM
+
+
+def tensor_parallel(parts: Parts) -> Parts:
+    """Hold some heads of attention and some columns of the feed part; sum what each adds to the tokens of all."""
+    inner_draw, inner_mix, inner_feed, inner_gather = parts.draw, parts.mix, parts.feed, parts.gather
+
+    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Tensor:
+        value, R, dim = inner_draw(parts, name, shape, deviation), dist.get_world_size(), _dim(name)
+        if dim is None:
+            return value
+        if value.shape != shape:
+            raise ValueError("tensor_parallel parts what another strategy has parted already: leave out one of the two")
+        size = -(-shape[dim] // R)  # columns of nothing add nothing, and stay nothing
+        return filled(value, size * R, dim, 0).chunk(R, dim)[dist.get_rank()].clone()
+
+    def mix(parts: Parts, p: Any, x_BTD: Tensor) -> Tensor:
+        return over_ranks(inner_mix(_of_own_heads(parts), _on_first(p, "bwo"), x_BTD))
+
+    def feed(parts: Parts, p: Any, x_BTD: Tensor) -> Tensor:
+        return over_ranks(inner_feed(parts, _on_first(p, "bdown"), x_BTD))
+
+    def gather(parts: Parts, params: Any) -> Any:
+        def made(name: str, value: Tensor, size: Size) -> Tensor:
+            dim = _dim(name)
+            if dim is None or value.shape == size:
+                return value
+            whole = all_gather(value.detach().movedim(dim, 0)).movedim(0, dim)
+            return torch.narrow(whole, dim, 0, size[dim])
+
+        return inner_gather(parts, tree.mapped(made, tree.names(params), params, sized(parts, params)))
+
+    return replace(parts, draw=draw, mix=mix, feed=feed, gather=gather, **dividing(parts, for_all))
+
+
+def _dim(name: str) -> int | None:
+    """Give the dimension by which a parameter is parted."""
+    return DIM.get(name.rpartition(".")[2]) if name.startswith("layers.") else None
+
+
+def _on_first(p: Any, bias: str) -> Any:
+    """Let one rank add what is to be added once."""
+    return {**p, bias: p[bias] * float(dist.get_rank() == 0)} if bias in p else p
+
+
+def _of_own_heads(parts: Parts) -> Parts:
+    """Tell the layer how many heads this rank has; raise ValueError where they cannot be divided."""
+    shape, R = parts.shape, dist.get_world_size()
+    if getattr(parts.share, "fineness", 0) > 0:
+        raise ValueError("tensor_parallel needs the whole batch on every rank: leave out what divides the batch")
+    if shape.heads % R or shape.key_heads % R:
+        raise ValueError(
+            f"tensor_parallel gives each of {R} ranks as many of {shape.heads} heads and of {shape.key_heads} for "
+            "keys and values: take a divisor of both"
+        )
+    heads = {"heads": shape.heads // R, "kv_heads": shape.key_heads // R, "head_width": shape.head}
+    return replace(parts, shape=shape.model_copy(update=heads))

@@ -1,0 +1,21 @@
+"""Hold the moments of a part of every parameter on each rank; pay a transfer of all parameters after each step.
+
+The gradients are summed into parts, one after the other, each rank updates its part of every parameter, and the parts
+are put together again. Peak of a rank: 8 + 8 / R bytes per parameter in float32 under AdamW while the gradients are
+whole, and the activations of its rows. An optimizer that looks at a whole matrix (Muon, Adafactor) sees a part of it,
+which is another answer. (ZeRO, stage 1: Rajbhandari et al., 2020, arXiv:1910.02054.)
+"""
+
+from harness import Parts
+
+
+def in_torch(parts: Parts) -> Parts:
+    from strategies.sharding.zero1.on_torch import zero1
+
+    return zero1(parts)
+
+
+def in_jax(parts: Parts) -> Parts:
+    from strategies.sharding.zero1.on_jax import zero1
+
+    return zero1(parts)

@@ -1,0 +1,74 @@
+"""Moments in parts, in JAX: gradients are summed into parts, and what they moved is gathered."""
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Parts, tree
+from strategies.sharding.on_jax import (
+    Size,
+    after,
+    all_gather,
+    by_rows,
+    divided,
+    dividing,
+    divisible,
+    filled,
+    gathered,
+    leaves,
+    lies_divided,
+    over_devices,
+    own_piece,
+    rows_axis,
+    sized,
+    summed_part,
+)
+
+
+def zero1(parts: Parts) -> Parts:
+    """Hold a part of the moments of every matrix; sum its gradient into parts, and gather what they moved."""
+    inner_init, inner_update = parts.init, parts.update
+    share = dividing(parts, by_rows)["share"]
+
+    def init(parts: Parts, source: Any = None) -> Any:
+        inner_draw = parts.draw
+
+        def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+            value = inner_draw(parts, name, shape, deviation)
+            return divided(parts, name, value) if divisible(name, shape) and not lies_divided(value) else value
+
+        state = inner_init(replace(parts, draw=draw), source)
+        return {**state, "params": parts.gather(parts, state["params"])}
+
+    def reduce(parts: Parts, loss: Any, grads: Any) -> Any:
+        names = {name for name, grad, size in leaves(parts, grads) if grad.shape == size}
+        cut = {name for name, _, size in leaves(parts, grads) if name in names and divisible(name, size)}
+        loss, grads = over_devices(parts, loss, grads, names - cut)
+        before = [loss, *(grad for name, grad in tree.leaves(grads) if name not in cut)]
+
+        def in_parts(name: str, grad: Any) -> Any:
+            if name not in cut or parts.ranks == 1:
+                return grad
+            axis = rows_axis(name)
+            whole = filled(after(grad, *before), -(-grad.shape[axis] // parts.ranks) * parts.ranks, axis)
+            return summed_part(parts, whole, axis)
+
+        return loss, tree.mapped(in_parts, tree.names(grads), grads)
+
+    def update(parts: Parts, state: Any, grads: Any) -> Any:
+        params = state["params"]
+        whole = tree.mapped(lambda p, g: p.shape == g.shape, params, grads)
+
+        def own(name: str, param: Any, whole: bool) -> Any:
+            return param if whole else own_piece(parts, param, rows_axis(name))
+
+        def joined(name: str, part: Any, size: Size, whole: bool) -> Any:
+            if whole:
+                return part
+            return all_gather(parts, part, rows_axis(name))[tuple(map(slice, size))]
+
+        names = tree.names(params)
+        moved = inner_update(parts, {**state, "params": tree.mapped(own, names, params, whole)}, grads)
+        return {**moved, "params": tree.mapped(joined, names, moved["params"], sized(parts, params), whole)}
+
+    reduce.over_ranks = True  # type: ignore[attr-defined]
+    return replace(parts, init=init, share=share, reduce=reduce, update=update, gather=gathered(parts.gather))
