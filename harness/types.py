@@ -217,8 +217,8 @@ their order, each epoch being the same windows; or altogether."""
 class Extent:
     """The sizes of a source, known before any of it is read: what a prediction of host memory is made from.
 
-    `rows` is n, the bytes are those of one row as stored (of the targets 0 where they are a view of the inputs), `steps`
-    the batches that will be read, and `values` how many values a token may have, 0 where that is not known.
+    `rows` is n, the bytes are those of one row as stored (of the targets 0 where they are a view of the inputs),
+    `steps` the batches that will be read, and `values` how many values a token may have, 0 where that is not known.
     """
 
     rows: int
