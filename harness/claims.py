@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 from harness.judge import Row, Table
 from harness.records import Claim, Record
+from harness.suite import VERDICT_ROUNDS
 
 DEEPEST = 40
-ENOUGH_ROUNDS = 3
-"""Times of fewer rounds decide no claim, as they decide no verdict on speed."""
 RANKS = "ranks"
 """The keyword that chooses among rows of one label, where they ran on several numbers of ranks."""
 GIB = 1 << 30
@@ -293,11 +292,11 @@ def fits(table: Table, where: Where) -> bool:
 
 
 class _Evaluation:
-    """Evaluate one expression at one comparison; `rounds` is the least of any time in it."""
+    """Evaluate one expression at one comparison; `rounds` is the least of any time in what is being compared."""
 
     def __init__(self, tables: Sequence[Table], where: Where) -> None:
         self.tables, self.where = tables, where
-        self.rounds = ENOUGH_ROUNDS
+        self.rounds = VERDICT_ROUNDS
         self.rows: list[Row] = []
         self.told: list[str] = []
 
@@ -307,19 +306,17 @@ class _Evaluation:
         try:
             for each in comparisons:
                 assert isinstance(each, ast.Compare)
+                self.rounds = VERDICT_ROUNDS
                 terms = [self.value(term) for term in (each.left, *each.comparators)]
                 links = list(zip(each.ops, terms, terms[1:], strict=False))
-                found = [_compared(*link) for link in links]
+                few = self.rounds < VERDICT_ROUNDS
+                found = [None if few else _compared(*link) for link in links]
                 held += found
-                self.told.append(_told(links, found))
+                self.told.append(_told(links, found) + few * f" (rounds: {self.rounds}, and {VERDICT_ROUNDS} decide)")
         except Unknown as reason:
             return _Found("untested", str(reason), tuple(self.rows))
-        told = " and ".join(self.told)
-        if self.rounds < ENOUGH_ROUNDS:
-            few = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
-            return _Found("inconclusive", f"{told}, by {few}: {ENOUGH_ROUNDS} decide", tuple(self.rows))
         verdict = "refuted" if False in held else "inconclusive" if None in held else "verified"
-        return _Found(verdict, told, tuple(self.rows))
+        return _Found(verdict, " and ".join(self.told), tuple(self.rows))
 
     def value(self, node: ast.expr) -> Interval | str:
         if isinstance(node, ast.Constant):

@@ -18,8 +18,6 @@ import pytest
 from harness import cli, records
 from harness.records import Case, Record, Slot
 
-pytestmark = pytest.mark.alone
-
 HARNESS = [sys.executable, "-m", "harness.cli"]
 PARENT_LIMIT = 80 << 10
 """KiB that the process which only plans, starts workers and reports may hold at its peak."""

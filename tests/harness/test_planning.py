@@ -171,6 +171,7 @@ def test_advice_from_predictions_alone_ends_with_lines_to_paste(path: Path, tmp_
     assert len(again.groups[0].cases) == 2 and "bfloat16" in again.groups[0].cases[1].label
 
 
+@pytest.mark.slow
 def test_advice_is_measured_and_right(path: Path, tmp_path: Path) -> None:
     done = ran(tmp_path, "advise", str(path), "--budget", "24MiB")
     assert done.returncode == 0, done.stderr

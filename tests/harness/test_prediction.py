@@ -106,7 +106,9 @@ def test_each_phase_is_measured_as_predicted(name):
 # JAX
 
 
-@pytest.mark.parametrize("names", [PLAIN, CHECKPOINT], ids=["plain", "checkpoint"])
+@pytest.mark.parametrize(
+    "names", [pytest.param(PLAIN, marks=pytest.mark.slow), CHECKPOINT], ids=["plain", "checkpoint"]
+)
 def test_jax_measures_arguments_and_temporaries_and_outputs(names):
     (said,) = runner.run(task("predict", "jax/cpu", names, shape=SHORT_ROWS), 1, 120.0)
     (found,) = runner.run(task("memory", "jax/cpu", names, shape=SHORT_ROWS), 1, 120.0)
@@ -126,7 +128,7 @@ def test_the_phases_of_a_jax_run_are_predicted():
 # Both
 
 
-@pytest.mark.parametrize("place", ["torch/cpu", "jax/cpu"])
+@pytest.mark.parametrize("place", ["torch/cpu", pytest.param("jax/cpu", marks=pytest.mark.slow)])
 def test_a_checkpoint_saves_in_truth_what_it_was_said_to(place):
     said = predicted(place, PLAIN).predicted_peak_bytes - predicted(place, CHECKPOINT).predicted_peak_bytes
     saved = measured(place, PLAIN).peak_host_bytes - measured(place, CHECKPOINT).peak_host_bytes

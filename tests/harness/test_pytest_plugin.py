@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.alone
 SUITE = """
 title: Small
 workload: decoder

@@ -18,8 +18,6 @@ import pytest
 from harness import Extent, Parts, Place, Source, Windows, plugins
 from harness.workloads import rows
 
-pytestmark = pytest.mark.alone
-
 STRATEGIES = plugins.load().strategies
 SAME = {
     "preallocated_batches": {},
@@ -356,6 +354,7 @@ class Slow:
         return took
 
 
+@pytest.mark.alone
 def test_a_thread_overlaps_with_the_consumer():
     slow = Slow()
     parts = with_strategies("prefetch_thread")
@@ -380,6 +379,7 @@ np.lib.stride_tricks.as_strided = lambda *given, **more: as_strided(*given, **mo
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", PROCESSES)
 def test_workers_overlap_with_the_consumer(name, tmp_path, monkeypatch):
     """Workers are told to gather slowly by what every interpreter loads when it starts."""

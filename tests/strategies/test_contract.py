@@ -6,10 +6,12 @@ import sys
 import pytest
 
 from harness import Place, backends, contract, plugins
-from harness.worker.contract import IN_LAYERS, Contract
+from harness.worker.contract import Contract
 
 LOADED = plugins.load()
 KEPT = Contract(LOADED)
+SECOND = "temporal", "jax"
+OF_DATA = {"rows", "source", "windows", "order", "batches", "transfer"}
 COMPILED = {"compiled_block", "compiled_budget", "compiled_step"}
 """Each compiles for minutes on every workload; `test_compile.py` holds them to the decoder's answers at all times."""
 
@@ -24,14 +26,15 @@ def obstacle(name, workload, backend):
 def everywhere():
     """Every strategy on every workload and backend that takes it.
 
-    Slow are those that compile long: torch's compiler, and XLA for all of the hybrid network, unless for its scan.
+    Slow are those that compile long: torch's compiler, and XLA for the second workload of what is no strategy of data,
+    unless of its scan.
     """
     for name in sorted(LOADED.strategies):
         rewrites = set(LOADED.strategies[name].rewrites)
         for workload in LOADED.workloads:
             for backend in backends.NAMES:
-                hybrid = (workload, backend) == ("temporal", "jax") and rewrites & IN_LAYERS and "scan" not in rewrites
-                marks = [pytest.mark.slow] if name in COMPILED or hybrid else []
+                trains = not rewrites <= OF_DATA | {"scan"}
+                marks = [pytest.mark.slow] if name in COMPILED or (trains and (workload, backend) == SECOND) else []
                 if obstacle(name, workload, backend) is None:
                     yield pytest.param(name, workload, backend, marks=marks, id=f"{name}-{workload}-{backend}")
 

@@ -308,8 +308,12 @@ def test_updates_in_the_backward_pass_of_another_workload(backend, network):
     assert away(mine, its) < 1e-5
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
-@pytest.mark.parametrize("optimizer", ["adam_8bit", "adafactor", "muon", "sgd_momentum", "bfloat16_stochastic"])
+APART = ["adafactor", "bfloat16_stochastic", "adam_8bit", "muon", "sgd_momentum"]
+IN_BOTH = [("torch", name) for name in APART] + [("jax", name) for name in APART[:2]]
+MORE = [pytest.param("jax", name, marks=pytest.mark.slow) for name in APART[2:]]
+
+
+@pytest.mark.parametrize(("backend", "optimizer"), IN_BOTH + MORE)
 def test_they_go_with_every_optimizer_that_treats_tensors_apart(backend, optimizer):
     mine, _, _ = trained(backend, optimizer, "update_in_backward", steps=3)
     its, _, _ = trained(backend, optimizer, steps=3)

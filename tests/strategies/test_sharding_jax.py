@@ -57,7 +57,7 @@ def asked(question: str, *told: object) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("ranks", TOGETHER)
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_strategy_and_their_compositions_train_as_one_device_does(ranks):
     found = asked("answers", ranks, [*ALONE, *TOGETHER[ranks]])
     bound = {name: LOWER if "bfloat16" in name else EXACT for name in found}

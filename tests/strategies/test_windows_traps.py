@@ -16,8 +16,6 @@ import pytest
 from harness import Extent, Parts, Place, Source, plugins
 from harness.workloads.rows import plain_windows
 
-pytestmark = pytest.mark.alone
-
 STRATEGIES = {
     name: found
     for name, found in plugins.load().strategies.items()
