@@ -9,6 +9,7 @@ that is gone, should its keeper be gone as well. Only processes of the same user
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ PAUSE_SECONDS = 0.02
 
 _kept: dict[int, int] = {}
 """The pipe of the keeper of a process: of this one, not of one that it was forked from."""
+_starting = threading.Lock()
 
 
 def mark() -> str:
@@ -27,16 +29,21 @@ def mark() -> str:
 
 
 def start() -> None:
-    """Start the keeper of this process, once."""
-    if os.getpid() in _kept:
-        return
+    """Start the keeper of this process, once, whichever threads ask for it."""
+    with _starting:
+        if os.getpid() not in _kept:
+            _kept[os.getpid()] = _started()
+
+
+def _started() -> int:
+    """Start a keeper and return the end of the pipe that holds it."""
     end, hold = os.pipe()
     command = [sys.executable, "-I", "-S", __file__, mark()]
     quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
     pid = os.posix_spawn(sys.executable, command, {}, file_actions=[(os.POSIX_SPAWN_DUP2, end, 0), *quiet], setsid=True)
     os.close(end)
     os.waitpid(pid, 0)  # it leaves a child of its own behind, which is nobody's
-    _kept[os.getpid()] = hold
+    return hold
 
 
 def sweep() -> list[int]:

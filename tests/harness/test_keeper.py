@@ -66,6 +66,21 @@ def test_what_a_worker_started_in_a_session_of_its_own_ends_with_the_harness(end
     assert within(1.0, lambda: not alive(child))
 
 
+def test_threads_that_start_it_at_once_start_one() -> None:
+    program = """
+import pathlib, threading
+from harness import keeper
+at_once = threading.Barrier(8)
+threads = [threading.Thread(target=lambda: (at_once.wait(), keeper.start())) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+words = [path.read_bytes().split(bytes(1)) for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")]
+print(sum(keeper.mark().encode() in each for each in words))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+
+
 def test_a_sweep_ends_what_is_of_no_living_harness_and_nothing_else() -> None:
     def sleeper(mark: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(["sleep", "300"], env={**os.environ, keeper.VARIABLE: mark})

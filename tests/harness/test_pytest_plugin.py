@@ -1,6 +1,7 @@
 """Suites as tests of pytest-benchmark, run as another project runs them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,10 @@ def harness_strategies():
 
 def run_pytest(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "error", "-rA", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }  # of the tests around it
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
