@@ -14,6 +14,9 @@ from typing import Any
 
 from harness import Objective, Parts, Strategy, hookimpl
 
+HALF = 0.5
+"""The probability of a target from which on its difference to 1 is formed first."""
+
 
 # Not named on_torch and on_jax: importing a submodule of that name would replace the function.
 def in_torch(parts: Parts, rows: int = 1024, tile: int = 4096) -> Parts:

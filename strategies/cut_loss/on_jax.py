@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from harness import IGNORED, Objective
+from strategies.cut_loss import HALF
 
 Array = jax.Array
 PLAIN = Objective()
-HALF = 0.5  # the probability of a target from which on its difference to 1 is formed first
 
 
 def cut_loss(x_BTD: Array, w_VD: Array, y_BT: Array, rows: int, tile: int, objective: Objective = PLAIN) -> Array:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from harness import IGNORED, Objective
+from strategies.cut_loss import HALF
 
-HALF = 0.5  # the probability of a target from which on its difference to 1 is formed first
 PLAIN = Objective()
 
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from harness import IGNORED, Objective
+from strategies.fused_loss import HALF
 
 Array = jax.Array
 PLAIN = Objective()
-HALF = 0.5  # the probability of a target from which on its difference to 1 is formed first
 
 
 def chunk_rows(V: int, gradient_bytes: int) -> int:
@@ -92,43 +92,18 @@ def _loss_and_gradients(
         y_n = jnp.pad(y_n, (0, padding), constant_values=ignore_index)
     matmul = partial(jnp.matmul, preferred_element_type=wide)
     w = w_VD.astype(dtype)
-    smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
-    apart = x_BTD.dtype == w_VD.dtype == wide and not cap
+    apart = x_BTD.dtype == w_VD.dtype == wide and not objective.soft_cap
 
     def body(carry: tuple[Array, Any], rows: tuple[Array, Array]) -> tuple[tuple[Array, Any], Any]:
         loss, dw_VD = carry
         x_CD, y_C = rows[0].astype(dtype), rows[1]
         counts_C = y_C != ignore_index
         target_C = jnp.where(counts_C, y_C, 0)
-        z_CV = matmul(x_CD, w.T)
-        if cap:
-            z_CV = cap * jnp.tanh(z_CV / cap)
-        top_C = z_CV.max(1)
-        exp_CV = jnp.exp(z_CV - top_C[:, None])
-        total_C = exp_CV.sum(1)
-        lse_C = top_C + jnp.log(total_C)
-        picked_C = jnp.take_along_axis(z_CV, target_C[:, None], axis=1)[:, 0]
-        losses_C = top_C - picked_C + jnp.log(total_C)
-        if smoothing:
-            losses_C += smoothing * (picked_C - z_CV.mean(1))
-        if weight:
-            losses_C += weight * jnp.square(lse_C)
-        loss = loss + jnp.where(counts_C, losses_C, 0).sum()
+        losses_C, g_CV, rest_C = _differentiated(matmul(x_CD, w.T), target_C, counts_C, objective, apart)
+        loss = loss + losses_C.sum()
         if not gradients:
             return (loss, None), None
-        # Compared with an iota, not scattered: XLA fuses it all into one pass over the logits.
-        hit_CV = lax.broadcasted_iota(target_C.dtype, z_CV.shape, 1) == target_C[:, None]
-        g_CV = exp_CV / total_C[:, None]  # exp(z - lse) would round the log-sum-exp first
-        if weight:
-            g_CV *= 1 + 2 * weight * lse_C[:, None]
-        unsure_C = jnp.exp(picked_C - top_C) <= HALF * total_C
-        rest_C = jnp.where(apart & counts_C & unsure_C, 1 - smoothing, 0).astype(wide)
-        g_CV -= (1 - smoothing - rest_C)[:, None] * hit_CV
-        if smoothing:
-            g_CV -= smoothing / V
-        if cap:
-            g_CV *= 1 - jnp.square(z_CV / cap)
-        g_CV = jnp.where(counts_C[:, None], g_CV, 0).astype(dtype)
+        g_CV = g_CV.astype(dtype)
         dw_VD, dx_CD = dw_VD + matmul(g_CV.T, x_CD), matmul(g_CV, w)
         if apart:
             dw_VD = dw_VD.at[target_C].add(-rest_C[:, None] * x_CD)
@@ -142,3 +117,38 @@ def _loss_and_gradients(
     if gradients:
         dx = dx.reshape(-1, D)[:n].reshape(x_BTD.shape)
     return loss / count, count, dx, dw_VD
+
+
+def _differentiated(
+    z_CV: Array, target_C: Array, counts_C: Array, objective: Objective, apart: bool
+) -> tuple[Array, Array, Array]:
+    """Return the losses of logits, 0 where ignored, their gradients, and what is still to be subtracted at each target.
+
+    The last is nothing, unless it may be done `apart`. What is not used is not computed: all of it is compiled.
+    """
+    smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
+    if cap:
+        z_CV = cap * jnp.tanh(z_CV / cap)
+    top_C = z_CV.max(1)
+    exp_CV = jnp.exp(z_CV - top_C[:, None])
+    total_C = exp_CV.sum(1)
+    lse_C = top_C + jnp.log(total_C)
+    picked_C = jnp.take_along_axis(z_CV, target_C[:, None], axis=1)[:, 0]
+    losses_C = top_C - picked_C + jnp.log(total_C)
+    if smoothing:
+        losses_C += smoothing * (picked_C - z_CV.mean(1))
+    if weight:
+        losses_C += weight * jnp.square(lse_C)
+    g_CV = exp_CV / total_C[:, None]  # exp(z - lse) would round the log-sum-exp first
+    if weight:
+        g_CV *= 1 + 2 * weight * lse_C[:, None]
+    unsure_C = jnp.exp(picked_C - top_C) <= HALF * total_C
+    rest_C = jnp.where(apart & counts_C & unsure_C, 1 - smoothing, 0).astype(z_CV.dtype)
+    # Compared with an iota, not scattered: XLA fuses it all into one pass over the logits.
+    hit_CV = lax.broadcasted_iota(target_C.dtype, z_CV.shape, 1) == target_C[:, None]
+    g_CV -= (1 - smoothing - rest_C)[:, None] * hit_CV
+    if smoothing:
+        g_CV -= smoothing / z_CV.shape[1]
+    if cap:
+        g_CV *= 1 - jnp.square(z_CV / cap)
+    return jnp.where(counts_C, losses_C, 0), jnp.where(counts_C[:, None], g_CV, 0), rest_C

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from harness import IGNORED, Objective
+from strategies.fused_loss import HALF
 
 TILE = 4096  # rows of the weight per 16-bit product; its scratch is 6 D TILE bytes
 STAGES = 4  # parts of a chunk that needs another buffer, one at a time; many small ones would wait at more barriers
-HALF = 0.5  # the probability of a target from which on its difference to 1 is formed first
 PLAIN = Objective()
 
 

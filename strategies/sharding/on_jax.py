@@ -247,6 +247,16 @@ def divided(parts: Parts, name: str, value: Any, axis: int | None = None) -> Any
     return laid(parts, value, axis) if parts.ranks > 1 else value
 
 
+def drawn_divided(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a `draw` that divides every matrix of more than one row, unless another strategy has divided it."""
+
+    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+        value = inner(parts, name, shape, deviation)
+        return divided(parts, name, value) if divisible(name, shape) and not lies_divided(value) else value
+
+    return draw
+
+
 def laid(parts: Parts, value: Any, axis: int | None) -> Any:
     """Put an array on all devices, divided along a dimension or whole on each."""
     row = jax.make_mesh((parts.ranks,), (AXIS,), devices=jax.devices()[: parts.ranks])

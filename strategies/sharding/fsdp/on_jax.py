@@ -7,15 +7,12 @@ import jax
 
 from harness import Parts
 from strategies.sharding.on_jax import (
-    Size,
     all_gather,
     by_rows,
-    divided,
     dividing,
-    divisible,
+    drawn_divided,
     gathered,
     in_turn,
-    lies_divided,
     rows_axis,
     sizes,
 )
@@ -23,11 +20,7 @@ from strategies.sharding.on_jax import (
 
 def fsdp(parts: Parts) -> Parts:
     """Hold a part of every matrix, and make those of a block whole within the scan over the layers."""
-    inner_draw, inner_grad = parts.draw, parts.grad
-
-    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
-        value = inner_draw(parts, name, shape, deviation)
-        return divided(parts, name, value) if divisible(name, shape) and not lies_divided(value) else value
+    inner_grad = parts.grad
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
         size_of, block_, loss_, embed_ = sizes(parts), parts.block, parts.loss, parts.embed
@@ -54,7 +47,8 @@ def fsdp(parts: Parts) -> Parts:
 
         return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
 
-    return replace(parts, draw=draw, grad=grad, gather=gathered(parts.gather), **dividing(parts, by_rows))
+    draw, gather = drawn_divided(parts.draw), gathered(parts.gather)
+    return replace(parts, draw=draw, grad=grad, gather=gather, **dividing(parts, by_rows))
 
 
 def takes_rows(part: Any) -> bool:

@@ -9,13 +9,12 @@ from strategies.sharding.on_jax import (
     after,
     all_gather,
     by_rows,
-    divided,
     dividing,
     divisible,
+    drawn_divided,
     filled,
     gathered,
     leaves,
-    lies_divided,
     over_devices,
     own_piece,
     rows_axis,
@@ -30,13 +29,7 @@ def zero1(parts: Parts) -> Parts:
     share = dividing(parts, by_rows)["share"]
 
     def init(parts: Parts, source: Any = None) -> Any:
-        inner_draw = parts.draw
-
-        def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
-            value = inner_draw(parts, name, shape, deviation)
-            return divided(parts, name, value) if divisible(name, shape) and not lies_divided(value) else value
-
-        state = inner_init(replace(parts, draw=draw), source)
+        state = inner_init(replace(parts, draw=drawn_divided(parts.draw)), source)
         return {**state, "params": parts.gather(parts, state["params"])}
 
     def reduce(parts: Parts, loss: Any, grads: Any) -> Any:
