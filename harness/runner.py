@@ -74,9 +74,11 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
             str(folder / "task.json"),
             str(folder / "result.jsonl"),
         ]
-        with scratch.refusing(), ExitStack() as files, _starting:
-            (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")
-            out, err = (files.enter_context(open(folder / name, "wb")) for name in ("stdout", "stderr"))
+        with ExitStack() as files:
+            with scratch.refusing():
+                (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")
+                out, err = (files.enter_context(open(folder / name, "wb")) for name in ("stdout", "stderr"))
+            files.enter_context(_starting)
             process = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
             )

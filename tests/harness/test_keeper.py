@@ -23,18 +23,7 @@ child = subprocess.Popen(["sleep", "300"], env={**os.environ, keeper.VARIABLE: k
 print(child.pid, flush=True)
 time.sleep(float(sys.argv[1]))
 """
-SUITE = """
-title: As small as it gets
-workload: decoder
-places: [torch/cpu]
-corpus: zipf
-tokenizer: bytes
-shape: {layers: 1, width: 32, heads: 2, vocabulary: 300, batch: 1, tokens: 96}
-strategies: [checkpoint]
-rounds: 1
-warmup: 1
-steps: 3
-"""
+ROUNDS = "rounds: 1\nwarmup: 1\nsteps: 3\n"
 KILLS = int(os.environ.get("HARNESS_KILLS", "2"))
 """How often the harness is killed in all; `HARNESS_KILLS=50` for the whole proof."""
 RESUMES = 5
@@ -100,8 +89,8 @@ def test_a_sweep_ends_what_is_of_no_living_harness_and_nothing_else() -> None:
             process.wait()
 
 
-def test_pressing_ctrl_c_twice_ends_at_once_without_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(SUITE)
+def test_pressing_ctrl_c_twice_ends_at_once_without_a_traceback(smallest: str, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(smallest + ROUNDS)
     listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = [sys.executable, "-c", f"{listening}; from harness.cli import main; main()", "run", "small.yaml"]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -122,8 +111,8 @@ def carriers() -> list[int]:
     return [pid for pid, mark in marks.items() if mark and mark != keeper.mark() and not keeper._over(pid)]
 
 
-def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(SUITE)
+def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(smallest: str, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(smallest + ROUNDS)
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "harness.cli", "run", "small.yaml", "--results"]
     chance = random.Random(7)
