@@ -1,7 +1,7 @@
 """A model of your own, in torch: `harness run examples/own_model.yaml --plugin examples/own_torch_model.py`."""
 
 from harness import hookimpl
-from harness.workloads.own import Sizes, of_torch
+from harness.workloads.user_model import Sizes, of_torch
 
 
 class MySizes(Sizes):

@@ -1,8 +1,21 @@
 """Compare memory strategies: a plugin author's whole world."""
 
-from harness.hooks import hookimpl
-from harness.objective import Objective
-from harness.types import IGNORED, Extent, Held, Parts, Place, Source, Strategy, Windows, Workload
+from typing import TYPE_CHECKING, Any
+
+from harness.contract.data import IGNORED, Extent, Held, Source, Windows
+from harness.contract.hooks import hookimpl
+from harness.contract.objective import Objective
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.strategy import Strategy
+from harness.contract.toolkit import optimizers, rows_on_disk
+from harness.contract.toolkit import trees as tree
+from harness.contract.toolkit.rows_on_disk import RowsOnDisk
+from harness.contract.workload import Workload
+
+if TYPE_CHECKING:
+    from harness.contract import plugins
+    from harness.workloads.user_model import of_jax, of_torch
 
 __all__ = [
     "IGNORED",
@@ -11,10 +24,30 @@ __all__ = [
     "Objective",
     "Parts",
     "Place",
+    "RowsOnDisk",
     "Source",
     "Strategy",
     "Windows",
     "Workload",
     "hookimpl",
+    "of_jax",
+    "of_torch",
+    "optimizers",
+    "plugins",
+    "rows_on_disk",
+    "tree",
 ]
 __version__ = "0.4.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import what a strategy does not need when it is asked for."""
+    if name in ("of_torch", "of_jax"):
+        from harness.workloads import user_model
+
+        return getattr(user_model, name)
+    if name == "plugins":
+        from harness.contract import plugins
+
+        return plugins
+    raise AttributeError(f"module 'harness' has no attribute {name!r}")

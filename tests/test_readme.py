@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import plugins, suite
+from harness.contract import plugins
+from harness.suite import reader
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,7 +25,7 @@ def test_the_tables_are_those_of_the_results(document: str, tmp_path: Path) -> N
     text = (ROOT / document).read_text(encoding="utf-8")
     copy = tmp_path / document
     copy.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "harness.cli", "report", str(ROOT / "results"), "--into", str(copy)]
+    command = [sys.executable, "-m", "harness", "report", str(ROOT / "results"), "--into", str(copy)]
     command += ["--documents", str(ROOT / "suites" / "claims.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -39,7 +40,7 @@ def test_the_picture_is_that_of_the_results(tmp_path: Path) -> None:
     """Its marks and their figures; where letters stand is up to the fonts of a machine."""
     (name,) = re.findall(r"\]\(results/pictures/(.*?)\.svg\)", README)
     suite_name, _, chart = name.partition("-")
-    command = [sys.executable, "-m", "harness.cli", "report", str(ROOT / "results" / suite_name)]
+    command = [sys.executable, "-m", "harness", "report", str(ROOT / "results" / suite_name)]
     done = subprocess.run([*command, "--pictures", str(tmp_path), "-k", chart], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     shown, drawn = (
@@ -64,7 +65,7 @@ def test_the_suite_is_valid_as_shown(tmp_path: Path) -> None:
     (folder / "try.yaml").write_text(text, encoding="utf-8")
     (folder / "my_text").mkdir()
     (folder / "my_text" / "a.txt").write_text("text", encoding="utf-8")
-    plan = suite.read(folder / "try.yaml", plugins.load())
+    plan = reader.read(folder / "try.yaml", plugins.load())
     assert [case.label for case in plan.groups[0].cases] == [
         "baseline",
         "nothing",
@@ -77,5 +78,5 @@ def test_the_suite_is_valid_as_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", re.findall(r"^harness (\w+)", README, re.MULTILINE))
 def test_the_verbs_are_there(command: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "harness.cli", command, "--help"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "harness", command, "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

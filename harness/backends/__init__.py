@@ -25,8 +25,6 @@ from glob import glob
 from importlib.util import find_spec
 from types import ModuleType
 
-NAMES = ("torch", "jax")
-DEVICES = ("cpu", "cuda")
 PROCESS_PER_RANK = ("torch",)
 """Backends whose ranks are processes; those of the others are the devices of one process."""
 

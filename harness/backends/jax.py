@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from harness import tree
 from harness.backends import Unavailable
-from harness.backends.jax_work import work
-from harness.types import Parts, Place
-from harness.work import Forecast
-from harness.workloads import devices
+from harness.backends.jax_flops import work
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.toolkit import mesh, trees
+from harness.records.roofline import Forecast
 
 _LIBRARY_RESULT = re.compile(r"%ynn_fusion[.\d]* = b?f(\d+)\[([\d,]+)\]")
 
@@ -87,7 +87,7 @@ def _prepared_at_first(parts: Parts) -> Callable[..., Any]:
         nonlocal compiled
         if compiled is None:
             compiled = jax.jit(_divided(parts, state, x, y), donate_argnums=0)
-        return compiled(jax.tree.map(partial(devices.on_each, parts.ranks), state), x, y)
+        return compiled(jax.tree.map(partial(mesh.on_each, parts.ranks), state), x, y)
 
     return step
 
@@ -107,7 +107,7 @@ def _divided(parts: Parts, state: Any, x: Any, y: Any) -> Callable[..., Any]:
     each = partial(
         jax.shard_map,
         partial(parts.step, parts),
-        mesh=devices.row(parts.ranks),
+        mesh=mesh.row(parts.ranks),
         in_specs=(went_in, PartitionSpec(), PartitionSpec()),
         check_vma=False,  # a rank that sums over all has what it gave differentiated as its own
     )
@@ -124,13 +124,13 @@ def _comes_out(ranks: int, before: Any, after: Any) -> PartitionSpec:
     """Say how an array lies that a device made in the place of one, from the sizes of both."""
     spec = (*_spec(before), *(None for _ in before.shape))
     whole = tuple(size // ranks if name else size for size, name in zip(before.shape, spec, strict=False))
-    smaller = (name or (devices.AXIS if a < b else None) for name, a, b in zip(spec, after.shape, whole, strict=False))
+    smaller = (name or (mesh.AXIS if a < b else None) for name, a, b in zip(spec, after.shape, whole, strict=False))
     return PartitionSpec(*smaller)
 
 
 def _on_row(ranks: int, shapes: Any) -> Any:
     """Describe arrays that lie on several devices: divided as their types say, or else whole on each."""
-    on_row = partial(NamedSharding, devices.row(ranks))
+    on_row = partial(NamedSharding, mesh.row(ranks))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_row(_spec(leaf))), shapes)
 
 
@@ -263,7 +263,7 @@ def agreed(flag: bool) -> bool:
 def arrays(values: Any) -> dict[str, tuple[Any, str]]:
     """Copy each leaf to numpy, bfloat16 widened exactly to float32, with the name of its own dtype."""
     found: dict[str, tuple[Any, str]] = {}
-    for name, leaf in tree.leaves(values):
+    for name, leaf in trees.leaves(values):
         if leaf is None:
             found[name] = (None, "")
             continue

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from harness.work import Operations, gathered
+from harness.records.roofline import Operations, gathered
 
 VIEWS = {"reshape", "broadcast_in_dim", "squeeze", "expand_dims", "iota", "stop_gradient"}
 GATHERS = {"gather", "dynamic_slice", "slice"}

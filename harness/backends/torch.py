@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from harness import tree
 from harness.backends import Unavailable
-from harness.types import Parts, Place
-from harness.work import Forecast
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.toolkit import trees
+from harness.records.roofline import Forecast
 
 EAGER = True
 """Whether a step can be resolved into phases while it runs."""
@@ -164,7 +165,7 @@ def predict(
     The tensors are those of the CPU for every place, so that a GPU can be predicted where there is none; only the
     rounding of its allocator is added.
     """
-    from harness.backends.live_storage import CUDA_BLOCK, run
+    from harness.backends.torch_memory import CUDA_BLOCK, run
 
     with pretended(ranks):
         return run(build, batch, held, steps, CUDA_BLOCK if place.device == "cuda" else 1)
@@ -198,7 +199,7 @@ def agreed(flag: bool) -> bool:
 def arrays(values: Any) -> dict[str, tuple[Any, str]]:
     """Copy each leaf to numpy, bfloat16 widened exactly to float32, with the name of its own dtype."""
     found: dict[str, tuple[Any, str]] = {}
-    for name, leaf in tree.leaves(values):
+    for name, leaf in trees.leaves(values):
         if leaf is None:
             found[name] = (None, "")
             continue

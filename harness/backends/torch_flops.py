@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from harness.work import Operations, gathered
+from harness.records.roofline import Operations, gathered
 
 aten = torch.ops.aten
 GATHERS = {aten.embedding, aten.index, aten.gather, aten.index_select}

@@ -9,6 +9,7 @@ asks for the value of a number (is all of it finite? which step is this?) it is 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.backends.torch_work import Work
-from harness.instruments import metered
-from harness.train import training
-from harness.types import Parts, replace
-from harness.work import Forecast
+from harness.backends.torch_flops import Work
+from harness.contract.instruments import metered
+from harness.contract.loop import training
+from harness.contract.parts import Parts
+from harness.records.roofline import Forecast
 
 CUDA_BLOCK = 512
 """The CUDA caching allocator rounds every request up to this many bytes."""

@@ -9,36 +9,30 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness import advise as advising
-from harness import (
-    campaign,
-    changes,
-    claims,
-    cluster,
-    contract,
-    doctor,
-    documents,
-    judge,
-    planner,
-    plugins,
-    records,
-    suite,
-)
-from harness import fit as limits
-from harness.progress import Watcher, counted
-from harness.report import (
-    advice,
-    changed,
-    charts,
-    checkups,
-    findings,
-    foresight,
-    insert,
-    reading,
-)
-from harness.report.reading import Results
-from harness.report.whole import Report
-from harness.sizes import SizeError, size
+from harness.cli.progress import Watcher, counted
+from harness.contract import plugins
+from harness.machine.checkups import keep
+from harness.records import store
+from harness.report import advise as advice
+from harness.report import charts, insert
+from harness.report import check as findings
+from harness.report import compare as changed
+from harness.report import doctor as checkups
+from harness.report import plan as foresight
+from harness.report.fit import fits
+from harness.report.report import Report
+from harness.report.results import Results, read
+from harness.run import cluster, session
+from harness.suite import reader, schema
+from harness.suite.plan import Plan, selected
+from harness.suite.units import SizeError, size
+from harness.verbs import advise as advising
+from harness.verbs import check as contract
+from harness.verbs import compare as changes
+from harness.verbs import doctor
+from harness.verbs import fit as limits
+from harness.verbs.plan import Machine, of_plan, remedies, this_machine, with_budget
+from harness.verdicts import claims, documents, judge
 
 app = typer.Typer(
     help="Compare memory strategies: what each costs, what it saves, and whether the answer is still right.",
@@ -54,9 +48,9 @@ PluginOption = Annotated[list[str] | None, typer.Option("--plugin", help="A plug
 SuiteArgument = Annotated[Path, typer.Argument(metavar="SUITE", help="A suite: a YAML file.")]
 
 REFUSALS = (
-    suite.SuiteError,
+    schema.SuiteError,
     plugins.PluginError,
-    records.StoreError,
+    store.StoreError,
     insert.InsertError,
     claims.ClaimError,
     changes.ConditionError,
@@ -89,11 +83,11 @@ def run(
 ) -> None:
     """Measure every case of a suite and print the tables. Run it again to resume after an interruption."""
     loaded = plugins.load(tuple(plugin or ()))
-    plan = suite.selected(suite.read(path, loaded), place, only)
-    options = campaign.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes, try_all)
+    plan = selected(reader.read(path, loaded), place, only)
+    options = session.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes, try_all)
     with Watcher(err) as watcher:
         if address is None:
-            written = campaign.run(plan, loaded, options, watcher)
+            written = session.run(plan, loaded, options, watcher)
         else:
             written = cluster.run(address, plan, loaded, options, watcher)
     out.print(Report(tuple(_read([written])), loaded).markdown(plan.suite.title), end="")
@@ -118,12 +112,12 @@ def plan(
 ) -> None:
     """Predict every case of a suite without running any: its peak, whether it fits, the time of a step."""
     names, loaded = tuple(plugin or ()), plugins.load(tuple(plugin or ()))
-    chosen = suite.selected(suite.read(path, loaded), place, only)
-    chosen = planner.with_budget(chosen, size(budget) if budget else None)
+    chosen = selected(reader.read(path, loaded), place, only)
+    chosen = with_budget(chosen, size(budget) if budget else None)
     machine = _machine(chosen, memory, gpu_memory)
     with counted(err, "predicted", len(chosen.cases)) as tell:
-        groups = planner.of_plan(chosen, loaded, names, machine, lambda case: tell())
-    helps = [planner.remedies(rows, chosen, loaded, names, machine) for rows in groups]
+        groups = of_plan(chosen, loaded, names, machine, lambda case: tell())
+    helps = [remedies(rows, chosen, loaded, names, machine) for rows in groups]
     out.print(foresight.plan(groups, helps), end="")
 
 
@@ -144,12 +138,12 @@ def fit(
     failed.
     """
     names, loaded = tuple(plugin or ()), plugins.load(tuple(plugin or ()))
-    chosen = suite.selected(suite.read(path, loaded), place, only)
-    cache = campaign.cache_folder()
-    known = planner.Machine() if predict_only else planner.this_machine(chosen.suite.places, cache)
+    chosen = selected(reader.read(path, loaded), place, only)
+    cache = session.cache_folder()
+    known = Machine() if predict_only else this_machine(chosen.suite.places, cache)
     search = limits.Search(chosen, loaded, names, over, cache, lambda text: err.print(text), known)
     written, rows = limits.run(search, [size(text) for text in budget], results, predict_only)
-    out.print(foresight.fits(rows), end="")
+    out.print(fits(rows), end="")
     err.print(f"records: {written}")
 
 
@@ -174,20 +168,20 @@ def advise(
     names, loaded = tuple(plugin or ()), plugins.load(tuple(plugin or ()))
     for kind in allow or []:
         if kind not in advising.KINDS:
-            raise suite.SuiteError(f"--allow: there is no answer '{kind}'{plugins.nearest(kind, advising.KINDS)}")
-    chosen = suite.selected(suite.read(path, loaded), place, only)
-    chosen = planner.with_budget(chosen, size(budget) if budget else None)
-    options = campaign.Options(results, names)
+            raise schema.SuiteError(f"--allow: there is no answer '{kind}'{plugins.nearest(kind, advising.KINDS)}")
+    chosen = selected(reader.read(path, loaded), place, only)
+    chosen = with_budget(chosen, size(budget) if budget else None)
+    options = session.Options(results, names)
     machine = _machine(chosen, memory, gpu_memory)
     with Watcher(err) as watcher:
         found = advising.advise(chosen, loaded, options, machine, allow or (), everything, predict_only, watcher)
     out.print(advice.text(found), end="")
 
 
-def _machine(chosen: suite.Plan, memory: str | None, gpu_memory: str | None) -> planner.Machine:
+def _machine(chosen: Plan, memory: str | None, gpu_memory: str | None) -> Machine:
     """Describe the machine that cases are held against: this one, with what the command line says instead."""
-    here = planner.this_machine(chosen.suite.places, campaign.cache_folder())
-    return planner.Machine(
+    here = this_machine(chosen.suite.places, session.cache_folder())
+    return Machine(
         size(memory) if memory else here.host_bytes,
         size(gpu_memory) if gpu_memory else here.device_bytes,
         here.rates,
@@ -253,7 +247,7 @@ def compare(
     before, after = ([record for each in _read([path]) for record in each.records] for path in (old, new))
     found = changes.compare(judge.judge(before), judge.judge(after))
     if not any(change.figure != "missing" for change in found):
-        raise records.StoreError(f"'{old}' and '{new}' have no case in common: compare two runs of one suite")
+        raise store.StoreError(f"'{old}' and '{new}' have no case in common: compare two runs of one suite")
     out.print(changed.text(found, changes.differences(before, after), everything), end="")
     failing = [change for change in found if any(condition.met(change) for condition in conditions)]
     if failing:
@@ -263,10 +257,10 @@ def compare(
 
 def _read(paths: list[Path]) -> list[Results]:
     """Read the newest results below paths; tell of lines that are no records."""
-    files = [file for path in paths for file in records.newest(path)]
+    files = [file for path in paths for file in store.newest(path)]
     if not files:
-        raise records.StoreError(f"there are no results in '{paths[0]}': run a suite first")
-    return reading.read(files, lambda problem: err.print(f"warning: {problem}"))
+        raise store.StoreError(f"there are no results in '{paths[0]}': run a suite first")
+    return read(files, lambda problem: err.print(f"warning: {problem}"))
 
 
 @app.command("doctor")
@@ -278,7 +272,7 @@ def doctor_(
     loaded = plugins.load(tuple(plugin or ()))
     checkup = doctor.examine(loaded, lambda text: err.print(text), noise)
     out.print(checkups.text(checkup), end="")
-    doctor.keep(checkup, campaign.cache_folder())
+    keep(checkup, session.cache_folder())
     if any(calibration.good is False for calibration in checkup.calibrations):
         raise typer.Exit(1)
 

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from harness import campaign
 from harness.records import Case, Record, Slot
+from harness.run import session
 
 
-class Watcher(campaign.Progress):
+class Watcher(session.Progress):
     """Show how far a run is: a bar on a terminal, a line for each task elsewhere."""
 
     def __init__(self, console: Console) -> None:

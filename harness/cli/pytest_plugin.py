@@ -44,7 +44,9 @@ class SuiteFile(pytest.File):
     _worse: dict[str, list[str]]
 
     def collect(self) -> Iterable[pytest.Item]:
-        from harness import changes, plugins, suite
+        from harness.contract import plugins
+        from harness.suite import reader, schema
+        from harness.verbs import compare
 
         if not self.config.pluginmanager.hasplugin("benchmark"):
             raise self.CollectError(
@@ -53,12 +55,12 @@ class SuiteFile(pytest.File):
         try:
             self.names = tuple(self.config.getoption("--harness-plugin"))
             self.loaded = plugins.load(self.names)
-            self.plan = suite.read(self.path, self.loaded)
+            self.plan = reader.read(self.path, self.loaded)
             conditions = self.config.getoption("--harness-fail-on") or FAIL_ON
-            self.conditions = [changes.Condition.parse(each) for each in conditions]
+            self.conditions = [compare.Condition.parse(each) for each in conditions]
             if any(condition.figure == "missing" for condition in self.conditions):
-                raise changes.ConditionError("a case that is missing has no test to fail: use `harness compare` for it")
-        except (plugins.PluginError, suite.SuiteError, changes.ConditionError) as error:
+                raise compare.ConditionError("a case that is missing has no test to fail: use `harness compare` for it")
+        except (plugins.PluginError, schema.SuiteError, compare.ConditionError) as error:
             raise self.CollectError(str(error)) from None
         varying = _varying([group.baseline.shape for group in self.plan.groups])
         for group in self.plan.groups:
@@ -75,12 +77,14 @@ class SuiteFile(pytest.File):
 
         What cannot be measured for a reason that a user can mend fails every test with that reason.
         """
-        from harness import claims, records, suite
+        from harness.records import store
+        from harness.suite import schema
+        from harness.verdicts import claims
 
         if self._rows is None and self._refusal is None:
             try:
                 self._rows = {row.case.digest(): row for row in self._measure()}
-            except (suite.SuiteError, claims.ClaimError, records.StoreError) as error:
+            except (schema.SuiteError, claims.ClaimError, store.StoreError) as error:
                 self._refusal = str(error)
         if self._rows is None:
             pytest.fail(self._refusal or "", pytrace=False)
@@ -91,37 +95,40 @@ class SuiteFile(pytest.File):
         return self._worse.get(case.digest(), [])
 
     def _measure(self) -> Iterator[Any]:
-        from harness import campaign, judge, records
+        from harness.records import store
+        from harness.run import session
+        from harness.verdicts import judge
 
         mine = (item for item in self.session.items if isinstance(item, CaseTest) and item.parent is self)
         wanted = {item.case.digest() for item in mine}
         rounds = self.config.getoption("--harness-rounds")
         folder = Path(self.config.getoption("--harness-results"))
-        options = campaign.Options(folder, self.names, rounds, fresh=True)
+        options = session.Options(folder, self.names, rounds, fresh=True)
         before = self._earlier()
-        path = campaign.run(
-            self.plan.having(lambda case: case.digest() in wanted), self.loaded, options, campaign.Progress()
+        path = session.run(
+            self.plan.having(lambda case: case.digest() in wanted), self.loaded, options, session.Progress()
         )
-        tables = judge.judge(records.read(path)[0])
+        tables = judge.judge(store.read(path)[0])
         self._worse = self._compared(before, tables)
         for table in tables:
             yield from table.rows
 
     def _earlier(self) -> Sequence[Any] | None:
         """Judge earlier results, before new ones can take their place."""
-        from harness import judge, records
+        from harness.records import store
+        from harness.verdicts import judge
 
         against = self.config.getoption("--harness-against")
         if against is None:
             return None
-        found = [record for file in records.newest(Path(against)) for record in records.read(file)[0]]
+        found = [record for file in store.newest(Path(against)) for record in store.read(file)[0]]
         return judge.judge(found)
 
     def _compared(self, before: Sequence[Any] | None, after: Sequence[Any]) -> dict[str, list[str]]:
-        from harness import changes
+        from harness.verbs import compare
 
         worse: dict[str, list[str]] = {}
-        for change in changes.compare(before, after) if before is not None else ():
+        for change in compare.compare(before, after) if before is not None else ():
             if any(condition.met(change) for condition in self.conditions):
                 ratio = f" ({change.ratio:.2f} x)" if change.ratio is not None else ""
                 told = f"{change.figure} became worse: {change.before} before, {change.after} now{ratio}"
@@ -152,7 +159,7 @@ class Clock:
 
 def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
     """Give the benchmark the steps of a case and what else was found out; fail where it is wrong or became worse."""
-    from harness.judge import WRONG
+    from harness.verdicts.judge import WRONG
 
     case, clock, file = request.node.case, request.node.clock, request.node.parent
     row = file.row(case)

@@ -2,14 +2,16 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from harness.frames import FrameFile
-from harness.instruments import counted
-from harness.plugins import Plugins
+from harness.contract.data import FEEDS
+from harness.contract.instruments import counted
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.plugins import Plugins
 from harness.records import Case
-from harness.tokens import TokenFile
-from harness.types import FEEDS, Parts, Place, replace
+from harness.records.task import FrameFile, TokenFile
 
 Calls = Counter[tuple[str, str]]
 

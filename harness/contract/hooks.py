@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from harness.contract.strategy import Strategy
+    from harness.contract.workload import Workload
     from harness.records import Record, Task
-    from harness.types import Strategy, Workload
 
 hookspec = pluggy.HookspecMarker("harness")
 hookimpl = pluggy.HookimplMarker("harness")

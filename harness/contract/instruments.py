@@ -3,11 +3,13 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from harness.train import Meter
-from harness.types import ABSENT, Parts, Strategy, replace
+from harness.contract.loop import Meter
+from harness.contract.parts import ABSENT, Parts
+from harness.contract.strategy import Strategy
 
 
 def metered(parts: Parts, meter: Meter) -> Parts:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from harness.types import Parts
+from harness.contract.parts import Parts
 
 Phase = Callable[[str], AbstractContextManager[Any]]
 

@@ -14,8 +14,10 @@ from typing import TypeVar
 
 import pluggy
 
-from harness import backends, hooks
-from harness.types import PART_NAMES, Strategy, Workload
+from harness.contract import hooks, place
+from harness.contract.parts import PART_NAMES
+from harness.contract.strategy import Strategy
+from harness.contract.workload import Workload
 
 GROUP = "harness"
 T = TypeVar("T", Strategy, Workload)
@@ -142,9 +144,9 @@ def _refuse_unusable(item: object, kind: type, plugin: str) -> None:
             raise PluginError(
                 f"strategy '{name}' of plugin '{plugin}': `on` maps a backend to something that is not a callable"
             )
-        strange = [backend for backend in item.on if backend not in backends.NAMES]
+        strange = [backend for backend in item.on if backend not in place.NAMES]
         if strange:
-            hint = nearest(str(strange[0]), backends.NAMES)
+            hint = nearest(str(strange[0]), place.NAMES)
             raise PluginError(f"strategy '{name}' of plugin '{plugin}' is for the backend '{strange[0]}'{hint}")
         try:
             item.knobs  # noqa: B018 - reading them checks them

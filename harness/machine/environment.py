@@ -5,7 +5,8 @@ import os
 import subprocess
 from functools import cache
 
-from harness import backends, keeper
+from harness import backends
+from harness.machine import orphans
 from harness.records import Kind
 
 PASSED = [
@@ -50,7 +51,12 @@ def variables(kind: Kind, place: str, run_id: str, threads: int, budget: int | N
     env = {name: os.environ[name] for name in PASSED if name in os.environ}
     count = str(1 if kind in ("numerics", "reference", "contract") else threads)
     env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count)
-    env |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", RUN_VARIABLE: run_id, keeper.VARIABLE: keeper.mark()}
+    env |= {
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        RUN_VARIABLE: run_id,
+        orphans.VARIABLE: orphans.mark(),
+    }
     if kind == "memory":
         env |= PINS
     if backend == "jax":

@@ -57,7 +57,7 @@ def versions() -> dict[str, str]:
 @cache
 def commit() -> str:
     """Name the commit of the code that runs, with `-dirty` where it differs, or `unversioned` outside git."""
-    folder = Path(__file__).resolve().parent.parent
+    folder = Path(__file__).resolve().parents[2]
     try:
         head = _git(folder, "rev-parse", "--short=12", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--", "harness", "strategies", "suites")

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness import backends, environment, machine
-from harness.types import Place
+from harness import backends
+from harness.contract.place import Place
+from harness.machine import environment, facts
 
 
 def of_place(place: str, cache: Path, anew: bool = False) -> dict[str, Any] | None:
@@ -19,9 +20,9 @@ def of_place(place: str, cache: Path, anew: bool = False) -> dict[str, Any] | No
     at = Place.parse(place)
     if backends.absent(at.backend, at.device) is not None:
         return None
-    path = cache / f"rates-{machine.name()}.json"
+    path = cache / f"rates-{facts.name()}.json"
     known = _read(path)
-    key = f"{place} {machine.versions().get(at.backend, '')} {len(os.sched_getaffinity(0))} threads"
+    key = f"{place} {facts.versions().get(at.backend, '')} {len(os.sched_getaffinity(0))} threads"
     if anew or key not in known:
         found = measured(at)
         if found is None:
@@ -35,7 +36,7 @@ def of_place(place: str, cache: Path, anew: bool = False) -> dict[str, Any] | No
 def measured(place: Place) -> dict[str, Any] | None:
     """Measure in a process of its own; None where that fails."""
     env = environment.variables("time", str(place), "rates", len(os.sched_getaffinity(0)), None)
-    command = [sys.executable, "-m", "harness.worker.rates", place.backend, place.device]
+    command = [sys.executable, "-m", "harness.worker.throughput", place.backend, place.device]
     done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
         return dict(json.loads(done.stdout))

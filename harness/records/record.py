@@ -1,25 +1,15 @@
-"""What travels between processes and is kept: `Case`, `Task`, `Record`, and the JSONL file they end in."""
+"""What one attempt at one task showed: `Record`, and the values it is made of."""
 
-import hashlib
-import json
-import math
-import os
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from harness.frames import FrameFile
-from harness.numerics import Verdict
-from harness.tokens import TokenFile
-from harness.work import Operations
+from harness.records.case import Case, Claim, Value
+from harness.records.roofline import Operations
+from harness.records.task import Kind
 
 SCHEMA_VERSION = 1
-STAMP = "%Y%m%dT%H%M%SZ"
-"""How the time is written in the name of a file."""
-
 Status = Literal[
     "ok",
     "oom_budget",
@@ -33,114 +23,27 @@ Status = Literal[
     "invalid_output",
     "skipped_guard",
 ]
-Kind = Literal["predict", "reference", "numerics", "memory", "pilot", "time", "contract"]
-
 OPEN_STATUSES: frozenset[str] = frozenset({"killed_unknown", "unsupported", "skipped_guard"})
 """Statuses that a later run tries again; every other one is a result."""
+LADDER = ("bit_exact", "reassociated", "reordered", "lower_precision", "approximate", "diverged", "invalid")
 
 
-class Value(BaseModel):
-    """A frozen value that refuses unknown keys and coerced types."""
+@dataclass(frozen=True)
+class Verdict:
+    """A rung of the `LADDER` and what put the strategy there.
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
-    )
-
-
-class Applied(Value):
-    """A strategy with the knobs it was given; the knobs left out keep their defaults."""
-
-    name: str
-    knobs: dict[str, bool | int | float | str] = Field(default_factory=dict)
-
-    def __str__(self) -> str:
-        knobs = ", ".join(f"{key}={_knob_text(value)}" for key, value in self.knobs.items())
-        return f"{self.name}({knobs})" if knobs else self.name
-
-
-def _knob_text(value: bool | int | float | str) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-class Claim(Value):
-    """A sentence that somebody believes, and an expression over measured figures that decides it (`harness.claims`)."""
-
-    id: str = Field(min_length=1, max_length=64)
-    says: str = Field(min_length=1, max_length=1000)
-    that: str = Field(min_length=1, max_length=1000)
-    where: dict[str, bool | int | float | str] = Field(default_factory=dict)
-
-
-class Case(Value):
-    """One row of a comparison: a workload at a shape, in a place, with strategies applied left to right.
-
-    `ranks` are the processes (in JAX: the devices of one process) among which the strategies divide the run; the budget
-    is that of each.
+    `grad_error_ratio` is the strategy's error over the baseline's, `bias_ratio` the part of its error that
+    is a common scale, and `worst_ratio` the error ratio of `worst_tensor`, the one furthest into its bound.
+    They are None where nothing could be measured, or where the baseline makes no error to divide by.
     """
 
-    workload: str
-    shape: dict[str, Any]
-    place: str
-    corpus: str
-    tokenizer: str
-    strategies: tuple[Applied, ...] = ()
-    seed: int = 0
-    budget_bytes: int | None = None
-    ranks: int = Field(1, ge=1, le=1024)
-
-    @property
-    def label(self) -> str:
-        """The name of the row: the strategies joined by ` + `, or `baseline`; and on how many ranks, if several."""
-        return self.strategies_label + (f" on {self.ranks} ranks" if self.ranks > 1 else "")
-
-    @property
-    def strategies_label(self) -> str:
-        """The strategies joined by ` + `, or `baseline`."""
-        return " + ".join(map(str, self.strategies)) or "baseline"
-
-    @property
-    def plain(self) -> "Case":
-        """The case that this one is compared to: without strategies, in one process."""
-        return self.model_copy(update={"strategies": (), "ranks": 1})
-
-    @property
-    def group(self) -> str:
-        """A key that a case shares with those it is compared to: all but the strategies and their ranks."""
-        return self.plain.digest()
-
-    def digest(self, *versions: str) -> str:
-        """Hash the case with the versions of the code that runs it (SHA-256 of canonical JSON)."""
-        text = json.dumps([self.model_dump(mode="json"), *versions], sort_keys=True, allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-class Task(Value):
-    """All that a worker is told. `cases` holds one case, but for the predictor, which takes many.
-
-    `corpora` are the rows that each group of cases reads, None where the workload draws its own.
-    """
-
-    kind: Kind
-    cases: tuple[Case, ...]
-    run_id: str
-    parent: int
-    folder: str
-    corpora: dict[str, TokenFile | FrameFile | None] = Field(default_factory=dict)
-    plugins: tuple[str, ...] = ()
-    round: int = 0
-    repeat: int = 0
-    steps: int = 3
-    warmup: int = 1
-    reference: str | None = None
-
-    @property
-    def case(self) -> Case:
-        return self.cases[0]
-
-    @property
-    def corpus(self) -> TokenFile | FrameFile | None:
-        """The rows of the first case."""
-        return self.corpora.get(self.case.group)
+    verdict: str
+    grad_error_ratio: float | None
+    bias_ratio: float | None
+    worst_tensor: str | None
+    worst_ratio: float | None
+    warnings: tuple[str, ...]
+    reason: str
 
 
 class Phase(Value):
@@ -275,113 +178,3 @@ class Record(Value):
     versions: dict[str, str] = Field(default_factory=dict)
     commit: str = ""
     extra: dict[str, Any] = Field(default_factory=dict)
-
-
-class StoreError(Exception):
-    """A results file or folder that cannot be used, in one sentence."""
-
-
-def encoded(record: Record) -> bytes:
-    """Write a record as one line of JSON; raise ValueError for a figure that is not finite."""
-    return (json.dumps(record.model_dump(mode="json", exclude_defaults=True), allow_nan=False) + "\n").encode()
-
-
-def append(path: Path, record: Record) -> None:
-    """Write one record as one line, whole and synced; call it only under `locks.measuring`.
-
-    A torn last line of an earlier run is closed first, so that it cannot swallow this one.
-    """
-    data = encoded(record)
-    try:
-        new = not path.exists()
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                os.write(descriptor, b"\n")
-            written = os.write(descriptor, data)
-            if written != len(data):
-                raise StoreError(f"only {written} of {len(data)} bytes of a record fit into '{path}': make room")
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if new:
-            _sync_folder(path.parent)
-    except OSError as error:
-        raise StoreError(
-            f"a record cannot be written to '{path}' ({error.strerror}): make room or give rights"
-        ) from None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def read(path: Path) -> tuple[list[Record], list[str]]:
-    """Read the records of a file, and one sentence for each line that is not one."""
-    records: list[Record] = []
-    problems: list[str] = []
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise StoreError(f"results cannot be read from '{path}' ({error.strerror})") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = parse(line)
-        except ValueError as error:
-            problems.append(f"{path}:{number}: {error}")
-        else:
-            records.append(record)
-    return records, problems
-
-
-def next_file(folder: Path, commit: str) -> Path:
-    """Name the results of a run that begins now: by the time and the commit, and after all that are there.
-
-    So the newest file is the last one begun, even where the clock was set back.
-    """
-    now = datetime.now(UTC).replace(microsecond=0)
-    for file in folder.glob("*.jsonl"):
-        with suppress(ValueError):
-            now = max(now, datetime.strptime(file.name.split("-")[0], STAMP).replace(tzinfo=UTC) + timedelta(seconds=1))
-    return folder / f"{now:{STAMP}}-{commit}.jsonl"
-
-
-def newest(path: Path) -> list[Path]:
-    """Find the results below a path: the file itself, or the newest file of each folder."""
-    if not path.exists():
-        raise StoreError(f"there is no '{path}': name a results file or folder")
-    if path.is_file():
-        return [path]
-    by_folder = {file.parent: file for file in sorted(path.rglob("*.jsonl"))}
-    return [by_folder[folder] for folder in sorted(by_folder)]
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not finite")
-    return number
-
-
-def parse(line: bytes | str) -> Record:
-    """Read one record; raise ValueError with one sentence for anything else."""
-    try:
-        version = json.loads(line, parse_constant=_finite, parse_float=_finite).get("schema_version", SCHEMA_VERSION)
-    except (ValueError, AttributeError, RecursionError):
-        raise ValueError("this line is not a record (torn or edited); it is left out") from None
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise ValueError(f"this record has format {version!r}, newer than {SCHEMA_VERSION}: update the harness")
-    try:
-        return Record.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        shown = where.encode("unicode_escape").decode()[:100]
-        raise ValueError(f"this record has a wrong '{shown}' ({first['msg']}); it is left out") from None

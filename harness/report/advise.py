@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import yaml
 from tabulate import tabulate
 
-from harness.advise import Advice
-from harness.judge import Row
-from harness.planner import Foreseen, shortfall
-from harness.report.foresight import grid
+from harness.report.plan import grid
 from harness.report.table import escaped, heading, mib
-from harness.sizes import shown
+from harness.suite.units import shown
+from harness.verbs.advise import Advice
+from harness.verbs.plan import Foreseen, shortfall
+from harness.verdicts.judge import Row
 
 FRONT = 8
 """How many rows of the front are shown."""

@@ -1,6 +1,6 @@
 """The pictures of a report, each defined once: as SVG, as PNG, and within a page.
 
-They are altair charts made of the flat figures of rows (`harness.report.figures`).
+They are altair charts made of the flat figures of rows (`harness.report.export`).
 """
 
 import math
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.report.figures import Figures
-from harness.suite import CONTROL
+from harness.records.case import CONTROL
+from harness.report.export import Figures
 
 MIB = 1 << 20
 WIDTH, HEIGHT = 560, 320

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from harness.contract import Finding
+from harness.verbs.check import Finding
 
 
 def text(found: Sequence[Finding]) -> str:

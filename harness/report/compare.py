@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from harness.changes import BETTER, SAME, UNRESOLVED, WORSE, Change
 from harness.report.table import escaped, heading, mib
+from harness.verbs.compare import BETTER, SAME, UNRESOLVED, WORSE, Change
 
 HEADERS = ("case", "figure", "before", "after", "change", "verdict")
 ALIGNED = ("left", "left", "right", "right", "right", "left")

@@ -2,7 +2,7 @@
 
 from tabulate import tabulate
 
-from harness.doctor import Calibration, Checkup
+from harness.machine.checkups import Calibration, Checkup
 
 MIB = 1 << 20
 

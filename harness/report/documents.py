@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
-from harness.documents import Documents, Sentence
 from harness.report.table import escaped
+from harness.verdicts.documents import Documents, Sentence
 
 HEADERS = ("", "it says", "verdict", "measured", "suite")
 ORDER = ("verified", "in part", "refuted", "inconclusive", "untested")

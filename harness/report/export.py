@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from harness.judge import Row, Table
 from harness.report.table import heading
+from harness.verdicts.judge import Row, Table
 
 Figures = dict[str, Any]
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

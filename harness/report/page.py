@@ -5,11 +5,11 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from harness.claims import Answer
-from harness.documents import Documents, Sentence
 from harness.report import charts
-from harness.report.figures import Figures
-from harness.report.foresight import LIMITS, Limits
+from harness.report.export import Figures
+from harness.report.fit import LIMITS, Limits
+from harness.verdicts.claims import Answer
+from harness.verdicts.documents import Documents, Sentence
 
 BUNDLED = "window.vegaEmbed = vegaEmbed;"
 

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from harness import documents
-from harness.claims import Answer
-from harness.documents import Documents, Sentence
-from harness.plugins import Plugins
-from harness.records import StoreError
-from harness.report import charts, foresight, insert, page, sentences, table
-from harness.report.figures import Figures, as_csv, as_json, of_tables
-from harness.report.reading import Results
+from harness.contract.plugins import Plugins
+from harness.records.store import StoreError
+from harness.report import charts, fit, insert, page, table
+from harness.report import documents as sentences
+from harness.report.export import Figures, as_csv, as_json, of_tables
+from harness.report.results import Results
+from harness.verdicts import documents
+from harness.verdicts.claims import Answer
+from harness.verdicts.documents import Documents, Sentence
 
 TITLE = "Memory strategies, measured"
 DOCUMENTS = "documents"
@@ -81,10 +82,10 @@ class Report:
     def write_page(self, path: Path) -> None:
         """Write everything as one offline page; raise StoreError where the file cannot be written."""
         answers: dict[str, list[Answer]] = {}
-        limits: dict[str, list[foresight.Limits]] = {}
+        limits: dict[str, list[fit.Limits]] = {}
         for each in self.results:
             answers.setdefault(each.suite, []).extend(each.answers)
-            limits.setdefault(each.suite, []).extend(foresight.limits(each.records))
+            limits.setdefault(each.suite, []).extend(fit.limits(each.records))
         text = page.html(TITLE, self.figures, answers, limits, self.documents, self.sentences)
         try:
             path.write_text(text, encoding="utf-8")
@@ -94,5 +95,5 @@ class Report:
 
     def _tables(self, results: Results, headed: bool, title: str) -> str:
         if results.searched:
-            return foresight.fits(results.records, "##" if headed else "####")
+            return fit.fits(results.records, "##" if headed else "####")
         return table.of_results(results, self.plugins, headed, title)

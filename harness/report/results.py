@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from harness import claims, judge, records
-from harness.judge import Table
-from harness.records import Record
+from harness.records import Record, store
+from harness.verdicts import claims, judge
+from harness.verdicts.judge import Table
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def read(files: Iterable[Path], warn: Callable[[str], None]) -> list[Results]:
     """Read results files; `warn` hears of lines that are no records."""
     found = []
     for file in files:
-        kept, problems = records.read(file)
+        kept, problems = store.read(file)
         for problem in problems:
             warn(problem)
         name = next((record.suite for record in kept if record.suite), file.stem)

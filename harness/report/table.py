@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 from pydantic import ValidationError
 from tabulate import tabulate
 
-from harness.assembly import shape_of
-from harness.claims import Answer
-from harness.frames import GENERATED
-from harness.judge import Row, Table
-from harness.plugins import Plugins
+from harness.contract.assembly import shape_of
+from harness.contract.plugins import Plugins
 from harness.records import Case
-from harness.report.reading import Results
-from harness.suite import CONTROL
+from harness.records.case import CONTROL
+from harness.report.results import Results
+from harness.verdicts.claims import Answer
+from harness.verdicts.judge import Row, Table
+from harness.workloads.data.frames import GENERATED
 
 MIB = 1 << 20
 FETCH = "fetch ms"

@@ -1,6 +1,6 @@
 """Run a plan on the workers of a Dask cluster: each group whole on one machine, each record sent here as it comes.
 
-A task of Dask is a group (`harness.remote`), and this process alone writes records. Where a worker is lost, Dask gives
+A task of Dask is a group (`cluster_worker`), and this process alone writes records. Where a worker is lost, Dask gives
 its group to another, which begins anew: with its first word all that the lost attempt measured is withdrawn, and what
 that may still say is not heard. So no group has figures of two machines.
 """
@@ -17,14 +17,16 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from harness import campaign, corpora, environment, locks, machine, plugins, records, scratch
-from harness.campaign import Options, Progress
-from harness.plugins import Plugins
-from harness.records import Case, Record, Slot
-from harness.remote import TOPIC, ClusterError, Code, Order, describe, measure
-from harness.schedule import Known, Latest, Schedule
-from harness.suite import Group, Plan
-from harness.types import Place
+from harness.contract import plugins
+from harness.contract.place import Place
+from harness.contract.plugins import Plugins
+from harness.machine import environment, facts
+from harness.records import Case, Record, Slot, store
+from harness.run import locks, prepare_data, session, temporary
+from harness.run.cluster_worker import TOPIC, ClusterError, Code, Order, describe, measure
+from harness.run.schedule import Known, Latest, Schedule
+from harness.run.session import Options, Progress
+from harness.suite.plan import Group, Plan
 
 GPU = "gpu"
 """The resource that a worker must offer to get groups of a place on a GPU."""
@@ -42,20 +44,20 @@ def run(address: str, plan: Plan, loaded: Plugins, options: Options, progress: P
     Raises what `campaign.run` raises, and ClusterError for a cluster that cannot be used, before anything is measured.
     KeyboardInterrupt leaves the records that came, and ends what runs.
     """
-    folder = options.results / plan.name / machine.name()
+    folder = options.results / plan.name / facts.name()
     with locks.measuring(folder, ()):
-        campaign.refuse_claims(plan)
-        plan, _ = corpora.prepare(plan, loaded, options.cache, lambda case: False)
+        session.refuse_claims(plan)
+        plan, _ = prepare_data.prepare(plan, loaded, options.cache, lambda case: False)
         plan = replace(plan, path=plan.path.resolve())
         options = replace(options, plugins=tuple(map(_absolute, options.plugins)))
-        schedule = campaign.schedule_of(plan, loaded, options, elsewhere=True)
+        schedule = session.schedule_of(plan, loaded, options, elsewhere=True)
         with connected(address) as client:
             _refuse(address, client, schedule, options.plugins)
-            path, latest = campaign.opened(
+            path, latest = session.opened(
                 folder, schedule, options.fresh, lambda latest: not all(finished(schedule, latest))
             )
-            run_id = campaign.new_id()
-            records.append(path, campaign.beginning(schedule, run_id))
+            run_id = session.new_id()
+            store.append(path, session.beginning(schedule, run_id))
             FanOut(address, client, schedule, options, progress, run_id, path, latest).run()
         return path
 
@@ -100,7 +102,7 @@ def connected(address: str) -> Iterator[Any]:
     count = re.fullmatch(r"local:([1-9][0-9]?)", address)
     if count is None:
         raise ClusterError(f"'{address}' is no cluster: name the processes of a local one as in local:2")
-    with scratch.folder("harness-cluster-") as folder:
+    with temporary.folder("harness-cluster-") as folder:
         settings = {
             "n_workers": int(count[1]),
             "threads_per_worker": 1,
@@ -148,7 +150,7 @@ def _refuse(address: str, client: Any, schedule: Schedule, names: tuple[str, ...
         if _on_gpu(place) and not offered:
             told = f"start one with `--resources {GPU}=1`, or choose places with --place"
             raise ClusterError(f"no worker of '{address}' offers the resource {GPU} for the place {place}: {told}")
-    own = Code(schedule.versions, machine.commit())
+    own = Code(schedule.versions, facts.commit())
     for worker, described in client.run(describe, names, on_error="return").items():
         if isinstance(described, plugins.PluginError):
             raise described
@@ -213,7 +215,7 @@ class FanOut:
 
     def submit(self, number: int) -> None:
         group = self.groups[number]
-        code = Code(self.schedule.versions, machine.commit())
+        code = Code(self.schedule.versions, facts.commit())
         plan = replace(self.schedule.plan, groups=(group,))
         order = Order(plan, self.options, code, self.run_id, number, whole=self.lost[number] > 0)
         task = self.client.submit(
@@ -256,7 +258,7 @@ class FanOut:
             self.progress.start(message["started"], Case.model_validate_json(message["case"]))
         if "record" in message:
             self.heard[message["attempt"]] += 1
-            record = records.parse(message["record"])
+            record = store.parse(message["record"])
             self.append(record)
             if record.case is not None:
                 self.progress.finish(record, record.case)
@@ -310,7 +312,7 @@ class FanOut:
             stale = slot.kind in ("memory", "time") and known is not None and known.status != "killed_unknown"
             if stale or (all_rows and slot.kind == "memory"):
                 evidence = {"message": told}
-                beginning = campaign.beginning(self.schedule, self.run_id)
+                beginning = session.beginning(self.schedule, self.run_id)
                 changes = {"title": "", "claims": (), "machine": {}, "status": "killed_unknown", "evidence": evidence}
                 self.append(beginning.model_copy(update=changes | {"slot": slot, "case": by_digest[slot.case]}))
 
@@ -324,5 +326,5 @@ class FanOut:
             "attempt": 1 if before is None else before.attempt + 1,
         }
         complete = record.model_copy(update=own)
-        records.append(self.path, complete)
+        store.append(self.path, complete)
         self.latest[record.slot] = Known.of(complete)

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness import campaign, corpora, keeper, locks, machine, plugins, records, scratch
-from harness.campaign import Options, Progress
-from harness.plugins import Plugins
-from harness.records import Case, Record, Slot
-from harness.schedule import Known, Latest, obstacle
-from harness.suite import Plan
+from harness.contract import plugins
+from harness.contract.plugins import Plugins
+from harness.machine import facts, orphans
+from harness.records import Case, Record, Slot, store
+from harness.run import locks, prepare_data, session, temporary
+from harness.run.schedule import Known, Latest, obstacle
+from harness.run.session import Options, Progress
+from harness.suite.plan import Plan
 
 TOPIC = "harness"
 """The topic of Dask's events by which workers speak: one for all runs, since a scheduler forgets no topic."""
@@ -33,7 +35,7 @@ class Code:
 
     @classmethod
     def here(cls, loaded: Plugins) -> "Code":
-        return cls(machine.versions() | dict(loaded.versions), machine.commit())
+        return cls(facts.versions() | dict(loaded.versions), facts.commit())
 
     def refuse_other(self, other: "Code", where: str) -> None:
         """Raise ClusterError unless the code of another machine is this."""
@@ -95,14 +97,14 @@ class _Teller(Progress):
 
     def write(self, record: Record) -> None:
         self.sent += 1
-        self.tell(record=records.encoded(record).decode())
+        self.tell(record=store.encoded(record).decode())
 
 
 class _Answers:
     """The answers that the last run found on this machine, in its cache: groups often share them."""
 
     def __init__(self, cache: Path, run_id: str) -> None:
-        self.path, self.run_id = cache / f"answers-{machine.name()}.json", run_id
+        self.path, self.run_id = cache / f"answers-{facts.name()}.json", run_id
 
     def read(self) -> dict[Slot, Known]:
         try:
@@ -120,24 +122,26 @@ class _Answers:
 
 def describe(names: tuple[str, ...]) -> tuple[str, Code]:
     """Say which machine this is, and what code it has."""
-    return machine.name(), Code.here(plugins.load(names))
+    return facts.name(), Code.here(plugins.load(names))
 
 
 def measure(order: Order) -> int:
     """Run a group on this machine as soon as nothing else is measured here; return how many records were sent."""
     teller = _Teller(order)
     loaded = plugins.load(order.options.plugins)
-    order.code.refuse_other(Code.here(loaded), f"the worker on {machine.name()}")
-    options = replace(order.options, cache=campaign.cache_folder())
+    order.code.refuse_other(Code.here(loaded), f"the worker on {facts.name()}")
+    options = replace(order.options, cache=session.cache_folder())
     places = [group.baseline.place for group in order.plan.groups]
-    with locks.in_turn(places, teller.check), scratch.folder("harness-reference-") as reference:
-        keeper.sweep()
-        teller.tell(begun=machine.name())
-        plan, found = corpora.prepare(order.plan, loaded, options.cache, lambda case: obstacle(loaded, case) is None)
+    with locks.in_turn(places, teller.check), temporary.folder("harness-reference-") as reference:
+        orphans.sweep()
+        teller.tell(begun=facts.name())
+        plan, found = prepare_data.prepare(
+            order.plan, loaded, options.cache, lambda case: obstacle(loaded, case) is None
+        )
         answers = _Answers(options.cache, order.run_id)
         latest = {} if order.whole else answers.read()
-        schedule = campaign.schedule_of(plan, loaded, options)
+        schedule = session.schedule_of(plan, loaded, options)
         told = order.run_id, reference, found, latest, teller.write
-        campaign.Campaign(schedule, options, teller, *told).measure()
+        session.Campaign(schedule, options, teller, *told).measure()
         answers.write(latest)
     return teller.sent

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from harness import environment
-from harness.records import StoreError
-from harness.types import Place
+from harness.contract.place import Place
+from harness.machine import environment
+from harness.records.store import StoreError
 
 PAUSE_SECONDS = 0.1
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from harness import backends, runner
-from harness.plugins import Plugins
+from harness import backends
+from harness.contract.place import Place
+from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Task
-from harness.schedule import obstacle
-from harness.types import Place
+from harness.run import runner
+from harness.run.schedule import obstacle
 
 STEPS = 2
 """Steps of a prediction: the moments appear in the first update, so the second step holds everything."""

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import environment, scratch
-from harness.assembly import shape_of
-from harness.frames import FrameFile
-from harness.plugins import Plugins
+from harness.contract.assembly import shape_of
+from harness.contract.plugins import Plugins
+from harness.machine import environment
 from harness.records import Case
-from harness.suite import Group, Plan, SuiteError
-from harness.tokens import TokenFile
+from harness.records.task import FrameFile, TokenFile
+from harness.run import temporary
+from harness.suite.plan import Group, Plan
+from harness.suite.schema import SuiteError
 
 Corpus = TokenFile | FrameFile
 
@@ -72,13 +73,13 @@ def supposed(plan: Plan, case: Case, plugins: Plugins) -> Corpus | None:
 
 
 def made(data: str, spec: dict[str, Any]) -> Corpus:
-    """Run `python -m harness.tokens` or `.frames` on a specification; raise SuiteError when it refuses."""
-    with scratch.folder("harness-corpus-") as folder:
+    """Make the rows of a specification in a process of its own; raise SuiteError when it refuses."""
+    with temporary.folder("harness-corpus-") as folder:
         path = folder / "spec.json"
-        with scratch.refusing():
+        with temporary.refusing():
             path.write_text(json.dumps(spec), encoding="utf-8")
         env = environment.variables("predict", "torch/cpu", "corpus", 1, None)
-        command = [sys.executable, "-m", f"harness.{data}", str(path)]
+        command = [sys.executable, "-m", f"harness.workloads.data.{data}", str(path)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
         told = json.loads(done.stdout.splitlines()[-1])

@@ -21,8 +21,11 @@ from typing import Any
 
 import psutil
 
-from harness import backends, environment, keeper, meters, scratch
-from harness.records import Record, Task, parse
+from harness import backends
+from harness.machine import environment, memory, orphans
+from harness.records import Record, Task
+from harness.records.store import parse
+from harness.run import temporary
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.1
@@ -50,7 +53,7 @@ class _Watched:
     ended_by: str | None = None
     children_sum: int = 0
     children_peaks: dict[int, int] = field(default_factory=dict)
-    kernel_kills: int = field(default_factory=lambda: meters.kernel_kills())
+    kernel_kills: int = field(default_factory=lambda: memory.kernel_kills())
 
 
 def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: None) -> list[Record]:
@@ -59,10 +62,10 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
     `deadline` is in seconds for each case; `watch` is told the phase about ten times a second, and what it raises ends
     the worker. So does the end of the thread that called.
     """
-    keeper.start()  # before orphans come here: it is to be nobody's child
+    orphans.start()  # before orphans come here: it is to be nobody's child
     _adopt_orphans()
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    with scratch.folder("harness-") as folder:
+    with temporary.folder("harness-") as folder:
         task = task.model_copy(update={"folder": str(folder), "parent": os.getpid()})
         ranks = max(case.ranks for case in task.cases)
         env = environment.variables(task.kind, task.case.place, task.run_id, threads, task.case.budget_bytes, ranks)
@@ -75,7 +78,7 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
             str(folder / "result.jsonl"),
         ]
         with ExitStack() as files:
-            with scratch.refusing():
+            with temporary.refusing():
                 (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")
                 out, err = (files.enter_context(open(folder / name, "wb")) for name in ("stdout", "stderr"))
             files.enter_context(_starting)
@@ -101,7 +104,7 @@ def _monitor(process: "subprocess.Popen[bytes]", folder: Path, seen: _Watched, d
         if (size := _size(folder / "result.jsonl")) > written:  # another case has ended
             begun, written = time.monotonic(), size
         with suppress(OSError, ValueError, IndexError):
-            seen.peak = max(seen.peak, meters.read(process.pid).peak)
+            seen.peak = max(seen.peak, memory.read(process.pid).peak)
         _read_phase(folder, seen)
         _read_children(process.pid, seen)
         watch(seen.phase or "starting")
@@ -124,10 +127,10 @@ def _read_phase(folder: Path, seen: _Watched) -> None:
 
 def _read_children(worker: int, seen: _Watched) -> None:
     total = 0
-    for child in meters.descendants(worker):
+    for child in memory.descendants(worker):
         with suppress(OSError, ValueError):
-            total += meters.proportional(child)
-            seen.children_peaks[child] = max(seen.children_peaks.get(child, 0), meters.read(child).peak)
+            total += memory.proportional(child)
+            seen.children_peaks[child] = max(seen.children_peaks.get(child, 0), memory.read(child).peak)
     seen.children_sum = max(seen.children_sum, total)
 
 
@@ -162,7 +165,7 @@ def _signal(group: int, number: int) -> None:
 def _left_over(before: set[int]) -> list[psutil.Process]:
     with _starting:
         found = psutil.Process().children(recursive=True)
-        others = {pid for worker in _running for pid in (worker, *meters.descendants(worker))}
+        others = {pid for worker in _running for pid in (worker, *memory.descendants(worker))}
     return [child for child in found if child.pid not in before | others]
 
 
@@ -255,7 +258,7 @@ def _killed(number: int, tail: str, seen: _Watched, evidence: dict[str, Any]) ->
         return "oom_host"
     if number != signal.SIGKILL:
         return "crash"
-    if meters.kernel_kills() > seen.kernel_kills:
+    if memory.kernel_kills() > seen.kernel_kills:
         evidence["proof"] = "the kernel counted an out-of-memory kill in this control group"
         return "oom_host"
     if seen.peak >= NEAR_MEMORY * psutil.virtual_memory().total:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from harness import backends, machine
-from harness.assembly import probe_of
-from harness.plugins import Plugins
-from harness.records import OPEN_STATUSES, Case, Record, Slot
-from harness.suite import Group, Plan
-from harness.types import Place
+from harness import backends
+from harness.contract.assembly import probe_of
+from harness.contract.place import Place
+from harness.contract.plugins import Plugins
+from harness.machine import facts
+from harness.records import Case, Record, Slot
+from harness.records.record import OPEN_STATUSES
+from harness.suite.plan import Group, Plan
 
 REPEATS_FROM_ROUNDS = 6
 """From this many time rounds on, memory is measured three times and its largest peak taken."""
@@ -57,11 +59,11 @@ class Schedule:
     @cached_property
     def versions(self) -> dict[str, str]:
         """The versions of all code that decides a figure."""
-        return machine.versions() | dict(self.plugins.versions)
+        return facts.versions() | dict(self.plugins.versions)
 
     def digest(self, case: Case) -> str:
         """Identify a case together with the code that runs it."""
-        return case.digest(machine.commit(), json.dumps(self.versions, sort_keys=True))
+        return case.digest(facts.commit(), json.dumps(self.versions, sort_keys=True))
 
     @cached_property
     def plan_digest(self) -> str:

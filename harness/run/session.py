@@ -11,27 +11,16 @@ from typing import Any
 
 import psutil
 
-from harness import (
-    claims,
-    corpora,
-    doctor,
-    forecasts,
-    keeper,
-    locks,
-    machine,
-    quiet,
-    rates,
-    records,
-    runner,
-    scratch,
-    statistics,
-)
-from harness.assembly import probe_of
-from harness.plugins import Plugins
-from harness.records import Case, Kind, Record, Slot, Task
-from harness.schedule import Known, Latest, Schedule, is_done, obstacle
-from harness.suite import Group, Plan
-from harness.tokens import TokenFile
+from harness.contract.assembly import probe_of
+from harness.contract.plugins import Plugins
+from harness.machine import checkups, facts, interference, orphans, throughput
+from harness.records import Case, Kind, Record, Slot, Task, store
+from harness.records.task import TokenFile
+from harness.run import locks, predictions, prepare_data, runner, temporary
+from harness.run.pacing import Pacing, pace, shuffled
+from harness.run.schedule import Known, Latest, Schedule, is_done, obstacle
+from harness.suite.plan import Group, Plan
+from harness.verdicts import claims
 
 ATTEMPTS = 2
 MEMORY_SHARE = 0.8
@@ -78,11 +67,11 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
     that cannot be written, all before anything is measured. Records are appended as they come; KeyboardInterrupt leaves
     all of them.
     """
-    folder = options.results / plan.name / machine.name()
-    with locks.measuring(folder, plan.suite.places), scratch.folder("harness-reference-") as reference:
-        keeper.sweep()
+    folder = options.results / plan.name / facts.name()
+    with locks.measuring(folder, plan.suite.places), temporary.folder("harness-reference-") as reference:
+        orphans.sweep()
         refuse_claims(plan)
-        plan, found = corpora.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
+        plan, found = prepare_data.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
         schedule = schedule_of(plan, plugins, options)
 
         def unfinished(latest: Latest) -> bool:
@@ -90,12 +79,12 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
 
         path, latest = opened(folder, schedule, options.fresh, unfinished)
         run_id = new_id()
-        records.append(path, beginning(schedule, run_id))
+        store.append(path, beginning(schedule, run_id))
         planned = list(dict.fromkeys(schedule.slots()))
         progress.begin(len(planned), sum(not schedule.is_due(slot, latest) for slot in planned))
 
         def write(record: Record) -> None:
-            records.append(path, record)
+            store.append(path, record)
 
         Campaign(schedule, options, progress, run_id, reference, found, latest, write).measure()
         return path
@@ -118,11 +107,11 @@ def opened(
     """Continue the newest file when it holds some, but not all, of this very plan; else begin one."""
     files = sorted(folder.glob("*.jsonl"))
     if files and not fresh:
-        found = records.read(files[-1])[0]
+        found = store.read(files[-1])[0]
         latest = {record.slot: Known.of(record) for record in found if record.slot is not None}
         if any(record.plan == schedule.plan_digest for record in found) and unfinished(latest):
             return files[-1], latest
-    return records.next_file(folder, machine.commit()), {}
+    return store.next_file(folder, facts.commit()), {}
 
 
 def beginning(schedule: Schedule, run_id: str) -> Record:
@@ -135,9 +124,9 @@ def beginning(schedule: Schedule, run_id: str) -> Record:
         utc=now(),
         title=plan.suite.title,
         claims=tuple(plan.suite.claims),
-        machine=machine.facts(),
+        machine=facts.facts(),
         versions=schedule.versions,
-        commit=machine.commit(),
+        commit=facts.commit(),
     )
 
 
@@ -153,14 +142,14 @@ class Campaign:
     progress: Progress
     run_id: str
     reference: Path
-    corpora: dict[str, corpora.Corpus | None]
+    corpora: dict[str, prepare_data.Corpus | None]
     latest: dict[Slot, Known]
     write: Callable[[Record], None]
 
     def __post_init__(self) -> None:
         self.plan, self.plugins = self.schedule.plan, self.schedule.plugins
         self.threads = len(os.sched_getaffinity(0))
-        self.checkup = doctor.kept(self.options.cache)
+        self.checkup = checkups.kept(self.options.cache)
 
     def is_open(self, slot: Slot) -> bool:
         record = self.latest.get(slot)
@@ -202,9 +191,9 @@ class Campaign:
         cases = [case for case in self.plan.cases if self.is_open(slot(case))]
         for case in cases[:1]:
             self.progress.start("predict", case)
-        seconds = min(forecasts.SECONDS, self.plan.suite.timeout_seconds)
+        seconds = min(predictions.SECONDS, self.plan.suite.timeout_seconds)
         told = self.options.plugins, self.run_id, self.progress.phase, seconds
-        for case, record in forecasts.of_cases(cases, self.corpora, self.plugins, *told):
+        for case, record in predictions.of_cases(cases, self.corpora, self.plugins, *told):
             self.keep(record, case, slot(case))
 
     def foretell(self) -> None:
@@ -281,13 +270,13 @@ class Campaign:
         """Time every member of a round; say whether something disturbed it, so that all of it is run again once."""
         by_label = {case.label: case for case in members}
         disturbed = False
-        for label in statistics.shuffled(list(by_label), self.plan.suite.seed, number):
+        for label in shuffled(list(by_label), self.plan.suite.seed, number):
             case = by_label[label]
             pacing = self.pacing(case)
             self.progress.start(f"time {number + 1}/{self.schedule.rounds}", case)
-            before = quiet.snapshot()
+            before = interference.snapshot()
             record = self.work("time", [case], steps=pacing.steps, warmup=pacing.warmup, round=number)[0]
-            told = quiet.disturbances(before, quiet.snapshot())
+            told = interference.disturbances(before, interference.snapshot())
             record = record.model_copy(update={"flags": (*record.flags, *pacing.flags, *told)})
             self.keep(record, case, slots[label])
             disturbed = disturbed or bool(told)
@@ -298,19 +287,19 @@ class Campaign:
         record = self.latest.get(Slot(case=self.schedule.digest(case), kind="memory"))
         return record is not None and record.status == "ok"
 
-    def pacing(self, case: Case) -> statistics.Pacing:
+    def pacing(self, case: Case) -> Pacing:
         """Take warm-up and steps from the suite, or find them once by a pilot and freeze them."""
         suite = self.plan.suite
         if suite.steps is not None and suite.warmup is not None:
-            return statistics.Pacing(suite.warmup, suite.steps, ("few_steps",) if suite.steps < 10 else ())
+            return Pacing(suite.warmup, suite.steps, ("few_steps",) if suite.steps < 10 else ())
         slot = Slot(case=self.schedule.digest(case), kind="pilot")
         if slot not in self.latest or not self.latest[slot].step_seconds:
             self.progress.start("pilot", case)
             self.keep(self.work("pilot", [case])[0], case, slot)
         if not self.latest[slot].step_seconds:
-            return statistics.Pacing(2, 3, ("no_steady_state", "few_steps"))
-        found = statistics.pace(self.latest[slot].step_seconds)
-        return statistics.Pacing(suite.warmup or found.warmup, suite.steps or found.steps, found.flags)
+            return Pacing(2, 3, ("no_steady_state", "few_steps"))
+        found = pace(self.latest[slot].step_seconds)
+        return Pacing(suite.warmup or found.warmup, suite.steps or found.steps, found.flags)
 
     def work(self, kind: Kind, cases: Sequence[Case], deadline: float | None = None, **settings: Any) -> list[Record]:
         task = Task(
@@ -341,13 +330,13 @@ class Campaign:
                 "case": case,
                 "probe": self.schedule.digest(probe_of(self.plugins, case)) if slot.kind == "memory" else None,
                 "machine": {
-                    **machine.facts(),
+                    **facts.facts(),
                     **self.checkup,
                     **record.machine,
                     **self.rates(case, slot),
                 },
                 "versions": self.schedule.versions,
-                "commit": machine.commit(),
+                "commit": facts.commit(),
                 "batches_digest": _joined(record.batches_digests),
                 "notes": {**record.notes, **self.notes(case)},
             }
@@ -358,7 +347,7 @@ class Campaign:
 
     def rates(self, case: Case, slot: Slot) -> dict[str, Any]:
         """Give what the place of a predicted case does in a second, so that its work becomes time."""
-        found = rates.of_place(case.place, self.options.cache) if slot.kind == "predict" else None
+        found = throughput.of_place(case.place, self.options.cache) if slot.kind == "predict" else None
         return {} if found is None else {"rates": found}
 
     def notes(self, case: Case) -> dict[str, str]:
@@ -372,7 +361,7 @@ class Campaign:
 
 def new_id() -> str:
     """Name a run: when it began, in which process, and by chance."""
-    return f"{datetime.now(UTC):{records.STAMP}}-{os.getpid()}-{secrets.token_hex(3)}"
+    return f"{datetime.now(UTC):{store.STAMP}}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def now() -> str:

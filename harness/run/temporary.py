@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.records import StoreError
+from harness.records.store import StoreError
 
 ROOM_BYTES = 4 << 20
 """What must be left on the disk: a task, its results and its output, but for large answers."""

@@ -2,125 +2,39 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from harness import backends, corpus, strict_yaml
-from harness.frames import GENERATED
-from harness.plugins import Plugins, nearest, printable
+from harness.contract.place import DEVICES, NAMES, Place
+from harness.contract.plugins import Plugins, nearest, printable
+from harness.contract.strategy import Strategy
+from harness.contract.workload import Workload
 from harness.records import Applied, Case, Claim
-from harness.tokens import TOKENIZERS
-from harness.types import Place, Strategy, Workload
+from harness.records.case import CONTROL, VERDICT_ROUNDS
+from harness.suite import yaml
+from harness.suite.plan import CONTRIBUTIONS, Group, Plan, contributions
+from harness.suite.schema import MAX_CASES, MAX_RANKS, Suite, SuiteError
+from harness.workloads.data import sources
+from harness.workloads.data.frames import GENERATED
+from harness.workloads.data.tokens import TOKENIZERS
 
-MAX_CASES = 10_000
-MAX_RANKS = 1024
-CONTROL = "nothing"
-CONTRIBUTIONS = "contributions"
-"""The key of an entry of `strategies` that asks for all rows which show what each member of a list contributes."""
-VERDICT_ROUNDS = 3
-"""From this many rounds on a speed verdict is possible."""
 GIB = 1 << 30
 Location = tuple[str | int, ...]
-
-
-class SuiteError(Exception):
-    """A suite that cannot be run, in one sentence with its place and the remedy."""
-
-
-class Model(BaseModel):
-    """Frozen, strict, without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Suite(Model):
-    """What a suite file may say."""
-
-    title: str = Field(min_length=1, max_length=200)
-    workload: str
-    places: list[str] = Field(["torch/cpu"], min_length=1, max_length=16)
-    corpus: str | None = Field(None, description="by default standard_library for tokens, generated for frames")
-    tokenizer: Literal["bytes", "words", "bpe"] = "bpe"
-    shape: dict[str, Any] = Field(default_factory=dict)
-    at: dict[str, dict[str, Any]] = Field(default_factory=dict, description="shapes for places that match a pattern")
-    each: list[dict[str, Any]] = Field(
-        default_factory=list,
-        max_length=100,
-        description="shapes to take in turn, with a corpus or tokenizer of their own",
-    )
-    budget_gib: float | None = Field(None, ge=1 / 64, le=1 << 16, description="memory above the settled base")
-    strategies: list[Any] = Field(min_length=1, max_length=1000)
-    ranks: int | list[int] = Field(2, description="on how many ranks rows run whose strategies divide the run")
-    rounds: int = Field(3, ge=0, le=100, description="time rounds; a speed interval needs at least 6")
-    steps: int | None = Field(None, ge=3, le=10_000, description="timed steps; found by a pilot where not given")
-    warmup: int | None = Field(None, ge=1, le=1000, description="untimed steps; found by a pilot where not given")
-    memory_steps: int = Field(3, ge=3, le=1000, description="steps of the run whose peak is taken")
-    seed: int = Field(0, ge=0, le=1 << 31)
-    timeout_seconds: float = Field(600, gt=0, le=1 << 20)
-    claims: list[Claim] = Field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Group:
-    """The cases that are compared with each other: one workload, shape, place and budget; the baseline first."""
-
-    cases: tuple[Case, ...]
-
-    @property
-    def baseline(self) -> Case:
-        return self.cases[0]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A suite read against the plugins: its groups in order, and where it came from."""
-
-    name: str
-    path: Path
-    suite: Suite
-    groups: tuple[Group, ...]
-
-    @property
-    def cases(self) -> list[Case]:
-        return [case for group in self.groups for case in group.cases]
-
-    def having(self, wanted: Callable[[Case], bool]) -> "Plan":
-        """Keep the cases that are wanted, and of their groups the baseline and the control."""
-        groups = []
-        for group in self.groups:
-            if any(wanted(case) for case in group.cases):
-                kept = [case for case in group.cases if case.label in ("baseline", CONTROL) or wanted(case)]
-                groups.append(Group(tuple(kept)))
-        return Plan(self.name, self.path, self.suite, tuple(groups))
 
 
 def read(path: Path, plugins: Plugins) -> Plan:
     """Read a suite and check all of it; raise SuiteError before anything runs."""
     try:
-        document = strict_yaml.load(path)
-    except strict_yaml.YamlError as error:
+        document = yaml.load(path)
+    except yaml.YamlError as error:
         raise SuiteError(str(error)) from None
     reader = _Reader(path, document, plugins)
     return reader.plan()
-
-
-def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:
-    """Keep the places named and the rows whose label contains `only`; baseline and control always stay."""
-    for place in places or []:
-        if place not in plan.suite.places:
-            raise SuiteError(f"{plan.path}: it has no place '{place}'{nearest(place, plan.suite.places)}")
-    here = tuple(group for group in plan.groups if not places or group.baseline.place in places)
-    chosen = Plan(plan.name, plan.path, plan.suite, here)
-    if only is None:
-        return chosen
-    if not any(only in case.label for case in chosen.cases):
-        raise SuiteError(f"{plan.path}: no strategy's name contains '{only}': see its list, or `harness list`")
-    return chosen.having(lambda case: only in case.label)
 
 
 class _Setting(NamedTuple):
@@ -142,11 +56,11 @@ class _Row(NamedTuple):
 @dataclass(frozen=True)
 class _Reader:
     path: Path
-    document: strict_yaml.Document
+    document: yaml.Document
     plugins: Plugins
 
     def refusal(self, location: Location, sentence: str) -> SuiteError:
-        line = strict_yaml.line_of(self.document, location)
+        line = yaml.line_of(self.document, location)
         place = f"{self.path}" + (f", line {line}" if line else "")
         key = ".".join(str(part) for part in location)
         return SuiteError(printable(f"{place}: {f'{key}: ' if key else ''}{sentence}"))
@@ -178,8 +92,8 @@ class _Reader:
             raise self.refusal(location, f"{_shown(name)} is not the name of a corpus")
         if name != drawn:
             try:
-                corpus.resolve(name, self.path.resolve().parent)
-            except corpus.CorpusError as error:
+                sources.resolve(name, self.path.resolve().parent)
+            except sources.CorpusError as error:
                 raise self.refusal(location, str(error)) from None
         return name
 
@@ -211,8 +125,8 @@ class _Reader:
                 place = Place.parse(text)
             except ValueError as error:
                 raise self.refusal(("places", index), str(error)) from None
-            if place.backend not in backends.NAMES or place.device not in backends.DEVICES:
-                known = [f"{b}/{d}" for b in backends.NAMES for d in backends.DEVICES]
+            if place.backend not in NAMES or place.device not in DEVICES:
+                known = [f"{b}/{d}" for b in NAMES for d in DEVICES]
                 raise self.refusal(("places", index), f"there is no place '{text}'{nearest(text, known)}")
             if place in places:
                 raise self.refusal(("places", index), f"the place '{text}' is named twice: remove one")
@@ -264,7 +178,7 @@ class _Reader:
         return value
 
     def refuse_patterns(self, suite: Suite) -> None:
-        known = [f"{backend}/{device}" for backend in backends.NAMES for device in backends.DEVICES]
+        known = [f"{backend}/{device}" for backend in NAMES for device in DEVICES]
         for pattern in suite.at:
             if not any(fnmatch(place, pattern) for place in known):
                 raise self.refusal(("at", pattern), f"no place matches '{pattern}'{nearest(pattern, known)}")
@@ -384,16 +298,6 @@ class _Reader:
         return Group(tuple(cases))
 
 
-def contributions(row: tuple[Applied, ...]) -> list[tuple[Applied, ...]]:
-    """Give each member alone, the whole without each, and the whole: what shows what each contributes."""
-    alone = [(member,) for member in row]
-    without = [row[:at] + row[at + 1 :] for at in range(len(row))] if len(row) > 2 else []
-    return [*alone, *without, row]
-
-
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-__all__ = ["Group", "Plan", "Suite", "SuiteError", "read", "selected"]

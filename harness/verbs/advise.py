@@ -4,14 +4,18 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness import campaign, judge, planner, records
-from harness.judge import Row
-from harness.planner import Foreseen, Machine
-from harness.plugins import Plugins
-from harness.records import Applied, Case
-from harness.schedule import obstacle
-from harness.suite import CONTROL, Group, Plan, SuiteError
-from harness.types import Place, Strategy
+from harness.contract.place import Place
+from harness.contract.plugins import Plugins
+from harness.contract.strategy import Strategy
+from harness.records import Applied, Case, store
+from harness.records.case import CONTROL
+from harness.run import session
+from harness.run.schedule import obstacle
+from harness.suite.plan import Group, Plan
+from harness.suite.schema import SuiteError
+from harness.verbs.plan import Foreseen, Machine, of_plan
+from harness.verdicts import judge
+from harness.verdicts.judge import Row
 
 MOST = 2000
 """Combinations that are predicted at most: some minutes of work."""
@@ -131,12 +135,12 @@ def promising(rows: Sequence[Foreseen]) -> list[Foreseen]:
 def advise(
     plan: Plan,
     plugins: Plugins,
-    options: campaign.Options,
+    options: session.Options,
     machine: Machine,
     allowed: Sequence[str],
     everything: bool,
     predict_only: bool,
-    progress: campaign.Progress,
+    progress: session.Progress,
     tell: Callable[[Case], None] = lambda case: None,
 ) -> list[Advice]:
     """Advise on each group of a plan.
@@ -144,7 +148,7 @@ def advise(
     Raises SuiteError where there is nothing to combine, StoreError for results that cannot be written.
     """
     wide = [group_of(group, plugins, allowed, everything, str(plan.path)) for group in plan.groups]
-    seen = planner.of_plan(replace(plan, groups=tuple(wide)), plugins, options.plugins, machine, tell)
+    seen = of_plan(replace(plan, groups=tuple(wide)), plugins, options.plugins, machine, tell)
     chosen = [[] if predict_only or obstacle(plugins, rows[0].case) else promising(rows) for rows in seen]
     measured = _measured(plan, plugins, options, seen, chosen, progress) if any(chosen) else {}
     return [_advice(rows, measured.get(rows[0].case.group, ()), plugins, allowed) for rows in seen]
@@ -153,10 +157,10 @@ def advise(
 def _measured(
     plan: Plan,
     plugins: Plugins,
-    options: campaign.Options,
+    options: session.Options,
     seen: Sequence[Sequence[Foreseen]],
     chosen: Sequence[Sequence[Foreseen]],
-    progress: campaign.Progress,
+    progress: session.Progress,
 ) -> dict[str, tuple[Row, ...]]:
     """Run the chosen rows of every group as a suite of its own; return the judged rows by group.
 
@@ -169,8 +173,8 @@ def _measured(
             cases = [row.case for row in few if row.case.strategies]
             groups.append(Group((rows[0].case, control, *cases)))
     narrow = replace(plan, name=f"{plan.name}-advice", groups=tuple(groups))
-    path = campaign.run(narrow, plugins, replace(options, all_rounds=True), progress)
-    return {table.case.group: table.rows for table in judge.judge(records.read(path)[0])}
+    path = session.run(narrow, plugins, replace(options, all_rounds=True), progress)
+    return {table.case.group: table.rows for table in judge.judge(store.read(path)[0])}
 
 
 def _advice(rows: Sequence[Foreseen], measured: Sequence[Row], plugins: Plugins, allowed: Sequence[str]) -> Advice:

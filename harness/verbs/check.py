@@ -4,10 +4,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness import backends, runner
-from harness.plugins import Plugins
+from harness import backends
+from harness.contract.data import FEEDS
+from harness.contract.parts import PART_NAMES
+from harness.contract.place import NAMES, Place
+from harness.contract.plugins import Plugins
+from harness.contract.strategy import Strategy
 from harness.records import Applied, Case, Kind, Record, Task
-from harness.types import FEEDS, PART_NAMES, Place, Strategy
+from harness.run import runner
 
 FRAMEWORKS = ("torch", "jax", "numpy", "triton", "tensorflow")
 RANKS = 2
@@ -163,7 +167,7 @@ def _of_instrument(loaded: Plugins, implementation: object, extra: Sequence[str]
     if not (getattr(implementation, "wrapper", False) or getattr(implementation, "hookwrapper", False)):
         told = "harness_measure takes the measuring over: give it @hookimpl(wrapper=True) and yield for the record"
         return Finding(what, faults=(told,))
-    backend = next((name for name in backends.NAMES if backends.absent(name, "cpu") is None), None)
+    backend = next((name for name in NAMES if backends.absent(name, "cpu") is None), None)
     if backend is None:
         return Finding(what, untested="neither torch nor JAX is installed")
     workload = loaded.workloads["decoder"]

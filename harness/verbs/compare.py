@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from harness import statistics
-from harness.judge import MEMORY_MARGIN, WITHHELD, WRONG, Row, Table
 from harness.records import Case, Record
-from harness.suite import CONTROL, VERDICT_ROUNDS
+from harness.records.case import CONTROL, VERDICT_ROUNDS
+from harness.verdicts import effects
+from harness.verdicts.judge import MEMORY_MARGIN, WITHHELD, WRONG, Row, Table
 
 RUNGS = ("bit_exact", "reassociated", "lower_precision", "approximate")
 """The answers that are not wrong, the nearest to the baseline's first."""
@@ -111,7 +111,7 @@ def _rows(tables: Sequence[Table]) -> dict[str, tuple[Row, Table]]:
 def _margin(table: Table) -> float:
     """Give the noise of a comparison: by how much its control, which changes nothing, differed."""
     control = next((row for row in table.rows if [each.name for each in row.case.strategies] == [CONTROL]), None)
-    return statistics.group_margin(control.effect if control is not None else None)
+    return effects.group_margin(control.effect if control is not None else None)
 
 
 def _of_case(old: Row, new: Row, margin: float) -> Iterator[Change]:

@@ -5,66 +5,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 
-from harness import backends, environment, machine, meters, runner, statistics
-from harness.plugins import Plugins
+from harness import backends
+from harness.contract.place import NAMES
+from harness.contract.plugins import Plugins
+from harness.machine import environment, facts, memory
+from harness.machine.checkups import MIB, SIZE, Calibration, Checkup, Finding, Noise
 from harness.records import Applied, Case, Task
+from harness.run import pacing, runner
+from harness.verdicts import effects
 
-MIB = 1 << 20
-SIZE = 64 * MIB
-TOLERANCE = max(MIB // 2, SIZE // 100)
 ROUNDS = 6
 STEPS, WARMUP = 20, 5
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What the meter saw of bytes that are known; `seen_bytes` None with a reason where it could not be tried."""
-
-    way: str
-    true_bytes: int
-    seen_bytes: int | None
-    reason: str = ""
-
-    @property
-    def good(self) -> bool | None:
-        """Whether the difference is within 0.5 MiB or 1 %; None where nothing was seen."""
-        return None if self.seen_bytes is None else abs(self.seen_bytes - self.true_bytes) <= TOLERANCE
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Two equal cases, timed in rounds: how far apart they came out, and how far rounds scatter."""
-
-    rounds: int
-    ratio: float
-    low: float
-    high: float
-    clean: bool
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that would spoil figures, and what to do about it."""
-
-    what: str
-    remedy: str
-
-
-@dataclass(frozen=True)
-class Checkup:
-    """All that the doctor found, kept for the records of later runs."""
-
-    utc: str
-    machine: str
-    calibrations: tuple[Calibration, ...]
-    noise: Noise | None
-    findings: tuple[Finding, ...]
 
 
 def examine(plugins: Plugins, tell: Callable[[str], None] = lambda text: None, noise: bool = True) -> Checkup:
@@ -78,17 +34,17 @@ def examine(plugins: Plugins, tell: Callable[[str], None] = lambda text: None, n
         tell(f"noise: {ROUNDS} rounds of two equal cases")
         measured = aa_noise(plugins)
     return Checkup(
-        datetime.now(UTC).isoformat(timespec="seconds"), machine.name(), tuple(calibrations), measured, findings()
+        datetime.now(UTC).isoformat(timespec="seconds"), facts.name(), tuple(calibrations), measured, findings()
     )
 
 
 def calibrate(way: str) -> Calibration:
     """Let a fresh process touch 64 MiB in one way, and compare with what the meter saw."""
-    backend, device = ("torch", "cuda") if way == "cuda" else (way if way in backends.NAMES else "torch", "cpu")
-    if way in (*backends.NAMES, "cuda") and (reason := backends.absent(backend, device)) is not None:
+    backend, device = ("torch", "cuda") if way == "cuda" else (way if way in NAMES else "torch", "cpu")
+    if way in (*NAMES, "cuda") and (reason := backends.absent(backend, device)) is not None:
         return Calibration(way, SIZE, None, reason)
     env = environment.variables("memory", f"{backend}/{device}", "doctor", 1, None)
-    command = [sys.executable, "-m", "harness.worker.calibrate", way, str(SIZE)]
+    command = [sys.executable, "-m", "harness.worker.calibration", way, str(SIZE)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
         return Calibration(way, SIZE, int(json.loads(done.stdout)["seen"]))
@@ -99,7 +55,7 @@ def calibrate(way: str) -> Calibration:
 
 def aa_noise(plugins: Plugins, rounds: int = ROUNDS) -> Noise | None:
     """Time the baseline against `nothing` in pairs of fresh processes, in random order within a round."""
-    place = next((f"{name}/cpu" for name in backends.NAMES if backends.absent(name, "cpu") is None), None)
+    place = next((f"{name}/cpu" for name in NAMES if backends.absent(name, "cpu") is None), None)
     if place is None:
         return None
     workload = plugins.workloads["decoder"]
@@ -109,7 +65,7 @@ def aa_noise(plugins: Plugins, rounds: int = ROUNDS) -> Noise | None:
     medians: dict[str, list[float]] = {name: [] for name in members}
     threads = len(os.sched_getaffinity(0))
     for number in range(rounds):
-        for name in statistics.shuffled(list(members), 0, number):
+        for name in pacing.shuffled(list(members), 0, number):
             task = Task(
                 kind="time",
                 cases=(members[name],),
@@ -123,8 +79,8 @@ def aa_noise(plugins: Plugins, rounds: int = ROUNDS) -> Noise | None:
             if record.status != "ok":
                 return None
             medians[name].append(sorted(record.step_seconds)[STEPS // 2])
-    effect = statistics.effect(medians["nothing"], medians["baseline"])
-    return Noise(rounds, effect.ratio, effect.low, effect.high, statistics.control_clean(effect))
+    effect = effects.effect(medians["nothing"], medians["baseline"])
+    return Noise(rounds, effect.ratio, effect.low, effect.high, effects.control_clean(effect))
 
 
 def findings() -> tuple[Finding, ...]:
@@ -134,7 +90,7 @@ def findings() -> tuple[Finding, ...]:
 
 def _peak_reset() -> list[Finding]:
     try:
-        meters.reset_peak()
+        memory.reset_peak()
     except OSError:
         told = "/proc/self/clear_refs cannot be written, so no host peak can be measured"
         return [Finding(told, "run on Linux with CONFIG_PROC_PAGE_MONITOR, outside a container that hides /proc")]
@@ -158,7 +114,7 @@ def _steal() -> list[Finding]:
 
 
 def _governor() -> list[Finding]:
-    governor = machine.facts()["governor"]
+    governor = facts.facts()["governor"]
     if governor in (None, "performance"):
         return []
     remedy = "set it to 'performance' (cpupower frequency-set -g performance)"
@@ -174,7 +130,7 @@ def _turbo() -> list[Finding]:
 
 
 def _huge_pages() -> list[Finding]:
-    if machine.facts()["huge_pages"] != "always":
+    if facts.facts()["huge_pages"] != "always":
         return []
     told = "transparent huge pages are 'always', so sparse writes cost whole 2 MiB pages"
     return [Finding(told, "set them to 'madvise' in /sys/kernel/mm/transparent_hugepage/enabled")]
@@ -185,7 +141,7 @@ def _allocator() -> list[Finding]:
     found = [
         Finding(f"{name} is set here; workers do not inherit it", "nothing, unless you rely on it") for name in strange
     ]
-    if "glibc" not in str(machine.facts()["libc"]):
+    if "glibc" not in str(facts.facts()["libc"]):
         libc = "the C library is not glibc, so its allocator cannot be pinned"
         found.append(Finding(libc, "take memory figures on a glibc system"))
     return found
@@ -193,7 +149,7 @@ def _allocator() -> list[Finding]:
 
 def _frameworks() -> list[Finding]:
     found = []
-    for name in backends.NAMES:
+    for name in NAMES:
         reason = backends.absent(name, "cpu")
         if reason is not None:
             found.append(Finding(reason, f"install it to measure {name} places: pip install {name}"))
@@ -215,27 +171,3 @@ def _swap() -> list[Finding]:
 CHECKS: tuple[Callable[[], list[Finding]], ...] = (
     _peak_reset, _load, _steal, _governor, _turbo, _huge_pages, _allocator, _frameworks, _swap,
 )  # fmt: skip
-
-
-def keep(checkup: Checkup, cache: Path) -> Path:
-    """Keep the findings where later runs find them."""
-    cache.mkdir(parents=True, exist_ok=True)
-    path = cache / f"doctor-{machine.name()}.json"
-    path.write_text(json.dumps(asdict(checkup), indent=1), encoding="utf-8")
-    return path
-
-
-def kept(cache: Path) -> dict[str, object]:
-    """Give the figures of the last checkup of this machine for the machine block of a record; empty without one."""
-    try:
-        told = json.loads((cache / f"doctor-{machine.name()}.json").read_text(encoding="utf-8"))
-        errors = [c["seen_bytes"] - c["true_bytes"] for c in told["calibrations"] if c["seen_bytes"] is not None]
-        noise = told["noise"]
-        return {
-            "doctor_utc": told["utc"],
-            "calibration_error_bytes": max(errors, key=abs),
-            "noise_low": noise["low"] if noise else None,
-            "noise_high": noise["high"] if noise else None,
-        }
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}

@@ -7,14 +7,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness import claims, corpora, keeper, locks, machine, planner, records, runner
-from harness.assembly import shape_of
-from harness.planner import Foreseen, Machine
-from harness.plugins import Plugins
-from harness.records import Case, Fit, Record, Task
-from harness.schedule import obstacle
-from harness.sizes import shown
-from harness.suite import CONTROL, Group, Plan, SuiteError
+from harness.contract.assembly import shape_of
+from harness.contract.plugins import Plugins
+from harness.machine import facts as machine
+from harness.machine import orphans
+from harness.records import Case, Fit, Record, Task, store
+from harness.records.case import CONTROL
+from harness.run import locks, prepare_data, runner
+from harness.run.schedule import obstacle
+from harness.suite.plan import Group, Plan
+from harness.suite.schema import SuiteError
+from harness.suite.units import shown
+from harness.verbs.plan import Foreseen, Machine, foresee
+from harness.verdicts import claims
 
 STEP = 1 / 20
 """How far apart the largest value that passed and the smallest that failed may end, as a share of the value."""
@@ -39,17 +44,17 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
     folder = results / f"{search.plan.name}_fit" / machine.name()
     rows = []
     with locks.measuring(folder, () if predict_only else search.plan.suite.places):
-        keeper.sweep()
-        path = records.next_file(folder, machine.commit())
+        orphans.sweep()
+        path = store.next_file(folder, machine.commit())
         rows.append(search.record(Record(claims=tuple(search.plan.suite.claims))))
-        records.append(path, rows[-1])
+        store.append(path, rows[-1])
         for budget in budgets:
             for bracket in search.predicted(budget):
                 found = foretold(bracket, search.over, budget)
                 if not predict_only:
-                    found = search.confirmed(bracket, found, lambda run: records.append(path, search.record(run)))
+                    found = search.confirmed(bracket, found, lambda run: store.append(path, search.record(run)))
                 rows.append(search.record(Record(case=bracket.case, fit=found)))
-                records.append(path, rows[-1])
+                store.append(path, rows[-1])
     return path, rows
 
 
@@ -164,7 +169,7 @@ class Search:
                 return rows
             self.tell(f"predicting {self.over} {', '.join(f'{value:,}' for value in sorted({v for _, v in turns}))}")
             cases = [at(row.case, self.over, value) for row, value in turns]
-            found = planner.foresee(cases, self.plan, self.plugins, self.names, self.machine)
+            found = foresee(cases, self.plan, self.plugins, self.names, self.machine)
             for (row, value), seen in zip(turns, found, strict=True):
                 row.take(value, seen)
 
@@ -215,7 +220,7 @@ class Search:
             run_id=self.run_id,
             parent=os.getpid(),
             folder="",
-            corpora={case.group: corpora.of_group(self.plan, Group((case,)), self.plugins, self.cache)},
+            corpora={case.group: prepare_data.of_group(self.plan, Group((case,)), self.plugins, self.cache)},
             plugins=self.names,
             steps=self.plan.suite.memory_steps,
         )

@@ -7,13 +7,14 @@ from typing import Any
 
 import psutil
 
-from harness import corpora, environment, forecasts, rates
-from harness.plugins import Plugins
+from harness.contract.place import Place
+from harness.contract.plugins import Plugins
+from harness.machine import environment, throughput
 from harness.records import Case, Record
-from harness.sizes import shown
-from harness.suite import Group, Plan
-from harness.types import Place
-from harness.work import Rates, seconds
+from harness.records.roofline import Rates, seconds
+from harness.run import predictions, prepare_data
+from harness.suite.plan import Group, Plan
+from harness.suite.units import shown
 
 HOST_SHARE = 0.8
 """The share of a machine's memory that a case may take: the process itself and others need some."""
@@ -41,7 +42,7 @@ class Machine:
 
 def this_machine(places: Iterable[str], cache: Path) -> Machine:
     """Describe the machine that this runs on; rates that are not known yet are measured."""
-    found = {place: Rates.read(rates.of_place(place, cache)) for place in dict.fromkeys(places)}
+    found = {place: Rates.read(throughput.of_place(place, cache)) for place in dict.fromkeys(places)}
     known = {place: each for place, each in found.items() if each is not None}
     return Machine(psutil.virtual_memory().total, environment.gpu_bytes(), known)
 
@@ -89,9 +90,9 @@ def foresee(
     tell: Callable[[Case], None] = lambda case: None,
 ) -> list[Foreseen]:
     """Predict cases, in their order; the rows that they read are supposed and not made. `tell` hears of each."""
-    supposed = {case.group: corpora.supposed(plan, case, plugins) for case in cases}
+    supposed = {case.group: prepare_data.supposed(plan, case, plugins) for case in cases}
     found: dict[str, Foreseen] = {}
-    for case, record in forecasts.of_cases(list(cases), supposed, plugins, names):
+    for case, record in predictions.of_cases(list(cases), supposed, plugins, names):
         found[case.digest()] = foreseen(case, record, machine)
         tell(case)
     return [found[case.digest()] for case in cases]

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
-from harness.judge import Row, Table
 from harness.records import Claim, Record
-from harness.suite import VERDICT_ROUNDS
+from harness.records.case import VERDICT_ROUNDS
+from harness.verdicts.judge import Row, Table
 
 DEEPEST = 40
 RANKS = "ranks"

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from harness import claims, strict_yaml
-from harness.claims import Answer, ClaimError
-from harness.judge import Table
 from harness.records import Claim, Value
+from harness.suite import yaml
+from harness.verdicts import claims
+from harness.verdicts.claims import Answer, ClaimError
+from harness.verdicts.judge import Table
 
 
 class Said(Value):
@@ -67,13 +68,13 @@ class Sentence:
 def read(path: Path) -> Documents:
     """Read a file of sentences; raise ClaimError with one sentence for anything else."""
     try:
-        document = strict_yaml.load(path)
+        document = yaml.load(path)
         found = Documents.model_validate(document.data)
-    except strict_yaml.YamlError as error:
+    except yaml.YamlError as error:
         raise ClaimError(str(error)) from None
     except ValidationError as error:
         first = error.errors()[0]
-        line = strict_yaml.line_of(document, first["loc"])
+        line = yaml.line_of(document, first["loc"])
         where = ".".join(map(str, first["loc"]))
         raise ClaimError(f"{path}{f', line {line}' if line else ''}: {where}: {first['msg']}") from None
     for said in found.said:

@@ -6,17 +6,12 @@ so a slow drift of the machine cancels. Pure standard library, because the paren
 """
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 
 MARGIN = 0.02
 CONFIDENCE = 0.95
-
-_LONGEST_WARMUP, _WARMUP_SECONDS = 20, 10.0
-_SHORTEST_PILOT = 12
-_SLOPE_POINTS = 1000
 
 
 @dataclass(frozen=True)
@@ -34,15 +29,6 @@ class Effect:
     high: float
     level: float | None
     ratios: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Pacing:
-    """Warm-up and timed steps of every round, and what was doubtful about choosing them."""
-
-    warmup: int
-    steps: int
-    flags: tuple[str, ...]
 
 
 def interval_rank(rounds: int) -> tuple[int, float] | None:
@@ -153,81 +139,6 @@ def holm(p_values: Sequence[float], error: float = 1 - CONFIDENCE) -> list[bool]
             break
         rejected[index] = True
     return rejected
-
-
-def pace(pilot_seconds: Sequence[float]) -> Pacing:
-    """Choose warm-up W and timed steps n from a pilot: its first 30 steps, or as many as ran in 10 s.
-
-    `pilot_seconds[0]` is the first step of its process, which may compile; it is in no sample because W >=
-    1. W is the smallest w in 1..20 where steps w..w+4 and w+5..w+9 have medians within 2 % and step w is no
-    outlier of those after it (above Q3 + 1.5 IQR). Without one W is as many of 20 as fit in 10 s, at least
-    2, and the flag is `no_steady_state`, or `short_pilot` below 12 steps. n fills about a second, within 10
-    to 10 000 steps and 30 s, never below 3; `few_steps` below 10. Raise ValueError if a time is not a
-    positive finite number.
-    """
-    _check_seconds(pilot_seconds, "the pilot's step times")
-    pilot = list(pilot_seconds)
-    flags = []
-    steady = next((w for w in range(1, min(_LONGEST_WARMUP, len(pilot) - 10) + 1) if _steady(pilot, w)), None)
-    if steady is not None:
-        warmup, seconds = steady, median(pilot[steady:])
-    else:
-        seconds = median(pilot[1:] or pilot)
-        warmup = max(2, min(_LONGEST_WARMUP, math.floor(_WARMUP_SECONDS / seconds)))
-        flags.append("short_pilot" if len(pilot) < _SHORTEST_PILOT else "no_steady_state")
-    seconds = max(seconds, 1e-9)  # the unit of the clock; keeps 1 / x finite
-    steps = max(3, min(max(10, math.ceil(1 / seconds)), math.floor(30 / seconds), 10_000))
-    if steps < 10:
-        flags.append("few_steps")
-    return Pacing(warmup, steps, tuple(flags))
-
-
-def _steady(pilot: list[float], w: int) -> bool:
-    first, third = quantiles(pilot[w + 1 :], n=4, method="inclusive")[::2]
-    level = abs(median(pilot[w : w + 5]) / median(pilot[w + 5 : w + 10]) - 1) < 0.02
-    return level and pilot[w] <= third + 1.5 * (third - first)
-
-
-def noisy(step_seconds: Sequence[float], involuntary_switches: int = 0) -> bool:
-    """Say whether a process's steps scatter: IQR / median > 10 %, or > 50 involuntary switches per second."""
-    _check_seconds(step_seconds, "the step times")
-    if involuntary_switches > 50 * math.fsum(step_seconds):
-        return True
-    if len(step_seconds) < 2:
-        return False
-    first, middle, third = quantiles(step_seconds, n=4, method="inclusive")
-    return third - first > 0.1 * middle
-
-
-def synchronised(step_seconds: Sequence[float], block_seconds: float) -> bool:
-    """Say whether the steps account for at least 90 % of the synchronised wall time around them.
-
-    If not, the clock was read before the work was done, and the times mean nothing.
-    """
-    return math.fsum(step_seconds) >= 0.9 * block_seconds
-
-
-def slope(values: Sequence[float]) -> float:
-    """Return the Theil-Sen slope per step: the median over all pairs (Sen 1968), deaf to a few spikes.
-
-    For memory in bytes, a slope that is not zero is a leak. Above 1000 values evenly spaced ones stand for
-    the rest, since pairs grow as the square. Raise ValueError below two values or if one is not finite.
-    """
-    if len(values) < 2:
-        raise ValueError(f"a slope needs at least two values, got {len(values)}: record more steps")
-    if not all(map(math.isfinite, values)):
-        raise ValueError("a slope needs finite values: drop the steps that were not measured")
-    count = min(len(values), _SLOPE_POINTS)
-    steps = [i * (len(values) - 1) // (count - 1) for i in range(count)]
-    return median((values[b] - values[a]) / (b - a) for i, a in enumerate(steps) for b in steps[i + 1 :])
-
-
-def shuffled(members: Sequence[str], seed: int, round: int) -> list[str]:
-    """Return one round's members in random order, the same for the same seed and round on every Python."""
-    # Python promises that random() repeats across versions, not that shuffle() does. A string seed is
-    # independent of PYTHONHASHSEED.
-    draw = random.Random(f"{seed}/{round}").random
-    return sorted(members, key=lambda _: draw())
 
 
 def _check_seconds(values: Sequence[float], what: str) -> None:

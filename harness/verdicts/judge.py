@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from harness import statistics, work
-from harness.records import Case, Record, Slot
-from harness.suite import CONTROL, VERDICT_ROUNDS
+from harness.records import Case, Record, Slot, roofline
+from harness.records.case import CONTROL, VERDICT_ROUNDS
+from harness.verdicts import effects as statistics
 
 MIB = 1 << 20
 MEMORY_MARGIN = 0.01
@@ -275,8 +275,8 @@ def _predicted_time(seen: _Seen, baseline: _Seen | None) -> float | None:
 
 
 def _seconds(predicted: Record | None) -> float | None:
-    known = work.Rates.read(predicted.machine.get("rates")) if predicted is not None else None
-    return None if known is None or predicted is None else work.seconds(predicted.predicted_work, known)
+    known = roofline.Rates.read(predicted.machine.get("rates")) if predicted is not None else None
+    return None if known is None or predicted is None else roofline.seconds(predicted.predicted_work, known)
 
 
 def _fetch(seen: _Seen) -> float | None:

@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.records.record import LADDER, Verdict
+
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-LADDER = ("bit_exact", "reassociated", "reordered", "lower_precision", "approximate", "diverged", "invalid")
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 2.0**-7}
 
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 2.0**-7}
 DRIFT = 1700
 """How many roundoffs (1e-4 in float32) the loss of a later update may differ by."""
-
 # A tensor this much smaller than the whole gradient is zero but for the rounding of the float64 reference
 # itself, like the gradient of a key bias, which softmax cancels.
 _ZERO = 2.0**-46
@@ -45,24 +45,6 @@ class Outcome:
     dtypes: Mapping[str, str]
     parameters: "Mapping[str, Array | None]"
     trajectory: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A rung of the `LADDER` and what put the strategy there.
-
-    `grad_error_ratio` is the strategy's error over the baseline's, `bias_ratio` the part of its error that
-    is a common scale, and `worst_ratio` the error ratio of `worst_tensor`, the one furthest into its bound.
-    They are None where nothing could be measured, or where the baseline makes no error to divide by.
-    """
-
-    verdict: str
-    grad_error_ratio: float | None
-    bias_ratio: float | None
-    worst_tensor: str | None
-    worst_ratio: float | None
-    warnings: tuple[str, ...]
-    reason: str
 
 
 @dataclass(frozen=True)

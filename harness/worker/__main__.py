@@ -9,9 +9,9 @@ import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from harness import plugins, records
-from harness.hooks import hookimpl
-from harness.records import Record, Task
+from harness.contract import plugins
+from harness.contract.hooks import hookimpl
+from harness.records import Record, Task, store
 from harness.worker import ranks
 
 PR_SET_PDEATHSIG = 1
@@ -30,7 +30,7 @@ def arm(parent: int) -> None:
 @hookimpl(trylast=True)
 def harness_measure(task: Task) -> Record:
     """Run a task as the harness does when no plugin takes it."""
-    from harness.worker.kinds import run
+    from harness.worker.tasks import run
 
     return run(task)
 
@@ -50,7 +50,7 @@ def main() -> int:
                 leads = rank is None and ranks.are_processes(one)
                 record = ranks.lead(one) if leads else loaded.manager.hook.harness_measure(task=given)
                 record = record.model_copy(update={"case": case, "worker_seconds": time.monotonic() - started})
-                out.write(records.encoded(record))
+                out.write(store.encoded(record))
                 out.flush()  # before a rank leaves the others, who fail by its end
     return int(rank is not None and record.status != "ok")  # by this the launcher ends the other ranks
 

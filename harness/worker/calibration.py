@@ -1,4 +1,6 @@
-"""Touch a known number of bytes in one way and say what the meter saw: `python -m harness.worker.calibrate WAY BYTES`.
+"""Touch a known number of bytes in one way and print what the meter saw.
+
+`python -m harness.worker.calibration WAY BYTES`.
 
 The ways: anonymous memory, a mapped file, a child process, a torch tensor, a JAX computation, a CUDA tensor.
 """
@@ -11,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from harness import meters
+from harness.machine import memory
 
 MIB = 1 << 20
 
@@ -85,8 +87,8 @@ def seen(way: str, size: int) -> int:
         torch.ones(size // 4, device="cuda")
         return torch.cuda.max_memory_allocated() - before
     _prime(way, size)
-    meters.settle()
-    meter = meters.PhaseMeter()
+    memory.settle()
+    meter = memory.PhaseMeter()
     meter.start()
     with meter.phase("touch"):
         held = WAYS[way](size)
@@ -96,7 +98,9 @@ def seen(way: str, size: int) -> int:
 
 def in_child(size: int) -> int:
     """Return what is seen from outside of a child that holds the bytes and waits for its standard input."""
-    code = f"import sys, harness.worker.calibrate as c; b = c.anonymous({size}); print(1, flush=True); sys.stdin.read()"
+    code = (
+        f"import sys, harness.worker.calibration as c; b = c.anonymous({size}); print(1, flush=True); sys.stdin.read()"
+    )
     empty = code.replace(f"c.anonymous({size})", "None")
     peaks = []
     for text in (empty, code):
@@ -104,7 +108,7 @@ def in_child(size: int) -> int:
         with subprocess.Popen([sys.executable, "-c", text], stdin=pipe, stdout=pipe, text=True) as child:
             assert child.stdout is not None and child.stdin is not None
             child.stdout.readline()
-            peaks.append(meters.read(child.pid).peak)
+            peaks.append(memory.read(child.pid).peak)
             child.stdin.close()
     return peaks[1] - peaks[0]
 

@@ -6,20 +6,23 @@ their composition is compared to the untouched parts.
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from typing import Any
 
-from harness import backends, plugins
-from harness.assembly import assemble, feeds_of, never_called
-from harness.instruments import digested
-from harness.numerics import Outcome
-from harness.plugins import Plugins
+from harness import backends
+from harness.contract import plugins
+from harness.contract.assembly import assemble, feeds_of, never_called
+from harness.contract.instruments import digested
+from harness.contract.parts import PART_NAMES
+from harness.contract.place import Place
+from harness.contract.plugins import Plugins
 from harness.records import Applied, Case, Record, Task
-from harness.types import PART_NAMES, Place, replace
-from harness.worker import answers
-from harness.worker.kinds import first_line
-from harness.worker.predict import DATA_PARTS
+from harness.verdicts.numerics import Outcome
+from harness.worker import numerics
+from harness.worker.prediction import DATA_PARTS
+from harness.worker.tasks import first_line
 
 UPDATES = 4
 EXACT, LOWER = 1e-5, 2e-2
@@ -89,7 +92,7 @@ class Contract:
             case = self.case(workload, backend, names, network)
             calls: Counter[tuple[str, str]] = Counter()
             reorders = feeds_of(self.loaded, case) == "reordered"
-            run = answers.observer(self.loaded, case, module, calls=calls, reorders=reorders, updates=UPDATES)
+            run = numerics.observer(self.loaded, case, module, calls=calls, reorders=reorders, updates=UPDATES)
             self._outcomes[key] = run(0)
             idle = never_called(calls)
             if idle is not None and not reorders:  # the untouched order was put back

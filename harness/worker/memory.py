@@ -10,18 +10,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness import meters, statistics
-from harness.assembly import assemble, feeds_of, never_called, shape_of, with_probe_knobs
-from harness.backends import driver
-from harness.environment import regime
-from harness.instruments import digested, metered
-from harness.plugins import Plugins
+from harness.backends import nvml
+from harness.contract.assembly import assemble, feeds_of, never_called, shape_of, with_probe_knobs
+from harness.contract.data import Extent, Source
+from harness.contract.instruments import digested, metered
+from harness.contract.loop import Phase, training
+from harness.contract.place import Place
+from harness.contract.plugins import Plugins
+from harness.machine import memory
+from harness.machine.environment import regime
 from harness.records import Phase as PhaseRecord
 from harness.records import Record, Task
-from harness.train import Phase, training
-from harness.types import Extent, Place, Source
-from harness.worker import ranks
-from harness.worker.kinds import failed
+from harness.worker import ranks, steadiness
+from harness.worker.tasks import failed
 
 COMPARED = {"gather"}
 """Parts that are called where answers are compared, and not in training."""
@@ -44,11 +45,11 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     calls: Counter[tuple[str, str]] = Counter()
     digests: list[str] = []
     parts = digested(assemble(plugins, task.case, corpus=task.corpus, calls=calls), digests)
-    meter = meters.PhaseMeter(lambda meter: tell(meter.current, meter.peak_bytes, meter.base.rss))
+    meter = memory.PhaseMeter(lambda meter: tell(meter.current, meter.peak_bytes, meter.base.rss))
     if backend.EAGER:
         parts = metered(parts, meter)
     step, compile_peak = _compiled(parts, task, plugins, backend)
-    flags = [] if meters.settle() else ["unsettled"]
+    flags = [] if memory.settle() else ["unsettled"]
     backend.clear(place)
     record, losses = _metered(parts, step, task, backend, meter, flags)
     given = {"feeds": feeds_of(plugins, task.case), "compile_peak_bytes": compile_peak}
@@ -62,18 +63,18 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
 
 def _compiled(parts: Any, task: Task, plugins: Plugins, backend: Any) -> tuple[Any, int | None]:
     """Give the step, compiled before the base is taken, and the peak of compiling it; None where nothing is."""
-    before = meters.read()
-    meters.reset_peak()
+    before = memory.read()
+    memory.reset_peak()
     step = _prepared(parts, task, plugins, backend)
     if backend.EAGER:
         return step, None
-    peak = max(0, meters.read().peak - before.rss)
-    meters.trim()
+    peak = max(0, memory.read().peak - before.rss)
+    memory.trim()
     return step, peak
 
 
 def _metered(
-    parts: Any, step: Any, task: Task, backend: Any, meter: meters.PhaseMeter, flags: list[str]
+    parts: Any, step: Any, task: Task, backend: Any, meter: memory.PhaseMeter, flags: list[str]
 ) -> tuple[Record, list[float]]:
     """Train under the meters and the budget, which is that of each rank; give what they read, and the losses."""
     place, budget, here = Place.parse(task.case.place), task.case.budget_bytes, ranks.in_process(task)
@@ -87,14 +88,14 @@ def _metered(
     error: Exception | None = None
     held = 0
     bound = budget * here if budget is not None and on_cpu else None
-    with driver.sampled(place.device) as seen, meters.budget(bound) as limit:
+    with nvml.sampled(place.device) as seen, memory.budget(bound) as limit:
         try:
             loop = training(parts, step, _phases(meter, backend), backend.wait)
             for loss, _ in islice(loop, task.steps):
                 losses.append(float(loss))
             loop.close()
         except Exception as caught:
-            error, held = caught, meters.read().data  # before anything is freed
+            error, held = caught, memory.read().data  # before anything is freed
             error.__traceback__ = None
             meter.enter(None)
     record = _record(budget, meter, device, flags, place, limit or cap, task.steps)
@@ -149,18 +150,18 @@ def noted(parts: Any, extent: Extent | None) -> tuple[dict[str, str], dict[str, 
     if extent is not None and extent.count <= ORDER_LIMIT:
         import numpy as np
 
-        from harness.workloads import shuffling
+        from harness.workloads.data import shuffle_quality
 
         rows = np.broadcast_to(np.zeros(1, np.uint8), extent.rows)
         shuffle = bool(getattr(parts.shape, "shuffle", False))
         source = Source(rows, rows, extent.window, extent.stride, extent.batch, shuffle=shuffle)
         epoch = parts.order(parts, source, 0)(0, extent.count)
-        figures["shuffle_quality"] = shuffling.quality(epoch)
-        figures["epoch_coverage"] = shuffling.coverage(epoch, extent.count)
+        figures["shuffle_quality"] = shuffle_quality.quality(epoch)
+        figures["epoch_coverage"] = shuffle_quality.coverage(epoch, extent.count)
     return notes, figures
 
 
-def _phases(meter: meters.PhaseMeter, backend: Any) -> Phase:
+def _phases(meter: memory.PhaseMeter, backend: Any) -> Phase:
     """Measure each phase; after one of a compiled step, let the runtime free what it frees in the background."""
 
     @contextmanager
@@ -168,7 +169,7 @@ def _phases(meter: meters.PhaseMeter, backend: Any) -> Phase:
         with meter.phase(name):
             yield
         if not backend.EAGER:
-            meters.calm()
+            memory.calm()
 
     return phase
 
@@ -209,14 +210,14 @@ def _phase_file(folder: Path) -> Any:
 class _DevicePeaks:
     """Read and reset the device's counters at every boundary of the host's phases."""
 
-    def __init__(self, backend: Any, place: Place, meter: meters.PhaseMeter) -> None:
+    def __init__(self, backend: Any, place: Place, meter: memory.PhaseMeter) -> None:
         self.peaks: dict[str, int] = {}
         self.phase: str | None = None
         self._backend, self._place, self._running = backend, place, meter.current
         if place.device != "cpu":
             inner = meter.on_change
 
-            def turn(meter: meters.PhaseMeter) -> None:
+            def turn(meter: memory.PhaseMeter) -> None:
                 inner(meter)
                 self._turn(meter.current)
 
@@ -240,7 +241,7 @@ def _ends(readings: list[int], steps: int) -> list[int]:
 
 def _record(
     budget: int | None,
-    meter: meters.PhaseMeter,
+    meter: memory.PhaseMeter,
     device: _DevicePeaks,
     flags: list[str],
     place: Place,
@@ -252,9 +253,9 @@ def _record(
     file_growth = max((phase.file_bytes or 0 for phase in phases), default=0)
     if regime() == "native":
         flags.append("native_regime")
-    if file_growth > FILE_SHARE * max(peak, 1) and file_growth > meters.resolution_bytes():
+    if file_growth > FILE_SHARE * max(peak, 1) and file_growth > memory.resolution_bytes():
         flags.append("file_backed")
-    if meters.children():
+    if memory.children():
         flags.append("child_processes")
     steady = _ends(meter.readings.get("steady_step", []), steps - 1)
     on_device = place.device != "cpu"
@@ -262,7 +263,7 @@ def _record(
     init = meter.phases.get("init")
     return Record(
         regime=regime(),
-        resolution_bytes=meters.resolution_bytes(),
+        resolution_bytes=memory.resolution_bytes(),
         base_rss_bytes=meter.base.rss,
         peak_host_bytes=peak,
         peak_phase=device.phase if on_device and device.phase else meter.peak_phase,
@@ -270,7 +271,7 @@ def _record(
         resident_bytes=init.exit_bytes if init else None,
         budget_bytes=budget,
         within_budget=None if budget is None or headline is None else headline <= budget,
-        slope_bytes_per_step=statistics.slope(steady) if len(steady) >= 2 else None,
+        slope_bytes_per_step=steadiness.slope(steady) if len(steady) >= 2 else None,
         peak_device_bytes=device.peaks.get("allocated"),
         requested_device_bytes=device.peaks.get("requested"),
         reserved_device_bytes=device.peaks.get("reserved"),

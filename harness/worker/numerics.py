@@ -7,16 +7,18 @@ working dtype. Both leave plain arrays in the run's folder; the `numerics` task 
 import hashlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness import numerics
-from harness.assembly import assemble, feeds_of, never_called, shape_of
-from harness.plugins import Plugins
-from harness.records import Case, Record, Task
-from harness.train import training
-from harness.types import Parts, Place, replace
+from harness.contract.assembly import assemble, feeds_of, never_called, shape_of
+from harness.contract.loop import training
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.plugins import Plugins
+from harness.records import Case, Record, Task, record
+from harness.verdicts import numerics
 from harness.worker import ranks
 
 SEEDS = (0, 1, 2)
@@ -92,7 +94,7 @@ def _fingerprints(parts: Parts, x: Any, y: Any) -> list[str]:
     return [hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest() for a, b in zip(x, y, strict=True)]
 
 
-def _with_order(verdict: numerics.Verdict, order: str) -> numerics.Verdict:
+def _with_order(verdict: record.Verdict, order: str) -> record.Verdict:
     """Lower an exact answer by what was found about its order: the gradients were compared in the untouched one."""
     if order == "same" or verdict.verdict not in ("bit_exact", "reassociated"):
         return verdict
@@ -104,7 +106,7 @@ def _with_order(verdict: numerics.Verdict, order: str) -> numerics.Verdict:
 
 def _judged(
     plugins: Plugins, case: Case, backend: Any, outcomes: dict[int, numerics.Outcome], folder: Path
-) -> numerics.Verdict:
+) -> record.Verdict:
     declared = [plugins.strategies[applied.name] for applied in case.strategies]
     precision = next((strategy.precision for strategy in declared if strategy.precision), None)
     low: Callable[[int], numerics.Outcome] | None = None

@@ -1,13 +1,16 @@
 """Predict the peak of a case without running it: the step on abstract arrays, the data from what strategies declare."""
 
+from dataclasses import replace
 from typing import Any
 
-from harness.assembly import assemble, shape_of
 from harness.backends import Unavailable
-from harness.plugins import Plugins
+from harness.contract.assembly import assemble, shape_of
+from harness.contract.data import Extent, Held
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.plugins import Plugins
 from harness.records import Case, Phase, Record, Task
-from harness.types import Extent, Held, Parts, Place, replace
-from harness.worker.kinds import first_line
+from harness.worker.tasks import first_line
 
 GUESSED = "a step asks for the value of a number, which was taken to be 1 or true"
 DATA_PARTS = {"rows", "source", "windows", "order", "batches", "transfer"}

@@ -12,9 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from harness import backends, meters
-from harness.records import Phase, Rank, Record, Task, parse
-from harness.types import Place
+from harness import backends
+from harness.contract.place import Place
+from harness.machine import memory
+from harness.records import Phase, Rank, Record, Task
+from harness.records.store import parse
 
 VARIABLE = "RANK"
 """Set by the launcher in the environment of each rank."""
@@ -61,7 +63,7 @@ def lead(task: Task) -> Record:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    folder, kills = Path(task.folder), meters.kernel_kills()
+    folder, kills = Path(task.folder), memory.kernel_kills()
     told = task.model_copy(update={"parent": os.getpid()})
     (folder / SPEC).write_text(told.model_dump_json(), encoding="utf-8")
     config = LaunchConfig(
@@ -83,7 +85,7 @@ def lead(task: Task) -> Record:
     found = _left(folder, task.case.ranks)
     if len(found) == task.case.ranks and all(record.status == "ok" for record in found.values()):
         return together(list(found.values()))
-    return _first_failure(found, codes, task.case.ranks, meters.kernel_kills() > kills)
+    return _first_failure(found, codes, task.case.ranks, memory.kernel_kills() > kills)
 
 
 def _left(folder: Path, ranks: int) -> dict[int, Record]:

@@ -8,18 +8,19 @@ from typing import Any
 
 import psutil
 
-from harness import backends, plugins
+from harness import backends
+from harness.contract import plugins
+from harness.contract.place import Place
 from harness.records import Record, Task
-from harness.types import Place
 
 MODULES = {
-    "predict": "harness.worker.predict",
-    "reference": "harness.worker.answers",
-    "numerics": "harness.worker.answers",
+    "predict": "harness.worker.prediction",
+    "reference": "harness.worker.numerics",
+    "numerics": "harness.worker.numerics",
     "memory": "harness.worker.memory",
-    "pilot": "harness.worker.speed",
-    "time": "harness.worker.speed",
-    "contract": "harness.worker.contract",
+    "pilot": "harness.worker.timing",
+    "time": "harness.worker.timing",
+    "contract": "harness.worker.contract_checks",
 }
 
 

@@ -1,4 +1,4 @@
-"""Measure what this machine does in a second: `python -m harness.worker.rates BACKEND DEVICE`.
+"""Measure what this machine does in a second: `python -m harness.worker.throughput BACKEND DEVICE`.
 
 Products of square matrices in each dtype, and the bytes that a sum of two arrays reads and writes. The arrays are far
 larger than the caches; each figure is the best of several turns, since what disturbs only ever slows down.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness import backends
-from harness.types import Place
+from harness.contract.place import Place
 
 DTYPES = ("float32", "bfloat16", "float16")
 SIDE = {"cpu": 1024, "cuda": 8192}
@@ -47,7 +47,7 @@ def fastest(turn: Callable[[], Any]) -> float:
     return min(times)
 
 
-def in_torch(place: Place, shape: tuple[int, ...], dtype: str, what: str) -> tuple[Callable[..., Any], list[Any]]:
+def on_torch(place: Place, shape: tuple[int, ...], dtype: str, what: str) -> tuple[Callable[..., Any], list[Any]]:
     import torch
 
     arrays = [torch.ones(shape, dtype=getattr(torch, dtype), device=place.device) for _ in range(3)]
@@ -55,7 +55,7 @@ def in_torch(place: Place, shape: tuple[int, ...], dtype: str, what: str) -> tup
     return lambda a, b, out: operation(a, b, out=out), arrays
 
 
-def in_jax(place: Place, shape: tuple[int, ...], dtype: str, what: str) -> tuple[Callable[..., Any], list[Any]]:
+def on_jax(place: Place, shape: tuple[int, ...], dtype: str, what: str) -> tuple[Callable[..., Any], list[Any]]:
     import jax
     import jax.numpy as jnp
 
@@ -64,7 +64,7 @@ def in_jax(place: Place, shape: tuple[int, ...], dtype: str, what: str) -> tuple
     return jax.jit(jnp.matmul if what == "product" else jnp.add), arrays
 
 
-WAYS = {"torch": in_torch, "jax": in_jax}
+WAYS = {"torch": on_torch, "jax": on_jax}
 
 if __name__ == "__main__":
     print(json.dumps(measured(Place(sys.argv[1], sys.argv[2]))))

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from harness import meters, statistics
-from harness.assembly import assemble, shape_of
-from harness.environment import regime
-from harness.plugins import Plugins
+from harness.contract.assembly import assemble, shape_of
+from harness.contract.loop import training
+from harness.contract.place import Place
+from harness.contract.plugins import Plugins
+from harness.machine.environment import regime
+from harness.machine.memory import read, reset_peak, settle
 from harness.records import Record, Task
-from harness.train import training
-from harness.types import Place
-from harness.worker import memory, ranks
+from harness.worker import memory, ranks, steadiness
 
 PILOT_STEPS, PILOT_SECONDS = 30, 10.0
 
@@ -32,11 +32,11 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         assemble(plugins, case, draw=lambda inner: backend.abstract_draw),
     )
     compiled = time.perf_counter()
-    settled = meters.settle()
+    settled = settle()
     backend.clear(place)
     backend.cap(place, case.budget_bytes)
-    base = meters.read().rss
-    meters.reset_peak()
+    base = read().rss
+    reset_peak()
     fetches = _Fetches()
     loop = training(parts, step, fetches.phase, backend.finish)
     if task.kind == "pilot":
@@ -46,13 +46,13 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         warmup = task.warmup
         marks, wall = _timed(loop, backend, warmup, task.steps)
     loop.close()
-    peak = meters.read().peak
+    peak = read().peak
     turns = backend.seconds(marks)
     first, steps = _parted(turns, warmup, task.kind)
-    late = bool(steps) and task.kind == "time" and not statistics.synchronised(steps, wall)
+    late = bool(steps) and task.kind == "time" and not steadiness.synchronised(steps, wall)
     evidence = {"message": f"not synchronised: {sum(steps):.3g} s of steps in {wall:.3g} s of wall"} if late else {}
     flags = [] if settled else ["unsettled"]
-    if len(steps) > 1 and statistics.noisy(steps):
+    if len(steps) > 1 and steadiness.noisy(steps):
         flags.append("noisy")
     return Record(
         status="error" if late else "ok",

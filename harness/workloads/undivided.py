@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from harness.types import Parts
+from harness.contract.parts import Parts
 
 
 def share(parts: Parts, x: Any, y: Any) -> tuple[Any, Any, None]:

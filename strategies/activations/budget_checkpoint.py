@@ -114,7 +114,7 @@ def on_torch(parts: Parts, budget_mib: float = 0.0) -> Parts:
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
-    from strategies import checkpoint
+    from strategies.activations import checkpoint
 
     inner = parts.stack
 
@@ -144,7 +144,7 @@ def on_torch(parts: Parts, budget_mib: float = 0.0) -> Parts:
 def on_jax(parts: Parts, budget_mib: float = 0.0) -> Parts:
     import jax
 
-    from strategies import checkpoint
+    from strategies.activations import checkpoint
 
     inner = parts.stack
 

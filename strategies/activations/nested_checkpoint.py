@@ -18,13 +18,13 @@ def nested(checkpoint: Any, parts: Parts, every: int) -> Parts:
 
 
 def on_torch(parts: Parts, every: int = 0) -> Parts:
-    from strategies import checkpoint
+    from strategies.activations import checkpoint
 
     return nested(checkpoint.on_torch, parts, every)
 
 
 def on_jax(parts: Parts, every: int = 0) -> Parts:
-    from strategies import checkpoint
+    from strategies.activations import checkpoint
 
     return nested(checkpoint.on_jax, parts, every)
 

@@ -14,7 +14,7 @@ from harness import Parts, Strategy, hookimpl
 def on_torch(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
     from torch.utils.checkpoint import checkpoint
 
-    from strategies import offload_activations
+    from strategies.activations import offload_activations
 
     inner = parts.block
 

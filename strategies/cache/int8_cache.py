@@ -17,7 +17,7 @@ STEPS = 127
 def on_torch(parts: Parts) -> Parts:
     import torch
 
-    from strategies.preallocated_cache import within
+    from strategies.cache.preallocated_cache import within
 
     def cache(parts: Parts, batch: int, tokens: int, like: Any) -> Any:
         shape = parts.shape
@@ -49,7 +49,7 @@ def on_jax(parts: Parts) -> Parts:
     import jax.numpy as jnp
     from jax import lax
 
-    from strategies.preallocated_cache import within
+    from strategies.cache.preallocated_cache import within
 
     def cache(parts: Parts, batch: int, tokens: int, like: Any) -> Any:
         shape = parts.shape

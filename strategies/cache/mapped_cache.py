@@ -21,7 +21,7 @@ def on_torch(parts: Parts, folder: str = "/var/tmp") -> Parts:
     import torch
     from torch._subclasses import FakeTensor
 
-    from strategies.preallocated_cache import within
+    from strategies.cache.preallocated_cache import within
 
     def cache(parts: Parts, batch: int, tokens: int, like: Any) -> Any:
         shape = parts.shape

@@ -12,7 +12,7 @@ from harness import Parts, Strategy, hookimpl
 
 
 def on_torch(parts: Parts, budget: float = 0.5) -> Parts:
-    from strategies.compiled_block import compiled
+    from strategies.compilation.compiled_block import compiled
 
     if not 0 <= budget <= 1:
         raise ValueError(f"compiled_budget: budget is a share from 0 to 1, not {budget}")

@@ -12,7 +12,7 @@ from harness import Parts, Strategy, hookimpl
 
 
 def on_torch(parts: Parts) -> Parts:
-    from strategies.compiled_block import compiled
+    from strategies.compilation.compiled_block import compiled
 
     return replace(parts, grad=compiled(parts.grad))
 

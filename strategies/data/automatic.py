@@ -43,7 +43,8 @@ def _mib(size: int) -> str:
 
 
 def on_any(parts: Parts, available_gib: float = 0.0) -> Parts:
-    from strategies import mapped, strided_view
+    from strategies.data.rows import mapped
+    from strategies.data.windows import strided_view
 
     available = available_bytes(available_gib)
     plain = parts
@@ -62,7 +63,8 @@ def on_any(parts: Parts, available_gib: float = 0.0) -> Parts:
 
 
 def holds(extent: Extent, available_gib: float = 0.0) -> Held:
-    from strategies import mapped, strided_view
+    from strategies.data.rows import mapped
+    from strategies.data.windows import strided_view
 
     chosen = choose(extent.base, 0, available_bytes(available_gib))
     return mapped.holds(extent) if chosen.mapped else strided_view.holds(extent)

@@ -35,15 +35,15 @@ def automatic(parts: Parts, fused: Parts, threshold_gib: float) -> Parts:
 
 
 def on_torch(parts: Parts, threshold_gib: float = 10.0) -> Parts:
-    from strategies.fused_loss import in_torch
+    from strategies.loss.fused_loss import on_torch
 
-    return automatic(parts, in_torch(parts), threshold_gib)
+    return automatic(parts, on_torch(parts), threshold_gib)
 
 
 def on_jax(parts: Parts, threshold_gib: float = 10.0) -> Parts:
-    from strategies.fused_loss import in_jax
+    from strategies.loss.fused_loss import on_jax
 
-    return automatic(parts, in_jax(parts), threshold_gib)
+    return automatic(parts, on_jax(parts), threshold_gib)
 
 
 @hookimpl

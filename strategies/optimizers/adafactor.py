@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree, updates
+from harness import Parts, Strategy, hookimpl, optimizers, tree
 
 DECAY, CLIP, LEAST_SCALE = -0.8, 1.0, 1e-3
 
@@ -68,7 +68,7 @@ def on_jax(parts: Parts) -> Parts:
         return {**kept, "second": tree.mapped(begin, state["params"], tree.names(state["params"]))}
 
     def begin(p: Any, name: str) -> Any:
-        if p.ndim - updates.stacked(name) < 2:
+        if p.ndim - optimizers.stacked(name) < 2:
             return jnp.zeros(p.shape, p.dtype)
         column = (*p.shape[:-2], 1, p.shape[-1])
         return {"row": jnp.zeros((*p.shape[:-1], 1), p.dtype), "column": jnp.zeros(column, p.dtype)}
@@ -95,7 +95,7 @@ def on_jax(parts: Parts) -> Parts:
             clip = jnp.maximum(1.0, rms(change) / CLIP)
             return (p * (1 - rate * weight_decay) - scale / clip * change).astype(p.dtype), new
 
-        return updates.moved(state, grads, ("second",), move)
+        return optimizers.moved(state, grads, ("second",), move)
 
     def rms(x: Any) -> Any:
         return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32)))))

@@ -14,7 +14,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree, updates
+from harness import Parts, Strategy, hookimpl, optimizers, tree
 
 
 def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
@@ -37,9 +37,9 @@ def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         mapped = "mapped" in state  # until then the moments are those that `init` made, if any
         alone = {}
-        for (name, sub), (_, g) in zip(updates.one_by_one(state), tree.leaves(grads), strict=True):
+        for (name, sub), (_, g) in zip(optimizers.one_by_one(state), tree.leaves(grads), strict=True):
             alone[name] = sliced(parts, name, sub, g, mapped)
-        return {**updates.joined(state, alone), "mapped": True}
+        return {**optimizers.joined(state, alone), "mapped": True}
 
     def sliced(parts: Parts, name: str, state: Any, g: Any, mapped: bool) -> Any:
         p = state["params"][name].detach()

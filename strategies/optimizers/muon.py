@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree, updates
+from harness import Parts, Strategy, hookimpl, optimizers, tree
 
 A, B, C = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
@@ -79,7 +79,7 @@ def on_jax(parts: Parts, momentum: float = 0.95) -> Parts:
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner(parts, source)
         second = tree.mapped(
-            lambda p, name: {} if is_hidden(name, p.ndim - updates.stacked(name)) else jnp.zeros_like(p),
+            lambda p, name: {} if is_hidden(name, p.ndim - optimizers.stacked(name)) else jnp.zeros_like(p),
             state["params"],
             tree.names(state["params"]),
         )
@@ -103,7 +103,7 @@ def on_jax(parts: Parts, momentum: float = 0.95) -> Parts:
             moved = kept - rate / (1 - BETA_1**count) * (m / scale)
             return moved.astype(p.dtype), m.astype(p.dtype), v.astype(p.dtype)
 
-        return updates.moved(state, grads, ("first", "second"), move)
+        return optimizers.moved(state, grads, ("first", "second"), move)
 
     def orthogonal(x: Any) -> Any:
         """Bring the singular values of a matrix near 1."""

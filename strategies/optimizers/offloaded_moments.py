@@ -8,7 +8,7 @@ torch tensor by tensor. (Ren et al., 2021, arXiv:2101.06840, which updates on th
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree, updates
+from harness import Parts, Strategy, hookimpl, optimizers, tree
 
 WHY_NOT = "keeps moments in the memory of the host, where those of a CPU are already"
 
@@ -30,7 +30,7 @@ def on_torch(parts: Parts) -> Parts:
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         alone = {}
-        for (name, sub), (_, g) in zip(updates.one_by_one(state), tree.leaves(grads), strict=True):
+        for (name, sub), (_, g) in zip(optimizers.one_by_one(state), tree.leaves(grads), strict=True):
             held = sub["moments"]
             near = (
                 tree.mapped(lambda of, p=sub["params"][name]: of.to(p.device, non_blocking=True), held)
@@ -44,7 +44,7 @@ def on_torch(parts: Parts) -> Parts:
             elif made is not None:
                 made = tree.mapped(to_host, made)
             alone[name] = {**after, "moments": made}
-        return updates.joined(state, alone)
+        return optimizers.joined(state, alone)
 
     return replace(parts, init=init, update=update)
 

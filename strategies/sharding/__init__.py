@@ -18,7 +18,7 @@ DIVIDED = ("share", "reduce")
 
 def _of(module: Any) -> tuple[dict[str, Any], str]:
     """Take the two forms of a strategy, and what it says of itself."""
-    return {"torch": module.in_torch, "jax": module.in_jax}, module.__doc__
+    return {"torch": module.on_torch, "jax": module.on_jax}, module.__doc__
 
 
 @hookimpl

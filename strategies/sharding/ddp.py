@@ -11,13 +11,13 @@ from dataclasses import replace
 from harness import Parts
 
 
-def in_torch(parts: Parts) -> Parts:
-    from strategies.sharding.on_torch import by_rows, dividing
+def on_torch(parts: Parts) -> Parts:
+    from strategies.sharding._torch import by_rows, dividing
 
     return replace(parts, **dividing(parts, by_rows))
 
 
-def in_jax(parts: Parts) -> Parts:
-    from strategies.sharding.on_jax import by_rows, dividing
+def on_jax(parts: Parts) -> Parts:
+    from strategies.sharding._jax import by_rows, dividing
 
     return replace(parts, **dividing(parts, by_rows))

@@ -12,8 +12,13 @@ from tempfile import TemporaryDirectory
 
 from tabulate import tabulate
 
-from harness import campaign, judge, planner, plugins, records, suite
-from harness.advise import advise, group_of
+from harness.contract import plugins
+from harness.records import store
+from harness.run import session
+from harness.suite import reader
+from harness.verbs.advise import advise, group_of
+from harness.verbs.plan import this_machine, with_budget
+from harness.verdicts import judge
 
 BUDGET = 120 << 20
 SUITE = """
@@ -33,13 +38,13 @@ def main() -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "small.yaml").write_text(SUITE)
-        plan = planner.with_budget(suite.read(folder / "small.yaml", loaded), BUDGET)
-        options = campaign.Options(folder / "results")
-        machine = planner.this_machine(plan.suite.places, options.cache)
-        found = advise(plan, loaded, options, machine, (), False, False, campaign.Progress())[0]
+        plan = with_budget(reader.read(folder / "small.yaml", loaded), BUDGET)
+        options = session.Options(folder / "results")
+        machine = this_machine(plan.suite.places, options.cache)
+        found = advise(plan, loaded, options, machine, (), False, False, session.Progress())[0]
         whole = replace(plan, name="whole", groups=(group_of(plan.groups[0], loaded, (), False, "small"),))
         (table,) = judge.judge(
-            records.read(campaign.run(whole, loaded, replace(options, all_rounds=True), campaign.Progress()))[0]
+            store.read(session.run(whole, loaded, replace(options, all_rounds=True), session.Progress()))[0]
         )
     timed = {row.label: row.step_median_seconds for row in table.rows if row.status == "ok" and row.step_median_seconds}
     rows = [

@@ -7,7 +7,8 @@ control fails more often.
 import sys
 from statistics import median
 
-from harness import doctor, plugins
+from harness.contract import plugins
+from harness.verbs import doctor
 
 GROUPS, ROUNDS, ALLOWED = 40, 3, 5
 

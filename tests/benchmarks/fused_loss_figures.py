@@ -58,8 +58,8 @@ def loss_of(which: str) -> Callable[[Any, Any, Any], Any]:
     import torch
     from torch.nn import functional as F
 
-    from strategies.cut_loss.on_torch import cut_loss
-    from strategies.fused_loss.on_torch import fused_loss
+    from strategies.loss.cut_loss._torch import cut_loss
+    from strategies.loss.fused_loss._torch import fused_loss
 
     if which == "full":
         return lambda x, w, y: F.cross_entropy((x @ w.T).float(), y)
@@ -201,7 +201,7 @@ def types() -> bool:
 def floors() -> bool:
     """Print the table over the floors; say whether every target is met."""
     sys.path.insert(0, str(ROOT))
-    from strategies.fused_loss.on_torch import chunk_rows
+    from strategies.loss.fused_loss._torch import chunk_rows
 
     head = ["tokens", "loss", "peak", "/ its floor", "time", "/ native time", "error", "of dHidden", "of dWeight"]
     table(*head, head=True)

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
-from harness import Parts, Place, Source, plugins
-from harness.frames import drawn
-from harness.workloads import rows
+from harness import Parts, Place, Source
+from harness.contract import plugins
+from harness.workloads.data import rows
+from harness.workloads.data.frames import drawn
 
 TURNS, BATCHES, BATCH, SLOTS = 5, 150, 256, 4
 STRATEGIES = plugins.load().strategies

@@ -10,8 +10,10 @@ from statistics import median
 
 from tabulate import tabulate
 
-from harness import environment, plugins, runner
+from harness.contract import plugins
+from harness.machine import environment
 from harness.records import Applied, Case, Task
+from harness.run import runner
 
 ROUNDS = 5
 ALLOWED_SECONDS = 0.3

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import keeper, records
+from harness.machine import orphans
+from harness.records import store
 
 pytestmark = pytest.mark.alone
 
@@ -166,8 +167,8 @@ timeout_seconds: {{deadline}}
 
 def left_over() -> list[str]:
     """The marks of processes that some harness has started and not ended."""
-    marks = (keeper._mark_of(pid) for pid in keeper._processes() if not keeper._over(pid))
-    return [mark for mark in marks if mark and mark != keeper.mark()]
+    marks = (orphans._mark_of(pid) for pid in orphans._processes() if not orphans._over(pid))
+    return [mark for mark in marks if mark and mark != orphans.mark()]
 
 
 @pytest.mark.slow
@@ -184,14 +185,14 @@ def test_every_way_to_die_is_a_row_and_the_run_goes_on(place: str, tmp_path: Pat
     (tmp_path / "faults.py").write_text(PLUGIN)
     deadline = DEADLINES[place.partition("/")[0]]
     (tmp_path / "faults.yaml").write_text(SUITE.format(place=place, deadline=deadline))
-    command = [sys.executable, "-m", "harness.cli", "run", "faults.yaml", "--plugin", "faults.py"]
+    command = [sys.executable, "-m", "harness", "run", "faults.yaml", "--plugin", "faults.py"]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     started = time.monotonic()
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - started < 300
     (path,) = tmp_path.glob("results/faults/*/*.jsonl")
-    found, problems = records.read(path)
+    found, problems = store.read(path)
     assert problems == []
     last = {r.case.label.removeprefix("dies_"): r for r in found if r.case and r.slot and r.slot.kind == "memory"}
     table = [
@@ -232,7 +233,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 @pytest.mark.parametrize("full", ["results", pytest.param("temporary files", marks=pytest.mark.slow)])
 def test_a_full_disk_is_one_sentence_and_the_run_is_continued(full: str, disk, smallest: str, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(smallest + "rounds: 0\n")
-    command = [sys.executable, "-m", "harness.cli", "run", "small.yaml", "--results"]
+    command = [sys.executable, "-m", "harness", "run", "small.yaml", "--results"]
     results = {"results": "disk", "temporary files": "kept"}[full]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     if full == "temporary files":
@@ -245,11 +246,11 @@ def test_a_full_disk_is_one_sentence_and_the_run_is_continued(full: str, disk, s
     failed = run({"results": "8k", "temporary files": "4k"}[full])
     assert failed.returncode == 2 and "Traceback" not in failed.stderr, failed.stderr
     assert "make room" in failed.stderr.splitlines()[-1]
-    before = [record for path in (tmp_path / results).rglob("*.jsonl") for record in records.read(path)[0]]
+    before = [record for path in (tmp_path / results).rglob("*.jsonl") for record in store.read(path)[0]]
     done = run("64m")
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / results).rglob("*.jsonl")
-    found, problems = records.read(path)
+    found, problems = store.read(path)
     assert len(problems) <= 1, "at most the line for which there was no room"
     assert found[: len(before)] == before and {record.status for record in found} == {"ok"}
     slots = [record.slot for record in found if record.slot]
@@ -278,6 +279,6 @@ def test_a_full_disk_is_one_sentence_and_the_run_is_continued(full: str, disk, s
 )
 def test_a_plugin_that_raises_is_one_sentence(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(text)
-    command = [sys.executable, "-m", "harness.cli", "list", "--plugin", "bad.py"]
+    command = [sys.executable, "-m", "harness", "list", "--plugin", "bad.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -14,45 +14,32 @@ ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = {"torch", "torchvision", "triton", "jax", "jaxlib", "flax", "optax", "numpy", "tokenizers"}
 STANDARD = set(sys.stdlib_module_names)
 
-# Lowest first. A package stands for all its modules, unless they are named themselves; "" is `harness/__init__.py`.
+# Lowest first: a room imports only from floors below its own, or from within itself. What stands beside the rooms is
+# the door: `harness/__init__.py`, a plugin author's whole world, is of the contract, `harness/__main__.py` of the cli.
+ROOMS = {
+    "records": "cases, tasks and records: what travels between processes and into files",
+    "contract": "parts, strategies and workloads, plugins, the only loop, tools for authors",
+    "backends": "torch and JAX: a step, its peak, its prediction",
+    "workloads": "decoder, temporal, scoring, a user's model; the rows that they read",
+    "suite": "YAML to groups of cases",
+    "machine": "what this machine is, the memory of a process, what would spoil figures",
+    "verdicts": "records to verdicts: the ladder of answers, effects in time, claims",
+    "worker": "one task in a process of its own",
+    "run": "one whole run of a plan: its order, processes, files and locks",
+    "verbs": "what each verb answers, as values",
+    "report": "records and answers as text, tables, pictures and a page",
+    "cli": "the verbs as commands, progress on the screen, suites as tests",
+}
 FLOORS = (
-    (
-        "types",
-        "tree",
-        "corpus",
-        "strict_yaml",
-        "statistics",
-        "numerics",
-        "hooks",
-        "quiet",
-        "backends",
-        "backends.driver",
-        "objective",
-        "npy",
-        "work",
-        "sizes",
-    ),
-    ("", "tokens", "frames", "meters", "plugins", "machine", "train", "updates", "keeper"),
-    ("records", "instruments", "workloads"),
-    ("suite", "environment", "assembly", "scratch"),
-    ("schedule", "corpora", "locks"),
-    (
-        "backends.torch",
-        "backends.jax",
-        "backends.live_storage",
-        "backends.torch_work",
-        "backends.jax_work",
-        "worker",
-        "runner",
-        "judge",
-    ),
-    ("rates", "forecasts", "doctor", "claims", "changes", "contract"),
-    ("planner", "documents"),
-    ("campaign", "fit"),
-    ("advise", "remote"),
-    ("report", "cluster"),
-    ("progress",),
-    ("cli", "pytest_plugin"),
+    ("records",),
+    ("contract",),
+    ("backends", "workloads"),
+    ("suite", "machine"),
+    ("verdicts",),
+    ("worker", "run"),
+    ("verbs",),
+    ("report",),
+    ("cli",),
 )
 
 
@@ -99,69 +86,84 @@ def _imports(node: ast.AST, known: "dict[str, Path]", inside: bool, for_types: b
                 yield from _imports(child, known, inside, for_types or (checked and name == "body"))
 
 
-def floor_of(module: str) -> int:
-    """Find the floor of a module of the harness: its own, or that of the package it is in."""
-    name = module.removeprefix("harness").removeprefix(".")
-    while True:
-        for number, floor in enumerate(FLOORS):
-            if name in floor:
-                return number
-        assert "." in name, f"{module} has no floor: give it one"
-        name = name.rpartition(".")[0]
+def room_of(module: str) -> str:
+    """Name the room of a module of the harness."""
+    name = module.removeprefix("harness").removeprefix(".").partition(".")[0]
+    return {"": "contract", "__main__": "cli"}.get(name, name)
 
 
-def package_of(module: str) -> str:
-    """Name the package a module is private to: `harness.worker` for all its modules, else the module itself."""
-    return ".".join(module.split(".")[:2])
+def floor_of(room: str) -> int:
+    """Find the floor of a room, counted from 1."""
+    return next(number for number, rooms in enumerate(FLOORS, 1) if room in rooms)
 
 
 def climbs(module: str, imported: str) -> bool:
-    """Say whether an import within the harness goes up, or sideways to another package."""
-    own, other = floor_of(module), floor_of(imported)
-    return other > own or (other == own and package_of(module) != package_of(imported))
+    """Say whether an import within the harness goes up, or sideways into another room."""
+    own, other = room_of(module), room_of(imported)
+    return own != other and floor_of(other) >= floor_of(own)
+
+
+def floors() -> str:
+    """Draw the floors, highest first, as CONTRIBUTING shows them."""
+    rows = [
+        f"{floor_of(room)}  {room:<11}{what}".rstrip()
+        for rooms in reversed(FLOORS)
+        for room in rooms
+        for what in [ROOMS[room]]
+    ]
+    return "\n".join(rows)
 
 
 @pytest.mark.parametrize("module", HARNESS)
 def test_a_module_imports_only_from_below(module: str) -> None:
-    floor_of(module)
     for found in imports(HARNESS[module].read_text(), HARNESS):
         top = found.module.partition(".")[0]
         assert top != "strategies", f"{module}:{found.line} knows a strategy"
-        if top != "harness" or found.for_types:
+        if top != "harness" or found.for_types or (module == "harness" and found.inside):
             continue
-        # A package hands over to its modules only where it is called, as the two forms of a workload.
-        own_module = found.inside and found.module.startswith(f"{module}.")
-        assert own_module or not climbs(module, found.module), f"{module}:{found.line} imports {found.module}"
+        assert not climbs(module, found.module), f"{module}:{found.line} imports {found.module}"
 
 
-def test_every_floor_is_inhabited() -> None:
-    inhabited = {name.removeprefix("harness").removeprefix(".") for name in HARNESS}
-    named = {name for floor in FLOORS for name in floor}
-    assert named <= inhabited
-    assert sum(map(len, FLOORS)) == len(named), "a module is on two floors"
+def test_every_room_has_a_floor_and_is_inhabited() -> None:
+    assert {room_of(name) for name in HARNESS} == set(ROOMS) == {room for rooms in FLOORS for room in rooms}
+    assert sum(map(len, FLOORS)) == len(ROOMS), "a room is on two floors"
 
 
-def test_no_two_modules_of_one_floor_import_each_other() -> None:
-    known = {(a, b) for a in HARNESS for b in (i.module for i in imports(HARNESS[a].read_text(), HARNESS))}
-    both = {(a, b) for a, b in known if a < b and (b, a) in known}
-    # The only pairs: a package whose functions import the form they hand over to.
-    assert all(b.startswith(f"{a}.") for a, b in both), both
+def test_the_floors_are_written_down_once() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert floors() in text, f"write this into CONTRIBUTING.md:\n{floors()}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """At import time; a package whose functions import the form that they hand over to is none."""
+    arrows = {
+        name: {i.module for i in imports(path.read_text(), HARNESS) if not i.inside and not i.for_types} & set(HARNESS)
+        for name, path in HARNESS.items()
+    }
+    assert not (circle := sorted(_unresolved(arrows))), f"among these: {circle}"
+
+
+def _unresolved(arrows: dict[str, set[str]]) -> set[str]:
+    """Take away modules that import nothing of what is left, until no more can go."""
+    left = dict(arrows)
+    while ready := [name for name, needs in left.items() if not (needs - {name}) & left.keys()]:
+        for name in ready:
+            del left[name]
+    return set(left)
 
 
 @pytest.mark.parametrize(
     ("module", "imported", "expected"),
     [
-        ("harness.types", "harness.hooks", True),
-        ("harness.judge", "harness.campaign", True),
-        ("harness.judge", "harness.report.table", True),
-        ("harness.tokens", "harness.records", True),
-        ("harness.plugins", "harness.suite", True),
-        ("harness.types", "harness.statistics", True),
-        ("harness.worker.kinds", "harness.judge", True),
-        ("harness.backends", "harness.backends.torch", True),
-        ("harness.worker.speed", "harness.worker.memory", False),
-        ("harness.records", "harness.tokens", False),
-        ("harness.cli", "harness.types", False),
+        ("harness.contract.parts", "harness.suite.plan", True),
+        ("harness.verdicts.judge", "harness.run.session", True),
+        ("harness.verdicts.judge", "harness.report.table", True),
+        ("harness.records.case", "harness", True),
+        ("harness.worker.tasks", "harness.run.runner", True),
+        ("harness.backends", "harness.workloads", True),
+        ("harness.worker.timing", "harness.worker.memory", False),
+        ("harness.workloads.data.tokens", "harness.records.task", False),
+        ("harness.__main__", "harness.cli.commands", False),
     ],
 )
 def test_what_climbs(module: str, imported: str, expected: bool) -> None:
@@ -171,50 +173,51 @@ def test_what_climbs(module: str, imported: str, expected: bool) -> None:
 def test_imports_are_found_wherever_they_stand() -> None:
     source = """
 from typing import TYPE_CHECKING
-import harness.suite, json
+import harness.suite.plan, json
 if TYPE_CHECKING:
     from harness.records import Record
 else:
-    from harness import judge
+    from harness.verdicts import judge
 def f():
     class C:
         from harness import cli, __version__
 """
     found = [i for i in imports(source, HARNESS) if i.module.startswith("harness")]
     assert found == [
-        Import("harness.suite", 3, False, False),
+        Import("harness.suite.plan", 3, False, False),
         Import("harness.records", 5, False, True),
-        Import("harness.judge", 7, False, False),
+        Import("harness.verdicts.judge", 7, False, False),
         Import("harness.cli", 10, True, False),
         Import("harness", 10, True, False),
     ]
 
 
-AUTHORS_WORLD = {"harness", "harness.npy", "harness.tree", "harness.updates"}
+def group_of(module: str) -> str:
+    """Name the group of a strategy's module: `strategies.loss` for all below it, or the module itself."""
+    return ".".join(module.split(".")[:2])
 
 
 @pytest.mark.parametrize("module", STRATEGIES)
-def test_a_strategy_imports_the_harness_and_nothing_of_it(module: str) -> None:
+def test_a_strategy_imports_the_harness_and_its_own_group(module: str) -> None:
     for found in imports(STRATEGIES[module].read_text(), STRATEGIES | HARNESS):
         top, where = found.module.partition(".")[0], f"{module}:{found.line}"
         if top == "harness":
-            assert found.module in AUTHORS_WORLD, f"{where} imports {found.module}, which is not for plugins"
-        elif top == "strategies":  # one that chooses among others, or is made of one, asks for it when it is applied
-            same = package_of(found.module) == package_of(module)
-            assert same or found.inside, f"{where} needs another strategy before it is applied"
+            assert found.module == "harness", f"{where} imports {found.module}: write `from harness import ...`"
+        elif top == "strategies":
+            assert group_of(found.module) == group_of(module), f"{where} imports {found.module}, of another group"
         elif top not in STANDARD:
-            private = module.endswith((".on_torch", ".on_jax")) and module.count(".") > 1
+            private = module.rpartition(".")[2].startswith("_")
             assert found.inside or private or found.for_types, f"{where} imports {top} before it is used"
 
 
 LIGHT = """
 import json, sys
-import harness.cli, harness.campaign, harness.judge, harness.report.table
+import harness.cli.commands, harness.run.session, harness.verdicts.judge, harness.report.table
 from harness import plugins
 loaded = plugins.load()
 for strategy in loaded.strategies.values():
     strategy.knobs, strategy.summary
-    from harness.types import Place
+    from harness import Place
     strategy.obstacle(Place("torch", "cpu"))
 found = sorted(sys.modules)
 print(json.dumps([sorted(loaded.strategies), sorted(loaded.workloads), found]))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import environment, runner
+from harness.machine import environment
 from harness.records import Applied, Case, Task
+from harness.run import runner
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from harness import changes, documents, judge, plugins, records, suite
-from harness.claims import ClaimError
-from harness.records import StoreError
-from harness.report import reading
-from harness.report.whole import Report
-from harness.suite import SuiteError
+from harness.contract import plugins
+from harness.records import store
+from harness.records.store import StoreError
+from harness.report import results
+from harness.report.report import Report
+from harness.suite import reader
+from harness.suite.schema import SuiteError
+from harness.verbs import compare
+from harness.verdicts import documents, judge
+from harness.verdicts.claims import ClaimError
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADED = plugins.load()
@@ -93,7 +97,7 @@ def test_a_damaged_suite_is_a_plan_or_refused_in_one_line(tmp_path: Path) -> Non
         path.write_bytes(damaged(chance.choice(texts), chance))
         started = time.perf_counter()
         try:
-            plans += bool(suite.read(path, LOADED).cases)
+            plans += bool(reader.read(path, LOADED).cases)
         except SuiteError as refusal:
             assert str(refusal).isprintable() and len(str(refusal)) < 2000
         assert time.perf_counter() - started < SECONDS, path.read_bytes()
@@ -120,12 +124,12 @@ def test_damaged_results_are_reported_as_far_as_they_go_and_write_nothing(tmp_pa
         started = time.perf_counter()
         problems: list[str] = []
         try:
-            read = reading.read([path], problems.append)
+            read = results.read([path], problems.append)
             whole = Report(tuple(read), LOADED)
             text = whole.markdown() + whole.csv() + whole.json()
             text += Report(tuple(read), LOADED, known).markdown()
             tables = judge.judge(read[0].records)
-            changes.compare(tables, tables)
+            compare.compare(tables, tables)
             told += len(text) > 500
             assert "<script" not in whole.markdown() and "\x1b" not in text
         except (StoreError, ClaimError) as refusal:
@@ -144,7 +148,7 @@ def test_a_suite_of_any_size_is_refused_at_once(size: int, tmp_path: Path) -> No
         file.truncate(max(size, file.tell() if size else 0))
     started = time.perf_counter()
     with pytest.raises(SuiteError):
-        suite.read(path, LOADED)
+        reader.read(path, LOADED)
     assert time.perf_counter() - started < SECONDS
 
 
@@ -154,7 +158,7 @@ def test_results_that_were_cut_at_any_byte_lose_one_record_at_most(tmp_path: Pat
     path = tmp_path / "cut.jsonl"
     for at in range(0, len(text), max(1, len(text) // 400)):
         path.write_bytes(text[:at])
-        found, problems = records.read(path)
+        found, problems = store.read(path)
         whole = text[:at].count(b"\n")
         assert whole <= len(found) <= whole + 1 and len(problems) <= 1
 
@@ -165,6 +169,6 @@ def test_records_of_a_newer_format_and_with_foreign_keys_are_left_out_with_a_sen
     path.write_text(
         line.replace("{", '{"schema_version": 99, ', 1) + "\n" + line.replace("{", '{"owner": "me", ', 1) + "\n" + line
     )
-    found, problems = records.read(path)
+    found, problems = store.read(path)
     assert len(found) == 1
     assert "format 99, newer than 1: update the harness" in problems[0] and "wrong 'owner'" in problems[1]

@@ -10,9 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import campaign, keeper, plugins, records, runner, suite
-from harness.numerics import Verdict
-from harness.records import Record
+from harness.contract import plugins
+from harness.machine import orphans
+from harness.records import Case, Record, Task, store
+from harness.records.record import Verdict
+from harness.run import runner, session
+from harness.suite import reader
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = """
@@ -74,7 +77,7 @@ def test_a_report_of_ten_thousand_records_takes_seconds_and_little_memory(tmp_pa
 def test_the_first_words_come_at_once(words: list[str], most: float) -> None:
     def once() -> float:
         started = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "harness.cli", *words], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "harness", *words], check=True, capture_output=True)
         return time.perf_counter() - started
 
     assert min(once() for _ in range(5)) < most * SLOWER
@@ -101,7 +104,7 @@ def test_two_thousand_cases_leave_the_parent_as_it_is(
 ) -> None:
     """What is looked at is the process that starts the workers, and its file: what workers do is made up."""
 
-    def instead(task: records.Task, *rest: object) -> list[Record]:
+    def instead(task: Task, *rest: object) -> list[Record]:
         if task.kind == "reference":
             Path(str(task.reference)).mkdir(parents=True)
         return [MADE[task.kind]] * len(task.cases)
@@ -118,20 +121,20 @@ def test_two_thousand_cases_leave_the_parent_as_it_is(
     path = tmp_path / "many.yaml"
     path.write_text(SUITE.format(every=list(range(1, CASES // 4))))
     loaded = plugins.load()
-    plan = suite.read(path, loaded)
+    plan = reader.read(path, loaded)
     assert len(plan.cases) == CASES
     me = psutil.Process(os.getpid())
-    keeper.start()
+    orphans.start()
     before = {child.pid for child in me.children()}
     seen: list[tuple[float, int, int]] = []
 
-    class Watched(campaign.Progress):
-        def finish(self, record: Record, case: records.Case) -> None:
+    class Watched(session.Progress):
+        def finish(self, record: Record, case: Case) -> None:
             assert record.status == "ok", record.evidence
             if record.slot is not None and record.slot.kind == "memory":
                 seen.append((time.process_time(), me.memory_info().rss, me.num_fds()))
 
-    file = campaign.run(plan, loaded, campaign.Options(tmp_path / "results"), Watched())
+    file = session.run(plan, loaded, session.Options(tmp_path / "results"), Watched())
     assert len(seen) == CASES
     quarter = CASES // 4
     growth = seen[-1][1] - seen[quarter][1]
@@ -143,7 +146,7 @@ def test_two_thousand_cases_leave_the_parent_as_it_is(
     assert last < SLOWER * first
     assert seen[-1][2] == seen[quarter][2], "files are left open"
     assert {child.pid for child in me.children()} <= before, "processes are left, or not reaped"
-    _, problems = records.read(file)
+    _, problems = store.read(file)
     sizes = [len(line) for line in file.read_bytes().splitlines()]
     assert problems == [] and max(sizes) < 10_000
     assert file.stat().st_size < 3 * CASES * 3000

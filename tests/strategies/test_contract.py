@@ -5,8 +5,10 @@ import sys
 
 import pytest
 
-from harness import Place, backends, contract, plugins
-from harness.worker.contract import Contract
+from harness import Place
+from harness.contract import place, plugins
+from harness.verbs import check
+from harness.worker.contract_checks import Contract
 
 LOADED = plugins.load()
 KEPT = Contract(LOADED)
@@ -32,7 +34,7 @@ def everywhere():
     for name in sorted(LOADED.strategies):
         rewrites = set(LOADED.strategies[name].rewrites)
         for workload in LOADED.workloads:
-            for backend in backends.NAMES:
+            for backend in place.NAMES:
                 trains = not rewrites <= OF_DATA | {"scan"}
                 marks = [pytest.mark.slow] if name in COMPILED or (trains and (workload, backend) == SECOND) else []
                 if obstacle(name, workload, backend) is None:
@@ -41,8 +43,8 @@ def everywhere():
 
 @pytest.mark.parametrize("name", sorted(LOADED.strategies))
 def test_describes_itself_and_runs_somewhere(name):
-    assert not list(contract.described(LOADED.strategies[name]))
-    obstacles = [obstacle(name, workload, backend) for workload in LOADED.workloads for backend in backends.NAMES]
+    assert not list(check.described(LOADED.strategies[name]))
+    obstacles = [obstacle(name, workload, backend) for workload in LOADED.workloads for backend in place.NAMES]
     if None not in obstacles:
         elsewhere = [reason for reason in obstacles if "needs the package" in reason or "does not run on" in reason]
         assert elsewhere, f"skipped everywhere: {obstacles}"
@@ -66,13 +68,13 @@ def test_keeps_its_contract(name, workload, backend, request):
     assert not list(KEPT.of_strategy(name, workload, backend))
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("order", [("checkpoint", "fused_loss"), ("fused_loss", "checkpoint")], ids="+".join)
 def test_a_composition_equals_the_baseline_in_either_order(order, backend):
     assert not list(KEPT.of_composition(order, "decoder", backend))
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("workload", ["decoder", "scoring", pytest.param("temporal", marks=pytest.mark.slow)])
 def test_a_workload_keeps_its_contract(workload, backend):
     assert not list(Contract(LOADED).of_workload(workload, backend))

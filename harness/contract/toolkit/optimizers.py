@@ -3,28 +3,28 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from harness import tree
+from harness.contract.toolkit import trees
 
 
 def one_by_one(state: Any) -> Iterator[tuple[str, Any]]:
     """Yield the state of each parameter alone, with its dotted name: an `update` can be called with it."""
     moments: list[Any] = []
     if state["moments"] is not None:
-        tree.mapped(lambda _, held: moments.append(held), state["params"], state["moments"])
-    for at, (name, p) in enumerate(tree.leaves(state["params"])):
+        trees.mapped(lambda _, held: moments.append(held), state["params"], state["moments"])
+    for at, (name, p) in enumerate(trees.leaves(state["params"])):
         yield name, {**state, "params": {name: p}, "moments": {name: moments[at]} if moments else None}
 
 
 def joined(state: Any, alone: dict[str, Any]) -> Any:
     """Put the states of all parameters together again."""
-    names = [name for name, _ in tree.leaves(state["params"])]
+    names = [name for name, _ in trees.leaves(state["params"])]
     whole = {**alone[names[0]]}
     for key in ("params", "moments"):
         made = [alone[name][key] for name in names]
         whole[key] = (
             None
             if made[0] is None
-            else tree.rebuilt(state["params"], (of[name] for of, name in zip(made, names, strict=True)))
+            else trees.rebuilt(state["params"], (of[name] for of, name in zip(made, names, strict=True)))
         )
     return whole
 
@@ -41,8 +41,8 @@ def moved(state: Any, grads: Any, kept: tuple[str, ...], move: Callable[..., Any
     """
     params = state["params"]
     held = (state[key] for key in kept)
-    new = tree.mapped(lambda p, name, *of: _by_layer(move, name, p, *of), params, tree.names(params), grads, *held)
-    parted = {key: tree.mapped(lambda _, of, at=at: of[at], params, new) for at, key in enumerate(("params", *kept))}
+    new = trees.mapped(lambda p, name, *of: _by_layer(move, name, p, *of), params, trees.names(params), grads, *held)
+    parted = {key: trees.mapped(lambda _, of, at=at: of[at], params, new) for at, key in enumerate(("params", *kept))}
     return {**state, **parted, "steps": state["steps"] + 1}
 
 

@@ -2,7 +2,8 @@
 
 They are generated once and kept in a cache, or are somebody's own, which are checked and used where they lie:
 `recording.npy` [frames, features] with its labels [frames] beside it in `recording.labels.npy`.
-`python -m harness.frames SPEC.json` does this in a process of its own, for a parent that must not load numpy.
+`python -m harness.workloads.data.frames SPEC.json` does this in a process of its own, for a parent that must not
+load numpy.
 """
 
 from __future__ import annotations
@@ -12,33 +13,22 @@ import json
 import os
 import secrets
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.corpus import CorpusError, resolve
+from harness.records.task import FrameFile
+from harness.workloads.data.sources import CorpusError, resolve
 
 if TYPE_CHECKING:
     import numpy as np
+
 
 GENERATED = "generated"
 FORMAT = 1
 CHUNK = 1 << 15  # frames drawn or checked at once
 DELAY = 3
 """How many frames ago a label was to be seen: a network must look back to learn it."""
-
-
-@dataclass(frozen=True)
-class FrameFile:
-    """Point at `frames` rows of `features` in `path`, and at a label below `classes` for each in `labels`."""
-
-    path: Path
-    labels: Path
-    frames: int
-    features: int
-    classes: int
-    dtype: str
-    digest: str
 
 
 def prepare(corpus: str, root: Path, frames: int, features: int, classes: int, seed: int, cache: Path) -> FrameFile:

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from harness import frames
-from harness.types import IGNORED, Extent, Parts, Place, Source, Windows
+from harness.contract.data import IGNORED, Extent, Source, Windows
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.workloads.data import frames
 
 
 def data_parts(shape: Any, place: Place, corpus: Any, source: Callable[[Parts], Source]) -> Parts:

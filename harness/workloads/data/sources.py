@@ -101,7 +101,9 @@ def texts(corpus: Corpus) -> Iterator[str]:
     """
     read = {"standard_library": _source_text, "text": _pieces, "jsonl": _json_lines}.get(corpus.kind)
     if read is None:
-        raise CorpusError(f"corpus {corpus.name!r}: holds token ids, not text; read them with harness.tokens.prepare")
+        raise CorpusError(
+            f"corpus {corpus.name!r}: holds token ids, not text; read them with harness.workloads.data.tokens.prepare"
+        )
     for path in corpus.files:
         try:
             yield from filter(None, read(corpus.name, path))

@@ -2,8 +2,8 @@
 
 Ids are stored as uint16 when the vocabulary allows, else uint32. The file that a run reads depends on
 nothing but the corpus's content, the tokenizer, the vocabulary, the size and (for zipf) the seed, and
-carries their hash as its name. `python -m harness.tokens SPEC.json` does the same in a process of its own,
-for a parent that must not load numpy.
+carries their hash as its name. `python -m harness.workloads.data.tokens SPEC.json` does the same in a process of its
+own, for a parent that must not load numpy.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.corpus import ZIPF_EXPONENT, Corpus, CorpusError, digest, resolve, texts
+from harness.records.task import TokenFile
+from harness.workloads.data.sources import ZIPF_EXPONENT, Corpus, CorpusError, digest, resolve, texts
 
 if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
+
 
 TOKENIZERS = ("bytes", "words", "bpe")
 UNKNOWN = "<unk>"  # contains signs that split words, so no word of a text can be equal to it
@@ -34,28 +36,7 @@ TRAINING_CHARACTERS = 8_000_000  # of the corpus, from its start: more text chan
 SMALLEST_CAP = 1 << 18
 CHUNK = 1 << 20  # ids drawn or checked at once
 FORMAT = 1
-
 Ids = Iterator["np.ndarray"]
-
-
-@dataclass(frozen=True)
-class TokenFile:
-    """Point at `tokens` ids in `path`, all below `vocabulary`.
-
-    `vocabulary` is what was asked for, or with 0 what the corpus has. `digest` is the sha256 of the
-    little-endian ids: equal digests mean that two machines trained on the same tokens.
-    """
-
-    path: Path
-    tokens: int
-    vocabulary: int
-    dtype: str
-    digest: str
-
-    @property
-    def held_bytes(self) -> int:
-        """The bytes of the ids when all are in memory."""
-        return self.tokens * int(self.dtype.removeprefix("uint")) // 8
 
 
 def prepare(
@@ -148,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Prepare what one JSON file asks for, and print the TokenFile, or {"error": sentence} and return 2.
 
     The file is an object of corpus, root, tokenizer, vocabulary, needed, seed, cache, and optionally `exact`
-    (see `prepare`) and `outside` (see `harness.corpus.resolve`); paths are relative to the working directory.
+    (see `prepare`) and `outside` (see `sources.resolve`); paths are relative to the working directory.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # nothing forks here, and the result is the same
     given = sys.argv[1:] if arguments is None else arguments
@@ -373,7 +354,7 @@ def _read_spec(arguments: list[str]) -> dict[str, Any]:
     types: dict[str, type] = dict.fromkeys(("corpus", "root", "tokenizer", "cache"), str)
     types |= dict.fromkeys(("vocabulary", "needed", "exact", "seed"), int) | {"outside": bool}
     if len(arguments) != 1:
-        raise CorpusError("usage: python -m harness.tokens SPEC.json")
+        raise CorpusError("usage: python -m harness.workloads.data.tokens SPEC.json")
     try:
         spec = {"outside": False, "exact": 0} | json.loads(Path(arguments[0]).read_text())
     except (OSError, ValueError, TypeError) as error:

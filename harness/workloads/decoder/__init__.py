@@ -8,9 +8,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from harness.hooks import hookimpl
-from harness.types import Extent, Parts, Place, Workload
-from harness.workloads.text import Text
+from harness.contract.data import Extent
+from harness.contract.hooks import hookimpl
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.workload import Workload
+from harness.workloads.settings import Text
 
 Sizes = dict[str, tuple[tuple[int, ...], float]]
 """Shape and deviation of each parameter."""
@@ -187,24 +190,21 @@ def abstract_batch(shape: Shape) -> tuple[tuple[tuple[int, ...], str], ...]:
 
 def extent(shape: Shape, corpus: Any, steps: int) -> Extent:
     """Give the sizes of the source."""
-    from harness.workloads.rows import token_extent
+    from harness.workloads.data.rows import token_extent
 
     return token_extent(shape, corpus, steps)
 
 
-# Not named on_torch and on_jax: importing a submodule of that name would replace the function.
-
-
-def in_torch(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
+def on_torch(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts in torch."""
-    from harness.workloads.decoder.on_torch import build
+    from harness.workloads.decoder._torch import build
 
     return build(shape, place, corpus, seed)
 
 
-def in_jax(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
+def on_jax(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts in JAX."""
-    from harness.workloads.decoder.on_jax import build
+    from harness.workloads.decoder._jax import build
 
     return build(shape, place, corpus, seed)
 
@@ -217,7 +217,7 @@ def harness_workloads() -> list[Workload]:
             about=__doc__ or "",
             shape=Shape,
             presets=PRESETS,
-            on={"torch": in_torch, "jax": in_jax},
+            on={"torch": on_torch, "jax": on_jax},
             abstract_batch=abstract_batch,
             tiny=tiny,
             probe=probe,

@@ -3,6 +3,7 @@
 An unrolled loop of layers would undo rematerialisation on the CPU: XLA merges the recomputation with the original.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from harness.objective import Objective
-from harness.types import IGNORED, Parts, Place, Source, replace
-from harness.workloads import devices, rows, whole
-from harness.workloads import draw as drawing
+from harness.contract.data import IGNORED, Source
+from harness.contract.objective import Objective
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.toolkit import mesh
+from harness.workloads import parameters as drawing
+from harness.workloads import undivided
+from harness.workloads.data import rows
 from harness.workloads.decoder import Shape
 
 
@@ -61,7 +66,7 @@ def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
     """Attend with grouped queries and rotary positions."""
     tokens = x_BTD.shape[1]
     table = rotary_table(parts.shape, parts.positions(parts, tokens), x_BTD)
-    cos, sin = (devices.own_rows(each, tokens) for each in table)
+    cos, sin = (mesh.own_rows(each, tokens) for each in table)
     y_BTHK = parts.attend(parts, *projected(parts.shape, p, x_BTD, cos, sin))
     return linear(p, "wo", y_BTHK.reshape(*x_BTD.shape[:2], -1))
 
@@ -220,9 +225,9 @@ def drawn(parts: Parts) -> dict[str, Any]:
     for name, (size, deviation) in shape.parameter_shapes().items():
         if name.startswith("layers."):
             value = parts.draw(parts, name, (shape.layers, *size), deviation)
-            params["layers"][name.removeprefix("layers.")] = devices.on_each(parts.ranks, value)
+            params["layers"][name.removeprefix("layers.")] = mesh.on_each(parts.ranks, value)
         else:
-            params[name] = devices.on_each(parts.ranks, parts.draw(parts, name, size, deviation))
+            params[name] = mesh.on_each(parts.ranks, parts.draw(parts, name, size, deviation))
     return params
 
 
@@ -245,11 +250,11 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         block=block,
         stack=stack,
         loss=loss,
-        share=whole.share,
+        share=undivided.share,
         grad=grad,
-        reduce=whole.reduce,
-        gather=whole.gather,
-        positions=whole.positions,
+        reduce=undivided.reduce,
+        gather=undivided.gather,
+        positions=undivided.positions,
         update=update,
         step=step,
     )

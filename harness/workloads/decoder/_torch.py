@@ -1,17 +1,21 @@
 """The decoder's untouched parts in torch: plain functions over dicts of tensors."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from harness import tree
-from harness.objective import Objective
-from harness.types import IGNORED, Parts, Place, Source, replace
-from harness.workloads import draw as drawing
-from harness.workloads import rows, whole
+from harness.contract.data import IGNORED, Source
+from harness.contract.objective import Objective
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.toolkit import trees
+from harness.workloads import parameters as drawing
+from harness.workloads import undivided
+from harness.workloads.data import rows
 from harness.workloads.decoder import Shape
 
 
@@ -158,7 +162,7 @@ def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) 
 def gradients(value: torch.Tensor, params: Any) -> tuple[torch.Tensor, Any]:
     """Return a loss, and its gradient for every parameter."""
     grads = torch.autograd.grad(value, _values(params))
-    return value.detach(), tree.rebuilt(params, iter(grads))
+    return value.detach(), trees.rebuilt(params, iter(grads))
 
 
 @torch.no_grad()
@@ -166,7 +170,7 @@ def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
     """Apply AdamW in place, tensor by tensor; the moments are made at the first call."""
     shape: Shape = parts.shape
     if state["moments"] is None:
-        state["moments"] = tree.mapped(lambda p: [torch.zeros_like(p), torch.zeros_like(p)], state["params"])
+        state["moments"] = trees.mapped(lambda p: [torch.zeros_like(p), torch.zeros_like(p)], state["params"])
     state["steps"] += 1
     tensors = zip(_values(state["params"]), _values(grads), strict=True)
     moments = iter(_values(state["moments"]))
@@ -176,7 +180,7 @@ def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
 
 
 def _values(parameters: Any) -> list[torch.Tensor]:
-    return [leaf for _, leaf in tree.leaves(parameters)]
+    return [leaf for _, leaf in trees.leaves(parameters)]
 
 
 def adamw(p, g, m, v, steps: int, rate: float, decay: float, beta1=0.9, beta2=0.999, epsilon=1e-8) -> None:
@@ -243,11 +247,11 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         block=block,
         stack=stack,
         loss=loss,
-        share=whole.share,
+        share=undivided.share,
         grad=grad,
-        reduce=whole.reduce,
-        gather=whole.gather,
-        positions=whole.positions,
+        reduce=undivided.reduce,
+        gather=undivided.gather,
+        positions=undivided.positions,
         update=update,
         step=step,
     )

@@ -11,8 +11,10 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from harness.hooks import hookimpl
-from harness.types import Parts, Place, Workload
+from harness.contract.hooks import hookimpl
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.workload import Workload
 from harness.workloads import decoder
 
 OF_TRAINING = ("learning_rate", "weight_decay", "ignored", "label_smoothing", "z_loss")
@@ -62,19 +64,16 @@ def probe(shape: Shape) -> Shape:
     return Shape(**decoder.probe(shape).model_dump() | {"ignored": 0.0, "prompt": 13})
 
 
-# Not named on_torch and on_jax: importing a submodule of that name would replace the function.
-
-
-def in_torch(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
+def on_torch(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts in torch."""
-    from harness.workloads.scoring.on_torch import build
+    from harness.workloads.scoring._torch import build
 
     return build(shape, place, corpus, seed)
 
 
-def in_jax(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
+def on_jax(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts in JAX."""
-    from harness.workloads.scoring.on_jax import build
+    from harness.workloads.scoring._jax import build
 
     return build(shape, place, corpus, seed)
 
@@ -87,7 +86,7 @@ def harness_workloads() -> list[Workload]:
             about=__doc__ or "",
             shape=Shape,
             presets=PRESETS,
-            on={"torch": in_torch, "jax": in_jax},
+            on={"torch": on_torch, "jax": on_jax},
             abstract_batch=decoder.abstract_batch,
             tiny=tiny,
             probe=probe,

@@ -1,5 +1,6 @@
 """Scoring in JAX: the decoder's functions, scanned over layers and tokens, around a cache that is carried along."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -7,9 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from harness.types import IGNORED, Parts, Place, Source, replace
-from harness.workloads import rows
-from harness.workloads.decoder import on_jax as decoder
+from harness.contract.data import IGNORED, Source
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.workloads.data import rows
+from harness.workloads.decoder import _jax as decoder
 from harness.workloads.scoring import Shape
 
 

@@ -1,14 +1,17 @@
 """Scoring in torch: the decoder's functions, token by token, around a cache."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from harness.types import IGNORED, Parts, Place, Source, replace
-from harness.workloads import rows
-from harness.workloads.decoder import on_torch as decoder
+from harness.contract.data import IGNORED, Source
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.workloads.data import rows
+from harness.workloads.decoder import _torch as decoder
 from harness.workloads.scoring import Shape
 
 

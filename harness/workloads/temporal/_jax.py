@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from harness.types import Parts, Place
-from harness.workloads import rows
-from harness.workloads.decoder import on_jax as decoder
-from harness.workloads.decoder.on_jax import at_least_float32
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.workloads.data import rows
+from harness.workloads.decoder import _jax as decoder
+from harness.workloads.decoder._jax import at_least_float32
 from harness.workloads.temporal import CONVOLVED, Shape
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from harness.types import Parts, Place
-from harness.workloads import rows
-from harness.workloads.decoder import on_torch as decoder
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.workloads.data import rows
+from harness.workloads.decoder import _torch as decoder
 from harness.workloads.temporal import CONVOLVED, Shape
 
 

@@ -10,8 +10,11 @@ from typing import Any
 
 from pydantic import Field
 
-from harness.types import Extent, Parts, Place, Workload
-from harness.workloads.text import Text
+from harness.contract.data import Extent
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.workload import Workload
+from harness.workloads.settings import Text
 
 LACKS = ("mix", "attend", "feed", "scan", "cache", "share", "reduce", "gather", "positions")
 
@@ -39,12 +42,12 @@ def of_torch(
     """
 
     def build(shape: Any, place: Place, corpus: Any, seed: int = 0) -> Parts:
-        from harness.workloads.own.on_torch import parts_of
+        from harness.workloads.user_model._torch import parts_of
 
         return parts_of(make, shape, place, corpus, seed)
 
     def parameters(shape: Any) -> int:
-        from harness.workloads.own.on_torch import count
+        from harness.workloads.user_model._torch import count
 
         return count(make, shape)
 
@@ -70,12 +73,12 @@ def of_jax(
     """
 
     def build(shape: Any, place: Place, corpus: Any, seed: int = 0) -> Parts:
-        from harness.workloads.own.on_jax import parts_of
+        from harness.workloads.user_model._jax import parts_of
 
         return parts_of(init, embed, block, norm, shape, place, corpus, seed)
 
     def parameters(shape: Any) -> int:
-        from harness.workloads.own.on_jax import count
+        from harness.workloads.user_model._jax import count
 
         return count(init, shape)
 
@@ -119,6 +122,6 @@ def _wanted(shape: Any, steps: int) -> dict[str, int]:
 
 
 def _extent(shape: Any, corpus: Any, steps: int) -> Extent:
-    from harness.workloads.rows import token_extent
+    from harness.workloads.data.rows import token_extent
 
     return token_extent(shape, corpus, steps)

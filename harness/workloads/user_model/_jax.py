@@ -1,15 +1,18 @@
 """Parts made of somebody's JAX functions."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import jax
 
-from harness import tree
-from harness.types import Parts, Place, Source, replace
-from harness.workloads import rows
-from harness.workloads.decoder import on_jax as decoder
+from harness.contract.data import Source
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.toolkit import trees
+from harness.workloads.data import rows
+from harness.workloads.decoder import _jax as decoder
 
 
 def parts_of(
@@ -29,12 +32,12 @@ def parts_of(
     def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
         if not values:
             with jax.enable_x64(False):
-                values.update(tree.leaves(program(jax.random.key(seed))))
+                values.update(trees.leaves(program(jax.random.key(seed))))
         return values.pop(name)
 
     def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
-        drawn = (parts.draw(parts, name, leaf.shape, 0.0) for name, leaf in tree.leaves(sizes))
-        return decoder.with_moments(tree.rebuilt(sizes, drawn))
+        drawn = (parts.draw(parts, name, leaf.shape, 0.0) for name, leaf in trees.leaves(sizes))
+        return decoder.with_moments(trees.rebuilt(sizes, drawn))
 
     def embed(parts: Parts, params: dict[str, Any], x_BT: Any) -> Any:
         return embed_(shape, params, x_BT)
@@ -80,4 +83,4 @@ def compiled(first: Callable[..., Any], shape: Any) -> tuple[Any, Any]:
 def count(first: Callable[..., Any], shape: Any) -> int:
     """Count the parameters, without making them."""
     sizes = jax.eval_shape(partial(first, shape), jax.random.key(0))
-    return sum(leaf.size for _, leaf in tree.leaves(sizes))
+    return sum(leaf.size for _, leaf in trees.leaves(sizes))

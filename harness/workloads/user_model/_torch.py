@@ -1,6 +1,7 @@
 """Parts made of somebody's torch modules, whose parameters are handed to them at each call."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,9 +9,11 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from harness.types import Parts, Place, Source, replace
-from harness.workloads import rows
-from harness.workloads.decoder import on_torch as decoder
+from harness.contract.data import Source
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.workloads.data import rows
+from harness.workloads.decoder import _torch as decoder
 
 
 class Modules(NamedTuple):

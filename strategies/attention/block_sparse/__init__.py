@@ -25,16 +25,15 @@ def checked(block: int, local: int, global_blocks: int, chunk: int) -> None:
         )
 
 
-# Not named on_torch and on_jax: importing a submodule of that name would replace the function.
-def in_torch(parts: Parts, block: int = 64, local: int = 3, global_blocks: int = 2, chunk: int = 512) -> Parts:
-    from strategies.block_sparse_attention.on_torch import by_blocks
+def on_torch(parts: Parts, block: int = 64, local: int = 3, global_blocks: int = 2, chunk: int = 512) -> Parts:
+    from strategies.attention.block_sparse._torch import by_blocks
 
     checked(block, local, global_blocks, chunk)
     return replace(parts, attend=lambda parts, q, k, v: by_blocks(q, k, v, block, local, global_blocks, chunk))
 
 
-def in_jax(parts: Parts, block: int = 64, local: int = 3, global_blocks: int = 2, chunk: int = 512) -> Parts:
-    from strategies.block_sparse_attention.on_jax import by_blocks
+def on_jax(parts: Parts, block: int = 64, local: int = 3, global_blocks: int = 2, chunk: int = 512) -> Parts:
+    from strategies.attention.block_sparse._jax import by_blocks
 
     checked(block, local, global_blocks, chunk)
     return replace(parts, attend=lambda parts, q, k, v: by_blocks(q, k, v, block, local, global_blocks, chunk))
@@ -46,7 +45,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "block_sparse_attention",
             rewrites=("attend",),
-            on={"torch": in_torch, "jax": in_jax},
+            on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,
             probe={"block": 4, "local": 2, "global_blocks": 1, "chunk": 8},

@@ -31,16 +31,15 @@ def checked(block: int, blocks: int, window: int, chunk: int) -> None:
         )
 
 
-# Not named on_torch and on_jax: importing a submodule of that name would replace the function.
-def in_torch(parts: Parts, block: int = 64, blocks: int = 16, window: int = 512, chunk: int = 32) -> Parts:
-    from strategies.native_sparse_attention.on_torch import attention
+def on_torch(parts: Parts, block: int = 64, blocks: int = 16, window: int = 512, chunk: int = 32) -> Parts:
+    from strategies.attention.native_sparse._torch import attention
 
     checked(block, blocks, window, chunk)
     return replace(parts, attend=lambda parts, q, k, v: attention(q, k, v, block, blocks, window, chunk))
 
 
-def in_jax(parts: Parts, block: int = 64, blocks: int = 16, window: int = 512, chunk: int = 32) -> Parts:
-    from strategies.native_sparse_attention.on_jax import attention
+def on_jax(parts: Parts, block: int = 64, blocks: int = 16, window: int = 512, chunk: int = 32) -> Parts:
+    from strategies.attention.native_sparse._jax import attention
 
     checked(block, blocks, window, chunk)
     return replace(parts, attend=lambda parts, q, k, v: attention(q, k, v, block, blocks, window, chunk))
@@ -52,7 +51,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "native_sparse_attention",
             rewrites=("attend",),
-            on={"torch": in_torch, "jax": in_jax},
+            on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,
             probe={"block": 4, "blocks": 3, "window": 6, "chunk": 8},

@@ -13,39 +13,38 @@ from dataclasses import replace
 from harness import Parts, Strategy, hookimpl
 
 
-# Not named on_torch and on_jax: importing a submodule of that name would replace the function.
 def dense_in_torch(parts: Parts) -> Parts:
-    from strategies.attention.on_torch import attention
+    from strategies.attention.scores._torch import attention
 
     return replace(parts, attend=lambda parts, q, k, v: attention(q, k, v, 0, 0, q.shape[1]))
 
 
 def dense_in_jax(parts: Parts) -> Parts:
-    from strategies.attention.on_jax import attention
+    from strategies.attention.scores._jax import attention
 
     return replace(parts, attend=lambda parts, q, k, v: attention(q, k, v, 0, 0, q.shape[1]))
 
 
 def chunked_in_torch(parts: Parts, chunk: int = 512) -> Parts:
-    from strategies.attention.on_torch import by_chunks
+    from strategies.attention.scores._torch import by_chunks
 
     return replace(parts, attend=lambda parts, q, k, v: by_chunks(q, k, v, chunk))
 
 
 def chunked_in_jax(parts: Parts, chunk: int = 512) -> Parts:
-    from strategies.attention.on_jax import by_chunks
+    from strategies.attention.scores._jax import by_chunks
 
     return replace(parts, attend=lambda parts, q, k, v: by_chunks(q, k, v, chunk, q.shape[1]))
 
 
 def window_in_torch(parts: Parts, window: int = 512) -> Parts:
-    from strategies.attention.on_torch import by_windows
+    from strategies.attention.scores._torch import by_windows
 
     return replace(parts, attend=lambda parts, q, k, v: by_windows(q, k, v, window))
 
 
 def window_in_jax(parts: Parts, window: int = 512) -> Parts:
-    from strategies.attention.on_jax import by_chunks
+    from strategies.attention.scores._jax import by_chunks
 
     return replace(parts, attend=lambda parts, q, k, v: by_chunks(q, k, v, window, window))
 

@@ -91,7 +91,7 @@ def on_any(parts: Parts, workers: int = 2, depth: int = 2) -> Parts:
     inner = parts.batches
 
     def batches(parts: Parts, windows: Windows) -> Batches:
-        from strategies.torch_dataloader import in_order
+        from strategies.data.batches.torch_dataloader import in_order
 
         assert_plain("prefetch_process", windows)
         return gathered(parts, windows, in_order(parts, inner, windows.source), workers, depth)

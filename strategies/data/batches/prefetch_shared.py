@@ -99,8 +99,8 @@ def on_any(parts: Parts, workers: int = 2, depth: int = 2) -> Parts:
         return shared
 
     def batches(parts: Parts, windows: Windows) -> Batches:
-        from strategies.prefetch_process import assert_plain
-        from strategies.torch_dataloader import in_order
+        from strategies.data.batches.prefetch_process import assert_plain
+        from strategies.data.batches.torch_dataloader import in_order
 
         assert_plain("prefetch_shared", windows)
         return gathered(parts, windows, in_order(parts, inner, windows.source), lent, workers, depth)
@@ -159,7 +159,7 @@ def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], lent: Lent, 
 
     import numpy as np
 
-    from strategies.prefetch_process import explained, process
+    from strategies.data.batches.prefetch_process import explained, process
 
     source, slots = windows.source, workers * depth
     rows = [borrowed(array, lent) for array in (source.inputs, source.targets)]
@@ -203,7 +203,7 @@ def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], lent: Lent, 
 
 def answer(worker: Any) -> None:
     """Wait until a slot is filled, or raise the error that the worker met."""
-    from strategies.prefetch_process import explained
+    from strategies.data.batches.prefetch_process import explained
 
     with explained("prefetch_shared", worker):
         head = worker.stdout.read(8)

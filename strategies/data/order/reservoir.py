@@ -8,12 +8,11 @@ the same mixing takes (see `streaming`). The file is read from its beginning to 
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
-from harness.npy import on_disk
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, rows_on_disk
 
 
 def on_any(parts: Parts, size: int = 10000) -> Parts:
-    from strategies import buffered_shuffle
+    from strategies.data.order import buffered_shuffle
 
     def windows(parts: Parts, source: Source) -> Windows:
         import numpy as np
@@ -42,7 +41,7 @@ def on_any(parts: Parts, size: int = 10000) -> Parts:
 
         return Windows(source, batch)
 
-    return replace(buffered_shuffle.on_any(parts, size), rows=on_disk, windows=windows)
+    return replace(buffered_shuffle.on_any(parts, size), rows=rows_on_disk.on_disk, windows=windows)
 
 
 def holds(extent: Extent, size: int = 10000) -> Held:

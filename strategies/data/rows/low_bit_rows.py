@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import Extent, Held, Parts, Strategy, hookimpl
-from harness.npy import RowsOnDisk, in_pieces
+from harness import Extent, Held, Parts, RowsOnDisk, Strategy, hookimpl, rows_on_disk
 
 
 class Narrowing(NamedTuple):
@@ -53,7 +52,7 @@ def as_int8(rows: RowsOnDisk) -> Narrowing:
     import numpy as np
 
     largest_F = np.zeros(rows.shape[1:], np.float32)
-    for _, piece in in_pieces(rows):
+    for _, piece in rows_on_disk.in_pieces(rows):
         np.maximum(largest_F, np.abs(piece).max(axis=0), out=largest_F)
     scale_F = np.where(largest_F > 0, largest_F / 127, 1).astype(np.float32)
 
@@ -77,7 +76,7 @@ def kept(dtype: str, fit: Callable[[RowsOnDisk], Narrowing], parts: Parts) -> Pa
         narrow, widen = fit(stored)
         widened[:] = [widen]
         found = np.empty(stored.shape, dtype)
-        for first, piece in in_pieces(stored):
+        for first, piece in rows_on_disk.in_pieces(stored):
             narrow(piece, found[first : first + len(piece)])
         return found
 

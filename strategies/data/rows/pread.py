@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
-from harness.npy import on_disk
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, rows_on_disk
 
 
 def on_any(parts: Parts, gap: int = 1) -> Parts:
@@ -34,7 +33,7 @@ def on_any(parts: Parts, gap: int = 1) -> Parts:
 
         return Windows(source, batch)
 
-    return replace(parts, rows=on_disk, windows=windows)
+    return replace(parts, rows=rows_on_disk.on_disk, windows=windows)
 
 
 def stretches(starts_B: Any, window: int, gap: int) -> Iterator[tuple[int, int]]:

@@ -10,8 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
-from harness.npy import fill, on_disk
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, rows_on_disk
 
 
 def on_any(parts: Parts, rows: int = 65536) -> Parts:
@@ -58,7 +57,7 @@ def on_any(parts: Parts, rows: int = 65536) -> Parts:
 
         return at
 
-    return replace(parts, rows=on_disk, windows=windows, order=order)
+    return replace(parts, rows=rows_on_disk.on_disk, windows=windows, order=order)
 
 
 def capacity(rows: int, source: Source | Extent) -> int:
@@ -79,7 +78,7 @@ class Block:
         """Give the rows [first, last); where they are not held, read as many as fit from `first` on."""
         if not self.first <= first <= last <= self.last:
             self.first, self.last = first, min(len(self.source), first + len(self.held))
-            fill(self.held[: self.last - self.first], self.source[self.first : self.last])
+            rows_on_disk.fill(self.held[: self.last - self.first], self.source[self.first : self.last])
         return self.held[first - self.first : last - self.first]
 
 

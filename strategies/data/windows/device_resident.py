@@ -37,7 +37,7 @@ def on_device(rows: Any, window: int, device: str) -> Any:
     Raises ValueError for rows that are not contiguous: such a view would read other values. Ids are moved as signed
     ones, since there is no `index_select` of unsigned 16 bits.
     """
-    from strategies.torch_unfold import shared
+    from strategies.data.windows.torch_unfold import shared
 
     if not rows.flags.c_contiguous:
         raise ValueError("device_resident: the rows are not contiguous; leave out the strategy that cuts columns")
@@ -61,7 +61,7 @@ def gathered(view: Any, rows: Any, window: int, starts_B: Any) -> Any:
 
 
 def on_jax(parts: Parts) -> Parts:
-    from strategies import jax_gather
+    from strategies.data.windows import jax_gather
 
     return jax_gather.on_jax(parts)
 

@@ -8,14 +8,14 @@ from harness import Extent, Held, Parts, Strategy, hookimpl
 
 
 def on_any(parts: Parts) -> Parts:
-    from strategies.list_of_views import listed
+    from strategies.data.windows.list_of_views import listed
 
     return listed(parts, lambda view: view.copy())
 
 
 def holds(extent: Extent) -> Held:
     """Count the copies, and what a list of as many arrays takes beside them."""
-    from strategies import list_of_views
+    from strategies.data.windows import list_of_views
 
     return Held(windows=extent.count * extent.window_bytes + list_of_views.holds(extent).windows)
 

@@ -13,7 +13,7 @@ from harness import Extent, Held, Parts, Strategy, hookimpl
 def on_jax(parts: Parts) -> Parts:
     import jax
 
-    from strategies.jax_gather import resident
+    from strategies.data.windows.jax_gather import resident
 
     def cut(rows: Any, starts_B: Any, window: int) -> Any:
         return jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, window))(starts_B)

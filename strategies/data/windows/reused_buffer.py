@@ -84,7 +84,7 @@ def selected(rows: Any, source: Source) -> Gather:
     """Gather with torch; a strided view of rows that are not contiguous would read other values."""
     import torch
 
-    from strategies.torch_unfold import shared
+    from strategies.data.windows.torch_unfold import shared
 
     bits = {1: "u1", 2: "i2", 4: "i4", 8: "i8"}.get(rows.dtype.itemsize)  # no index_select of unsigned 16 bits
     if not rows.flags.c_contiguous or bits is None:

@@ -33,7 +33,7 @@ def on_any(parts: Parts) -> Parts:
 
 def holds(extent: Extent) -> Held:
     """Count the arrays, and beside them the list of inputs (before there are targets) or of targets."""
-    from strategies.list_of_views import ARRAY, AXIS, SLOT
+    from strategies.data.windows.list_of_views import ARRAY, AXIS, SLOT
 
     slots = extent.count * (SLOT + ARRAY + AXIS + NOTED)
     x = extent.count * extent.window * extent.input_bytes

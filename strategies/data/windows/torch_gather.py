@@ -14,7 +14,7 @@ def on_torch(parts: Parts) -> Parts:
     def windows(parts: Parts, source: Source) -> Windows:
         import torch
 
-        from strategies.torch_unfold import shared
+        from strategies.data.windows.torch_unfold import shared
 
         inputs, targets = shared(source.inputs), shared(source.targets)
         within_W = torch.arange(source.window)

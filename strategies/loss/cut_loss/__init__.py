@@ -18,9 +18,8 @@ HALF = 0.5
 """The probability of a target from which on its difference to 1 is formed first."""
 
 
-# Not named on_torch and on_jax: importing a submodule of that name would replace the function.
-def in_torch(parts: Parts, rows: int = 1024, tile: int = 4096) -> Parts:
-    from strategies.cut_loss.on_torch import cut_loss
+def on_torch(parts: Parts, rows: int = 1024, tile: int = 4096) -> Parts:
+    from strategies.loss.cut_loss._torch import cut_loss
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         return cut_loss(x_BTD, w_VD, y_BT, rows, tile, Objective.of(parts.shape))
@@ -28,8 +27,8 @@ def in_torch(parts: Parts, rows: int = 1024, tile: int = 4096) -> Parts:
     return replace(parts, loss=loss)
 
 
-def in_jax(parts: Parts, rows: int = 1024, tile: int = 4096) -> Parts:
-    from strategies.cut_loss.on_jax import cut_loss
+def on_jax(parts: Parts, rows: int = 1024, tile: int = 4096) -> Parts:
+    from strategies.loss.cut_loss._jax import cut_loss
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         return cut_loss(x_BTD, w_VD, y_BT, rows, tile, Objective.of(parts.shape))
@@ -43,7 +42,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "cut_loss",
             rewrites=("loss",),
-            on={"torch": in_torch, "jax": in_jax},
+            on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             probe={"rows": 23, "tile": 16},
         )

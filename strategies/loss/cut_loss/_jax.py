@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from harness import IGNORED, Objective
-from strategies.cut_loss import HALF
+from strategies.loss.cut_loss import HALF
 
 Array = jax.Array
 PLAIN = Objective()

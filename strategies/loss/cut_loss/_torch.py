@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from harness import IGNORED, Objective
-from strategies.cut_loss import HALF
+from strategies.loss.cut_loss import HALF
 
 PLAIN = Objective()
 

@@ -26,10 +26,9 @@ HALF = 0.5
 """The probability of a target from which on its difference to 1 is formed first."""
 
 
-# Not named on_torch and on_jax: importing a submodule of that name would replace the function.
-def in_torch(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
+def on_torch(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
     """Replace the loss by one `torch.autograd.Function`."""
-    from strategies.fused_loss.on_torch import fused_loss
+    from strategies.loss.fused_loss._torch import fused_loss
 
     def loss(parts: Any, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         return fused_loss(x_BTD, w_VD, y_BT, chunk, ignore_index, Objective.of(parts.shape))
@@ -37,9 +36,9 @@ def in_torch(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
     return replace(parts, loss=loss)
 
 
-def in_jax(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
+def on_jax(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
     """Replace the loss by one `jax.custom_vjp`."""
-    from strategies.fused_loss.on_jax import fused_loss
+    from strategies.loss.fused_loss._jax import fused_loss
 
     def loss(parts: Any, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         return fused_loss(x_BTD, w_VD, y_BT, chunk, ignore_index, Objective.of(parts.shape))
@@ -50,4 +49,4 @@ def in_jax(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     """Register the strategy under its name."""
-    return [Strategy("fused_loss", rewrites=("loss",), on={"torch": in_torch, "jax": in_jax}, about=__doc__)]
+    return [Strategy("fused_loss", rewrites=("loss",), on={"torch": on_torch, "jax": on_jax}, about=__doc__)]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from harness import IGNORED, Objective
-from strategies.fused_loss import HALF
+from strategies.loss.fused_loss import HALF
 
 Array = jax.Array
 PLAIN = Objective()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from harness import IGNORED, Objective
-from strategies.fused_loss import HALF
+from strategies.loss.fused_loss import HALF
 
 TILE = 4096  # rows of the weight per 16-bit product; its scratch is 6 D TILE bytes
 STAGES = 4  # parts of a chunk that needs another buffer, one at a time; many small ones would wait at more barriers

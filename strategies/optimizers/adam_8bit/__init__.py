@@ -43,9 +43,8 @@ def middles(signed: bool) -> Any:
     return ((of[:-1] + of[1:]) / 2).astype(np.float32)
 
 
-# Not named on_torch and on_jax: importing a submodule of that name would replace the function.
-def in_torch(parts: Parts, least: int = 4096) -> Parts:
-    from strategies.adam_8bit.on_torch import begin, update
+def on_torch(parts: Parts, least: int = 4096) -> Parts:
+    from strategies.optimizers.adam_8bit._torch import begin, update
 
     inner = parts.init
 
@@ -56,8 +55,8 @@ def in_torch(parts: Parts, least: int = 4096) -> Parts:
     return replace(parts, init=init, update=update)
 
 
-def in_jax(parts: Parts, least: int = 4096) -> Parts:
-    from strategies.adam_8bit.on_jax import begin, update
+def on_jax(parts: Parts, least: int = 4096) -> Parts:
+    from strategies.optimizers.adam_8bit._jax import begin, update
 
     inner = parts.init
 
@@ -79,7 +78,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "adam_8bit",
             rewrites=("init", "update"),
-            on={"torch": in_torch, "jax": in_jax},
+            on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,
             probe={"least": 64},

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from harness import Parts, updates
-from strategies.adam_8bit import BETA_1, BETA_2, BLOCK, EPSILON, SLICE, levels, middles
+from harness import Parts, optimizers
+from strategies.optimizers.adam_8bit import BETA_1, BETA_2, BLOCK, EPSILON, SLICE, levels, middles
 
 
 def begin(p: Any, name: str, signed: bool, least: int) -> Any:
     """Make one moment of a tensor, or of each layer's: codes and scales of zeros, or where it is small float32."""
-    lead = p.shape[:1] if updates.stacked(name) else ()
+    lead = p.shape[:1] if optimizers.stacked(name) else ()
     size = math.prod(p.shape[len(lead) :])
     if size < least:
         return jnp.zeros(p.shape, jnp.float32)
@@ -25,7 +25,7 @@ def begin(p: Any, name: str, signed: bool, least: int) -> Any:
 def update(parts: Parts, state: Any, grads: Any) -> Any:
     """Apply the gradients."""
     move = partial(adamw, parts.shape, (state["steps"] + 1).astype(jnp.float32))
-    return updates.moved(state, grads, ("first", "second"), partial(_whole, move))
+    return optimizers.moved(state, grads, ("first", "second"), partial(_whole, move))
 
 
 def _whole(move: Any, p: Any, g: Any, first: Any, second: Any) -> Any:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from harness import Parts, tree
-from strategies.adam_8bit import BETA_1, BETA_2, BLOCK, EPSILON, SLICE, levels, middles
+from strategies.optimizers.adam_8bit import BETA_1, BETA_2, BLOCK, EPSILON, SLICE, levels, middles
 
 
 def begin(p: Any, least: int) -> list[Any]:

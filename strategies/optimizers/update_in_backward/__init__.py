@@ -38,15 +38,14 @@ def watched(parts: Parts, batch: Any) -> Parts:
     return replace(parts, embed=embed)
 
 
-# Not named on_torch and on_jax: importing a submodule of that name would replace the function.
-def in_torch(parts: Parts) -> Parts:
-    from strategies.update_in_backward.on_torch import step
+def on_torch(parts: Parts) -> Parts:
+    from strategies.optimizers.update_in_backward._torch import step
 
     return replace(parts, step=step)
 
 
-def in_jax(parts: Parts) -> Parts:
-    from strategies.update_in_backward.on_jax import step
+def on_jax(parts: Parts) -> Parts:
+    from strategies.optimizers.update_in_backward._jax import step
 
     return replace(parts, step=step)
 
@@ -58,7 +57,7 @@ def harness_strategies() -> list[Strategy]:
             "update_in_backward",
             rewrites=("step",),
             calls=("embed", "stack", "loss", "grad", "update"),
-            on={"torch": in_torch, "jax": in_jax},
+            on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
         )
     ]

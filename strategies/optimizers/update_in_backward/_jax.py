@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from harness import Parts
-from strategies.update_in_backward import REFUSED, watched
+from strategies.optimizers.update_in_backward import REFUSED, watched
 
 
 def step(parts: Parts, state: Any, x: Any, y: Any) -> Any:

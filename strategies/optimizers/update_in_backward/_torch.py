@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from harness import Parts, tree, updates
-from strategies.update_in_backward import REFUSED, watched
+from harness import Parts, optimizers, tree
+from strategies.optimizers.update_in_backward import REFUSED, watched
 
 
 def step(parts: Parts, state: Any, x: Any, y: Any) -> Any:
@@ -21,7 +21,7 @@ def step(parts: Parts, state: Any, x: Any, y: Any) -> Any:
 
         return applied
 
-    handles = [sub["params"][name].register_hook(hook(name, sub)) for name, sub in updates.one_by_one(state)]
+    handles = [sub["params"][name].register_hook(hook(name, sub)) for name, sub in optimizers.one_by_one(state)]
     try:
         value, grads = parts.grad(watched(parts, x), state, x, y)
     finally:
@@ -29,4 +29,4 @@ def step(parts: Parts, state: Any, x: Any, y: Any) -> Any:
             handle.remove()
     if any(g is not placeholders.get(name) for name, g in tree.leaves(grads)):
         raise ValueError(REFUSED.format(how="makes other gradients of them"))
-    return updates.joined(state, alone), value
+    return optimizers.joined(state, alone), value

@@ -10,13 +10,13 @@ parameters come with the recomputation. (ZeRO, stage 3: Rajbhandari et al., 2020
 from harness import Parts
 
 
-def in_torch(parts: Parts) -> Parts:
-    from strategies.sharding.fsdp.on_torch import fsdp
+def on_torch(parts: Parts) -> Parts:
+    from strategies.sharding.fsdp._torch import fsdp
 
     return fsdp(parts)
 
 
-def in_jax(parts: Parts) -> Parts:
-    from strategies.sharding.fsdp.on_jax import fsdp
+def on_jax(parts: Parts) -> Parts:
+    from strategies.sharding.fsdp._jax import fsdp
 
     return fsdp(parts)

@@ -6,16 +6,7 @@ from typing import Any
 import jax
 
 from harness import Parts
-from strategies.sharding.on_jax import (
-    all_gather,
-    by_rows,
-    dividing,
-    drawn_divided,
-    gathered,
-    in_turn,
-    rows_axis,
-    sizes,
-)
+from strategies.sharding._jax import all_gather, by_rows, dividing, drawn_divided, gathered, in_turn, rows_axis, sizes
 
 
 def fsdp(parts: Parts) -> Parts:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from harness import Parts, tree
-from strategies.sharding.on_torch import Size, by_rows, dividing, joined, own_part, sized, sizes, summed_part
+from strategies.sharding._torch import Size, by_rows, dividing, joined, own_part, sized, sizes, summed_part
 
 
 def fsdp(parts: Parts) -> Parts:

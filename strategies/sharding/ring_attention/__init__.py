@@ -15,12 +15,11 @@ from harness import Parts
 from strategies.sharding.shares import folded, in_order
 
 
-# Not named on_torch: importing a submodule of that name would replace the function.
-def in_torch(parts: Parts, zigzag: bool = True) -> Parts:
+def on_torch(parts: Parts, zigzag: bool = True) -> Parts:
     import torch.distributed as dist
 
-    from strategies.sharding import on_torch as ranks
-    from strategies.sharding.ring_attention.on_torch import ring_attention
+    from strategies.sharding import _torch as ranks
+    from strategies.sharding.ring_attention._torch import ring_attention
 
     blocks = folded if zigzag else in_order
 
@@ -33,7 +32,7 @@ def in_torch(parts: Parts, zigzag: bool = True) -> Parts:
     return replace(parts, attend=attend, positions=positions, **ranks.dividing(parts, ranks.tokens_by(blocks)))
 
 
-def in_jax(parts: Parts, zigzag: bool = True) -> Parts:
-    from strategies.sharding.ring_attention import on_jax
+def on_jax(parts: Parts, zigzag: bool = True) -> Parts:
+    from strategies.sharding.ring_attention import _jax
 
-    return on_jax.ring_attention(parts, zigzag)
+    return _jax.ring_attention(parts, zigzag)

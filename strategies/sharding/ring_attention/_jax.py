@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from harness import Parts
-from strategies.sharding.on_jax import AXIS, dividing, positions_by, tokens_by
+from strategies.sharding._jax import AXIS, dividing, positions_by, tokens_by
 from strategies.sharding.shares import folded, in_order
 
 

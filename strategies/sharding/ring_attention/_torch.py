@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from strategies.sharding.on_torch import passed_on
+from strategies.sharding._torch import passed_on
 
 aten = torch.ops.aten
 ALL, LATER, EARLIER = slice(None), "later", "earlier"

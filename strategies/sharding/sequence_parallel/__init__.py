@@ -9,13 +9,13 @@ The heads must be a multiple of the ranks; shared heads of keys and values are r
 from harness import Parts
 
 
-def in_torch(parts: Parts) -> Parts:
-    from strategies.sharding.sequence_parallel.on_torch import sequence_parallel
+def on_torch(parts: Parts) -> Parts:
+    from strategies.sharding.sequence_parallel._torch import sequence_parallel
 
     return sequence_parallel(parts)
 
 
-def in_jax(parts: Parts) -> Parts:
-    from strategies.sharding.sequence_parallel.on_jax import sequence_parallel
+def on_jax(parts: Parts) -> Parts:
+    from strategies.sharding.sequence_parallel._jax import sequence_parallel
 
     return sequence_parallel(parts)

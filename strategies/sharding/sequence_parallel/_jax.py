@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from harness import Parts
-from strategies.sharding.on_jax import dividing, exchanged, positions_by, tokens_by
+from strategies.sharding._jax import dividing, exchanged, positions_by, tokens_by
 from strategies.sharding.shares import in_order
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness import Parts
-from strategies.sharding.on_torch import dividing, exchanged, tokens_by
+from strategies.sharding._torch import dividing, exchanged, tokens_by
 from strategies.sharding.shares import in_order
 
 

@@ -14,13 +14,13 @@ DIM = {**dict.fromkeys(COLUMNS, 1), **dict.fromkeys((f"b{name}" for name in COLU
 """The dimension by which a parameter of a layer is parted."""
 
 
-def in_torch(parts: Parts) -> Parts:
-    from strategies.sharding.tensor_parallel.on_torch import tensor_parallel
+def on_torch(parts: Parts) -> Parts:
+    from strategies.sharding.tensor_parallel._torch import tensor_parallel
 
     return tensor_parallel(parts)
 
 
-def in_jax(parts: Parts) -> Parts:
-    from strategies.sharding.tensor_parallel.on_jax import tensor_parallel
+def on_jax(parts: Parts) -> Parts:
+    from strategies.sharding.tensor_parallel._jax import tensor_parallel
 
     return tensor_parallel(parts)

@@ -7,7 +7,7 @@ from typing import Any
 from jax import lax
 
 from harness import Parts
-from strategies.sharding.on_jax import Size, divided, dividing, for_all, gathered, lies_divided, over_ranks, own_rank
+from strategies.sharding._jax import Size, divided, dividing, for_all, gathered, lies_divided, over_ranks, own_rank
 from strategies.sharding.tensor_parallel import COLUMNS, ROWS
 
 KEYS = ("wk", "wv")

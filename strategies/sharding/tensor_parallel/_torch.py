@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness import Parts, tree
-from strategies.sharding.on_torch import Size, all_gather, dividing, filled, for_all, over_ranks, sized
+from strategies.sharding._torch import Size, all_gather, dividing, filled, for_all, over_ranks, sized
 from strategies.sharding.tensor_parallel import DIM
 
 

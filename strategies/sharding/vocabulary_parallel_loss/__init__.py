@@ -13,14 +13,13 @@ from typing import Any
 from harness import IGNORED, Objective, Parts, tree
 
 
-# Not named on_torch: importing a submodule of that name would replace the function.
-def in_torch(parts: Parts, chunk: int = 1024) -> Parts:
+def on_torch(parts: Parts, chunk: int = 1024) -> Parts:
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
 
-    from strategies.sharding import on_torch as ranks
-    from strategies.sharding.vocabulary_parallel_loss.on_torch import rows_of, vocabulary_losses
+    from strategies.sharding import _torch as ranks
+    from strategies.sharding.vocabulary_parallel_loss._torch import rows_of, vocabulary_losses
 
     inner_draw, inner_embed, inner_gather = parts.draw, parts.embed, parts.gather
     mine = "embed" if getattr(parts.shape, "tied", False) else "head"
@@ -68,7 +67,7 @@ def in_torch(parts: Parts, chunk: int = 1024) -> Parts:
     return replace(parts, draw=draw, embed=embed, loss=loss, gather=gather, **ranks.dividing(parts, ranks.for_all))
 
 
-def in_jax(parts: Parts, chunk: int = 1024) -> Parts:
-    from strategies.sharding.vocabulary_parallel_loss import on_jax
+def on_jax(parts: Parts, chunk: int = 1024) -> Parts:
+    from strategies.sharding.vocabulary_parallel_loss import _jax
 
-    return on_jax.vocabulary_parallel_loss(parts, chunk)
+    return _jax.vocabulary_parallel_loss(parts, chunk)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from harness import IGNORED, Objective, Parts
-from strategies.sharding.on_jax import (
+from strategies.sharding._jax import (
     AXIS,
     Size,
     all_gather,

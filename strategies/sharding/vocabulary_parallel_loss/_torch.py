@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness import IGNORED, Objective
-from strategies.sharding.on_torch import all_reduce
+from strategies.sharding._torch import all_reduce
 
 
 def rows_of(vocabulary: int) -> int:

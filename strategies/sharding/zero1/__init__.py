@@ -9,13 +9,13 @@ which is another answer. (ZeRO, stage 1: Rajbhandari et al., 2020, arXiv:1910.02
 from harness import Parts
 
 
-def in_torch(parts: Parts) -> Parts:
-    from strategies.sharding.zero1.on_torch import zero1
+def on_torch(parts: Parts) -> Parts:
+    from strategies.sharding.zero1._torch import zero1
 
     return zero1(parts)
 
 
-def in_jax(parts: Parts) -> Parts:
-    from strategies.sharding.zero1.on_jax import zero1
+def on_jax(parts: Parts) -> Parts:
+    from strategies.sharding.zero1._jax import zero1
 
     return zero1(parts)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Parts, tree
-from strategies.sharding.on_jax import (
+from strategies.sharding._jax import (
     Size,
     after,
     all_gather,

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness import Parts, tree
-from strategies.sharding.on_torch import Size, by_rows, dividing, joined, own_part, replace_leaves, sized, summed_part
+from strategies.sharding._torch import Size, by_rows, dividing, joined, own_part, replace_leaves, sized, summed_part
 
 
 def zero1(parts: Parts) -> Parts:

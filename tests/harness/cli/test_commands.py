@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import cli, records
-from harness.records import Case, Record, Slot
+from harness.cli import commands
+from harness.records import Case, Record, Slot, store
 
-HARNESS = [sys.executable, "-m", "harness.cli"]
+HARNESS = [sys.executable, "-m", "harness"]
 PARENT_LIMIT = 80 << 10
 """KiB that the process which only plans, starts workers and reports may hold at its peak."""
 
@@ -210,7 +210,7 @@ def test_lines_that_are_no_records_are_warned_of(tmp_path: Path) -> None:
 
 def test_results_of_a_shape_that_is_no_longer_known_are_no_crash(tmp_path: Path) -> None:
     case = Case(workload="decoder", shape={"tokens": "many"}, place="torch/cpu", corpus="zipf", tokenizer="bytes")
-    records.append(tmp_path / "r.jsonl", Record(slot=Slot(case=case.digest(), kind="memory"), case=case))
+    store.append(tmp_path / "r.jsonl", Record(slot=Slot(case=case.digest(), kind="memory"), case=case))
     done = harness(tmp_path, "report", "r.jsonl")
     assert "Traceback" not in done.stderr
     assert done.returncode in (0, 2)
@@ -245,7 +245,13 @@ def interrupt_when(folder: Path, happened: Callable[[], bool]) -> "subprocess.Co
     with open(folder / "out", "w+") as out, open(folder / "err", "w+") as err:
         # A shell starts what it puts in the background with SIGINT ignored, and children inherit that.
         listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-        command = [sys.executable, "-c", f"{listening}; from harness.cli import main; main()", "run", "small.yaml"]
+        command = [
+            sys.executable,
+            "-c",
+            f"{listening}; from harness.cli.commands import main; main()",
+            "run",
+            "small.yaml",
+        ]
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -282,7 +288,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("runs")
     suite_in(folder)
     interrupted = interrupt_when(folder, lambda: any('"memory"' in path.read_text() for path in results_in(folder)))
-    kept = [record for path in results_in(folder) for record in records.read(path)[0]]
+    kept = [record for path in results_in(folder) for record in store.read(path)[0]]
     # A worker that was starting at that very moment ends itself as soon as it misses its parent.
     until = time.monotonic() + 15
     while (leftover := carriers(kept[0].run_id) if kept else []) and time.monotonic() < until:
@@ -319,10 +325,10 @@ def test_a_signal_that_comes_while_a_lock_is_taken_ends_the_run_as_any_other(sig
             raise RuntimeError("release unlocked lock")
 
     kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(commands, "app", app)
     try:
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            commands.main()
     finally:
         for each, handler in kept.items():
             signal.signal(each, handler)
@@ -337,7 +343,7 @@ def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None
     assert runs.resumed.returncode == 0, runs.resumed.stderr
     done = sum(record.slot is not None for record in runs.kept)
     assert re.search(rf"^resuming: {done} of 12 results", runs.resumed.stderr, re.MULTILINE)
-    found, problems = records.read(runs.files[0])
+    found, problems = store.read(runs.files[0])
     assert problems == []
     assert found[: len(runs.kept)] == runs.kept, "what was there stays as it was"
     assert [record.title for record in found if record.slot is None] == ["As small as it gets"] * 2, (
@@ -354,7 +360,7 @@ def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None
 
 
 def test_the_records_hold_what_was_measured(runs: Runs) -> None:
-    found, _ = records.read(runs.files[0])
+    found, _ = store.read(runs.files[0])
     of_kind = {kind: [r for r in found if r.slot and r.slot.kind == kind] for kind in ("memory", "time", "numerics")}
     assert [record.case.label for record in of_kind["memory"] if record.case] == LABELS
     assert all(record.peak_host_bytes and len(record.losses) == 3 for record in of_kind["memory"])
@@ -391,7 +397,7 @@ def test_a_complete_run_is_followed_by_a_new_file(runs: Runs) -> None:
     assert len(runs.files) == 2
     assert len({path.parent for path in runs.files}) == 1
     assert runs.files[0].parent.parent == runs.folder / "results" / "small"
-    complete, started = ({record.run_id for record in records.read(path)[0]} for path in runs.files)
+    complete, started = ({record.run_id for record in store.read(path)[0]} for path in runs.files)
     assert not complete & started, "the complete file was written to"
 
 

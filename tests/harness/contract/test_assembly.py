@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from harness import plugins
-from harness.assembly import assemble, never_called, probe_of, shape_of
+from harness.contract import plugins
+from harness.contract.assembly import assemble, never_called, probe_of, shape_of
 from harness.records import Applied, Case
 
 TOY = '''

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness import plugins
-from harness.plugins import PluginError, nearest
-from harness.types import PART_NAMES, Place
+from harness.contract import plugins
+from harness.contract.parts import PART_NAMES
+from harness.contract.place import Place
+from harness.contract.plugins import PluginError, nearest
 
 HEAD = "from harness import Strategy, Workload, hookimpl\n\ndef same(parts, chunk: int = 8):\n    return parts\n\n"
 USED = 'Strategy("mine", rewrites=("loss",), on={"torch": same}, about="Keep all, pay all.")'

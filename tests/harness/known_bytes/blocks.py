@@ -6,7 +6,7 @@ Each function is one experiment; its first use of a library is paid before the m
 import json
 import sys
 
-from harness import meters
+from harness.machine import memory
 
 MIB = 1 << 20
 SIZES = (16 * MIB, 64 * MIB, 256 * MIB)
@@ -48,12 +48,12 @@ BLOCKS = {"numpy": numpy_block, "torch": torch_block, "jax": jax_block, "locked"
 def ready(library):
     touch = BLOCKS[library]()
     touch(MIB)
-    meters.settle()
+    memory.settle()
     return touch
 
 
 def started():
-    meter = meters.PhaseMeter()
+    meter = memory.PhaseMeter()
     meter.start()
     assert meter.reset_works()
     return meter
@@ -63,7 +63,7 @@ def peaks(library):
     """Bytes measured for each size, made and freed within one phase."""
     touch, found = ready(library), {}
     for size in SIZES:
-        meters.settle()
+        memory.settle()
         meter = started()
         with meter.phase("touch"):
             touch(size)
@@ -100,7 +100,7 @@ def history(earlier_bytes):
 
     if int(earlier_bytes):
         c.free(block(int(earlier_bytes)))
-    meters.settle()
+    memory.settle()
     meter = started()
     with meter.phase("grow"):
         buffer = block(MIB)
@@ -117,7 +117,7 @@ def untouched(_):
     import numpy as np
 
     np.empty(MIB, np.uint8)[:] = 1
-    meters.settle()
+    memory.settle()
     meter = started()
     with meter.phase("empty"):
         block = np.empty(1 << 30, np.uint8)
@@ -131,7 +131,7 @@ def mapped(path):
     import numpy as np
 
     np.zeros(8).sum()
-    meters.settle()
+    memory.settle()
     meter = started()
     with meter.phase("read"):
         rows = np.memmap(path, np.uint8, "r")
@@ -148,9 +148,9 @@ def budget(library):
     touch(256 * MIB)
     backend = backends.load("jax" if library == "jax" else "torch")
     found = {}
-    with meters.budget(64 * MIB) as limit:
+    with memory.budget(64 * MIB) as limit:
         found["limit"] = limit
-        found["allowed"] = limit - meters.read().data
+        found["allowed"] = limit - memory.read().data
         touch(16 * MIB)
         try:
             touch(256 * MIB)
@@ -170,7 +170,7 @@ DEVICE_SIZES = (1, 512, 513, MIB + 1, 10 * MIB + 1, 64 * MIB, 100 * MIB + 12_345
 def on_device(backend_name):
     """The device's counters while one array of each size lives, in an otherwise idle process."""
     from harness import backends
-    from harness.types import Place
+    from harness.contract.place import Place
 
     place = Place(backend_name, "cuda")
     backend = backends.load(backend_name)

@@ -15,14 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import environment, meters, runner, statistics
+from harness.machine import environment, memory
 from harness.records import Applied, Case, Task
+from harness.run import runner
+from harness.worker import steadiness
 
 pytestmark = pytest.mark.alone
 
 BLOCKS = Path(__file__).parent / "known_bytes" / "blocks.py"
 MIB = 1 << 20
-SLACK = meters.resolution_bytes() if len(os.sched_getaffinity(0)) > 4 else 0
+SLACK = memory.resolution_bytes() if len(os.sched_getaffinity(0)) > 4 else 0
 LIBRARIES = ["numpy", "torch", "jax", "locked"]
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -174,7 +176,7 @@ def test_a_request_beyond_the_budget_fails_cleanly_and_the_limit_is_lifted(libra
 
 
 def test_no_budget_sets_no_limit():
-    with meters.budget(None) as limit:
+    with memory.budget(None) as limit:
         assert limit is None
         assert np.ones(64 * MIB // 8).sum() == 64 * MIB // 8
 
@@ -194,8 +196,8 @@ def block(mib, shared=False):
 @pytest.fixture
 def meter():
     block(1)
-    meters.settle()
-    meter = meters.PhaseMeter()
+    memory.settle()
+    meter = memory.PhaseMeter()
     meter.start()
     assert meter.reset_works()
     return meter
@@ -257,7 +259,7 @@ def test_what_stays_after_each_step_shows_as_a_slope(meter):
     for _ in range(6):
         with meter.phase("steady_step"):
             held.append(block(3))
-    assert statistics.slope(meter.readings["steady_step"]) == pytest.approx(3 * MIB, rel=0.1)
+    assert steadiness.slope(meter.readings["steady_step"]) == pytest.approx(3 * MIB, rel=0.1)
 
 
 def test_shared_pages_are_counted_apart(meter):
@@ -299,16 +301,16 @@ def test_settling_says_when_the_resident_set_does_not_stand_still():
     thread = threading.Thread(target=grow)
     thread.start()
     try:
-        assert meters.settle(0.3) is False
+        assert memory.settle(0.3) is False
     finally:
         stop.set()
         thread.join()
     held.clear()
-    assert meters.settle() is True
+    assert memory.settle() is True
 
 
 def test_a_process_that_is_gone_cannot_be_read():
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     with pytest.raises(OSError, match=r"No such (file|process)"):
-        meters.read(child.pid)
+        memory.read(child.pid)

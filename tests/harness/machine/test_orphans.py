@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import judge, keeper, records
+from harness.machine import orphans
+from harness.records import Record, store
+from harness.verdicts import judge
 
 pytestmark = pytest.mark.alone
 
@@ -31,7 +33,7 @@ RESUMES = 5
 
 
 def alive(pid: int) -> bool:
-    return bool(keeper._began(pid)) and not keeper._over(pid)
+    return bool(orphans._began(pid)) and not orphans._over(pid)
 
 
 def within(seconds: float, happened) -> bool:
@@ -72,15 +74,15 @@ print(sum(keeper.mark().encode() in each for each in words))
 
 def test_a_sweep_ends_what_is_of_no_living_harness_and_nothing_else() -> None:
     def sleeper(mark: str) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(["sleep", "300"], env={**os.environ, keeper.VARIABLE: mark})
+        return subprocess.Popen(["sleep", "300"], env={**os.environ, orphans.VARIABLE: mark})
 
-    here = keeper.mark().rpartition(":")[2]
-    marks = (keeper.mark(), f"4194305:17:{here}", f"{os.getpid()}:1:{here}", "4194305:17:1", "no number at all")
+    here = orphans.mark().rpartition(":")[2]
+    marks = (orphans.mark(), f"4194305:17:{here}", f"{os.getpid()}:1:{here}", "4194305:17:1", "no number at all")
     mine, gone, reused, elsewhere, odd = map(sleeper, marks)
-    other = subprocess.Popen(["sleep", "300"], env={k: v for k, v in os.environ.items() if k != keeper.VARIABLE})
+    other = subprocess.Popen(["sleep", "300"], env={k: v for k, v in os.environ.items() if k != orphans.VARIABLE})
     try:
         time.sleep(0.05)
-        assert set(keeper.sweep()) == {gone.pid, reused.pid}
+        assert set(orphans.sweep()) == {gone.pid, reused.pid}
         left = {"mine": mine, "of a container": elsewhere, "not a mark": odd, "without one": other}
         assert [name for name, process in left.items() if process.poll() is not None] == []
     finally:
@@ -92,7 +94,7 @@ def test_a_sweep_ends_what_is_of_no_living_harness_and_nothing_else() -> None:
 def test_pressing_ctrl_c_twice_ends_at_once_without_a_traceback(smallest: str, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(smallest + ROUNDS)
     listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    command = [sys.executable, "-c", f"{listening}; from harness.cli import main; main()", "run", "small.yaml"]
+    command = [sys.executable, "-c", f"{listening}; from harness.cli.commands import main; main()", "run", "small.yaml"]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for pause in (0.0, 0.02, 0.3):
         process = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
@@ -107,14 +109,14 @@ def test_pressing_ctrl_c_twice_ends_at_once_without_a_traceback(smallest: str, t
 
 def carriers() -> list[int]:
     """Every process that some harness started, but for those of this very process."""
-    marks = {pid: keeper._mark_of(pid) for pid in keeper._processes()}
-    return [pid for pid, mark in marks.items() if mark and mark != keeper.mark() and not keeper._over(pid)]
+    marks = {pid: orphans._mark_of(pid) for pid in orphans._processes()}
+    return [pid for pid, mark in marks.items() if mark and mark != orphans.mark() and not orphans._over(pid)]
 
 
 def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(smallest: str, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(smallest + ROUNDS)
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "harness.cli", "run", "small.yaml", "--results"]
+    command = [sys.executable, "-m", "harness", "run", "small.yaml", "--results"]
     chance = random.Random(7)
 
     def killed_after(seconds: float, results: str) -> bool:
@@ -130,15 +132,15 @@ def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(
             return True
         return False
 
-    def lines(results: str) -> tuple[list[records.Record], list[str]]:
+    def lines(results: str) -> tuple[list[Record], list[str]]:
         (file,) = (tmp_path / results).rglob("*.jsonl")  # one run, however often it is continued
-        return records.read(file)
+        return store.read(file)
 
     def kept(results: str) -> int:
         begun = any((tmp_path / results).rglob("*.jsonl"))
         return sum(record.slot is not None for record in lines(results)[0]) if begun else 0
 
-    def told(found: list[records.Record]) -> list[list[tuple[str, str, str | None]]]:
+    def told(found: list[Record]) -> list[list[tuple[str, str, str | None]]]:
         return [[(row.label, row.status, row.answer) for row in table.rows] for table in judge.judge(found)]
 
     subprocess.run([*command, "whole"], cwd=tmp_path, env=env, check=True, capture_output=True)

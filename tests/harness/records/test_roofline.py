@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from harness.backends.jax_work import work
-from harness.backends.torch_work import Work
-from harness.sizes import SizeError, shown, size
-from harness.work import Operations, Rates, gathered, seconds
+from harness.backends.jax_flops import work
+from harness.backends.torch_flops import Work
+from harness.records.roofline import Operations, Rates, gathered, seconds
+from harness.suite.units import SizeError, shown, size
 
 
 def counted(function, *arrays):

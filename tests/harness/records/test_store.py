@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from harness import records
-from harness.numerics import Verdict
-from harness.records import Applied, Case, Phase, Record, Slot, StoreError, Task
-from harness.tokens import TokenFile
+from harness.records import Applied, Case, Phase, Record, Slot, Task, store
+from harness.records.record import Verdict
+from harness.records.store import StoreError
+from harness.records.task import TokenFile
 
 CASE = Case(
     workload="decoder",
@@ -65,8 +65,8 @@ def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     written = [FULL, Record(), FULL.model_copy(update={"status": "ok", "attempt": 3})]
     for record in written:
-        records.append(path, record)
-    found, problems = records.read(path)
+        store.append(path, record)
+    found, problems = store.read(path)
     assert (found, problems) == (written, [])
     assert str(found[0].losses[2]) == "-0.0"
     assert path.read_bytes().count(b"\n") == 3, "one line each"
@@ -79,13 +79,13 @@ def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
 )
 def test_any_text_and_any_number_comes_back(text: str, losses: "list[float]", number: "int | None") -> None:
     record = Record(evidence={"message": text}, losses=tuple(losses), peak_host_bytes=number, notes={text: text})
-    assert records.parse(line_of(record)) == record
+    assert store.parse(line_of(record)) == record
 
 
 def test_a_torn_last_line_is_closed_before_the_next_record(tmp_path: Path) -> None:
     path = file_with(tmp_path, line_of(FULL), line_of(FULL)[:40])
-    records.append(path, Record(run_id="after"))
-    found, problems = records.read(path)
+    store.append(path, Record(run_id="after"))
+    found, problems = store.read(path)
     assert [record.run_id for record in found] == ["run", "after"]
     assert len(problems) == 1
     assert problems[0].startswith(f"{path}:2: ")
@@ -94,8 +94,8 @@ def test_a_torn_last_line_is_closed_before_the_next_record(tmp_path: Path) -> No
 @pytest.mark.parametrize("cut", [0, 1, 5, -2, -1])
 def test_a_file_cut_anywhere_loses_one_record_at_most(tmp_path: Path, cut: int) -> None:
     path = file_with(tmp_path, line_of(FULL), line_of(FULL)[:cut] if cut else b"")
-    records.append(path, Record(run_id="after"))
-    found, _ = records.read(path)
+    store.append(path, Record(run_id="after"))
+    found, _ = store.read(path)
     assert found[0] == FULL
     assert found[-1].run_id == "after"
 
@@ -127,7 +127,7 @@ def test_a_file_cut_anywhere_loses_one_record_at_most(tmp_path: Path, cut: int) 
 )
 def test_a_line_that_is_no_record_is_reported_and_left_out(tmp_path: Path, line: bytes, words: str) -> None:
     path = file_with(tmp_path, line_of(FULL), line + b"\n", b"\n", line_of(Record(run_id="last")))
-    found, problems = records.read(path)
+    found, problems = store.read(path)
     assert [record.run_id for record in found] == ["run", "last"]
     assert len(problems) == 1
     assert problems[0].startswith(f"{path}:2: ")
@@ -139,7 +139,7 @@ def test_a_line_that_is_no_record_is_reported_and_left_out(tmp_path: Path, line:
     "line", [b'{"a\\u001b[31m\\nb": 1}', b'{"schema_version": "\\u001b[31m"}', b'{"status": "\\u001b[31m\\n"}']
 )
 def test_a_problem_repeats_nothing_that_a_terminal_obeys(tmp_path: Path, line: bytes) -> None:
-    _, problems = records.read(file_with(tmp_path, line))
+    _, problems = store.read(file_with(tmp_path, line))
     assert len(problems) == 1
     assert problems[0].isprintable()
 
@@ -147,7 +147,7 @@ def test_a_problem_repeats_nothing_that_a_terminal_obeys(tmp_path: Path, line: b
 @given(st.binary(max_size=60))
 def test_any_bytes_are_records_or_problems(line: bytes) -> None:
     try:
-        assert isinstance(records.parse(line), Record)
+        assert isinstance(store.parse(line), Record)
     except ValueError as error:
         assert type(error) is ValueError, "a sentence, not what a library raises"
 
@@ -162,7 +162,7 @@ def test_nan_is_refused_where_it_is_made_and_where_it_is_written(tmp_path: Path)
     # A copy is not validated: written as null, such a loss would make the whole record unreadable.
     for unchecked in ({"losses": (1.0, nan)}, {"evidence": {"loss": nan}}, {"extra": {"a": [float("-inf")]}}):
         with pytest.raises(ValueError, match="JSON compliant"):
-            records.append(path, FULL.model_copy(update=unchecked))
+            store.append(path, FULL.model_copy(update=unchecked))
     assert not path.exists() or path.read_bytes() == b"", "half a record was written"
 
 
@@ -176,11 +176,11 @@ def test_a_record_refuses_unknown_keys_and_other_types() -> None:
 def test_a_file_that_cannot_be_written_or_read(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot be written to '.*folder' \(Is a directory\)"):
         (tmp_path / "folder").mkdir()
-        records.append(tmp_path / "folder", FULL)
+        store.append(tmp_path / "folder", FULL)
     with pytest.raises(StoreError, match="cannot be written"):
-        records.append(tmp_path / "nowhere" / "results.jsonl", FULL)
+        store.append(tmp_path / "nowhere" / "results.jsonl", FULL)
     with pytest.raises(StoreError, match="cannot be read"):
-        records.read(tmp_path / "nowhere.jsonl")
+        store.read(tmp_path / "nowhere.jsonl")
 
 
 def test_a_full_disk_is_said() -> None:
@@ -188,21 +188,21 @@ def test_a_full_disk_is_said() -> None:
     if not full.exists():
         pytest.skip("this system has no /dev/full")
     with pytest.raises(StoreError, match=r"No space left on device.*make room"):
-        records.append(full, FULL)
+        store.append(full, FULL)
 
 
 # Finding results
 
 
 def test_a_run_is_named_after_all_that_are_there_even_where_the_clock_was_set_back(tmp_path: Path) -> None:
-    first = records.next_file(tmp_path, "abc")
+    first = store.next_file(tmp_path, "abc")
     assert re.fullmatch(r"20\d{6}T\d{6}Z-abc\.jsonl", first.name)
     first.touch()
-    second = records.next_file(tmp_path, "abc")
+    second = store.next_file(tmp_path, "abc")
     assert second.name > first.name
     (tmp_path / "29991231T235959Z-abc.jsonl").touch()
     (tmp_path / "mine.jsonl").touch()
-    assert records.next_file(tmp_path, "aaa").name == "30000101T000000Z-aaa.jsonl"
+    assert store.next_file(tmp_path, "aaa").name == "30000101T000000Z-aaa.jsonl"
 
 
 def test_newest_is_the_last_file_of_each_folder(tmp_path: Path) -> None:
@@ -212,15 +212,15 @@ def test_newest_is_the_last_file_of_each_folder(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "20250101T000000Z-x.jsonl").touch()
     (tmp_path / "b" / "table.md").touch()
-    assert [str(path.relative_to(tmp_path)) for path in records.newest(tmp_path)] == [
+    assert [str(path.relative_to(tmp_path)) for path in store.newest(tmp_path)] == [
         "a/m/20260301T000000Z-x.jsonl",
         "b/20250101T000000Z-x.jsonl",
     ]
-    assert records.newest(tmp_path / "b" / "table.md") == [tmp_path / "b" / "table.md"]
+    assert store.newest(tmp_path / "b" / "table.md") == [tmp_path / "b" / "table.md"]
     (tmp_path / "empty").mkdir()
-    assert records.newest(tmp_path / "empty") == []
+    assert store.newest(tmp_path / "empty") == []
     with pytest.raises(StoreError, match=r"there is no '.*nowhere'"):
-        records.newest(tmp_path / "nowhere")
+        store.newest(tmp_path / "nowhere")
 
 
 # What a case is

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import statistics
-from harness.judge import Row, Table
 from harness.records import Applied, Case, Phase, Record
-from harness.report import charts, figures
+from harness.report import charts, export
 from harness.report.charts import PicturesError
+from harness.verdicts import effects
+from harness.verdicts.judge import Row, Table
 
 MIB = 1 << 20
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def row(*names: str, tokens: int = 64, peak: int = 100 * MIB, seconds: float = 1.0, **changes: object) -> Row:
@@ -38,7 +38,7 @@ def row(*names: str, tokens: int = 64, peak: int = 100 * MIB, seconds: float = 1
         "peak_bytes": peak,
         "predicted_bytes": peak - MIB,
         "step_median_seconds": seconds,
-        "effect": statistics.effect([seconds] * 3, [1.0] * 3) if names else None,
+        "effect": effects.effect([seconds] * 3, [1.0] * 3) if names else None,
         "answer": "bit_exact",
         "verdict": "wins" if names else "baseline",
         "records": (Record(phases=phases, machine={"name": "m"}, commit="c"),),
@@ -46,12 +46,12 @@ def row(*names: str, tokens: int = 64, peak: int = 100 * MIB, seconds: float = 1
     return Row(case, **{**given, **changes})  # type: ignore[arg-type]
 
 
-def rows_of(*rows: Row) -> list[figures.Figures]:
-    return figures.of_tables("mine", [Table(rows[0].case, rows)], {rows[0].case.group: 64})
+def rows_of(*rows: Row) -> list[export.Figures]:
+    return export.of_tables("mine", [Table(rows[0].case, rows)], {rows[0].case.group: 64})
 
 
 def test_every_figure_is_a_number_in_json():
-    (baseline, other) = json.loads(figures.as_json(rows_of(row(), row("checkpoint", peak=50 * MIB, seconds=2.0))))
+    (baseline, other) = json.loads(export.as_json(rows_of(row(), row("checkpoint", peak=50 * MIB, seconds=2.0))))
     assert baseline["strategy"] == "baseline" and baseline["time_ratio"] is None
     assert (other["suite"], other["place"], other["strategy"]) == ("mine", "torch/cpu", "checkpoint")
     assert (other["peak_bytes"], other["tokens_per_second"], other["time_ratio"]) == (50 * MIB, 32.0, 2.0)
@@ -60,12 +60,12 @@ def test_every_figure_is_a_number_in_json():
 
 
 def test_a_spreadsheet_reads_a_line_for_each_row_and_no_formula():
-    text = figures.as_csv(rows_of(row(), row("checkpoint", reasons=('=cmd("x"), "quoted"\nand more',))))
+    text = export.as_csv(rows_of(row(), row("checkpoint", reasons=('=cmd("x"), "quoted"\nand more',))))
     first, second = csv.DictReader(io.StringIO(text))
     assert first["strategy"] == "baseline" and first["time_ratio"] == ""
     assert float(second["peak_bytes"]) == 100 * MIB
     assert second["reasons"] == '\'=cmd("x"), "quoted"\nand more'
-    assert "\x1b" not in figures.as_csv(rows_of(row(reasons=("\x1b[2J",)))), "a terminal obeys nothing of it"
+    assert "\x1b" not in export.as_csv(rows_of(row(reasons=("\x1b[2J",)))), "a terminal obeys nothing of it"
 
 
 def test_the_front_holds_what_nothing_beats_in_both():
@@ -130,7 +130,7 @@ def test_without_the_package_a_sentence_says_what_to_install(monkeypatch):
 
 
 def reported(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "harness.cli", "report", *words]
+    command = [sys.executable, "-m", "harness", "report", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

@@ -11,11 +11,11 @@ from urllib.parse import urlencode
 
 import pytest
 
-from harness.claims import Answer
 from harness.records import Claim
 from harness.report import page
+from harness.verdicts.claims import Answer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
 
@@ -24,7 +24,7 @@ HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=al
 def committed(tmp_path_factory):
     """The page of the committed results."""
     path = tmp_path_factory.mktemp("page") / "page.html"
-    command = [sys.executable, "-m", "harness.cli", "report", str(ROOT / "results"), "--page", str(path)]
+    command = [sys.executable, "-m", "harness", "report", str(ROOT / "results"), "--page", str(path)]
     command += ["--documents", str(ROOT / "suites" / "claims.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import statistics
-from harness.judge import Row, Table
 from harness.records import Applied, Case
 from harness.report.table import FETCH, HEADERS, escaped, markdown
+from harness.verdicts import effects
+from harness.verdicts.judge import Row, Table
 
 MIB = 1 << 20
 CASE = Case(
@@ -37,7 +37,7 @@ def row(*names: str, **changes: Any) -> Row:
         "floor_bytes": 100 * MIB,
         "floor_ratio": 5.1267,
         "step_median_seconds": 0.125,
-        "effect": statistics.effect([1.25] * 6, [1.0] * 6),
+        "effect": effects.effect([1.25] * 6, [1.0] * 6),
         "memory": "less",
         "speed": "slower",
         "answer": "bit_exact",
@@ -175,7 +175,7 @@ def test_ties_of_the_peak_are_counted() -> None:
     ],
 )
 def test_a_time_is_shown_with_its_range(seconds: "list[float]", speed: "str | None", shown: str) -> None:
-    effect = statistics.effect(seconds, [1.0] * len(seconds))
+    effect = effects.effect(seconds, [1.0] * len(seconds))
     (cells,) = cells_of(text_of(row("checkpoint", effect=effect, speed=speed)))
     assert cells["step time"] == shown
 

@@ -16,10 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import backends, keeper, machine, plugins, records, schedule, suite
-from harness.cluster import finished
-from harness.records import Record
-from harness.schedule import Known, Schedule
+from harness import backends
+from harness.contract import plugins
+from harness.machine import facts, orphans
+from harness.records import Record, store
+from harness.run import schedule
+from harness.run.cluster import finished
+from harness.run.schedule import Known, Schedule
+from harness.suite import reader
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 pytestmark = pytest.mark.alone
@@ -77,7 +81,7 @@ def harness_measure(task):
 '''
 LISTENING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 # A shell starts what it puts in the background with SIGINT ignored, and children inherit that.
-HARNESS = [sys.executable, "-c", f"{LISTENING}; from harness.cli import main; main()"]
+HARNESS = [sys.executable, "-c", f"{LISTENING}; from harness.cli.commands import main; main()"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class Place:
         """Read what is there, of the one file."""
         files = list((self.folder / "results").rglob("*.jsonl"))
         assert len(files) < 2
-        return [record for file in files for record in records.read(file)[0] if record.slot]
+        return [record for file in files for record in store.read(file)[0] if record.slot]
 
     def held(self) -> tuple[int, int]:
         """Wait for the case that is held: its worker, and the process of the cluster that started it."""
@@ -132,7 +136,7 @@ class Place:
 
 
 def alive(pid: int) -> bool:
-    return bool(keeper._began(pid)) and not keeper._over(pid)
+    return bool(orphans._began(pid)) and not orphans._over(pid)
 
 
 def within(seconds: float, happened: Callable[[], bool]) -> bool:
@@ -146,12 +150,12 @@ def left_over(place: Place) -> list[int]:
     """Find every process that some run in a folder started: all of them carry its folder for temporary files."""
     mark = f"{place.folder}/"
     found = []
-    for pid in keeper._processes():
+    for pid in orphans._processes():
         try:
             told = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if mark in told and not keeper._over(pid):
+        if mark in told and not orphans._over(pid):
             found.append(pid)
     return found
 
@@ -165,9 +169,9 @@ def told(text: str) -> str:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with rates of this machine, which are worth no measurement here."""
     folder = tmp_path_factory.mktemp("cache")
-    key = f"torch/cpu {machine.versions()['torch']} {len(os.sched_getaffinity(0))} threads"
+    key = f"torch/cpu {facts.versions()['torch']} {len(os.sched_getaffinity(0))} threads"
     (folder / "harness").mkdir()
-    (folder / "harness" / f"rates-{machine.name()}.json").write_text(json.dumps({key: {}}))
+    (folder / "harness" / f"rates-{facts.name()}.json").write_text(json.dumps({key: {}}))
     return folder
 
 
@@ -313,7 +317,7 @@ def test_however_a_run_ends_its_cluster_ends_with_it(place: Place, endings: list
 
 def test_what_this_machine_lacks_is_for_others_to_say(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = plugins.load()
-    plan = suite.read(place.folder / "small.yaml", loaded)
+    plan = reader.read(place.folder / "small.yaml", loaded)
     monkeypatch.setattr(schedule, "obstacle", lambda *case: "there is no such place")
     there, here = (Schedule(plan, loaded, 1, elsewhere=elsewhere) for elsewhere in (True, False))
     assert there.plan_digest != here.plan_digest, "one is not resumed as the other"
@@ -438,14 +442,14 @@ def test_a_worker_with_other_versions_is_refused(place: Place) -> None:
 
 def test_without_the_package_the_sentence_names_it(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SUITE)
-    absent = "import sys; sys.modules['distributed'] = None; from harness.cli import main; main()"
+    absent = "import sys; sys.modules['distributed'] = None; from harness.cli.commands import main; main()"
     command = [sys.executable, "-c", absent, "run", "small.yaml", "--cluster", "local:2"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert "pip install 'memory-strategy-harness[cluster]'" in sentence(done)
 
 
 def test_the_command_line_loads_dask_only_for_a_cluster() -> None:
-    code = "import sys, harness.cli; print({'dask', 'distributed', 'tornado'} & set(sys.modules))"
+    code = "import sys, harness.cli.commands; print({'dask', 'distributed', 'tornado'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import locks
-from harness.records import StoreError
+from harness.records.store import StoreError
+from harness.run import locks
 
 HELD_GPU = """
 import fcntl, os, sys, time

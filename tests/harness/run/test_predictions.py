@@ -6,8 +6,9 @@ import time
 import psutil
 import pytest
 
-from harness import forecasts, plugins
+from harness.contract import plugins
 from harness.records import Applied, Case
+from harness.run import predictions
 
 pytestmark = pytest.mark.alone
 LOADED = plugins.load()
@@ -32,19 +33,19 @@ def cases(count: int) -> list[Case]:
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecasts, "WORTH", 1)
+    monkeypatch.setattr(predictions, "WORTH", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
 
 
 def test_side_by_side_gives_each_case_what_one_after_another_gives(two_cores, monkeypatch):
     given = cases(5)
     started = []
-    run = forecasts.runner.run
-    monkeypatch.setattr(forecasts.runner, "run", lambda task, *rest: started.append(task.cases) or run(task, *rest))
-    together = list(forecasts.of_cases(given, {}, LOADED))
+    run = predictions.runner.run
+    monkeypatch.setattr(predictions.runner, "run", lambda task, *rest: started.append(task.cases) or run(task, *rest))
+    together = list(predictions.of_cases(given, {}, LOADED))
     assert sorted(map(len, started)) == [2, 3], "two processes"
-    monkeypatch.setattr(forecasts, "WORTH", 6)
-    alone = list(forecasts.of_cases(given, {}, LOADED))
+    monkeypatch.setattr(predictions, "WORTH", 6)
+    alone = list(predictions.of_cases(given, {}, LOADED))
     assert len(started) == 3, "a third"
     peaks = [{case.digest(): record.predicted_peak_bytes for case, record in found} for found in (together, alone)]
     assert peaks[0] == peaks[1] and len(peaks[0]) == 5 and None not in peaks[0].values()
@@ -56,7 +57,7 @@ def test_when_the_reader_stops_all_workers_end(two_cores):
     def stop(phase: str) -> None:
         seen.append(phase)
 
-    found = forecasts.of_cases(cases(40), {}, LOADED, watch=stop)
+    found = predictions.of_cases(cases(40), {}, LOADED, watch=stop)
     started = time.monotonic()
     first = next(found)
     found.close()
@@ -70,5 +71,5 @@ def test_an_interruption_ends_all_workers(two_cores):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(forecasts.of_cases(cases(4), {}, LOADED, watch=interrupt))
+        list(predictions.of_cases(cases(4), {}, LOADED, watch=interrupt))
     assert not psutil.Process().children(recursive=True)

@@ -11,8 +11,9 @@ from itertools import count
 import psutil
 import pytest
 
-from harness import environment, runner
+from harness.machine import environment
 from harness.records import Applied, Case, Task
+from harness.run import runner
 
 pytestmark = pytest.mark.alone
 

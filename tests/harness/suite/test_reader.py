@@ -9,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness import plugins
-from harness.suite import Plan, SuiteError, read, selected
+from harness.contract import plugins
+from harness.suite.plan import Plan, selected
+from harness.suite.reader import read
+from harness.suite.schema import SuiteError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SUITES = sorted(path for path in (ROOT / "suites").glob("*.yaml") if path.name != "claims.yaml")
 
 PLUGIN = """

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.strict_yaml import MAX_BYTES, YamlError, line_of, load, loads
+from harness.suite.yaml import MAX_BYTES, YamlError, line_of, load, loads
 
 
 def refusal(text: str | bytes) -> YamlError:

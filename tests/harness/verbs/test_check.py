@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import plugins
+from harness.contract import plugins
 from harness.records import Applied, Case, Task
-from harness.worker.contract import Contract, measure
+from harness.worker.contract_checks import Contract, measure
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "plugin"
 HEAD = """
 from dataclasses import replace
@@ -84,15 +84,15 @@ from dataclasses import replace
 from harness import hookimpl
 from harness.workloads import decoder
 
-def in_torch(shape, place, corpus, seed=0):
-    parts = decoder.in_torch(shape, place, corpus, seed)
+def on_torch(shape, place, corpus, seed=0):
+    parts = decoder.on_torch(shape, place, corpus, seed)
     {body}
     return parts
 
 @hookimpl
 def harness_workloads():
     (made,) = decoder.harness_workloads()
-    return [replace(made, name="mine", on={{"torch": in_torch}}, {more})]
+    return [replace(made, name="mine", on={{"torch": on_torch}}, {more})]
 """
 
 
@@ -126,7 +126,7 @@ def test_each_broken_promise_of_a_workload_is_told(body: str, more: str, words: 
 
 
 def check(*names: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "harness.cli", "check", *names]
+    command = [sys.executable, "-m", "harness", "check", *names]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=500)
 
 
@@ -148,7 +148,7 @@ def test_the_example_is_installed_found_and_keeps_its_contract(tmp_path: Path) -
         "title: x\nworkload: decoder\nplaces: [torch/cpu]\ncorpus: zipf\ntokenizer: bytes\n"
         "shape: {preset: tiny, vocabulary: 256}\nstrategies: [checkpoint_mix]\nrounds: 0\n"
     )
-    command = [sys.executable, "-m", "harness.cli", "run", str(suite), "--results", str(tmp_path / "results")]
+    command = [sys.executable, "-m", "harness", "run", str(suite), "--results", str(tmp_path / "results")]
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     ran = subprocess.run(command, capture_output=True, text=True, env=env)
     assert "| `checkpoint_mix`" in ran.stdout, ran.stderr

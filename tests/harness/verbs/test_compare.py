@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import judge, records
-from harness.changes import Condition, ConditionError, compare, differences
-from harness.judge import Row, Table
-from harness.records import Applied, Case, Record
-from harness.report import changed
+from harness.records import Applied, Case, Record, store
+from harness.report import compare as changed
+from harness.verbs.compare import Condition, ConditionError, compare, differences
+from harness.verdicts import judge
+from harness.verdicts.judge import Row, Table
 
 MIB = 1 << 20
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def case(*names: str) -> Case:
@@ -143,7 +143,7 @@ def test_the_text_shows_the_worst_first_and_hides_what_stayed():
 
 
 def compared(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "harness.cli", "compare", *words]
+    command = [sys.executable, "-m", "harness", "compare", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -160,7 +160,7 @@ def heavier(path: Path, to: Path, factor: float) -> Path:
 
 
 def test_a_build_fails_on_what_became_worse_and_on_nothing_else(tmp_path):
-    (old,) = records.newest(ROOT / "results" / "losses")
+    (old,) = store.newest(ROOT / "results" / "losses")
     new = heavier(old, tmp_path / "new.jsonl", 1.2)
     same = compared(str(old), str(old), "--fail-on", "peak>5%", "--fail-on", "answer", "--fail-on", "status")
     assert (same.returncode, same.stderr) == (0, "") and " 0 worse" in same.stdout

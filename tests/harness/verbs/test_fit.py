@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from harness import fit, plugins, records, suite
-from harness.claims import answer, answered
-from harness.fit import Bracket, Search, at, brackets, following, foretold, grain, rounded
-from harness.judge import searched as searched_tables
-from harness.planner import Foreseen
-from harness.records import Case, Claim, Fit, Record
-from harness.report import foresight
-from harness.suite import SuiteError
+from harness.contract import plugins
+from harness.records import Case, Claim, Fit, Record, store
+from harness.report.fit import fits
+from harness.suite import reader
+from harness.suite.plan import Plan
+from harness.suite.schema import SuiteError
+from harness.verbs import fit
+from harness.verbs.fit import Bracket, Search, at, brackets, following, foretold, grain, rounded
+from harness.verbs.plan import Foreseen
+from harness.verdicts.claims import answer, answered
+from harness.verdicts.judge import searched as searched_tables
 
 LOADED = plugins.load()
 SUITE = """
@@ -26,10 +29,10 @@ rounds: 0
 """
 
 
-def plan(tmp_path: Path, text: str = SUITE) -> suite.Plan:
+def plan(tmp_path: Path, text: str = SUITE) -> Plan:
     path = tmp_path / "small.yaml"
     path.write_text(text)
-    return suite.read(path, LOADED)
+    return reader.read(path, LOADED)
 
 
 CASE = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bytes")
@@ -180,9 +183,9 @@ def test_claims_about_limits_are_answered_below_the_table(tmp_path, monkeypatch)
         "less": "verified",
         "other": "untested",
     }
-    again, problems = records.read(path)
+    again, problems = store.read(path)
     assert not problems
-    told = foresight.fits(again)
+    told = fits(again)
     assert "| reach   | the checkpoint reaches 128" in told and told.count("verified") == 2
 
 

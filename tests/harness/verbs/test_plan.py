@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness import planner, plugins, records, suite
-from harness.advise import combinations, front, group_of, members, promising
-from harness.planner import Foreseen, Machine
-from harness.records import Applied, Case
-from harness.suite import SuiteError
+from harness.contract import plugins
+from harness.records import Applied, Case, store
+from harness.suite import reader
+from harness.suite.plan import Plan
+from harness.suite.schema import SuiteError
+from harness.verbs.advise import combinations, front, group_of, members, promising
+from harness.verbs.plan import Foreseen, Machine, of_plan, remedies
 
 LOADED = plugins.load()
 SUITE = """
@@ -47,13 +49,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "small.yaml"
 
 
-def plan(path: Path) -> suite.Plan:
-    return suite.read(path, LOADED)
+def plan(path: Path) -> Plan:
+    return reader.read(path, LOADED)
 
 
 def ran(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     env = {**os.environ, "COLUMNS": "200"}
-    command = [sys.executable, "-m", "harness.cli", *words]
+    command = [sys.executable, "-m", "harness", *words]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 
@@ -109,7 +111,7 @@ def test_only_exact_answers_are_combined_unless_others_are_allowed(path: Path) -
 
 
 def test_what_divides_a_run_among_ranks_is_not_combined(path: Path) -> None:
-    (group,) = suite.read(path, LOADED).groups
+    (group,) = reader.read(path, LOADED).groups
     assert not [each.name for each in members(group, LOADED, (), True) if LOADED.strategies[each.name].ranks]
 
 
@@ -187,8 +189,8 @@ def test_an_answer_that_does_not_exist_is_refused(path: Path, tmp_path: Path) ->
 def test_remedies_halve_what_can_be_halved(path: Path) -> None:
     whole = plan(path)
     machine = Machine(host_bytes=4 << 20)
-    rows = planner.of_plan(whole, LOADED, (), machine)[0]
-    found = planner.remedies(rows, whole, LOADED, (), machine)
+    rows = of_plan(whole, LOADED, (), machine)[0]
+    found = remedies(rows, whole, LOADED, (), machine)
     assert [each.change.split()[0] for each in found].sort() == ["layers", "tokens"].sort()
     assert found and all(each.peak_bytes < min(row.peak_bytes or 0 for row in rows) for each in found)
 
@@ -200,5 +202,5 @@ def test_advice_times_all_rounds_where_the_baseline_does_not_fit(path: Path, tmp
     done = ran(tmp_path, "advise", str(path), "--budget", "34MiB")
     assert done.returncode == 0 and "the baseline does not fit" in done.stdout, done.stdout + done.stderr
     (kept,) = tmp_path.glob("results/*advice/*/*.jsonl")
-    rounds = {(record.case.label, record.slot.round) for record in records.read(kept)[0] if record.step_seconds}
+    rounds = {(record.case.label, record.slot.round) for record in store.read(kept)[0] if record.step_seconds}
     assert {("fused_loss", 0), ("fused_loss", 1)} <= rounds

@@ -2,10 +2,10 @@
 
 import pytest
 
-from harness import claims
-from harness.claims import ClaimError, answer, parsed
-from harness.judge import Row, Table
 from harness.records import Applied, Case, Claim, Phase, Record
+from harness.verdicts import claims
+from harness.verdicts.claims import ClaimError, answer, parsed
+from harness.verdicts.judge import Row, Table
 
 MIB = 1 << 20
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import documents
-from harness.claims import Answer, ClaimError
-from harness.documents import Found
-from harness.judge import Row, Table
 from harness.records import Applied, Case, Claim, Phase, Record
-from harness.report import sentences
+from harness.report import documents as sentences
+from harness.verdicts import documents
+from harness.verdicts.claims import Answer, ClaimError
+from harness.verdicts.documents import Found
+from harness.verdicts.judge import Row, Table
 
 MIB = 1 << 20
 TEXT = """

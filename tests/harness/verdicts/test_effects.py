@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.statistics import (
+from harness.run.pacing import Pacing, pace, shuffled
+from harness.verdicts.effects import (
     MARGIN,
     Effect,
-    Pacing,
     control_clean,
     deviation,
     effect,
@@ -21,14 +21,10 @@ from harness.statistics import (
     half_width,
     holm,
     interval_rank,
-    noisy,
-    pace,
-    shuffled,
     sign_test,
-    slope,
     speed_verdict,
-    synchronised,
 )
+from harness.worker.steadiness import noisy, slope, synchronised
 
 NOISE = 0.025  # the deviation between processes that do the same
 
@@ -360,11 +356,11 @@ def run_elsewhere(code: str, **environment: str) -> str:
 
 
 def test_order_does_not_depend_on_the_process():
-    code = "from harness.statistics import shuffled; print(shuffled(list('abcdefgh'), 3, 5))"
+    code = "from harness.run.pacing import shuffled; print(shuffled(list('abcdefgh'), 3, 5))"
     seen = {run_elsewhere(code, PYTHONHASHSEED=seed) for seed in ("1", "2")}
     assert seen == {f"{shuffled(list('abcdefgh'), 3, 5)}\n"}
 
 
 def test_importing_it_loads_no_array_library():
-    code = "import sys, harness.statistics; print({'numpy', 'torch', 'jax'} & set(sys.modules))"
+    code = "import sys, harness.verdicts.effects; print({'numpy', 'torch', 'jax'} & set(sys.modules))"
     assert run_elsewhere(code) == "set()\n"

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from harness.judge import Row, Table, judge
-from harness.numerics import Verdict
 from harness.records import Applied, Case, Record, Slot
-from harness.work import Operations
+from harness.records.record import Verdict
+from harness.records.roofline import Operations
+from harness.verdicts.judge import Row, Table, judge
 
 MIB = 1 << 20
 CASE = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bytes")

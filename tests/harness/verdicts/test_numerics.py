@@ -11,17 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.numerics import (
-    LADDER,
-    UNIT_ROUNDOFF,
-    Outcome,
-    Verdict,
-    compare,
-    load,
-    save,
-    trajectory_within,
-    worst,
-)
+from harness.records.record import LADDER, Verdict
+from harness.verdicts.numerics import UNIT_ROUNDOFF, Outcome, compare, load, save, trajectory_within, worst
 
 # A scale of 1 + 1e-6 comes near the bound on the largest error; these seeds keep clear of it on every CPU.
 SEEDS = (5, 6, 7)
@@ -636,7 +627,7 @@ def test_other_files_are_not_outcomes(tmp_path):
 
 
 def test_importing_it_loads_no_array_library():
-    code = "import sys, harness.numerics; print({'numpy', 'torch', 'jax'} & set(sys.modules))"
+    code = "import sys, harness.verdicts.numerics; print({'numpy', 'torch', 'jax'} & set(sys.modules))"
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert ran.stdout == "set()\n"

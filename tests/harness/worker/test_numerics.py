@@ -4,9 +4,11 @@ from functools import cache
 
 import pytest
 
-from harness import Place, backends, plugins, runner
+from harness import Place, backends
+from harness.contract import plugins
 from harness.records import Applied, Case, Task
-from harness.worker import answers
+from harness.run import runner
+from harness.worker import numerics
 
 MUTANTS = '''
 from dataclasses import replace
@@ -188,24 +190,24 @@ def bench(tmp_path_factory):
         if backend == "jax":  # its 64-bit mode is chosen when a process starts
             (made,) = runner.run(task("reference", backend, ()), 1, 120.0)
         else:
-            made = answers.measure(task("reference", backend, ()), loaded, module)
+            made = numerics.measure(task("reference", backend, ()), loaded, module)
         assert made.status == "ok", made.evidence
-        plain = answers.measure(task("numerics", backend, ()), loaded, module)
+        plain = numerics.measure(task("numerics", backend, ()), loaded, module)
         assert plain.answer.verdict == "bit_exact"
         return module
 
-    def judged(*applied, backend="torch", seeds=answers.SEEDS):
+    def judged(*applied, backend="torch", seeds=numerics.SEEDS):
         module = yardsticks(backend)
         given = tuple(Applied(name=name, knobs=knobs) for name, knobs in applied)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(answers, "SEEDS", seeds)
-            return answers.measure(task("numerics", backend, given), loaded, module)
+            patch.setattr(numerics, "SEEDS", seeds)
+            return numerics.measure(task("numerics", backend, given), loaded, module)
 
     return judged
 
 
 def on_every_seed(bench, *applied):
-    return [bench(*applied, seeds=(seed,)).answer for seed in answers.SEEDS]
+    return [bench(*applied, seeds=(seed,)).answer for seed in numerics.SEEDS]
 
 
 # What is the same

@@ -8,8 +8,9 @@ from functools import cache
 
 import pytest
 
-from harness import environment, runner
+from harness.machine import environment
 from harness.records import Applied, Case, Task
+from harness.run import runner
 
 SHAPE = {"layers": 4, "width": 256, "heads": 4, "vocabulary": 8192, "tokens": 1024}
 LONG = {"layers": 36, "width": 2560, "heads": 32, "kv_heads": 8, "head_width": 128, "hidden": 9728, "tied": True}
@@ -149,7 +150,7 @@ PROGRAM = """
 import json, sys
 from harness import meters
 from harness.records import Task
-from harness.worker.kinds import run
+from harness.worker.tasks import run
 records = [run(Task.model_validate_json(line)) for line in sys.stdin]
 print(json.dumps([[record.predicted_peak_bytes, record.predicted_phase, record.missing] for record in records]))
 print(meters.read().peak)

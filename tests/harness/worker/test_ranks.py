@@ -11,9 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import campaign, claims, judge, keeper, plugins, records, runner
-from harness.records import Applied, Case, Claim, Phase, Record, Slot, Task
-from harness.schedule import Known
+from harness.contract import plugins
+from harness.machine import orphans
+from harness.records import Applied, Case, Claim, Phase, Rank, Record, Slot, Task, store
+from harness.run import runner, session
+from harness.run.schedule import Known
+from harness.verdicts import claims, judge
 from harness.worker import ranks
 
 pytest.importorskip("torch", reason="the ranks are torch's")
@@ -102,7 +105,7 @@ def run(kind, *names, extra=(), deadline=120.0, **settings):
 
 def workers():
     """Every process that this one started for a case."""
-    return [pid for pid in keeper._processes() if keeper._mark_of(pid) == keeper.mark() and not keeper._over(pid)]
+    return [pid for pid in orphans._processes() if orphans._mark_of(pid) == orphans.mark() and not orphans._over(pid)]
 
 
 @alone
@@ -166,7 +169,7 @@ def test_no_rank_outlives_the_harness(tmp_path: Path):
         "shape: {layers: 2, width: 64, heads: 4, vocabulary: 512, batch: 4, tokens: 96}\n"
         "strategies: [rank_hang]\nrounds: 0\n"
     )
-    command = [sys.executable, "-m", "harness.cli", "run", "ranks.yaml", "--plugin", str(plugin)]
+    command = [sys.executable, "-m", "harness", "run", "ranks.yaml", "--plugin", str(plugin)]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     process = subprocess.Popen(
         command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -187,8 +190,8 @@ def test_no_rank_outlives_the_harness(tmp_path: Path):
 
 
 def carried(mark):
-    marks = {pid: keeper._mark_of(pid) for pid in keeper._processes()}
-    return [pid for pid, its in marks.items() if (its or "").startswith(mark) and not keeper._over(pid)]
+    marks = {pid: orphans._mark_of(pid) for pid in orphans._processes()}
+    return [pid for pid, its in marks.items() if (its or "").startswith(mark) and not orphans._over(pid)]
 
 
 # Joining records
@@ -247,8 +250,8 @@ def test_the_guard_counts_the_memory_of_all_ranks():
         latest={Slot(case=each.digest(), kind="predict"): known for each in (one, four)},
         options=SimpleNamespace(max_bytes=300 << 20),
     )
-    assert campaign.Campaign.over_memory(run, one) is None
-    refused = campaign.Campaign.over_memory(run, four)
+    assert session.Campaign.over_memory(run, one) is None
+    refused = session.Campaign.over_memory(run, four)
     assert refused.status == "skipped_guard" and refused.evidence["need_bytes"] == 400 << 20
 
 
@@ -258,7 +261,7 @@ def test_the_guard_counts_the_memory_of_all_ranks():
 def test_a_case_on_ranks_is_compared_to_one_process():
     assert case("fsdp").group == case("fsdp", count=4).group == case().group
     assert case("fsdp").plain == case() and case("fsdp").digest() != case("fsdp", count=4).digest()
-    kept = records.parse(records.encoded(Record(case=case("fsdp"), ranks=(records.Rank(peak_bytes=1),))))
+    kept = store.parse(store.encoded(Record(case=case("fsdp"), ranks=(Rank(peak_bytes=1),))))
     assert kept.case == case("fsdp") and kept.ranks[0].peak_bytes == 1
 
 

@@ -10,13 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import backends, meters, plugins, runner, statistics
-from harness.assembly import assemble
-from harness.instruments import counted, metered
+from harness import backends
+from harness.contract import plugins
+from harness.contract.assembly import assemble
+from harness.contract.instruments import counted, metered
+from harness.contract.loop import training
+from harness.contract.place import Place
+from harness.machine.memory import PhaseMeter
 from harness.records import Applied, Case, Task
-from harness.train import training
-from harness.types import Place
-from harness.worker import memory, speed
+from harness.run import runner
+from harness.run.pacing import pace
+from harness.worker import memory, timing
 
 pytestmark = pytest.mark.alone
 
@@ -76,7 +80,7 @@ def test_steps_that_were_not_waited_for_are_an_error_never_a_time(thawed, loaded
     backend = backends.load("jax")
     early = SimpleNamespace(**vars(backend))
     early.finish = backend.finish if waits else lambda outputs: time.perf_counter_ns()
-    record = speed.measure(make("time", "jax/cpu", LONG, steps=4, warmup=1), loaded, early)
+    record = timing.measure(make("time", "jax/cpu", LONG, steps=4, warmup=1), loaded, early)
     assert len(record.step_seconds) == 4
     if waits:
         assert record.status == "ok", record.evidence
@@ -93,7 +97,7 @@ def slow_at_first(tmp_path_factory):
     common = {"strategies": (Applied(name="slow_at_first"),), "plugins": (str(path),)}
     (pilot,) = runner.run(make("pilot", **common), 1, 60)
     assert pilot.status == "ok", pilot.evidence
-    pacing = statistics.pace(pilot.step_seconds)
+    pacing = pace(pilot.step_seconds)
     (timed,) = runner.run(make("time", steps=pacing.steps, warmup=pacing.warmup, **common), 1, 60)
     assert timed.status == "ok", timed.evidence
     return pilot, pacing, timed
@@ -101,7 +105,7 @@ def slow_at_first(tmp_path_factory):
 
 def test_the_pilot_keeps_every_step_and_the_slow_first_one_lies_before_the_warm_up_ends(slow_at_first):
     pilot, pacing, _ = slow_at_first
-    assert len(pilot.step_seconds) == speed.PILOT_STEPS
+    assert len(pilot.step_seconds) == timing.PILOT_STEPS
     assert pilot.step_seconds[0] >= SLOW_SECONDS > max(pilot.step_seconds[1:])
     assert pacing.warmup >= 1
 
@@ -142,14 +146,14 @@ def test_compiling_is_timed_apart_from_every_step():
 def observed(parts, strategy, folder):
     """The parts and the meter as a memory worker wires them, its phase file included."""
     tell = memory._phase_file(folder)
-    meter = meters.PhaseMeter(lambda meter: tell(meter.current, meter.peak_bytes, meter.base.rss))
+    meter = PhaseMeter(lambda meter: tell(meter.current, meter.peak_bytes, meter.base.rss))
     meter.start()
     return metered(counted(parts, strategy, Counter()), meter), meter
 
 
 def test_a_phase_boundary_costs_less_than_a_millisecond(tmp_path):
     tell = memory._phase_file(tmp_path)
-    meter = meters.PhaseMeter(lambda meter: tell(meter.current, meter.peak_bytes, meter.base.rss))
+    meter = PhaseMeter(lambda meter: tell(meter.current, meter.peak_bytes, meter.base.rss))
     meter.start()
     seconds = []
     for index in range(300):

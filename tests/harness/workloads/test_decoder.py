@@ -12,13 +12,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from harness import Parts, Place, Source, backends, plugins, tree
-from harness.train import training
-from harness.types import windows_in
-from harness.workloads import decoder, rows
+from harness import Parts, Place, Source, backends, tree
+from harness.contract import place, plugins
+from harness.contract.data import windows_in
+from harness.contract.loop import training
+from harness.workloads import decoder
+from harness.workloads.data import rows
 from harness.workloads.decoder import PRESETS, Shape
 
-on_torch, on_jax = (import_module(f"harness.workloads.decoder.on_{name}") for name in ("torch", "jax"))
+on_torch, on_jax = (import_module(f"harness.workloads.decoder._{name}") for name in ("torch", "jax"))
 TORCH, JAX = Place("torch", "cpu"), Place("jax", "cpu")
 BUILD = {
     "torch": partial(on_torch.build, place=TORCH, corpus=None),
@@ -75,7 +77,7 @@ def test_presets_have_the_published_parameter_counts(name, count):
     assert Shape(**PRESETS[name]).parameters() == count
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("shape", [SMALL, *PROBES.values()], ids=["small", *PROBES])
 def test_the_count_is_that_of_the_arrays_made(backend, shape):
     parts = BUILD[backend](shape)
@@ -145,7 +147,7 @@ def random_gradients(params, seed):
     return tree.mapped(lambda p: torch.randn(p.shape, generator=random), params)
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_adamw_is_that_of_torch_over_ten_steps(backend):
     """The step counter, the bias corrections and the order of the decay."""
     shape = SMALL.model_copy(update={"learning_rate": 3e-2, "weight_decay": 0.3})
@@ -205,7 +207,7 @@ def test_ignored_targets_add_nothing():
     assert np.array_equal(np.all(np.asarray(grad).reshape(-1, 5) == 0, axis=1), ~kept)
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_the_gradient_of_a_tied_head_is_the_sum_of_both_uses(backend):
     module = backends.load(backend)
     found = {}

@@ -1,5 +1,6 @@
 """Scoring with a cache gives, token by token, the losses of one forward pass over whole rows."""
 
+from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from itertools import islice
@@ -11,20 +12,22 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from harness import Place, backends, plugins
+from harness import Place, backends
+from harness.contract import plugins
+from harness.contract.data import IGNORED
+from harness.contract.loop import training
+from harness.contract.place import NAMES
 from harness.records import Case
-from harness.train import training
-from harness.types import IGNORED, replace
-from harness.worker import answers
+from harness.worker import numerics
 from harness.workloads import decoder, scoring
 from harness.workloads.scoring import PRESETS, Shape
 
-on_torch, on_jax = (import_module(f"harness.workloads.scoring.on_{name}") for name in ("torch", "jax"))
+on_torch, on_jax = (import_module(f"harness.workloads.scoring._{name}") for name in ("torch", "jax"))
 BUILD = {
     "torch": partial(on_torch.build, place=Place("torch", "cpu"), corpus=None),
     "jax": partial(on_jax.build, place=Place("jax", "cpu"), corpus=None),
 }
-WHOLE = {name: import_module(f"harness.workloads.decoder.on_{name}").build for name in backends.NAMES}
+WHOLE = {name: import_module(f"harness.workloads.decoder._{name}").build for name in NAMES}
 PROBES = {name: scoring.probe(Shape(**PRESETS[name])) for name in ("pythia-70m", "qwen3-4b", "llama-3-8b")}
 SMALL = scoring.probe(Shape(**PRESETS["llama-3-8b"]))
 
@@ -56,7 +59,7 @@ def whole(backend, shape):
     taken = []
     parts = replace(parts, loss=lambda parts, x_BTD, w_VD, y_BT: taken.append(x_BTD @ w_VD.T) or x_BTD.sum())
     x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
-    import_module(f"harness.workloads.decoder.on_{backend}").forward(parts, parts.init(parts)["params"], x, y)
+    import_module(f"harness.workloads.decoder._{backend}").forward(parts, parts.init(parts)["params"], x, y)
     logits_BTV = module.arrays({"logits": taken[0]})["logits"][0].astype(np.float64)
     if shape.soft_cap:
         logits_BTV = shape.soft_cap * np.tanh(logits_BTV / shape.soft_cap)
@@ -64,7 +67,7 @@ def whole(backend, shape):
     return np.log(np.exp(logits_BTV).sum(-1)) - picked_BT, logits_BTV[:, -1]
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("prompt", [1, 13, 36])
 @pytest.mark.parametrize("preset", PROBES)
 def test_every_token_has_the_loss_of_one_forward_pass(preset, prompt, backend):
@@ -77,7 +80,7 @@ def test_every_token_has_the_loss_of_one_forward_pass(preset, prompt, backend):
     assert observed["losses"].shape == (3, 37 - prompt) and np.std(observed["losses"]) > 0.01
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_logits_are_bent_as_those_of_the_decoder(backend):
     shape = SMALL.model_copy(update={"soft_cap": 1.0})
     _, observed = scored(backend, shape)
@@ -92,7 +95,7 @@ def test_torch_and_jax_give_the_same_losses():
     assert len(set(found)) == 4, "each step scores rows of its own"
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_a_row_knows_nothing_of_the_one_before(backend):
     """The cache is filled anew: rows score the same whatever was in it."""
     parts = BUILD[backend](SMALL)
@@ -104,7 +107,7 @@ def test_a_row_knows_nothing_of_the_one_before(backend):
     assert losses[1] == alone[0] != losses[0]
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_ignored_targets_are_left_out_of_the_mean(backend):
     module, parts = backends.load(backend), sharp(BUILD[backend](SMALL))
     x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
@@ -125,7 +128,7 @@ def test_ignored_targets_are_left_out_of_the_mean(backend):
     assert step(none)[1] == 0.0
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_nothing_is_trained(backend):
     module, parts = backends.load(backend), BUILD[backend](SMALL)
     before = module.arrays(parts.init(parts)["params"])
@@ -160,7 +163,7 @@ def kept_over(backend, pieces, tokens):
     return np.stack([np.asarray(k), np.asarray(v)]), np.concatenate(put, 2) * 2, seen
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("pieces", [(1, 1, 1), (3, 1, 2), (6,)])
 def test_a_cache_gives_everything_that_was_put_in_in_order(pieces, backend):
     found, due, seen = kept_over(backend, pieces, 6)
@@ -192,7 +195,7 @@ def test_jax_holds_one_cache_through_the_loop_over_tokens():
 # Attention of one token
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_is_the_softmax_over_the_keys_that_are_seen(masked, count, backend):
@@ -247,7 +250,7 @@ def test_the_throughput_counts_the_tokens_that_go_one_by_one():
     assert workload.tokens_per_step(Shape(batch=3, tokens=100, prompt=40)) == 180
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_the_predicted_peak_is_the_floor_and_little_more(backend):
     workload, module = loaded().workloads["scoring"], backends.load(backend)
     shape = Shape(layers=4, width=128, heads=4, vocabulary=512, batch=8, tokens=96, prompt=16)
@@ -257,7 +260,7 @@ def test_the_predicted_peak_is_the_floor_and_little_more(backend):
     assert workload.floor(shape) < max(peaks.values()) < 2.5 * workload.floor(shape)
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_answers_compare_losses_and_logits(backend):
     module = backends.load(backend)
     module.start(Place(backend, "cpu"))
@@ -268,6 +271,6 @@ def test_answers_compare_losses_and_logits(backend):
         corpus="drawn",
         tokenizer="none",
     )
-    found = answers.observer(loaded(), case, module, updates=2)(0)
+    found = numerics.observer(loaded(), case, module, updates=2)(0)
     assert found.gradients["losses"].shape == (3, 24) and found.gradients["logits"].shape == (3, 67)
     assert len(found.trajectory) == 2

@@ -11,11 +11,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from harness import Place, backends, plugins
-from harness.assembly import assemble, never_called
+from harness import Place, backends
+from harness.contract import plugins
+from harness.contract.assembly import assemble, never_called
+from harness.contract.loop import training
+from harness.contract.place import NAMES
 from harness.records import Applied, Case
-from harness.train import training
-from harness.worker import answers
+from harness.worker import numerics
 
 LOADED = plugins.load()
 TEMPORAL = LOADED.workloads["temporal"]
@@ -50,7 +52,7 @@ def outcome(backend, network, *names, dtype=None):
     module.start(Place(backend, "cpu"))
     module.deterministic(Place(backend, "cpu"))
     draw = (lambda inner: module.cast(inner, dtype)) if dtype else None
-    return answers.observer(LOADED, case(backend, network, *names), module, draw, updates=UPDATES)(0)
+    return numerics.observer(LOADED, case(backend, network, *names), module, draw, updates=UPDATES)(0)
 
 
 def away(mine, its):
@@ -101,7 +103,7 @@ def test_recurrences_have_the_parameters_of_those_of_torch():
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_the_parameters_made_are_those_of_the_shape(backend, network):
     shape = probe(network, width=42)
     parts = parts_of(backend, shape)
@@ -126,7 +128,7 @@ def test_a_jamba_group_has_the_parts_of_both_blocks():
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_a_frame_changes_no_output_before_it_and_every_one_after(backend, network):
     shape = probe(network)
     parts = parts_of(backend, shape)
@@ -185,7 +187,7 @@ def recurrence(x, delta, a, b, c):
 
 
 @pytest.mark.parametrize("T", [1, 2, 3, 13, 30, 32])
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_the_scan_is_the_recurrence(backend, T):
     inputs = rows(T)
     parts = parts_of(backend, probe("mamba"))
@@ -199,7 +201,7 @@ def test_the_scan_is_the_recurrence(backend, T):
 
 
 @pytest.mark.parametrize("strength", [1e-4, 1e3], ids=["weak", "strong"])
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_a_long_scan_stays_finite_however_strong_its_decay(backend, strength):
     inputs = rows(4096, np.float32, strength)
     parts = parts_of(backend, probe("mamba"))
@@ -225,7 +227,7 @@ def test_decays_and_states_are_float32_under_bfloat16():
     x, delta, a, b, c = rows(600, np.float32)
     x, b, c, delta, a = np.ones_like(x), np.ones_like(b), np.ones_like(c), delta * 0 + 1e-3, a * 1e-3
     due = recurrence(*(array.astype(np.float64) for array in (x, delta, a, b, c)))
-    for backend in backends.NAMES:
+    for backend in NAMES:
         parts = parts_of(backend, probe("mamba"))
         if backend == "torch":
             low = [torch.from_numpy(array).bfloat16() for array in (x, b, c)]
@@ -311,7 +313,7 @@ def test_the_log_depth_scan_is_what_dominates_a_predicted_mamba():
 # Data
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_batches_are_windows_of_the_frames_with_a_label_each(backend):
     shape = probe("lstm")
     parts = parts_of(backend, shape)
@@ -330,7 +332,7 @@ def test_batches_are_windows_of_the_frames_with_a_label_each(backend):
     assert extent.batch_bytes == np.prod(size_x) * 4 + np.prod(size_y) * 4
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_frames_of_any_float_arrive_as_float32_also_when_they_are_read_only(backend):
     parts = parts_of(backend, probe("lstm"))
     for dtype in (np.float16, np.float32, np.float64):

@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from harness import Place, backends, plugins
-from harness.assembly import assemble
+from harness import Place, backends
+from harness.contract import plugins
+from harness.contract.assembly import assemble
+from harness.contract.loop import training
 from harness.records import Applied, Case, Task
-from harness.train import training
-from harness.worker import answers, predict
-from harness.workloads.own import Sizes, of_torch
+from harness.worker import numerics, prediction
+from harness.workloads.user_model import Sizes, of_torch
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 LOADED = plugins.load((str(EXAMPLES / "own_torch_model.py"), str(EXAMPLES / "own_jax_model.py")))
 MODELS = {"gated_convolutions": "torch", "running_means": "jax"}
 
@@ -34,7 +35,7 @@ def case(name, *strategies, **sizes):
 def outcome(name, *strategies, draw=None):
     backend = backends.load(MODELS[name])
     backend.start(Place(MODELS[name], "cpu"))
-    return answers.observer(LOADED, case(name, *strategies), backend, draw, updates=4)(0)
+    return numerics.observer(LOADED, case(name, *strategies), backend, draw, updates=4)(0)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -55,7 +56,7 @@ def test_strategies_of_parts_it_does_not_name_are_refused(name, strategy):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_it_is_predicted_and_its_floor_counts_every_parameter(name):
-    record = predict.measure(
+    record = prediction.measure(
         Task(kind="predict", cases=(case(name),), run_id="", parent=0, folder="", steps=2),
         LOADED,
         backends.load(MODELS[name]),

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends, plugins
+from harness import Place, backends
 from harness.backends import jax as on_jax
+from harness.contract import place, plugins
 from harness.workloads.decoder import Shape
 
 LOADED = plugins.load()
@@ -54,13 +55,13 @@ def test_torch_gives_the_same_bits_and_runs_each_block_twice(every):
 
 
 @pytest.fixture(scope="module")
-def in_jax():
+def gradient_in_jax():
     return first_gradient(parts_of("jax", SHAPE))
 
 
 @pytest.mark.parametrize("every", [1, 3, LAYERS + 4])
-def test_jax_gives_the_same_gradients(every, in_jax):
-    loss, grads = in_jax
+def test_jax_gives_the_same_gradients(every, gradient_in_jax):
+    loss, grads = gradient_in_jax
     found, found_grads = first_gradient(parts_of("jax", SHAPE, every))
     assert float(found) == pytest.approx(float(loss), rel=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), found_grads, grads)
@@ -82,7 +83,7 @@ def activations(backend, every=None):
     return peaks["first_step/backward"] - peaks["init"]
 
 
-@pytest.fixture(scope="module", params=backends.NAMES)
+@pytest.fixture(scope="module", params=place.NAMES)
 def kept(request):
     return {every: activations(request.param, every) for every in (None, 1, 3, 8)}
 

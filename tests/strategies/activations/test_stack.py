@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends, plugins, tree
+from harness import Place, backends, tree
 from harness.backends import jax as on_jax
+from harness.contract import place, plugins
 from harness.workloads.decoder import Shape
-from harness.workloads.decoder import on_jax as decoder_in_jax
-from harness.workloads.decoder import on_torch as decoder_in_torch
+from harness.workloads.decoder import _jax as decoder_in_jax
+from harness.workloads.decoder import _torch as decoder_in_torch
 
 LOADED = plugins.load()
 DECODER, TEMPORAL = LOADED.workloads["decoder"], LOADED.workloads["temporal"]
@@ -114,7 +115,7 @@ def budgeted(backend, budget_mib, shape=DEEP):
     return parts.notes
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_a_larger_budget_recomputes_fewer_layers_and_is_kept(backend):
     notes = {mib: budgeted(backend, mib) for mib in (0.0, 0.1, 3.0, 6.0, 12.0, 400.0)}
     recomputed = [note["recomputed_layers"] for note in notes.values()]
@@ -127,13 +128,13 @@ def test_a_larger_budget_recomputes_fewer_layers_and_is_kept(backend):
     assert f"of {DEEP.layers} layers" in notes[3.0]["choice"] and "of a budget of 3.0" in notes[3.0]["choice"]
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_the_least_choice_is_within_5_percent_of_the_best_interval(backend):
     intervals = [activations(backend, "checkpoint", (("every", k),)) for k in (1, 2, 3, 4, 6, 12)]
     assert activations(backend, "budget_checkpoint") <= 1.05 * min(intervals)
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_a_budget_moves_the_peak_by_what_it_allows(backend):
     low, high = (budgeted(backend, mib)["predicted_activation_bytes"] for mib in (0.0, 8.0))
     measured = [activations(backend, "budget_checkpoint", (("budget_mib", mib),)) for mib in (0.0, 8.0)]
@@ -167,7 +168,7 @@ def test_nested_segments_run_each_block_three_times_but_for_their_last():
     assert blocks_run("nested_checkpoint", {"every": 2}) == [3, 2, 3, 2, 2]
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_nested_segments_keep_less_than_each_layer_of_a_deep_stack(backend):
     """36 hidden states against 6 + 6, all else being equal: what one block saves, and the gradients."""
     shape = Shape(layers=36, width=32, heads=2, hidden=128, vocabulary=32, batch=16, tokens=128)
@@ -261,7 +262,7 @@ def away(mine, its):
 
 
 @pytest.mark.parametrize("feed_first", [False, True], ids=["sequential", "parallel"])
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_reversible_layers_have_the_gradient_of_a_plain_backward_pass(backend, feed_first):
     shape = SHAPE.model_copy(update={"parallel": feed_first})
     oracle = oracle_in_torch if backend == "torch" else oracle_in_jax
@@ -292,7 +293,7 @@ def test_what_is_rebuilt_stays_right_with_depth_and_in_bfloat16(layers, dtype, b
     assert away(found, grads) < bound
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_reversible_layers_keep_nothing_of_their_depth(backend):
     shapes = [DEEP.model_copy(update={"layers": layers}) for layers in (4, 20)]
     parameters = [4 * shape.parameters() for shape in shapes]  # their gradients are made meanwhile
@@ -302,7 +303,7 @@ def test_reversible_layers_keep_nothing_of_their_depth(backend):
     assert high - low < 16 * 4 * DEEP.tokens * DEEP.width * 0.25  # a checkpoint keeps one hidden state a layer
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_reversible_layers_work_where_a_block_has_more_than_two_branches(backend):
     shape = TEMPORAL.probe(TEMPORAL.shape(network="jamba"))
     parts = parts_of(backend, shape, ("reversible", {}), workload=TEMPORAL)
@@ -336,7 +337,7 @@ def merged_oracle(plain, ps, x_BTD, window, stride, merge):
 
 @pytest.mark.parametrize(("window", "stride"), [(8, 4), (8, 8), (7, 2), (10, 9), (22, 1)])
 @pytest.mark.parametrize("merge", ["average", "max"])
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_overlapping_outputs_are_merged_token_by_token(backend, merge, window, stride):
     plain = parts_of(backend, LONG)
     ps = plain.init(plain, None)["params"]["layers"]
@@ -372,14 +373,14 @@ def test_the_gradient_of_merged_windows_is_that_of_an_ordinary_graph(merge):
         torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_torch_and_jax_merge_alike_in_their_gradients(backend):
     mine = first_gradient(windowed(backend, 8, 5, "max"))
     assert mine[0] == pytest.approx(first_gradient(windowed("torch", 8, 5, "max"))[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("window", [TOKENS, 10_000])
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_one_window_is_the_plain_stack_bit_for_bit(backend, window):
     loss, grads = first_gradient(parts_of(backend, LONG))
     found, found_grads = first_gradient(windowed(backend, window, 1, "average"))
@@ -387,7 +388,7 @@ def test_one_window_is_the_plain_stack_bit_for_bit(backend, window):
     assert all(np.array_equal(found_grads[name], grads[name]) for name in grads)
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_activations_do_not_grow_with_the_sequence_but_for_outputs(backend):
     """Every token more costs some of its hidden states, in float32, and nothing that a layer saves."""
     knobs = (("window", 256), ("stride", 128))
@@ -409,7 +410,7 @@ def test_activations_do_not_grow_with_the_sequence_but_for_outputs(backend):
         ({"window": 4, "stride": 2, "merge": "sum"}, "merge is 'sum'"),
     ],
 )
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_windows_that_leave_tokens_out_are_refused(backend, knobs, told):
     with pytest.raises(ValueError, match=told):
         parts_of(backend, LONG, ("sequence_windows", knobs))

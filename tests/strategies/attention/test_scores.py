@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Parts, Place, plugins
+from harness import Parts, Place
+from harness.contract import plugins
 
 STRATEGIES = plugins.load().strategies
 BOTH = pytest.mark.parametrize("backend", ["torch", "jax"])

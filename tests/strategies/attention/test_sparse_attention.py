@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Parts, Place, plugins
-from harness.backends import live_storage
-from harness.workloads.decoder.on_torch import RotaryTable
+from harness import Parts, Place
+from harness.backends import torch_memory
+from harness.contract import plugins
+from harness.workloads.decoder._torch import RotaryTable
 
 LOADED = plugins.load()
 BOTH = pytest.mark.parametrize("backend", ["torch", "jax"])
@@ -259,7 +260,7 @@ def test_a_pattern_in_which_a_token_does_not_see_itself_is_refused(name, knobs, 
 
 def held(attend, tokens, heads=2, key_heads=2, width=8):
     """The most bytes that torch holds in one forward and backward pass of attention, in float32."""
-    with live_storage.LiveStorage() as live, live.phase("both"):
+    with torch_memory.LiveStorage() as live, live.phase("both"):
         shapes = [(1, tokens, count, width) for count in (heads, key_heads, key_heads)]
         leaves = [torch.zeros(shape, requires_grad=True) for shape in shapes]
         torch.autograd.grad(attend(*leaves).sum(), leaves)
@@ -268,7 +269,7 @@ def held(attend, tokens, heads=2, key_heads=2, width=8):
 
 def predicted(attend, tokens):
     """The same without any computation."""
-    with live_storage.FakeTensorMode():
+    with torch_memory.FakeTensorMode():
         return held(attend, tokens)
 
 

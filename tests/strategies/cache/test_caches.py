@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends, plugins
-from harness.assembly import assemble
+from harness import Place, backends
+from harness.contract import plugins
+from harness.contract.assembly import assemble
+from harness.contract.loop import training
+from harness.contract.place import NAMES
 from harness.records import Applied, Case
-from harness.train import training
-from harness.types import replace
-from strategies import int8_cache, mapped_cache, offloaded_cache, window_cache
+from strategies.cache import int8_cache, mapped_cache, offloaded_cache, window_cache
 
 LOADED = plugins.load()
 SCORING = LOADED.workloads["scoring"]
@@ -129,7 +131,7 @@ def test_a_traced_write_beyond_the_end_gives_nan():
     assert np.isnan(filled("jax", part, (1,) * 6, 5, traced=True)[0]).any()
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_a_capacity_below_a_row_is_refused_and_one_above_it_reserved(backend):
     with pytest.raises(ValueError, match="capacity of 36 tokens and a row has 37: give at least 37"):
         observed(backend, parts_of(backend, ("preallocated_cache", {"capacity": 36})))
@@ -173,7 +175,7 @@ def windowed(shape, backend, window, sinks):
     from harness.workloads import decoder
 
     plain = decoder.Shape(**shape.model_dump(exclude={"prompt"}))
-    on_torch = import_module("harness.workloads.decoder.on_torch")
+    on_torch = import_module("harness.workloads.decoder._torch")
     parts = on_torch.build(plain, Place("torch", "cpu"), None)
     parts = replace(parts, draw=sharp(parts.draw))
     place = torch.arange(shape.tokens)
@@ -193,7 +195,7 @@ def windowed(shape, backend, window, sinks):
     return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none").numpy(), logits[:, -1]
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize(("window", "sinks", "prompt"), [(8, 2, 13), (8, 0, 3), (1, 0, 13), (5, 4, 1), (64, 4, 13)])
 def test_a_window_cache_is_attention_under_its_mask_past_the_wrap(window, sinks, prompt, backend):
     parts = parts_of(backend, ("window_cache", {"window": window, "sinks": sinks}), prompt=prompt)
@@ -203,7 +205,7 @@ def test_a_window_cache_is_attention_under_its_mask_past_the_wrap(window, sinks,
     np.testing.assert_allclose(found["logits"], logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("pieces", [(3, 9, 2), (1, 12, 1), (13, 1, 1, 1)])
 def test_a_window_takes_pieces_of_any_length(pieces, backend):
     found, put, seen = filled(backend, part_of(backend, window_cache, window=4, sinks=2), pieces, 20)
@@ -217,7 +219,7 @@ def test_a_window_takes_pieces_of_any_length(pieces, backend):
         )
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_a_window_holds_its_slots_and_no_more(backend):
     parts = parts_of(backend, ("window_cache", {"window": 8, "sinks": 2}))
     kept = backends.load(backend).arrays({"kept": parts.init(parts)["kept"]})
@@ -229,7 +231,7 @@ def test_a_window_holds_its_slots_and_no_more(backend):
 # 8 bits
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("pieces", [(6,), (3, 1, 2)])
 def test_numbers_of_8_bits_are_within_half_a_step_of_their_row(pieces, backend):
     found, due, _ = filled(backend, part_of(backend, int8_cache), pieces, 6)
@@ -237,7 +239,7 @@ def test_numbers_of_8_bits_are_within_half_a_step_of_their_row(pieces, backend):
     assert (np.abs(found - due) <= 0.5001 * step).all() and not np.array_equal(found, due)
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_a_row_of_zeros_stays_zero_and_a_large_one_spoils_no_other(backend):
     part = part_of(backend, int8_cache)
     shape = SCORING.shape(layers=1, width=8, heads=2, batch=1, tokens=4, prompt=1)
@@ -251,7 +253,7 @@ def test_a_row_of_zeros_stays_zero_and_a_large_one_spoils_no_other(backend):
     np.testing.assert_allclose(k[:, [0, 3]], new[:, [0, 3]], atol=0.02)
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 def test_8_bits_take_a_quarter_and_the_scales_beside_one_wide_layer(backend):
     parts = parts_of(backend, ("int8_cache", {}))
     kept = backends.load(backend).arrays({"kept": parts.init(parts)["kept"]})
@@ -285,10 +287,10 @@ def test_a_process_that_is_killed_leaves_no_file(tmp_path):
     program = f"""
 import time, torch
 from harness import Place
-from harness.workloads.scoring import Shape, in_torch
+from harness.workloads.scoring import Shape, on_torch
 from strategies import mapped_cache
 shape = Shape(layers=2, width=16, heads=2, vocabulary=11, tokens=8, prompt=4)
-parts = mapped_cache.on_torch(in_torch(shape, Place("torch", "cpu"), None), folder={str(tmp_path)!r})
+parts = mapped_cache.on_torch(on_torch(shape, Place("torch", "cpu"), None), folder={str(tmp_path)!r})
 state = parts.init(parts)
 print("mapped", flush=True)
 time.sleep(60)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends, plugins
-from harness.meters import children
+from harness import Place, backends
+from harness.contract import plugins
+from harness.machine.memory import children
 from harness.workloads.decoder import Shape
 
 LOADED = plugins.load()

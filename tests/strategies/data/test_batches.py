@@ -15,8 +15,9 @@ import numpy as np
 import psutil
 import pytest
 
-from harness import Extent, Parts, Place, Source, Windows, plugins
-from harness.workloads import rows
+from harness import Extent, Parts, Place, Source, Windows
+from harness.contract import plugins
+from harness.workloads.data import rows
 
 STRATEGIES = plugins.load().strategies
 SAME = {

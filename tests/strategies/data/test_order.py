@@ -5,9 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from harness import Extent, Parts, Place, Source, plugins
-from harness.workloads import rows
-from harness.workloads.shuffling import coverage, quality
+from harness import Extent, Parts, Place, Source
+from harness.contract import plugins
+from harness.workloads.data import rows
+from harness.workloads.data.shuffle_quality import coverage, quality
 
 SHUFFLES = {
     "global_shuffle": [{}],

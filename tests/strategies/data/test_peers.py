@@ -4,15 +4,17 @@ import multiprocessing
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import islice
 
 import numpy as np
 import pytest
 
-from harness import Parts, Place, Source, plugins
-from harness.types import Extent, replace
-from harness.workloads import rows
+from harness import Parts, Place, Source
+from harness.contract import plugins
+from harness.contract.data import Extent
+from harness.workloads.data import rows
 
 STRATEGIES = plugins.load().strategies
 LOADERS = [("torch_dataloader", {}), ("grain_loader", {}), ("grain_loader", {"workers": 2}), ("keras_timeseries", {})]

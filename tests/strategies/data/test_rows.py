@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import Extent, Parts, Place, npy, plugins
-from harness.frames import FrameFile, drawn
-from harness.meters import read
-from harness.workloads import rows
-from strategies import automatic, streaming
+from harness import Extent, Parts, Place, RowsOnDisk
+from harness.contract import plugins
+from harness.machine.memory import read
+from harness.records.task import FrameFile
+from harness.workloads.data import rows
+from harness.workloads.data.frames import drawn
+from strategies.data import automatic
+from strategies.data.rows import streaming
 
 STRATEGIES = plugins.load().strategies
 EXACT = ["mapped", "pread", "streaming", "automatic"]
@@ -97,13 +100,13 @@ def test_windows_apart_and_at_both_ends_are_read(corpus, name):
 
 def test_pread_reads_neighbours_together(corpus, monkeypatch):
     read_rows = []
-    inner = npy.RowsOnDisk.read_into
+    inner = RowsOnDisk.read_into
 
     def counted(rows, out):
         read_rows.append(len(out))
         return inner(rows, out)
 
-    monkeypatch.setattr(npy.RowsOnDisk, "read_into", counted)
+    monkeypatch.setattr(RowsOnDisk, "read_into", counted)
     parts = parts_of(corpus, "pread")
     parts.windows(parts, parts.source(parts)).batch(np.array([900, 3, 5, 2000, 906, 4]))
     together = [WINDOW + 2, WINDOW + 6, WINDOW]
@@ -214,7 +217,7 @@ def test_frames_in_fewer_bits_never_are_wide_in_memory(tmp_path, name, item):
 def test_bfloat16_rounds_as_torch_does():
     import torch
 
-    from strategies.low_bit_rows import as_bfloat16
+    from strategies.data.rows.low_bit_rows import as_bfloat16
 
     values = np.random.Generator(np.random.Philox(key=2)).standard_normal((500, 9)).astype(np.float32)
     values[0] = [0, -0.0, 1, -1, 3.3895e38, 1e-30, 257, 1.00390625, 1.01171875]
@@ -307,13 +310,13 @@ def test_a_reservoir_gives_the_windows_of_its_order_and_keeps_no_more_than_its_s
 
 def test_a_reservoir_reads_the_file_once_an_epoch(corpus, monkeypatch):
     read_rows = []
-    inner = npy.RowsOnDisk.read_into
+    inner = RowsOnDisk.read_into
 
     def counted(rows, out):
         read_rows.append(len(out))
         return inner(rows, out)
 
-    monkeypatch.setattr(npy.RowsOnDisk, "read_into", counted)
+    monkeypatch.setattr(RowsOnDisk, "read_into", counted)
     parts = parts_of(corpus, "reservoir", knobs={"size": 50})
     count = (FRAMES - WINDOW + 1) // BATCH
     for _ in islice(loop_of(parts), count):

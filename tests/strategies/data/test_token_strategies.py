@@ -1,16 +1,18 @@
 """Windows within documents, blocks without overlap, and fewer words: what they give and what they say of it."""
 
+from dataclasses import replace
 from itertools import islice, product
 
 import numpy as np
 import pytest
 
-from harness import Parts, Place, Source, plugins
-from harness.assembly import assemble
+from harness import Parts, Place, Source
+from harness.contract import plugins
+from harness.contract.assembly import assemble
+from harness.contract.data import Extent
 from harness.records import Applied, Case
-from harness.tokens import TokenFile
-from harness.types import Extent, replace
-from harness.workloads import rows
+from harness.records.task import TokenFile
+from harness.workloads.data import rows
 
 LOADED = plugins.load()
 END = 0
@@ -141,13 +143,13 @@ def test_a_tail_may_be_an_error():
 
 
 def test_ends_are_found_across_the_pieces_that_are_read(monkeypatch):
-    from strategies import documents
+    from strategies.data.windows import document_windows
 
     source = stream(CORPORA[3], 3, 2)
     due, _ = due_windows(source, "drop")
     for chunk in (1, 3, 7):
-        monkeypatch.setattr(documents, "CHUNK", chunk)
-        parts = documents.on_any(replace(parts_of("documents"), windows=rows.plain_windows), end=END)
+        monkeypatch.setattr(document_windows, "CHUNK", chunk)
+        parts = document_windows.on_any(replace(parts_of("documents"), windows=rows.plain_windows), end=END)
         assert all_of(parts.windows(parts, source)) == due
 
 
@@ -223,7 +225,7 @@ def test_rare_words_become_the_unknown_one_and_are_counted(tmp_path):
 
 
 def test_the_file_of_ids_stays_as_it_is(tmp_path):
-    from strategies import capped_vocabulary as subject
+    from strategies.data.rows import capped_vocabulary as subject
 
     ids = ranked()
     np.save(tmp_path / "ids.npy", ids)
@@ -236,7 +238,7 @@ def test_the_file_of_ids_stays_as_it_is(tmp_path):
 
 
 def test_ids_in_memory_are_capped_where_they_are(monkeypatch):
-    from strategies import capped_vocabulary as subject
+    from strategies.data.rows import capped_vocabulary as subject
 
     monkeypatch.setattr(subject, "CHUNK", 7)
     ids = ranked()

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness import Parts, Place, Source, plugins
-from harness.workloads.rows import plain_windows
+from harness import Parts, Place, Source
+from harness.contract import plugins
+from harness.workloads.data.rows import plain_windows
 
 STRATEGIES = {
     name: found

@@ -13,8 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness import Extent, Parts, Place, Source, plugins
-from harness.workloads.rows import plain_windows
+from harness import Extent, Parts, Place, Source
+from harness.contract import plugins
+from harness.workloads.data.rows import plain_windows
 
 STRATEGIES = {
     name: found

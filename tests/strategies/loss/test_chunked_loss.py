@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Parts, Place, backends, plugins
+from harness import Parts, Place, backends
+from harness.contract import plugins
+from harness.contract.place import NAMES
 from harness.workloads.decoder import Shape
-from strategies.chunked_loss import on_jax, on_torch
+from strategies.loss.chunked_loss import on_jax, on_torch
 
 ON = {"torch": on_torch, "jax": on_jax}
 N, D, V = 74, 12, 41
@@ -51,7 +53,7 @@ def gradients_of(backend, **knobs):
     return loss
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_every_chunk_gives_the_loss_and_its_gradients(backend, recompute, chunk):
@@ -78,7 +80,7 @@ WORKLOAD = plugins.load().workloads["decoder"]
 NV = LOGITS.batch * LOGITS.tokens * LOGITS.vocabulary * 4
 
 
-@pytest.fixture(scope="module", params=backends.NAMES)
+@pytest.fixture(scope="module", params=NAMES)
 def peaks(request):
     """Predicted peaks, with few parameters beside the logits."""
     place = Place(request.param, "cpu")

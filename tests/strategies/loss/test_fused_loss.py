@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import strategies.fused_loss as fused_loss_package
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import strategies.fused_loss as fused_loss_package
 from harness import Parts, Place
-from strategies.fused_loss import on_jax, on_torch
-from strategies.fused_loss.on_torch import fused_loss
+from strategies.loss.fused_loss import _jax, _torch
+from strategies.loss.fused_loss._torch import fused_loss
 
 
 def plain(x, w, y, ignore_index=-100):
@@ -64,7 +64,7 @@ def test_loss_and_gradients_err_no_more_than_plain_code(dtype, chunk):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_vocabulary_larger_than_a_tile(dtype):
-    assert_as_good_as_plain(*problem(n=40, D=8, V=2 * on_torch.TILE + 77, dtype=dtype), 16)
+    assert_as_good_as_plain(*problem(n=40, D=8, V=2 * _torch.TILE + 77, dtype=dtype), 16)
 
 
 def test_float64_inputs_are_computed_in_float64():
@@ -133,8 +133,8 @@ def test_only_one_input_requires_a_gradient():
 def test_no_grad_makes_no_gradients(monkeypatch):
     x, w, y = problem()
     made = []
-    real = on_torch._loss_and_gradients
-    monkeypatch.setattr(on_torch, "_loss_and_gradients", lambda *a: made.append(real(*a)) or made[-1])
+    real = _torch._loss_and_gradients
+    monkeypatch.setattr(_torch, "_loss_and_gradients", lambda *a: made.append(real(*a)) or made[-1])
     with torch.no_grad():
         loss = fused_loss(x, w, y, 16)
     assert not loss.requires_grad
@@ -266,13 +266,13 @@ def test_no_live_tensor_holds_the_logits():
 def test_the_chosen_chunk():
     # A quarter of the bytes of the float32 gradients holds 160 rows of logits.
     gradient_bytes = (8192 + 32000) * 512 * 4
-    assert on_torch.chunk_rows(8192, 32000, gradient_bytes, 4) == 128
-    assert on_torch.chunk_rows(8192, 32000, 2**40, 4) == 4096
-    assert on_torch.chunk_rows(8192, 32000, 1, 4) == 64
-    assert on_torch.chunk_rows(10, 32000, 1, 4) == 10
+    assert _torch.chunk_rows(8192, 32000, gradient_bytes, 4) == 128
+    assert _torch.chunk_rows(8192, 32000, 2**40, 4) == 4096
+    assert _torch.chunk_rows(8192, 32000, 1, 4) == 64
+    assert _torch.chunk_rows(10, 32000, 1, 4) == 10
 
 
-@pytest.mark.parametrize("loss", [fused_loss, on_jax.fused_loss])
+@pytest.mark.parametrize("loss", [fused_loss, _jax.fused_loss])
 def test_wrong_arguments_are_refused(loss):
     x, w, y = problem()
     if loss is not fused_loss:
@@ -292,7 +292,7 @@ def to_jax(t):
 
 def jax_gradients(x, w, y, *knobs, factor=1.0):
     def scaled(x, w, y):
-        return factor * on_jax.fused_loss(x, w, y, *knobs)
+        return factor * _jax.fused_loss(x, w, y, *knobs)
 
     value, (dx, dw) = jax.jit(jax.value_and_grad(scaled, argnums=(0, 1)))(to_jax(x), to_jax(w), to_jax(y))
     assert (dx.dtype, dw.dtype) == (to_jax(x).dtype, to_jax(w).dtype)
@@ -326,15 +326,15 @@ def test_jax_ignores_targets_inside_the_vocabulary():
 
 def test_jax_without_gradients_and_with_one():
     x, w, y = map(to_jax, problem())
-    value, dx = jax.value_and_grad(on_jax.fused_loss)(x, w, y, 16)
-    assert jnp.allclose(value, on_jax.fused_loss(x, w, y, 16), rtol=1e-6)
-    assert jnp.array_equal(dx, jax.grad(on_jax.fused_loss, argnums=(0, 1))(x, w, y, 16)[0])
+    value, dx = jax.value_and_grad(_jax.fused_loss)(x, w, y, 16)
+    assert jnp.allclose(value, _jax.fused_loss(x, w, y, 16), rtol=1e-6)
+    assert jnp.array_equal(dx, jax.grad(_jax.fused_loss, argnums=(0, 1))(x, w, y, 16)[0])
 
 
 def test_jax_keeps_no_logits():
     n, D, V, chunk = 1024, 16, 4096, 32
     shapes = [jax.ShapeDtypeStruct(s, t) for s, t in (((n, D), "float32"), ((V, D), "float32"), ((n,), "int32"))]
-    step = jax.jit(jax.grad(lambda x, w, y: on_jax.fused_loss(x, w, y, chunk), argnums=(0, 1)))
+    step = jax.jit(jax.grad(lambda x, w, y: _jax.fused_loss(x, w, y, chunk), argnums=(0, 1)))
     temporary = step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
     assert temporary <= 4 * chunk * V * 4 + 2 * (n + V) * D * 4 < n * V * 4 / 4
 

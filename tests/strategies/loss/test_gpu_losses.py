@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness import IGNORED, Parts, Place, plugins
+from harness import IGNORED, Parts, Place
+from harness.contract import plugins
 from harness.workloads.decoder import Shape
-from harness.workloads.decoder.on_torch import loss as plain
+from harness.workloads.decoder._torch import loss as plain
 
 STRATEGIES = plugins.load().strategies
 CPU, GPU = Place("torch", "cpu"), Place("torch", "cuda")
@@ -142,12 +143,12 @@ def test_an_unknown_implementation_is_refused():
 
 @pytest.mark.parametrize(("name", "package"), [("liger_loss", "liger_kernel"), ("cce_loss", "cut_cross_entropy")])
 def test_what_stands_in_the_way_is_said(name, package, monkeypatch):
-    monkeypatch.setattr("harness.types.find_spec", lambda wanted: None)
+    monkeypatch.setattr("harness.contract.strategy.find_spec", lambda wanted: None)
     strategy = STRATEGIES[name]
     assert strategy.obstacle(CPU) == f"'{name}' does not run on torch/cpu: its kernels are written for GPUs"
     assert strategy.obstacle(GPU) == f"'{name}' needs the package {package}: install it to measure this strategy"
     assert "has nothing for jax" in strategy.obstacle(Place("jax", "cuda"))
-    monkeypatch.setattr("harness.types.find_spec", lambda wanted: object())
+    monkeypatch.setattr("harness.contract.strategy.find_spec", lambda wanted: object())
     assert strategy.obstacle(GPU) is None
 
 

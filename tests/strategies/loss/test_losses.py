@@ -7,12 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness import Parts, Place, plugins
-from strategies.automatic_loss import chooses_fused
-from strategies.cut_loss.on_jax import cut_loss as cut_loss_in_jax
-from strategies.cut_loss.on_torch import cut_loss as cut_loss_in_torch
-from strategies.fused_loss.on_jax import fused_loss as fused_loss_in_jax
-from strategies.fused_loss.on_torch import fused_loss as fused_loss_in_torch
+from harness import Parts, Place
+from harness.contract import plugins
+from strategies.loss.automatic_loss import chooses_fused
+from strategies.loss.cut_loss._jax import cut_loss as cut_loss_in_jax
+from strategies.loss.cut_loss._torch import cut_loss as cut_loss_in_torch
+from strategies.loss.fused_loss._jax import fused_loss as fused_loss_in_jax
+from strategies.loss.fused_loss._torch import fused_loss as fused_loss_in_torch
 
 STRATEGIES = plugins.load().strategies
 ROWS = {"cut_loss": {"rows": 7, "tile": 5}, "native_loss": {"chunk": 7}, "fused_loss": {"chunk": 7},

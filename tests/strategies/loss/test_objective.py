@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness import IGNORED, Objective, Parts, Place, plugins
-from harness.workloads.decoder import Shape, on_jax, on_torch, probe
+from harness import IGNORED, Objective, Parts, Place
+from harness.contract import plugins
+from harness.workloads.decoder import Shape, _jax, _torch, probe
 from harness.workloads.temporal import Shape as TemporalShape
 
 STRATEGIES = plugins.load().strategies
@@ -60,7 +61,7 @@ def oracle(x, w, y, label_smoothing=0.0, z_loss=0.0, soft_cap=0.0):
 
 
 def loss_of(name, backend, settings):
-    plain = {"torch": on_torch.loss, "jax": on_jax.loss}[backend]
+    plain = {"torch": _torch.loss, "jax": _jax.loss}[backend]
     parts = Parts(Shape(**settings), Place(backend, "cpu"), loss=plain)
     if KNOBS[name] is not None:
         parts = STRATEGIES[name].on[backend](parts, **KNOBS[name])

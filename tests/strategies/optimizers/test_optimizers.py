@@ -1,17 +1,18 @@
 """Strategies of the update: what each keeps in bytes, and that its steps are those of the optimizer it stands for."""
 
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends, plugins, tree
-from harness.assembly import assemble
+from harness import Place, backends, tree
+from harness.contract import place, plugins
+from harness.contract.assembly import assemble
+from harness.contract.loop import training
 from harness.records import Applied, Case
-from harness.train import training
-from harness.types import replace
-from strategies import adam_8bit
+from strategies.optimizers import adam_8bit
 
 LOADED = plugins.load()
 DECODER = LOADED.workloads["decoder"]
@@ -103,14 +104,14 @@ def muon(shape, named):
 # Against the optimizers of torch
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("rate", [1e-3, 0.5])
 def test_adafactor_makes_the_steps_of_torch(backend, rate):
     mine, _, _ = trained(backend, "adafactor", learning_rate=rate)
     assert away(mine, by_torch(adafactor, learning_rate=rate)) < 1e-4
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_muon_makes_the_steps_of_torch(backend):
     mine, _, _ = trained(backend, "muon")
     its, before = by_torch(muon), by_torch(lambda *_: [])
@@ -122,7 +123,7 @@ def test_muon_makes_the_steps_of_torch(backend):
 # What is kept
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_adafactor_keeps_rows_and_columns(backend):
     parts = parts_of(backend, "adafactor")
     wanted = sum(
@@ -134,7 +135,7 @@ def test_adafactor_keeps_rows_and_columns(backend):
     assert bytes_of(moments(parts, backend)) == wanted
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_muon_keeps_four_bytes_of_a_matrix(backend):
     parts = parts_of(backend, "muon", width=64, hidden=160)
     shapes = parts.shape.parameter_shapes()
@@ -147,14 +148,14 @@ def test_muon_keeps_four_bytes_of_a_matrix(backend):
     assert bytes_of(moments(parts, backend)) == 4 * hidden + 8 * rest
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_8_bit_moments_take_two_bytes_and_their_scales(backend):
     parts = parts_of(backend, "adam_8bit", width=64, hidden=128, vocabulary=500)
     per_parameter = bytes_of(moments(parts, backend)) / parts.shape.parameters()
     assert 2 + 8 / 256 <= per_parameter < 2.1
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_small_tensors_keep_float32(backend):
     parts = LOADED.strategies["adam_8bit"].on[backend](parts_of(backend), least=4096)
     dtypes = {str(leaf.dtype).removeprefix("torch.") for _, leaf in tree.leaves(moments(parts, backend))}
@@ -210,7 +211,7 @@ def test_the_moments_are_those_of_adam_rounded_to_the_nearest_level():
         assert np.abs(chosen - nearest).max() < 1e-6
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_8_bit_stays_near_adam_where_most_gradients_vanish(backend):
     shape = {"vocabulary": 500, "ignored": 0.0}
     mine, losses, _ = trained(backend, "adam_8bit", **shape)
@@ -225,7 +226,7 @@ def test_8_bit_is_the_same_in_both_frameworks():
     assert away(mine, its) < 2e-4  # a value at the edge of two levels may go either way
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_slices_do_not_change_8_bit_steps(backend, monkeypatch):
     whole, _, _ = trained(backend, "adam_8bit", steps=4)
     monkeypatch.setattr(adam_8bit, "SLICE", 512)
@@ -281,7 +282,7 @@ def test_offloaded_moments_leave_the_steps_as_they_are():
     mine, _, _ = trained("torch", "offloaded_moments")
     its, _, _ = trained("torch")
     assert all(np.array_equal(mine[name], its[name]) for name in its)
-    for backend in backends.NAMES:
+    for backend in place.NAMES:
         reason = LOADED.strategies["offloaded_moments"].obstacle(Place(backend, "cpu"))
         assert reason is not None and "host" in reason
 
@@ -289,7 +290,7 @@ def test_offloaded_moments_leave_the_steps_as_they_are():
 # Updates within the backward pass
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_updates_in_the_backward_pass_are_the_updates(backend, tied):
     mine, losses, state = trained(backend, "update_in_backward", tied=tied)
@@ -300,7 +301,7 @@ def test_updates_in_the_backward_pass_are_the_updates(backend, tied):
 
 
 @pytest.mark.parametrize("network", ["lstm", "mamba"])
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_updates_in_the_backward_pass_of_another_workload(backend, network):
     shape = {"workload": "temporal", "network": network}
     mine, _, _ = trained(backend, parts=parts_of(backend, "update_in_backward", **shape), steps=3)
@@ -328,7 +329,7 @@ def test_they_go_with_the_kernels_of_torch(optimizer):
     assert away(mine, its) < 1e-7
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("other", ["accumulate", "float16_scaled", "float32_master"])
 def test_they_refuse_gradients_that_are_not_final(backend, order, other):
@@ -373,7 +374,7 @@ def test_the_loop_of_jax_changes_parameters_in_their_place():
 # Stochastic rounding
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_small_updates_move_weights_by_the_mean_they_should(backend):
     """Twenty updates of 1/2560 of a weight: rounding to nearest loses every one of them."""
     rate, steps = 1 / 2560, 20
@@ -410,7 +411,7 @@ def constant(inner):
     return draw
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_the_same_seed_rounds_the_same(backend):
     wrap = LOADED.strategies["bfloat16_stochastic"].on[backend]
     first, again, other = (trained(backend, parts=wrap(parts_of(backend), seed=n), steps=2)[0] for n in (1, 1, 2))
@@ -418,7 +419,7 @@ def test_the_same_seed_rounds_the_same(backend):
     assert any(not np.array_equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_everything_of_it_is_bfloat16(backend):
     _, _, state = trained(backend, "bfloat16_stochastic", steps=1)
     held = {key: value for key, value in state.items() if key != "steps"}

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from harness import backends, plugins, tree
-from harness.assembly import assemble
+from harness import backends, tree
+from harness.contract import place, plugins
+from harness.contract.assembly import assemble
+from harness.contract.loop import training
 from harness.records import Applied, Case
-from harness.train import training
 
 LOADED = plugins.load()
 UPDATES = 20
@@ -31,7 +32,7 @@ def parts_in(backend):
     return assemble(LOADED, case)
 
 
-@pytest.fixture(scope="module", params=backends.NAMES)
+@pytest.fixture(scope="module", params=place.NAMES)
 def trained(request):
     """The first parameters, the losses of 20 updates and the last state, at the probe shape."""
     module = backends.load(request.param)

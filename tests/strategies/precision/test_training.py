@@ -1,16 +1,17 @@
 """Strategies of the gradient, of precision and of the update: equal to what they stand for, step by step."""
 
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends, plugins, tree
-from harness.assembly import assemble
+from harness import Place, backends, tree
+from harness.contract import place, plugins
+from harness.contract.assembly import assemble
+from harness.contract.loop import training
 from harness.records import Applied, Case
-from harness.train import training
-from harness.types import replace
 
 LOADED = plugins.load()
 DECODER = LOADED.workloads["decoder"]
@@ -58,7 +59,7 @@ def away(mine, its):
 # Accumulation
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("pieces", [1, 2, 3, 8])
 def test_pieces_add_up_to_the_gradient_of_the_batch_however_targets_are_ignored(backend, pieces):
     changes = {"batch": 5, "ignored": 0.5}
@@ -67,7 +68,7 @@ def test_pieces_add_up_to_the_gradient_of_the_batch_however_targets_are_ignored(
     assert away(mine[-1], its[-1]) < 1e-5
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_a_piece_without_any_target_adds_nothing(backend):
     def hidden_row(parts):
         inner = parts.transfer
@@ -97,7 +98,7 @@ def test_the_loop_runs_the_model_once_for_each_piece():
 # Feed
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("rows", [1, 16, 111, 1000])
 def test_a_feed_of_tiles_is_the_feed(backend, rows):
     mine, _ = states_of(parts_of(backend, ("tiled_feed", {"rows": rows})), backend, 2)
@@ -165,7 +166,7 @@ def test_torch_s_own_adamw_makes_the_same_steps(name):
     assert away(mine[-1], its[-1]) < 1e-5
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_momentum_is_that_of_torch(backend):
     parts = parts_of(backend, ("sgd_momentum", {"momentum": 0.8}), weight_decay=0.0, learning_rate=0.01)
     mine, _ = states_of(parts, backend, 4)
@@ -259,7 +260,7 @@ def test_jax_scales_as_torch_does():
     assert mine == its
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_training_in_float16_stays_near_float32(backend):
     mine, losses = states_of(parts_of(backend, ("float16_scaled", {})), backend, 5)
     its, plain = states_of(parts_of(backend), backend, 5)
@@ -280,7 +281,7 @@ def test_autocast_multiplies_in_16_bit_and_keeps_float32(dtype):
     assert {str(array.dtype) for array in states[-1].values()} == {"float32"}
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_a_float32_master_keeps_updates_that_bfloat16_loses(backend):
     shape = {"learning_rate": 1e-5, "weight_decay": 0.0}
     its, _ = states_of(parts_of(backend, **shape), backend, 4)
@@ -294,7 +295,7 @@ def test_a_float32_master_keeps_updates_that_bfloat16_loses(backend):
     assert away(moved(mine), moved(its)) < 0.1 < 0.5 < away(moved(lost), moved(its))
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_with_a_float32_master_the_model_sees_bfloat16_alone(backend):
     parts = parts_of(backend, ("float32_master", {}))
     seen = set()

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends, plugins
-from harness.assembly import assemble
-from harness.backends.live_storage import LiveStorage
+from harness import Place, backends
+from harness.backends.torch_memory import LiveStorage
+from harness.contract import place, plugins
+from harness.contract.assembly import assemble
 from harness.records import Applied, Case
-from harness.worker import answers
+from harness.worker import numerics
 
 LOADED = plugins.load()
 TEMPORAL = LOADED.workloads["temporal"]
@@ -59,7 +60,7 @@ def parallel(backend, T):
 
 @pytest.mark.parametrize(("name", "knobs"), WAYS, ids=IDS)
 @pytest.mark.parametrize("T", [1, 27])
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_values_and_gradients_are_those_of_the_parallel_form(backend, T, name, knobs):
     found = answer(parts_of(backend, name, **knobs), rows(T))
     for mine, its in zip(found, parallel(backend, T), strict=True):
@@ -68,7 +69,7 @@ def test_values_and_gradients_are_those_of_the_parallel_form(backend, T, name, k
 
 
 @pytest.mark.parametrize(("name", "knobs"), [WAYS[0], WAYS[2]], ids=[IDS[0], IDS[2]])
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_the_last_output_depends_on_the_first_frame_across_all_borders(backend, name, knobs):
     x, delta, a, b, c, weights = rows(27, strength=0.01)
     weights[:, :-1] = 0
@@ -77,7 +78,7 @@ def test_the_last_output_depends_on_the_first_frame_across_all_borders(backend, 
 
 
 @pytest.mark.parametrize("name", ["sequential_scan", "chunked_scan"])
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_strong_decays_stay_finite_over_thousands_of_frames(backend, name):
     found = answer(parts_of(backend, name), rows(2050, np.float32, strength=1e3))
     assert all(np.isfinite(array).all() for array in found)
@@ -85,7 +86,7 @@ def test_strong_decays_stay_finite_over_thousands_of_frames(backend, name):
 
 
 @pytest.mark.parametrize("name", ["sequential_scan", "chunked_scan"])
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_states_are_float32_under_bfloat16(backend, name):
     """A state that gains 0.001 in each of 600 frames would stand still in 8 bits."""
     x, delta, a = np.ones((1, 600, 2)), np.full((1, 600, 2), 1e-3), np.full((2, 1), -1e-6)
@@ -119,11 +120,11 @@ def outcome(backend, name=None):
     )
     module = backends.load(backend)
     assert assemble(LOADED, case).shape.window % 5, "the last chunk must be a part of one"
-    return answers.observer(LOADED, case, module, updates=4)(0)
+    return numerics.observer(LOADED, case, module, updates=4)(0)
 
 
 @pytest.mark.parametrize("name", ["sequential_scan", "chunked_scan"])
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_a_mamba_is_trained_as_with_the_parallel_form(backend, name):
     mine, its = outcome(backend, name), outcome(backend)
     assert mine.trajectory == pytest.approx(its.trajectory, rel=1e-5)
@@ -131,7 +132,7 @@ def test_a_mamba_is_trained_as_with_the_parallel_form(backend, name):
         np.testing.assert_allclose(mine.gradients[key], value, rtol=1e-3, atol=1e-5 * np.abs(value).max(), err_msg=key)
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_a_chunk_without_steps_is_refused(backend):
     with pytest.raises(ValueError, match="chunk must be at least 1 step, not 0"):
         parts_of(backend, "chunked_scan", chunk=0)
@@ -159,16 +160,16 @@ def taken(backend, name=None):
         return (live.peaks["scan"] - before) / unit
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_the_parallel_form_holds_several_times_all_states(backend):
     assert 6 < taken(backend) < 16
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_steps_hold_what_the_backward_pass_needs_of_each(backend):
     assert 2 < taken(backend, "sequential_scan") < taken(backend) / 3
 
 
-@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_chunks_hold_the_states_of_one_chunk_and_of_the_borders(backend):
     assert taken(backend, "chunked_scan") < 0.8 < taken(backend, "sequential_scan") / 2

@@ -11,12 +11,12 @@ from collections import Counter
 import numpy as np
 import torch.distributed as dist
 
-from harness import plugins
-from harness.assembly import never_called
 from harness.backends import torch as backend
+from harness.contract import plugins
+from harness.contract.assembly import never_called
+from harness.contract.place import Place
 from harness.records import Applied, Case
-from harness.types import Place
-from harness.worker import answers
+from harness.worker import numerics
 
 LOADED = plugins.load()
 UPDATES = 3
@@ -34,8 +34,8 @@ def case_of(names, sizes, ranks):
 def compared(names, sizes):
     case = case_of(names, sizes, dist.get_world_size())
     calls = Counter()
-    mine = answers.observer(LOADED, case, backend, calls=calls, updates=UPDATES)(0)
-    its = answers.observer(LOADED, case.plain, backend, updates=UPDATES)(0)
+    mine = numerics.observer(LOADED, case, backend, calls=calls, updates=UPDATES)(0)
+    its = numerics.observer(LOADED, case.plain, backend, updates=UPDATES)(0)
     losses = max(abs(a - b) / abs(b) for a, b in zip(mine.trajectory, its.trajectory, strict=True))
     assert mine.gradients.keys() == its.gradients.keys()
     assert all(mine.gradients[name].shape == its.gradients[name].shape for name in its.gradients)

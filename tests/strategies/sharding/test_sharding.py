@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import Place, plugins
+from harness import Place
+from harness.contract import plugins
 from strategies.sharding.shares import folded, in_order
 
 torch = pytest.importorskip("torch", reason="the ranks are torch's")

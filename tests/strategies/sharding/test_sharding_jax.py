@@ -121,8 +121,8 @@ def test_ranks_share_what_their_process_holds():
 
 @pytest.mark.alone
 def test_a_share_is_measured_as_predicted():
-    from harness import runner
     from harness.records import Applied, Case, Task
+    from harness.run import runner
 
     shape = {"layers": 8, "width": 256, "heads": 4, "vocabulary": 512, "batch": 4, "tokens": 32}
     case = Case(
@@ -150,7 +150,8 @@ class Trial:
     """Runs of the decoder on so many of the devices."""
 
     def __init__(self) -> None:
-        from harness import Place, backends, plugins
+        from harness import Place, backends
+        from harness.contract import plugins
 
         self.plugins = plugins.load()
         self.backend = backends.load("jax")
@@ -183,8 +184,8 @@ class Trial:
         from collections import Counter
         from itertools import islice
 
-        from harness.assembly import assemble, never_called
-        from harness.train import training
+        from harness.contract.assembly import assemble, never_called
+        from harness.contract.loop import training
 
         made, calls = self.decoder, Counter()
         self.backend.deterministic(self.place)
@@ -204,7 +205,7 @@ class Trial:
         return losses, {name: grad for name, (grad, _) in grads.items()}
 
     def compiled(self, names: str, ranks: int, **shape: object):
-        from harness.assembly import assemble
+        from harness.contract.assembly import assemble
 
         case = self.case(names, ranks, self.decoder.shape(**shape).model_dump())
         parts = assemble(self.plugins, case, draw=lambda inner: self.backend.abstract_draw)
@@ -278,19 +279,19 @@ def answers(ranks: int, names: list[str], shape: dict | None = None) -> dict[str
 
 
 def mutants(ranks: int) -> dict[str, float]:
-    from strategies.sharding import on_jax
+    from strategies.sharding import _jax
 
     trial = Trial()
     plain = trial.outcome("", 1, {})
     found = {}
 
     def tried(what: str, name: str, of: str, wrong: object) -> None:
-        right = getattr(on_jax, of)
-        setattr(on_jax, of, wrong)
+        right = getattr(_jax, of)
+        setattr(_jax, of, wrong)
         found[what] = apart(trial.outcome(name, ranks, {}), plain)
-        setattr(on_jax, of, right)
+        setattr(_jax, of, right)
 
-    weighed, filled = on_jax.weighed, on_jax.filled
+    weighed, filled = _jax.weighed, _jax.filled
 
     def of_means(parts, x, y):
         return (*weighed(parts, x, y)[:2], 1 / parts.ranks)
@@ -340,7 +341,7 @@ def steps() -> dict[str, int]:
     """Take steps compiled ahead of time; count the ways in which the arrays of the state lay."""
     import jax
 
-    from harness.assembly import assemble
+    from harness.contract.assembly import assemble
 
     trial, found = Trial(), {}
     for name in ("ddp", "fsdp", "zero1"):

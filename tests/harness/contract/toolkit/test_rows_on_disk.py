@@ -7,8 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from harness import npy
-from harness.npy import RowsOnDisk
+from harness.contract.toolkit import rows_on_disk
+from harness.contract.toolkit.rows_on_disk import RowsOnDisk
 
 
 @pytest.fixture(params=["uint16", "float32"])
@@ -35,13 +35,13 @@ def test_rows_are_read_into_an_array_that_is_there(rows):
     out = np.empty((4, *values.shape[1:]), values.dtype)
     for source in (on_disk, values):
         out[:] = 0
-        npy.fill(out, source[3:7])
+        rows_on_disk.fill(out, source[3:7])
         assert np.array_equal(out, values[3:7])
 
 
 def test_pieces_cover_all_rows(rows):
     values, on_disk = rows
-    found = list(npy.in_pieces(on_disk, size=999))
+    found = list(rows_on_disk.in_pieces(on_disk, size=999))
     assert len(found) > 1 and found[0][0] == 0
     assert np.array_equal(np.concatenate([piece for _, piece in found]), values)
 

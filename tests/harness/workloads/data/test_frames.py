@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import frames
-from harness.corpus import CorpusError
-from harness.frames import DELAY, FrameFile, prepare
+from harness.records.task import FrameFile
+from harness.workloads.data import frames
+from harness.workloads.data.frames import DELAY, prepare
+from harness.workloads.data.sources import CorpusError
 
 SIZES = {"frames": 50, "features": 7, "classes": 5, "seed": 3}
 
@@ -124,7 +125,7 @@ def test_what_are_no_frames_is_refused(tmp_path: Path, corpus: str) -> None:
 
 def test_a_process_of_its_own_prints_the_file_or_the_sentence(tmp_path: Path) -> None:
     spec = {"corpus": "generated", "root": str(tmp_path), "cache": str(tmp_path / "cache"), **SIZES}
-    command = [sys.executable, "-m", "harness.frames", str(tmp_path / "spec.json")]
+    command = [sys.executable, "-m", "harness.workloads.data.frames", str(tmp_path / "spec.json")]
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     done = subprocess.run(command, capture_output=True, text=True)
     assert json.loads(done.stdout) == json.loads(json.dumps(asdict(made(tmp_path)), default=str))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from harness.workloads.shuffling import coverage, quality
+from harness.workloads.data.shuffle_quality import coverage, quality
 
 
 def permutation(count, seed=0):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import corpus as module
-from harness.corpus import PIECE, CorpusError, digest, resolve, texts
+from harness.workloads.data import sources as module
+from harness.workloads.data.sources import PIECE, CorpusError, digest, resolve, texts
 
 ROOT = Path(module.__file__).parents[1]
 
@@ -33,7 +33,8 @@ def refusal(corpus: str, root: Path, **options: bool) -> str:
 
 def test_module_loads_no_array_library() -> None:
     heavy = "numpy tokenizers torch jax"
-    code = f"import sys, harness.corpus, harness.tokens; print([m for m in {heavy.split()} if m in sys.modules])"
+    modules = "harness.workloads.data.sources, harness.workloads.data.tokens"
+    code = f"import sys, {modules}; print([m for m in {heavy.split()} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import tokens as module
-from harness.corpus import Corpus, CorpusError, resolve
-from harness.tokens import TokenFile, byte_pair_encoding, open_tokens, prepare, word_list
+from harness.records.task import TokenFile
+from harness.workloads.data import tokens as module
+from harness.workloads.data.sources import Corpus, CorpusError, resolve
+from harness.workloads.data.tokens import byte_pair_encoding, open_tokens, prepare, word_list
 
 ROOT = Path(module.__file__).parents[1]
 TEXT = "the cat sat on the mat; the dog sat on the log. na\u00efve \u4e16\u754c  \n\ttabs\n" * 20
@@ -54,7 +55,7 @@ def refusal(corpus: Corpus, tokenizer: str, vocabulary: int, cache: Path, needed
 
 def run(spec: dict[str, object], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "spec.json").write_text(json.dumps(spec))
-    command = [sys.executable, "-m", "harness.tokens", str(folder / "spec.json")]
+    command = [sys.executable, "-m", "harness.workloads.data.tokens", str(folder / "spec.json")]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment})
 
 
@@ -409,7 +410,7 @@ def test_two_processes_at_once_are_harmless(text: Corpus, tmp_path: Path) -> Non
         "seed": 0,
     }
     (tmp_path / "spec.json").write_text(json.dumps(spec | {"cache": str(tmp_path / "c")}))
-    command = [sys.executable, "-m", "harness.tokens", str(tmp_path / "spec.json")]
+    command = [sys.executable, "-m", "harness.workloads.data.tokens", str(tmp_path / "spec.json")]
     both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     lines = {process.communicate()[0] for process in both}
     assert [process.returncode for process in both] == [0, 0]

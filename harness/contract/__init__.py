@@ -1,0 +1,1 @@
+"""What a strategy, a workload and the harness promise each other."""

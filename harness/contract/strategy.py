@@ -1,0 +1,94 @@
+"""What rewrites parts."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from harness.contract.data import Held
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.workload import Workload
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One setting of a strategy: its name, type and default, read from the signature of its functions."""
+
+    name: str
+    type: type
+    default: Any
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A named function `Parts -> Parts`, one for each backend.
+
+    `rewrites` names the parts that change, `calls` others that the workload must have. `precision` declares a lower
+    working dtype, `approximate` another algorithm; without them the results must stay those of the untouched parts.
+    `needs` are importable packages, and `excludes` names places where the strategy cannot or would not do anything,
+    with the reason (`"jax/cpu": "..."`).
+    `ranks` says that it divides the run among the ranks of a case: such rows run on as many as the suite asks for.
+    `probe` gives knobs that count rows a value for the small shape at which answers are compared, so that there too
+    a chunk is not the whole.
+
+    For strategies of data: `feeds` says how far its batches may differ from the baseline's (see `FEEDS`), `data` that
+    it is for `tokens` or for `frames` alone, and `holds(extent, **knobs) -> Held` what it takes on the host, which is
+    how it is predicted.
+    """
+
+    name: str
+    rewrites: tuple[str, ...]
+    on: Mapping[str, Callable[..., Parts]]
+    about: str
+    calls: tuple[str, ...] = ()
+    precision: str | None = None
+    approximate: bool = False
+    ranks: bool = False
+    needs: tuple[str, ...] = ()
+    excludes: Mapping[str, str] = field(default_factory=dict)
+    probe: Mapping[str, Any] = field(default_factory=dict)
+    feeds: str = "same"
+    data: str | None = None
+    holds: Callable[..., Held] | None = None
+
+    @property
+    def summary(self) -> str:
+        """The first line of `about`: what is kept and what is paid."""
+        return inspect.cleandoc(self.about).splitlines()[0] if self.about.strip() else ""
+
+    @property
+    def knobs(self) -> dict[str, Knob]:
+        """The knobs of all backends together; raise TypeError for one without type or default."""
+        found: dict[str, Knob] = {}
+        for function in self.on.values():
+            for parameter in list(inspect.signature(function).parameters.values())[1:]:
+                typed = isinstance(parameter.annotation, type) and parameter.annotation is not parameter.empty
+                if parameter.default is parameter.empty or not typed:
+                    raise TypeError(
+                        f"knob '{parameter.name}' of strategy '{self.name}' needs a default and a plain type"
+                    )
+                found[parameter.name] = Knob(parameter.name, parameter.annotation, parameter.default)
+        return found
+
+    def misfit(self, workload: "Workload") -> str | None:
+        """Say in one sentence why the strategy can never be applied to a workload, or None when it can."""
+        lacking = [part for part in (*self.rewrites, *self.calls) if part in workload.lacks]
+        if lacking:
+            does = "rewrites" if lacking[0] in self.rewrites else "calls"
+            return f"'{self.name}' {does} '{lacking[0]}', a part that the workload '{workload.name}' does not have"
+        if self.data not in (None, workload.data):
+            return f"'{self.name}' is for {self.data}, and the workload '{workload.name}' reads {workload.data}"
+        return None
+
+    def obstacle(self, place: Place, workload: "Workload | None" = None) -> str | None:
+        """Say in one sentence why the strategy cannot be applied there, or None when it can."""
+        if place.backend not in self.on:
+            return f"'{self.name}' has nothing for {place.backend}: it is written for {', '.join(self.on)}"
+        if (reason := self.excludes.get(str(place))) is not None:
+            return f"'{self.name}' does not run on {place}: {reason}"
+        missing = [package for package in self.needs if find_spec(package) is None]
+        if missing:
+            return f"'{self.name}' needs the package {missing[0]}: install it to measure this strategy"
+        return self.misfit(workload) if workload is not None else None

@@ -1,0 +1,1 @@
+"""Functions for authors of strategies."""

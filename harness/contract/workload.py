@@ -1,0 +1,43 @@
+"""What builds the untouched parts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.contract.data import Extent
+from harness.contract.parts import Parts
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training run to compare strategies on.
+
+    `shape` is the pydantic model of its sizes. `on[backend](shape, place, corpus, seed) -> Parts` builds the untouched
+    parts; without a corpus they generate their data.
+    `abstract_batch(shape)` gives the shapes and dtypes of x and y, so that a step can be prepared without data.
+    `tiny(shape)` is the same code at sizes that cost nothing (first-use costs are paid there); `probe(shape)` a
+    reduced shape, ragged where the real one could be, at which answers are compared; `floor(shape)` the bytes
+    that a step which holds everything at once cannot do without. `tokens_per_step(shape)` is the throughput unit,
+    `parameters(shape)` how many there are (None: not known).
+
+    `data` is what is read, `tokens` of a text or `frames` of a sensor: it decides who prepares the corpus.
+    `wanted(shape, steps)` gives the sizes that this needs (see `harness.workloads.data`; None: the workload draws its
+    own data), `extent(shape, corpus, steps)` the sizes of the source, `lacks` the parts that stay
+    None.
+    """
+
+    name: str
+    about: str
+    shape: type
+    presets: Mapping[str, Mapping[str, Any]]
+    on: Mapping[str, Callable[..., Parts]]
+    abstract_batch: Callable[[Any], tuple[tuple[tuple[int, ...], str], ...]]
+    tiny: Callable[[Any], Any]
+    probe: Callable[[Any], Any]
+    floor: Callable[[Any], int]
+    tokens_per_step: Callable[[Any], int]
+    parameters: Callable[[Any], int] | None = None
+    wanted: Callable[[Any, int], dict[str, int]] | None = None
+    extent: Callable[[Any, Any, int], Extent] | None = None
+    data: str = "tokens"
+    lacks: tuple[str, ...] = ()

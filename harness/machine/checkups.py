@@ -1,0 +1,80 @@
+"""What a checkup of this machine says, and where it is stored."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from harness.machine import facts
+
+MIB = 1 << 20
+SIZE = 64 * MIB
+TOLERANCE = max(MIB // 2, SIZE // 100)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the meter saw of bytes that are known; `seen_bytes` None with a reason where it could not be tried."""
+
+    way: str
+    true_bytes: int
+    seen_bytes: int | None
+    reason: str = ""
+
+    @property
+    def good(self) -> bool | None:
+        """Whether the difference is within 0.5 MiB or 1 %; None where nothing was seen."""
+        return None if self.seen_bytes is None else abs(self.seen_bytes - self.true_bytes) <= TOLERANCE
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Two equal cases, timed in rounds: how far apart they came out, and how far rounds scatter."""
+
+    rounds: int
+    ratio: float
+    low: float
+    high: float
+    clean: bool
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that would spoil figures, and what to do about it."""
+
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """All that the doctor found, kept for the records of later runs."""
+
+    utc: str
+    machine: str
+    calibrations: tuple[Calibration, ...]
+    noise: Noise | None
+    findings: tuple[Finding, ...]
+
+
+def keep(checkup: Checkup, cache: Path) -> Path:
+    """Keep the findings where later runs find them."""
+    cache.mkdir(parents=True, exist_ok=True)
+    path = cache / f"doctor-{facts.name()}.json"
+    path.write_text(json.dumps(asdict(checkup), indent=1), encoding="utf-8")
+    return path
+
+
+def kept(cache: Path) -> dict[str, object]:
+    """Give the figures of the last checkup of this machine for the machine block of a record; empty without one."""
+    try:
+        told = json.loads((cache / f"doctor-{facts.name()}.json").read_text(encoding="utf-8"))
+        errors = [c["seen_bytes"] - c["true_bytes"] for c in told["calibrations"] if c["seen_bytes"] is not None]
+        noise = told["noise"]
+        return {
+            "doctor_utc": told["utc"],
+            "calibration_error_bytes": max(errors, key=abs),
+            "noise_low": noise["low"] if noise else None,
+            "noise_high": noise["high"] if noise else None,
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

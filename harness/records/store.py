@@ -1,0 +1,125 @@
+"""Files of records: one JSON line an attempt, appended and synced, never rewritten."""
+
+import json
+import math
+import os
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from harness.records.record import SCHEMA_VERSION, Record
+
+STAMP = "%Y%m%dT%H%M%SZ"
+"""How the time is written in the name of a file."""
+
+
+class StoreError(Exception):
+    """A results file or folder that cannot be used, in one sentence."""
+
+
+def encoded(record: Record) -> bytes:
+    """Write a record as one line of JSON; raise ValueError for a figure that is not finite."""
+    return (json.dumps(record.model_dump(mode="json", exclude_defaults=True), allow_nan=False) + "\n").encode()
+
+
+def append(path: Path, record: Record) -> None:
+    """Write one record as one line, whole and synced; call it only under `locks.measuring`.
+
+    A torn last line of an earlier run is closed first, so that it cannot swallow this one.
+    """
+    data = encoded(record)
+    try:
+        new = not path.exists()
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                os.write(descriptor, b"\n")
+            written = os.write(descriptor, data)
+            if written != len(data):
+                raise StoreError(f"only {written} of {len(data)} bytes of a record fit into '{path}': make room")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if new:
+            _sync_folder(path.parent)
+    except OSError as error:
+        raise StoreError(
+            f"a record cannot be written to '{path}' ({error.strerror}): make room or give rights"
+        ) from None
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> tuple[list[Record], list[str]]:
+    """Read the records of a file, and one sentence for each line that is not one."""
+    records: list[Record] = []
+    problems: list[str] = []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise StoreError(f"results cannot be read from '{path}' ({error.strerror})") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = parse(line)
+        except ValueError as error:
+            problems.append(f"{path}:{number}: {error}")
+        else:
+            records.append(record)
+    return records, problems
+
+
+def next_file(folder: Path, commit: str) -> Path:
+    """Name the results of a run that begins now: by the time and the commit, and after all that are there.
+
+    So the newest file is the last one begun, even where the clock was set back.
+    """
+    now = datetime.now(UTC).replace(microsecond=0)
+    for file in folder.glob("*.jsonl"):
+        with suppress(ValueError):
+            now = max(now, datetime.strptime(file.name.split("-")[0], STAMP).replace(tzinfo=UTC) + timedelta(seconds=1))
+    return folder / f"{now:{STAMP}}-{commit}.jsonl"
+
+
+def newest(path: Path) -> list[Path]:
+    """Find the results below a path: the file itself, or the newest file of each folder."""
+    if not path.exists():
+        raise StoreError(f"there is no '{path}': name a results file or folder")
+    if path.is_file():
+        return [path]
+    by_folder = {file.parent: file for file in sorted(path.rglob("*.jsonl"))}
+    return [by_folder[folder] for folder in sorted(by_folder)]
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not finite")
+    return number
+
+
+def parse(line: bytes | str) -> Record:
+    """Read one record; raise ValueError with one sentence for anything else."""
+    try:
+        version = json.loads(line, parse_constant=_finite, parse_float=_finite).get("schema_version", SCHEMA_VERSION)
+    except (ValueError, AttributeError, RecursionError):
+        raise ValueError("this line is not a record (torn or edited); it is left out") from None
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise ValueError(f"this record has format {version!r}, newer than {SCHEMA_VERSION}: update the harness")
+    try:
+        return Record.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        shown = where.encode("unicode_escape").decode()[:100]
+        raise ValueError(f"this record has a wrong '{shown}' ({first['msg']}); it is left out") from None

@@ -1,0 +1,73 @@
+"""What one worker process is asked to do, and the files of rows that it reads."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from harness.records.case import Case, Value
+
+Kind = Literal["predict", "reference", "numerics", "memory", "pilot", "time", "contract"]
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """Point at `tokens` ids in `path`, all below `vocabulary`.
+
+    `vocabulary` is what was asked for, or with 0 what the corpus has. `digest` is the sha256 of the
+    little-endian ids: equal digests mean that two machines trained on the same tokens.
+    """
+
+    path: Path
+    tokens: int
+    vocabulary: int
+    dtype: str
+    digest: str
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the ids when all are in memory."""
+        return self.tokens * int(self.dtype.removeprefix("uint")) // 8
+
+
+@dataclass(frozen=True)
+class FrameFile:
+    """Point at `frames` rows of `features` in `path`, and at a label below `classes` for each in `labels`."""
+
+    path: Path
+    labels: Path
+    frames: int
+    features: int
+    classes: int
+    dtype: str
+    digest: str
+
+
+class Task(Value):
+    """All that a worker is told. `cases` holds one case, but for the predictor, which takes many.
+
+    `corpora` are the rows that each group of cases reads, None where the workload draws its own.
+    """
+
+    kind: Kind
+    cases: tuple[Case, ...]
+    run_id: str
+    parent: int
+    folder: str
+    corpora: dict[str, TokenFile | FrameFile | None] = Field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
+    round: int = 0
+    repeat: int = 0
+    steps: int = 3
+    warmup: int = 1
+    reference: str | None = None
+
+    @property
+    def case(self) -> Case:
+        return self.cases[0]
+
+    @property
+    def corpus(self) -> TokenFile | FrameFile | None:
+        """The rows of the first case."""
+        return self.corpora.get(self.case.group)

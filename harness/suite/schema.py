@@ -1,0 +1,47 @@
+"""What a suite may say: its keys, their types and bounds."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harness.records import Claim
+
+MAX_CASES = 10_000
+MAX_RANKS = 1024
+
+
+class SuiteError(Exception):
+    """A suite that cannot be run, in one sentence with its place and the remedy."""
+
+
+class Model(BaseModel):
+    """Frozen, strict, without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Suite(Model):
+    """What a suite file may say."""
+
+    title: str = Field(min_length=1, max_length=200)
+    workload: str
+    places: list[str] = Field(["torch/cpu"], min_length=1, max_length=16)
+    corpus: str | None = Field(None, description="by default standard_library for tokens, generated for frames")
+    tokenizer: Literal["bytes", "words", "bpe"] = "bpe"
+    shape: dict[str, Any] = Field(default_factory=dict)
+    at: dict[str, dict[str, Any]] = Field(default_factory=dict, description="shapes for places that match a pattern")
+    each: list[dict[str, Any]] = Field(
+        default_factory=list,
+        max_length=100,
+        description="shapes to take in turn, with a corpus or tokenizer of their own",
+    )
+    budget_gib: float | None = Field(None, ge=1 / 64, le=1 << 16, description="memory above the settled base")
+    strategies: list[Any] = Field(min_length=1, max_length=1000)
+    ranks: int | list[int] = Field(2, description="on how many ranks rows run whose strategies divide the run")
+    rounds: int = Field(3, ge=0, le=100, description="time rounds; a speed interval needs at least 6")
+    steps: int | None = Field(None, ge=3, le=10_000, description="timed steps; found by a pilot where not given")
+    warmup: int | None = Field(None, ge=1, le=1000, description="untimed steps; found by a pilot where not given")
+    memory_steps: int = Field(3, ge=3, le=1000, description="steps of the run whose peak is taken")
+    seed: int = Field(0, ge=0, le=1 << 31)
+    timeout_seconds: float = Field(600, gt=0, le=1 << 20)
+    claims: list[Claim] = Field(default_factory=list)

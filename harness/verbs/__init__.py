@@ -1,0 +1,1 @@
+"""What each verb answers, as values: plan, fit, advise, compare, check, doctor."""

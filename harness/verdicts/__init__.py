@@ -1,0 +1,1 @@
+"""From records to verdicts: the ladder of answers, effects in time, claims."""

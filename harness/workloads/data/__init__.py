@@ -1,0 +1,1 @@
+"""The rows that workloads read: text, tokens and frames."""

@@ -1,0 +1,1 @@
+"""What the backward pass needs of the layers: recomputed, offloaded, rebuilt, tiled."""

@@ -1,0 +1,1 @@
+"""Attention: how scores are made, which of them, and over which windows."""

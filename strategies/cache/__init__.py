@@ -1,0 +1,1 @@
+"""Keys and values while decoding: where they lie and in how many bits."""

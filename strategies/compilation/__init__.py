@@ -1,0 +1,1 @@
+"""The framework's compiler on blocks or on the whole step."""

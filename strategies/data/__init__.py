@@ -1,0 +1,1 @@
+"""From rows on disk to batches on the device."""

@@ -1,0 +1,1 @@
+"""How batches are made ready: in advance, in another process, by a loader."""

@@ -1,0 +1,1 @@
+"""How the rows of a corpus are read and in which type they are stored."""

@@ -1,0 +1,1 @@
+"""The loss over the vocabulary without all of its logits."""

@@ -1,0 +1,1 @@
+"""The update: its moments, their type, where they lie, and when it happens."""

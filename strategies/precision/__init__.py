@@ -1,0 +1,1 @@
+"""The types in which the model computes and is stored."""
