@@ -1,15 +1,18 @@
-"""What one attempt at one task showed: `Record`, and the values it is made of."""
+"""What one attempt at one task showed: `Record`, and the rooms of figures that it has.
+
+Bytes are integers above the settled base of a process, seconds are floats, ratios plain numbers. Unknown is None.
+"""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from harness.records.case import Case, Claim, Value
 from harness.records.roofline import Operations
 from harness.records.task import Kind
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Status = Literal[
     "ok",
     "oom_budget",
@@ -25,7 +28,14 @@ Status = Literal[
 ]
 OPEN_STATUSES: frozenset[str] = frozenset({"killed_unknown", "unsupported", "skipped_guard"})
 """Statuses that a later run tries again; every other one is a result."""
+OUT_OF_MEMORY: frozenset[str] = frozenset({"oom_budget", "oom_host", "oom_device"})
+"""Statuses of a run whose memory ran out: that of its budget, of the host or of the device."""
 LADDER = ("bit_exact", "reassociated", "reordered", "lower_precision", "approximate", "diverged", "invalid")
+"""The rungs of an answer, best first."""
+EXACT = frozenset({"bit_exact", "reassociated", "reordered"})
+"""Rungs of an answer that is the baseline's, but for rounding and the order of windows."""
+WRONG = frozenset({"diverged", "invalid"})
+"""Rungs of an answer that nobody may use."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class Phase(Value):
 
 
 class Rank(Value):
-    """What one process of a case on several ranks held: its peak in bytes above its settled base, and where it was."""
+    """Memory of one process of a case on several ranks: its peak above its settled base, and in which phase."""
 
     peak_bytes: int | None = None
     peak_phase: str | None = None
@@ -67,7 +77,7 @@ class Rank(Value):
 
 
 class Fit(Value):
-    """The longest value of one size that fits a budget: as predicted, and as real runs found it.
+    """The longest value of one size that fits a budget: as predicted, and as real runs showed it.
 
     `passed` is the largest that ran, `failed` the smallest that did not and `how` the status it ended with; None where
     no run showed one. `reason` says why there is no more.
@@ -91,90 +101,157 @@ class Fit(Value):
 class Slot(Value):
     """The place of a record in the plan of a run."""
 
-    case: str
-    kind: Kind
-    round: int = 0
-    repeat: int = 0
+    case: str = Field(description="digest of the case and of the code that runs it")
+    kind: Kind = Field(description="what the worker did")
+    round: int = Field(0, description="number of the time round, from 0")
+    repeat: int = Field(0, description="number of the repetition of a memory measurement, from 0")
+
+
+class Origin(Value):
+    """Where a record is from: the run, the machine, the code."""
+
+    run_id: str = Field("", description="name of the run: when it began, in which process, and by chance")
+    suite: str = Field("", description="name of the suite")
+    plan: str = Field("", description="digest of all slots of the run, so that only the same run is resumed")
+    attempt: int = Field(1, description="how often this slot was tried, from 1")
+    utc: str = Field("", description="when the record was written, UTC")
+    commit: str = Field("", description="commit of the harness; '-dirty' where the code differed from it")
+    machine: dict[str, Any] = Field(default_factory=dict, description="what decides a figure on this machine")
+    versions: dict[str, str] = Field(default_factory=dict, description="versions of Python and of the packages")
+    worker_seconds: float | None = Field(None, description="life of the worker until this record, seconds")
+
+
+class Heading(Value):
+    """What a suite says beside its cases; it stands in the first record of a run."""
+
+    title: str = Field("", description="the suite's title")
+    claims: tuple[Claim, ...] = Field((), description="sentences, and the expressions that decide them")
+
+
+class Prediction(Value):
+    """What a case is predicted to take, without running it."""
+
+    predicted_peak_bytes: int | None = Field(None, description="predicted peak of one rank, bytes")
+    predicted_phase: str | None = Field(None, description="phase that is predicted to set the peak")
+    predicted_phases: tuple[Phase, ...] = Field((), description="predicted peak of each phase, bytes")
+    predicted_work: tuple[Operations, ...] = Field((), description="counted work of one steady step")
+    floor_bytes: int | None = Field(None, description="analytic floor of a step that has everything at once, bytes")
+    parameters: int | None = Field(None, description="number of parameters of the model")
+
+
+class Memory(Value):
+    """Peaks of one run, by phase, and proof that the run trained."""
+
+    regime: str | None = Field(None, description="'glibc-pinned' or 'native': how the allocator was set")
+    resolution_bytes: int | None = Field(None, description="smallest difference that the meter resolves, bytes")
+    base_rss_bytes: int | None = Field(None, description="resident set after priming, subtracted everywhere, bytes")
+    peak_host_bytes: int | None = Field(None, description="largest high-water mark over all phases, bytes")
+    peak_phase: str | None = Field(None, description="phase that set the peak")
+    phases: tuple[Phase, ...] = Field((), description="memory of each phase, bytes")
+    resident_bytes: int | None = Field(None, description="resident after the parameters were made, bytes")
+    compile_peak_bytes: int | None = Field(None, description="growth of the host while compiling, bytes; in no peak")
+    budget_bytes: int | None = Field(None, description="allowance over the base, bytes")
+    within_budget: bool | None = Field(None, description="whether the measured peak stayed within the allowance")
+    slope_bytes_per_step: float | None = Field(None, description="growth from step to step, bytes")
+    ranks: tuple[Rank, ...] = Field((), description="memory of each rank; the peak is that of the largest")
+    all_ranks_bytes: int | None = Field(None, description="sum of the peaks of all ranks, bytes")
+    peak_device_bytes: int | None = Field(None, description="peak of the device's allocator, bytes")
+    requested_device_bytes: int | None = Field(None, description="peak of the bytes asked for, unrounded (torch)")
+    reserved_device_bytes: int | None = Field(None, description="peak of segments taken from the driver, bytes")
+    driver_device_bytes: int | None = Field(None, description="driver's view of this process, sampled, bytes")
+    allocation_retries: int | None = Field(None, description="allocations that torch had to try again")
+    losses: tuple[float, ...] = Field((), description="loss of each step")
+    feeds: str = Field("same", description="how far the batches may differ from the baseline's, as declared")
+    batches_digest: str | None = Field(None, description="digest of all batches that were trained on")
+    batches_digests: tuple[str, ...] = Field((), description="digest of each batch")
+
+
+class Times(Value):
+    """Step times of one process."""
+
+    regime: str | None = Field(None, description="'glibc-pinned' or 'native': how the allocator was set")
+    base_rss_bytes: int | None = Field(None, description="resident set before the loop, bytes")
+    native_peak_host_bytes: int | None = Field(None, description="peak with the allocator as it is, bytes")
+    step_seconds: tuple[float, ...] = Field((), description="every timed step, seconds")
+    fetch_seconds: tuple[float, ...] = Field((), description="wait of each timed step for its batch, seconds")
+    first_step_seconds: float | None = Field(None, description="the first step, which is in no median, seconds")
+    compile_seconds: float | None = Field(None, description="compiling ahead of the first step, seconds")
+    warmup_steps: int | None = Field(None, description="steps between the first and the timed ones")
+    cpu_seconds: float | None = Field(None, description="processor time of the timed steps, all threads, seconds")
+    minor_faults: int | None = Field(None, description="page faults without reading, during the timed steps")
+    major_faults: int | None = Field(None, description="page faults that read a file, during the timed steps")
+    switches: int | None = Field(None, description="involuntary context switches during the timed steps")
+
+
+ROOMS = ("prediction", "numerics", "memory", "times", "limits")
+"""Fields of a record that hold figures; a task fills one of them."""
 
 
 class Record(Value):
-    """What one attempt at one task showed. Bytes are integers above the base, seconds floats; unknown is None.
+    """What one attempt at one task showed: where it is from, how it ended, and one room of figures.
 
-    A record without a slot begins a run: it keeps the title and the `claims` of the suite.
-    `plan` is a digest of all slots of the run, so that only the same run is resumed.
-    `feeds` is what the strategies declare of their batches, and `fetch_seconds` the part of each step that was spent
-    on getting its batch.
-    `missing` gives the reason for a None that a reader would ask about; `probe` is the slot in which the answer of
-    this case was compared. Of child processes there is a sampled sum of proportional sizes, a lower bound, and the sum
-    of each one's own high-water mark, an upper one.
-    Of a case on several ranks the peaks are those of the rank that held most, `ranks` has each, and `all_ranks_bytes`
-    is their sum. Where they are devices of one process, the sum is measured and the peak its share.
+    `missing` gives the reason for a None that a reader would ask about. Of child processes there is a sampled sum of
+    proportional sizes, a lower bound, and the sum of each one's own high-water mark, an upper one. Ranks that are
+    devices of one process are measured together, and the peak is their share.
     """
 
-    schema_version: int = SCHEMA_VERSION
-    run_id: str = ""
-    suite: str = ""
-    plan: str = ""
-    slot: Slot | None = None
-    attempt: int = 1
-    utc: str = ""
-    title: str = ""
-    claims: tuple[Claim, ...] = ()
-    position: int = 0
-    case: Case | None = None
-    probe: str | None = None
-    status: Status = "ok"
-    evidence: dict[str, Any] = Field(default_factory=dict)
-    flags: tuple[str, ...] = ()
-    missing: dict[str, str] = Field(default_factory=dict)
+    schema_version: int = Field(SCHEMA_VERSION, description="format of this line")
+    origin: Origin = Field(default_factory=Origin, description="run, machine and code")
+    heading: Heading = Field(default_factory=Heading, description="title and claims, in the first record of a run")
+    slot: Slot | None = Field(None, description="place in the plan of the run")
+    position: int = Field(0, description="row of the case in the tables, from 0")
+    case: Case | None = Field(None, description="what was run")
+    probe: str | None = Field(None, description="slot in which the answer of this case was compared")
+    status: Status = Field("ok", description="how the attempt ended")
+    evidence: dict[str, Any] = Field(default_factory=dict, description="what shows that it ended so")
+    flags: tuple[str, ...] = Field((), description="doubts about the figures, known without looking at them")
+    missing: dict[str, str] = Field(default_factory=dict, description="reasons for figures that are not there")
+    notes: dict[str, str] = Field(default_factory=dict, description="what parts of the run wrote down, in words")
+    extra: dict[str, Any] = Field(default_factory=dict, description="numbers of parts and of instruments")
+    child_peak_bytes: int | None = Field(None, description="children: sampled sum of proportional sets, bytes")
+    child_peak_bound_bytes: int | None = Field(None, description="children: sum of high-water marks, bytes")
+    prediction: Prediction = Field(default_factory=Prediction, description="figures of a prediction")
+    numerics: Verdict | None = Field(None, description="the answer's rung, of a comparison of answers")
+    memory: Memory = Field(default_factory=Memory, description="figures of a memory measurement")
+    times: Times = Field(default_factory=Times, description="figures of a time measurement")
+    limits: Fit | None = Field(None, description="figures of a search for the longest value that fits")
 
-    regime: str | None = None
-    resolution_bytes: int | None = None
-    base_rss_bytes: int | None = None
-    peak_host_bytes: int | None = None
-    peak_phase: str | None = None
-    phases: tuple[Phase, ...] = ()
-    resident_bytes: int | None = None
-    compile_peak_bytes: int | None = None
-    native_peak_host_bytes: int | None = None
-    budget_bytes: int | None = None
-    within_budget: bool | None = None
-    slope_bytes_per_step: float | None = None
-    ranks: tuple[Rank, ...] = ()
-    all_ranks_bytes: int | None = None
-    child_peak_bytes: int | None = None
-    child_peak_bound_bytes: int | None = None
+    @model_validator(mode="after")
+    def _has_one_room(self) -> Self:
+        rooms = [name for name in ROOMS if getattr(self, name) not in (None, *_EMPTY)]
+        if len(rooms) > 1:
+            raise ValueError(f"a record has figures of one kind, not of {' and '.join(rooms)}")
+        return self
 
-    peak_device_bytes: int | None = None
-    requested_device_bytes: int | None = None
-    reserved_device_bytes: int | None = None
-    pinned_host_bytes: int | None = None
-    driver_device_bytes: int | None = None
-    context_device_bytes: int | None = None
-    allocation_retries: int | None = None
 
-    predicted_peak_bytes: int | None = None
-    predicted_phase: str | None = None
-    predicted_phases: tuple[Phase, ...] = ()
-    predicted_work: tuple[Operations, ...] = ()
-    floor_bytes: int | None = None
-    parameters: int | None = None
+_EMPTY: tuple[Value, ...] = (Prediction(), Memory(), Times())
 
-    losses: tuple[float, ...] = ()
-    feeds: str = "same"
-    batches_digest: str | None = None
-    batches_digests: tuple[str, ...] = ()
-    step_seconds: tuple[float, ...] = ()
-    fetch_seconds: tuple[float, ...] = ()
-    first_step_seconds: float | None = None
-    compile_seconds: float | None = None
-    warmup_steps: int | None = None
 
-    answer: Verdict | None = None
-    fit: Fit | None = None
-    notes: dict[str, str] = Field(default_factory=dict)
-    worker_seconds: float | None = None
-    machine: dict[str, Any] = Field(default_factory=dict)
-    versions: dict[str, str] = Field(default_factory=dict)
-    commit: str = ""
-    extra: dict[str, Any] = Field(default_factory=dict)
+def upgraded(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of format 1, which had all of its fields side by side, in the rooms of this format."""
+    kind = str((fields.get("slot") or {}).get("kind"))
+    room = {"predict": "prediction", "time": "times", "pilot": "times"}.get(kind, "memory")
+    new: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+    for name, value in fields.items():
+        if name == "schema_version" or name in _DROPPED:
+            continue
+        elif name in ("answer", "fit"):
+            new[{"answer": "numerics", "fit": "limits"}[name]] = value
+        elif name in ("title", "claims"):
+            new.setdefault("heading", {})[name] = value
+        elif name in Origin.model_fields:
+            new.setdefault("origin", {})[name] = value
+        elif name in Record.model_fields:
+            new[name] = value
+        else:
+            home = next((home for home in (room, *_FIGURES) if name in _FIGURES.get(home, {})), None)
+            if home is None:
+                new[name] = value  # refused, and named, by the model
+            else:
+                new.setdefault(home, {})[name] = value
+    return new
+
+
+_DROPPED = ("pinned_host_bytes", "context_device_bytes")
+"""Fields of format 1 that no code ever set."""
+_FIGURES = {"prediction": Prediction.model_fields, "memory": Memory.model_fields, "times": Times.model_fields}

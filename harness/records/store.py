@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from harness.records.record import SCHEMA_VERSION, Record
+from harness.records.record import SCHEMA_VERSION, Record, upgraded
 
 STAMP = "%Y%m%dT%H%M%SZ"
 """How the time is written in the name of a file."""
@@ -21,7 +21,8 @@ class StoreError(Exception):
 
 def encoded(record: Record) -> bytes:
     """Write a record as one line of JSON; raise ValueError for a figure that is not finite."""
-    return (json.dumps(record.model_dump(mode="json", exclude_defaults=True), allow_nan=False) + "\n").encode()
+    fields = {"schema_version": SCHEMA_VERSION, **record.model_dump(mode="json", exclude_defaults=True)}
+    return (json.dumps(fields, allow_nan=False) + "\n").encode()
 
 
 def append(path: Path, record: Record) -> None:
@@ -109,15 +110,18 @@ def _finite(text: str) -> float:
 
 
 def parse(line: bytes | str) -> Record:
-    """Read one record; raise ValueError with one sentence for anything else."""
+    """Read one record, of this format or of an older one; raise ValueError with one sentence for anything else."""
     try:
-        version = json.loads(line, parse_constant=_finite, parse_float=_finite).get("schema_version", SCHEMA_VERSION)
+        fields = json.loads(line, parse_constant=_finite, parse_float=_finite)
+        version = fields.get("schema_version", 1)
     except (ValueError, AttributeError, RecursionError):
         raise ValueError("this line is not a record (torn or edited); it is left out") from None
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise ValueError(f"this record has format {version!r}, newer than {SCHEMA_VERSION}: update the harness")
     try:
-        return Record.model_validate_json(line)
+        if version == SCHEMA_VERSION:
+            return Record.model_validate_json(line)
+        return Record.model_validate_json(json.dumps(upgraded(fields)))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -57,8 +57,6 @@ class Task(Value):
     folder: str
     corpora: dict[str, TokenFile | FrameFile | None] = Field(default_factory=dict)
     plugins: tuple[str, ...] = ()
-    round: int = 0
-    repeat: int = 0
     steps: int = 3
     warmup: int = 1
     reference: str | None = None

@@ -73,19 +73,19 @@ def _of_row(suite: str, table: Table, row: Row, tokens: int | None) -> Figures:
         "rounds": effect.rounds if effect else None,
         "speed": row.speed,
         "predicted_time_ratio": row.predicted_time_ratio,
-        "phases": {phase.name: phase.peak_bytes for phase in first.phases} if first else {},
+        "phases": {phase.name: phase.peak_bytes for phase in first.memory.phases} if first else {},
         "flags": ", ".join(row.flags),
         "notes": "; ".join(row.notes),
         "reasons": "; ".join(row.reasons),
         "corpus": case.corpus,
         "tokenizer": case.tokenizer,
-        "machine": str(first.machine.get("name", "")) if first else "",
-        "commit": first.commit if first else "",
+        "machine": str(first.origin.machine.get("name", "")) if first else "",
+        "commit": first.origin.commit if first else "",
         "shape": {name: value for name, value in case.shape.items() if value is not None},
     }
 
 
 def _first_step(row: Row) -> float | None:
     """Give the median first step, in which a compiler may have worked."""
-    found = [record.first_step_seconds for record in row.records if record.first_step_seconds]
+    found = [record.times.first_step_seconds for record in row.records if record.times.first_step_seconds]
     return median(found) if found else None

@@ -28,13 +28,15 @@ def limits(found: Sequence[Record]) -> list[Limits]:
     """Give one table for each place and budget: the longest value of each row, as predicted and as it ran."""
     tables: dict[str, list[Record]] = {}
     for row in found:
-        if row.fit is not None and row.case is not None:
-            title = f"longest {row.fit.over} in {shown(row.fit.budget_bytes)}: {_where(row.case)}"
+        if row.limits is not None and row.case is not None:
+            title = f"longest {row.limits.over} in {shown(row.limits.budget_bytes)}: {_where(row.case)}"
             tables.setdefault(title, []).append(row)
     made = []
     for title, rows in tables.items():
         baseline = next((row for row in rows if row.case and not row.case.strategies), None)
-        reasons = (f"{row.case.label}: {row.fit.reason}" for row in rows if row.case and row.fit and row.fit.reason)
+        reasons = (
+            f"{row.case.label}: {row.limits.reason}" for row in rows if row.case and row.limits and row.limits.reason
+        )
         made.append(Limits(title, tuple(_fit_cells(row, baseline) for row in rows), tuple(reasons)))
     return made
 
@@ -60,8 +62,8 @@ def fits(found: Sequence[Record], level: str = "##") -> str:
 
 
 def _fit_cells(row: Record, baseline: Record | None) -> tuple[str, ...]:
-    assert row.case is not None and row.fit is not None
-    found, other = row.fit, baseline.fit if baseline is not None and row is not baseline else None
+    assert row.case is not None and row.limits is not None
+    found, other = row.limits, baseline.limits if baseline is not None and row is not baseline else None
     own, its = (None if each is None else each.longest for each in (found, other))
     return (
         row.case.label,

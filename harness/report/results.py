@@ -21,7 +21,7 @@ class Results:
     @cached_property
     def searched(self) -> bool:
         """Whether these are limits that `harness fit` found."""
-        return any(record.fit is not None for record in self.records)
+        return any(record.limits is not None for record in self.records)
 
     @cached_property
     def tables(self) -> list[Table]:
@@ -41,6 +41,6 @@ def read(files: Iterable[Path], warn: Callable[[str], None]) -> list[Results]:
         kept, problems = store.read(file)
         for problem in problems:
             warn(problem)
-        name = next((record.suite for record in kept if record.suite), file.stem)
+        name = next((record.origin.suite for record in kept if record.origin.suite), file.stem)
         found.append(Results(name, file.parent.parent.name, tuple(kept)))
     return found

@@ -311,20 +311,17 @@ class FanOut:
             known = self.latest.get(slot)
             stale = slot.kind in ("memory", "time") and known is not None and known.status != "killed_unknown"
             if stale or (all_rows and slot.kind == "memory"):
-                evidence = {"message": told}
-                beginning = session.beginning(self.schedule, self.run_id)
-                changes = {"title": "", "claims": (), "machine": {}, "status": "killed_unknown", "evidence": evidence}
-                self.append(beginning.model_copy(update=changes | {"slot": slot, "case": by_digest[slot.case]}))
+                origin = session.origin(self.schedule, self.run_id).model_copy(update={"machine": {}})
+                case, evidence = by_digest[slot.case], {"message": told}
+                self.append(Record(status="killed_unknown", evidence=evidence, slot=slot, case=case, origin=origin))
 
     def append(self, record: Record) -> None:
         """Write a record as one of this run's: its row, and the attempt that it is."""
         assert record.slot is not None and record.case is not None
         before = self.latest.get(record.slot)
-        own = {
-            "plan": self.schedule.plan_digest,
-            "position": self.schedule.positions.get(self.schedule.digest(record.case), -1),
-            "attempt": 1 if before is None else before.attempt + 1,
-        }
-        complete = record.model_copy(update=own)
+        attempt = 1 if before is None else before.attempt + 1
+        origin = record.origin.model_copy(update={"plan": self.schedule.plan_digest, "attempt": attempt})
+        position = self.schedule.positions.get(self.schedule.digest(record.case), -1)
+        complete = record.model_copy(update={"origin": origin, "position": position})
         store.append(self.path, complete)
         self.latest[record.slot] = Known.of(complete)

@@ -52,7 +52,9 @@ def of_cases(
                 steps=STEPS,
             )
             found = runner.run(task, len(os.sched_getaffinity(0)), seconds, watch)
-            ended = next((at for at, record in enumerate(found) if record.worker_seconds is None), len(share) - 1)
+            ended = next(
+                (at for at, record in enumerate(found) if record.origin.worker_seconds is None), len(share) - 1
+            )
             yield from zip(share[: ended + 1], found[: ended + 1], strict=True)
             share = share[ended + 1 :]
 

@@ -35,9 +35,9 @@ class Known(NamedTuple):
     @classmethod
     def of(cls, record: Record) -> "Known":
         """Keep the bytes that were predicted, and the steps of a pilot."""
-        need = max(record.floor_bytes or 0, record.predicted_peak_bytes or 0)
-        steps = record.step_seconds if record.slot is not None and record.slot.kind == "pilot" else ()
-        return cls(record.status, record.attempt, record.run_id, need, steps)
+        need = max(record.prediction.floor_bytes or 0, record.prediction.predicted_peak_bytes or 0)
+        steps = record.times.step_seconds if record.slot is not None and record.slot.kind == "pilot" else ()
+        return cls(record.status, record.origin.attempt, record.origin.run_id, need, steps)
 
 
 Latest = Mapping[Slot, Known]

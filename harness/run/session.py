@@ -14,7 +14,7 @@ import psutil
 from harness.contract.assembly import probe_of
 from harness.contract.plugins import Plugins
 from harness.machine import checkups, facts, interference, orphans, throughput
-from harness.records import Case, Kind, Record, Slot, Task, store
+from harness.records import Case, Heading, Kind, Origin, Record, Slot, Task, store
 from harness.records.task import TokenFile
 from harness.run import locks, predictions, prepare_data, runner, temporary
 from harness.run.pacing import Pacing, pace, shuffled
@@ -109,7 +109,7 @@ def opened(
     if files and not fresh:
         found = store.read(files[-1])[0]
         latest = {record.slot: Known.of(record) for record in found if record.slot is not None}
-        if any(record.plan == schedule.plan_digest for record in found) and unfinished(latest):
+        if any(record.origin.plan == schedule.plan_digest for record in found) and unfinished(latest):
             return files[-1], latest
     return store.next_file(folder, facts.commit()), {}
 
@@ -117,13 +117,17 @@ def opened(
 def beginning(schedule: Schedule, run_id: str) -> Record:
     """Say what the suite says beside its cases: who reads the results need not have it."""
     plan = schedule.plan
-    return Record(
+    heading = Heading(title=plan.suite.title, claims=tuple(plan.suite.claims))
+    return Record(heading=heading, origin=origin(schedule, run_id))
+
+
+def origin(schedule: Schedule, run_id: str) -> Origin:
+    """Return what all records of a run share."""
+    return Origin(
         run_id=run_id,
-        suite=plan.name,
+        suite=schedule.plan.name,
         plan=schedule.plan_digest,
         utc=now(),
-        title=plan.suite.title,
-        claims=tuple(plan.suite.claims),
         machine=facts.facts(),
         versions=schedule.versions,
         commit=facts.commit(),
@@ -238,7 +242,7 @@ class Campaign:
                 self.keep(guarded, case, slot)
             else:
                 self.progress.start("memory", case)
-                self.keep(self.work("memory", [case], steps=self.plan.suite.memory_steps, repeat=repeat)[0], case, slot)
+                self.keep(self.work("memory", [case], steps=self.plan.suite.memory_steps)[0], case, slot)
 
     def guarded(self, case: Case) -> Record | None:
         """Refuse a case that would take the machine down, unless all are to be tried."""
@@ -275,7 +279,7 @@ class Campaign:
             pacing = self.pacing(case)
             self.progress.start(f"time {number + 1}/{self.schedule.rounds}", case)
             before = interference.snapshot()
-            record = self.work("time", [case], steps=pacing.steps, warmup=pacing.warmup, round=number)[0]
+            record = self.work("time", [case], steps=pacing.steps, warmup=pacing.warmup)[0]
             told = interference.disturbances(before, interference.snapshot())
             record = record.model_copy(update={"flags": (*record.flags, *pacing.flags, *told)})
             self.keep(record, case, slots[label])
@@ -318,26 +322,18 @@ class Campaign:
     def keep(self, record: Record, case: Case, slot: Slot) -> None:
         """Complete a record, write it, and tell the watcher."""
         before = self.latest.get(slot)
+        machine = {**facts.facts(), **self.checkup, **record.origin.machine, **self.rates(case, slot)}
+        attempt = 1 if before is None else before.attempt + 1
+        known = {"attempt": attempt, "machine": machine, "worker_seconds": record.origin.worker_seconds}
+        digest = _joined(record.memory.batches_digests)
         complete = record.model_copy(
             update={
-                "run_id": self.run_id,
-                "suite": self.plan.name,
-                "plan": self.schedule.plan_digest,
+                "origin": origin(self.schedule, self.run_id).model_copy(update=known),
                 "slot": slot,
-                "attempt": 1 if before is None else before.attempt + 1,
-                "utc": now(),
                 "position": self.schedule.positions.get(self.schedule.digest(case), -1),
                 "case": case,
                 "probe": self.schedule.digest(probe_of(self.plugins, case)) if slot.kind == "memory" else None,
-                "machine": {
-                    **facts.facts(),
-                    **self.checkup,
-                    **record.machine,
-                    **self.rates(case, slot),
-                },
-                "versions": self.schedule.versions,
-                "commit": facts.commit(),
-                "batches_digest": _joined(record.batches_digests),
+                "memory": record.memory.model_copy(update={"batches_digest": digest}) if digest else record.memory,
                 "notes": {**record.notes, **self.notes(case)},
             }
         )

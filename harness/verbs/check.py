@@ -180,11 +180,11 @@ def _of_instrument(loaded: Plugins, implementation: object, extra: Sequence[str]
     faults = []
     if not record.extra:
         faults.append("it adds nothing to `extra` of the record")
-    if record.peak_host_bytes is None or not record.phases or not record.losses:
+    if record.memory.peak_host_bytes is None or not record.memory.phases or not record.memory.losses:
         faults.append("it loses figures of the record: return `record.model_copy(update={'extra': ...})`")
     elif extra:
         (plain,) = _run("memory", [case], ())
-        added = record.peak_host_bytes - (plain.peak_host_bytes or 0)
+        added = record.memory.peak_host_bytes - (plain.memory.peak_host_bytes or 0)
         if plain.status == "ok" and added > LIGHT:
             faults.append(f"it adds {added / MIB:.1f} MiB to the peak that it watches: keep less, or write to a file")
     return Finding(what, backend, tuple(faults))

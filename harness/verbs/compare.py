@@ -82,15 +82,18 @@ def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
     """Say in sentences what else differs between two runs: machines, regimes, versions."""
     told = []
     for what, key in (("machine", "name"), ("processor", "cpu"), ("GPU", "gpu"), ("libc", "libc")):
-        old, new = (_all(record.machine.get(key) for record in found) for found in (before, after))
+        old, new = (_all(record.origin.machine.get(key) for record in found) for found in (before, after))
         if old != new:
             told.append(f"The {what} differs: {_listed(old)} before, {_listed(new)} after.")
-    old, new = (_all(record.regime for record in found if record.regime) for found in (before, after))
+    old, new = (_all(record.memory.regime for record in found if record.memory.regime) for found in (before, after))
     if old != new:
         told.append(f"The memory was measured in other regimes: {_listed(old)} before, {_listed(new)} after.")
-    packages = dict.fromkeys(name for record in (*before, *after) for name in record.versions)
+    packages = dict.fromkeys(name for record in (*before, *after) for name in record.origin.versions)
     for name in packages:
-        old, new = (_all(record.versions.get(name) for record in found if record.versions) for found in (before, after))
+        old, new = (
+            _all(record.origin.versions.get(name) for record in found if record.origin.versions)
+            for found in (before, after)
+        )
         if old != new:
             told.append(f"The version of {name} differs: {_listed(old)} before, {_listed(new)} after.")
     return told
@@ -140,7 +143,7 @@ def _of_peaks(old: Row, new: Row) -> Change:
     """Judge two peaks: a difference counts beyond the meters' resolution and 1 %."""
     assert old.peak_bytes and new.peak_bytes
     ratio = new.peak_bytes / old.peak_bytes
-    resolution = max((record.resolution_bytes or 0 for row in (old, new) for record in row.records), default=0)
+    resolution = max((record.memory.resolution_bytes or 0 for row in (old, new) for record in row.records), default=0)
     held = sorted(WITHHELD & {*old.flags, *new.flags})
     if abs(new.peak_bytes - old.peak_bytes) <= max(resolution, MEMORY_MARGIN * old.peak_bytes):
         verdict = SAME
@@ -151,7 +154,11 @@ def _of_peaks(old: Row, new: Row) -> Change:
 
 def _medians(row: Row) -> list[float]:
     """Give the median step of each round in seconds."""
-    return [median(record.step_seconds) for record in row.records if record.step_seconds and record.status == "ok"]
+    return [
+        median(record.times.step_seconds)
+        for record in row.records
+        if record.times.step_seconds and record.status == "ok"
+    ]
 
 
 def _of_times(old: Row, before: list[float], after: list[float], margin: float) -> Change:

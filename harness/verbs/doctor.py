@@ -78,7 +78,7 @@ def aa_noise(plugins: Plugins, rounds: int = ROUNDS) -> Noise | None:
             record = runner.run(task, threads, 120)[0]
             if record.status != "ok":
                 return None
-            medians[name].append(sorted(record.step_seconds)[STEPS // 2])
+            medians[name].append(sorted(record.times.step_seconds)[STEPS // 2])
     effect = effects.effect(medians["nothing"], medians["baseline"])
     return Noise(rounds, effect.ratio, effect.low, effect.high, effects.control_clean(effect))
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from harness.contract.assembly import shape_of
 from harness.contract.plugins import Plugins
-from harness.machine import facts as machine
-from harness.machine import orphans
-from harness.records import Case, Fit, Record, Task, store
+from harness.machine import facts, orphans
+from harness.records import Case, Fit, Heading, Record, Task, store
 from harness.records.case import CONTROL
 from harness.run import locks, prepare_data, runner
 from harness.run.schedule import obstacle
@@ -41,19 +40,19 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
     """
     for claim in search.plan.suite.claims:
         claims.parsed(claim.that)
-    folder = results / f"{search.plan.name}_fit" / machine.name()
+    folder = results / f"{search.plan.name}_fit" / facts.name()
     rows = []
     with locks.measuring(folder, () if predict_only else search.plan.suite.places):
         orphans.sweep()
-        path = store.next_file(folder, machine.commit())
-        rows.append(search.record(Record(claims=tuple(search.plan.suite.claims))))
+        path = store.next_file(folder, facts.commit())
+        rows.append(search.record(Record(heading=search.heading)))
         store.append(path, rows[-1])
         for budget in budgets:
             for bracket in search.predicted(budget):
                 found = foretold(bracket, search.over, budget)
                 if not predict_only:
                     found = search.confirmed(bracket, found, lambda run: store.append(path, search.record(run)))
-                rows.append(search.record(Record(case=bracket.case, fit=found)))
+                rows.append(search.record(Record(case=bracket.case, limits=found)))
                 store.append(path, rows[-1])
     return path, rows
 
@@ -230,9 +229,21 @@ class Search:
     def record(self, record: Record) -> Record:
         """Complete a record by what identifies the search."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        told = {"suite": self.plan.name, "title": self.plan.suite.title, "run_id": self.run_id, "utc": now}
-        facts = {**machine.facts(), **record.machine}
-        return record.model_copy(update={**told, "machine": facts, "commit": machine.commit()})
+        origin = record.origin.model_copy(
+            update={
+                "suite": self.plan.name,
+                "run_id": self.run_id,
+                "utc": now,
+                "machine": {**facts.facts(), **record.origin.machine},
+                "commit": facts.commit(),
+            }
+        )
+        return record.model_copy(update={"origin": origin})
+
+    @property
+    def heading(self) -> Heading:
+        """The suite's title and claims."""
+        return Heading(title=self.plan.suite.title, claims=tuple(self.plan.suite.claims))
 
 
 def lasting(seconds: float) -> str:

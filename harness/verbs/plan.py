@@ -72,11 +72,13 @@ def foreseen(case: Case, record: Record, machine: Machine) -> Foreseen:
     known = (machine.rates or {}).get(case.place)
     return Foreseen(
         case=case,
-        peak_bytes=record.predicted_peak_bytes,
-        phase=record.predicted_phase,
-        floor_bytes=record.floor_bytes,
+        peak_bytes=record.prediction.predicted_peak_bytes,
+        phase=record.prediction.predicted_phase,
+        floor_bytes=record.prediction.floor_bytes,
         limit_bytes=machine.limit(case),
-        seconds=seconds(record.predicted_work, known) if known and record.predicted_work else None,
+        seconds=seconds(record.prediction.predicted_work, known)
+        if known and record.prediction.predicted_work
+        else None,
         reason=record.missing.get("predicted_peak_bytes") or record.evidence.get("message"),
     )
 

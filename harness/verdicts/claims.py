@@ -78,7 +78,9 @@ def answer(claim: Claim, tables: Sequence[Table]) -> Answer:
 
 def answered(found: Sequence[Record], tables: Sequence[Table]) -> list[Answer]:
     """Decide the claims that the newest run among records was made for."""
-    claims = next((record.claims for record in reversed(found) if record.slot is None and record.claims), ())
+    claims = next(
+        (record.heading.claims for record in reversed(found) if record.slot is None and record.heading.claims), ()
+    )
     return [answer(claim, tables) for claim in claims]
 
 
@@ -182,11 +184,13 @@ def _memory(row: Row, phase: str | None, field: str) -> Interval:
         return Interval(row.case.budget_bytes, row.case.budget_bytes, math.inf, "B")
     if row.status != "ok" or not row.records:
         raise Unknown(f"{row.label}: {row.status}" + (f" ({row.reasons[0]})" if row.reasons else ""))
-    resolution = row.records[0].resolution_bytes or 0
+    resolution = row.records[0].memory.resolution_bytes or 0
     if phase is None and field == "peak_bytes":
         value = row.peak_bytes
     else:
-        names = [each for each in row.records[0].phases if phase in (None, each.name, each.name.rpartition("/")[2])]
+        names = [
+            each for each in row.records[0].memory.phases if phase in (None, each.name, each.name.rpartition("/")[2])
+        ]
         value = max((getattr(each, field) for each in names if getattr(each, field) is not None), default=None)
     if value is None:
         raise Unknown(f"{row.label} has no {field.replace('_', ' ')}" + (f" of the phase {phase}" if phase else ""))
@@ -210,21 +214,21 @@ def _rung(row: Row) -> str:
 def _all_ranks(row: Row) -> Interval:
     """Give what all ranks of a row hold together."""
     record = row.records[0] if row.records else Record()
-    return _exact(record.all_ranks_bytes, "sum over ranks", row, "B")
+    return _exact(record.memory.all_ranks_bytes, "sum over ranks", row, "B")
 
 
 def _predicted(row: Row, phase: str | None) -> Interval:
     """Give the predicted peak, or that of one phase."""
     if phase is None:
         return _exact(row.predicted_bytes, "prediction", row, "B")
-    phases = row.prediction.predicted_phases if row.prediction else ()
+    phases = row.prediction.prediction.predicted_phases if row.prediction else ()
     found = [each.peak_bytes for each in phases if phase in (each.name, each.name.rpartition("/")[2])]
     return _exact(max(found, default=None), f"predicted phase '{phase}'", row, "B")
 
 
 def _medians(row: Row, field: str) -> list[float]:
     """Give the median of each round."""
-    return [median(getattr(record, field)) for record in row.records if getattr(record, field)]
+    return [median(getattr(record.times, field)) for record in row.records if getattr(record.times, field)]
 
 
 def _seconds(row: Row, field: str) -> Interval:
@@ -241,7 +245,7 @@ def _noted(row: Row, name: str | None) -> Interval:
 
 def _longest(row: Row, field: str) -> Interval:
     """Give the longest value that `harness fit` found: at least what passed, and less than what failed."""
-    fit = row.records[0].fit if row.records else None
+    fit = row.records[0].limits if row.records else None
     if fit is None:
         raise Unknown(f"{row.label}: no limit was searched: run `harness fit`")
     value = getattr(fit, field)
@@ -259,7 +263,7 @@ FIGURES: dict[str, Callable[[Row, dict[str, Any]], Interval | str]] = {
     "predicted": lambda row, given: _predicted(row, given.pop("phase", None)),
     "floor": lambda row, given: _exact(row.floor_bytes, "floor", row, "B"),
     "parameters": lambda row, given: _exact(
-        row.prediction.parameters if row.prediction else None, "count of parameters", row
+        row.prediction.prediction.parameters if row.prediction else None, "count of parameters", row
     ),
     "seconds": lambda row, given: _seconds(row, TIMES["seconds"]),
     "fetch_seconds": lambda row, given: _seconds(row, TIMES["fetch_seconds"]),

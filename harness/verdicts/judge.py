@@ -106,9 +106,9 @@ def searched(found: Iterable[Record]) -> list[Table]:
     """Group the limits that `harness fit` found by what they are compared to, the budget included; judge nothing."""
     groups: dict[str, list[Row]] = {}
     for record in found:
-        if record.case is not None and record.fit is not None:
+        if record.case is not None and record.limits is not None:
             row = Row(
-                record.case, "searched", reasons=(record.fit.reason,) * bool(record.fit.reason), records=(record,)
+                record.case, "searched", reasons=(record.limits.reason,) * bool(record.limits.reason), records=(record,)
             )
             groups.setdefault(record.case.group, []).append(row)
     return [Table(rows[0].case, tuple(rows)) for rows in groups.values()]
@@ -128,7 +128,9 @@ class _Seen:
     def peaks(self) -> list[int]:
         """The headline of the place, from each repeat."""
         on_device = not self.case.place.endswith("/cpu")
-        found = [record.peak_device_bytes if on_device else record.peak_host_bytes for record in self.memory]
+        found = [
+            record.memory.peak_device_bytes if on_device else record.memory.peak_host_bytes for record in self.memory
+        ]
         return [peak for peak in found if peak is not None]
 
     @property
@@ -143,12 +145,14 @@ class _Seen:
     def medians(self) -> dict[int, float]:
         """The median step of each round in seconds."""
         return {
-            number: median(r.step_seconds) for number, r in self.times.items() if r.status == "ok" and r.step_seconds
+            number: median(r.times.step_seconds)
+            for number, r in self.times.items()
+            if r.status == "ok" and r.times.step_seconds
         }
 
 
 def _machine(record: Record) -> str:
-    return str(record.machine.get("name", ""))
+    return str(record.origin.machine.get("name", ""))
 
 
 def _seen(members: Sequence[Record], answers: Mapping[tuple[str, str], Record]) -> _Seen:
@@ -191,7 +195,7 @@ def _mixed(group: list[_Seen]) -> list[str]:
     """Warn where figures were taken in different ways, since those never compare."""
     memory = [record for seen in group for record in seen.memory if record.status == "ok"]
     notes = []
-    if len({record.regime for record in memory}) > 1:
+    if len({record.memory.regime for record in memory}) > 1:
         notes.append("Peaks were taken under different allocator regimes and do not compare.")
     times = [record for seen in group for record in seen.times.values() if record.status == "ok"]
     if len({_machine(record) for record in (*memory, *times)}) > 1:
@@ -212,7 +216,7 @@ def _memory(seen: _Seen, baseline: _Seen | None) -> str | None:
     """Compare peaks: a difference counts beyond the meter's resolution and 1 % of the baseline's."""
     if baseline is None or seen.status != "ok" or baseline.status != "ok" or seen.peak is None or baseline.peak is None:
         return None
-    resolution = max((record.resolution_bytes or 0 for record in seen.memory), default=0)
+    resolution = max((record.memory.resolution_bytes or 0 for record in seen.memory), default=0)
     difference = seen.peak - baseline.peak
     if abs(difference) <= max(resolution, MEMORY_MARGIN * baseline.peak):
         return "same"
@@ -221,8 +225,8 @@ def _memory(seen: _Seen, baseline: _Seen | None) -> str | None:
 
 def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, memory_held: bool) -> Row:
     case, peak = seen.case, seen.peak
-    predicted = seen.predict.predicted_peak_bytes if seen.predict else None
-    floor = seen.predict.floor_bytes if seen.predict else None
+    predicted = seen.predict.prediction.predicted_peak_bytes if seen.predict else None
+    floor = seen.predict.prediction.floor_bytes if seen.predict else None
     medians = list(seen.medians().values())
     effect = _effect(seen, baseline)
     speed = None if effect is None or speed_held else statistics.speed_verdict(effect, margin)
@@ -238,9 +242,9 @@ def _row(seen: _Seen, baseline: _Seen | None, margin: float, speed_held: bool, m
         status=seen.status,
         peak_bytes=peak,
         peak_ratio=peak / other if ok and peak and other else None,
-        peak_phase=first.peak_phase if first else None,
+        peak_phase=first.memory.peak_phase if first else None,
         predicted_bytes=predicted,
-        predicted_phase=seen.predict.predicted_phase if seen.predict else None,
+        predicted_phase=seen.predict.prediction.predicted_phase if seen.predict else None,
         predicted_time_ratio=_predicted_time(seen, baseline),
         residual_ratio=(peak - predicted) / predicted if ok and peak and predicted else None,
         floor_bytes=floor,
@@ -275,13 +279,13 @@ def _predicted_time(seen: _Seen, baseline: _Seen | None) -> float | None:
 
 
 def _seconds(predicted: Record | None) -> float | None:
-    known = roofline.Rates.read(predicted.machine.get("rates")) if predicted is not None else None
-    return None if known is None or predicted is None else roofline.seconds(predicted.predicted_work, known)
+    known = roofline.Rates.read(predicted.origin.machine.get("rates")) if predicted is not None else None
+    return None if known is None or predicted is None else roofline.seconds(predicted.prediction.predicted_work, known)
 
 
 def _fetch(seen: _Seen) -> float | None:
     """Give the median wait for a batch, over all rounds."""
-    waits = [wait for record in seen.times.values() if record.status == "ok" for wait in record.fetch_seconds]
+    waits = [wait for record in seen.times.values() if record.status == "ok" for wait in record.times.fetch_seconds]
     return median(waits) if waits else None
 
 
@@ -293,13 +297,15 @@ def _notes(seen: _Seen) -> tuple[str, ...]:
     noted = {**(seen.predict.notes if seen.predict else {}), **record.notes}
     told = [f"{name.replace('_', ' ')}: {note}" for name, note in noted.items()]
     told += [f"{name.replace('_', ' ')} {_number(value)}" for name, value in record.extra.items() if _is_number(value)]
-    pages = max((phase.file_bytes or 0 for phase in record.phases), default=0)
+    pages = max((phase.file_bytes or 0 for phase in record.memory.phases), default=0)
     if "file_backed" in record.flags:
         told.append(f"{pages / MIB:,.0f} MiB are pages of a file, which the kernel can take back")
-    if record.all_ranks_bytes and seen.case is not None:
-        held = [rank.peak_bytes / MIB for rank in record.ranks if rank.peak_bytes is not None]
+    if record.memory.all_ranks_bytes and seen.case is not None:
+        held = [rank.peak_bytes / MIB for rank in record.memory.ranks if rank.peak_bytes is not None]
         each = f"{min(held):,.1f} to {max(held):,.1f} MiB" if held else "in one process that was measured whole"
-        told.append(f"each of {seen.case.ranks} ranks holds {each}, together {record.all_ranks_bytes / MIB:,.0f} MiB")
+        told.append(
+            f"each of {seen.case.ranks} ranks holds {each}, together {record.memory.all_ranks_bytes / MIB:,.0f} MiB"
+        )
     if record.child_peak_bound_bytes:
         low, high = (record.child_peak_bytes or 0) / MIB, record.child_peak_bound_bytes / MIB
         told.append(f"its child processes take {low:,.0f} to {high:,.0f} MiB more")
@@ -316,18 +322,20 @@ def _number(value: float) -> str:
 
 def _answer(seen: _Seen, baseline: _Seen | None) -> tuple[str | None, str, float | None]:
     """Join the rung of the ladder with what the measured run itself showed: its losses and its batches."""
-    verdict = seen.answer.answer if seen.answer else None
+    verdict = seen.answer.numerics if seen.answer else None
     rung, reason = (verdict.verdict, verdict.reason) if verdict else (None, "")
     if seen.answer is not None and seen.answer.status != "ok":
         reason = str(seen.answer.evidence.get("message", seen.answer.status))
     if baseline is None or seen.status != "ok" or baseline.status != "ok" or not (seen.memory and baseline.memory):
         return rung, reason, None
     own, other = seen.memory[0], baseline.memory[0]
-    difference = max((abs(a - b) / abs(b) for a, b in zip(own.losses, other.losses, strict=False) if b), default=None)
-    if own.feeds == "same" and own.batches_digest != other.batches_digest:
+    difference = max(
+        (abs(a - b) / abs(b) for a, b in zip(own.memory.losses, other.memory.losses, strict=False) if b), default=None
+    )
+    if own.memory.feeds == "same" and own.memory.batches_digest != other.memory.batches_digest:
         return "invalid", "it trained on other batches than the baseline", difference
     exact = rung in ("bit_exact", "reassociated")
-    if exact and own.feeds == "other":
+    if exact and own.memory.feeds == "other":
         return "approximate", "it was fed other batches than the baseline", difference
     if exact and difference is not None and difference > LOSS_MARGIN:
         return "diverged", f"losses of the measured run differ by {difference:.1e}", difference
@@ -365,7 +373,7 @@ def _verdict(seen: _Seen, baseline: _Seen | None, memory: str | None, speed: str
 def _flags(seen: _Seen, peak: int | None, predicted: int | None) -> tuple[str, ...]:
     flags = {flag: None for record in (*seen.memory, *seen.times.values()) for flag in record.flags}
     peaks = seen.peaks
-    resolution = max((record.resolution_bytes or 0 for record in seen.memory), default=0)
+    resolution = max((record.memory.resolution_bytes or 0 for record in seen.memory), default=0)
     if len(peaks) > 1 and max(peaks) - min(peaks) > max(resolution, UNSTABLE * max(peaks)):
         flags["unstable"] = None
     if seen.status == "ok" and peak and predicted and abs(peak - predicted) > PREDICTION_OFF * predicted:
@@ -380,16 +388,16 @@ def _growth(seen: _Seen, baseline: _Seen | None) -> float | None:
     against and must grow by more; pages of a file are the kernel's to take back.
     """
     record = seen.memory[0] if seen.memory else None
-    if record is None or record.slope_bytes_per_step is None or "file_backed" in record.flags:
+    if record is None or record.memory.slope_bytes_per_step is None or "file_backed" in record.flags:
         return None
-    if len(record.losses) < LEAK_STEPS:
+    if len(record.memory.losses) < LEAK_STEPS:
         return None
     other = baseline.memory[0] if baseline is not None and seen is not baseline and baseline.memory else None
-    settling = max(0.0, other.slope_bytes_per_step or 0.0) if other is not None else 0.0
-    more = record.slope_bytes_per_step - settling
+    settling = max(0.0, other.memory.slope_bytes_per_step or 0.0) if other is not None else 0.0
+    more = record.memory.slope_bytes_per_step - settling
     margin = MEMORY_MARGIN if other is not None else SETTLING
-    least = max(record.resolution_bytes or 0, margin * (record.peak_host_bytes or 0))
-    return record.slope_bytes_per_step if more > least else None
+    least = max(record.memory.resolution_bytes or 0, margin * (record.memory.peak_host_bytes or 0))
+    return record.memory.slope_bytes_per_step if more > least else None
 
 
 def _failure(record: Record) -> str:

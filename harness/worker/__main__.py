@@ -49,7 +49,8 @@ def main() -> int:
             with nullcontext(one) if rank is None else ranks.joined(one) as given:
                 leads = rank is None and ranks.are_processes(one)
                 record = ranks.lead(one) if leads else loaded.manager.hook.harness_measure(task=given)
-                record = record.model_copy(update={"case": case, "worker_seconds": time.monotonic() - started})
+                origin = record.origin.model_copy(update={"worker_seconds": time.monotonic() - started})
+                record = record.model_copy(update={"case": case, "origin": origin})
                 out.write(store.encoded(record))
                 out.flush()  # before a rank leaves the others, who fail by its end
     return int(rank is not None and record.status != "ok")  # by this the launcher ends the other ranks

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.backends import nvml
 from harness.contract.assembly import assemble, feeds_of, never_called, shape_of, with_probe_knobs
@@ -19,10 +19,10 @@ from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.machine import memory
 from harness.machine.environment import regime
+from harness.records import Memory, Record, Status, Task
 from harness.records import Phase as PhaseRecord
-from harness.records import Record, Task
 from harness.worker import ranks, steadiness
-from harness.worker.tasks import failed
+from harness.worker.tasks import failure
 
 COMPARED = {"gather"}
 """Parts that are called where answers are compared, and not in training."""
@@ -35,34 +35,65 @@ LINE_BYTES = 512
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     """Run the case and return its peaks; memory that runs out becomes a record with the phase it happened in."""
     place = Place.parse(task.case.place)
-    tell = _phase_file(Path(task.folder))
-    tell("prime", 0, 0)
+    note_phase = _phase_file(Path(task.folder))
+    note_phase("prime", 0, 0)
     try:
         prime(task, plugins, backend)
-    except Exception as caught:
-        record = failed(caught, place)
-        return record.model_copy(update={"evidence": {**record.evidence, "phase": "prime"}})
+    except Exception as error:
+        status, evidence = failure(error, place)
+        return Record(status=status, evidence=evidence | {"phase": "prime"})
     calls: Counter[tuple[str, str]] = Counter()
     digests: list[str] = []
     parts = digested(assemble(plugins, task.case, corpus=task.corpus, calls=calls), digests)
-    meter = memory.PhaseMeter(lambda meter: tell(meter.current, meter.peak_bytes, meter.base.rss))
+    meter = memory.PhaseMeter(lambda meter: note_phase(meter.current, meter.peak_bytes, meter.base.rss))
     if backend.EAGER:
         parts = metered(parts, meter)
     step, compile_peak = _compiled(parts, task, plugins, backend)
-    flags = [] if memory.settle() else ["unsettled"]
+    flags = () if memory.settle() else ("unsettled",)
     backend.clear(place)
-    record, losses = _metered(parts, step, task, backend, meter, flags)
-    given = {"feeds": feeds_of(plugins, task.case), "compile_peak_bytes": compile_peak}
-    record = record.model_copy(update=given)
-    if record.status == "ok" and "no_reset" not in record.flags:
-        record = _checked(record, losses, calls)
-        if record.status == "ok":
-            record = record.model_copy(update=_observed(parts, task, plugins, losses, digests))
-    return record
+    device = _DevicePeaks(backend, place, meter)
+    cap = backend.cap(place, task.case.budget_bytes)
+    meter.start()
+    feeds = feeds_of(plugins, task.case)
+    if not meter.reset_works():
+        reason = {"peak_host_bytes": "the kernel keeps the mark"}
+        compiled = Memory(feeds=feeds, compile_peak_bytes=compile_peak)
+        return Record(flags=(*flags, "no_reset"), missing=reason, memory=compiled)
+    run = _trained(parts, step, task, backend, meter, cap)
+    status, evidence = _ended(run, place, meter, calls)
+    figures = _figures(task, backend, meter, device).model_copy(
+        update={
+            "feeds": feeds,
+            "compile_peak_bytes": compile_peak,
+            "driver_device_bytes": run.driver.peak_bytes,
+            "losses": tuple(loss for loss in run.losses if math.isfinite(loss)),
+            "batches_digests": tuple(digests[: task.steps]) if status == "ok" else (),
+        }
+    )
+    notes, extra = _noted(parts, task, plugins) if status == "ok" else ({}, {})
+    return Record(
+        status=status,
+        evidence=evidence,
+        flags=(*flags, *_doubts(figures, ranks.in_process(task))),
+        missing=_missing(place, run.driver),
+        notes=notes,
+        extra=extra,
+        memory=figures,
+    )
+
+
+class _Run(NamedTuple):
+    """What the loop showed: its losses, the error that ended it, the limit it ran under, the driver's view."""
+
+    losses: list[float]
+    error: Exception | None
+    data_bytes: int
+    limit_bytes: int | None
+    driver: nvml.Seen
 
 
 def _compiled(parts: Any, task: Task, plugins: Plugins, backend: Any) -> tuple[Any, int | None]:
-    """Give the step, compiled before the base is taken, and the peak of compiling it; None where nothing is."""
+    """Return the step, compiled before the base is taken, and the peak of compiling it; None where nothing is."""
     before = memory.read()
     memory.reset_peak()
     step = _prepared(parts, task, plugins, backend)
@@ -73,67 +104,64 @@ def _compiled(parts: Any, task: Task, plugins: Plugins, backend: Any) -> tuple[A
     return step, peak
 
 
-def _metered(
-    parts: Any, step: Any, task: Task, backend: Any, meter: memory.PhaseMeter, flags: list[str]
-) -> tuple[Record, list[float]]:
-    """Train under the meters and the budget, which is that of each rank; give what they read, and the losses."""
-    place, budget, here = Place.parse(task.case.place), task.case.budget_bytes, ranks.in_process(task)
-    on_cpu = place.device == "cpu"
-    device = _DevicePeaks(backend, place, meter)
-    cap = backend.cap(place, budget)
-    meter.start()
-    if not meter.reset_works():
-        return Record(flags=("no_reset",), missing={"peak_host_bytes": "the kernel keeps the mark"}), []
+def _trained(parts: Any, step: Any, task: Task, backend: Any, meter: memory.PhaseMeter, cap: int | None) -> _Run:
+    """Train under the meters and the budget, which is that of each rank."""
+    budget, place = task.case.budget_bytes, Place.parse(task.case.place)
+    bound = budget * ranks.in_process(task) if budget is not None and place.device == "cpu" else None
     losses: list[float] = []
     error: Exception | None = None
-    held = 0
-    bound = budget * here if budget is not None and on_cpu else None
-    with nvml.sampled(place.device) as seen, memory.budget(bound) as limit:
+    data_bytes = 0
+    with nvml.sampled(place.device) as driver, memory.budget(bound) as limit:
         try:
             loop = training(parts, step, _phases(meter, backend), backend.wait)
             for loss, _ in islice(loop, task.steps):
                 losses.append(float(loss))
             loop.close()
         except Exception as caught:
-            error, held = caught, memory.read().data  # before anything is freed
+            error, data_bytes = caught, memory.read().data  # before anything is freed
             error.__traceback__ = None
             meter.enter(None)
-    record = _record(budget, meter, device, flags, place, limit or cap, task.steps)
-    if here > 1:
-        record = ranks.shared(record, here) if on_cpu else ranks.of_devices(record, backend.peaks(place)[:here])
-    missing = {} if seen.peak_bytes is not None else {"driver_device_bytes": seen.reason}
-    record = record.model_copy(
-        update={"driver_device_bytes": seen.peak_bytes, "missing": {**record.missing, **missing}}
-    )
-    if error is not None:
-        at_phase = {"phase": meter.last or "unknown", "steps_done": len(losses)}
-        record = failed(error, place, record, limit or cap, held)
-        finite = tuple(loss for loss in losses if math.isfinite(loss))
-        record = record.model_copy(update={"evidence": {**record.evidence, **at_phase}, "losses": finite})
-    return record, losses
+    return _Run(losses, error, data_bytes, limit or cap, driver)
 
 
-def _checked(record: Record, losses: list[float], calls: Counter[tuple[str, str]]) -> Record:
-    """Let a run that called a rewritten part never, or whose losses are not finite, be none."""
+def _ended(
+    run: _Run, place: Place, meter: memory.PhaseMeter, calls: Counter[tuple[str, str]]
+) -> tuple[Status, dict[str, Any]]:
+    """Return how the run ended and the evidence; one without effect, or with losses that are not finite, is none."""
+    if run.error is not None:
+        status, evidence = failure(run.error, place, run.limit_bytes, run.data_bytes)
+        return status, evidence | {"phase": meter.last or "unknown", "steps_done": len(run.losses)}
     idle = never_called(Counter({key: count for key, count in calls.items() if key[1] not in COMPARED}))
     if idle is not None:
-        return record.model_copy(update={"status": "error", "evidence": {"message": idle}})
-    if not all(math.isfinite(loss) for loss in losses):
-        told = f"losses are not finite: {', '.join(map(str, losses))}"
-        return record.model_copy(update={"status": "invalid_output", "evidence": {"message": told}})
-    return record
+        return "error", {"message": idle}
+    if not all(map(math.isfinite, run.losses)):
+        return "invalid_output", {"message": f"losses are not finite: {', '.join(map(str, run.losses))}"}
+    return "ok", {} if run.limit_bytes is None else {"limit_bytes": run.limit_bytes}
 
 
-def _observed(parts: Any, task: Task, plugins: Plugins, losses: list[float], digests: list[str]) -> dict[str, Any]:
-    """Give what a run showed besides its memory."""
+def _doubts(figures: Memory, in_process: int) -> Iterator[str]:
+    """Yield the flags of the figures."""
+    if figures.regime == "native":
+        yield "native_regime"
+    pages = max((phase.file_bytes or 0 for phase in figures.phases), default=0)
+    if pages > FILE_SHARE * max(figures.peak_host_bytes or 0, 1) and pages > memory.resolution_bytes():
+        yield "file_backed"
+    if memory.children():
+        yield "child_processes"
+    if in_process > 1 and figures.peak_device_bytes is None:
+        yield "shared_process"
+
+
+def _missing(place: Place, driver: nvml.Seen) -> dict[str, str]:
+    """Return the reasons for device figures that are not there."""
+    reasons = {"peak_device_bytes": "the place is a CPU"} if place.device == "cpu" else {}
+    return reasons if driver.peak_bytes is not None else reasons | {"driver_device_bytes": driver.reason}
+
+
+def _noted(parts: Any, task: Task, plugins: Plugins) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return what the parts wrote down; where a strategy orders the windows, also how random the order is."""
     orders = any("order" in plugins.strategies[applied.name].rewrites for applied in task.case.strategies)
-    notes, figures = noted(parts, _extent(task, plugins) if orders else None)
-    return {
-        "losses": tuple(losses),
-        "batches_digests": tuple(digests[: task.steps]),
-        "notes": notes,
-        "extra": figures,
-    }
+    return noted(parts, _extent(task, plugins) if orders else None)
 
 
 def _extent(task: Task, plugins: Plugins) -> Extent | None:
@@ -239,35 +267,20 @@ def _ends(readings: list[int], steps: int) -> list[int]:
     return readings[each - 1 :: each] if each and len(readings) == each * steps else readings[:0]
 
 
-def _record(
-    budget: int | None,
-    meter: memory.PhaseMeter,
-    device: _DevicePeaks,
-    flags: list[str],
-    place: Place,
-    limit: int | None,
-    steps: int,
-) -> Record:
-    peak = meter.peak_bytes
-    phases = tuple(PhaseRecord.model_validate(vars(phase)) for phase in meter.phases.values())
-    file_growth = max((phase.file_bytes or 0 for phase in phases), default=0)
-    if regime() == "native":
-        flags.append("native_regime")
-    if file_growth > FILE_SHARE * max(peak, 1) and file_growth > memory.resolution_bytes():
-        flags.append("file_backed")
-    if memory.children():
-        flags.append("child_processes")
-    steady = _ends(meter.readings.get("steady_step", []), steps - 1)
+def _figures(task: Task, backend: Any, meter: memory.PhaseMeter, device: _DevicePeaks) -> Memory:
+    """Put together what the meters read; ranks that are devices of this process share its memory."""
+    place, budget, in_process = Place.parse(task.case.place), task.case.budget_bytes, ranks.in_process(task)
     on_device = place.device != "cpu"
-    headline = device.peaks.get("allocated") if on_device else peak
+    steady = _ends(meter.readings.get("steady_step", []), task.steps - 1)
+    headline = device.peaks.get("allocated") if on_device else meter.peak_bytes
     init = meter.phases.get("init")
-    return Record(
+    figures = Memory(
         regime=regime(),
         resolution_bytes=memory.resolution_bytes(),
         base_rss_bytes=meter.base.rss,
-        peak_host_bytes=peak,
+        peak_host_bytes=meter.peak_bytes,
         peak_phase=device.phase if on_device and device.phase else meter.peak_phase,
-        phases=phases,
+        phases=tuple(PhaseRecord.model_validate(vars(phase)) for phase in meter.phases.values()),
         resident_bytes=init.exit_bytes if init else None,
         budget_bytes=budget,
         within_budget=None if budget is None or headline is None else headline <= budget,
@@ -276,7 +289,9 @@ def _record(
         requested_device_bytes=device.peaks.get("requested"),
         reserved_device_bytes=device.peaks.get("reserved"),
         allocation_retries=device.peaks.get("retries"),
-        missing={} if on_device else {"peak_device_bytes": "the place is a CPU"},
-        flags=tuple(flags),
-        evidence={} if limit is None else {"limit_bytes": limit},
+    )
+    if in_process == 1:
+        return figures
+    return (
+        ranks.of_devices(figures, backend.peaks(place)[:in_process]) if on_device else ranks.shared(figures, in_process)
     )

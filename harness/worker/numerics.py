@@ -52,7 +52,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         for seed, outcome in outcomes.items():
             numerics.save(folder / f"baseline-{seed}-0.npz", outcome)
             numerics.save(folder / f"baseline-{seed}-1.npz", run(seed))
-    return Record(answer=_with_order(_judged(plugins, case, backend, outcomes, folder), order))
+    return Record(numerics=_with_order(_judged(plugins, case, backend, outcomes, folder), order))
 
 
 def _order(plugins: Plugins, case: Case, calls: Counter[tuple[str, str]]) -> str:

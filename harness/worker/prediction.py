@@ -9,7 +9,7 @@ from harness.contract.data import Extent, Held
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
-from harness.records import Case, Phase, Record, Task
+from harness.records import Case, Phase, Prediction, Record, Task
 from harness.worker.tasks import first_line
 
 GUESSED = "a step asks for the value of a number, which was taken to be 1 or true"
@@ -37,19 +37,20 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     except Exception as error:
         explained = isinstance(error, Undeclared | Unavailable)
         told = str(error) if explained else f"{type(error).__name__}: {first_line(str(error))}"
-        return Record(floor_bytes=floor, parameters=parameters, missing={"predicted_peak_bytes": told})
+        known = Prediction(floor_bytes=floor, parameters=parameters)
+        return Record(missing={"predicted_peak_bytes": told}, prediction=known)
     peaks = forecast.peaks | host
     top = max(peaks, key=lambda name: peaks[name])
     phases = tuple(Phase(name=name, entry_bytes=0, peak_bytes=peak, exit_bytes=0) for name, peak in peaks.items())
-    return Record(
+    figures = Prediction(
         floor_bytes=floor,
         parameters=parameters,
         predicted_peak_bytes=peaks[top],
         predicted_phase=top,
         predicted_phases=phases,
         predicted_work=forecast.work if case.ranks == 1 else (),  # what passes between ranks is not counted
-        notes={"prediction": GUESSED} if forecast.supposed else {},
     )
+    return Record(notes={"prediction": GUESSED} if forecast.supposed else {}, prediction=figures)
 
 
 class Undeclared(Exception):

@@ -14,8 +14,8 @@ from typing import Any
 
 from harness import backends
 from harness.contract.place import Place
-from harness.machine import memory
-from harness.records import Phase, Rank, Record, Task
+from harness.machine.memory import kernel_kills
+from harness.records import Memory, Phase, Rank, Record, Task
 from harness.records.store import parse
 
 VARIABLE = "RANK"
@@ -63,7 +63,7 @@ def lead(task: Task) -> Record:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    folder, kills = Path(task.folder), memory.kernel_kills()
+    folder, kills = Path(task.folder), kernel_kills()
     told = task.model_copy(update={"parent": os.getpid()})
     (folder / SPEC).write_text(told.model_dump_json(), encoding="utf-8")
     config = LaunchConfig(
@@ -85,7 +85,7 @@ def lead(task: Task) -> Record:
     found = _left(folder, task.case.ranks)
     if len(found) == task.case.ranks and all(record.status == "ok" for record in found.values()):
         return together(list(found.values()))
-    return _first_failure(found, codes, task.case.ranks, memory.kernel_kills() > kills)
+    return _first_failure(found, codes, task.case.ranks, kernel_kills() > kills)
 
 
 def _left(folder: Path, ranks: int) -> dict[int, Record]:
@@ -124,37 +124,40 @@ def _first_failure(found: Mapping[int, Record], codes: Mapping[int, int], ranks:
 
 
 def together(records: Sequence[Record]) -> Record:
-    """Join the records of all ranks: the peaks of the one that held most, each step as long as its slowest rank."""
-    first = min(records, key=lambda record: record.answer is None)
-    largest = max(records, key=lambda record: _peak(record) or 0)
+    """Join the records of all ranks: the peaks of the largest, each step as long as its slowest rank."""
+    first = min(records, key=lambda record: record.numerics is None)
+    largest = max(records, key=lambda record: _peak(record.memory) or 0)
     flags = tuple(dict.fromkeys(flag for record in records for flag in record.flags))
-    peaks = [peak for record in records if (peak := _peak(record)) is not None]
-    ranks = tuple(Rank(peak_bytes=_peak(each), peak_phase=each.peak_phase, phases=each.phases) for each in records)
-    return largest.model_copy(
-        update={
-            "answer": first.answer,
-            "flags": flags,
-            "ranks": ranks if peaks else (),
-            "all_ranks_bytes": sum(peaks) if peaks else None,
-            "step_seconds": tuple(max(turns) for turns in zip(*(each.step_seconds for each in records), strict=True)),
-            "fetch_seconds": tuple(max(turns) for turns in zip(*(each.fetch_seconds for each in records), strict=True)),
-        }
-    )
+    joined: dict[str, Any] = {"numerics": first.numerics, "flags": flags}
+    peaks = [peak for record in records if (peak := _peak(record.memory)) is not None]
+    if peaks:
+        ranks = tuple(_rank(record.memory) for record in records)
+        joined["memory"] = largest.memory.model_copy(update={"ranks": ranks, "all_ranks_bytes": sum(peaks)})
+    if largest.times.step_seconds:
+        joined["times"] = largest.times.model_copy(
+            update={
+                name: tuple(max(turns) for turns in zip(*(getattr(each.times, name) for each in records), strict=True))
+                for name in ("step_seconds", "fetch_seconds")
+            }
+        )
+    return largest.model_copy(update=joined)
 
 
-def shared(record: Record, ranks: int) -> Record:
-    """Give each rank its share of what one process held for all, whose peak is kept as that of all ranks."""
-    if ranks == 1 or record.peak_host_bytes is None:
-        return record
-    peak, budget = record.peak_host_bytes // ranks, record.budget_bytes
-    slope = record.slope_bytes_per_step
-    return record.model_copy(
+def _rank(memory: Memory) -> Rank:
+    return Rank(peak_bytes=_peak(memory), peak_phase=memory.peak_phase, phases=memory.phases)
+
+
+def shared(memory: Memory, ranks: int) -> Memory:
+    """Divide the memory of one process among its ranks; its whole peak stands as that of all ranks."""
+    if ranks == 1 or memory.peak_host_bytes is None:
+        return memory
+    peak, budget, slope = memory.peak_host_bytes // ranks, memory.budget_bytes, memory.slope_bytes_per_step
+    return memory.model_copy(
         update={
-            "flags": (*record.flags, "shared_process"),
-            "all_ranks_bytes": record.peak_host_bytes,
+            "all_ranks_bytes": memory.peak_host_bytes,
             "peak_host_bytes": peak,
-            "phases": tuple(_share_of(phase, ranks) for phase in record.phases),
-            "resident_bytes": None if record.resident_bytes is None else record.resident_bytes // ranks,
+            "phases": tuple(_share_of(phase, ranks) for phase in memory.phases),
+            "resident_bytes": None if memory.resident_bytes is None else memory.resident_bytes // ranks,
             "slope_bytes_per_step": None if slope is None else slope / ranks,
             "within_budget": None if budget is None else peak <= budget,
         }
@@ -166,11 +169,11 @@ def _share_of(phase: Phase, ranks: int) -> Phase:
     return phase.model_copy(update=sizes)
 
 
-def of_devices(record: Record, peaks: Sequence[int]) -> Record:
-    """Add what each device held to a record whose peak is that of the largest."""
+def of_devices(memory: Memory, peaks: Sequence[int]) -> Memory:
+    """Add the peak of each device to figures whose peak is that of the largest."""
     ranks = tuple(Rank(peak_bytes=peak) for peak in peaks)
-    return record.model_copy(update={"ranks": ranks, "all_ranks_bytes": sum(peaks)})
+    return memory.model_copy(update={"ranks": ranks, "all_ranks_bytes": sum(peaks)})
 
 
-def _peak(record: Record) -> int | None:
-    return record.peak_device_bytes if record.peak_device_bytes is not None else record.peak_host_bytes
+def _peak(memory: Memory) -> int | None:
+    return memory.peak_device_bytes if memory.peak_device_bytes is not None else memory.peak_host_bytes

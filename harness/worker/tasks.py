@@ -11,7 +11,7 @@ import psutil
 from harness import backends
 from harness.contract import plugins
 from harness.contract.place import Place
-from harness.records import Record, Task
+from harness.records import Record, Status, Task
 
 MODULES = {
     "predict": "harness.worker.prediction",
@@ -38,31 +38,36 @@ def run(task: Task) -> Record:
         facts = backend.start(place if task.kind != "predict" else place._replace(device="cpu"))
         measure: Callable[[Task, plugins.Plugins, Any], Record] = import_module(MODULES[task.kind]).measure
         record = measure(task, loaded(task.plugins), backend)
-        return record.model_copy(update={"machine": {**record.machine, **facts}})
+        machine = {**record.origin.machine, **facts}
+        return record.model_copy(update={"origin": record.origin.model_copy(update={"machine": machine})})
     except backends.Unavailable as error:
         return Record(status="unsupported", evidence={"message": str(error)})
     except Exception as error:
         return failed(error, place)
 
 
-def failed(
-    error: Exception, place: Place, so_far: Record | None = None, limit: int | None = None, held: int = 0
-) -> Record:
-    """Name an error: memory that ran out (of a budget, the host or the device), or an error of the code."""
-    backend = backends.load(place.backend)
-    where = backend.ran_out(error)
+def failed(error: Exception, place: Place) -> Record:
+    """Return the record of a task that an error ended."""
+    status, evidence = failure(error, place)
+    return Record(status=status, evidence=evidence)
+
+
+def failure(
+    error: Exception, place: Place, limit: int | None = None, data_bytes: int = 0
+) -> tuple[Status, dict[str, Any]]:
+    """Name an error: memory that ran out (of a budget, the host or the device), or an error of the code.
+
+    `limit` is the budget's bound in bytes, `data_bytes` what counted towards it when the error arrived.
+    """
+    where = backends.load(place.backend).ran_out(error)
     evidence: dict[str, Any] = {"exception": type(error).__name__, "message": first_line(str(error))}
-    status = "error"
-    if where is not None:
-        status = {"host": "oom_host", "device": "oom_device"}[where]
-        asked = re.search(r"allocat\w+ (\d+) bytes", str(error))
-        if asked:
-            evidence["request_bytes"] = int(asked[1])
-        if limit is not None and (where == "device" or _in_reach(limit, held)):
-            status = "oom_budget"
-            evidence["limit_bytes"] = limit
-    base = (so_far or Record()).model_copy()
-    return base.model_copy(update={"status": status, "evidence": evidence})
+    if where is None:
+        return "error", evidence
+    if asked := re.search(r"allocat\w+ (\d+) bytes", str(error)):
+        evidence["request_bytes"] = int(asked[1])
+    if limit is not None and (where == "device" or _in_reach(limit, data_bytes)):
+        return "oom_budget", evidence | {"limit_bytes": limit}
+    return ("oom_host" if where == "host" else "oom_device"), evidence
 
 
 def first_line(text: str) -> str:
@@ -74,10 +79,10 @@ def first_line(text: str) -> str:
     return told[:400]
 
 
-def _in_reach(limit: int, held: int) -> bool:
-    """Say whether it was the limit that refused: what it left was less than what the host still had.
+def _in_reach(limit: int, data_bytes: int) -> bool:
+    """Check whether it was the limit that refused: what it left was less than what the host still had.
 
-    `held` is read when the error arrives, after temporaries were freed on its way, so that held + request may lie
-    below a limit that did refuse.
+    `data_bytes` is read when the error arrives, after temporaries were freed on its way, so that data + request may
+    lie below a limit that did refuse.
     """
-    return limit - held < psutil.virtual_memory().available
+    return limit - data_bytes < psutil.virtual_memory().available

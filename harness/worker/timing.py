@@ -13,7 +13,7 @@ from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.machine.environment import regime
 from harness.machine.memory import read, reset_peak, settle
-from harness.records import Record, Task
+from harness.records import Record, Task, Times
 from harness.worker import memory, ranks, steadiness
 
 PILOT_STEPS, PILOT_SECONDS = 30, 10.0
@@ -54,10 +54,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     flags = [] if settled else ["unsettled"]
     if len(steps) > 1 and steadiness.noisy(steps):
         flags.append("noisy")
-    return Record(
-        status="error" if late else "ok",
-        evidence=evidence,
-        flags=tuple(flags),
+    figures = Times(
         regime=regime(),
         base_rss_bytes=base,
         native_peak_host_bytes=(peak - base) // ranks.in_process(task),
@@ -67,6 +64,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         fetch_seconds=tuple(fetches.seconds[-len(steps) :] if steps else ()),
         warmup_steps=warmup,
     )
+    return Record(status="error" if late else "ok", evidence=evidence, flags=tuple(flags), times=figures)
 
 
 class _Fetches:

@@ -196,7 +196,12 @@ def test_every_way_to_die_is_a_row_and_the_run_goes_on(place: str, tmp_path: Pat
     assert problems == []
     last = {r.case.label.removeprefix("dies_"): r for r in found if r.case and r.slot and r.slot.kind == "memory"}
     table = [
-        (name, record.status, record.evidence.get("seconds", record.worker_seconds), record.evidence.get("message", ""))
+        (
+            name,
+            record.status,
+            record.evidence.get("seconds", record.origin.worker_seconds),
+            record.evidence.get("message", ""),
+        )
         for name, record in last.items()
     ]
     print(

@@ -165,9 +165,9 @@ def test_jax_counts_an_array_at_least_in_full():
 
 def test_two_memory_workers_of_one_case_agree_to_the_byte(twice):
     first, second = twice
-    assert first.peak_device_bytes > 0
-    assert first.peak_device_bytes == second.peak_device_bytes
-    assert first.requested_device_bytes == second.requested_device_bytes
+    assert first.memory.peak_device_bytes > 0
+    assert first.memory.peak_device_bytes == second.memory.peak_device_bytes
+    assert first.memory.requested_device_bytes == second.memory.requested_device_bytes
     assert first.peak_phase == second.peak_phase
     assert len(first.losses) == len(second.losses) == 3
 
@@ -178,12 +178,12 @@ def test_a_temporary_freed_within_one_part_is_in_the_peak_which_names_its_phase(
         pytest.skip("a compiled step is one phase, and the compiler may leave out what is not used")
     record = measured(Applied(name=f"take_in_{part}", knobs={"mib": SPIKE_MIB}))
     assert record.status == "ok", record.evidence
-    assert twice[0].peak_device_bytes < SPIKE_MIB * MIB <= record.peak_device_bytes
+    assert twice[0].memory.peak_device_bytes < SPIKE_MIB * MIB <= record.memory.peak_device_bytes
     if part == "source":
-        assert record.peak_phase == "source"
-        assert record.peak_device_bytes < SPIKE_MIB * MIB + twice[0].peak_device_bytes
+        assert record.memory.peak_phase == "source"
+        assert record.memory.peak_device_bytes < SPIKE_MIB * MIB + twice[0].memory.peak_device_bytes
     else:
-        assert record.peak_phase.endswith("step/update")
+        assert record.memory.peak_phase.endswith("step/update")
 
 
 def test_the_driver_sees_at_least_what_is_reserved_beside_the_context(measured, place):
@@ -191,10 +191,10 @@ def test_the_driver_sees_at_least_what_is_reserved_beside_the_context(measured, 
     if subprocess.run(query, capture_output=True).returncode != 0:
         pytest.skip("the driver's management library (NVML) is not visible here")
     record = measured()
-    assert record.driver_device_bytes is not None, "no driver figure though NVML is visible"
+    assert record.memory.driver_device_bytes is not None, "no driver figure though NVML is visible"
     assert record.context_device_bytes is not None
-    held = record.reserved_device_bytes or record.peak_device_bytes  # JAX does not tell what it reserved
-    assert record.driver_device_bytes >= held + record.context_device_bytes - 2 * MIB
+    held = record.memory.reserved_device_bytes or record.memory.peak_device_bytes  # JAX does not tell what it reserved
+    assert record.memory.driver_device_bytes >= held + record.context_device_bytes - 2 * MIB
 
 
 def test_a_need_above_the_budget_is_the_budgets_and_later_cases_are_unaffected(measured, twice):
@@ -216,26 +216,26 @@ def test_a_need_beyond_the_device_is_the_devices_and_later_cases_are_unaffected(
 def assert_unaffected(measured, twice):
     after = measured()
     assert after.status == "ok", after.evidence
-    assert after.peak_device_bytes == twice[0].peak_device_bytes
+    assert after.memory.peak_device_bytes == twice[0].memory.peak_device_bytes
 
 
 def test_a_budget_above_the_need_changes_no_figure(measured, twice):
-    record = measured(budget=twice[0].peak_device_bytes + 2048 * MIB)
+    record = measured(budget=twice[0].memory.peak_device_bytes + 2048 * MIB)
     assert record.status == "ok", record.evidence
-    assert record.within_budget is True
-    assert record.peak_device_bytes == twice[0].peak_device_bytes
+    assert record.memory.within_budget is True
+    assert record.memory.peak_device_bytes == twice[0].memory.peak_device_bytes
 
 
 def test_the_peak_is_at_least_what_the_compilers_analysis_adds_up(measured, place, twice):
     if place != "jax/cuda":
         pytest.skip("only a compiled step has an analysis")
     predicted = measured(kind="predict")
-    assert predicted.predicted_peak_bytes is not None, predicted.missing
-    assert twice[0].peak_device_bytes >= 0.99 * predicted.predicted_peak_bytes
+    assert predicted.prediction.predicted_peak_bytes is not None, predicted.missing
+    assert twice[0].memory.peak_device_bytes >= 0.99 * predicted.prediction.predicted_peak_bytes
 
 
 def test_steps_timed_on_the_device_account_for_the_wall_time(measured):
     record = measured(kind="time", steps=20, warmup=5)
     assert record.status == "ok", record.evidence
-    assert len(record.step_seconds) == 20
-    assert min(record.step_seconds) > 0
+    assert len(record.times.step_seconds) == 20
+    assert min(record.times.step_seconds) > 0

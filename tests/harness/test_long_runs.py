@@ -12,7 +12,7 @@ import pytest
 
 from harness.contract import plugins
 from harness.machine import orphans
-from harness.records import Case, Record, Task, store
+from harness.records import Case, Memory, Origin, Prediction, Record, Task, store
 from harness.records.record import Verdict
 from harness.run import runner, session
 from harness.suite import reader
@@ -43,10 +43,14 @@ rounds: 0
 """
 ANSWER = Verdict("bit_exact", 1.0, None, None, None, (), "it is")
 MADE = {
-    "predict": Record(predicted_peak_bytes=1 << 20, floor_bytes=1 << 19, worker_seconds=0.1),
+    "predict": Record(
+        prediction=Prediction(predicted_peak_bytes=1 << 20, floor_bytes=1 << 19), origin=Origin(worker_seconds=0.1)
+    ),
     "reference": Record(),
-    "numerics": Record(answer=ANSWER),
-    "memory": Record(peak_host_bytes=1 << 20, losses=(1.0, 0.9, 0.8), batches_digests=("a",), resolution_bytes=1 << 12),
+    "numerics": Record(numerics=ANSWER),
+    "memory": Record(
+        memory=Memory(peak_host_bytes=1 << 20, losses=(1.0, 0.9, 0.8), batches_digests=("a",), resolution_bytes=1 << 12)
+    ),
 }
 
 

@@ -346,7 +346,7 @@ def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None
     found, problems = store.read(runs.files[0])
     assert problems == []
     assert found[: len(runs.kept)] == runs.kept, "what was there stays as it was"
-    assert [record.title for record in found if record.slot is None] == ["As small as it gets"] * 2, (
+    assert [record.heading.title for record in found if record.slot is None] == ["As small as it gets"] * 2, (
         "each run says what it runs"
     )
     slots = Counter(record.slot for record in found if record.slot)
@@ -356,18 +356,21 @@ def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None
     expected = {slot: 2 if disturbed and slot.kind == "time" else 1 for slot in slots if slot}
     assert slots == expected
     assert {record.status for record in found} == {"ok"}
-    assert len({record.run_id for record in found}) == 2
+    assert len({record.origin.run_id for record in found}) == 2
 
 
 def test_the_records_hold_what_was_measured(runs: Runs) -> None:
     found, _ = store.read(runs.files[0])
     of_kind = {kind: [r for r in found if r.slot and r.slot.kind == kind] for kind in ("memory", "time", "numerics")}
     assert [record.case.label for record in of_kind["memory"] if record.case] == LABELS
-    assert all(record.peak_host_bytes and len(record.losses) == 3 for record in of_kind["memory"])
-    assert len({record.batches_digest for record in of_kind["memory"]} - {None}) == 1
-    assert all(len(record.step_seconds) == 3 and min(record.step_seconds) > 0 for record in of_kind["time"])
-    assert [record.answer.verdict for record in of_kind["numerics"] if record.answer][:2] == ["bit_exact", "bit_exact"]
-    assert all(record.suite == "small" and record.machine and record.versions for record in found)
+    assert all(record.memory.peak_host_bytes and len(record.memory.losses) == 3 for record in of_kind["memory"])
+    assert len({record.memory.batches_digest for record in of_kind["memory"]} - {None}) == 1
+    assert all(len(record.times.step_seconds) == 3 and min(record.times.step_seconds) > 0 for record in of_kind["time"])
+    assert [record.numerics.verdict for record in of_kind["numerics"] if record.numerics][:2] == [
+        "bit_exact",
+        "bit_exact",
+    ]
+    assert all(record.origin.suite == "small" and record.origin.machine and record.origin.versions for record in found)
 
 
 def rows_of(text: str) -> list[list[str]]:
@@ -397,7 +400,7 @@ def test_a_complete_run_is_followed_by_a_new_file(runs: Runs) -> None:
     assert len(runs.files) == 2
     assert len({path.parent for path in runs.files}) == 1
     assert runs.files[0].parent.parent == runs.folder / "results" / "small"
-    complete, started = ({record.run_id for record in store.read(path)[0]} for path in runs.files)
+    complete, started = ({record.origin.run_id for record in store.read(path)[0]} for path in runs.files)
     assert not complete & started, "the complete file was written to"
 
 

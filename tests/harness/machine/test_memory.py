@@ -24,7 +24,7 @@ pytestmark = pytest.mark.alone
 
 BLOCKS = Path(__file__).parent / "known_bytes" / "blocks.py"
 MIB = 1 << 20
-SLACK = memory.resolution_bytes() if len(os.sched_getaffinity(0)) > 4 else 0
+SLACK = memory.memory.resolution_bytes() if len(os.sched_getaffinity(0)) > 4 else 0
 LIBRARIES = ["numpy", "torch", "jax", "locked"]
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -149,9 +149,9 @@ def test_a_memory_worker_raises_the_flag_file_backed(file_of_64_mib, tmp_path):
     (record,) = runner.run(task, 1, 60)
     assert record.status == "ok", record.evidence
     assert "file_backed" in record.flags
-    source = next(phase for phase in record.phases if phase.name == "source")
+    source = next(phase for phase in record.memory.phases if phase.name == "source")
     assert abs(source.file_bytes - 64 * MIB) <= tolerance(64 * MIB)
-    assert abs(record.peak_host_bytes - 64 * MIB) <= 2 * tolerance(64 * MIB)
+    assert abs(record.memory.peak_host_bytes - 64 * MIB) <= 2 * tolerance(64 * MIB)
 
 
 # The budget

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from harness.records import Applied, Case, Phase, Record, Slot, Task, store
+from harness.records import Applied, Case, Memory, Origin, Phase, Record, Slot, Task, Times, store
 from harness.records.record import Verdict
 from harness.records.store import StoreError
 from harness.records.task import TokenFile
@@ -28,23 +28,22 @@ CASE = Case(
     budget_bytes=1 << 30,
 )
 FULL = Record(
-    run_id="run",
-    suite="try",
     slot=Slot(case="c", kind="memory", round=0, repeat=2),
-    attempt=2,
-    utc="2026-01-01T00:00:00+00:00",
     position=4,
     case=CASE,
     status="oom_budget",
     evidence={"message": 'it said "no"\nand then\u2028nothing', "phase": None, "n": 1},
     flags=("noisy", "unstable"),
     missing={"peak_host_bytes": "the kernel keeps the mark"},
-    phases=(Phase(name="source", entry_bytes=0, peak_bytes=5, exit_bytes=-3),),
-    peak_host_bytes=0,
-    losses=(0.1 + 0.2, 5e-324, -0.0, 1e308),
-    step_seconds=(0.001,),
-    answer=Verdict("bit_exact", None, 0.1, None, None, ("w",), "equal"),
+    numerics=Verdict("bit_exact", None, 0.1, None, None, ("w",), "equal"),
     extra={"tool": [1, {"a": None}]},
+    origin=Origin(run_id="run", suite="try", attempt=2, utc="2026-01-01T00:00:00+00:00"),
+    memory=Memory(
+        phases=(Phase(name="source", entry_bytes=0, peak_bytes=5, exit_bytes=-3),),
+        peak_host_bytes=0,
+        losses=(0.1 + 0.2, 5e-324, -0.0, 1e308),
+    ),
+    times=Times(step_seconds=(0.001,)),
 )
 
 
@@ -78,15 +77,17 @@ def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
     number=st.none() | st.integers(0, 1 << 62),
 )
 def test_any_text_and_any_number_comes_back(text: str, losses: "list[float]", number: "int | None") -> None:
-    record = Record(evidence={"message": text}, losses=tuple(losses), peak_host_bytes=number, notes={text: text})
+    record = Record(
+        evidence={"message": text}, notes={text: text}, memory=Memory(losses=tuple(losses), peak_host_bytes=number)
+    )
     assert store.parse(line_of(record)) == record
 
 
 def test_a_torn_last_line_is_closed_before_the_next_record(tmp_path: Path) -> None:
     path = file_with(tmp_path, line_of(FULL), line_of(FULL)[:40])
-    store.append(path, Record(run_id="after"))
+    store.append(path, Record(origin=Origin(run_id="after")))
     found, problems = store.read(path)
-    assert [record.run_id for record in found] == ["run", "after"]
+    assert [record.origin.run_id for record in found] == ["run", "after"]
     assert len(problems) == 1
     assert problems[0].startswith(f"{path}:2: ")
 
@@ -94,7 +95,7 @@ def test_a_torn_last_line_is_closed_before_the_next_record(tmp_path: Path) -> No
 @pytest.mark.parametrize("cut", [0, 1, 5, -2, -1])
 def test_a_file_cut_anywhere_loses_one_record_at_most(tmp_path: Path, cut: int) -> None:
     path = file_with(tmp_path, line_of(FULL), line_of(FULL)[:cut] if cut else b"")
-    store.append(path, Record(run_id="after"))
+    store.append(path, Record(origin=Origin(run_id="after")))
     found, _ = store.read(path)
     assert found[0] == FULL
     assert found[-1].run_id == "after"
@@ -126,9 +127,9 @@ def test_a_file_cut_anywhere_loses_one_record_at_most(tmp_path: Path, cut: int) 
     ],
 )
 def test_a_line_that_is_no_record_is_reported_and_left_out(tmp_path: Path, line: bytes, words: str) -> None:
-    path = file_with(tmp_path, line_of(FULL), line + b"\n", b"\n", line_of(Record(run_id="last")))
+    path = file_with(tmp_path, line_of(FULL), line + b"\n", b"\n", line_of(Record(origin=Origin(run_id="last"))))
     found, problems = store.read(path)
-    assert [record.run_id for record in found] == ["run", "last"]
+    assert [record.origin.run_id for record in found] == ["run", "last"]
     assert len(problems) == 1
     assert problems[0].startswith(f"{path}:2: ")
     assert words in problems[0]
@@ -155,9 +156,9 @@ def test_any_bytes_are_records_or_problems(line: bytes) -> None:
 def test_nan_is_refused_where_it_is_made_and_where_it_is_written(tmp_path: Path) -> None:
     nan = float("nan")
     with pytest.raises(ValidationError):
-        Record(losses=(nan,))
+        Record(memory=Memory(losses=(nan,)))
     with pytest.raises(ValidationError):
-        Record(slope_bytes_per_step=float("inf"))
+        Record(memory=Memory(slope_bytes_per_step=float("inf")))
     path = tmp_path / "results.jsonl"
     # A copy is not validated: written as null, such a loss would make the whole record unreadable.
     for unchecked in ({"losses": (1.0, nan)}, {"evidence": {"loss": nan}}, {"extra": {"a": [float("-inf")]}}):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import Applied, Case, Phase, Record
+from harness.records import Applied, Case, Memory, Origin, Phase, Record
 from harness.report import charts, export
 from harness.report.charts import PicturesError
 from harness.verdicts import effects
@@ -41,7 +41,7 @@ def row(*names: str, tokens: int = 64, peak: int = 100 * MIB, seconds: float = 1
         "effect": effects.effect([seconds] * 3, [1.0] * 3) if names else None,
         "answer": "bit_exact",
         "verdict": "wins" if names else "baseline",
-        "records": (Record(phases=phases, machine={"name": "m"}, commit="c"),),
+        "records": (Record(memory=Memory(phases=phases), origin=Origin(machine={"name": "m"}, commit="c")),),
     }
     return Row(case, **{**given, **changes})  # type: ignore[arg-type]
 

@@ -202,7 +202,7 @@ def machines_of(found: list[Record]) -> dict[int, set[str]]:
     for record in last.values():
         assert record.case is not None and record.slot is not None
         if record.slot.kind != "numerics" and record.status == "ok":  # groups share the answers
-            groups.setdefault(record.case.shape["tokens"], set()).add(str(record.machine["name"]))
+            groups.setdefault(record.case.shape["tokens"], set()).add(str(record.origin.machine["name"]))
     return groups
 
 
@@ -255,7 +255,9 @@ def test_a_worker_that_is_killed_loses_nothing_and_leaves_nobody(place: Place, p
     machines = machines_of(after)
     assert all(len(names) == 1 for names in machines.values()), "a group of two machines"
     assert machines[96] != {f"machine-{dask}"}
-    again = [record for record in after if record.case and record.case.shape["tokens"] == 96 and record.attempt > 1]
+    again = [
+        record for record in after if record.case and record.case.shape["tokens"] == 96 and record.origin.attempt > 1
+    ]
     assert Counter(r.status for r in again if r.slot and r.slot.kind == "memory") == {"killed_unknown": 1, "ok": 1}
     assert "mixed" not in out
 
@@ -294,9 +296,9 @@ def test_ctrl_c_keeps_what_came_and_the_same_command_resumes(place: Place, plain
     counts = Counter(record.slot for record in after if record.case and record.case.shape["tokens"] == 64)
     own = [count for slot, count in counts.items() if slot and slot.kind in ("predict", "memory")]
     assert own == [1] * 4, "a finished group was run again"
-    assert len({record.run_id for record in after if record.case and record.case.shape["tokens"] == 96}) == 2
+    assert len({record.origin.run_id for record in after if record.case and record.case.shape["tokens"] == 96}) == 2
     last = [record for record in {record.slot: record for record in after}.values() if record.case]
-    runs = {record.run_id for record in last if record.case and record.case.shape["tokens"] == 96}
+    runs = {record.origin.run_id for record in last if record.case and record.case.shape["tokens"] == 96}
     assert runs == {after[-1].run_id}, "a group was resumed by halves"
 
 

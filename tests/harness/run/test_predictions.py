@@ -47,7 +47,9 @@ def test_side_by_side_gives_each_case_what_one_after_another_gives(two_cores, mo
     monkeypatch.setattr(predictions, "WORTH", 6)
     alone = list(predictions.of_cases(given, {}, LOADED))
     assert len(started) == 3, "a third"
-    peaks = [{case.digest(): record.predicted_peak_bytes for case, record in found} for found in (together, alone)]
+    peaks = [
+        {case.digest(): record.prediction.predicted_peak_bytes for case, record in found} for found in (together, alone)
+    ]
     assert peaks[0] == peaks[1] and len(peaks[0]) == 5 and None not in peaks[0].values()
 
 
@@ -61,7 +63,7 @@ def test_when_the_reader_stops_all_workers_end(two_cores):
     started = time.monotonic()
     first = next(found)
     found.close()
-    assert first[1].predicted_peak_bytes and seen
+    assert first[1].prediction.predicted_peak_bytes and seen
     assert not psutil.Process().children(recursive=True)
     assert time.monotonic() - started < 60
 

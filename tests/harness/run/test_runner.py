@@ -290,7 +290,7 @@ def test_an_exception_is_an_error_with_its_type_first_line_and_phase(run):
     assert record.evidence["exception"] == "ValueError"
     assert record.evidence["message"] == "wrong on purpose"
     assert record.evidence["phase"] == "first_step/update"
-    assert record.peak_host_bytes is not None  # what was measured until then is kept
+    assert record.memory.peak_host_bytes is not None  # what was measured until then is kept
 
 
 def test_an_exception_while_priming_names_that_phase(run):
@@ -320,25 +320,25 @@ def test_a_step_beyond_the_budget_says_so_with_limit_and_phase(run, place):
     assert record.status == "oom_budget", record.evidence
     assert int(record.evidence["limit_bytes"]) > budget  # of all the process holds, not above the base
     assert record.evidence["phase"].startswith("first_step")
-    assert record.budget_bytes == budget
-    assert 0 < record.peak_host_bytes <= budget + record.resolution_bytes
-    assert record.losses == ()
+    assert record.memory.budget_bytes == budget
+    assert 0 < record.memory.peak_host_bytes <= budget + record.memory.resolution_bytes
+    assert record.memory.losses == ()
 
 
 def test_the_same_step_within_its_budget_is_measured(run):
     budget = 8 * LOGITS_MIB * MIB
     record = run(shape=LARGE, budget=budget)
     assert record.status == "ok", record.evidence
-    assert record.within_budget is True
-    assert LOGITS_MIB * MIB < record.peak_host_bytes < budget
-    assert len(record.losses) == 3
+    assert record.memory.within_budget is True
+    assert LOGITS_MIB * MIB < record.memory.peak_host_bytes < budget
+    assert len(record.memory.losses) == 3
 
 
 def test_memory_that_grows_with_each_step_is_told_as_a_slope(run):
     record = run(bad("step", "leak"), steps=10)
     assert record.status == "ok", record.evidence
-    assert record.slope_bytes_per_step == pytest.approx(4 * MIB, rel=0.1)
-    assert abs(run(bad("step"), steps=10).slope_bytes_per_step) < MIB / 2
+    assert record.memory.slope_bytes_per_step == pytest.approx(4 * MIB, rel=0.1)
+    assert abs(run(bad("step"), steps=10).memory.slope_bytes_per_step) < MIB / 2
 
 
 def test_a_strategy_that_another_one_replaced_is_an_error_not_a_row_without_effect(run):
@@ -446,21 +446,21 @@ def test_a_spike_in_a_finished_phase_outlives_the_worker(run):
     record = run(bad("source", "short_spike"), bad("init", "kill_itself"))
     assert record.status == "killed_unknown"
     assert "lower_bound" in record.flags
-    assert 199 * MIB <= record.peak_host_bytes < 220 * MIB
+    assert 199 * MIB <= record.memory.peak_host_bytes < 220 * MIB
 
 
 def test_a_spike_in_the_running_phase_is_seen_from_outside(run):
     record = run(bad("source", "long_spike_then_kill"))
     assert record.status == "killed_unknown"
     assert "lower_bound" in record.flags
-    assert 199 * MIB <= record.peak_host_bytes < 220 * MIB
-    assert record.peak_phase == "source"
+    assert 199 * MIB <= record.memory.peak_host_bytes < 220 * MIB
+    assert record.memory.peak_phase == "source"
 
 
 def test_what_priming_used_is_no_part_of_a_dead_workers_peak(run):
     record = run(bad("source", "kill_itself", prime="long_spike"))
     assert record.status == "killed_unknown"
-    assert record.peak_host_bytes is None or record.peak_host_bytes < 100 * MIB
+    assert record.memory.peak_host_bytes is None or record.memory.peak_host_bytes < 100 * MIB
 
 
 # What stays behind: nothing
@@ -527,7 +527,7 @@ def test_the_environment_is_an_allow_list_and_pinned_for_memory_alone(run, plugi
         monkeypatch.setenv(name, value)
     record = run(bad("source", "note_environment"), kind=kind)
     assert record.status == "ok", record.evidence
-    assert record.regime == regime
+    assert record.memory.regime == regime
     seen = json.loads((plugin.parent / f"environ-{run.run_id}.json").read_text())
     assert not {"LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_PERTURB_", "XLA_FLAGS"} & set(seen)
     malloc = {name: value for name, value in seen.items() if name.startswith(("MALLOC_", "NUMPY_"))}
@@ -539,5 +539,5 @@ def test_a_good_task_works_after_all_of_these(run):
     record = run(bad("step"), bad("loss"))
     assert record.status == "ok", record.evidence
     assert record.flags == ()
-    assert len(record.losses) == 3
+    assert len(record.memory.losses) == 3
     assert psutil.Process().children() == []

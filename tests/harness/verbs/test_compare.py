@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import Applied, Case, Record, store
+from harness.records import Applied, Case, Memory, Origin, Record, Times, store
 from harness.report import compare as changed
 from harness.verbs.compare import Condition, ConditionError, compare, differences
 from harness.verdicts import judge
@@ -32,8 +32,8 @@ def row(
     status: str = "ok",
     flags: tuple[str, ...] = (),
 ) -> Row:
-    memory = Record(resolution_bytes=4096)
-    times = (Record(step_seconds=(seconds,)) for seconds in rounds)
+    memory = Record(memory=Memory(resolution_bytes=4096))
+    times = (Record(times=Times(step_seconds=(seconds,))) for seconds in rounds)
     found = (memory, *times)
     return Row(case(*names), status, peak_bytes=peak, answer=answer, flags=flags, records=found)
 
@@ -123,8 +123,8 @@ def test_what_is_no_condition_is_refused(text):
 
 
 def test_other_machines_regimes_and_versions_are_told():
-    old = [Record(machine={"name": "a"}, regime="pinned", versions={"torch": "1"})]
-    new = [Record(machine={"name": "b"}, regime="native", versions={"torch": "2"})]
+    old = [Record(origin=Origin(machine={"name": "a"}, versions={"torch": "1"}), memory=Memory(regime="pinned"))]
+    new = [Record(origin=Origin(machine={"name": "b"}, versions={"torch": "2"}), memory=Memory(regime="native"))]
     told = " ".join(differences(old, new))
     assert "machine differs: a before, b after" in told and "other regimes" in told
     assert "version of torch differs: 1 before, 2 after" in told

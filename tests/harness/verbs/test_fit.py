@@ -191,7 +191,7 @@ def test_claims_about_limits_are_answered_below_the_table(tmp_path, monkeypatch)
 
 def test_a_limit_lies_between_what_passed_and_what_failed():
     ran = Fit(over="tokens", budget_bytes=1 << 30, predicted=100, passed=90, failed=110, how="oom_budget", runs=2)
-    tables = searched_tables([Record(case=CASE.model_copy(update={"budget_bytes": 1 << 30}), fit=ran)])
+    tables = searched_tables([Record(case=CASE.model_copy(update={"budget_bytes": 1 << 30}), limits=ran)])
 
     def verdict(that):
         return answer(Claim(id="x", says="x", that=that), tables).verdict
@@ -201,7 +201,7 @@ def test_a_limit_lies_between_what_passed_and_what_failed():
     assert verdict("longest(baseline) >= 111") == "refuted"
     assert verdict("foretold(baseline) == 100") == "verified"
     many = ran.model_copy(update={"predicted": 4_587_520, "runs": 0})
-    record = Record(case=CASE.model_copy(update={"budget_bytes": 1 << 30}), fit=many)
+    record = Record(case=CASE.model_copy(update={"budget_bytes": 1 << 30}), limits=many)
     told = answer(Claim(id="x", says="x", that="foretold(baseline) >= 8192"), searched_tables([record])).told
     assert told == "4,587,520, at least 8,192", "tokens are no bytes"
 

@@ -202,5 +202,5 @@ def test_advice_times_all_rounds_where_the_baseline_does_not_fit(path: Path, tmp
     done = ran(tmp_path, "advise", str(path), "--budget", "34MiB")
     assert done.returncode == 0 and "the baseline does not fit" in done.stdout, done.stdout + done.stderr
     (kept,) = tmp_path.glob("results/*advice/*/*.jsonl")
-    rounds = {(record.case.label, record.slot.round) for record in store.read(kept)[0] if record.step_seconds}
+    rounds = {(record.case.label, record.slot.round) for record in store.read(kept)[0] if record.times.step_seconds}
     assert {("fused_loss", 0), ("fused_loss", 1)} <= rounds

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.records import Applied, Case, Claim, Phase, Record
+from harness.records import Applied, Case, Claim, Memory, Phase, Prediction, Record, Times
 from harness.verdicts import claims
 from harness.verdicts.claims import ClaimError, answer, parsed
 from harness.verdicts.judge import Row, Table
@@ -27,8 +27,8 @@ def row(*applied, peak=100 * MIB, steps=((1.0, 1.0),) * 3, status="ok", tokens=1
         Phase(name="source", entry_bytes=0, peak_bytes=30 * MIB, exit_bytes=20 * MIB, anon_bytes=1, file_bytes=2),
         Phase(name="steady_step/loss", entry_bytes=0, peak_bytes=peak, exit_bytes=20 * MIB),
     )
-    memory = Record(resolution_bytes=MIB, phases=phases, extra={"shuffle_quality": 0.5})
-    times = [Record(step_seconds=tuple(each), fetch_seconds=tuple(s / 10 for s in each)) for each in steps]
+    memory = Record(extra={"shuffle_quality": 0.5}, memory=Memory(resolution_bytes=MIB, phases=phases))
+    times = [Record(times=Times(step_seconds=tuple(each), fetch_seconds=tuple(s / 10 for s in each))) for each in steps]
     given = {
         "case": case_of(*applied, tokens=tokens, budget=budget), "status": status, "peak_bytes": peak,
         "peak_ratio": None, "peak_phase": None, "predicted_bytes": 90 * MIB, "residual_ratio": None,
@@ -154,7 +154,7 @@ def test_the_rows_that_decided_are_named():
 )
 def test_figures_are_told_in_their_units(that, told):
     forecast = Phase(name="steady_step/loss", entry_bytes=0, peak_bytes=70 * MIB, exit_bytes=0)
-    known = row(prediction=Record(parameters=3_000_000, predicted_phases=(forecast,)))
+    known = row(prediction=Record(prediction=Prediction(parameters=3_000_000, predicted_phases=(forecast,))))
     found = verdict(that, [table(known, row("checkpoint", peak=50 * MIB, steps=((1.25,),) * 3))])
     assert found.told == told
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import Applied, Case, Claim, Phase, Record
+from harness.records import Applied, Case, Claim, Memory, Phase, Record
 from harness.report import documents as sentences
 from harness.verdicts import documents
 from harness.verdicts.claims import Answer, ClaimError
@@ -30,7 +30,7 @@ def read(tmp_path: Path, text: str = TEXT) -> documents.Documents:
 
 def found(*verdicts: tuple[str, str], folder: str = "mine", peak: int = 50 * MIB) -> Found:
     case = Case(workload="w", shape={}, place="torch/cpu", corpus="c", tokenizer="t")
-    memory = Record(phases=(Phase(name="loss", entry_bytes=0, peak_bytes=peak, exit_bytes=0),))
+    memory = Record(memory=Memory(phases=(Phase(name="loss", entry_bytes=0, peak_bytes=peak, exit_bytes=0),)))
     row = Row(case.model_copy(update={"strategies": (Applied(name="checkpoint"),)}), "ok", peak, records=(memory,))
     answers = [Answer(Claim(id=id, says=f"{id}?", that="1 < 2"), verdict, "told") for id, verdict in verdicts]
     return Found(folder, [Table(case, (row,))], answers)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.records import Applied, Case, Record, Slot
+from harness.records import Applied, Case, Memory, Prediction, Record, Slot, Times
 from harness.records.record import Verdict
 from harness.records.roofline import Operations
 from harness.verdicts.judge import Row, Table, judge
@@ -35,16 +35,28 @@ def member(
     shown: dict[str, Any] = {"losses": (6.0, 5.9, 5.8), "batches_digest": "ab", "peak_phase": "loss", **memory}
     peaks = peak if isinstance(peak, Sequence) else [peak]
     return [
-        Record(slot=Slot(case=key, kind="predict"), predicted_peak_bytes=100 * MIB, floor_bytes=50 * MIB, **common),
-        *([Record(slot=Slot(case=probe, kind="numerics"), answer=verdict, **common)] if verdict else []),
+        Record(
+            slot=Slot(case=key, kind="predict"),
+            **common,
+            prediction=Prediction(predicted_peak_bytes=100 * MIB, floor_bytes=50 * MIB),
+        ),
+        *([Record(slot=Slot(case=probe, kind="numerics"), numerics=verdict, **common)] if verdict else []),
         *(
             Record(
-                slot=Slot(case=key, kind="memory", repeat=repeat), probe=probe, peak_host_bytes=each, **shown, **common
+                slot=Slot(case=key, kind="memory", repeat=repeat),
+                probe=probe,
+                **shown,
+                **common,
+                memory=Memory(peak_host_bytes=each),
             )
             for repeat, each in enumerate(peaks)
         ),
         *(
-            Record(slot=Slot(case=key, kind="time", round=number), step_seconds=(median, 2 * median, 0.1), **common)
+            Record(
+                slot=Slot(case=key, kind="time", round=number),
+                **common,
+                times=Times(step_seconds=(median, 2 * median, 0.1)),
+            )
             for number, median in enumerate(seconds)
         ),
     ]

@@ -221,7 +221,7 @@ def test_nothing_is_bit_exact(bench):
 def test_windows_held_otherwise_are_bit_exact(bench, name):
     record = bench((name, {}))
     assert record.status == "ok", record.evidence
-    assert record.answer.verdict == "bit_exact"
+    assert record.numerics.verdict == "bit_exact"
 
 
 def test_a_checkpoint_is_bit_exact(bench):
@@ -286,7 +286,7 @@ def test_a_declared_precision_is_lower_precision(bench):
 def test_the_precision_of_this_project_is_lower_precision(bench):
     record = bench(("bfloat16", {}))
     assert record.status == "ok", record.evidence
-    verdict = record.answer
+    verdict = record.numerics
     assert verdict.verdict == "lower_precision", verdict.reason
 
 
@@ -321,5 +321,5 @@ def test_what_cannot_be_compared_is_invalid(bench, name, told):
 
 def test_a_strategy_that_never_ran_is_an_error(bench):
     record = bench(("never_used", {}))
-    assert (record.status, record.answer) == ("error", None)
+    assert (record.status, record.numerics) == ("error", None)
     assert "'never_used' rewrote 'cache', but it was never called" in record.evidence["message"]

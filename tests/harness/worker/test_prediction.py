@@ -53,7 +53,7 @@ def predictions(place):
 def predicted(place, names):
     record = predictions(place)[names]
     assert record.status == "ok", record.evidence
-    assert record.predicted_peak_bytes, record.missing
+    assert record.prediction.predicted_peak_bytes, record.missing
     return record
 
 
@@ -65,8 +65,8 @@ def measured(place, names, repeat=0):
 
 
 def residual(place, names):
-    peak = predicted(place, names).predicted_peak_bytes
-    return (measured(place, names).peak_host_bytes - peak) / peak
+    peak = predicted(place, names).prediction.predicted_peak_bytes
+    return (measured(place, names).memory.peak_host_bytes - peak) / peak
 
 
 # torch
@@ -78,17 +78,17 @@ def test_torch_measures_what_was_predicted(names):
 
 
 def test_a_second_run_measures_the_same():
-    first, second = (measured("torch/cpu", PLAIN, repeat).peak_host_bytes for repeat in (0, 1))
+    first, second = (measured("torch/cpu", PLAIN, repeat).memory.peak_host_bytes for repeat in (0, 1))
     assert abs(first - second) <= 0.005 * first
 
 
 def test_the_phases_of_a_torch_run_are_predicted():
     record = predicted("torch/cpu", PLAIN)
-    peaks = {phase.name: phase.peak_bytes for phase in record.predicted_phases}
+    peaks = {phase.name: phase.peak_bytes for phase in record.prediction.predicted_phases}
     steps = {f"{step}/{name}" for step in ("first_step", "steady_step") for name in STEP}
     assert {"init", *steps} <= peaks.keys()
-    assert record.predicted_peak_bytes == max(peaks.values()) == peaks[record.predicted_phase]
-    assert record.predicted_peak_bytes > record.floor_bytes > 0
+    assert record.prediction.predicted_peak_bytes == max(peaks.values()) == peaks[record.prediction.predicted_phase]
+    assert record.prediction.predicted_peak_bytes > record.prediction.floor_bytes > 0
     # The moments come with the first update, so they are not in the first step's backward pass.
     moments = 2 * peaks["init"]
     assert peaks["steady_step/backward"] - peaks["first_step/backward"] == pytest.approx(moments, rel=0.02)
@@ -100,7 +100,7 @@ STEP = ("forward", "loss", "backward", "update")
 @pytest.mark.parametrize("name", ["init", *(f"steady_step/{name}" for name in STEP)])
 def test_each_phase_is_measured_as_predicted(name):
     of = {phase.name: phase.peak_bytes for phase in measured("torch/cpu", PLAIN).phases}
-    due = {phase.name: phase.peak_bytes for phase in predicted("torch/cpu", PLAIN).predicted_phases}
+    due = {phase.name: phase.peak_bytes for phase in predicted("torch/cpu", PLAIN).prediction.predicted_phases}
     assert of[name] == pytest.approx(due[name], rel=0.05)
 
 
@@ -113,16 +113,16 @@ def test_each_phase_is_measured_as_predicted(name):
 def test_jax_measures_arguments_and_temporaries_and_outputs(names):
     (said,) = runner.run(task("predict", "jax/cpu", names, shape=SHORT_ROWS), 1, 120.0)
     (found,) = runner.run(task("memory", "jax/cpu", names, shape=SHORT_ROWS), 1, 120.0)
-    due = said.predicted_peak_bytes
-    assert abs(found.peak_host_bytes - due) <= max(3 * MIB, 0.02 * due)
+    due = said.prediction.predicted_peak_bytes
+    assert abs(found.memory.peak_host_bytes - due) <= max(3 * MIB, 0.02 * due)
 
 
 def test_the_phases_of_a_jax_run_are_predicted():
     record = predicted("jax/cpu", PLAIN)
-    peaks = {phase.name: phase.peak_bytes for phase in record.predicted_phases}
+    peaks = {phase.name: phase.peak_bytes for phase in record.prediction.predicted_phases}
     assert peaks.keys() == {"source", "windows", "batches", "init", "steady_step"}
     assert 0 < peaks["source"] <= peaks["windows"] < peaks["batches"] < peaks["init"]
-    assert record.predicted_phase == "steady_step"
+    assert record.prediction.predicted_phase == "steady_step"
     assert peaks["init"] == pytest.approx(predicted("torch/cpu", PLAIN).floor_bytes * 3 / 4, rel=0.02)
 
 
@@ -131,16 +131,19 @@ def test_the_phases_of_a_jax_run_are_predicted():
 
 @pytest.mark.parametrize("place", ["torch/cpu", pytest.param("jax/cpu", marks=pytest.mark.slow)])
 def test_a_checkpoint_saves_in_truth_what_it_was_said_to(place):
-    said = predicted(place, PLAIN).predicted_peak_bytes - predicted(place, CHECKPOINT).predicted_peak_bytes
-    saved = measured(place, PLAIN).peak_host_bytes - measured(place, CHECKPOINT).peak_host_bytes
+    said = (
+        predicted(place, PLAIN).prediction.predicted_peak_bytes
+        - predicted(place, CHECKPOINT).prediction.predicted_peak_bytes
+    )
+    saved = measured(place, PLAIN).memory.peak_host_bytes - measured(place, CHECKPOINT).memory.peak_host_bytes
     assert said > 50 * MIB
     assert saved >= 0.5 * said
 
 
 def test_torch_ranks_as_predicted():
     names = ASKED["torch/cpu"]
-    said = sorted(names, key=lambda each: predicted("torch/cpu", each).predicted_peak_bytes)
-    found = sorted(names, key=lambda each: measured("torch/cpu", each).peak_host_bytes)
+    said = sorted(names, key=lambda each: predicted("torch/cpu", each).prediction.predicted_peak_bytes)
+    found = sorted(names, key=lambda each: measured("torch/cpu", each).memory.peak_host_bytes)
     assert found[0] == said[0] == COMPOSED and found[-1] == said[-1] == PLAIN
 
 
@@ -185,7 +188,7 @@ def test_a_model_of_four_billion_parameters_is_predicted_without_its_memory():
 
 @pytest.mark.parametrize("names", [PLAIN, COMPOSED], ids=["plain", "composed"])
 def test_a_gpu_is_predicted_for_without_one(names):
-    on_gpu, on_cpu = (predicted(place, names).predicted_peak_bytes for place in ("torch/cuda", "torch/cpu"))
+    on_gpu, on_cpu = (predicted(place, names).prediction.predicted_peak_bytes for place in ("torch/cuda", "torch/cpu"))
     assert on_gpu == pytest.approx(on_cpu, rel=0.05)
 
 
@@ -226,12 +229,12 @@ def test_a_number_that_a_step_asks_for_is_supposed_and_said():
     rows = (("foreach_adamw",), ("fused_adamw",), ("float16_scaled",), PLAIN)
     foreach, fused, scaled, plain = runner.run(task("predict", "torch/cpu", *rows), 1, 120.0)
     for record in (foreach, scaled):
-        assert record.predicted_peak_bytes and "taken to be 1" in record.notes["prediction"], record.missing
+        assert record.prediction.predicted_peak_bytes and "taken to be 1" in record.notes["prediction"], record.missing
     assert not plain.notes and not fused.notes
-    update = {id(r): r.predicted_phases[-1].peak_bytes for r in (foreach, fused)}
+    update = {id(r): r.prediction.predicted_phases[-1].peak_bytes for r in (foreach, fused)}
     parameters = plain.floor_bytes / 4  # of parameters, gradients and two moments
     assert update[id(foreach)] - update[id(fused)] == pytest.approx(parameters, rel=0.1), "a copy of all of them"
-    assert scaled.predicted_peak_bytes < plain.predicted_peak_bytes
+    assert scaled.prediction.predicted_peak_bytes < plain.prediction.predicted_peak_bytes
 
 
 @pytest.mark.parametrize("place", ["torch/cpu", "jax/cpu"])
@@ -240,6 +243,6 @@ def test_what_depends_on_data_is_not_predicted_but_explained(place, tmp_path):
     path.write_text(BRANCHING)
     (record,) = runner.run(task("predict", place, ("branching",), plugins=(str(path),)), 1, 120.0)
     assert record.status == "ok", record.evidence
-    assert record.predicted_peak_bytes is None and not record.predicted_phases
+    assert record.prediction.predicted_peak_bytes is None and not record.prediction.predicted_phases
     assert len(record.missing["predicted_peak_bytes"]) > 20
-    assert record.floor_bytes > 0
+    assert record.prediction.floor_bytes > 0

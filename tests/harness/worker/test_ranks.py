@@ -13,7 +13,7 @@ import pytest
 
 from harness.contract import plugins
 from harness.machine import orphans
-from harness.records import Applied, Case, Claim, Phase, Rank, Record, Slot, Task, store
+from harness.records import Applied, Case, Claim, Memory, Phase, Rank, Record, Slot, Task, Times, store
 from harness.run import runner, session
 from harness.run.schedule import Known
 from harness.verdicts import claims, judge
@@ -115,9 +115,9 @@ def test_ranks_leave_one_record_of_all_of_them():
     assert divided.losses == pytest.approx(plain.losses, rel=1e-5)
     assert len(divided.ranks) == 2 and not plain.ranks
     peaks = [rank.peak_bytes for rank in divided.ranks]
-    assert divided.peak_host_bytes == max(peaks) and divided.all_ranks_bytes == sum(peaks)
-    assert divided.peak_host_bytes < plain.peak_host_bytes
-    assert divided.batches_digests == plain.batches_digests
+    assert divided.memory.peak_host_bytes == max(peaks) and divided.memory.all_ranks_bytes == sum(peaks)
+    assert divided.memory.peak_host_bytes < plain.memory.peak_host_bytes
+    assert divided.memory.batches_digests == plain.memory.batches_digests
     assert "child_processes" not in divided.flags
     assert all({"steady_step/backward", "init"} <= {phase.name for phase in rank.phases} for rank in divided.ranks)
 
@@ -125,7 +125,7 @@ def test_ranks_leave_one_record_of_all_of_them():
 @alone
 def test_ranks_are_timed_together_and_a_pilot_ends_on_all_of_them():
     timed = run("time", "ddp", steps=5, warmup=1)
-    assert timed.status == "ok" and len(timed.step_seconds) == 5
+    assert timed.status == "ok" and len(timed.times.step_seconds) == 5
     assert run("pilot", "ddp").status == "ok"
 
 
@@ -199,13 +199,17 @@ def carried(mark):
 
 def seen(peak, phase, *steps, flags=()):
     phases = (Phase(name=phase, entry_bytes=0, peak_bytes=peak, exit_bytes=0),)
-    return Record(peak_host_bytes=peak, peak_phase=phase, phases=phases, step_seconds=steps, flags=flags)
+    return Record(
+        flags=flags,
+        memory=Memory(peak_host_bytes=peak, peak_phase=phase, phases=phases),
+        times=Times(step_seconds=steps),
+    )
 
 
 def test_together_the_largest_rank_and_the_slowest_steps_count():
     joined = ranks.together([seen(10, "init", 1.0, 5.0, flags=("noisy",)), seen(30, "update", 2.0, 4.0)])
-    assert (joined.peak_host_bytes, joined.peak_phase, joined.all_ranks_bytes) == (30, "update", 40)
-    assert joined.step_seconds == (2.0, 5.0) and joined.flags == ("noisy",)
+    assert (joined.memory.peak_host_bytes, joined.peak_phase, joined.memory.all_ranks_bytes) == (30, "update", 40)
+    assert joined.times.step_seconds == (2.0, 5.0) and joined.flags == ("noisy",)
     assert [(rank.peak_bytes, rank.peak_phase) for rank in joined.ranks] == [(10, "init"), (30, "update")]
 
 
@@ -213,7 +217,9 @@ def rows(*cases_and_peaks):
     found = []
     for at, (each, peak, more) in enumerate(cases_and_peaks):
         slot = Slot(case=each.digest(), kind="memory")
-        found.append(Record(slot=slot, case=each, position=at, peak_host_bytes=peak, resolution_bytes=0, **more))
+        found.append(
+            Record(slot=slot, case=each, position=at, **more, memory=Memory(peak_host_bytes=peak, resolution_bytes=0))
+        )
     return judge.judge(found)
 
 
@@ -261,7 +267,7 @@ def test_the_guard_counts_the_memory_of_all_ranks():
 def test_a_case_on_ranks_is_compared_to_one_process():
     assert case("fsdp").group == case("fsdp", count=4).group == case().group
     assert case("fsdp").plain == case() and case("fsdp").digest() != case("fsdp", count=4).digest()
-    kept = store.parse(store.encoded(Record(case=case("fsdp"), ranks=(Rank(peak_bytes=1),))))
+    kept = store.parse(store.encoded(Record(case=case("fsdp"), memory=Memory(ranks=(Rank(peak_bytes=1),)))))
     assert kept.case == case("fsdp") and kept.ranks[0].peak_bytes == 1
 
 
@@ -269,7 +275,7 @@ def test_a_case_on_ranks_is_compared_to_one_process():
 def test_a_prediction_is_that_of_each_rank():
     cases = (case(), case("fsdp"), case("fsdp", count=4), case("ring_attention"))
     task = Task(kind="predict", cases=cases, run_id="test", parent=os.getpid(), folder="", steps=2)
-    plain, two, four, ring = (record.predicted_peak_bytes for record in runner.run(task, 2, 120.0))
+    plain, two, four, ring = (record.prediction.predicted_peak_bytes for record in runner.run(task, 2, 120.0))
     assert four < two < plain and ring < plain
-    floors = [record.floor_bytes for record in runner.run(task, 2, 120.0)]
+    floors = [record.prediction.floor_bytes for record in runner.run(task, 2, 120.0)]
     assert math.isclose(floors[2], floors[0] / 4, rel_tol=0.01)

@@ -81,7 +81,7 @@ def test_steps_that_were_not_waited_for_are_an_error_never_a_time(thawed, loaded
     early = SimpleNamespace(**vars(backend))
     early.finish = backend.finish if waits else lambda outputs: time.perf_counter_ns()
     record = timing.measure(make("time", "jax/cpu", LONG, steps=4, warmup=1), loaded, early)
-    assert len(record.step_seconds) == 4
+    assert len(record.times.step_seconds) == 4
     if waits:
         assert record.status == "ok", record.evidence
     else:
@@ -97,7 +97,7 @@ def slow_at_first(tmp_path_factory):
     common = {"strategies": (Applied(name="slow_at_first"),), "plugins": (str(path),)}
     (pilot,) = runner.run(make("pilot", **common), 1, 60)
     assert pilot.status == "ok", pilot.evidence
-    pacing = pace(pilot.step_seconds)
+    pacing = pace(pilot.times.step_seconds)
     (timed,) = runner.run(make("time", steps=pacing.steps, warmup=pacing.warmup, **common), 1, 60)
     assert timed.status == "ok", timed.evidence
     return pilot, pacing, timed
@@ -105,24 +105,24 @@ def slow_at_first(tmp_path_factory):
 
 def test_the_pilot_keeps_every_step_and_the_slow_first_one_lies_before_the_warm_up_ends(slow_at_first):
     pilot, pacing, _ = slow_at_first
-    assert len(pilot.step_seconds) == timing.PILOT_STEPS
-    assert pilot.step_seconds[0] >= SLOW_SECONDS > max(pilot.step_seconds[1:])
+    assert len(pilot.times.step_seconds) == timing.PILOT_STEPS
+    assert pilot.times.step_seconds[0] >= SLOW_SECONDS > max(pilot.times.step_seconds[1:])
     assert pacing.warmup >= 1
 
 
 def test_the_slow_first_step_is_in_no_sample(slow_at_first):
     _, pacing, timed = slow_at_first
     assert timed.first_step_seconds >= SLOW_SECONDS
-    assert max(timed.step_seconds) < SLOW_SECONDS
+    assert max(timed.times.step_seconds) < SLOW_SECONDS
     assert timed.warmup_steps == pacing.warmup
 
 
 def test_every_timed_step_is_kept_raw(slow_at_first):
     _, pacing, timed = slow_at_first
-    assert len(timed.step_seconds) == pacing.steps >= 10
-    assert len(set(timed.step_seconds)) > 1
-    assert min(timed.step_seconds) > 0
-    assert sum(timed.step_seconds) + timed.first_step_seconds < timed.worker_seconds
+    assert len(timed.times.step_seconds) == pacing.steps >= 10
+    assert len(set(timed.times.step_seconds)) > 1
+    assert min(timed.times.step_seconds) > 0
+    assert sum(timed.times.step_seconds) + timed.first_step_seconds < timed.worker_seconds
 
 
 def test_a_time_worker_runs_unmetered_with_its_own_allocator(slow_at_first):
@@ -136,8 +136,8 @@ def test_a_time_worker_runs_unmetered_with_its_own_allocator(slow_at_first):
 def test_compiling_is_timed_apart_from_every_step():
     (record,) = runner.run(make("time", "jax/cpu", steps=5, warmup=1), 1, 60)
     assert record.status == "ok", record.evidence
-    assert len(record.step_seconds) == 5
-    assert record.compile_seconds > max(record.first_step_seconds, *record.step_seconds)
+    assert len(record.times.step_seconds) == 5
+    assert record.times.compile_seconds > max(record.times.first_step_seconds, *record.times.step_seconds)
 
 
 # What the meters themselves cost

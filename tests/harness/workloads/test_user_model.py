@@ -61,11 +61,14 @@ def test_it_is_predicted_and_its_floor_counts_every_parameter(name):
         LOADED,
         backends.load(MODELS[name]),
     )
-    assert record.predicted_peak_bytes is not None, record.missing
+    assert record.prediction.predicted_peak_bytes is not None, record.missing
     parts = assemble(LOADED, case(name))
     state = parts.init(parts, None)
     held = sum(array.size for array, _ in backends.load(MODELS[name]).arrays(state["params"]).values())
-    assert record.floor_bytes is not None and record.predicted_peak_bytes >= record.floor_bytes >= 16 * held
+    assert (
+        record.prediction.floor_bytes is not None
+        and record.prediction.predicted_peak_bytes >= record.prediction.floor_bytes >= 16 * held
+    )
 
 
 def embedding_as_head(shape):
