@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,6 +18,12 @@ class Value(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
     )
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy with other fields, unchecked but for their names; raise TypeError for one that is not there."""
+        if unknown := (update or {}).keys() - type(self).model_fields:
+            raise TypeError(f"a {type(self).__name__} has no field '{min(unknown)}'")
+        return super().model_copy(update=update, deep=deep)
 
 
 class Applied(Value):

@@ -152,8 +152,9 @@ def heavier(path: Path, to: Path, factor: float) -> Path:
     lines = []
     for line in path.read_text().splitlines():
         record = json.loads(line)
-        if "peak_host_bytes" in record:
-            record["peak_host_bytes"] = int(record["peak_host_bytes"] * factor)
+        figures = record.get("memory", record)  # side by side in the first format
+        if "peak_host_bytes" in figures:
+            figures["peak_host_bytes"] = int(figures["peak_host_bytes"] * factor)
         lines.append(json.dumps(record))
     to.write_text("\n".join(lines) + "\n")
     return to

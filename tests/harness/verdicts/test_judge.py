@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.records import Applied, Case, Memory, Prediction, Record, Slot, Times
+from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Slot, Times
 from harness.records.record import Verdict
 from harness.records.roofline import Operations
 from harness.verdicts.judge import Row, Table, judge
@@ -32,7 +32,10 @@ def member(
     probe = f"probe of {key}"
     common = {"case": case, "position": memory.pop("position", 0)}
     verdict = Verdict(answer, 1.0, None, None, None, (), f"{answer} it is") if answer else None
-    shown: dict[str, Any] = {"losses": (6.0, 5.9, 5.8), "batches_digest": "ab", "peak_phase": "loss", **memory}
+    fields = {
+        name: memory.pop(name) for name in ("status", "evidence", "flags", "notes", "extra", "origin") if name in memory
+    }
+    figures: dict[str, Any] = {"losses": (6.0, 5.9, 5.8), "batches_digest": "ab", "peak_phase": "loss", **memory}
     peaks = peak if isinstance(peak, Sequence) else [peak]
     return [
         Record(
@@ -45,9 +48,9 @@ def member(
             Record(
                 slot=Slot(case=key, kind="memory", repeat=repeat),
                 probe=probe,
-                **shown,
+                **fields,
                 **common,
-                memory=Memory(peak_host_bytes=each),
+                memory=Memory(**{"peak_host_bytes": each, **figures}),
             )
             for repeat, each in enumerate(peaks)
         ),
@@ -100,7 +103,7 @@ def test_other_batches_make_an_answer_approximate_not_wrong() -> None:
 
 
 def on(machine: str, found: list[Record]) -> list[Record]:
-    return [record.model_copy(update={"machine": {"name": machine}}) for record in found]
+    return [record.model_copy(update={"origin": Origin(machine={"name": machine})}) for record in found]
 
 
 def test_an_answer_is_that_of_the_machine_on_which_the_case_was_measured() -> None:
@@ -247,7 +250,7 @@ def test_a_case_whose_memory_is_not_measured_yet_is_untested() -> None:
 def test_a_missing_prediction_is_explained() -> None:
     strategy = member("checkpoint")
     strategy[0] = strategy[0].model_copy(
-        update={"predicted_peak_bytes": None, "missing": {"predicted_peak_bytes": "it cannot be traced"}}
+        update={"prediction": Prediction(), "missing": {"predicted_peak_bytes": "it cannot be traced"}}
     )
     row = row_of(strategy)
     assert (row.predicted_bytes, row.residual_ratio) == (None, None)
@@ -356,7 +359,7 @@ def test_few_rounds_earn_no_interval() -> None:
 
 def test_only_rounds_that_both_have_are_paired() -> None:
     strategy = member("checkpoint", 50 * MIB, SLOWER)
-    strategy[-2] = strategy[-2].model_copy(update={"status": "timeout", "step_seconds": ()})
+    strategy[-2] = strategy[-2].model_copy(update={"status": "timeout", "times": Times()})
     row = row_of(strategy, member("baseline", seconds=(1.0,) * 5))
     assert row.effect is not None
     assert row.effect.rounds == 4, "rounds 0 to 3: the fifth failed, the sixth has no partner"
@@ -374,7 +377,7 @@ def test_peaks_of_a_device_that_vary_are_unstable() -> None:
     case = case_of("checkpoint", place="torch/cuda")
     strategy = member("checkpoint", (9 * MIB, 9 * MIB), case=case, peak_device_bytes=50 * MIB)
     (index,) = [i for i, r in enumerate(strategy) if r.slot and r.slot.kind == "memory" and r.slot.repeat]
-    strategy[index] = strategy[index].model_copy(update={"peak_device_bytes": 60 * MIB})
+    strategy[index] = strategy[index].model_copy(update={"memory": Memory(peak_device_bytes=60 * MIB)})
     assert "unstable" in judged(strategy).rows[0].flags
 
 
@@ -433,7 +436,9 @@ def test_records_that_belong_nowhere_are_passed_over() -> None:
 def with_work(records: list[Record], flops: float, rates: "dict[str, Any] | None") -> list[Record]:
     work = (Operations("float32", flops, 8),)
     first, *rest = records
-    return [first.model_copy(update={"predicted_work": work, "machine": {"rates": rates} if rates else {}}), *rest]
+    prediction = first.prediction.model_copy(update={"predicted_work": work})
+    origin = Origin(machine={"rates": rates} if rates else {})
+    return [first.model_copy(update={"prediction": prediction, "origin": origin}), *rest]
 
 
 def test_the_time_to_expect_follows_from_the_work_and_the_rates_of_the_machine() -> None:

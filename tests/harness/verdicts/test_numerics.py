@@ -335,7 +335,7 @@ def test_what_cannot_be_compared_is_invalid(seed):
         "of embed has shape": spoiled(run, embed=run.gradients["embed"].T),
         "is float16, not float32": replace(run, gradients=half, dtypes=dict.fromkeys(half, "float16")),
         "embed is bfloat16, not float32": replace(run, dtypes={**run.dtypes, "embed": "bfloat16"}),
-        "parameter of embed holds NaN": replace(run, parameters={**run.prediction.parameters, "embed": unused_row}),
+        "parameter of embed holds NaN": replace(run, parameters={**run.parameters, "embed": unused_row}),
         "no updated parameter of": replace(run, parameters={}),
         "loss is NaN": replace(run, loss=math.nan),
         "loss is NaN or infinite": replace(run, trajectory=(run.loss, math.inf)),

@@ -197,20 +197,22 @@ def carried(mark):
 # Joining records
 
 
-def seen(peak, phase, *steps, flags=()):
+def seen(peak, phase, *flags):
     phases = (Phase(name=phase, entry_bytes=0, peak_bytes=peak, exit_bytes=0),)
-    return Record(
-        flags=flags,
-        memory=Memory(peak_host_bytes=peak, peak_phase=phase, phases=phases),
-        times=Times(step_seconds=steps),
-    )
+    return Record(flags=flags, memory=Memory(peak_host_bytes=peak, peak_phase=phase, phases=phases))
 
 
-def test_together_the_largest_rank_and_the_slowest_steps_count():
-    joined = ranks.together([seen(10, "init", 1.0, 5.0, flags=("noisy",)), seen(30, "update", 2.0, 4.0)])
-    assert (joined.memory.peak_host_bytes, joined.peak_phase, joined.memory.all_ranks_bytes) == (30, "update", 40)
-    assert joined.times.step_seconds == (2.0, 5.0) and joined.flags == ("noisy",)
-    assert [(rank.peak_bytes, rank.peak_phase) for rank in joined.ranks] == [(10, "init"), (30, "update")]
+def test_together_the_largest_rank_counts():
+    joined = ranks.together([seen(10, "init", "noisy"), seen(30, "update")])
+    memory = joined.memory
+    assert (memory.peak_host_bytes, memory.peak_phase, memory.all_ranks_bytes) == (30, "update", 40)
+    assert joined.flags == ("noisy",)
+    assert [(rank.peak_bytes, rank.peak_phase) for rank in memory.ranks] == [(10, "init"), (30, "update")]
+
+
+def test_together_the_slowest_steps_count():
+    alone = [Record(times=Times(step_seconds=steps)) for steps in ((1.0, 5.0), (2.0, 4.0))]
+    assert ranks.together(alone).times.step_seconds == (2.0, 5.0)
 
 
 def rows(*cases_and_peaks):

@@ -112,9 +112,9 @@ def test_the_pilot_keeps_every_step_and_the_slow_first_one_lies_before_the_warm_
 
 def test_the_slow_first_step_is_in_no_sample(slow_at_first):
     _, pacing, timed = slow_at_first
-    assert timed.first_step_seconds >= SLOW_SECONDS
+    assert timed.times.first_step_seconds >= SLOW_SECONDS
     assert max(timed.times.step_seconds) < SLOW_SECONDS
-    assert timed.warmup_steps == pacing.warmup
+    assert timed.times.warmup_steps == pacing.warmup
 
 
 def test_every_timed_step_is_kept_raw(slow_at_first):
@@ -122,15 +122,15 @@ def test_every_timed_step_is_kept_raw(slow_at_first):
     assert len(timed.times.step_seconds) == pacing.steps >= 10
     assert len(set(timed.times.step_seconds)) > 1
     assert min(timed.times.step_seconds) > 0
-    assert sum(timed.times.step_seconds) + timed.first_step_seconds < timed.worker_seconds
+    assert sum(timed.times.step_seconds) + timed.times.first_step_seconds < timed.origin.worker_seconds
 
 
 def test_a_time_worker_runs_unmetered_with_its_own_allocator(slow_at_first):
     _, _, timed = slow_at_first
-    assert timed.regime == "native"
-    assert timed.phases == ()
-    assert timed.peak_host_bytes is None
-    assert timed.native_peak_host_bytes > 0
+    assert timed.times.regime == "native"
+    assert timed.memory.phases == ()
+    assert timed.memory.peak_host_bytes is None
+    assert timed.times.native_peak_host_bytes > 0
 
 
 def test_compiling_is_timed_apart_from_every_step():

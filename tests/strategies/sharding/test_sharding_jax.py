@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from harness.records import Memory, Phase, Record
+from harness.records import Memory, Phase
 
 EXACT, LOWER = 1e-5, 2e-2
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
@@ -111,14 +111,12 @@ def test_ranks_share_what_their_process_holds():
     from harness.worker.ranks import shared
 
     phase = Phase(name="init", entry_bytes=0, peak_bytes=400, exit_bytes=300, anon_bytes=300)
-    record = Record(
-        memory=Memory(peak_host_bytes=800, phases=(phase,), budget_bytes=250, within_budget=False, resident_bytes=300)
-    )
-    share = shared(record, 4)
-    assert (share.memory.peak_host_bytes, share.memory.all_ranks_bytes, share.memory.within_budget) == (200, 800, True)
+    whole = Memory(peak_host_bytes=800, phases=(phase,), budget_bytes=250, within_budget=False, resident_bytes=300)
+    share = shared(whole, 4)
+    assert (share.peak_host_bytes, share.all_ranks_bytes, share.within_budget) == (200, 800, True)
     assert share.phases == (Phase(name="init", entry_bytes=0, peak_bytes=100, exit_bytes=75, anon_bytes=75),)
-    assert share.flags == ("shared_process",) and share.memory.resident_bytes == 75
-    assert shared(record, 1) is record
+    assert share.resident_bytes == 75
+    assert shared(whole, 1) is whole
 
 
 @pytest.mark.alone
