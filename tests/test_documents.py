@@ -5,7 +5,7 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import typer
@@ -15,7 +15,7 @@ from harness.cli import pytest_plugin
 from harness.cli.commands import app
 from harness.contract import plugins
 from harness.contract.assembly import assemble
-from harness.contract.parts import PART_NAMES
+from harness.contract.parts import PART_NAMES, Parts
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import Strategy
 from harness.records import Case
@@ -88,9 +88,9 @@ def test_a_python_block_runs(block: Block, tmp_path: Path) -> None:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs the package {package}")
     if "@hookimpl" not in block.text:
-        names: dict[str, object] = {}
+        names: dict[str, Any] = {}
         exec(code, names)
-        assert callable(names.get("train"))
+        names["train"](plain_parts(plugins.load(), "torch"), 2)
         return
     path = tmp_path / f"block_{block.line}.py"
     path.write_text(block.text, encoding="utf-8")
@@ -108,13 +108,18 @@ def test_a_python_block_runs(block: Block, tmp_path: Path) -> None:
     assert strategies or workloads or str(path) in {each.plugin_name for each in measures}
 
 
+def plain_parts(loaded: Plugins, backend: str) -> Parts:
+    """Return the untouched parts of a decoder that costs nothing."""
+    decoder = loaded.workloads["decoder"]
+    shape = decoder.tiny(decoder.shape()).model_dump()
+    case = Case(workload="decoder", shape=shape, place=f"{backend}/cpu", corpus="drawn", tokenizer="none")
+    return assemble(loaded, case)
+
+
 def rewritten(loaded: Plugins, strategy: Strategy) -> None:
     """Check that a strategy rewrites the parts that it declares, for each of its frameworks."""
-    decoder = loaded.workloads["decoder"]
     for backend in strategy.on:
-        shape = decoder.tiny(decoder.shape()).model_dump()
-        case = Case(workload="decoder", shape=shape, place=f"{backend}/cpu", corpus="drawn", tokenizer="none")
-        plain = assemble(loaded, case)
+        plain = plain_parts(loaded, backend)
         parts = strategy.on[backend](plain)
         changed = {name for name in PART_NAMES if getattr(parts, name) is not getattr(plain, name)}
         assert changed == set(strategy.rewrites)

@@ -69,3 +69,43 @@ def test_a_run_of_ones_own_makes_no_table_stale(tmp_path: Path) -> None:
     assert shown("after a run") == [old.name]
     subprocess.run(["git", "add", "results"], cwd=root, check=True)
     assert shown("published") == [old.name, new.name]
+
+
+@pytest.mark.parametrize(
+    ("words", "end", "refusal"),
+    [
+        (" place=torch/tpu", "<!-- end: losses -->", "no table of 'losses' is 'place=torch/tpu'"),
+        (" rows=baseline|nobody", "<!-- end: losses -->", "no table of 'losses' is 'rows=baseline|nobody'"),
+        ("", "", "add the line '<!-- end: losses -->'"),
+    ],
+    ids=["no such place", "no such row", "no end"],
+)
+def test_a_mark_that_chooses_nothing_or_has_no_end_is_refused(
+    words: str, end: str, refusal: str, results: Path, tmp_path: Path
+) -> None:
+    document = tmp_path / "document.md"
+    document.write_text(text := f"<!-- generated: losses{words} -->\n{end}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "harness", "report", str(results / "losses"), "--into", str(document)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and refusal in done.stderr
+    assert document.read_text(encoding="utf-8") == text
+
+
+def test_a_mark_chooses_tables_and_rows(results: Path, tmp_path: Path) -> None:
+    document = tmp_path / "document.md"
+    place = "<!-- generated: long_context{} -->\nold\n<!-- end: long_context -->\n"
+    document.write_text(
+        place.format(" place=torch/cpu tokens=4096") + place.format(" place=torch/cpu rows=checkpoint+fused_loss"),
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "harness", "report", str(results / "long_context"), "--into", str(document)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second = document.read_text(encoding="utf-8").split("<!-- end: long_context -->\n")[:2]
+    assert "old" not in first + second
+    assert (
+        first.count("#### decoder on torch/cpu, 4,096 tokens") == first.count("#### ") == first.count("| baseline") == 1
+    )
+    rows = [line for line in second.splitlines() if line.startswith("| `")]
+    assert len(rows) == second.count("#### decoder on torch/cpu") == second.count("#### ") == 3
+    assert all(row.startswith("| `checkpoint + fused_loss`") for row in rows)
