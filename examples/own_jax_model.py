@@ -1,7 +1,6 @@
 """A model of your own, in JAX: `harness run examples/own_jax_model.yaml --plugin examples/own_jax_model.py`."""
 
-from harness import hookimpl
-from harness.workloads.user_model import Sizes, of_jax
+from harness import Sizes, hookimpl, of_jax
 
 
 class MySizes(Sizes):

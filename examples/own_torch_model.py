@@ -1,7 +1,6 @@
-"""A model of your own, in torch: `harness run examples/own_model.yaml --plugin examples/own_torch_model.py`."""
+"""A model of your own, in torch: `harness run examples/own_torch_model.yaml --plugin examples/own_torch_model.py`."""
 
-from harness import hookimpl
-from harness.workloads.user_model import Sizes, of_torch
+from harness import Sizes, hookimpl, of_torch
 
 
 class MySizes(Sizes):

@@ -15,7 +15,7 @@ from harness.contract.workload import Workload
 
 if TYPE_CHECKING:
     from harness.contract import plugins
-    from harness.workloads.user_model import of_jax, of_torch
+    from harness.workloads.user_model import Sizes, of_jax, of_torch
 
 __all__ = [
     "IGNORED",
@@ -25,6 +25,7 @@ __all__ = [
     "Parts",
     "Place",
     "RowsOnDisk",
+    "Sizes",
     "Source",
     "Strategy",
     "Windows",
@@ -42,7 +43,7 @@ __version__ = "0.4.0"
 
 def __getattr__(name: str) -> Any:
     """Import what a strategy does not need when it is asked for."""
-    if name in ("of_torch", "of_jax"):
+    if name in ("Sizes", "of_torch", "of_jax"):
         from harness.workloads import user_model
 
         return getattr(user_model, name)

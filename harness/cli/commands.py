@@ -212,8 +212,9 @@ def report(
     """Print the tables of results; of a folder, the newest file of each suite and machine.
 
     With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`, and
-    the answers to --documents between those of `documents`. As csv and json there is one row or object for each
-    strategy, with every figure as a number.
+    the answers to --documents between those of `documents`. The first mark may choose tables and rows of a suite:
+    `generated: SUITE place=torch/cpu tokens=1024 rows=baseline|checkpoint`. As csv and json there is one row or object
+    for each strategy, with every figure as a number.
     """
     known = documents.read(asked) if asked is not None else None
     whole = Report(tuple(_read(paths)), plugins.load(tuple(plugin or ())), known)

@@ -1,42 +1,42 @@
 """Put generated text between its two marks in a document, so that no figure is typed by hand."""
 
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+Text = Callable[[Mapping[str, str]], str]
+"""What writes the text of a place, from the choice that its mark makes."""
 
 
 class InsertError(Exception):
-    """A document without the marks that generated text goes between."""
+    """A document without the marks that generated text goes between, or a mark that chooses nothing."""
 
 
-def marks(name: str) -> tuple[str, str]:
-    """Give the comment lines between which the text named so stands."""
-    return f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
+def insert(document: str, name: str, text: Text) -> str:
+    """Return the document with the text in each place of that name: none, one or several.
+
+    A place begins with `<!-- generated: NAME -->` and ends with `<!-- end: NAME -->`. The first mark may choose a part
+    of the text: `<!-- generated: NAME place=torch/cpu rows=baseline|checkpoint -->`. Raises InsertError where a place
+    has no end.
+    """
+
+    def filled(match: re.Match[str]) -> str:
+        begin, words, end = match.groups()
+        if not end:
+            raise InsertError(f"the place of '{name}' has no end: add the line '<!-- end: {name} -->'")
+        choice = dict(word.split("=", 1) for word in words.split())
+        return f"{begin}\n\n{text(choice).strip()}\n\n{end}"
+
+    begin, end = rf"<!-- generated: {re.escape(name)}((?: [^ =]+=[^ ]+)*) -->", f"<!-- end: {re.escape(name)} -->"
+    return re.sub(rf"({begin}).*?({end}|(?=<!-- generated: )|\Z)", filled, document, flags=re.DOTALL)
 
 
-def insert(document: str, name: str, text: str) -> str:
-    """Return the document with the text in its place; raise InsertError when the marks are missing."""
-    begin, end = marks(name)
-    before, found, rest = document.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise InsertError(f"there is no place for '{name}': add the lines '{begin}' and '{end}'")
-    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}"
-
-
-def has_place(path: Path, name: str) -> bool:
-    """Say whether a file has the marks; raise InsertError when it cannot be read."""
-    return marks(name)[0] in _text(path)
-
-
-def _text(path: Path) -> str:
+def insert_into(path: Path, name: str, text: Text) -> bool:
+    """Put the text into a file; return whether the file changed. Raises InsertError where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        old = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InsertError(f"'{path}' cannot be read ({error}): name a text file that has the marks") from None
-
-
-def insert_into(path: Path, name: str, text: str) -> bool:
-    """Put the text into a file; return whether the file changed."""
-    old = _text(path)
     new = insert(old, name, text)
     if new != old:
         path.write_text(new, encoding="utf-8")

@@ -1,8 +1,8 @@
 """All results as one report: its tables, figures, pictures and page, and the answers to what documents say."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from harness.contract.plugins import Plugins
@@ -62,16 +62,15 @@ class Report:
     def put_into(self, path: Path) -> None:
         """Put the tables of each folder, and the answers to documents, between their marks where a document has them.
 
-        Raises InsertError where it cannot be read.
+        Raises InsertError where it cannot be read, or where a mark chooses what is not there.
         """
-        places: dict[str, list[str]] = {}
+        by_folder: dict[str, list[Results]] = {}
         for each in self.results:
-            places.setdefault(each.folder, []).append(self._tables(each, False, ""))
-        if self.documents is not None:
-            places[DOCUMENTS] = [sentences.text(self.documents, self.sentences)]
-        for name, texts in places.items():
-            if insert.has_place(path, name):
-                insert.insert_into(path, name, "\n".join(texts))
+            by_folder.setdefault(each.folder, []).append(each)
+        for name, results in by_folder.items():
+            insert.insert_into(path, name, partial(self._chosen, results))
+        if (known := self.documents) is not None:
+            insert.insert_into(path, DOCUMENTS, lambda choice: sentences.text(known, self.sentences))
 
     def pictures(self, folder: Path, only: str = "") -> Iterator[Path]:
         """Draw the charts of each suite, or those whose name contains `only`; yield the files."""
@@ -92,6 +91,15 @@ class Report:
         except OSError as error:
             told = f"the page cannot be written to '{path}' ({error.strerror}): name another file"
             raise StoreError(told) from None
+
+    def _chosen(self, results: Sequence[Results], choice: Mapping[str, str]) -> str:
+        if not choice:
+            return "\n".join(self._tables(each, False, "") for each in results)
+        parts = [table.of_choice(each, self.plugins, choice) for each in results]
+        if not any(parts):
+            words = " ".join(f"{key}={value}" for key, value in choice.items())
+            raise insert.InsertError(f"no table of '{results[0].folder}' is '{words}': mend the mark in the document")
+        return "\n\n".join(filter(None, parts))
 
     def _tables(self, results: Results, headed: bool, title: str) -> str:
         if results.searched:

@@ -1,6 +1,7 @@
 """Markdown tables: one for each comparison, one row for each strategy."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from pydantic import ValidationError
 from tabulate import tabulate
@@ -21,6 +22,8 @@ HEADERS = (
     "step time", "answer", "verdict",
 )  # fmt: skip
 ALIGNED = ("left", "right", "right", "right", "right", "right", "left", "right", "right", "left", "left", "left")
+BRIEF = ("strategy", "peak MiB", "of baseline", "predicted", "step time", "answer", "verdict")
+"""The columns of some chosen rows."""
 COUNTED = ("corpus_tokens", "tokens", "frames", "features")
 SIZES = ("window", "stride", "layers", "width", "vocabulary", "batch")
 FETCH_SHARE = 0.02
@@ -34,6 +37,30 @@ def of_results(results: Results, plugins: Plugins, headed: bool = True, title: s
         return markdown(results.tables, known, level="####", answers=results.answers)
     name = title or (results.suite if results.records else "no records")
     return markdown(results.tables, known, name, answers=results.answers)
+
+
+def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str]) -> str:
+    """Write the tables that a choice fits, each under a heading; an empty text where there is none.
+
+    `place` and the sizes choose tables: `{"place": "torch/cpu", "tokens": "1024"}`. `rows` chooses those that have all
+    of its rows, named by label without blanks and joined by a bar, and shows these in brief: `baseline|checkpoint`.
+    """
+    sizes = {key: value for key, value in choice.items() if key != "rows"}
+    tables = [
+        table
+        for table in results.tables
+        if all(str({**table.case.shape, "place": table.case.place}.get(key)) == value for key, value in sizes.items())
+    ]
+    tokens = tokens_per_step(tables, plugins)
+    if "rows" not in choice:
+        return markdown(tables, tokens, level="####") if tables else ""
+    labels = set(choice["rows"].split("|"))
+    pieces = []
+    for table in tables:
+        rows = tuple(row for row in table.rows if row.label.replace(" ", "") in labels)
+        if len(rows) == len(labels):
+            pieces += [f"#### {escaped(heading(table.case))}", _grid(replace(table, rows=rows), tokens, BRIEF)]
+    return "\n\n".join(pieces)
 
 
 def tokens_per_step(tables: Sequence[Table], plugins: Plugins) -> dict[str, int]:
@@ -149,11 +176,11 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
     ]
 
 
-def _grid(table: Table, tokens_per_step: "dict[str, int]") -> str:
+def _grid(table: Table, tokens_per_step: "dict[str, int]", names: Sequence[str] = HEADERS) -> str:
     """Write the rows of one comparison, without the waits for batches where none matters."""
     waits = [(row.fetch_median_seconds or 0.0, row.step_median_seconds or 0.0) for row in table.rows]
     shown = any(wait > FETCH_SHARE * step > 0 for wait, step in waits)
-    kept = [index for index, name in enumerate(HEADERS) if shown or name != FETCH]
+    kept = [index for index, name in enumerate(HEADERS) if name in names and (shown or name != FETCH)]
     cells = [_cells(row, tokens_per_step) for row in table.rows]
     return tabulate(
         [[row[index] for index in kept] for row in cells],

@@ -1,0 +1,55 @@
+"""Every example works as it is shipped, through the command line alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.records import store
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+STRATEGY = EXAMPLES / "plugin" / "harness_example" / "checkpoint_mix.py"
+INSTRUMENT = STRATEGY.with_name("page_faults.py")
+SUITES = {
+    EXAMPLES / "own_torch_model.yaml": (EXAMPLES / "own_torch_model.py",),
+    EXAMPLES / "own_jax_model.yaml": (EXAMPLES / "own_jax_model.py",),
+    EXAMPLES / "plugin" / "checkpoint_mix.yaml": (STRATEGY, INSTRUMENT),
+}
+
+
+def harness(verb: str, suite: Path, folder: Path, *options: str) -> str:
+    """Run a verb on an example and its plugins; return what it prints."""
+    plugins = [word for plugin in SUITES[suite] for word in ("--plugin", str(plugin))]
+    command = [sys.executable, "-m", "harness", verb, str(suite), *plugins, *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_here() -> None:
+    files = {path for path in EXAMPLES.rglob("*.py") if path.name != "__init__.py"}
+    assert files == {plugin for plugins in SUITES.values() for plugin in plugins}
+    assert set(EXAMPLES.rglob("*.yaml")) == set(SUITES)
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.stem)
+def test_an_example_is_predicted(suite: Path, tmp_path: Path) -> None:
+    text = harness("plan", suite, tmp_path)
+    tables = text.count("## ")
+    assert tables == (2 if suite.stem == "checkpoint_mix" else 1)
+    assert text.count("| baseline") == tables and text.count("+ fused_loss`") == tables
+    assert text.count("| yes") == 3 * tables, "each is predicted, and fits"
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.stem)
+def test_an_example_is_measured(suite: Path, tmp_path: Path) -> None:
+    harness("run", suite, tmp_path, "--rounds", "0", "-k", "fused_loss")
+    (file,) = store.newest(tmp_path / "results")
+    records, problems = store.read(file)
+    assert not problems
+    assert {record.status for record in records if record.slot} == {"ok"}
+    assert all("minor_faults" in record.extra for record in records if record.slot) == (INSTRUMENT in SUITES[suite])
