@@ -27,7 +27,7 @@ LEAST_DEGREES = (LEAST_MEMBERS - 1) * (LEAST_ROUNDS - 1)
 FINAL = frozenset({"faster", "slower", "within 5 %"})
 """Words that more rounds would not make more precise."""
 LONGEST_SECONDS, SHORTEST_SECONDS = 1e7, 1e-9
-MOST_ROUNDS = 200
+MOST_ROUNDS = 100
 """Above this many, no advice on rounds is worth much."""
 
 Times = Mapping[str, Mapping[Hashable, float]]
@@ -157,6 +157,8 @@ class _Fit:
     means: Mapping[str, float]
     scatter: float
     """Standard deviation that an error would have if least squares with it were as exact as this fit."""
+    scale: float
+    """That beyond 1.5 of which residuals are cut off."""
     widening: float
     degrees: int
     order: Mapping[str, int] = field(repr=False)
@@ -246,6 +248,7 @@ def _fit(times: Times) -> _Fit | None:
     return _Fit(
         dict(zip(order, means, strict=True)),
         scatter if squares > 1e-12 else 0.0,
+        scale,
         1 + _TAILS * len(order) / len(cells),
         degrees,
         order,
@@ -310,6 +313,4 @@ def _range(times: Mapping[Hashable, float], baselines: Collection[Mapping[Hashab
         for number, seconds in times.items()
         if (partners := [each for each in baselines if number in each])
     ] or [math.log(own / other) for own in times.values() for each in baselines for other in each.values()]
-    return Speed(
-        math.exp(median(ratios)), Interval(math.exp(min(ratios)), math.exp(max(ratios))), "open", len(times)
-    )
+    return Speed(math.exp(median(ratios)), Interval(math.exp(min(ratios)), math.exp(max(ratios))), "open", len(times))
