@@ -22,6 +22,7 @@ from statistics import fmean, median
 from harness.contract import plugins
 from harness.records import Record, store
 from harness.verdicts import pooled as model
+from harness.verdicts.blocks import blocks
 from harness.verdicts.looks import LOOKS, look, nominal_error
 from harness.verdicts.pooled import MARGIN, Pooled, Speed, pooled
 
@@ -32,7 +33,7 @@ DRIFT = 0.049
 """Robust standard deviation between rounds, of a trial of 36 rounds within 10 s each."""
 ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
 DATA_PATH = {"source", "windows", "batches"}
-Group = dict[str, dict[int, float]]
+Group = dict[str, dict[tuple[int, int], float]]
 Noise = Callable[[random.Random], Callable[[], float]]
 """Draws the source of errors of one group."""
 
@@ -54,9 +55,11 @@ def main() -> int:
         "normal with fourfold tails (5.0 %)": fourfold(0.050),
     }.items():
         print(f"\n**Errors {name}**, {count} groups of equal and {count} of mixed ratios\n\n{HEADER}")
-        plans = {**{str(rounds): (rounds,) for rounds in ROUNDS}, "looks, to 12": LOOKS[:4], "looks, to 24": LOOKS}
-        for label, looks in plans.items():
-            figures = simulate(noise, looks, count)
+        plans: dict[str, tuple[tuple[int, ...], float]] = {str(rounds): ((rounds,), 0.0) for rounds in ROUNDS}
+        plans |= {"looks, to 12": (LOOKS[:4], 0.0), "looks, to 24": (LOOKS, 0.0)}
+        plans |= {"processes of 4 s in blocks of 20 s, looks, to 24": (LOOKS, 4.0)}
+        for label, (looks, cost) in plans.items():
+            figures = simulate(noise, looks, count, cost)
             print(figures.row(label), flush=True)
             failed |= figures.false_rows > 0.02 or figures.false_groups > 0.05 + chance or figures.coverage < 0.95
     print("\nToo many false words, or too few intervals that cover." if failed else "")
@@ -77,7 +80,8 @@ def times(records: Iterable[Record], statistic: Callable[[Sequence[float]], floa
     for record in records:
         if record.slot and record.case and record.slot.kind == "time" and record.status == "ok" and record.step_seconds:
             group = groups.setdefault(record.case.group, {})
-            group.setdefault(record.case.label, {})[record.slot.round] = statistic(record.step_seconds)
+            block = record.slot.round, record.slot.repeat
+            group.setdefault(record.case.label, {})[block] = statistic(record.step_seconds)
     return groups
 
 
@@ -227,16 +231,20 @@ class Played:
     rounds: Mapping[str, int]
 
 
-def play(rng: random.Random, truths: Sequence[float], noise: Noise, looks: Sequence[int]) -> Played:
-    """Time a group of rows of known ratios and two baselines, and stop rows at the looks as they are decided."""
+def play(rng: random.Random, truths: Sequence[float], noise: Noise, looks: Sequence[int], cost: float = 0.0) -> Played:
+    """Time a group of rows of known ratios and two baselines, and stop rows at the looks as they are decided.
+
+    `cost` is what a process takes in seconds; a round that is long by it is cut into blocks, each with its own drift.
+    """
     ratios = {"baseline": 1.0, "nothing": 1.0, **{f"row {i}": truth for i, truth in enumerate(truths)}}
     seconds: Group = {name: {} for name in ratios}
     remaining: Sequence[str] = tuple(ratios)
     error = noise(rng)
     for number in range(looks[-1]):
-        level = 0.3 * math.exp(rng.gauss(0, DRIFT))
-        for name in remaining:
-            seconds[name][number] = level * ratios[name] * math.exp(error())
+        for place, members in enumerate(blocks(remaining, dict.fromkeys(ratios, cost), "", number)):
+            level = 0.3 * math.exp(rng.gauss(0, DRIFT))
+            for name in members:
+                seconds[name][number, place] = level * ratios[name] * math.exp(error())
         if number + 1 in looks[:-1]:
             remaining = look(seconds, number + 1, looks).remaining
             if not remaining:
@@ -295,11 +303,11 @@ HEADER = (
 )
 
 
-def simulate(noise: Noise, looks: Sequence[int], count: int, seed: int = 1) -> Figures:
+def simulate(noise: Noise, looks: Sequence[int], count: int, cost: float = 0.0) -> Figures:
     """Play `count` groups of equal rows and as many of mixed ratios, and count."""
-    rng = random.Random(seed)
-    alike = [play(rng, EQUAL, noise, looks) for _ in range(count)]
-    mixed = [play(rng, MIXED, noise, looks) for _ in range(count)]
+    rng = random.Random(1)
+    alike = [play(rng, EQUAL, noise, looks, cost) for _ in range(count)]
+    mixed = [play(rng, MIXED, noise, looks, cost) for _ in range(count)]
     claims = [[speed.word in ("faster", "slower") for speed in each.judged.speeds.values()] for each in alike]
     rows = [
         (each.truths[name], speed, each.rounds[name])

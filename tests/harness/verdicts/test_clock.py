@@ -75,6 +75,13 @@ def test_tails_heavier_than_any_seen_cost_no_coverage(clock):
     assert figures.coverage >= 0.95
 
 
+def test_blocks_of_a_long_round_are_as_honest(clock, shape):
+    figures = clock.simulate(clock.resampled(shape, [0.05]), LOOKS[:3], 50, cost=4.0)
+    assert figures.false_rows <= 0.02
+    assert figures.coverage >= 0.95
+    assert figures.found[1.1] >= 0.8
+
+
 def test_a_broken_quantile_would_be_seen(clock, shape, monkeypatch):
     monkeypatch.setattr(dunnett, "quantile", lambda *arguments: 1.0)
     figures = clock.simulate(clock.resampled(shape, [0.05]), (6,), 20)
