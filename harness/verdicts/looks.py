@@ -6,8 +6,8 @@ and Turnbull, Group Sequential Methods, section 4.4).
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -56,21 +56,55 @@ def look(
     looks: Sequence[int],
     baselines: Sequence[str] = BASELINES,
     final: Collection[str] = FINAL,
+    before: Look | None = None,
 ) -> Look:
     """Judge a group after `rounds` complete rounds, of which `looks` says when it may be judged at all.
 
-    A member leaves with one of the words `final`. Members without any time are left out of `remaining`: they failed.
-    Between looks nothing is decided, since an unplanned look would add to the error. Raise ValueError for looks that do
-    not increase, and for times as `pooled` does.
+    A member leaves with one of the words `final`, and keeps what was known of it then: pass the look `before`. Members
+    without any time are left out of `remaining`: they failed. Between looks nothing is decided, since an unplanned look
+    would add to the error. Raise ValueError for looks that do not increase, and for times as `pooled` does.
     """
     judged = pooled(times, baselines, nominal_error(tuple(looks)))
+    if before is not None:
+        judged = replace(judged, speeds={**judged.speeds, **{row: before.pooled.speeds[row] for row in before.decided}})
     last = rounds >= looks[-1]
     at_look = rounds in looks or last
-    decided = tuple(row for row, speed in judged.speeds.items() if at_look and speed.word in final)
+    decided = tuple(
+        row
+        for row, speed in judged.speeds.items()
+        if (before is not None and row in before.decided) or (at_look and speed.word in final)
+    )
     undecided = [row for row in judged.speeds if row not in decided]
     finished = last or not undecided
     remaining = () if finished else tuple(name for name in times if times[name] and name not in decided)
     return Look(judged, decided, remaining, None if finished else next(each for each in looks if each > rounds))
+
+
+def replayed(
+    times: Times,
+    looks: Sequence[int],
+    baselines: Sequence[str] = BASELINES,
+    final: Collection[str] = FINAL,
+) -> Look:
+    """Look at a group as often as was planned so far, each time at the rounds that were there then.
+
+    It depends on the times alone, so an interrupted run goes on as it would have, and a report says what the run knew
+    when a member left. A round is a number from 0, or a tuple that begins with it, such as round and block.
+    """
+    numbers = {number for rounds in times.values() for number in rounds}
+    done = 1 + max(map(_round, numbers), default=-1)
+    seen: Look | None = None
+    for rounds in (*(each for each in looks if each < done), done):
+        there = {name: {r: s for r, s in each.items() if _round(r) < rounds} for name, each in times.items()}
+        seen = look(there, rounds, looks, baselines, final, seen)
+        if seen.finished:
+            break
+    assert seen is not None  # `done` is always looked at
+    return seen
+
+
+def _round(number: Hashable) -> int:
+    return int(number[0] if isinstance(number, tuple) else number)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=64)

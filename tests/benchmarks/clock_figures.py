@@ -23,7 +23,7 @@ from harness.contract import plugins
 from harness.records import Record, store
 from harness.verdicts import pooled as model
 from harness.verdicts.blocks import blocks
-from harness.verdicts.looks import LOOKS, look, nominal_error
+from harness.verdicts.looks import LOOKS, Look, look
 from harness.verdicts.pooled import MARGIN, Pooled, Speed, pooled
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -239,18 +239,20 @@ def play(rng: random.Random, truths: Sequence[float], noise: Noise, looks: Seque
     ratios = {"baseline": 1.0, "nothing": 1.0, **{f"row {i}": truth for i, truth in enumerate(truths)}}
     seconds: Group = {name: {} for name in ratios}
     remaining: Sequence[str] = tuple(ratios)
+    seen: Look | None = None
     error = noise(rng)
     for number in range(looks[-1]):
         for place, members in enumerate(blocks(remaining, dict.fromkeys(ratios, cost), "", number)):
             level = 0.3 * math.exp(rng.gauss(0, DRIFT))
             for name in members:
                 seconds[name][number, place] = level * ratios[name] * math.exp(error())
-        if number + 1 in looks[:-1]:
-            remaining = look(seconds, number + 1, looks).remaining
-            if not remaining:
+        if number + 1 in looks:
+            seen = look(seconds, number + 1, looks, before=seen)
+            remaining = seen.remaining
+            if seen.finished:
                 break
-    judged = pooled(seconds, error=nominal_error(tuple(looks)))
-    return Played(judged, ratios, {name: len(each) for name, each in seconds.items()})
+    assert seen is not None
+    return Played(seen.pooled, ratios, {name: len(each) for name, each in seconds.items()})
 
 
 def false_word(word: str, truth: float) -> bool:

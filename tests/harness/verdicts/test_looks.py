@@ -4,7 +4,7 @@ import random
 import pytest
 
 from harness.verdicts import pooled as model
-from harness.verdicts.looks import LOOKS, ever_beyond, look, nominal_error, planned
+from harness.verdicts.looks import LOOKS, ever_beyond, look, nominal_error, planned, replayed
 
 
 @pytest.mark.parametrize(("looks", "published"), [(2, 0.0294), (3, 0.0221), (4, 0.0182), (5, 0.0158), (10, 0.0106)])
@@ -98,3 +98,37 @@ def test_an_interval_at_a_look_is_wider_than_without_looks():
     times = timed(6)
     plain = model.pooled(times).speeds["remat"]
     assert look(times, 6, LOOKS).pooled.speeds["remat"].half_width > 1.1 * plain.half_width
+
+
+def test_a_member_keeps_what_was_known_when_it_left():
+    times = timed(8, remat=1.5)
+    four = look({name: {r: s for r, s in each.items() if r < 4} for name, each in times.items()}, 4, LOOKS)
+    times["remat"] = {r: s for r, s in times["remat"].items() if r < 4}
+    eight = look(times, 8, LOOKS, before=four)
+    assert eight.pooled.speeds["remat"] == four.pooled.speeds["remat"]
+    assert "remat" in eight.decided
+    assert "remat" not in eight.remaining
+
+
+def test_replaying_the_rounds_gives_what_the_run_saw():
+    times, seen = {name: {} for name in timed(1)}, None
+    whole = timed(24, remat=1.5, offload=1.05)
+    for number in range(24):
+        for name in times if seen is None else seen.remaining:
+            times[name][number, 0] = whole[name][number]
+        if number + 1 in LOOKS:
+            seen = look(times, number + 1, LOOKS, before=seen)
+            assert replayed(times, LOOKS) == seen
+        else:
+            between = replayed(times, LOOKS)
+            assert between.decided == (() if seen is None else seen.decided)
+            assert between.next_round == next(each for each in LOOKS if each > number + 1)
+        if seen is not None and seen.finished:
+            break
+    assert seen.finished
+    assert replayed(times, LOOKS).pooled.speeds["remat"].rounds < replayed(times, LOOKS).pooled.speeds["offload"].rounds
+
+
+def test_nothing_timed_is_nothing_decided():
+    seen = replayed({}, (4, 6))
+    assert (seen.pooled.speeds, seen.decided) == ({}, ())
