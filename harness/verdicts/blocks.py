@@ -1,0 +1,53 @@
+"""Cut a long round into blocks of neighbours in time, each with the baseline in it."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from harness.verdicts.pooled import BASELINES
+
+LIMIT_SECONDS = 20.0
+"""How long a block may take; over a longer time a machine drifts as much as processes scatter."""
+
+
+def blocks(
+    members: Sequence[str],
+    seconds: Mapping[str, float],
+    group: str,
+    round: int,
+    limit: float = LIMIT_SECONDS,
+    baselines: Sequence[str] = BASELINES,
+) -> list[list[str]]:
+    """Return the processes of one round in the order to run them, in blocks of about `limit` seconds.
+
+    Every block has the first baseline and, where there are enough members, two more, so a block of slow processes may
+    last longer. Everybody else is in one block, the control in each in turn over the rounds. Who meets whom and the
+    order are drawn anew each round, by a seed that names the group, the same on every Python. `seconds` estimates the
+    processes; a member without an estimate counts as the median of the others.
+    """
+    # Python promises that random() repeats across versions, not that shuffle() does. A string seed is independent of
+    # PYTHONHASHSEED.
+    draw = random.Random(f"{group}/{round}").random
+    usual = median(seconds.values()) if seconds else 0.0
+    cost = {member: seconds.get(member, usual) for member in members}
+    anchor = next((member for member in members if member == baselines[0]), None)
+    others = _shuffled([member for member in members if member != anchor], draw)
+    turning = [member for member in others if member in baselines]
+    others = [member for member in others if member not in baselines]
+    most = max(1, (len(others) + len(turning)) // 2) if anchor is not None else 1
+    cut: list[list[str]] = []
+    for count in range(1, most + 1):
+        cut = [[anchor] if anchor is not None else [] for _ in range(count)]
+        for place, member in enumerate(turning):
+            cut[(round + place) % count].append(member)
+        for member in others:
+            needy = [block for block in cut if len(block) < 3] if count > 1 else cut
+            min(needy or cut, key=lambda block: sum(cost[name] for name in block)).append(member)
+        if all(sum(cost[name] for name in block) <= limit for block in cut):
+            break
+    return _shuffled([_shuffled(block, draw) for block in cut if block], draw)
+
+
+def _shuffled(values: Sequence[Any], draw: Callable[[], float]) -> list[Any]:
+    return sorted(values, key=lambda _: draw())

@@ -1,0 +1,316 @@
+"""Judge all step times of a group together: ratios to the baselines with honest intervals, and a word for each.
+
+The logarithm of a process's step time is taken as member + round + error, with one scale of the error for the whole
+group; the fit is robust (Huber's second proposal: location and scale together). A process is the unit, since steps
+inside one scatter together. The baseline and the control that changes nothing are both baselines: rows are compared
+with their mean on the ln scale, and all comparisons of a group hold together with the stated error (Dunnett), whichever
+processes are missing. Pure standard library, because the parent process imports it.
+"""
+
+import math
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from harness.verdicts import dunnett
+from harness.verdicts.interval import Interval
+
+ERROR = 0.05
+"""The chance that any interval of a group misses, over all rows and all looks."""
+MARGIN = 1.05
+"""Ratios nearer to 1 than this are as good as equal."""
+LEAST_EFFECT = 1.02
+"""Estimates nearer to 1 than this are never called faster or slower."""
+BASELINES = ("baseline", "nothing")
+LEAST_MEMBERS, LEAST_ROUNDS = 4, 2
+LEAST_DEGREES = (LEAST_MEMBERS - 1) * (LEAST_ROUNDS - 1)
+FINAL = frozenset({"faster", "slower", "within 5 %"})
+"""Words that more rounds would not make more precise."""
+LONGEST_SECONDS, SHORTEST_SECONDS = 1e7, 1e-9
+MOST_ROUNDS = 100
+"""Above this many, no advice on rounds is worth much."""
+
+Times = Mapping[str, Mapping[Hashable, float]]
+"""For each member the seconds of each of its rounds; a round is any block of processes that ran next to each other."""
+
+_TUNING = 1.5
+"""Residuals beyond this many scales count as if they lay there (Huber, Robust Statistics, section 4.5)."""
+_TAILS = 0.3
+"""Intervals are wider by this over the mean number of rounds: with few, no fit can tell a stray process from a slow
+member. Calibrated by re-sampling committed residuals, and normal errors of which 11 % scatter fourfold."""
+_EXPECTED = (
+    math.erf(_TUNING / math.sqrt(2))
+    - math.sqrt(2 / math.pi) * _TUNING * math.exp(-(_TUNING**2) / 2)
+    + _TUNING**2 * math.erfc(_TUNING / math.sqrt(2))
+)
+"""The mean square of a standard normal variable cut off at `_TUNING`."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The step time of a member as a multiple of the baselines'; above 1 is slower.
+
+    `word` never says more than the interval. `rounds` counts the member's own processes. Without a `standard_error`
+    (of ln ratio) there was too little to infer from, and the interval is the range seen. `more_rounds` is about how
+    many more would earn one of the `FINAL` words; None where one is earned or none is in sight.
+    """
+
+    ratio: float
+    interval: Interval
+    word: str
+    rounds: int
+    more_rounds: int | None = None
+    standard_error: float | None = None
+    degrees: int = 0
+
+    @property
+    def low(self) -> float:
+        return self.interval.low
+
+    @property
+    def high(self) -> float:
+        return self.interval.high
+
+    @property
+    def half_width(self) -> float:
+        """Half the interval as a fraction."""
+        return self.interval.half_width
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """What the times of one group say together.
+
+    `speeds` has one entry for each member that is no baseline, in the order given, and none if no baseline was timed.
+    `control` is the second baseline against the first: a diagnostic at the plain 95 %, no row. `scatter` is that of a
+    process around its member and round, as a fraction; None where it could not be inferred.
+    """
+
+    speeds: Mapping[str, Speed]
+    control: Speed | None = None
+    scatter: float | None = None
+    degrees: int = 0
+
+
+def pooled(times: Times, baselines: Sequence[str] = BASELINES, error: float = ERROR) -> Pooled:
+    """Compare every member of a group with the mean of its baselines, in seconds of one value per process.
+
+    Members may lack rounds. `error` is for all rows together: with planned looks pass `looks.nominal_error`. Raise
+    ValueError if a time is not a positive, finite and sane number of seconds.
+    """
+    check_seconds(times)
+    times = {member: rounds for member, rounds in times.items() if rounds}
+    present = [name for name in baselines if name in times]
+    rows = [member for member in times if member not in baselines]
+    if not present:
+        return Pooled({})
+    joined = _joined(times, present[0])
+    anchors = [name for name in present if name in joined]
+    fit = _fit({member: times[member] for member in times if member in joined})
+    if fit is None or len(joined) < LEAST_MEMBERS:
+        return Pooled(
+            {row: _range(times[row], [times[name] for name in present]) for row in rows},
+            _range(times[present[1]], [times[present[0]]]) if len(present) > 1 else None,
+        )
+    inferred = [row for row in rows if row in joined]
+    speeds = {row: _range(times[row], [times[name] for name in present]) for row in rows}
+    if inferred:
+        contrasts = [{row: 1.0, **{name: -1 / len(anchors) for name in anchors}} for row in inferred]
+        bound = dunnett.quantile(len(inferred), fit.least_correlation(contrasts), fit.degrees, error)
+        for row, contrast in zip(inferred, contrasts, strict=True):
+            speeds[row] = _speed(fit, contrast, bound, len(times[row]))
+    control = None
+    if len(anchors) > 1:
+        bound = dunnett.quantile(1, 0.0, fit.degrees, ERROR)
+        control = _speed(fit, {anchors[1]: 1.0, anchors[0]: -1.0}, bound, len(times[anchors[1]]))
+    return Pooled(speeds, control, math.expm1(fit.scatter), fit.degrees)
+
+
+def word_of(ratio: float, interval: Interval) -> str:
+    """Return the word that an estimate and its interval earn; the first that holds, from "slower" to "open"."""
+    if interval > 1 and ratio > LEAST_EFFECT:
+        return "slower"
+    if interval < 1 and ratio < 1 / LEAST_EFFECT:
+        return "faster"
+    if interval.inside(1 / MARGIN, MARGIN):
+        return "within 5 %"
+    if interval < MARGIN:
+        return "at most 5 % slower"
+    return "at most 5 % faster" if interval > 1 / MARGIN else "open"
+
+
+def check_seconds(times: Times) -> None:
+    """Raise ValueError for the first time that no step can take."""
+    for member, rounds in times.items():
+        for number, seconds in rounds.items():
+            if not (math.isfinite(seconds) and SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS):
+                raise ValueError(
+                    f"'{member}' has a step time of {seconds!r} s in round {number}: pass seconds from "
+                    f"{SHORTEST_SECONDS:g} to {LONGEST_SECONDS:g}"
+                )
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Robust means of members on the ln scale, and what is needed for the errors of their differences."""
+
+    means: Mapping[str, float]
+    scatter: float
+    """Standard deviation that an error would have if least squares with it were as exact as this fit."""
+    scale: float
+    """That beyond 1.5 of which residuals are cut off."""
+    widening: float
+    degrees: int
+    order: Mapping[str, int] = field(repr=False)
+    inverse: Sequence[Sequence[float]] = field(repr=False)
+
+    def covariance(self, first: Mapping[str, float], second: Mapping[str, float]) -> float:
+        """Return the covariance of two contrasts (weights that add to 0) in units of the squared scatter."""
+        order, inverse = self.order, self.inverse
+        return sum(a * b * inverse[order[m]][order[n]] for m, a in first.items() for n, b in second.items())
+
+    def standard_error(self, contrast: Mapping[str, float]) -> float:
+        return self.scatter * self.widening * math.sqrt(self.covariance(contrast, contrast))
+
+    def least_correlation(self, contrasts: Sequence[Mapping[str, float]]) -> float:
+        """Return the least correlation between any two contrasts, rounded down: less of it gives a larger quantile."""
+        spreads = [math.sqrt(self.covariance(each, each)) for each in contrasts]
+        least = min(
+            (
+                self.covariance(contrasts[i], contrasts[j]) / (spreads[i] * spreads[j])
+                for i in range(len(contrasts))
+                for j in range(i)
+            ),
+            default=0.0,
+        )
+        return max(0.0, math.floor(least * 50 + 1e-6) / 50)
+
+
+def _joined(times: Times, first: str) -> set[str]:
+    """Return the members that rounds join to the first baseline, directly or over others: only these compare."""
+    members, rounds = {first}, set(times[first])
+    while True:
+        more = {member for member in times if member not in members and rounds & set(times[member])}
+        if not more:
+            return members
+        members |= more
+        rounds |= {number for member in more for number in times[member]}
+
+
+def _fit(times: Times) -> _Fit | None:
+    """Fit member + round to the logarithms; None where fewer than `LEAST_DEGREES` of freedom are left.
+
+    Huber and Dutter's algorithm: least squares on residuals that are cut off, step by step, and the scale with them. A
+    design that lacks cells is solved exactly, by the inverse of its normal equations without the rounds.
+    """
+    order = {member: index for index, member in enumerate(times)}
+    numbers = {number: index for index, number in enumerate(dict.fromkeys(r for each in times.values() for r in each))}
+    cells = [(order[member], numbers[number]) for member, rounds in times.items() for number in rounds]
+    degrees = len(cells) - len(order) - len(numbers) + 1
+    if degrees < LEAST_DEGREES:
+        return None
+    inverse = _inverse(cells, len(order), len(numbers))
+    residuals = [math.log(seconds) for rounds in times.values() for seconds in rounds.values()]
+    sizes = [0] * len(numbers)
+    for _, number in cells:
+        sizes[number] += 1
+    means, scale = [0.0] * len(order), 0.0
+    winsorised = residuals
+    for step in range(60):
+        levels = [0.0] * len(numbers)
+        for (_, number), value in zip(cells, winsorised, strict=True):
+            levels[number] += value
+        levels = [total / size for total, size in zip(levels, sizes, strict=True)]
+        sums = [0.0] * len(order)
+        for (member, number), value in zip(cells, winsorised, strict=True):
+            sums[member] += value - levels[number]
+        shifts = [_dot(row, sums) for row in inverse]
+        shares = [0.0] * len(numbers)
+        for member, number in cells:
+            shares[number] += shifts[member]
+        moves = [level - share / size for level, share, size in zip(levels, shares, sizes, strict=True)]
+        means = [mean + shift for mean, shift in zip(means, shifts, strict=True)]
+        residuals = [
+            value - shifts[member] - moves[number] for (member, number), value in zip(cells, residuals, strict=True)
+        ]
+        if step == 0:
+            squares = math.sqrt(_dot(residuals, residuals) / degrees)
+            scale, least = squares, max(0.1 * squares, 1e-9)  # equal times must not divide by nothing
+        limit = _TUNING * max(scale, least)
+        winsorised = [min(limit, max(-limit, value)) for value in residuals]
+        before, scale = scale, max(least, math.sqrt(_dot(winsorised, winsorised) / (degrees * _EXPECTED)))
+        if step and max(map(abs, shifts)) < 1e-4 * scale and abs(scale - before) < 1e-4 * scale:
+            break
+    whole = sum(abs(value) < limit for value in residuals) / len(cells)
+    lost = 1 - degrees / len(cells)
+    correction = 1 + lost * (1 - whole) / whole  # Huber, section 7.6
+    scatter = math.sqrt(_dot(winsorised, winsorised) / degrees) / whole * correction
+    return _Fit(
+        dict(zip(order, means, strict=True)),
+        scatter if squares > 1e-12 else 0.0,
+        scale,
+        1 + _TAILS * len(order) / len(cells),
+        degrees,
+        order,
+        inverse,
+    )
+
+
+def _dot(first: Sequence[float], second: Sequence[float]) -> float:
+    return sum(map(float.__mul__, first, second))
+
+
+def _inverse(cells: Sequence[tuple[int, int]], members: int, rounds: int) -> list[list[float]]:
+    """Invert the normal equations of the members, rounds eliminated, with member 0 held at zero.
+
+    They are those of a graph in which members that share a round of n are joined with strength 1 / n.
+    """
+    in_round: list[list[int]] = [[] for _ in range(rounds)]
+    for member, number in cells:
+        in_round[number].append(member)
+    matrix = [[0.0] * members for _ in range(members)]
+    for present in in_round:
+        share = 1 / len(present)
+        for member in present:
+            row = matrix[member]
+            row[member] += 1
+            for other in present:
+                row[other] -= share
+    rows = [row[1:] + [float(i == j) for j in range(1, members)] for i, row in enumerate(matrix) if i]
+    size = members - 1
+    for i in range(size):  # positive definite: no pivoting
+        pivot = rows[i][i]
+        rows[i] = [value / pivot for value in rows[i]]
+        for j in range(size):
+            if j != i and (factor := rows[j][i]):
+                rows[j] = [value - factor * other for value, other in zip(rows[j], rows[i], strict=True)]
+    return [[0.0] * members, *([0.0, *row[size:]] for row in rows)]
+
+
+def _speed(fit: _Fit, contrast: Mapping[str, float], bound: float, rounds: int) -> Speed:
+    error = fit.standard_error(contrast)
+    estimate = sum(weight * fit.means[member] for member, weight in contrast.items())
+    width = bound * error
+    ratio = math.exp(estimate)
+    interval = Interval(math.exp(estimate - width), math.exp(estimate + width))
+    word = word_of(ratio, interval)
+    more = None if word in FINAL else _more_rounds(estimate, width, rounds)
+    return Speed(ratio, interval, word, rounds, more, error, fit.degrees)
+
+
+def _more_rounds(estimate: float, width: float, rounds: int) -> int | None:
+    """Return about how many more rounds make an interval narrow enough, which it becomes with the root of rounds."""
+    away = abs(estimate) if abs(estimate) > math.log(LEAST_EFFECT) else 0.0
+    needed = max(away, math.log(MARGIN) - abs(estimate))
+    total = rounds * (width / needed) ** 2 if needed > 0 else math.inf
+    return max(1, math.ceil(total - rounds)) if total <= MOST_ROUNDS else None
+
+
+def _range(times: Mapping[Hashable, float], baselines: Collection[Mapping[Hashable, float]]) -> Speed:
+    """Return the range of ratios by round; where no round has both, that of all times against all of the baselines."""
+    ratios = [
+        math.log(seconds) - sum(math.log(each[number]) for each in partners) / len(partners)
+        for number, seconds in times.items()
+        if (partners := [each for each in baselines if number in each])
+    ] or [math.log(own / other) for own in times.values() for each in baselines for other in each.values()]
+    return Speed(math.exp(median(ratios)), Interval(math.exp(min(ratios)), math.exp(max(ratios))), "open", len(times))

@@ -1,0 +1,89 @@
+"""The words of time are as rarely wrong, and effects as often found, as is claimed: on re-sampled committed residuals.
+
+`tests/benchmarks/clock_figures.py` prints the same at length.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from harness.verdicts import dunnett
+from harness.verdicts.looks import LOOKS
+
+PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "clock_figures.py"
+
+
+@pytest.fixture(scope="module")
+def clock():
+    spec = importlib.util.spec_from_file_location("clock_figures", PATH)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["clock_figures"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["clock_figures"]
+
+
+@pytest.fixture(scope="module")
+def shape(clock):
+    return clock.residuals(clock.times(clock.committed(), median).values())
+
+
+@pytest.fixture(scope="module")
+def with_looks(clock, shape):
+    return clock.simulate(clock.resampled(shape, [0.05]), LOOKS, 100)
+
+
+def test_words_are_rarely_false_and_intervals_cover(with_looks):
+    assert with_looks.false_rows <= 0.02
+    assert with_looks.false_groups <= 0.05
+    assert with_looks.false_words <= 0.02
+    assert with_looks.coverage >= 0.95
+    assert with_looks.group_coverage >= 0.95
+
+
+def test_five_and_ten_percent_are_found_within_24_rounds_of_processes_that_scatter_by_5_percent(with_looks):
+    assert with_looks.found[1.05] >= 0.7
+    assert with_looks.found[1.1] >= 0.99
+    assert with_looks.found[1.02] <= 0.3
+    assert with_looks.equal >= 0.4
+
+
+def test_large_effects_cost_few_rounds(with_looks):
+    assert with_looks.rounds[1.2] < 4.5
+    assert with_looks.rounds[1.1] < 9
+    assert with_looks.rounds[1.05] < 20
+
+
+def test_few_rounds_are_honest_and_eight_are_enough_where_processes_scatter_by_3_percent(clock, shape):
+    three = clock.simulate(clock.resampled(shape, [0.05]), (3,), 100)
+    assert three.false_rows <= 0.02
+    assert three.coverage >= 0.95
+    eight = clock.simulate(clock.resampled(shape, [0.031]), (8,), 60)
+    assert eight.false_rows <= 0.02
+    assert eight.coverage >= 0.95
+    assert eight.half_width <= 0.04
+    assert eight.found[1.05] >= 0.7
+    assert eight.found[1.1] >= 0.99
+
+
+def test_tails_heavier_than_any_seen_cost_no_coverage(clock):
+    figures = clock.simulate(clock.fourfold(0.05), (4,), 100)
+    assert figures.false_rows <= 0.02
+    assert figures.coverage >= 0.95
+
+
+def test_blocks_of_a_long_round_are_as_honest(clock, shape):
+    figures = clock.simulate(clock.resampled(shape, [0.05]), LOOKS[:3], 50, cost=4.0)
+    assert figures.false_rows <= 0.02
+    assert figures.coverage >= 0.95
+    assert figures.found[1.1] >= 0.8
+
+
+def test_a_broken_quantile_would_be_seen(clock, shape, monkeypatch):
+    monkeypatch.setattr(dunnett, "quantile", lambda *arguments: 1.0)
+    figures = clock.simulate(clock.resampled(shape, [0.05]), (6,), 20)
+    assert figures.false_rows > 0.05
+    assert figures.coverage < 0.9

@@ -1,0 +1,134 @@
+import math
+import random
+
+import pytest
+
+from harness.verdicts import pooled as model
+from harness.verdicts.looks import LOOKS, ever_beyond, look, nominal_error, planned, replayed
+
+
+@pytest.mark.parametrize(("looks", "published"), [(2, 0.0294), (3, 0.0221), (4, 0.0182), (5, 0.0158), (10, 0.0106)])
+def test_pococks_published_constants_keep_five_percent(looks, published):
+    assert ever_beyond(range(1, looks + 1), published) == pytest.approx(0.05, abs=0.001)
+
+
+def test_the_chance_over_all_looks_is_that_of_a_walk():
+    rng = random.Random(1)
+    nominal, walks, beyond = 0.02, 20_000, 0
+    for _ in range(walks):
+        total, rounds = 0.0, 0
+        for end in LOOKS:
+            total += rng.gauss(0, math.sqrt(end - rounds))
+            rounds = end
+            if abs(total) > 2.3263 * math.sqrt(end):
+                beyond += 1
+                break
+    assert ever_beyond(LOOKS, nominal) == pytest.approx(beyond / walks, abs=0.005)
+
+
+def test_each_look_has_a_part_of_the_error():
+    assert nominal_error((3,)) == 0.05
+    assert nominal_error(LOOKS) == pytest.approx(0.05 * 0.2305, rel=0.01)
+    assert 0.05 > nominal_error((4, 6)) > nominal_error((4, 6, 8)) > nominal_error(LOOKS) > 0.05 / 6
+    assert nominal_error(LOOKS, 0.01) == pytest.approx(nominal_error(LOOKS) / 5)
+    assert ever_beyond(LOOKS, 0.005 * nominal_error(LOOKS) / 0.05) == pytest.approx(0.005, rel=0.01)
+
+
+@pytest.mark.parametrize("looks", [(), (0, 4), (4, 4), (6, 4)])
+def test_looks_that_do_not_increase_are_refused(looks):
+    with pytest.raises(ValueError, match="do not increase"):
+        nominal_error(looks)
+
+
+def test_few_rounds_are_looked_at_once():
+    assert [planned(rounds) for rounds in (1, 2, 3, 4)] == [(1,), (2,), (3,), (4,)]
+    assert planned(5) == (4, 5)
+    assert planned(10) == (4, 6, 8, 10)
+    assert planned(24) == LOOKS
+    assert planned(30) == (*LOOKS, 30)
+    with pytest.raises(ValueError, match="plan at least 1"):
+        planned(0)
+
+
+def timed(rounds: int, **ratios: float) -> dict[str, dict[int, float]]:
+    rng = random.Random(3)
+    names = ("baseline", "nothing", "checkpoint", "remat", "offload")
+    return {n: {r: ratios.get(n, 1.0) * math.exp(rng.gauss(0, 0.03)) for r in range(rounds)} for n in names}
+
+
+def test_a_decided_member_leaves_and_the_baselines_stay():
+    seen = look(timed(4, remat=1.5), 4, LOOKS)
+    assert seen.decided == ("remat",)
+    assert seen.remaining == ("baseline", "nothing", "checkpoint", "offload")
+    assert (seen.finished, seen.next_round) == (False, 6)
+
+
+def test_a_group_is_finished_when_all_are_decided_or_the_looks_are_over():
+    seen = look(timed(4, checkpoint=1.5, remat=1.5, offload=0.5), 4, LOOKS)
+    assert (seen.finished, seen.remaining, seen.next_round) == (True, (), None)
+    last = look(timed(6), 6, (4, 6))
+    assert last.finished
+    assert set(last.decided) < {"checkpoint", "remat", "offload"}
+
+
+def test_between_looks_nobody_leaves():
+    seen = look(timed(5, remat=1.5), 5, LOOKS)
+    assert seen.pooled.speeds["remat"].word == "slower"
+    assert seen.decided == ()
+    assert seen.next_round == 6
+
+
+def test_one_sided_words_leave_only_where_they_are_enough():
+    times = timed(4)
+    words = {name: speed.word for name, speed in look(times, 4, LOOKS).pooled.speeds.items()}
+    one_sided = {name for name, word in words.items() if word.startswith("at most")}
+    assert one_sided
+    assert not one_sided & set(look(times, 4, LOOKS).decided)
+    enough = {*model.FINAL, "at most 5 % slower", "at most 5 % faster"}
+    assert one_sided <= set(look(times, 4, LOOKS, final=enough).decided)
+
+
+def test_members_that_failed_are_not_timed_on():
+    times = timed(4)
+    times["offload"] = {}
+    assert look(times, 4, LOOKS).remaining == ("baseline", "nothing", "checkpoint", "remat")
+
+
+def test_an_interval_at_a_look_is_wider_than_without_looks():
+    times = timed(6)
+    plain = model.pooled(times).speeds["remat"]
+    assert look(times, 6, LOOKS).pooled.speeds["remat"].half_width > 1.1 * plain.half_width
+
+
+def test_a_member_keeps_what_was_known_when_it_left():
+    times = timed(8, remat=1.5)
+    four = look({name: {r: s for r, s in each.items() if r < 4} for name, each in times.items()}, 4, LOOKS)
+    times["remat"] = {r: s for r, s in times["remat"].items() if r < 4}
+    eight = look(times, 8, LOOKS, before=four)
+    assert eight.pooled.speeds["remat"] == four.pooled.speeds["remat"]
+    assert "remat" in eight.decided
+    assert "remat" not in eight.remaining
+
+
+def test_replaying_the_rounds_gives_what_the_run_saw():
+    times, seen = {name: {} for name in timed(1)}, None
+    whole = timed(24, remat=1.5, offload=1.05)
+    for number in range(24):
+        for name in times if seen is None else seen.remaining:
+            times[name][number, 0] = whole[name][number]
+        if number + 1 in LOOKS:
+            seen = look(times, number + 1, LOOKS, before=seen)
+            assert replayed(times, LOOKS) == seen
+        else:
+            between = replayed(times, LOOKS)
+            assert between.decided == (() if seen is None else seen.decided)
+            assert between.next_round == next(each for each in LOOKS if each > number + 1)
+        if seen is not None and seen.finished:
+            break
+    assert seen.finished
+    assert replayed(times, LOOKS).pooled.speeds["remat"].rounds < replayed(times, LOOKS).pooled.speeds["offload"].rounds
+
+
+def test_nothing_timed_is_nothing_decided():
+    seen = replayed({}, (4, 6))
+    assert (seen.pooled.speeds, seen.decided) == ({}, ())
