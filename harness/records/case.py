@@ -78,6 +78,16 @@ class Case(Value):
         return " + ".join(map(str, self.strategies)) or "baseline"
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether no strategy is applied."""
+        return not self.strategies
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the strategy that changes nothing is the only one."""
+        return [applied.name for applied in self.strategies] == [CONTROL]
+
+    @property
     def plain(self) -> "Case":
         """The case that this one is compared to: without strategies, in one process."""
         return self.model_copy(update={"strategies": (), "ranks": 1})

@@ -105,6 +105,7 @@ class Slot(Value):
     kind: Kind = Field(description="what the worker did")
     round: int = Field(0, description="number of the time round, from 0")
     repeat: int = Field(0, description="number of the repetition of a memory measurement, from 0")
+    block: int = Field(0, description="number of the block within a time round, from 0")
 
 
 class Origin(Value):
@@ -126,6 +127,7 @@ class Heading(Value):
 
     title: str = Field("", description="the suite's title")
     claims: tuple[Claim, ...] = Field((), description="sentences, and the expressions that decide them")
+    rounds: int = Field(0, description="time rounds at most; 0 where the format did not say")
 
 
 class Prediction(Value):

@@ -58,25 +58,23 @@ def _sentence(advice: Advice) -> str:
 
 
 def _measured_sentence(advice: Advice, count: int) -> str:
-    done = sorted(
-        (row for row in advice.rows if row.step_median_seconds), key=lambda row: row.step_median_seconds or 0.0
-    )
+    done = sorted((row for row in advice.rows if row.step_seconds), key=lambda row: row.step_seconds or 0.0)
     row = next(row for row in done if row.label == advice.choice)
     plain = next((each for each in advice.rows if not each.case.strategies), None)
     told = f"Use **{escaped(row.label)}**: of {count} combinations it was the fastest that fits"
     if row.case.budget_bytes:
         told += f" {shown(row.case.budget_bytes)}"
-    told += f", with a peak of {mib(row.peak_bytes)} MiB and {(row.step_median_seconds or 0.0) * 1e3:,.0f} ms a step"
+    told += f", with a peak of {mib(row.peak_bytes)} MiB and {(row.step_seconds or 0.0) * 1e3:,.0f} ms a step"
     if plain is not None and row.case.strategies:
         if plain.peak_bytes and plain.status == "ok":
             told += f" ({row.peak_ratio:.2f} x the baseline's memory"
-            told += f", {row.effect.ratio:.2f} x its time)" if row.effect is not None else ")"
+            told += f", {row.speed.ratio:.2f} x its time)" if row.speed is not None else ")"
         else:
             told += "; the baseline does not fit"
     told += f". Its answer is {escaped(row.answer)}." if row.answer else "."
     others = [each for each in done if each.label != advice.choice and each.case.strategies and each.label != "nothing"]
     if others:
-        ratio = (others[0].step_median_seconds or 0.0) / (row.step_median_seconds or 1.0)
+        ratio = (others[0].step_seconds or 0.0) / (row.step_seconds or 1.0)
         told += f" Next best: {escaped(others[0].label)}, {ratio:.2f} x its time, {mib(others[0].peak_bytes)} MiB."
     return told
 
@@ -87,7 +85,7 @@ def _measured(rows: Sequence[Row]) -> str:
             f"`{escaped(row.label)}`" if row.case.strategies else "baseline",
             mib(row.peak_bytes) if row.status == "ok" else row.status,
             mib(row.predicted_bytes),
-            f"{row.step_median_seconds * 1e3:,.0f}" if row.step_median_seconds else "",
+            f"{row.step_seconds * 1e3:,.0f}" if row.step_seconds else "",
             escaped(row.answer or ""),
         )
         for row in rows

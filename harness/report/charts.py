@@ -18,6 +18,7 @@ SIZE = "tokens"
 VERDICTS = {
     "baseline": "#77777f", "wins": "#2a9753", "enables": "#2a9753", "saves": "#63b27c", "trades": "#d08f24",
     "same": "#9a9aa2", "costs": "#cf6049", "loses": "#cf6049", "fails": "#c03030", "withheld": "#9a9aa2",
+    "saves, time open": "#63b27c", "same, time open": "#9a9aa2", "costs, time open": "#cf6049",
 }  # fmt: skip
 
 

@@ -35,9 +35,9 @@ def _rows(sentence: Sentence) -> Iterator[tuple[str, ...]]:
     head = f"**{escaped(said.id)}**", f"**{escaped(said.says)}**", f"**{sentence.verdict}**"
     if [answer.claim.id for answer, _ in sentence.answers] == [said.id]:
         ((answer, suite),) = sentence.answers
-        yield *head, escaped(answer.told), escaped(suite)
+        yield *head, escaped(answer.reason), escaped(suite)
         return
     yield *head, "", ""
     for answer, suite in sentence.answers:
         claim = answer.claim
-        yield escaped(claim.id), escaped(claim.says), answer.verdict, escaped(answer.told), escaped(suite)
+        yield escaped(claim.id), escaped(claim.says), answer.verdict, escaped(answer.reason), escaped(suite)

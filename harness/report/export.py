@@ -44,7 +44,7 @@ def _inert(value: Any) -> Any:
 
 
 def _of_row(suite: str, table: Table, row: Row, tokens: int | None) -> Figures:
-    case, effect, seconds = row.case, row.effect, row.step_median_seconds
+    case, speed, seconds = row.case, row.speed, row.step_seconds
     first = next(iter(row.records), None)
     return {
         "suite": suite,
@@ -58,20 +58,26 @@ def _of_row(suite: str, table: Table, row: Row, tokens: int | None) -> Figures:
         "peak_bytes": row.peak_bytes,
         "peak_ratio": row.peak_ratio,
         "peak_phase": row.peak_phase,
+        "memory": row.memory,
+        "native_peak_bytes_low": row.native_bytes[0] if row.native_bytes else None,
+        "native_peak_bytes_high": row.native_bytes[1] if row.native_bytes else None,
+        "native_peak_ratio": row.native_ratio,
         "predicted_bytes": row.predicted_bytes,
+        "residual_bytes": row.residual_bytes,
         "residual_ratio": row.residual_ratio,
         "floor_bytes": row.floor_bytes,
         "floor_ratio": row.floor_ratio,
         "budget_bytes": case.budget_bytes,
         "step_seconds": seconds,
         "first_step_seconds": _first_step(row),
-        "fetch_seconds": row.fetch_median_seconds,
+        "fetch_seconds": row.fetch_seconds,
         "tokens_per_second": tokens / seconds if tokens and seconds else None,
-        "time_ratio": effect.ratio if effect else None,
-        "time_ratio_low": effect.low if effect else None,
-        "time_ratio_high": effect.high if effect else None,
-        "rounds": effect.rounds if effect else None,
-        "speed": row.speed,
+        "time_ratio": speed.ratio if speed else None,
+        "time_ratio_low": speed.low if speed else None,
+        "time_ratio_high": speed.high if speed else None,
+        "rounds": speed.rounds if speed else None,
+        "time": speed.word if speed else None,
+        "more_rounds": speed.more_rounds if speed else None,
         "predicted_time_ratio": row.predicted_time_ratio,
         "phases": {phase.name: phase.peak_bytes for phase in first.memory.phases} if first else {},
         "flags": ", ".join(row.flags),

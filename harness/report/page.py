@@ -64,7 +64,7 @@ def _embedded(value: Any) -> str:
 
 def _claim(answer: Answer) -> dict[str, str]:
     claim = answer.claim
-    return {"id": claim.id, "says": claim.says, "verdict": answer.verdict, "told": answer.told, "that": claim.that}
+    return {"id": claim.id, "says": claim.says, "verdict": answer.verdict, "told": answer.reason, "that": claim.that}
 
 
 def _shown(row: Figures) -> Figures:

@@ -9,20 +9,22 @@ from tabulate import tabulate
 from harness.contract.assembly import shape_of
 from harness.contract.plugins import Plugins
 from harness.records import Case
-from harness.records.case import CONTROL
 from harness.report.results import Results
 from harness.verdicts.claims import Answer
-from harness.verdicts.judge import Row, Table
+from harness.verdicts.judge import LEAST_FOR_PERCENT, Row, Table
 from harness.workloads.data.frames import GENERATED
 
 MIB = 1 << 20
 FETCH = "fetch ms"
+NATIVE = "as started"
 HEADERS = (
-    "strategy", "peak MiB", "of baseline", "predicted", "residual", "x floor", "peak in", "tokens/s", FETCH,
-    "step time", "answer", "verdict",
+    "strategy", "peak MiB", "memory", NATIVE, "predicted", "residual", "x floor", "peak in", "tokens/s", FETCH,
+    "time", "answer", "verdict",
 )  # fmt: skip
-ALIGNED = ("left", "right", "right", "right", "right", "right", "left", "right", "right", "left", "left", "left")
-BRIEF = ("strategy", "peak MiB", "of baseline", "predicted", "step time", "answer", "verdict")
+ALIGNED = (
+    "left", "right", "left", "left", "right", "right", "right", "left", "right", "right", "left", "left", "left",
+)  # fmt: skip
+BRIEF = ("strategy", "peak MiB", "memory", NATIVE, "predicted", "time", "answer", "verdict")
 """The columns of some chosen rows."""
 COUNTED = ("corpus_tokens", "tokens", "frames", "features")
 SIZES = ("window", "stride", "layers", "width", "vocabulary", "batch")
@@ -105,8 +107,8 @@ def markdown(
 
 def claimed(answers: Sequence[Answer]) -> str:
     """Write one row for each claim: what is said, what was found, and the verdict."""
-    rows = [(escaped(a.claim.id), escaped(a.claim.says), a.verdict, escaped(a.told)) for a in answers]
-    headers = ("claim", "says", "verdict", "measured")
+    rows = [(escaped(a.claim.id), escaped(a.claim.says), a.verdict, escaped(a.reason)) for a in answers]
+    headers = ("claim", "says", "verdict", "figures")
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
 
 
@@ -163,13 +165,14 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
     return [
         _name(row),
         _peak(row),
-        "" if row.peak_ratio is None or not row.case.strategies else f"{row.peak_ratio:.2f} x",
+        "" if row.peak_ratio is None or row.case.is_baseline else f"{row.peak_ratio:.2f} x {row.memory or ''}".strip(),
+        _native(row),
         mib(row.predicted_bytes),
-        "" if row.residual_ratio is None else f"{row.residual_ratio:+.1%}",
+        _residual(row),
         "" if row.floor_ratio is None else f"{row.floor_ratio:.1f}",
         escaped(phase_name(row.peak_phase)),
-        f"{tokens / row.step_median_seconds:,.0f}" if tokens and row.step_median_seconds else "",
-        "" if row.fetch_median_seconds is None else f"{row.fetch_median_seconds * 1e3:,.2f}",
+        f"{tokens / row.step_seconds:,.0f}" if tokens and row.step_seconds else "",
+        "" if row.fetch_seconds is None else f"{row.fetch_seconds * 1e3:,.2f}",
         _time(row),
         escaped(row.answer or ""),
         row.verdict,
@@ -178,15 +181,15 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
 
 def _grid(table: Table, tokens_per_step: "dict[str, int]", names: Sequence[str] = HEADERS) -> str:
     """Write the rows of one comparison, without the waits for batches where none matters."""
-    waits = [(row.fetch_median_seconds or 0.0, row.step_median_seconds or 0.0) for row in table.rows]
-    shown = any(wait > FETCH_SHARE * step > 0 for wait, step in waits)
-    kept = [index for index, name in enumerate(HEADERS) if name in names and (shown or name != FETCH)]
+    waits = any((row.fetch_seconds or 0.0) > FETCH_SHARE * (row.step_seconds or 0.0) > 0 for row in table.rows)
+    absent = {*(() if waits else (FETCH,)), *(() if any(row.native_bytes for row in table.rows) else (NATIVE,))}
+    columns = [index for index, name in enumerate(HEADERS) if name in names and name not in absent]
     cells = [_cells(row, tokens_per_step) for row in table.rows]
     return tabulate(
-        [[row[index] for index in kept] for row in cells],
-        [HEADERS[index] for index in kept],
+        [[row[index] for index in columns] for row in cells],
+        [HEADERS[index] for index in columns],
         tablefmt="pipe",
-        colalign=[ALIGNED[index] for index in kept],
+        colalign=[ALIGNED[index] for index in columns],
         disable_numparse=True,
     )
 
@@ -212,12 +215,32 @@ def phase_name(name: str | None) -> str:
     return first + (f" (+{more})" if more else "")
 
 
-def _time(row: Row) -> str:
-    if row.effect is None:
+def _native(row: Row) -> str:
+    """Show the peaks of the timed processes, whose allocator is as the system has it, and their ratio."""
+    if row.native_bytes is None:
         return ""
-    effect = row.effect
-    spread = f"{effect.low:.2f}-{effect.high:.2f}" if effect.rounds > 1 else "one round"
-    return f"{effect.ratio:.2f} x ({spread}) {row.speed or 'withheld'}"
+    span = "-".join(dict.fromkeys(map(mib, row.native_bytes)))
+    return span if row.native_ratio is None else f"{span}, {row.native_ratio:.2f} x"
+
+
+def _residual(row: Row) -> str:
+    """Show how far the peak lies from its prediction; in MiB where it is so small that percents mean nothing."""
+    if row.residual_ratio is None or row.residual_bytes is None:
+        return ""
+    if max(row.peak_bytes or 0, row.predicted_bytes or 0) < LEAST_FOR_PERCENT:
+        return f"{row.residual_bytes / MIB:+.1f} MiB"
+    return f"{row.residual_ratio:+.1%}"
+
+
+def _time(row: Row) -> str:
+    """Show the ratio of step times, its interval and its word, and what would decide it."""
+    speed = row.speed
+    if speed is None:
+        return ""
+    if speed.standard_error is None:
+        return f"{speed.ratio:.2f} x, {speed.rounds} round{'s' if speed.rounds > 1 else ''}: open"
+    more = f", about {speed.more_rounds} more rounds" if speed.word == "open" and speed.more_rounds else ""
+    return f"{speed.ratio:.2f} x ({speed.low:.2f}-{speed.high:.2f}) {speed.word}{more}"
 
 
 def _remarks(table: Table) -> Iterable[str]:
@@ -244,9 +267,9 @@ def _remarks(table: Table) -> Iterable[str]:
 def _predicted_times(table: Table) -> Iterable[str]:
     """Set the ratios of step times that were expected beside those that were measured."""
     told = [
-        f"{row.label} {row.predicted_time_ratio:.2f} x ({row.effect.ratio / row.predicted_time_ratio - 1:+.0%})"
+        f"{row.label} {row.predicted_time_ratio:.2f} x ({row.speed.ratio / row.predicted_time_ratio - 1:+.0%})"
         for row in table.rows
-        if row.predicted_time_ratio and row.effect is not None and row.label != CONTROL
+        if row.predicted_time_ratio and row.speed is not None and not row.case.is_control
     ]
     if told:
         said = "step times expected from the work, and how far the measured ones lie off"
@@ -260,8 +283,12 @@ def _contributions(table: Table) -> Iterable[str]:
         without = [peaks.get(members[:at] + members[at + 1 :], 0) for at in range(len(members))]
         if len(members) < 2 or not all(without):
             continue
-        told = [f"{member} {mib(other - peak)}" for member, other in zip(members, without, strict=True)]
-        yield f"- {escaped(' + '.join(members))}: MiB more without {escaped(', without '.join(told))}"
+        parts = [f"without {member}: {_more(other - peak)}" for member, other in zip(members, without, strict=True)]
+        yield f"- {escaped(' + '.join(members))}: {escaped('; '.join(parts))}"
+
+
+def _more(difference: int) -> str:
+    return f"{mib(abs(difference))} MiB {'more' if difference >= 0 else 'less'}"
 
 
 def escaped(text: str) -> str:

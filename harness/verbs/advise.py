@@ -187,8 +187,8 @@ def _advice(rows: Sequence[Foreseen], measured: Sequence[Row], plugins: Plugins,
             for row in measured
             if row.status == "ok"
             and (row.answer in right or not row.case.strategies)
-            and [applied.name for applied in row.case.strategies] != [CONTROL]
-            and row.step_median_seconds is not None
+            and not row.case.is_control
+            and row.step_seconds is not None
         ]
-        choice = min(done, key=lambda row: row.step_median_seconds or 0.0).label if done else None
+        choice = min(done, key=lambda row: row.step_seconds or 0.0).label if done else None
     return Advice(rows[0].case, tuple(rows), tuple(front(rows)), tuple(measured), choice)

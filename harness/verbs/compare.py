@@ -8,13 +8,13 @@ from statistics import median
 from typing import Any
 
 from harness.records import Case, Record
-from harness.records.case import CONTROL, VERDICT_ROUNDS
-from harness.verdicts import effects
-from harness.verdicts.judge import MEMORY_MARGIN, WITHHELD, WRONG, Row, Table
+from harness.records.record import LADDER, WRONG
+from harness.verdicts.judge import MEMORY_MARGIN, WITHHELD, Row, Table
+from harness.verdicts.pooled import LEAST_EFFECT
 
-RUNGS = ("bit_exact", "reassociated", "lower_precision", "approximate")
-"""The answers that are not wrong, the nearest to the baseline's first."""
 CONDITION = re.compile(r"(?:(peak|time)\s*>\s*(\d+(?:\.\d+)?)\s*%)|(answer|status|missing)")
+LEAST_ROUNDS = 3
+"""From this many rounds on each, two runs are compared in time: their rounds are no pairs."""
 BETTER, WORSE, SAME, UNRESOLVED = "better", "worse", "same", "unresolved"
 
 
@@ -113,8 +113,8 @@ def _rows(tables: Sequence[Table]) -> dict[str, tuple[Row, Table]]:
 
 def _margin(table: Table) -> float:
     """Give the noise of a comparison: by how much its control, which changes nothing, differed."""
-    control = next((row for row in table.rows if [each.name for each in row.case.strategies] == [CONTROL]), None)
-    return effects.group_margin(control.effect if control is not None else None)
+    ratio = table.control.ratio if table.control is not None else 1.0
+    return max(LEAST_EFFECT - 1, ratio - 1, 1 / ratio - 1)
 
 
 def _of_case(old: Row, new: Row, margin: float) -> Iterator[Change]:
@@ -136,7 +136,7 @@ def _of_answers(old: str, new: str) -> str:
         return WORSE if new in WRONG else BETTER
     if old in WRONG:
         return UNRESOLVED
-    return WORSE if RUNGS.index(new) > RUNGS.index(old) else BETTER
+    return WORSE if LADDER.index(new) > LADDER.index(old) else BETTER
 
 
 def _of_peaks(old: Row, new: Row) -> Change:
@@ -166,8 +166,8 @@ def _of_times(old: Row, before: list[float], after: list[float], margin: float) 
     ratio = median(after) / median(before)
     low, high = min(after) / max(before), max(after) / min(before)
     reason = ""
-    if min(len(before), len(after)) < VERDICT_ROUNDS:
-        verdict, reason = UNRESOLVED, f"fewer than {VERDICT_ROUNDS} rounds"
+    if min(len(before), len(after)) < LEAST_ROUNDS:
+        verdict, reason = UNRESOLVED, f"fewer than {LEAST_ROUNDS} rounds"
     elif low > 1 + margin:
         verdict = WORSE
     elif high < 1 / (1 + margin):

@@ -6,26 +6,32 @@ row, as the tables have it, or the one row of that strategy. Keywords choose amo
 `peak(streaming, corpus_tokens=5000000)`, and `ranks=2` among rows; so does `where`, for all figures of a claim. It is
 parsed, never executed.
 
-Every figure is an interval: a peak with the resolution of its meter, a time with the range of its rounds, a case that
-exceeded its budget from there to infinity. A claim whose intervals do not decide it is inconclusive, and so is one on
-times of fewer than three rounds: a process is often faster or slower by chance.
+Every figure has an interval: a peak the resolution of its meter, a case that exceeded its budget everything from there
+up, a prediction what residuals of its backend have shown. Times are those of `pooled`: ratios to the baselines of their
+comparison with the interval that the claim needs, corrected over its comparisons (Holm). What the intervals do not
+decide is inconclusive.
 """
 
 import ast
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from statistics import median, quantiles, stdev
+from typing import Any
 
 from harness.records import Claim, Record
-from harness.records.case import VERDICT_ROUNDS
+from harness.verdicts import dunnett
+from harness.verdicts.comparisons import estimate_of
 from harness.verdicts.judge import Row, Table
+from harness.verdicts.pooled import BASELINES, ERROR, Pooled, pooled
 
 DEEPEST = 40
 RANKS = "ranks"
 """The keyword that chooses among rows of one label, where they ran on several numbers of ranks."""
 GIB = 1 << 30
+USUAL_RESIDUALS = (-0.12, 0.12)
+"""Between these lie nine of ten residuals of predictions; used where too few rows were measured to say."""
+LEAST_RESIDUALS = 20
 Where = Mapping[str, Any]
 
 
@@ -37,57 +43,107 @@ class Unknown(Exception):
     """A figure that was not measured, and why."""
 
 
-class Interval(NamedTuple):
-    """The values that a figure may have; `value` is the one to show. Its unit is `B`, `s`, or none."""
+class Open(Exception):
+    """A figure with too few measurements for an interval, and what would give one."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value, the interval that it lies in, and its unit: `B`, `s`, or none."""
 
     low: float
     value: float
     high: float
     unit: str = ""
 
+    def __neg__(self) -> "Figure":
+        return Figure(-self.high, -self.value, -self.low, self.unit)
+
+    def __add__(self, other: "Figure") -> "Figure":
+        return Figure(self.low + other.low, self.value + other.value, self.high + other.high, self.unit or other.unit)
+
+    def __sub__(self, other: "Figure") -> "Figure":
+        return self + -other
+
+    def __mul__(self, other: "Figure") -> "Figure":
+        corners = [0.0 if 0 in (x, y) else x * y for x in (self.low, self.high) for y in (other.low, other.high)]
+        return Figure(min(corners), self.value * other.value, max(corners), self.unit or other.unit)
+
+    def __truediv__(self, other: "Figure") -> "Figure":
+        if other.low <= 0 <= other.high:
+            raise Unknown("it divides by what may be zero")
+        quotient = self * Figure(1 / other.high, 1 / other.value, 1 / other.low)
+        return replace(quotient, unit="" if self.unit == other.unit else self.unit)
+
+
+def exact(value: float, unit: str = "") -> Figure:
+    """Return a figure without doubt."""
+    return Figure(value, value, value, unit)
+
 
 @dataclass(frozen=True)
 class Answer:
-    """A claim, its verdict (verified, refuted, inconclusive, untested), and in words what decided it."""
+    """A claim, its verdict (verified, refuted, in part, inconclusive, untested), and in words what decided it."""
 
     claim: Claim
     verdict: str
-    told: str
+    reason: str
     rows: tuple[Row, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    verdict: str
+    reason: str
+    rows: tuple[Row, ...]
+
+
 def answer(claim: Claim, tables: Sequence[Table]) -> Answer:
-    """Decide one claim by all comparisons that fit its `where`; any refutation decides, then any doubt.
+    """Decide one claim by all comparisons that fit its `where`.
 
     Raises ClaimError for an expression that cannot be read.
     """
     tree = parsed(claim.that)
-    found = [_Evaluation(tables, where).of(tree) for where in _settings(claim, tables)]
-    if not found:
+    outcomes = _corrected(tree, tables, list(_settings(claim, tables)))
+    if not outcomes:
         return Answer(claim, "untested", "no comparison fits: " + _shown(claim.where))
-    for verdict in ("refuted", "inconclusive", "verified", "untested"):
-        deciding = [each for each in found if each.verdict == verdict]
-        if deciding:
-            told = deciding[0].told
-            if len(found) > 1:
-                told += f" ({len(deciding)} of {len(found)} comparisons)"
-            rows = {id(row): row for each in deciding for row in each.rows}
-            return Answer(claim, verdict, told, tuple(rows.values()))
-    raise AssertionError("an evaluation has one of four verdicts")
+    count = {verdict: sum(each.verdict == verdict for each in outcomes) for verdict in VERDICTS}
+    verdict = _overall(count)
+    shown = "refuted" if verdict == "in part" else verdict
+    deciding = [each for each in outcomes if each.verdict == shown]
+    reason = deciding[0].reason
+    if len(outcomes) > 1:
+        reason += f" ({', '.join(f'{many} {name}' for name, many in count.items() if many)} of {len(outcomes)})"
+    rows = {id(row): row for each in deciding for row in each.rows}
+    return Answer(claim, verdict, reason, tuple(rows.values()))
 
 
-def answered(found: Sequence[Record], tables: Sequence[Table]) -> list[Answer]:
+VERDICTS = ("verified", "refuted", "inconclusive", "untested")
+
+
+def _overall(count: Mapping[str, int]) -> str:
+    """Return what several comparisons come to: in part, where some hold and some do not; doubt before agreement."""
+    if count["verified"] and count["refuted"]:
+        return "in part"
+    return next(name for name in ("refuted", "inconclusive", "verified", "untested") if count[name])
+
+
+def _corrected(tree: ast.expr, tables: Sequence[Table], settings: Sequence[Where]) -> list[_Outcome]:
+    """Evaluate an expression at each setting so that all of them together err no more often than one (Holm 1979)."""
+    decided: dict[int, _Outcome] = {}
+    while undecided := [place for place in range(len(settings)) if place not in decided]:
+        error = ERROR / len(undecided)
+        tried = {place: _Evaluation(tables, settings[place], error).of(tree) for place in undecided}
+        decided |= {at: each for at, each in tried.items() if each.verdict != "inconclusive"} or tried
+    return [decided[place] for place in range(len(settings))]
+
+
+def answered(records: Sequence[Record], tables: Sequence[Table]) -> list[Answer]:
     """Decide the claims that the newest run among records was made for."""
-    claims = next(
-        (record.heading.claims for record in reversed(found) if record.slot is None and record.heading.claims), ()
+    claims: tuple[Claim, ...] = next(
+        (record.heading.claims for record in reversed(records) if record.slot is None and record.heading.claims), ()
     )
     return [answer(claim, tables) for claim in claims]
-
-
-class _Found(NamedTuple):
-    verdict: str
-    told: str
-    rows: tuple[Row, ...]
 
 
 def parsed(expression: str) -> ast.expr:
@@ -123,65 +179,51 @@ def _check(node: ast.expr, expression: str, depth: int) -> None:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return _check(node.operand, expression, depth + 1)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if node.func.id not in FIGURES:
-            raise ClaimError(f"there is no figure '{node.func.id}': use one of {', '.join(FIGURES)}")
+        if node.func.id not in NAMES:
+            raise ClaimError(f"there is no figure '{node.func.id}': use one of {', '.join(NAMES)}")
         if len(node.args) != 1 or any(key.arg is None for key in node.keywords):
             raise ClaimError(f"'{ast.unparse(node)}' names no row: write {node.func.id}(STRATEGY)")
         for key in node.keywords:
             if not isinstance(key.value, ast.Constant):
                 raise ClaimError(f"'{ast.unparse(node)}': {key.arg} is a plain number or text in quotes")
         return
-    raise ClaimError(f"'{ast.unparse(node)[:60]}' is no number and no figure: use one of {', '.join(FIGURES)}")
+    raise ClaimError(f"'{ast.unparse(node)[:60]}' is no number and no figure: use one of {', '.join(NAMES)}")
 
 
-def _plus(a: Interval, b: Interval) -> Interval:
-    return Interval(a.low + b.low, a.value + b.value, a.high + b.high, a.unit or b.unit)
-
-
-def _minus(a: Interval, b: Interval) -> Interval:
-    return Interval(a.low - b.high, a.value - b.value, a.high - b.low, a.unit or b.unit)
-
-
-def _times(a: Interval, b: Interval) -> Interval:
-    corners = [0.0 if 0 in (x, y) else x * y for x in (a.low, a.high) for y in (b.low, b.high)]
-    return Interval(min(corners), a.value * b.value, max(corners), a.unit or b.unit)
-
-
-def _over(a: Interval, b: Interval) -> Interval:
-    if b.low <= 0 <= b.high:
-        raise Unknown("it divides by what may be zero")
-    quotient = _times(a, Interval(1 / b.high, 1 / b.value, 1 / b.low))
-    return quotient._replace(unit="" if a.unit == b.unit else a.unit)
-
-
-OPERATIONS: dict[type[ast.operator], Callable[[Interval, Interval], Interval]] = {
-    ast.Add: _plus,
-    ast.Sub: _minus,
-    ast.Mult: _times,
-    ast.Div: _over,
+OPERATIONS: dict[type[ast.operator], Callable[[Figure, Figure], Figure]] = {
+    ast.Add: Figure.__add__,
+    ast.Sub: Figure.__sub__,
+    ast.Mult: Figure.__mul__,
+    ast.Div: Figure.__truediv__,
 }
 
 
-def _less(a: Interval, b: Interval) -> bool | None:
+def _less(a: Figure, b: Figure) -> bool | None:
     """Say whether a <= b: True, False, or None where the intervals overlap."""
     if a.high <= b.low:
         return True
     return False if a.low > b.high else None
 
 
-COMPARISONS: dict[type[ast.cmpop], Callable[[Interval, Interval], bool | None]] = {
+def _equal(a: Figure, b: Figure) -> bool | None:
+    if a.low > b.high or b.low > a.high:
+        return False
+    return True if a.low == a.high == b.low == b.high else None
+
+
+COMPARISONS: dict[type[ast.cmpop], Callable[[Figure, Figure], bool | None]] = {
     ast.LtE: _less,
     ast.Lt: _less,
     ast.GtE: lambda a, b: _less(b, a),
     ast.Gt: lambda a, b: _less(b, a),
-    ast.Eq: lambda a, b: None if a.low <= b.high and b.low <= a.high and a[:3] != b[:3] else a[:3] == b[:3],
+    ast.Eq: lambda a, b: _equal(a, b),
 }
 
 
-def _memory(row: Row, phase: str | None, field: str) -> Interval:
+def _memory(row: Row, phase: str | None, field: str) -> Figure:
     """Give a byte figure of one phase, or the peak of all."""
     if row.status == "oom_budget" and row.case.budget_bytes and phase is None:
-        return Interval(row.case.budget_bytes, row.case.budget_bytes, math.inf, "B")
+        return Figure(row.case.budget_bytes, row.case.budget_bytes, math.inf, "B")
     if row.status != "ok" or not row.records:
         raise Unknown(f"{row.label}: {row.status}" + (f" ({row.reasons[0]})" if row.reasons else ""))
     resolution = row.records[0].memory.resolution_bytes or 0
@@ -194,14 +236,14 @@ def _memory(row: Row, phase: str | None, field: str) -> Interval:
         value = max((getattr(each, field) for each in names if getattr(each, field) is not None), default=None)
     if value is None:
         raise Unknown(f"{row.label} has no {field.replace('_', ' ')}" + (f" of the phase {phase}" if phase else ""))
-    return Interval(max(0, value - resolution), value, value + resolution, "B")
+    return Figure(max(0, value - resolution), value, value + resolution, "B")
 
 
-def _exact(value: float | None, what: str, row: Row, unit: str = "") -> Interval:
+def _known(value: float | None, what: str, row: Row, unit: str = "") -> Figure:
     if not isinstance(value, int | float) or not math.isfinite(value):  # a size may be a word
         reason = f" ({row.reasons[0]})" if row.reasons else ""
         raise Unknown(f"{row.label} has no {what}{reason}")
-    return Interval(value, value, value, unit)
+    return exact(value, unit)
 
 
 def _rung(row: Row) -> str:
@@ -211,69 +253,119 @@ def _rung(row: Row) -> str:
     return row.answer
 
 
-def _all_ranks(row: Row) -> Interval:
+def _all_ranks(row: Row) -> Figure:
     """Give what all ranks of a row hold together."""
     record = row.records[0] if row.records else Record()
-    return _exact(record.memory.all_ranks_bytes, "sum over ranks", row, "B")
+    return _known(record.memory.all_ranks_bytes, "sum over ranks", row, "B")
 
 
-def _predicted(row: Row, phase: str | None) -> Interval:
+def _predicted(row: Row, phase: str | None) -> Figure:
     """Give the predicted peak, or that of one phase."""
     if phase is None:
-        return _exact(row.predicted_bytes, "prediction", row, "B")
+        return _known(row.predicted_bytes, "prediction", row, "B")
     phases = row.prediction.prediction.predicted_phases if row.prediction else ()
     found = [each.peak_bytes for each in phases if phase in (each.name, each.name.rpartition("/")[2])]
-    return _exact(max(found, default=None), f"predicted phase '{phase}'", row, "B")
+    return _known(max(found, default=None), f"predicted phase '{phase}'", row, "B")
 
 
-def _medians(row: Row, field: str) -> list[float]:
-    """Give the median of each round."""
-    return [median(getattr(record.times, field)) for record in row.records if getattr(record.times, field)]
+def pooled_times(table: Table, field: str = "step_seconds") -> tuple[dict[str, dict[Any, float]], Pooled]:
+    """Return the median of each process of a comparison, by row, round and block, and what they say together."""
+    times: dict[str, dict[Any, float]] = {}
+    for row in table.rows:
+        for record in row.records:
+            if record.slot and record.slot.kind == "time" and record.status == "ok" and getattr(record.times, field):
+                at = (record.slot.round, record.slot.block)
+                times.setdefault(row.label, {})[at] = max(median(getattr(record.times, field)), 1e-9)
+    return times, pooled(times)
 
 
-def _seconds(row: Row, field: str) -> Interval:
-    medians = _medians(row, field)
-    if not medians:
+def _seconds(row: Row, table: Table, field: str, error: float, paired: bool) -> Figure:
+    """Return a time: the baseline's, times the row's ratio to it.
+
+    Where all times of a comparison are of one table, the baseline's own doubt cancels and is left out.
+    """
+    times, group = pooled_times(table, field)
+    if row.label not in times:
         raise Unknown(f"{row.label} was not timed")
-    return Interval(min(medians), median(medians), max(medians), "s")
+    anchor = BASELINES[0] if BASELINES[0] in times else row.label
+    reference = exact(median(times[anchor].values()), "s")
+    if not paired:
+        reference = _absolute(times[anchor], error, row.label)
+    if row.label == anchor:
+        return reference
+    speed = group.control if row.case.is_control else group.speeds.get(row.label)
+    estimate = estimate_of(speed) if speed is not None else None
+    if speed is None or estimate is None:
+        rounds = len(times[row.label])
+        raise Open(f"{row.label} was timed in {rounds} round{'s' if rounds > 1 else ''} beside too few others")
+    interval = estimate.interval(error)
+    return Figure(interval.low, speed.ratio, interval.high) * reference
 
 
-def _noted(row: Row, name: str | None) -> Interval:
+def _absolute(rounds: Mapping[Any, float], error: float, label: str) -> Figure:
+    """Return the time of a baseline by itself, whose rounds differ by the machine's drift as well."""
+    logs = [math.log(seconds) for seconds in rounds.values()]
+    if len(logs) < 3:
+        raise Open(f"the baseline of {label} was timed in {len(logs)} rounds, and times apart need 3")
+    width = dunnett.quantile(1, 0.0, len(logs) - 1, error) * stdev(logs) / math.sqrt(len(logs))
+    middle = sum(logs) / len(logs)
+    return Figure(math.exp(middle - width), math.exp(middle), math.exp(middle + width), "s")
+
+
+def _with_residuals(figure: Figure, row: Row, tables: Sequence[Table]) -> Figure:
+    """Widen a prediction by what nine of ten measured rows of its backend were beside theirs."""
+    backend = row.case.place.partition("/")[0]
+    rows = (each for table in tables for each in table.rows if each.case.place.startswith(backend))
+    residuals = [each.residual_ratio for each in rows if each.residual_ratio is not None]
+    low, high = USUAL_RESIDUALS
+    if len(residuals) >= LEAST_RESIDUALS:
+        cuts = quantiles(residuals, n=20, method="inclusive")
+        low, high = min(0.0, cuts[0]), max(0.0, cuts[-1])
+    return Figure(figure.low * (1 + low), figure.value, figure.high * (1 + high), figure.unit)
+
+
+def _noted(row: Row, name: str | None) -> Figure:
     values = [record.extra[name] for record in row.records if name in record.extra]
-    return _exact(values[0] if values else None, f"figure '{name}'", row)
+    return _known(values[0] if values else None, f"figure '{name}'", row)
 
 
-def _longest(row: Row, field: str) -> Interval:
+def _longest(row: Row, field: str) -> Figure:
     """Give the longest value that `harness fit` found: at least what passed, and less than what failed."""
     fit = row.records[0].limits if row.records else None
     if fit is None:
         raise Unknown(f"{row.label}: no limit was searched: run `harness fit`")
     value = getattr(fit, field)
-    known = _exact(value, f"{field} limit of {fit.over}", row)
-    return known._replace(high=fit.failed or value) if field == "longest" and fit.runs else known
+    known = _known(value, f"{field} limit of {fit.over}", row)
+    return replace(known, high=fit.failed or known.value) if field == "longest" and fit.runs else known
+
+
+def _rests_on_prediction(name: str, row: Row) -> bool:
+    """Check whether a figure was predicted and not measured."""
+    limits = row.records[0].limits if row.records else None
+    return name in PREDICTED or (name == "longest" and limits is not None and not limits.runs)
 
 
 TIMES = {"seconds": "step_seconds", "fetch_seconds": "fetch_seconds"}
-FIGURES: dict[str, Callable[[Row, dict[str, Any]], Interval | str]] = {
+PREDICTED = ("predicted", "foretold")
+FIGURES: dict[str, Callable[[Row, dict[str, Any]], Figure | str]] = {
     "peak": lambda row, given: _memory(row, given.pop("phase", None), "peak_bytes"),
     "held": lambda row, given: _memory(row, given.pop("phase", None), "exit_bytes"),
     "file_bytes": lambda row, given: _memory(row, given.pop("phase", None), "file_bytes"),
     "anonymous_bytes": lambda row, given: _memory(row, given.pop("phase", None), "anon_bytes"),
     "all_ranks": lambda row, given: _all_ranks(row),
     "predicted": lambda row, given: _predicted(row, given.pop("phase", None)),
-    "floor": lambda row, given: _exact(row.floor_bytes, "floor", row, "B"),
-    "parameters": lambda row, given: _exact(
+    "floor": lambda row, given: _known(row.floor_bytes, "floor", row, "B"),
+    "parameters": lambda row, given: _known(
         row.prediction.prediction.parameters if row.prediction else None, "count of parameters", row
     ),
-    "seconds": lambda row, given: _seconds(row, TIMES["seconds"]),
-    "fetch_seconds": lambda row, given: _seconds(row, TIMES["fetch_seconds"]),
     "longest": lambda row, given: _longest(row, "longest"),
     "foretold": lambda row, given: _longest(row, "predicted"),
     "noted": lambda row, given: _noted(row, given.pop("figure", None)),
-    "size": lambda row, given: _exact(row.case.shape.get(str(given.pop("of", ""))), "such size", row),
+    "size": lambda row, given: _known(row.case.shape.get(str(given.pop("of", ""))), "such size", row),
     "answer": lambda row, given: _rung(row),
     "verdict": lambda row, given: row.verdict,
 }
+NAMES = (*FIGURES, *TIMES)
 
 
 def _settings(claim: Claim, tables: Sequence[Table]) -> Iterator[Where]:
@@ -296,63 +388,77 @@ def fits(table: Table, where: Where) -> bool:
 
 
 class _Evaluation:
-    """Evaluate one expression at one comparison; `rounds` is the least of any time in what is being compared."""
+    """Evaluate one expression at one comparison; intervals of times err with the chance `error`."""
 
-    def __init__(self, tables: Sequence[Table], where: Where) -> None:
-        self.tables, self.where = tables, where
-        self.rounds = VERDICT_ROUNDS
+    def __init__(self, tables: Sequence[Table], where: Where, error: float) -> None:
+        self.tables, self.where, self.error = tables, where, error
         self.rows: list[Row] = []
-        self.told: list[str] = []
+        self.paired = True
+        self.predicted = False
 
-    def of(self, tree: ast.expr) -> _Found:
+    def of(self, tree: ast.expr) -> _Outcome:
         comparisons = tree.values if isinstance(tree, ast.BoolOp) else [tree]
-        held: list[bool | None] = []
+        holds: list[bool | None] = []
+        words: list[str] = []
         try:
             for each in comparisons:
                 assert isinstance(each, ast.Compare)
-                self.rounds = VERDICT_ROUNDS
-                terms = [self.value(term) for term in (each.left, *each.comparators)]
+                self.paired = len({id(table) for table, _ in self.timed(each)}) <= 1
+                try:
+                    terms = [self.value(term) for term in (each.left, *each.comparators)]
+                except Open as reason:
+                    holds.append(None)
+                    words.append(str(reason))
+                    continue
                 links = list(zip(each.ops, terms, terms[1:], strict=False))
-                few = self.rounds < VERDICT_ROUNDS
-                found = [None if few else _compared(*link) for link in links]
-                held += found
-                self.told.append(_told(links, found) + few * f" (rounds: {self.rounds}, and {VERDICT_ROUNDS} decide)")
+                outcomes = [_compared(*link) for link in links]
+                holds += outcomes
+                words.append(_in_words(links, outcomes))
         except Unknown as reason:
-            return _Found("untested", str(reason), tuple(self.rows))
-        verdict = "refuted" if False in held else "inconclusive" if None in held else "verified"
-        return _Found(verdict, " and ".join(self.told), tuple(self.rows))
+            return _Outcome("untested", str(reason), tuple(self.rows))
+        verdict = "refuted" if False in holds else "inconclusive" if None in holds else "verified"
+        prefix = "predicted: " if self.predicted else ""
+        return _Outcome(verdict, prefix + " and ".join(words), tuple(self.rows))
 
-    def value(self, node: ast.expr) -> Interval | str:
+    def timed(self, comparison: ast.Compare) -> Iterator[tuple[Table, Row]]:
+        """Yield the rows whose times a comparison asks for."""
+        for node in ast.walk(comparison):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TIMES:
+                yield self.row(ast.unparse(node.args[0]), _keywords(node))
+
+    def value(self, node: ast.expr) -> Figure | str:
         if isinstance(node, ast.Constant):
-            return node.value if isinstance(node.value, str) else Interval(*[float(node.value)] * 3)  # type: ignore[arg-type]
+            return node.value if isinstance(node.value, str) else exact(float(node.value))  # type: ignore[arg-type]
         if isinstance(node, ast.UnaryOp):
-            return _minus(Interval(0, 0, 0), self.number(node.operand))
+            return -self.number(node.operand)
         if isinstance(node, ast.BinOp):
             return OPERATIONS[type(node.op)](self.number(node.left), self.number(node.right))
         assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        given: dict[str, Any] = {
-            str(key.arg): key.value.value for key in node.keywords if isinstance(key.value, ast.Constant)
-        }
-        own: dict[str, Any] = {key: given.pop(key) for key in ("phase", "figure", "of") if key in given}
-        row = self.row(ast.unparse(node.args[0]), given)
+        name, where = node.func.id, _keywords(node)
+        own: dict[str, Any] = {key: where.pop(key) for key in ("phase", "figure", "of") if key in where}
+        table, row = self.row(ast.unparse(node.args[0]), where)
         self.rows.append(row)
-        if (field := TIMES.get(node.func.id)) and row.records:
-            self.rounds = min(self.rounds, len(_medians(row, field)))
-        return FIGURES[node.func.id](row, own)
+        if name in TIMES:
+            return _seconds(row, table, TIMES[name], self.error, self.paired)
+        value = FIGURES[name](row, own)
+        if isinstance(value, Figure) and _rests_on_prediction(name, row):
+            self.predicted = True
+            return _with_residuals(value, row, self.tables)
+        return value
 
-    def number(self, node: ast.expr) -> Interval:
-        found = self.value(node)
-        if isinstance(found, str):
+    def number(self, node: ast.expr) -> Figure:
+        value = self.value(node)
+        if isinstance(value, str):
             raise ClaimError(f"'{ast.unparse(node)}' is a word: only == compares it")
-        return found
+        return value
 
-    def row(self, label: str, given: Where) -> Row:
+    def row(self, label: str, keywords: Where) -> tuple[Table, Row]:
         """Find the row of a label in the comparison meant; raise Unknown where there is none or more than one."""
-        where = {**self.where, **given}
+        where = {**self.where, **keywords}
         ranks = where.get(RANKS)
         tables = [table for table in self.tables if fits(table, where)]
         if len(tables) != 1:
-            raise Unknown(f"{len(tables)} comparisons have {_shown(given)}")
+            raise Unknown(f"{len(tables)} comparisons have {_shown(keywords)}")
         wanted = _plain(label)
         asked = [row for row in tables[0].rows if ranks is None or row.case.ranks in (1, ranks)]
         rows = [row for row in asked if _plain(row.case.strategies_label) == wanted] or [
@@ -360,14 +466,18 @@ class _Evaluation:
         ]
         if len(rows) != 1:
             raise Unknown(f"{len(rows)} rows are '{label}'")
-        return rows[0]
+        return tables[0], rows[0]
+
+
+def _keywords(node: ast.Call) -> dict[str, Any]:
+    return {str(key.arg): key.value.value for key in node.keywords if isinstance(key.value, ast.Constant)}
 
 
 def _plain(label: str) -> str:
     return label.replace(" ", "").replace("'", "").replace('"', "").lower()
 
 
-def _compared(op: ast.cmpop, left: Interval | str, right: Interval | str) -> bool | None:
+def _compared(op: ast.cmpop, left: Figure | str, right: Figure | str) -> bool | None:
     if isinstance(left, str) or isinstance(right, str):
         if type(left) is not type(right) or not isinstance(op, ast.Eq):
             raise ClaimError(f"{left!r} and {right!r} do not compare: words take == and numbers numbers")
@@ -392,26 +502,38 @@ TURNED = {
 """The words of a comparison, read from its right side."""
 
 
-def _told(links: "list[tuple[ast.cmpop, Interval | str, Interval | str]]", found: list[bool | None]) -> str:
+def _in_words(links: "list[tuple[ast.cmpop, Figure | str, Figure | str]]", holds: list[bool | None]) -> str:
     """Put a comparison in words, all sides in the unit of any: a plain number is meant in that of the figure.
 
-    The figure between two bounds comes first.
+    The figure between two bounds comes first. What is not decided gets its reason.
     """
     sides = [links[0][1], *(right for _, _, right in links)]
-    unit = next((side.unit for side in sides if isinstance(side, Interval) and side.unit), "")
+    unit = next((side.unit for side in sides if isinstance(side, Figure) and side.unit), "")
     shown = [_shown_in(unit, side) for side in sides]
-    hedged = [{True: "", False: "not ", None: "perhaps "}[each] for each in found]
-    words = [WORDS[type(op)] for op, _, _ in links]
+    words = [("not " if hold is False else "") + WORDS[type(op)] for (op, _, _), hold in zip(links, holds, strict=True)]
     if len(links) == 2:
-        return f"{shown[1]}, {hedged[0]}{TURNED[words[0]]} {shown[0]} and {hedged[1]}{words[1]} {shown[2]}"
-    told = [f"{hedge}{word} {side}" for hedge, word, side in zip(hedged, words, shown[1:], strict=True)]
-    return f"{shown[0]}, {', '.join(told)}"
+        turned = ("not " if holds[0] is False else "") + TURNED[WORDS[type(links[0][0])]]
+        text = f"{shown[1]}, {turned} {shown[0]} and {words[1]} {shown[2]}"
+    else:
+        text = f"{shown[0]}, {', '.join(f'{word} {side}' for word, side in zip(words, shown[1:], strict=True))}"
+    if None not in holds:
+        return text
+    endless = any(isinstance(side, Figure) and math.isinf(side.high) for side in sides)
+    reason = "one of them ran out of its budget" if endless else _span(unit, sides)
+    return f"{text}: undecided, {reason}"
 
 
-def _shown_in(unit: str, found: Interval | str) -> str:
-    if isinstance(found, str):
-        return found
-    return f"more than {_figure(found.low, unit)}" if math.isinf(found.high) else _figure(found.value, unit)
+def _span(unit: str, sides: "Sequence[Figure | str]") -> str:
+    """Name the widest interval among the sides of a comparison."""
+    figures = [side for side in sides if isinstance(side, Figure)]
+    widest = max(figures, key=lambda side: (side.high - side.low) / max(abs(side.value), 1e-12))
+    return f"{_figure(widest.value, unit)} may be {_figure(widest.low, unit)} to {_figure(widest.high, unit)}"
+
+
+def _shown_in(unit: str, side: Figure | str) -> str:
+    if isinstance(side, str):
+        return side
+    return f"more than {_figure(side.low, unit)}" if math.isinf(side.high) else _figure(side.value, unit)
 
 
 def _figure(value: float, unit: str) -> str:

@@ -60,7 +60,7 @@ class Sentence:
         """What the deciding answers come to; `in part` where some hold and some do not."""
         deciding = self.said.by or [self.said.id]
         found = {answer.verdict for answer, _ in self.answers if answer.claim.id in deciding}
-        if {"verified", "refuted"} <= found:
+        if "in part" in found or {"verified", "refuted"} <= found:
             return "in part"
         return next((verdict for verdict in ("refuted", "inconclusive", "verified") if verdict in found), "untested")
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from harness.verdicts import dunnett
 from harness.verdicts.interval import Interval
@@ -30,7 +31,7 @@ LONGEST_SECONDS, SHORTEST_SECONDS = 1e7, 1e-9
 MOST_ROUNDS = 100
 """Above this many, no advice on rounds is worth much."""
 
-Times = Mapping[str, Mapping[Hashable, float]]
+Times = Mapping[str, Mapping[Any, float]]
 """For each member the seconds of each of its rounds; a round is any block of processes that ran next to each other."""
 
 _TUNING = 1.5
