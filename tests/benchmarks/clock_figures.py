@@ -239,7 +239,7 @@ def play(rng: random.Random, truths: Sequence[float], noise: Noise, looks: Seque
     ratios = {"baseline": 1.0, "nothing": 1.0, **{f"row {i}": truth for i, truth in enumerate(truths)}}
     seconds: Group = {name: {} for name in ratios}
     remaining: Sequence[str] = tuple(ratios)
-    seen: Look | None = None
+    latest: Look | None = None
     error = noise(rng)
     for number in range(looks[-1]):
         for place, members in enumerate(blocks(remaining, dict.fromkeys(ratios, cost), "", number)):
@@ -247,12 +247,12 @@ def play(rng: random.Random, truths: Sequence[float], noise: Noise, looks: Seque
             for name in members:
                 seconds[name][number, place] = level * ratios[name] * math.exp(error())
         if number + 1 in looks:
-            seen = look(seconds, number + 1, looks, before=seen)
-            remaining = seen.remaining
-            if seen.finished:
+            latest = look(seconds, number + 1, looks, before=latest)
+            remaining = latest.remaining
+            if latest.finished:
                 break
-    assert seen is not None
-    return Played(seen.pooled, ratios, {name: len(each) for name, each in seconds.items()})
+    assert latest is not None
+    return Played(latest.pooled, ratios, {name: len(each) for name, each in seconds.items()})
 
 
 def false_word(word: str, truth: float) -> bool:
