@@ -91,16 +91,15 @@ def replayed(
     It depends on the times alone, so an interrupted run goes on as it would have, and a report says what the run knew
     when a member left. A round is a number from 0, or a tuple that begins with it, such as round and block.
     """
-    numbers = {number for rounds in times.values() for number in rounds}
-    done = 1 + max(map(_round, numbers), default=-1)
-    seen: Look | None = None
-    for rounds in (*(each for each in looks if each < done), done):
-        there = {name: {r: s for r, s in each.items() if _round(r) < rounds} for name, each in times.items()}
-        seen = look(there, rounds, looks, baselines, final, seen)
-        if seen.finished:
+    timed = 1 + max((_round(number) for rounds in times.values() for number in rounds), default=-1)
+    latest: Look | None = None
+    for rounds in (*(each for each in looks if each < timed), timed):
+        earlier = {name: {r: s for r, s in each.items() if _round(r) < rounds} for name, each in times.items()}
+        latest = look(earlier, rounds, looks, baselines, final, latest)
+        if latest.finished:
             break
-    assert seen is not None  # `done` is always looked at
-    return seen
+    assert latest is not None  # the last round is always looked at
+    return latest
 
 
 def _round(number: Hashable) -> int:
