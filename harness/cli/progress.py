@@ -44,6 +44,10 @@ class Watcher(session.Progress):
         if done:
             self.console.print(f"resuming: {done} of {total} results are there")
 
+    def left(self, count: int) -> None:
+        self.total = self.done + count  # rows whose time was decided are not timed on
+        self.bar.update(self.id, total=self.total)
+
     def warn(self, sentence: str) -> None:
         self.console.print(f"warning: {sentence}")
 

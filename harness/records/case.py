@@ -8,8 +8,8 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 CONTROL = "nothing"
-VERDICT_ROUNDS = 3
-"""From this many rounds on a speed verdict is possible."""
+VERDICT_ROUNDS = 2
+"""From this many time rounds on, times can have an interval."""
 
 
 class Value(BaseModel):

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 from typing import NamedTuple
 
 from harness import backends
@@ -14,30 +15,47 @@ from harness.contract.plugins import Plugins
 from harness.machine import facts
 from harness.records import Case, Record, Slot
 from harness.records.record import OPEN_STATUSES
+from harness.run import rounds
 from harness.suite.plan import Group, Plan
+from harness.verdicts.claims import memory_rows, plain_label
 
-REPEATS_FROM_ROUNDS = 6
-"""From this many time rounds on, memory is measured three times and its largest peak taken."""
+REPEATS = 3
+"""How often the memory of a row is measured that a claim or a verdict near its bound rests on."""
 
 REFUSED = ("unsupported", "skipped_guard")
 """Statuses by which a machine says that it does not run a case."""
 
 
 class Known(NamedTuple):
-    """What a run must remember of a record that it has written: a night of them would fill the memory."""
+    """What a run must remember of a record that it has written: a night of them would fill the memory.
+
+    `step_seconds` are the steps of a pilot, `seconds` the median step of a time measurement, `worker_seconds` the life
+    of its process; `need_bytes` is what was predicted, `peak_bytes` what was measured.
+    """
 
     status: str
     attempt: int = 1
     run_id: str = ""
     need_bytes: int = 0
     step_seconds: tuple[float, ...] = ()
+    seconds: float | None = None
+    worker_seconds: float = 0.0
+    peak_bytes: int | None = None
 
     @classmethod
     def of(cls, record: Record) -> "Known":
-        """Keep the bytes that were predicted, and the steps of a pilot."""
-        need = max(record.prediction.floor_bytes or 0, record.prediction.predicted_peak_bytes or 0)
-        steps = record.times.step_seconds if record.slot is not None and record.slot.kind == "pilot" else ()
-        return cls(record.status, record.origin.attempt, record.origin.run_id, need, steps)
+        """Keep what later tasks of the run need."""
+        steps, kind = record.times.step_seconds, record.slot.kind if record.slot is not None else ""
+        return cls(
+            record.status,
+            record.origin.attempt,
+            record.origin.run_id,
+            max(record.prediction.floor_bytes or 0, record.prediction.predicted_peak_bytes or 0),
+            steps if kind == "pilot" else (),
+            median(steps) if steps and kind == "time" and record.status == "ok" else None,
+            record.origin.worker_seconds or 0.0,
+            record.memory.peak_device_bytes or record.memory.peak_host_bytes,
+        )
 
 
 Latest = Mapping[Slot, Known]
@@ -77,14 +95,14 @@ class Schedule:
         return {self.digest(case): index for index, case in enumerate(self.plan.cases)}
 
     @cached_property
-    def _baselines(self) -> dict[str, str]:
-        groups = self.plan.groups
-        return {self.digest(case): self.digest(group.baseline) for group in groups for case in group.cases}
+    def _claimed(self) -> frozenset[str]:
+        """The labels of rows on whose memory a claim rests, without blanks."""
+        return frozenset(label for claim in self.plan.suite.claims for label in memory_rows(claim.that))
 
-    @property
-    def repeats(self) -> int:
-        """How often the memory of a case is measured."""
-        return 3 if self.rounds >= REPEATS_FROM_ROUNDS else 1
+    def repeats(self, case: Case) -> int:
+        """Return how often the memory of a case is measured."""
+        names = {plain_label(case.strategies_label), "+".join(applied.name for applied in case.strategies)}
+        return REPEATS if names & self._claimed else 1
 
     def slots(self) -> Iterator[Slot]:
         """List every slot of the plan, in the order of the run."""
@@ -101,7 +119,7 @@ class Schedule:
             return
         for case in group.cases:
             yield Slot(case=self.digest(probe_of(self.plugins, case)), kind="numerics")
-            for repeat in range(self.repeats):
+            for repeat in range(self.repeats(case)):
                 yield Slot(case=self.digest(case), kind="memory", repeat=repeat)
         for number in range(self.rounds):
             for case in group.cases:
@@ -111,14 +129,51 @@ class Schedule:
         """Say why a case cannot run here; None where it is another machine that says so."""
         return None if self.elsewhere else obstacle(self.plugins, case)
 
-    def is_due(self, slot: Slot, latest: Latest) -> bool:
-        """Say whether a slot still wants a result: what was not measured for memory is not timed."""
-        if slot.kind == "time" and (
-            self._cannot_run(slot.case, latest)
-            or (slot.round and not self.all_rounds and self._cannot_run(self._baselines[slot.case], latest))
-        ):
-            return False
-        return not self._is_done(latest.get(slot))
+    def due(self, latest: Latest) -> list[Slot]:
+        """List the slots that still want a result, in the order of the run; time rounds at most that many."""
+        predictions = (Slot(case=self.digest(case), kind="predict") for case in self.plan.cases)
+        open_ = [slot for slot in dict.fromkeys(predictions) if not self._is_done(latest.get(slot))]
+        timed = by_case(latest)
+        return [*open_, *(slot for group in self.plan.groups for slot in self.due_of(group, latest, timed))]
+
+    def due_of(self, group: Group, latest: Latest, timed: "Timed | None" = None) -> Iterator[Slot]:
+        """Yield the slots of a group that still want a result, but for its predictions."""
+        for slot in dict.fromkeys(self.measured(group)):
+            if slot.kind != "time" and not self._is_done(latest.get(slot)):
+                yield slot
+        if self.obstacle(group.baseline) is None:
+            number, members = self.turn(group, latest, by_case(latest) if timed is None else timed)
+            for later in range(number, self.rounds_of(group, latest)):
+                yield from (Slot(case=self.digest(case), kind="time", round=later) for case in members)
+
+    def turn(self, group: Group, latest: Latest, timed: "Timed") -> tuple[int, list[Case]]:
+        """Return the time round that comes next in a group, and its members: none when its times are decided.
+
+        Cases whose memory was not measured are not timed, since they did not run; before it was measured all are.
+        """
+        cases = [case for case in group.cases if not self._cannot_run(self.digest(case), latest)]
+        known = {case.label: timed.get(self.digest(case), {}) for case in cases}
+        times = {
+            label: {at: each.seconds for at, each in of.items() if each.seconds is not None}
+            for label, of in known.items()
+        }
+        failed = {
+            label: {at[0] for at, each in of.items() if each.seconds is None and self._is_done(each)}
+            for label, of in known.items()
+        }
+        number, members = rounds.next_turn(list(known), times, failed, self.rounds_of(group, latest))
+        spent = sum(each.worker_seconds for of in known.values() for each in of.values())
+        if spent > 60 * self.plan.suite.timing_minutes:
+            return number, []
+        return number, [case for case in cases if case.label in members]
+
+    def rounds_of(self, group: Group, latest: Latest) -> int:
+        """Return the time rounds of a group: one where the baseline does not run, since no ratio can be formed.
+
+        Unless all are asked for, to compare the rows with each other.
+        """
+        compared = self.all_rounds or not self._cannot_run(self.digest(group.baseline), latest)
+        return self.rounds if compared else min(1, self.rounds)
 
     def _cannot_run(self, case: str, latest: Latest) -> bool:
         memory = latest.get(Slot(case=case, kind="memory"))
@@ -137,6 +192,19 @@ def obstacle(plugins: Plugins, case: Case) -> str | None:
     workload = plugins.workloads[case.workload]
     told = (plugins.strategies[applied.name].obstacle(place, workload) for applied in case.strategies)
     return next((reason for reason in told if reason), None)
+
+
+Timed = Mapping[str, Mapping[tuple[int, int], Known]]
+"""By case what is known of its time measurements, by round and block."""
+
+
+def by_case(latest: Latest) -> Timed:
+    """Return what is known of the time measurements of each case."""
+    timed: dict[str, dict[tuple[int, int], Known]] = {}
+    for slot, known in latest.items():
+        if slot.kind == "time":
+            timed.setdefault(slot.case, {})[slot.round, slot.block] = known
+    return timed
 
 
 def is_done(record: Known | None) -> bool:

@@ -3,10 +3,12 @@
 import hashlib
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -17,10 +19,11 @@ from harness.machine import checkups, facts, interference, orphans, throughput
 from harness.records import Case, Heading, Kind, Origin, Record, Slot, Task, store
 from harness.records.task import TokenFile
 from harness.run import locks, predictions, prepare_data, runner, temporary
-from harness.run.pacing import Pacing, pace, shuffled
-from harness.run.schedule import Known, Latest, Schedule, is_done, obstacle
+from harness.run.pacing import Pacing, pace
+from harness.run.schedule import REPEATS, Known, Latest, Schedule, by_case, is_done, obstacle
 from harness.suite.plan import Group, Plan
-from harness.verdicts import claims
+from harness.verdicts import blocks, claims
+from harness.verdicts.judge import MEMORY_MARGIN
 
 ATTEMPTS = 2
 MEMORY_SHARE = 0.8
@@ -32,6 +35,8 @@ class Progress:
     """What a watcher is told; the methods do nothing here."""
 
     def begin(self, total: int, done: int) -> None: ...
+
+    def left(self, count: int) -> None: ...
 
     def warn(self, sentence: str) -> None: ...
 
@@ -74,14 +79,10 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         plan, found = prepare_data.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
         schedule = schedule_of(plan, plugins, options)
 
-        def unfinished(latest: Latest) -> bool:
-            return any(schedule.is_due(slot, latest) for slot in schedule.slots())
-
-        path, latest = opened(folder, schedule, options.fresh, unfinished)
+        path, latest = opened(folder, schedule, options.fresh, lambda latest: bool(schedule.due(latest)))
         run_id = new_id()
         store.append(path, beginning(schedule, run_id))
-        planned = list(dict.fromkeys(schedule.slots()))
-        progress.begin(len(planned), sum(not schedule.is_due(slot, latest) for slot in planned))
+        progress.begin(len(set(schedule.slots())), len(latest))
 
         def write(record: Record) -> None:
             store.append(path, record)
@@ -117,7 +118,7 @@ def opened(
 def beginning(schedule: Schedule, run_id: str) -> Record:
     """Say what the suite says beside its cases: who reads the results need not have it."""
     plan = schedule.plan
-    heading = Heading(title=plan.suite.title, claims=tuple(plan.suite.claims))
+    heading = Heading(title=plan.suite.title, claims=tuple(plan.suite.claims), rounds=schedule.rounds)
     return Record(heading=heading, origin=origin(schedule, run_id))
 
 
@@ -175,16 +176,9 @@ class Campaign:
             for case in group.cases:
                 self.numerics(case)
                 self.memory(case)
-            for number in range(self.rounds_of(group)):
-                self.time_round(group, number)
-
-    def rounds_of(self, group: Group) -> int:
-        """Give the time rounds of a group: one where the baseline does not run, since no ratio can be formed.
-
-        Unless all are asked for, to compare the rows with each other.
-        """
-        compared = self.options.all_rounds or self.measured(group.baseline)
-        return self.schedule.rounds if compared else min(1, self.schedule.rounds)
+            self.repeat_near_bounds(group)
+            self.time(group)
+            self.progress.left(len(self.schedule.due(self.latest)))
 
     def predict(self) -> None:
         """Predict all open cases."""
@@ -230,8 +224,9 @@ class Campaign:
         self.progress.start("answer", case)
         self.keep(self.work("numerics", [probe], reference=str(yardstick))[0], probe, slot)
 
-    def memory(self, case: Case) -> None:
-        for repeat in range(self.schedule.repeats):
+    def memory(self, case: Case, repeats: int | None = None) -> None:
+        """Measure the memory of a case as often as is wanted, or say why not."""
+        for repeat in range(self.schedule.repeats(case) if repeats is None else repeats):
             slot = Slot(case=self.schedule.digest(case), kind="memory", repeat=repeat)
             if not self.is_open(slot):
                 continue
@@ -243,6 +238,26 @@ class Campaign:
             else:
                 self.progress.start("memory", case)
                 self.keep(self.work("memory", [case], steps=self.plan.suite.memory_steps)[0], case, slot)
+
+    def repeat_near_bounds(self, group: Group) -> None:
+        """Measure those rows again whose peak is so near to the bound of `less` or `more` that one run cannot say."""
+        peaks = {case.label: self.peak(case) for case in group.cases}
+        baseline = peaks.get(group.baseline.label)
+        if baseline is None or not self.schedule.rounds:
+            return
+        bound = MEMORY_MARGIN * baseline
+        near = [
+            case
+            for case in group.cases
+            if (peak := peaks[case.label]) is not None and abs(abs(peak - baseline) - bound) < bound / 2
+        ]
+        for case in [group.baseline, *near] if near else []:
+            self.memory(case, REPEATS)
+
+    def peak(self, case: Case) -> int | None:
+        """Return the measured peak of a case in bytes."""
+        known = self.latest.get(Slot(case=self.schedule.digest(case), kind="memory"))
+        return None if known is None or known.status != "ok" else known.peak_bytes
 
     def guarded(self, case: Case) -> Record | None:
         """Refuse a case that would take the machine down, unless all are to be tried."""
@@ -261,30 +276,46 @@ class Campaign:
         told = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here: set a budget, or shorten it"
         return Record(status="skipped_guard", evidence={"message": told, "need_bytes": need, "limit_bytes": limit})
 
-    def time_round(self, group: Group, number: int) -> None:
-        """Time every member once, in random order; a round that is not complete is run again whole."""
-        members = [case for case in group.cases if self.measured(case)]
-        slots = {case.label: Slot(case=self.schedule.digest(case), kind="time", round=number) for case in members}
-        if not any(self.is_open(slot) for slot in slots.values()):
-            return
-        if self.timed_once(members, slots, number):
-            self.timed_once(members, slots, number)
+    def time(self, group: Group) -> None:
+        """Time a group round by round, until all its rows are decided or the suite's time is spent."""
+        tried: Counter[int] = Counter()
+        while True:
+            number, members = self.schedule.turn(group, self.latest, by_case(self.latest))
+            members = [case for case in members if self.measured(case)]
+            if not members or tried[number] == ATTEMPTS:
+                return
+            tried[number] += 1
+            self.time_round(group, number, members)
 
-    def timed_once(self, members: list[Case], slots: dict[str, Slot], number: int) -> bool:
-        """Time every member of a round; say whether something disturbed it, so that all of it is run again once."""
+    def time_round(self, group: Group, number: int, members: list[Case]) -> None:
+        """Time every member once, in random order, in blocks of neighbours in time with the baseline in each."""
         by_label = {case.label: case for case in members}
-        disturbed = False
-        for label in shuffled(list(by_label), self.plan.suite.seed, number):
-            case = by_label[label]
-            pacing = self.pacing(case)
-            self.progress.start(f"time {number + 1}/{self.schedule.rounds}", case)
-            before = interference.snapshot()
-            record = self.work("time", [case], steps=pacing.steps, warmup=pacing.warmup)[0]
-            told = interference.disturbances(before, interference.snapshot())
-            record = record.model_copy(update={"flags": (*record.flags, *pacing.flags, *told)})
-            self.keep(record, case, slots[label])
-            disturbed = disturbed or bool(told)
-        return disturbed
+        lives = {case.label: seconds for case in members if (seconds := self.life(case))}
+        cut = blocks.blocks(list(by_label), lives, f"{self.plan.suite.seed}/{group.baseline.group}", number)
+        for block, labels in enumerate(cut):
+            for label in labels:
+                case = by_label[label]
+                slot = Slot(case=self.schedule.digest(case), kind="time", round=number, block=block)
+                if self.time_once(case, slot):
+                    self.time_once(case, slot)
+
+    def time_once(self, case: Case, slot: Slot) -> bool:
+        """Time one process; return whether something disturbed it, so that it is run again once."""
+        pacing = self.pacing(case)
+        self.progress.start(f"time {slot.round + 1}/{self.schedule.rounds}", case)
+        before = interference.snapshot()
+        record = self.work("time", [case], steps=pacing.steps, warmup=pacing.warmup)[0]
+        disturbances = interference.disturbances(before, interference.snapshot())
+        record = record.model_copy(update={"flags": (*record.flags, *pacing.flags, *disturbances)})
+        self.keep(record, case, slot)
+        return bool(disturbances)
+
+    def life(self, case: Case) -> float:
+        """Return how long a timed process of a case lives, as far as is known, in seconds."""
+        timed = by_case(self.latest).get(self.schedule.digest(case), {})
+        memory = self.latest.get(Slot(case=self.schedule.digest(case), kind="memory"))
+        lives = [known.worker_seconds for known in timed.values() if known.seconds is not None]
+        return median(lives) if lives else memory.worker_seconds if memory is not None else 0.0
 
     def measured(self, case: Case) -> bool:
         """Say whether the memory of a case was measured, so that it is worth timing."""

@@ -38,9 +38,12 @@ class Suite(Model):
     budget_gib: float | None = Field(None, ge=1 / 64, le=1 << 16, description="memory above the settled base")
     strategies: list[Any] = Field(min_length=1, max_length=1000)
     ranks: int | list[int] = Field(2, description="on how many ranks rows run whose strategies divide the run")
-    rounds: int = Field(3, ge=0, le=100, description="time rounds; a speed interval needs at least 6")
-    steps: int | None = Field(None, ge=3, le=10_000, description="timed steps; found by a pilot where not given")
-    warmup: int | None = Field(None, ge=1, le=1000, description="untimed steps; found by a pilot where not given")
+    rounds: int = Field(3, ge=0, le=100, description="time rounds at most; rows whose time is decided leave earlier")
+    timing_minutes: float = Field(
+        10, gt=0, le=1440, description="worker minutes that the times of a comparison may take"
+    )
+    steps: int | None = Field(None, ge=2, le=10_000, description="timed steps; found by a pilot where not given")
+    warmup: int | None = Field(None, ge=0, le=1000, description="untimed steps; found by a pilot where not given")
     memory_steps: int = Field(3, ge=3, le=1000, description="steps of the run whose peak is taken")
     seed: int = Field(0, ge=0, le=1 << 31)
     timeout_seconds: float = Field(600, gt=0, le=1 << 20)

@@ -163,6 +163,13 @@ def parsed(expression: str) -> ast.expr:
     return tree
 
 
+def memory_rows(expression: str) -> set[str]:
+    """Return the labels, without blanks, of the rows whose measured memory an expression asks for."""
+    calls = (node for node in ast.walk(parsed(expression)) if isinstance(node, ast.Call))
+    asked = (node for node in calls if isinstance(node.func, ast.Name) and node.func.id in MEASURED_MEMORY)
+    return {plain_label(ast.unparse(node.args[0])) for node in asked}
+
+
 def _check(node: ast.expr, expression: str, depth: int) -> None:
     if depth > DEEPEST:
         raise ClaimError(f"'{expression[:60]}...' is nested too deeply: write it in fewer brackets")
@@ -347,6 +354,7 @@ def _rests_on_prediction(name: str, row: Row) -> bool:
 
 TIMES = {"seconds": "step_seconds", "fetch_seconds": "fetch_seconds"}
 PREDICTED = ("predicted", "foretold")
+MEASURED_MEMORY = ("peak", "held", "file_bytes", "anonymous_bytes", "all_ranks")
 FIGURES: dict[str, Callable[[Row, dict[str, Any]], Figure | str]] = {
     "peak": lambda row, given: _memory(row, given.pop("phase", None), "peak_bytes"),
     "held": lambda row, given: _memory(row, given.pop("phase", None), "exit_bytes"),
@@ -459,9 +467,9 @@ class _Evaluation:
         tables = [table for table in self.tables if fits(table, where)]
         if len(tables) != 1:
             raise Unknown(f"{len(tables)} comparisons have {_shown(keywords)}")
-        wanted = _plain(label)
+        wanted = plain_label(label)
         asked = [row for row in tables[0].rows if ranks is None or row.case.ranks in (1, ranks)]
-        rows = [row for row in asked if _plain(row.case.strategies_label) == wanted] or [
+        rows = [row for row in asked if plain_label(row.case.strategies_label) == wanted] or [
             row for row in asked if [applied.name for applied in row.case.strategies] == wanted.split("+")
         ]
         if len(rows) != 1:
@@ -473,7 +481,8 @@ def _keywords(node: ast.Call) -> dict[str, Any]:
     return {str(key.arg): key.value.value for key in node.keywords if isinstance(key.value, ast.Constant)}
 
 
-def _plain(label: str) -> str:
+def plain_label(label: str) -> str:
+    """Return a label without blanks and quotation marks, in lower case."""
     return label.replace(" ", "").replace("'", "").replace('"', "").lower()
 
 

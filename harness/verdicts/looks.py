@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 
-from harness.verdicts.pooled import BASELINES, ERROR, FINAL, Pooled, Times, pooled
+from harness.verdicts.pooled import BASELINES, DECIDED, ERROR, Pooled, Times, pooled
 
 LOOKS = (4, 6, 8, 12, 16, 24)
 _PER_ROW = 0.005
@@ -55,7 +55,7 @@ def look(
     rounds: int,
     looks: Sequence[int],
     baselines: Sequence[str] = BASELINES,
-    final: Collection[str] = FINAL,
+    final: Collection[str] = DECIDED,
     before: Look | None = None,
 ) -> Look:
     """Judge a group after `rounds` complete rounds, of which `looks` says when it may be judged at all.
@@ -84,7 +84,7 @@ def replayed(
     times: Times,
     looks: Sequence[int],
     baselines: Sequence[str] = BASELINES,
-    final: Collection[str] = FINAL,
+    final: Collection[str] = DECIDED,
 ) -> Look:
     """Look at a group as often as was planned so far, each time at the rounds that were there then.
 

@@ -27,6 +27,8 @@ LEAST_MEMBERS, LEAST_ROUNDS = 4, 2
 LEAST_DEGREES = (LEAST_MEMBERS - 1) * (LEAST_ROUNDS - 1)
 FINAL = frozenset({"faster", "slower", "within 5 %"})
 """Words that more rounds would not make more precise."""
+DECIDED = FINAL | {"at most 5 % slower"}
+"""Words with which a row leaves the rounds: the question of a memory strategy is whether it costs time."""
 LONGEST_SECONDS, SHORTEST_SECONDS = 1e7, 1e-9
 MOST_ROUNDS = 100
 """Above this many, no advice on rounds is worth much."""

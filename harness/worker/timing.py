@@ -1,6 +1,7 @@
 """Time one case: prime, settle, then the bare loop with nothing but a clock."""
 
 import gc
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,12 +40,11 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     reset_peak()
     fetches = _Fetches()
     loop = training(parts, step, fetches.phase, backend.finish)
+    warmup = 0 if task.kind == "pilot" else task.warmup
     if task.kind == "pilot":
-        marks, wall = _pilot(loop, backend)
-        warmup = 0
+        marks, wall, usage = _pilot(loop, backend), 0.0, {}
     else:
-        warmup = task.warmup
-        marks, wall = _timed(loop, backend, warmup, task.steps)
+        marks, wall, usage = _timed(loop, backend, warmup, task.steps)
     loop.close()
     peak = read().peak
     turns = backend.seconds(marks)
@@ -63,6 +63,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         step_seconds=tuple(steps),
         fetch_seconds=tuple(fetches.seconds[-len(steps) :] if steps else ()),
         warmup_steps=warmup,
+        **usage,
     )
     return Record(status="error" if late else "ok", evidence=evidence, flags=tuple(flags), times=figures)
 
@@ -85,7 +86,7 @@ def _batch(plugins: Plugins, case: Any) -> Any:
     return plugins.workloads[case.workload].abstract_batch(shape_of(plugins, case))
 
 
-def _pilot(loop: Iterator[Any], backend: Any) -> tuple[list[Any], float]:
+def _pilot(loop: Iterator[Any], backend: Any) -> list[Any]:
     """Take up to 30 steps or 10 seconds, the first one included."""
     marks = [backend.finish(None)]
     started = time.monotonic()
@@ -93,11 +94,14 @@ def _pilot(loop: Iterator[Any], backend: Any) -> tuple[list[Any], float]:
         marks.append(mark)
         if backend.agreed(time.monotonic() - started > PILOT_SECONDS):
             break
-    return marks, 0.0
+    return marks
 
 
-def _timed(loop: Iterator[Any], backend: Any, warmup: int, steps: int) -> tuple[list[Any], float]:
-    """Take the first step, the warm-up, then the timed steps without the collector; return marks and wall time."""
+def _timed(loop: Iterator[Any], backend: Any, warmup: int, steps: int) -> tuple[list[Any], float, dict[str, Any]]:
+    """Take the first step, the warm-up, then the timed steps without the collector.
+
+    Return time marks, the wall time of the timed steps in seconds, and what the process used meanwhile.
+    """
     marks = [backend.finish(None)]
     turns = list(islice(loop, 1 + warmup))
     marks += [mark for _, mark in turns]
@@ -107,14 +111,24 @@ def _timed(loop: Iterator[Any], backend: Any, warmup: int, steps: int) -> tuple[
     gc.freeze()
     gc.disable()
     marks[-1] = backend.finish(None)
-    started = time.perf_counter()
+    before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     last = None
     for last, mark in islice(loop, steps):  # noqa: B007 - waited for below
         marks.append(mark)
     backend.wait(last)
-    wall = time.perf_counter() - started
+    wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
     gc.enable()
-    return marks, wall
+    return marks, wall, _used(before, after)
+
+
+def _used(before: resource.struct_rusage, after: resource.struct_rusage) -> dict[str, Any]:
+    """Return what a process used between two readings: processor time in seconds, page faults, context switches."""
+    return {
+        "cpu_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "minor_faults": after.ru_minflt - before.ru_minflt,
+        "major_faults": after.ru_majflt - before.ru_majflt,
+        "switches": after.ru_nivcsw - before.ru_nivcsw,
+    }
 
 
 def _parted(turns: list[float], warmup: int, kind: str) -> tuple[float, list[float]]:
