@@ -41,8 +41,9 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     fetches = _Fetches()
     loop = training(parts, step, fetches.phase, backend.finish)
     warmup = 0 if task.kind == "pilot" else task.warmup
+    usage: dict[str, Any] = {}
     if task.kind == "pilot":
-        marks, wall, usage = _pilot(loop, backend), 0.0, {}
+        marks, wall = _pilot(loop, backend), 0.0
     else:
         marks, wall, usage = _timed(loop, backend, warmup, task.steps)
     loop.close()
