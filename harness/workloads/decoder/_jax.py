@@ -15,7 +15,7 @@ from harness.contract.data import IGNORED, Source
 from harness.contract.objective import Objective
 from harness.contract.parts import Parts
 from harness.contract.place import Place
-from harness.contract.toolkit import mesh
+from harness.contract.toolkit import mesh, optimizers
 from harness.workloads import parameters as drawing
 from harness.workloads import undivided
 from harness.workloads.data import rows
@@ -124,19 +124,9 @@ def embed(parts: Parts, params: dict[str, Any], x_BT: Any) -> Any:
 
 def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
     """Average the loss of all B T V logits over the tokens that are not ignored."""
-    objective, y_N = Objective.of(parts.shape), y_BT.reshape(-1)
-    logits_NV = at_least_float32(x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_VD.T)
-    if cap := objective.soft_cap:
-        logits_NV = cap * jnp.tanh(logits_NV / cap)
-    kept = y_N != IGNORED
-    picked_N = jnp.take_along_axis(logits_NV, jnp.where(kept, y_N, 0)[:, None], 1)[:, 0]
-    lse_N = jax.nn.logsumexp(logits_NV, axis=1)
-    losses_N = lse_N - picked_N
-    if objective.label_smoothing:
-        losses_N += objective.label_smoothing * (picked_N - logits_NV.mean(1))
-    if objective.z_loss:
-        losses_N += objective.z_loss * jnp.square(lse_N)
-    return jnp.where(kept, losses_N, 0).sum() / kept.sum().astype(losses_N.dtype)
+    y_N = y_BT.reshape(-1)
+    losses_N = Objective.of(parts.shape).in_jax(x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_VD.T, y_N)
+    return losses_N.sum() / (y_N != IGNORED).sum().astype(losses_N.dtype)
 
 
 def forward(parts: Parts, params: dict[str, Any], x_BT: Any, y_BT: Any) -> Any:
@@ -163,7 +153,7 @@ def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
     shape: Shape = parts.shape
     steps = state["steps"] + 1
     moved = jax.tree.map(
-        partial(adamw, steps=steps, rate=shape.learning_rate, decay=shape.weight_decay),
+        partial(optimizers.adamw_in_jax, steps=steps, rate=shape.learning_rate, decay=shape.weight_decay),
         state["params"],
         grads,
         state["first"],
@@ -173,16 +163,6 @@ def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
         jax.tree.structure(state["params"]), jax.tree.structure((0, 0, 0)), moved
     )
     return {"params": params, "first": first, "second": second, "steps": steps}
-
-
-def adamw(p, g, m, v, steps, rate: float, decay: float, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    """Move one leaf and its two moments; return all three."""
-    count = steps.astype(jnp.promote_types(p.dtype, jnp.float32))
-    m = m + (1 - beta1) * (g - m)
-    v = beta2 * v + (1 - beta2) * g * g
-    scale = jnp.sqrt(v) / jnp.sqrt(1 - beta2**count) + epsilon
-    moved = p * (1 - rate * decay) - rate / (1 - beta1**count) * (m / scale)
-    return moved.astype(p.dtype), m.astype(p.dtype), v.astype(p.dtype)
 
 
 def step(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[dict[str, Any], Any]:

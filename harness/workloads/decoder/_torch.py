@@ -1,6 +1,5 @@
 """The decoder's untouched parts in torch: plain functions over dicts of tensors."""
 
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,11 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from harness.contract.data import IGNORED, Source
+from harness.contract.data import Source
 from harness.contract.objective import Objective
 from harness.contract.parts import Parts
 from harness.contract.place import Place
-from harness.contract.toolkit import trees
+from harness.contract.toolkit import optimizers, trees
 from harness.workloads import parameters as drawing
 from harness.workloads import undivided
 from harness.workloads.data import rows
@@ -130,18 +129,7 @@ def embed(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor) -> torch.Ten
 
 def loss(parts: Parts, x_BTD: torch.Tensor, w_VD: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
     """Average the loss of all B T V logits over the tokens that are not ignored."""
-    objective, y_N = Objective.of(parts.shape), y_BT.reshape(-1)
-    logits_NV = x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_VD.T
-    wide = torch.promote_types(logits_NV.dtype, torch.float32)
-    if cap := objective.soft_cap:
-        logits_NV = cap * torch.tanh(logits_NV.to(wide) / cap)
-    smoothing = objective.label_smoothing
-    value = F.cross_entropy(logits_NV.to(wide), y_N, ignore_index=IGNORED, label_smoothing=smoothing)
-    if objective.z_loss:
-        kept_N = y_N != IGNORED
-        lse_N = logits_NV.to(wide).logsumexp(1)
-        value = value + objective.z_loss * (lse_N.square() * kept_N).sum() / kept_N.sum()
-    return value
+    return Objective.of(parts.shape).in_torch(x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_VD.T, y_BT.reshape(-1))
 
 
 def forward(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
@@ -174,22 +162,14 @@ def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
     state["steps"] += 1
     tensors = zip(_values(state["params"]), _values(grads), strict=True)
     moments = iter(_values(state["moments"]))
+    settings = state["steps"], shape.learning_rate, shape.weight_decay
     for p, g in tensors:
-        adamw(p, g, next(moments), next(moments), state["steps"], shape.learning_rate, shape.weight_decay)
+        optimizers.adamw_in_torch(p, g, next(moments), next(moments), *settings)
     return state
 
 
 def _values(parameters: Any) -> list[torch.Tensor]:
     return [leaf for _, leaf in trees.leaves(parameters)]
-
-
-def adamw(p, g, m, v, steps: int, rate: float, decay: float, beta1=0.9, beta2=0.999, epsilon=1e-8) -> None:
-    """Move one tensor and its two moments in place."""
-    p.mul_(1 - rate * decay)
-    m.lerp_(g.to(m.dtype), 1 - beta1)
-    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    scale = v.sqrt().div_(math.sqrt(1 - beta2**steps)).add_(epsilon)
-    p.addcdiv_(m, scale, value=-rate / (1 - beta1**steps))
 
 
 def step(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[dict[str, Any], Any]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from harness.contract.data import IGNORED, Source
+from harness.contract.objective import Objective
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.workloads.data import rows
@@ -99,8 +100,7 @@ def step(parts: Parts, state: dict[str, Any], x_BT: Any, y_BT: Any) -> tuple[dic
         position, x_B, y_B = turn
         kept, x_BD = through(parts, append, params, kept, position, x_B[:, None])
         logits_BV = logits(shape, params, x_BD)
-        picked_B = jnp.take_along_axis(logits_BV, jnp.maximum(y_B, 0)[:, None], 1)[:, 0]
-        return (kept, logits_BV), jnp.where(y_B == IGNORED, 0, jax.nn.logsumexp(logits_BV, axis=1) - picked_B)
+        return (kept, logits_BV), Objective().in_jax(logits_BV, y_B)
 
     turns = (jnp.arange(prompt, tokens), x_BT[:, prompt:].T, y_BT[:, prompt:].T)
     (kept, logits_BV), losses_TB = lax.scan(one, (kept, jnp.zeros_like(state["observed"]["logits"])), turns)

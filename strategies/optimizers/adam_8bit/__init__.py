@@ -20,7 +20,6 @@ from harness import Parts, Strategy, hookimpl, tree
 
 BLOCK = 256
 SLICE = 1 << 20
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def levels(signed: bool) -> Any:
