@@ -21,7 +21,7 @@ def nothing(parts: Parts, p: Any, x_BTD: Any) -> int:
 
 
 def branches(parts: Parts) -> tuple[Any, Any]:
-    """Give F and G, functions of a layer's parameters and a hidden state."""
+    """Return F and G, functions of a layer's parameters and a hidden state."""
 
     def branch(alone: Parts) -> Any:
         return lambda p, x_BTD: alone.block(alone, p, x_BTD) - x_BTD
@@ -60,14 +60,14 @@ def on_torch(parts: Parts) -> Parts:
             d_weights = [d for layer in reversed(d_layers) for d in layer]
             return None, None, (d_first + d_second).to(ctx.dtype), *d_weights
 
-    def undone(branch: Any, p: Any, given: Any, out: Any, d_out: Any, d_given: Any, dtype: Any) -> Any:
-        """Take a branch of `given` off `out`; add its gradient to `d_given`, and give that of its weights."""
+    def undone(branch: Any, p: Any, stream: Any, out: Any, d_out: Any, d_stream: Any, dtype: Any) -> Any:
+        """Subtract a branch of `stream` from `out`; add its gradient to `d_stream`, and return that of its weights."""
         weights = [leaf for _, leaf in tree.leaves(p)]
         with torch.enable_grad():
-            given = given.to(dtype).detach().requires_grad_()
-            value = branch(p, given)
-        d_x, *d_p = torch.autograd.grad(value, [given, *weights], d_out.to(value.dtype), allow_unused=True)
-        return out - value.detach(), d_given + d_x, d_p
+            stream = stream.to(dtype).detach().requires_grad_()
+            value = branch(p, stream)
+        d_x, *d_p = torch.autograd.grad(value, [stream, *weights], d_out.to(value.dtype), allow_unused=True)
+        return out - value.detach(), d_stream + d_x, d_p
 
     def added(a: Any, b: Any) -> Any:
         return b if a is None else a if b is None else a + b
@@ -93,10 +93,10 @@ def on_jax(parts: Parts) -> Parts:
             first = first + f(p, second.astype(dtype))
             return (first, second + g(p, first.astype(dtype))), None
 
-        def undone(branch: Any, p: Any, given: Any, out: Any, d_out: Any, d_given: Any) -> Any:
-            value, pull = jax.vjp(branch, p, given.astype(dtype))
+        def undone(branch: Any, p: Any, stream: Any, out: Any, d_out: Any, d_stream: Any) -> Any:
+            value, pull = jax.vjp(branch, p, stream.astype(dtype))
             d_p, d_x = pull(d_out.astype(value.dtype))
-            return out - value, d_given + d_x, d_p
+            return out - value, d_stream + d_x, d_p
 
         def back(carry: Any, p: Any) -> Any:
             first, second, d_first, d_second = carry
@@ -113,8 +113,8 @@ def on_jax(parts: Parts) -> Parts:
             first, second = jax.lax.scan(one, (x_BTD, x_BTD), ps)[0]
             return ((first + second) / 2).astype(dtype), (ps, first, second)
 
-        def backward(kept: Any, grad_BTD: Any) -> Any:
-            ps, first, second = kept
+        def backward(residuals: Any, grad_BTD: Any) -> Any:
+            ps, first, second = residuals
             half = grad_BTD.astype(wide) / 2
             (_, _, d_first, d_second), d_ps = jax.lax.scan(back, (first, second, half, half), ps, reverse=True)
             return d_ps, (d_first + d_second).astype(dtype)

@@ -43,26 +43,26 @@ def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
 
     def sliced(parts: Parts, name: str, state: Any, g: Any, mapped: bool) -> Any:
         p = state["params"][name].detach()
-        held = None if state["moments"] is None else state["moments"][name]
-        files = held if mapped else None
+        moments = None if state["moments"] is None else state["moments"][name]
+        files = moments if mapped else None
         rows = max(1, elements * len(p) // p.numel())
         after = state
         for start in range(0, len(p), rows):
             part = slice(start, start + rows)
-            now = None if held is None else {name: [of[part].to(p.device) for of in held]}
+            now = None if moments is None else {name: [of[part].to(p.device) for of in moments]}
             after = inner(parts, {**state, "params": {name: p[part]}, "moments": now}, {name: g[part]})
             p[part].copy_(after["params"][name])
-            made = after["moments"]
-            if made is None:
+            results = after["moments"]
+            if results is None:
                 continue
-            if any(of.shape != p[part].shape for of in made[name]):
+            if any(of.shape != p[part].shape for of in results[name]):
                 raise ValueError(
                     f"'mapped_moments' updates slice by slice, but the update keeps something of '{name}' "
                     "that is not one number for each parameter: combine it with SGD or Adam"
                 )
             if files is None:
-                files = [opened(p, of) for of in made[name]]
-            for file, of in zip(files, made[name], strict=True):
+                files = [opened(p, of) for of in results[name]]
+            for file, of in zip(files, results[name], strict=True):
                 if file[part].data_ptr() != of.data_ptr():
                     file[part].copy_(of)
         return {**after, "params": {name: state["params"][name]}, "moments": files and {name: files}}

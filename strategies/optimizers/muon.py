@@ -1,4 +1,4 @@
-"""Keep one momentum for the matrices of the layers and make it orthogonal at each step; pay the products for that.
+"""Keep one momentum for the matrices of the layers and make it orthogonal; pay the products for that at each step.
 
 Peak: 4 bytes of moments for each parameter of those matrices instead of 8, and while one is updated a few 16-bit copies
 of it. The rule is that of torch.optim.Muon (Jordan et al., 2024; Liu et al., 2025, arXiv:2502.16982): momentum with

@@ -13,6 +13,7 @@ from harness.contract.place import Place
 from harness.contract.toolkit import trees
 from harness.workloads.data import rows
 from harness.workloads.decoder import _jax as decoder
+from harness.workloads.decoder import both
 
 
 def parts_of(
@@ -48,8 +49,7 @@ def parts_of(
     def grad(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any]:
         def loss(params: dict[str, Any]) -> Any:
             x_BTD = parts.stack(parts, params["layers"], parts.embed(parts, params, x))
-            head = params["head"] if "head" in params else params["embed"]
-            return parts.loss(parts, norm(shape, params, x_BTD), head, y)
+            return parts.loss(parts, norm(shape, params, x_BTD), both.head(params), y)
 
         return jax.value_and_grad(loss)(state["params"])
 
@@ -64,7 +64,7 @@ def parts_of(
         loss=decoder.loss,
         grad=grad,
         update=decoder.update,
-        step=decoder.step,
+        step=both.step,
     )
 
 
@@ -76,8 +76,8 @@ def compiled(first: Callable[..., Any], shape: Any) -> tuple[Any, Any]:
     """
     with jax.enable_x64(False):
         key = jax.random.key(0)
-        made = partial(first, shape)
-        return jax.jit(made).lower(key).compile(), jax.eval_shape(made, key)
+        make = partial(first, shape)
+        return jax.jit(make).lower(key).compile(), jax.eval_shape(make, key)
 
 
 def count(first: Callable[..., Any], shape: Any) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from harness import IGNORED, Objective
-from strategies.loss.cut_loss import HALF
+from strategies.loss.fused_loss import HALF
 
 PLAIN = Objective()
 
@@ -129,7 +129,7 @@ def _statistics(
 
 
 def _room(x_nD: Tensor, w_VD: Tensor, rows: int, tile: int) -> Tensor:
-    """Make room for a tile, in float32 at the least."""
+    """Allocate a tile, in float32 at the least."""
     size = min(rows, len(x_nD)) * min(tile, len(w_VD))
     return torch.empty(size, dtype=torch.promote_types(x_nD.dtype, torch.float32), device=x_nD.device)
 
@@ -156,6 +156,6 @@ def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _within(y_C: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
-    """Say which targets lie in a tile, and where in it; those outside point at an end of it."""
+    """Return which targets lie in a tile, and where in it; those outside point at an end of it."""
     at_C = y_C - first
     return (at_C >= 0) & (at_C < size), at_C.clamp(0, size - 1)

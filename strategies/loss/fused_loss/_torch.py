@@ -81,7 +81,7 @@ class _FusedLoss(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(device)
         x_nD, y_n = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
         with torch.autocast(device, enabled=False):
-            loss, *ctx.held = _loss_and_gradients(x_nD, w_VD, y_n, chunk, ignore_index, objective, needs, dtype)
+            loss, *ctx.gradients = _loss_and_gradients(x_nD, w_VD, y_n, chunk, ignore_index, objective, needs, dtype)
         ctx.shapes = (x_BTD.shape, w_VD.shape, w_VD.dtype)
         return loss
 
@@ -92,12 +92,12 @@ class _FusedLoss(torch.autograd.Function):
                 "fused_loss: this loss has no second derivative, as its gradients are made in the forward "
                 "pass: call backward without create_graph=True, or leave the loss as it was."
             )
-        if ctx.held is None:
+        if ctx.gradients is None:
             raise RuntimeError(
                 "fused_loss: a second backward pass through the same loss is impossible, as the first one "
                 "took its gradients: compute the loss again, or ask for all gradients in one pass."
             )
-        (count, dx_nD, dw), ctx.held = ctx.held, None
+        (count, dx_nD, dw), ctx.gradients = ctx.gradients, None
         x_shape, w_shape, w_dtype = ctx.shapes
         factor = upstream / count.clamp(min=1)  # no target that counts: gradients of 0, as in plain code
         if dx_nD is not None:
@@ -164,8 +164,8 @@ def _loss_and_gradients(
             z_rows = z[at : at + stage_rows]
             span = slice(start + at, start + at + len(z_rows))
             p = z_rows if dtype == wide else stage[: len(z_rows)].copy_(z_rows)
-            told = _differentiated_(p, target_n1[span], counts_n1[span], objective, slopes, apart)
-            loss_n1[span], rest_n1[span] = told
+            rows_n1 = target_n1[span], counts_n1[span]
+            loss_n1[span], rest_n1[span] = _differentiated_(p, *rows_n1, objective, slopes, apart)
             if p is not z_rows:
                 z_rows.copy_(p)
         if dx_nD is not None:

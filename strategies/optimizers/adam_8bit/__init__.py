@@ -23,7 +23,7 @@ SLICE = 1 << 20
 
 
 def levels(signed: bool) -> Any:
-    """Give the 256 values in [-1, 1], or in [0, 1], that the codes stand for, in ascending order."""
+    """Return the 256 values in [-1, 1], or in [0, 1], that the codes stand for, in ascending order."""
     import numpy as np
 
     values = [0.0, 1.0]
@@ -35,7 +35,7 @@ def levels(signed: bool) -> Any:
 
 
 def middles(signed: bool) -> Any:
-    """Give the 255 values at which the nearest level changes."""
+    """Return the 255 values at which the nearest level changes."""
     import numpy as np
 
     of = levels(signed).astype(np.float64)
