@@ -57,6 +57,13 @@ def on_torch(parts: Parts) -> Parts:
     return replace(parts, init=init, update=update)
 
 
+def rms(x: Any) -> Any:
+    """Compute the root mean square of a JAX array, in float32 at the least."""
+    import jax.numpy as jnp
+
+    return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32)))))
+
+
 def on_jax(parts: Parts) -> Parts:
     import jax.numpy as jnp
 
@@ -96,9 +103,6 @@ def on_jax(parts: Parts) -> Parts:
             return (p * (1 - rate * weight_decay) - scale / clip * change).astype(p.dtype), new
 
         return optimizers.moved(state, grads, ("second",), move)
-
-    def rms(x: Any) -> Any:
-        return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32)))))
 
     return replace(parts, init=init, update=update)
 

@@ -17,22 +17,23 @@ from typing import Any
 from harness import Parts, Strategy, hookimpl, optimizers, tree
 
 
-def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
+def opened(folder: str, p: Any, dtype: Any) -> Any:
+    """Map a new file of zeros with the shape of a parameter."""
     import tempfile
 
     import torch
 
-    inner = parts.update
+    descriptor, path = tempfile.mkstemp(dir=folder or None, prefix="harness-moments-")
+    try:
+        os.ftruncate(descriptor, p.numel() * dtype.itemsize)
+        return torch.from_file(path, shared=True, size=p.numel(), dtype=dtype).view(p.shape)
+    finally:
+        os.unlink(path)
+        os.close(descriptor)
 
-    def opened(p: Any, like: Any) -> Any:
-        """Map a new file of zeros with the shape of a parameter."""
-        descriptor, path = tempfile.mkstemp(dir=folder or None, prefix="harness-moments-")
-        try:
-            os.ftruncate(descriptor, p.numel() * like.element_size())
-            return torch.from_file(path, shared=True, size=p.numel(), dtype=like.dtype).view(p.shape)
-        finally:
-            os.unlink(path)
-            os.close(descriptor)
+
+def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
+    inner = parts.update
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         mapped = "mapped" in state  # until then the moments are those that `init` made, if any
@@ -61,7 +62,7 @@ def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
                     "that is not one number for each parameter: combine it with SGD or Adam"
                 )
             if files is None:
-                files = [opened(p, of) for of in results[name]]
+                files = [opened(folder, p, of.dtype) for of in results[name]]
             for file, of in zip(files, results[name], strict=True):
                 if file[part].data_ptr() != of.data_ptr():
                     file[part].copy_(of)

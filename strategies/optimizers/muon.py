@@ -71,7 +71,8 @@ def on_torch(parts: Parts, momentum: float = 0.95) -> Parts:
 
         def move(p: Any, g: Any, moments: list[Any]) -> None:
             if len(moments) == 2:
-                optimizers.adamw_in_torch(p, g, *moments, steps, rate, decay)
+                m, v = moments
+                optimizers.adamw_in_torch(p, g, m, v, steps, rate, decay)
                 return
             p.mul_(1 - rate * decay)
             moments[0].lerp_(g, 1 - momentum)

@@ -91,13 +91,21 @@ class _CutLoss(torch.autograd.Function):
                 _add_product_(sum_tD, g_Ct.T, x_CD)
             if sum_tD is not dw_tD:
                 dw_tD.copy_(sum_tD)
-        rest_n1 = ((1 - smoothing) * ~sure_n * total_n * factor_n)[:, None]
-        for row in range(0, len(x_nD) if dtype == wide else 0, rows):
-            chunk = slice(row, row + rows)
-            at_C = y_n[chunk].clamp(min=0)
-            dx_nD[chunk].addcmul_(rest_n1[chunk], w_VD[at_C], value=-1)
-            dw_VD.index_add_(0, at_C, x_nD[chunk] * rest_n1[chunk], alpha=-1)
+        if dtype == wide:
+            rest_n1 = ((1 - smoothing) * ~sure_n * total_n * factor_n)[:, None]
+            _less_targets_(dw_VD, dx_nD, x_nD, w_VD, y_n, rest_n1, rows)
         return dx_nD.to(dtype), dw_VD, None, None, None, None
+
+
+def _less_targets_(
+    dw_VD: Tensor, dx_nD: Tensor, x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rest_n1: Tensor, rows: int
+) -> None:
+    """Subtract from both gradients, chunk by chunk, what the targets give whose 1 was not subtracted before."""
+    for row in range(0, len(x_nD), rows):
+        chunk = slice(row, row + rows)
+        at_C = y_n[chunk].clamp(min=0)
+        dx_nD[chunk].addcmul_(rest_n1[chunk], w_VD[at_C], value=-1)
+        dw_VD.index_add_(0, at_C, x_nD[chunk] * rest_n1[chunk], alpha=-1)
 
 
 def _statistics(

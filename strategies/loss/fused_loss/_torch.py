@@ -137,12 +137,7 @@ def _loss_and_gradients(
     counts_n1 = counts_n.unsqueeze(1).to(wide)
 
     dx_nD = torch.empty(n, D, dtype=x_nD.dtype, device=x_nD.device) if needs[0] else None
-    dw: Tensor | list[Tensor] | None = None
-    if needs[1] and w_VD.dtype == wide:
-        dw = torch.zeros(V, D, **new)
-    elif needs[1]:
-        dw = [torch.zeros(len(rows), D, **new) for rows in w_VD.split(TILE)]
-    dw_tiles = dw.split(TILE) if isinstance(dw, Tensor) else dw
+    dw = _weight_sum(w_VD, wide) if needs[1] else None
 
     if not chunk:
         stages = (dtype != wide) + (cap != 0)
@@ -173,15 +168,29 @@ def _loss_and_gradients(
             if apart:
                 rows = slice(start, start + chunk)
                 dx_nD[rows].addcmul_(rest_n1[rows], w[target_n1[rows, 0]], value=-1)
-        if isinstance(dw, Tensor) and dtype == wide:
-            dw.addmm_(z.t(), x_CD)
-        elif dw_tiles is not None:
-            for rows, z_tile in zip(dw_tiles, z.split(TILE, 1), strict=True):
-                rows.add_(z_tile.t() @ x_CD)
+        if dw is not None:
+            _add_product_(dw, z, x_CD)
     if apart and isinstance(dw, Tensor):
         for rows in torch.arange(n, device=x_nD.device).split(TILE):
             dw.index_add_(0, target_n1[rows, 0], x_nD[rows].to(wide) * rest_n1[rows], alpha=-1)
     return loss_n1.sum() / count, count, dx_nD, dw
+
+
+def _weight_sum(w_VD: Tensor, wide: torch.dtype) -> Tensor | list[Tensor]:
+    """Allocate the sum of the weight gradient: whole where it stays in its type, else in tiles to be freed in turn."""
+    tiles = [w_VD] if w_VD.dtype == wide else w_VD.split(TILE)
+    sums = [torch.zeros(*tile.shape, device=w_VD.device, dtype=wide) for tile in tiles]
+    return sums[0] if w_VD.dtype == wide else sums
+
+
+def _add_product_(dw: Tensor | list[Tensor], z: Tensor, x_CD: Tensor) -> None:
+    """Add a chunk's share of the weight gradient, in 16 bit the product of one tile at a time."""
+    if isinstance(dw, Tensor) and dw.dtype == z.dtype:
+        dw.addmm_(z.t(), x_CD)
+        return
+    tiles = dw.split(TILE) if isinstance(dw, Tensor) else dw
+    for rows, z_tile in zip(tiles, z.split(TILE, 1), strict=True):
+        rows.add_(z_tile.t() @ x_CD)
 
 
 def _differentiated_(
