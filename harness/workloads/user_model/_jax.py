@@ -1,7 +1,6 @@
 """Parts made of somebody's JAX functions."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -11,9 +10,9 @@ from harness.contract.data import Source
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.toolkit import trees
-from harness.workloads.data import rows
 from harness.workloads.decoder import _jax as decoder
 from harness.workloads.decoder import both
+from harness.workloads.user_model.shared import with_the_decoders
 
 
 def parts_of(
@@ -53,19 +52,8 @@ def parts_of(
 
         return jax.value_and_grad(loss)(state["params"])
 
-    return replace(
-        rows.data_parts(shape, place, corpus, partial(rows.token_source, seed=seed)),
-        transfer=decoder.transfer,
-        draw=draw,
-        init=init,
-        embed=embed,
-        block=block,
-        stack=decoder.stack,
-        loss=decoder.loss,
-        grad=grad,
-        update=decoder.update,
-        step=both.step,
-    )
+    own = {"draw": draw, "init": init, "embed": embed, "block": block, "grad": grad}
+    return with_the_decoders(decoder, shape, place, corpus, seed, **own)
 
 
 @cache

@@ -1,7 +1,6 @@
 """Parts made of somebody's torch modules, whose parameters are handed to them at each call."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,9 +11,8 @@ from torch.func import functional_call
 from harness.contract.data import Source
 from harness.contract.parts import Parts
 from harness.contract.place import Place
-from harness.workloads.data import rows
 from harness.workloads.decoder import _torch as decoder
-from harness.workloads.decoder import both
+from harness.workloads.user_model.shared import with_the_decoders
 
 
 class Modules(NamedTuple):
@@ -63,19 +61,8 @@ def parts_of(make: Callable[[Any], Any], shape: Any, place: Place, corpus: Any, 
         head = next(iter(params["embed"].values())) if tied else params["head"]
         return decoder.gradients(parts.loss(parts, x_BTD, head, y), params)
 
-    return replace(
-        rows.data_parts(shape, place, corpus, partial(rows.token_source, seed=seed)),
-        transfer=decoder.transfer,
-        draw=draw,
-        init=init,
-        embed=embed,
-        block=block,
-        stack=decoder.stack,
-        loss=decoder.loss,
-        grad=grad,
-        update=decoder.update,
-        step=both.step,
-    )
+    own = {"draw": draw, "init": init, "embed": embed, "block": block, "grad": grad}
+    return with_the_decoders(decoder, shape, place, corpus, seed, **own)
 
 
 def seeded(make: Callable[[Any], Any], shape: Any, seed: int) -> Modules:
