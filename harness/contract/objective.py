@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
+from harness.contract.data import IGNORED
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -27,3 +29,42 @@ class Objective:
         """Read it from the shape of a workload; what the shape does not name is off."""
         named = (field.name for field in fields(cls))
         return cls(**{name: getattr(shape, name) for name in named if hasattr(shape, name)})
+
+    def in_torch(self, logits_NV: Any, y_N: Any, reduction: str = "mean") -> Any:
+        """Compute the mean or the sum of the losses of logits [N, V] without their cap, in float32 at the least.
+
+        Pass logits that no variable holds: the narrow ones are then freed as soon as they are capped.
+        """
+        import torch
+        import torch.nn.functional as F
+
+        wide = torch.promote_types(logits_NV.dtype, torch.float32)
+        if self.soft_cap:
+            logits_NV = self.soft_cap * torch.tanh(logits_NV.to(wide) / self.soft_cap)
+        smoothing = self.label_smoothing
+        loss = F.cross_entropy(
+            logits_NV.to(wide), y_N, ignore_index=IGNORED, reduction=reduction, label_smoothing=smoothing
+        )
+        if not self.z_loss:
+            return loss
+        counts_N = y_N != IGNORED
+        squares = self.z_loss * (logits_NV.to(wide).logsumexp(1).square() * counts_N).sum()
+        return loss + (squares / counts_N.sum() if reduction == "mean" else squares)
+
+    def in_jax(self, logits_NV: Any, y_N: Any) -> Any:
+        """Compute the loss of each row of logits [N, V] without their cap, in float32 at the least; 0 if ignored."""
+        import jax
+        import jax.numpy as jnp
+
+        logits_NV = logits_NV.astype(jnp.promote_types(logits_NV.dtype, jnp.float32))
+        if self.soft_cap:
+            logits_NV = self.soft_cap * jnp.tanh(logits_NV / self.soft_cap)
+        counts_N = y_N != IGNORED
+        picked_N = jnp.take_along_axis(logits_NV, jnp.where(counts_N, y_N, 0)[:, None], 1)[:, 0]
+        lse_N = jax.nn.logsumexp(logits_NV, axis=1)
+        losses_N = lse_N - picked_N
+        if self.label_smoothing:
+            losses_N += self.label_smoothing * (picked_N - logits_NV.mean(1))
+        if self.z_loss:
+            losses_N += self.z_loss * jnp.square(lse_N)
+        return jnp.where(counts_N, losses_N, 0)

@@ -1,4 +1,4 @@
-"""What every training run on next tokens is told, whatever the model: its batches, its objective, its optimizer."""
+"""The settings of every training run on next tokens, whatever the model: batches, objective and optimizer."""
 
 from pydantic import BaseModel, ConfigDict, Field
 

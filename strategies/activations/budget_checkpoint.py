@@ -1,4 +1,4 @@
-"""Keep as many of the last layers whole as a budget allows, and segment inputs of the others, which run twice.
+"""Keep as many of the last layers whole as a budget allows; keep segment inputs of the others and run these twice.
 
 With the last `t` of L layers whole and those before in segments of k <= t, recomputed one at a time, the activations of
 the stack peak at t A + ceil((L - t) / k) x bytes, where A is what one block saves, its input x included; or at the end
@@ -62,12 +62,12 @@ def chosen(parts: Parts, layers: int, costs: Costs, budget: int) -> Choice:
     """Choose, and note the choice."""
     choice = choose(layers, costs, budget)
     peak, ahead = choice.peak(layers, costs), layers - choice.whole
-    told = f"{ahead} of {layers} layers are recomputed, at most {min(choice.segment, ahead)} at a time: "
-    told += f"{peak / 2**20:.1f} MiB predicted"
+    sentence = f"{ahead} of {layers} layers are recomputed, at most {min(choice.segment, ahead)} at a time: "
+    sentence += f"{peak / 2**20:.1f} MiB predicted"
     if budget:
-        told += f" of a budget of {budget / 2**20:.1f}"
-        told += "" if peak <= budget else ", which no choice fits: this one takes the least"
-    parts.notes.update(choice=told, recomputed_layers=ahead, predicted_activation_bytes=peak)
+        sentence += f" of a budget of {budget / 2**20:.1f}"
+        sentence += "" if peak <= budget else ", which no choice fits: this one takes the least"
+    parts.notes.update(choice=sentence, recomputed_layers=ahead, predicted_activation_bytes=peak)
     return choice
 
 
@@ -84,17 +84,17 @@ def bytes_of(mebibytes: float) -> int:
 
 
 def over_two(parts: Parts, costs_of: Callable[..., Costs], checkpointed: Any, budget: int) -> Parts:
-    """Let the first layers of a stack run in checkpointed segments and the last ones whole."""
+    """Run the first layers of a stack in checkpointed segments and the last ones whole."""
     inner = parts.stack
-    known: dict[Any, Choice] = {}
+    choices: dict[Any, Choice] = {}
 
     def stack(parts: Parts, ps: Any, x_BTD: Any) -> Any:
         stacked = isinstance(ps, dict)
         layers = len(next(tree.leaves(ps))[1]) if stacked else len(ps)
         key = (layers, tuple(x_BTD.shape), x_BTD.dtype)
-        if key not in known:
-            known[key] = chosen(parts, layers, costs_of(parts, ps, x_BTD), budget)
-        choice = known[key]
+        if key not in choices:
+            choices[key] = chosen(parts, layers, costs_of(parts, ps, x_BTD), budget)
+        choice = choices[key]
         ahead = layers - choice.whole
         if not ahead:
             return inner(parts, ps, x_BTD)
@@ -120,19 +120,19 @@ def on_torch(parts: Parts, budget_mib: float = 0.0) -> Parts:
 
     def costs_of(parts: Parts, ps: Any, x_BTD: Any) -> Costs:
         weights = {leaf.untyped_storage()._cdata for _, leaf in tree.leaves(ps)}
-        kept: dict[int, Any] = {}  # holds the storages, so that no later one gets the place of an earlier one
+        buffers: dict[int, Any] = {}  # holds the storages, so that no later one gets the place of an earlier one
 
         def pack(tensor: Any) -> Any:
             storage = tensor.untyped_storage()
             if storage._cdata not in weights:
-                kept[storage._cdata] = storage
+                buffers[storage._cdata] = storage
             return tensor.detach()  # an output that held its own graph would live on
 
         with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
             x_BTD = x_BTD.detach().requires_grad_()
-            kept[x_BTD.untyped_storage()._cdata] = x_BTD.untyped_storage()
+            buffers[x_BTD.untyped_storage()._cdata] = x_BTD.untyped_storage()
             inner(parts, ps[:1], x_BTD)
-        saved = sum(storage.nbytes() for storage in kept.values())
+        saved = sum(storage.nbytes() for storage in buffers.values())
         return Costs(saved, size_of(x_BTD), gradients=sum(size_of(leaf) for _, leaf in tree.leaves(ps[0])))
 
     def checkpointed(parts: Parts, every: int) -> Parts:
@@ -156,8 +156,8 @@ def on_jax(parts: Parts, budget_mib: float = 0.0) -> Parts:
             nonlocal total
             weights = {id(leaf) for leaf in jax.tree.leaves(ps)}
             pulled = jax.vjp(partial(inner, parts), ps, x_BTD)[1]
-            kept = {id(leaf): leaf for leaf in jax.tree.leaves(pulled) if id(leaf) not in weights}
-            total = sum(map(size_of, kept.values()))
+            buffers = {id(leaf): leaf for leaf in jax.tree.leaves(pulled) if id(leaf) not in weights}
+            total = sum(map(size_of, buffers.values()))
             return x_BTD
 
         jax.eval_shape(shapes, jax.tree.map(lambda p: p[:layers], ps), x_BTD)

@@ -14,7 +14,7 @@ from harness import Parts, Strategy, hookimpl
 
 
 def length(every: int, layers: int) -> int:
-    """Give the layers of a segment."""
+    """Return the layers of a segment."""
     return every or math.isqrt(max(0, layers - 1)) + 1
 
 

@@ -26,24 +26,24 @@ def on_torch(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
         return bool(base.is_leaf) or tensor.numel() * tensor.element_size() < least_kib << 10
 
     def to_host(tensor: Any) -> Any:
-        held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return tensor.device, held.copy_(tensor, non_blocking=True)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return tensor.device, copy.copy_(tensor, non_blocking=True)
 
     def to_file(tensor: Any) -> Any:
         descriptor, path = tempfile.mkstemp(dir=folder or None, prefix="harness-saved-")
         try:
             os.ftruncate(descriptor, tensor.numel() * tensor.element_size())
-            held = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+            copy = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
         finally:
             os.unlink(path)
             os.close(descriptor)
-        return tensor.device, held.copy_(tensor)
+        return tensor.device, copy.copy_(tensor)
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
         away = to_host if parts.place.device == "cuda" else to_file
         with saved_tensors_hooks(
             lambda tensor: tensor if stays(tensor) else away(tensor),
-            lambda held: held[1].to(held[0], non_blocking=True) if isinstance(held, tuple) else held,
+            lambda copy: copy[1].to(copy[0], non_blocking=True) if isinstance(copy, tuple) else copy,
         ):
             return inner(parts, state, x, y)
 

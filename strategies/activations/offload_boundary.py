@@ -1,4 +1,4 @@
-"""Keep nothing of a layer on the device: its input goes to the host, or on a CPU to a file, and the layer runs twice.
+"""Move the input of each layer to the host, or on a CPU to a file; keep nothing else and run each layer twice.
 
 Peak on the device: what one block saves and two hidden states, whatever the depth; the L hidden states lie where
 `offload_activations` puts them: in page-locked host memory beside a GPU, in an unlinked mapped file on a CPU. Inputs of

@@ -17,7 +17,7 @@ def on_torch(parts: Parts) -> Parts:
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
     aten = torch.ops.aten
-    kept = {
+    saved = {
         aten.mm.default,
         aten.bmm.default,
         aten.addmm.default,
@@ -28,7 +28,7 @@ def on_torch(parts: Parts) -> Parts:
     }
 
     def policy(context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if function in kept else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if function in saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     inner = parts.block
     contexts = partial(create_selective_checkpoint_contexts, policy)

@@ -18,8 +18,8 @@ def on_torch(parts: Parts, rows: int = 1024) -> Parts:
 
     def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
         tiles = x_BTD.reshape(1, -1, x_BTD.shape[-1]).split(rows, dim=1)
-        done = [checkpoint(inner, parts, p, tile, use_reentrant=False) for tile in tiles]
-        return torch.cat(done, dim=1).view(x_BTD.shape)
+        outputs = [checkpoint(inner, parts, p, tile, use_reentrant=False) for tile in tiles]
+        return torch.cat(outputs, dim=1).view(x_BTD.shape)
 
     return replace(parts, feed=feed)
 
@@ -36,8 +36,8 @@ def on_jax(parts: Parts, rows: int = 1024) -> Parts:
         even = -(-len(x_ND) // count)
         tiles = jnp.pad(x_ND, ((0, count * even - len(x_ND)), (0, 0))).reshape(count, 1, even, -1)
         one = jax.checkpoint(lambda p, tile: inner(parts, p, tile), prevent_cse=False)
-        done = jax.lax.map(lambda tile: one(p, tile), tiles)
-        return done.reshape(count * even, -1)[: len(x_ND)].reshape(x_BTD.shape)
+        outputs = jax.lax.map(lambda tile: one(p, tile), tiles)
+        return outputs.reshape(count * even, -1)[: len(x_ND)].reshape(x_BTD.shape)
 
     return replace(parts, feed=feed)
 

@@ -28,7 +28,7 @@ def checked(window: int, stride: int, merge: str) -> None:
 
 
 def starts(tokens: int, window: int, stride: int) -> list[int]:
-    """Give the first token of each window; the last window ends with the sequence."""
+    """Return the first token of each window; the last window ends with the sequence."""
     return [*range(0, tokens - window, stride), tokens - window]
 
 

@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 def chooses_fused(rows: int, vocabulary: int, item_bytes: int, threshold_gib: float) -> bool:
-    """Say whether the logits of so many rows are larger than the threshold."""
+    """Return whether the logits of so many rows are larger than the threshold."""
     return rows * vocabulary * item_bytes > threshold_gib * GIB
 
 

@@ -1,4 +1,4 @@
-"""Let Apple's Cut Cross-Entropy make the loss in Triton kernels; keep no logits, multiply twice, skip small gradients.
+"""Compute the loss by Apple's Cut Cross-Entropy in Triton; keep no logits, multiply twice, skip small gradients.
 
 `cut_cross_entropy.linear_cross_entropy` (Wijmans et al., 2024, arXiv:2411.09009): peak beyond inputs and gradients a
 few numbers for each row and each token of the vocabulary. `impl` "cce" leaves out blocks of the gradient whose

@@ -14,19 +14,11 @@ from harness import IGNORED, Objective, Parts, Strategy, hookimpl
 
 def on_torch(parts: Parts, chunk: int = 1024, recompute: bool = True) -> Parts:
     import torch
-    import torch.nn.functional as F
     from torch.utils.checkpoint import checkpoint
 
     def total(objective: Objective, x_CD: Any, w_VD: Any, y_C: Any) -> Any:
-        logits_CV = x_CD @ w_VD.T
-        logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
-        if cap := objective.soft_cap:
-            logits_CV = cap * torch.tanh(logits_CV / cap)
-        smoothing = objective.label_smoothing
-        summed = F.cross_entropy(logits_CV, y_C, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
-        if objective.z_loss:
-            summed = summed + objective.z_loss * (logits_CV.logsumexp(1).square() * (y_C != IGNORED)).sum()
-        return summed
+        wide = torch.promote_types(x_CD.dtype, torch.float32)
+        return objective.in_torch((x_CD @ w_VD.T).to(wide), y_C, reduction="sum")
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
@@ -45,19 +37,7 @@ def on_jax(parts: Parts, chunk: int = 1024, recompute: bool = True) -> Parts:
     import jax.numpy as jnp
 
     def total(objective: Objective, x_CD: Any, w_VD: Any, y_C: Any) -> Any:
-        logits_CV = x_CD @ w_VD.T
-        logits_CV = logits_CV.astype(jnp.promote_types(logits_CV.dtype, jnp.float32))
-        if cap := objective.soft_cap:
-            logits_CV = cap * jnp.tanh(logits_CV / cap)
-        kept = y_C != IGNORED
-        picked_C = jnp.take_along_axis(logits_CV, jnp.where(kept, y_C, 0)[:, None], 1)[:, 0]
-        lse_C = jax.nn.logsumexp(logits_CV, axis=1)
-        losses_C = lse_C - picked_C
-        if objective.label_smoothing:
-            losses_C += objective.label_smoothing * (picked_C - logits_CV.mean(1))
-        if objective.z_loss:
-            losses_C += objective.z_loss * jnp.square(lse_C)
-        return jnp.where(kept, losses_C, 0).sum()
+        return objective.in_jax(x_CD @ w_VD.T, y_C).sum()
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)

@@ -1,4 +1,4 @@
-"""Let Liger Kernel make the gradients with the loss in Triton kernels; keep a chunk of logits, hold both gradients.
+"""Compute the gradients with the loss by Liger Kernel in Triton; keep a chunk of logits and both gradients.
 
 `LigerFusedLinearCrossEntropyLoss` (Hsu et al., 2024, arXiv:2410.10989; liger-kernel 0.8): peak beyond inputs C V
 elements of logits, the n D of one gradient and V D of the other in float32, and once more in the type of the weight.

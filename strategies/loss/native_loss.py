@@ -1,4 +1,4 @@
-"""Let torch's own chunked linear cross-entropy make the loss; keep a chunk of logits, hold the gradients from then on.
+"""Compute the loss by torch's own chunked linear cross-entropy; keep a chunk of logits and both gradients.
 
 `torch.nn.functional.linear_cross_entropy` (torch 2.13): peak (n + V) D elements of gradients and `chunk` V of logits;
 in 16 bit on a CPU a float32 copy of the weight besides. `policy` is its accumulation policy, `accurate`, `balanced` or

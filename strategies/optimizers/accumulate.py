@@ -1,4 +1,4 @@
-"""Take the gradient of a batch in pieces and add them up; keep the activations of one piece, run the model for each.
+"""Sum the gradients of pieces of a batch; keep the activations of one piece, run the model for each.
 
 Peak: activations of a `pieces`-th of the batch, and one more set of gradients while they are added. Each piece counts
 by the targets in it that carry loss, so that the mean over the pieces is the mean over the tokens: a mean of means is

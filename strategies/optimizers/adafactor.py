@@ -35,15 +35,15 @@ def on_torch(parts: Parts) -> Parts:
         rate, weight_decay = parts.shape.learning_rate, parts.shape.weight_decay
         share = steps**DECAY
 
-        def move(p: Any, g: Any, held: list[Any]) -> None:
+        def move(p: Any, g: Any, means: list[Any]) -> None:
             least = torch.finfo(p.dtype).eps
             # Scales stay tensors: to read one would wait for the device.
             scale = (p.norm() / math.sqrt(p.numel())).clamp(min=LEAST_SCALE) * min(rate, steps**-0.5)
             p.mul_(1 - rate * weight_decay)
             if p.dim() < 2:
-                change = held[0].lerp_(g * g, share).clone()
+                change = means[0].lerp_(g * g, share).clone()
             else:
-                row, column = held
+                row, column = means
                 row.lerp_(g.norm(dim=-1, keepdim=True).square_().div_(g.shape[-1]), share)
                 column.lerp_(g.norm(dim=-2, keepdim=True).square_().div_(g.shape[-2]), share)
                 change = (row @ column).div_(row.mean(dim=-2, keepdim=True).clamp_(min=least))
@@ -57,6 +57,13 @@ def on_torch(parts: Parts) -> Parts:
     return replace(parts, init=init, update=update)
 
 
+def rms(x: Any) -> Any:
+    """Compute the root mean square of a JAX array, in float32 at the least."""
+    import jax.numpy as jnp
+
+    return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32)))))
+
+
 def on_jax(parts: Parts) -> Parts:
     import jax.numpy as jnp
 
@@ -64,8 +71,8 @@ def on_jax(parts: Parts) -> Parts:
 
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner(parts, source)
-        kept = {key: value for key, value in state.items() if key != "first"}
-        return {**kept, "second": tree.mapped(begin, state["params"], tree.names(state["params"]))}
+        rest = {key: value for key, value in state.items() if key != "first"}
+        return {**rest, "second": tree.mapped(begin, state["params"], tree.names(state["params"]))}
 
     def begin(p: Any, name: str) -> Any:
         if p.ndim - optimizers.stacked(name) < 2:
@@ -79,26 +86,23 @@ def on_jax(parts: Parts) -> Parts:
         rate, weight_decay = parts.shape.learning_rate, parts.shape.weight_decay
         share = count**DECAY
 
-        def move(p: Any, g: Any, held: Any) -> Any:
+        def move(p: Any, g: Any, means: Any) -> Any:
             least = float(jnp.finfo(p.dtype).eps)
             scale = jnp.maximum(rms(p), LEAST_SCALE) * jnp.minimum(rate, count**-0.5)
             g = g.astype(jnp.promote_types(p.dtype, jnp.float32))
-            if isinstance(held, dict):
-                row = held["row"] + share * (jnp.mean(g * g, -1, keepdims=True) - held["row"])
-                column = held["column"] + share * (jnp.mean(g * g, -2, keepdims=True) - held["column"])
+            if isinstance(means, dict):
+                row = means["row"] + share * (jnp.mean(g * g, -1, keepdims=True) - means["row"])
+                column = means["column"] + share * (jnp.mean(g * g, -2, keepdims=True) - means["column"])
                 estimate = row * column / jnp.maximum(row.mean(-2, keepdims=True), least)
                 new: Any = {"row": row.astype(p.dtype), "column": column.astype(p.dtype)}
             else:
-                estimate = held + share * (g * g - held)
+                estimate = means + share * (g * g - means)
                 new = estimate.astype(p.dtype)
             change = g / jnp.sqrt(jnp.maximum(estimate, least * least))
             clip = jnp.maximum(1.0, rms(change) / CLIP)
             return (p * (1 - rate * weight_decay) - scale / clip * change).astype(p.dtype), new
 
         return optimizers.moved(state, grads, ("second",), move)
-
-    def rms(x: Any) -> Any:
-        return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32)))))
 
     return replace(parts, init=init, update=update)
 

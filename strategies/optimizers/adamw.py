@@ -24,9 +24,9 @@ def on_torch(kernel: str, parts: Parts) -> Parts:
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         if state["moments"] is None:
             state["moments"] = tree.mapped(begin, state["params"])
-        held: list[list[Any]] = []
-        tree.mapped(lambda _, of: held.append(of), state["params"], state["moments"])
-        first, second, steps = (list(each) for each in zip(*held, strict=True))
+        moments: list[list[Any]] = []
+        tree.mapped(lambda _, of: moments.append(of), state["params"], state["moments"])
+        first, second, steps = (list(each) for each in zip(*moments, strict=True))
         params, grads_ = ([leaf for _, leaf in tree.leaves(each)] for each in (state["params"], grads))
         state["steps"] += 1
         with torch.no_grad():

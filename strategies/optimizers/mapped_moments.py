@@ -17,22 +17,23 @@ from typing import Any
 from harness import Parts, Strategy, hookimpl, optimizers, tree
 
 
-def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
+def opened(folder: str, p: Any, dtype: Any) -> Any:
+    """Map a new file of zeros with the shape of a parameter."""
     import tempfile
 
     import torch
 
-    inner = parts.update
+    descriptor, path = tempfile.mkstemp(dir=folder or None, prefix="harness-moments-")
+    try:
+        os.ftruncate(descriptor, p.numel() * dtype.itemsize)
+        return torch.from_file(path, shared=True, size=p.numel(), dtype=dtype).view(p.shape)
+    finally:
+        os.unlink(path)
+        os.close(descriptor)
 
-    def opened(p: Any, like: Any) -> Any:
-        """Map a new file of zeros with the shape of a parameter."""
-        descriptor, path = tempfile.mkstemp(dir=folder or None, prefix="harness-moments-")
-        try:
-            os.ftruncate(descriptor, p.numel() * like.element_size())
-            return torch.from_file(path, shared=True, size=p.numel(), dtype=like.dtype).view(p.shape)
-        finally:
-            os.unlink(path)
-            os.close(descriptor)
+
+def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
+    inner = parts.update
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         mapped = "mapped" in state  # until then the moments are those that `init` made, if any
@@ -43,26 +44,26 @@ def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
 
     def sliced(parts: Parts, name: str, state: Any, g: Any, mapped: bool) -> Any:
         p = state["params"][name].detach()
-        held = None if state["moments"] is None else state["moments"][name]
-        files = held if mapped else None
+        moments = None if state["moments"] is None else state["moments"][name]
+        files = moments if mapped else None
         rows = max(1, elements * len(p) // p.numel())
         after = state
         for start in range(0, len(p), rows):
             part = slice(start, start + rows)
-            now = None if held is None else {name: [of[part].to(p.device) for of in held]}
+            now = None if moments is None else {name: [of[part].to(p.device) for of in moments]}
             after = inner(parts, {**state, "params": {name: p[part]}, "moments": now}, {name: g[part]})
             p[part].copy_(after["params"][name])
-            made = after["moments"]
-            if made is None:
+            results = after["moments"]
+            if results is None:
                 continue
-            if any(of.shape != p[part].shape for of in made[name]):
+            if any(of.shape != p[part].shape for of in results[name]):
                 raise ValueError(
                     f"'mapped_moments' updates slice by slice, but the update keeps something of '{name}' "
                     "that is not one number for each parameter: combine it with SGD or Adam"
                 )
             if files is None:
-                files = [opened(p, of) for of in made[name]]
-            for file, of in zip(files, made[name], strict=True):
+                files = [opened(folder, p, of.dtype) for of in results[name]]
+            for file, of in zip(files, results[name], strict=True):
                 if file[part].data_ptr() != of.data_ptr():
                     file[part].copy_(of)
         return {**after, "params": {name: state["params"][name]}, "moments": files and {name: files}}

@@ -19,31 +19,31 @@ def on_torch(parts: Parts) -> Parts:
     inner_init, inner = parts.init, parts.update
 
     def init(parts: Parts, source: Any = None) -> Any:
-        """Let moments that are there from the start be on the host; those of AdamW come with the first update."""
+        """Move moments that are there from the start to the host; those of AdamW come with the first update."""
         state = inner_init(parts, source)
         return state if state["moments"] is None else {**state, "moments": tree.mapped(to_host, state["moments"])}
 
-    def to_host(made: Any) -> Any:
-        if made.device.type == "cpu":
-            return made
-        return torch.empty(made.shape, dtype=made.dtype, pin_memory=True).copy_(made, non_blocking=True)
+    def to_host(moment: Any) -> Any:
+        if moment.device.type == "cpu":
+            return moment
+        return torch.empty(moment.shape, dtype=moment.dtype, pin_memory=True).copy_(moment, non_blocking=True)
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         alone = {}
         for (name, sub), (_, g) in zip(optimizers.one_by_one(state), tree.leaves(grads), strict=True):
-            held = sub["moments"]
+            moments = sub["moments"]
             near = (
-                tree.mapped(lambda of, p=sub["params"][name]: of.to(p.device, non_blocking=True), held)
-                if held
+                tree.mapped(lambda of, p=sub["params"][name]: of.to(p.device, non_blocking=True), moments)
+                if moments
                 else None
             )
             after = inner(parts, {**sub, "moments": near}, {name: g})
-            made = after["moments"]
-            if held:
-                made = tree.mapped(lambda of, new: of.copy_(new, non_blocking=True), held, made)
-            elif made is not None:
-                made = tree.mapped(to_host, made)
-            alone[name] = {**after, "moments": made}
+            results = after["moments"]
+            if moments:
+                results = tree.mapped(lambda of, new: of.copy_(new, non_blocking=True), moments, results)
+            elif results is not None:
+                results = tree.mapped(to_host, results)
+            alone[name] = {**after, "moments": results}
         return optimizers.joined(state, alone)
 
     return replace(parts, init=init, update=update)

@@ -22,10 +22,10 @@ def on_torch(parts: Parts, momentum: float = 0.9) -> Parts:
 
     @torch.no_grad()
     def update(parts: Parts, state: Any, grads: Any) -> Any:
-        def move(p: Any, g: Any, held: list[Any]) -> None:
-            held[0].mul_(momentum).add_(g)
+        def move(p: Any, g: Any, moments: list[Any]) -> None:
+            moments[0].mul_(momentum).add_(g)
             p.mul_(1 - parts.shape.learning_rate * parts.shape.weight_decay)
-            p.add_(held[0], alpha=-parts.shape.learning_rate)
+            p.add_(moments[0], alpha=-parts.shape.learning_rate)
 
         tree.mapped(move, state["params"], grads, state["moments"])
         return {**state, "steps": state["steps"] + 1}

@@ -1,4 +1,4 @@
-"""Make frames ready to train on: rows of features with a label each, in two `.npy` files.
+"""Prepare frames to train on: rows of features with a label each, in two `.npy` files.
 
 They are generated once and kept in a cache, or are somebody's own, which are checked and used where they lie:
 `recording.npy` [frames, features] with its labels [frames] beside it in `recording.labels.npy`.
@@ -40,10 +40,10 @@ def prepare(corpus: str, root: Path, frames: int, features: int, classes: int, s
     """
     if corpus == GENERATED:
         return _generated(frames, features, classes, seed, cache)
-    found = resolve(corpus, root)
-    if found.kind != "npy":
+    resolved = resolve(corpus, root)
+    if resolved.kind != "npy":
         raise CorpusError(f"corpus {corpus!r}: frames come from a .npy file; name one, or write {GENERATED}")
-    (path,) = found.files
+    (path,) = resolved.files
     labels = path.with_suffix(".labels.npy")
     if not labels.is_file():
         raise CorpusError(f"corpus {corpus!r}: there is no {labels.name} beside it; save a label for each frame there")
@@ -85,8 +85,8 @@ def _generated(frames: int, features: int, classes: int, seed: int, cache: Path)
     labels = path.with_suffix(".labels.npy")
     sidecar = path.with_suffix(".json")
     try:
-        told = json.loads(sidecar.read_text())
-        file = FrameFile(**told | {"path": path, "labels": labels})
+        record = json.loads(sidecar.read_text())
+        file = FrameFile(**record | {"path": path, "labels": labels})
         if file.digest == _digest(path, labels):
             return file
     except (OSError, ValueError, TypeError):
@@ -177,9 +177,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     The file is an object of corpus, root, frames, features, classes, seed and cache.
     """
-    given = sys.argv[1:] if arguments is None else arguments
+    paths = sys.argv[1:] if arguments is None else arguments
     try:
-        spec: dict[str, Any] = json.loads(Path(given[0]).read_text())
+        spec: dict[str, Any] = json.loads(Path(paths[0]).read_text())
         file = prepare(
             spec["corpus"],
             Path(spec["root"]),

@@ -54,11 +54,11 @@ def token_source(parts: Parts, seed: int) -> Source:
         shuffle=shape.shuffle,
         vocabulary=shape.vocabulary,
     )
-    return told(parts, source)
+    return with_note(parts, source)
 
 
 def token_extent(shape: Any, corpus: Any, steps: int) -> Extent:
-    """Give the sizes of a source of token ids: the targets are a view of the inputs unless some are ignored."""
+    """Return the sizes of a source of token ids: the targets are a view of the inputs unless some are ignored."""
     rows = corpus.tokens if corpus is not None else _drawn_rows(shape)
     item = np.dtype(corpus.dtype).itemsize if corpus is not None else 4
     targets, values = 4 if shape.ignored else 0, shape.vocabulary
@@ -71,16 +71,16 @@ def frame_source(parts: Parts, seed: int) -> Source:
     paths = (parts.corpus.path, parts.corpus.labels) if parts.corpus is not None else _drawn_frames_files(shape, seed)
     frames_NF, labels_N = (parts.rows(parts, path) for path in paths)
     source = Source(frames_NF, labels_N, shape.window, shape.stride, shape.batch, seed=seed, shuffle=shape.shuffle)
-    return told(parts, source)
+    return with_note(parts, source)
 
 
 def frame_extent(shape: Any, corpus: Any, steps: int) -> Extent:
-    """Give the sizes of a source of frames and their labels."""
+    """Return the sizes of a source of frames and their labels."""
     item = np.dtype(corpus.dtype).itemsize if corpus is not None else 4
     return Extent(shape.frames, item * shape.features, 4, shape.window, shape.stride, shape.batch, steps)
 
 
-def told(parts: Parts, source: Source) -> Source:
+def with_note(parts: Parts, source: Source) -> Source:
     """Note the rows that no window covers, if any."""
     if source.unused:
         share = source.unused / len(source.inputs)
@@ -137,7 +137,7 @@ def plain_windows(parts: Parts, source: Source) -> Windows:
 
 
 def order(parts: Parts, source: Source, epoch: int) -> Callable[[int, int], Any]:
-    """Take the windows as they come, or where the source asks for it in a random permutation of each epoch."""
+    """Keep the windows in their order, or where the source asks for it in a random permutation of each epoch."""
     count = source.count
     if not source.shuffle:
         return lambda start, stop: np.arange(start, min(stop, count))

@@ -8,9 +8,9 @@ BINS = 256
 
 
 def quality(indices_N: Any) -> float:
-    """Say how random the order of one epoch is: 0 for the sequential one, about 1 for a random permutation.
+    """Compute how random the order of one epoch is: 0 for the sequential one, about 1 for a random permutation.
 
-    It is H(found) / H(random), with H(p) = -sum p_b log p_b over 256 equal bins b of 0 to N. `found` is the share of
+    It is H(counts) / H(random), with H(p) = -sum p_b log p_b over 256 equal bins b of 0 to N. `counts` is the share of
     the N - 1 distances |i[k+1] - i[k]| between neighbours that fall into a bin; `random` the share expected of a
     uniform permutation, in which the distance d has probability 2 (N - d) / (N (N - 1)), a triangle. An order which
     moves windows only within chunks has short distances alone, and so few bins. It sees neighbours only: one long
@@ -22,8 +22,8 @@ def quality(indices_N: Any) -> float:
         return 0.0
     distances = np.arange(1, count)
     expected = np.bincount(distances * BINS // count, weights=count - distances, minlength=BINS)
-    found = np.bincount(np.abs(np.diff(order_N)) * BINS // count, minlength=BINS)
-    return _entropy(found) / _entropy(expected)
+    counts = np.bincount(np.abs(np.diff(order_N)) * BINS // count, minlength=BINS)
+    return _entropy(counts) / _entropy(expected)
 
 
 def _entropy(weights: Any) -> float:
@@ -32,7 +32,7 @@ def _entropy(weights: Any) -> float:
 
 
 def coverage(indices: Any, count: int) -> float:
-    """Give the share of `count` windows that are among the indices at least once."""
+    """Compute the share of `count` windows that are among the indices at least once."""
     seen = np.zeros(count, bool)
     seen[np.asarray(indices)] = True
     return float(seen.mean())

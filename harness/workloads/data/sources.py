@@ -1,4 +1,4 @@
-"""Say what text a suite trains on and where it comes from.
+"""What text a suite trains on and where it comes from.
 
 A corpus is named by one string: `standard_library` (the sources of the running Python, real text on every
 machine), `zipf` (ids drawn by rank, no text, any size), or a path inside the suite's folder: a text file, a
@@ -31,7 +31,7 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Hold one resolved corpus: `kind` is standard_library, zipf, text, jsonl, npy or raw.
+    """One resolved corpus: `kind` is standard_library, zipf, text, jsonl, npy or raw.
 
     `name` is the string that was resolved, `files` are absolute and sorted by their name relative to `base`,
     and `dtype` is the declared type of raw ids.
@@ -119,11 +119,11 @@ def texts(corpus: Corpus) -> Iterator[str]:
 def _standard_library() -> Corpus:
     base = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "dist-packages", "__pycache__"}
-    found = []
+    paths = []
     for folder, below, names in os.walk(base):
         below[:] = [name for name in below if name not in left_out]
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    files = _sorted((path for path in found if path.is_file()), base)
+        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    files = _sorted((path for path in paths if path.is_file()), base)
     if not files:
         raise CorpusError(
             f"corpus 'standard_library': no .py files under {base}; use a Python whose library is not "
@@ -133,7 +133,7 @@ def _standard_library() -> Corpus:
 
 
 def _locate(corpus: str, path: str, root: Path, outside: bool) -> Path:
-    """Return the absolute path, links and their names kept, or say why it may not be used."""
+    """Return the absolute path, links and their names kept, or raise why it may not be used."""
     if not path.strip():
         raise CorpusError("corpus '': is empty; write standard_library, zipf or a path")
     inside = "name a path inside the suite's folder"
@@ -160,17 +160,17 @@ def _regular_files(corpus: str, folder: Path, fence: Path | None) -> tuple[Path,
     def stop(error: OSError) -> None:
         raise _unreadable(corpus, Path(error.filename), error) from error
 
-    found = []
+    paths = []
     for here, below, names in os.walk(folder, onerror=stop):
         below[:] = [name for name in below if not name.startswith(".")]
         for name in below:
             if Path(here, name).is_symlink():
                 raise CorpusError(f"corpus {corpus!r}: {Path(here, name)} is a linked folder; copy it or remove it")
-        found += [Path(here, name) for name in names if not name.startswith(".")]
-    for path in found:
+        paths += [Path(here, name) for name in names if not name.startswith(".")]
+    for path in paths:
         if fence is not None and not path.resolve().is_relative_to(fence):
             raise CorpusError(f"corpus {corpus!r}: the link {path} leads out of {fence}; copy the file or remove it")
-    files = _sorted(found, folder)
+    files = _sorted(paths, folder)
     if not files:
         raise CorpusError(f"corpus {corpus!r}: the folder holds no files; add text files or name another corpus")
     _check_readable(corpus, files)

@@ -132,9 +132,9 @@ def main(arguments: list[str] | None = None) -> int:
     (see `prepare`) and `outside` (see `sources.resolve`); paths are relative to the working directory.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # nothing forks here, and the result is the same
-    given = sys.argv[1:] if arguments is None else arguments
+    paths = sys.argv[1:] if arguments is None else arguments
     try:
-        spec = _read_spec(given)
+        spec = _read_spec(paths)
         corpus = resolve(spec["corpus"], Path(spec["root"]), outside=spec["outside"])
         sizes = (spec["vocabulary"], spec["needed"], spec["seed"])
         file = prepare(corpus, spec["tokenizer"], *sizes, Path(spec["cache"]), bool(spec["exact"]))
@@ -276,17 +276,17 @@ def _map_npy(corpus: Corpus, path: Path) -> np.ndarray:
         raise CorpusError(
             f"corpus {corpus.name!r}: {path} is no complete .npy of integers ({error}); {remedy}"
         ) from error
-    found = ""
+    fault = ""
     if ids.dtype.kind not in "iu":
-        found = f"values of type {ids.dtype}, not integers"
+        fault = f"values of type {ids.dtype}, not integers"
     elif ids.dtype.str.startswith(">"):
-        found = f"big-endian integers ({ids.dtype.str})"
+        fault = f"big-endian integers ({ids.dtype.str})"
     elif ids.ndim != 1:
-        found = f"an array of shape {ids.shape}, not one dimension"
+        fault = f"an array of shape {ids.shape}, not one dimension"
     elif len(ids) == 0:
-        found = "no ids"
-    if found:
-        raise CorpusError(f"corpus {corpus.name!r}: {path} holds {found}; {remedy}")
+        fault = "no ids"
+    if fault:
+        raise CorpusError(f"corpus {corpus.name!r}: {path} holds {fault}; {remedy}")
     return ids
 
 

@@ -10,9 +10,8 @@ from pydantic import Field, model_validator
 
 from harness.contract.data import Extent
 from harness.contract.hooks import hookimpl
-from harness.contract.parts import Parts
-from harness.contract.place import Place
 from harness.contract.workload import Workload
+from harness.workloads.halves import halves
 from harness.workloads.settings import Text
 
 Sizes = dict[str, tuple[tuple[int, ...], float]]
@@ -173,7 +172,7 @@ def _reduced(shape: Shape, **sizes: Any) -> Shape:
 
 
 def wanted(shape: Shape, steps: int) -> dict[str, int]:
-    """Ask for the token ids that so many steps without a second epoch read, the shifted target included.
+    """Count the token ids that so many steps without a second epoch read, the shifted target included.
 
     Where the shape says how many to hold, exactly so many are taken, and read again and again.
     """
@@ -183,30 +182,19 @@ def wanted(shape: Shape, steps: int) -> dict[str, int]:
 
 
 def abstract_batch(shape: Shape) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Give shape and dtype of x_BT and y_BT as the windows hand them over."""
+    """Return shape and dtype of x_BT and y_BT as the windows hand them over."""
     size = (shape.batch, shape.tokens)
     return ((size, "int32"), (size, "int32"))
 
 
 def extent(shape: Shape, corpus: Any, steps: int) -> Extent:
-    """Give the sizes of the source."""
+    """Return the sizes of the source."""
     from harness.workloads.data.rows import token_extent
 
     return token_extent(shape, corpus, steps)
 
 
-def on_torch(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
-    """Build the untouched parts in torch."""
-    from harness.workloads.decoder._torch import build
-
-    return build(shape, place, corpus, seed)
-
-
-def on_jax(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
-    """Build the untouched parts in JAX."""
-    from harness.workloads.decoder._jax import build
-
-    return build(shape, place, corpus, seed)
+on_torch, on_jax = halves(__name__)
 
 
 @hookimpl

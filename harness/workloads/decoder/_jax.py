@@ -15,11 +15,12 @@ from harness.contract.data import IGNORED, Source
 from harness.contract.objective import Objective
 from harness.contract.parts import Parts
 from harness.contract.place import Place
-from harness.contract.toolkit import mesh
+from harness.contract.toolkit import mesh, optimizers
 from harness.workloads import parameters as drawing
 from harness.workloads import undivided
 from harness.workloads.data import rows
-from harness.workloads.decoder import Shape
+from harness.workloads.decoder import Shape, both
+from harness.workloads.decoder.both import linear
 
 
 def at_least_float32(x: Any) -> Any:
@@ -28,7 +29,7 @@ def at_least_float32(x: Any) -> Any:
 
 
 def rotary_table(shape: Shape, positions: tuple[slice, ...], like: Any) -> tuple[Any, Any]:
-    """Give cos and sin [T, rotated / 2] of these positions, computed on the host in float64 and rounded once."""
+    """Return cos and sin [T, rotated / 2] of these positions, computed on the host in float64 and rounded once."""
     exponents = np.arange(0, shape.rotated, 2) / shape.rotated
     at_T = np.concatenate([np.arange(each.start, each.stop) for each in positions])
     angles = np.outer(at_T, shape.rotary_base**-exponents)
@@ -56,12 +57,6 @@ def normalise(shape: Shape, x: Any, p: dict[str, Any], name: str) -> Any:
     return (scaled * weight).astype(x.dtype)
 
 
-def linear(p: dict[str, Any], name: str, x: Any) -> Any:
-    """Multiply by a weight [in, out] and add its bias where there is one."""
-    bias = p.get(f"b{name}")
-    return x @ p[name] if bias is None else x @ p[name] + bias
-
-
 def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
     """Attend with grouped queries and rotary positions."""
     tokens = x_BTD.shape[1]
@@ -72,7 +67,7 @@ def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
 
 
 def projected(shape: Shape, p: dict[str, Any], x_BTD: Any, cos: Any, sin: Any) -> tuple[Any, Any, Any]:
-    """Make queries BTHK, keys and values BTGK of a layer, turned to the positions of these cosines and sines."""
+    """Compute queries BTHK, keys and values BTGK of a layer, turned to the positions of these cosines and sines."""
     B, T, _ = x_BTD.shape
     q = linear(p, "wq", x_BTD).reshape(B, T, shape.heads, shape.head)
     k = linear(p, "wk", x_BTD).reshape(B, T, shape.key_heads, shape.head)
@@ -104,12 +99,7 @@ def feed(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
 
 def block(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
     """Apply one pre-norm layer."""
-    shape = parts.shape
-    mixed = parts.mix(parts, p, normalise(shape, x_BTD, p, "mix_norm"))
-    if shape.parallel:
-        return x_BTD + mixed + parts.feed(parts, p, normalise(shape, x_BTD, p, "feed_norm"))
-    x_BTD = x_BTD + mixed
-    return x_BTD + parts.feed(parts, p, normalise(shape, x_BTD, p, "feed_norm"))
+    return both.block(normalise, parts, p, x_BTD)
 
 
 def stack(parts: Parts, ps: dict[str, Any], x_BTD: Any) -> Any:
@@ -124,27 +114,14 @@ def embed(parts: Parts, params: dict[str, Any], x_BT: Any) -> Any:
 
 def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
     """Average the loss of all B T V logits over the tokens that are not ignored."""
-    objective, y_N = Objective.of(parts.shape), y_BT.reshape(-1)
-    logits_NV = at_least_float32(x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_VD.T)
-    if cap := objective.soft_cap:
-        logits_NV = cap * jnp.tanh(logits_NV / cap)
-    kept = y_N != IGNORED
-    picked_N = jnp.take_along_axis(logits_NV, jnp.where(kept, y_N, 0)[:, None], 1)[:, 0]
-    lse_N = jax.nn.logsumexp(logits_NV, axis=1)
-    losses_N = lse_N - picked_N
-    if objective.label_smoothing:
-        losses_N += objective.label_smoothing * (picked_N - logits_NV.mean(1))
-    if objective.z_loss:
-        losses_N += objective.z_loss * jnp.square(lse_N)
-    return jnp.where(kept, losses_N, 0).sum() / kept.sum().astype(losses_N.dtype)
+    y_N = y_BT.reshape(-1)
+    losses_N = Objective.of(parts.shape).in_jax(x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_VD.T, y_N)
+    return losses_N.sum() / (y_N != IGNORED).sum().astype(losses_N.dtype)
 
 
 def forward(parts: Parts, params: dict[str, Any], x_BT: Any, y_BT: Any) -> Any:
     """Compute the loss of one batch."""
-    x_BTD = parts.embed(parts, params, x_BT)
-    x_BTD = parts.stack(parts, params["layers"], x_BTD)
-    x_BTD = normalise(parts.shape, x_BTD, params, "norm")
-    return parts.loss(parts, x_BTD, params.get("head", params["embed"]), y_BT)
+    return both.forward(normalise, parts, params, x_BT, y_BT)
 
 
 def grad(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any]:
@@ -152,8 +129,8 @@ def grad(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any]
     x, y, weight = parts.share(parts, x, y)
 
     def value(params: dict[str, Any]) -> Any:
-        found = forward(parts, params, x, y)
-        return found if weight is None else found * weight
+        mean = forward(parts, params, x, y)
+        return mean if weight is None else mean * weight
 
     return parts.reduce(parts, *jax.value_and_grad(value)(state["params"]))
 
@@ -163,7 +140,7 @@ def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
     shape: Shape = parts.shape
     steps = state["steps"] + 1
     moved = jax.tree.map(
-        partial(adamw, steps=steps, rate=shape.learning_rate, decay=shape.weight_decay),
+        partial(optimizers.adamw_in_jax, steps=steps, rate=shape.learning_rate, decay=shape.weight_decay),
         state["params"],
         grads,
         state["first"],
@@ -173,22 +150,6 @@ def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
         jax.tree.structure(state["params"]), jax.tree.structure((0, 0, 0)), moved
     )
     return {"params": params, "first": first, "second": second, "steps": steps}
-
-
-def adamw(p, g, m, v, steps, rate: float, decay: float, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    """Move one leaf and its two moments; return all three."""
-    count = steps.astype(jnp.promote_types(p.dtype, jnp.float32))
-    m = m + (1 - beta1) * (g - m)
-    v = beta2 * v + (1 - beta2) * g * g
-    scale = jnp.sqrt(v) / jnp.sqrt(1 - beta2**count) + epsilon
-    moved = p * (1 - rate * decay) - rate / (1 - beta1**count) * (m / scale)
-    return moved.astype(p.dtype), m.astype(p.dtype), v.astype(p.dtype)
-
-
-def step(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[dict[str, Any], Any]:
-    """Take one training step."""
-    value, grads = parts.grad(parts, state, x, y)
-    return parts.update(parts, state, grads), value
 
 
 def draw(seed: int, parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
@@ -232,7 +193,7 @@ def drawn(parts: Parts) -> dict[str, Any]:
 
 
 def transfer(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:
-    """Hand a batch to the device, ids as int32."""
+    """Move a batch to the device, ids as int32."""
     return jnp.asarray(x, jnp.int32), jnp.asarray(y, jnp.int32)
 
 
@@ -256,5 +217,5 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         gather=undivided.gather,
         positions=undivided.positions,
         update=update,
-        step=step,
+        step=both.step,
     )

@@ -1,6 +1,5 @@
 """The decoder's untouched parts in torch: plain functions over dicts of tensors."""
 
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,15 +7,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from harness.contract.data import IGNORED, Source
+from harness.contract.data import Source
 from harness.contract.objective import Objective
 from harness.contract.parts import Parts
 from harness.contract.place import Place
-from harness.contract.toolkit import trees
+from harness.contract.toolkit import optimizers, trees
 from harness.workloads import parameters as drawing
 from harness.workloads import undivided
 from harness.workloads.data import rows
-from harness.workloads.decoder import Shape
+from harness.workloads.decoder import Shape, both
+from harness.workloads.decoder.both import linear
 
 
 class RotaryTable:
@@ -36,8 +36,8 @@ class RotaryTable:
         key = (like.device, torch.promote_types(like.dtype, torch.float32))
         table = self.tables.get(key)
         if table is None or table.shape[1] < tokens:
-            held = 0 if table is None else table.shape[1]
-            table = self.tables[key] = self._build(max(tokens, 2 * held), *key)
+            length = 0 if table is None else table.shape[1]
+            table = self.tables[key] = self._build(max(tokens, 2 * length), *key)
         if len(positions) == 1:
             return table[0, positions[0]], table[1, positions[0]]
         return torch.cat([table[0, each] for each in positions]), torch.cat([table[1, each] for each in positions])
@@ -64,12 +64,6 @@ def normalise(shape: Shape, x: torch.Tensor, p: dict[str, torch.Tensor], name: s
     return F.rms_norm(wide, weight.shape, weight, 1e-6).to(x.dtype)
 
 
-def linear(p: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
-    """Multiply by a weight [in, out] and add its bias where there is one."""
-    bias = p.get(f"b{name}")
-    return x @ p[name] if bias is None else x @ p[name] + bias
-
-
 def mix(table: RotaryTable, parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
     """Attend with grouped queries and rotary positions."""
     positions = parts.positions(parts, x_BTD.shape[1])
@@ -80,7 +74,7 @@ def mix(table: RotaryTable, parts: Parts, p: dict[str, torch.Tensor], x_BTD: tor
 def projected(
     shape: Shape, p: dict[str, torch.Tensor], x_BTD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Make queries BTHK, keys and values BTGK of a layer, turned to the positions of these cosines and sines."""
+    """Compute queries BTHK, keys and values BTGK of a layer, turned to the positions of these cosines and sines."""
     B, T, _ = x_BTD.shape
     q = linear(p, "wq", x_BTD).view(B, T, shape.heads, shape.head).transpose(1, 2)
     k = linear(p, "wk", x_BTD).view(B, T, shape.key_heads, shape.head).transpose(1, 2)
@@ -108,12 +102,7 @@ def feed(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch
 
 def block(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
     """Apply one pre-norm layer."""
-    shape = parts.shape
-    mixed = parts.mix(parts, p, normalise(shape, x_BTD, p, "mix_norm"))
-    if shape.parallel:
-        return x_BTD + mixed + parts.feed(parts, p, normalise(shape, x_BTD, p, "feed_norm"))
-    x_BTD = x_BTD + mixed
-    return x_BTD + parts.feed(parts, p, normalise(shape, x_BTD, p, "feed_norm"))
+    return both.block(normalise, parts, p, x_BTD)
 
 
 def stack(parts: Parts, ps: list[dict[str, torch.Tensor]], x_BTD: torch.Tensor) -> torch.Tensor:
@@ -130,26 +119,12 @@ def embed(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor) -> torch.Ten
 
 def loss(parts: Parts, x_BTD: torch.Tensor, w_VD: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
     """Average the loss of all B T V logits over the tokens that are not ignored."""
-    objective, y_N = Objective.of(parts.shape), y_BT.reshape(-1)
-    logits_NV = x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_VD.T
-    wide = torch.promote_types(logits_NV.dtype, torch.float32)
-    if cap := objective.soft_cap:
-        logits_NV = cap * torch.tanh(logits_NV.to(wide) / cap)
-    smoothing = objective.label_smoothing
-    value = F.cross_entropy(logits_NV.to(wide), y_N, ignore_index=IGNORED, label_smoothing=smoothing)
-    if objective.z_loss:
-        kept_N = y_N != IGNORED
-        lse_N = logits_NV.to(wide).logsumexp(1)
-        value = value + objective.z_loss * (lse_N.square() * kept_N).sum() / kept_N.sum()
-    return value
+    return Objective.of(parts.shape).in_torch(x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_VD.T, y_BT.reshape(-1))
 
 
 def forward(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
     """Compute the loss of one batch."""
-    x_BTD = parts.embed(parts, params, x_BT)
-    x_BTD = parts.stack(parts, params["layers"], x_BTD)
-    x_BTD = normalise(parts.shape, x_BTD, params, "norm")
-    return parts.loss(parts, x_BTD, params.get("head", params["embed"]), y_BT)
+    return both.forward(normalise, parts, params, x_BT, y_BT)
 
 
 def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -174,28 +149,14 @@ def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
     state["steps"] += 1
     tensors = zip(_values(state["params"]), _values(grads), strict=True)
     moments = iter(_values(state["moments"]))
+    settings = state["steps"], shape.learning_rate, shape.weight_decay
     for p, g in tensors:
-        adamw(p, g, next(moments), next(moments), state["steps"], shape.learning_rate, shape.weight_decay)
+        optimizers.adamw_in_torch(p, g, next(moments), next(moments), *settings)
     return state
 
 
 def _values(parameters: Any) -> list[torch.Tensor]:
     return [leaf for _, leaf in trees.leaves(parameters)]
-
-
-def adamw(p, g, m, v, steps: int, rate: float, decay: float, beta1=0.9, beta2=0.999, epsilon=1e-8) -> None:
-    """Move one tensor and its two moments in place."""
-    p.mul_(1 - rate * decay)
-    m.lerp_(g.to(m.dtype), 1 - beta1)
-    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    scale = v.sqrt().div_(math.sqrt(1 - beta2**steps)).add_(epsilon)
-    p.addcdiv_(m, scale, value=-rate / (1 - beta1**steps))
-
-
-def step(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[dict[str, Any], Any]:
-    """Take one training step."""
-    value, grads = parts.grad(parts, state, x, y)
-    return parts.update(parts, state, grads), value
 
 
 def draw(seed: int, parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> torch.Tensor:
@@ -224,12 +185,12 @@ def drawn(parts: Parts) -> dict[str, Any]:
 
 
 def transfer(parts: Parts, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hand a batch to the device, ids as int64."""
+    """Move a batch to the device, ids as int64."""
     return ids_on(parts.place, x), ids_on(parts.place, y)
 
 
 def ids_on(place: Place, ids: Any) -> torch.Tensor:
-    """Hand ids of any integer type to the device as int64."""
+    """Move ids of any integer type to the device as int64."""
     return torch.as_tensor(ids if isinstance(ids, torch.Tensor) else ids.astype("int64")).to(place.device, torch.int64)
 
 
@@ -253,5 +214,5 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         gather=undivided.gather,
         positions=undivided.positions,
         update=update,
-        step=step,
+        step=both.step,
     )

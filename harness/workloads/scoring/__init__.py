@@ -12,10 +12,9 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from harness.contract.hooks import hookimpl
-from harness.contract.parts import Parts
-from harness.contract.place import Place
 from harness.contract.workload import Workload
 from harness.workloads import decoder
+from harness.workloads.halves import halves
 
 OF_TRAINING = ("learning_rate", "weight_decay", "ignored", "label_smoothing", "z_loss")
 
@@ -64,18 +63,7 @@ def probe(shape: Shape) -> Shape:
     return Shape(**decoder.probe(shape).model_dump() | {"ignored": 0.0, "prompt": 13})
 
 
-def on_torch(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
-    """Build the untouched parts in torch."""
-    from harness.workloads.scoring._torch import build
-
-    return build(shape, place, corpus, seed)
-
-
-def on_jax(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
-    """Build the untouched parts in JAX."""
-    from harness.workloads.scoring._jax import build
-
-    return build(shape, place, corpus, seed)
+on_torch, on_jax = halves(__name__)
 
 
 @hookimpl

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from harness.contract.data import IGNORED, Source
+from harness.contract.objective import Objective
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.workloads.data import rows
 from harness.workloads.decoder import _jax as decoder
+from harness.workloads.decoder import both
 from harness.workloads.scoring import Shape
 
 
@@ -28,19 +30,19 @@ def cache(parts: Parts, batch: int, tokens: int, like: Any) -> tuple[Any, Any]:
     def empty() -> tuple[Any, Any]:
         return jnp.zeros(size, like.dtype), jnp.zeros(size, like.dtype)
 
-    def append(kept: Any, layer: Any, position: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
+    def append(storage: Any, layer: Any, position: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
         end = position + k_BTGK.shape[1]
         if isinstance(end, int) and end > tokens:
             raise ValueError(f"the cache holds {tokens} tokens, and token {end} is written: reserve more")
         new = (jnp.where(end <= tokens, each, jnp.nan) for each in (k_BTGK, v_BTGK))
-        kept = tuple(
+        storage = tuple(
             lax.dynamic_update_slice(old, each[None].astype(old.dtype), (layer, 0, position, 0, 0))
-            for old, each in zip(kept, new, strict=True)
+            for old, each in zip(storage, new, strict=True)
         )
-        k, v = (lax.dynamic_index_in_dim(each, layer, keepdims=False) for each in kept)
+        k, v = (lax.dynamic_index_in_dim(each, layer, keepdims=False) for each in storage)
         if isinstance(end, int):
             k, v = k[:, :end], v[:, :end]
-        return kept, k, v, None
+        return storage, k, v, None
 
     return empty, append
 
@@ -56,34 +58,36 @@ def attention(q_BTHK: Any, k_BSGK: Any, v_BSGK: Any, position: Any, seen_TS: Any
     return jax.nn.dot_product_attention(q_BTHK, k_BSGK, v_BSGK, mask=seen_TS[None, None]).astype(narrow)
 
 
-def through(parts: Parts, append: Any, params: dict[str, Any], kept: Any, position: Any, x_BT: Any) -> tuple[Any, Any]:
-    """Run the tokens from `position` on through all layers; give what is kept and the last hidden state [B, D]."""
+def through(
+    parts: Parts, append: Any, params: dict[str, Any], storage: Any, position: Any, x_BT: Any
+) -> tuple[Any, Any]:
+    """Run the tokens from `position` on through all layers; return the cache and the last hidden state [B, D]."""
     shape = parts.shape
     x_BTD = parts.embed(parts, params, x_BT)
     angles = decoder.rotary_table(shape, (slice(0, shape.tokens),), x_BTD)
     cos, sin = (lax.dynamic_slice_in_dim(each, position, x_BT.shape[1]) for each in angles)
 
     def one(carry: Any, turn: Any) -> Any:
-        x_BTD, kept = carry
+        x_BTD, storage = carry
         layer, p = turn
 
         def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
-            nonlocal kept
+            nonlocal storage
             q, k, v = decoder.projected(shape, p, x_BTD, cos, sin)
-            kept, k, v, seen = append(kept, layer, position, k, v)
+            storage, k, v, seen = append(storage, layer, position, k, v)
             y_BTHK = attention(q, k, v, position, seen)
-            return decoder.linear(p, "wo", y_BTHK.reshape(*x_BTD.shape[:2], -1))
+            return both.linear(p, "wo", y_BTHK.reshape(*x_BTD.shape[:2], -1))
 
         x_BTD = decoder.block(replace(parts, mix=mix), p, x_BTD)
-        return (x_BTD, kept), None
+        return (x_BTD, storage), None
 
-    (x_BTD, kept), _ = lax.scan(one, (x_BTD, kept), (jnp.arange(shape.layers), params["layers"]))
-    return kept, decoder.normalise(shape, x_BTD[:, -1], params, "norm")
+    (x_BTD, storage), _ = lax.scan(one, (x_BTD, storage), (jnp.arange(shape.layers), params["layers"]))
+    return storage, decoder.normalise(shape, x_BTD[:, -1], params, "norm")
 
 
 def logits(shape: Shape, params: dict[str, Any], x_BD: Any) -> Any:
     """Score all tokens of the vocabulary, in float32 at the least."""
-    logits_BV = decoder.at_least_float32(x_BD @ params.get("head", params["embed"]).T)
+    logits_BV = decoder.at_least_float32(x_BD @ both.head(params).T)
     return shape.soft_cap * jnp.tanh(logits_BV / shape.soft_cap) if shape.soft_cap else logits_BV
 
 
@@ -92,21 +96,20 @@ def step(parts: Parts, state: dict[str, Any], x_BT: Any, y_BT: Any) -> tuple[dic
     shape, params = parts.shape, state["params"]
     prompt, tokens = shape.prompt, x_BT.shape[1]
     _, append = parts.cache(parts, *x_BT.shape, params["embed"])
-    kept, _ = through(parts, append, params, state["kept"], 0, x_BT[:, :prompt])
+    storage, _ = through(parts, append, params, state["kept"], 0, x_BT[:, :prompt])
 
     def one(carry: Any, turn: Any) -> Any:
-        kept, _ = carry
+        storage, _ = carry
         position, x_B, y_B = turn
-        kept, x_BD = through(parts, append, params, kept, position, x_B[:, None])
+        storage, x_BD = through(parts, append, params, storage, position, x_B[:, None])
         logits_BV = logits(shape, params, x_BD)
-        picked_B = jnp.take_along_axis(logits_BV, jnp.maximum(y_B, 0)[:, None], 1)[:, 0]
-        return (kept, logits_BV), jnp.where(y_B == IGNORED, 0, jax.nn.logsumexp(logits_BV, axis=1) - picked_B)
+        return (storage, logits_BV), Objective().in_jax(logits_BV, y_B)
 
     turns = (jnp.arange(prompt, tokens), x_BT[:, prompt:].T, y_BT[:, prompt:].T)
-    (kept, logits_BV), losses_TB = lax.scan(one, (kept, jnp.zeros_like(state["observed"]["logits"])), turns)
+    (storage, logits_BV), losses_TB = lax.scan(one, (storage, jnp.zeros_like(state["observed"]["logits"])), turns)
     observed = {"losses": losses_TB.T, "logits": logits_BV}
     counted = jnp.maximum((y_BT[:, prompt:] != IGNORED).sum(), 1)
-    return {"params": params, "kept": kept, "observed": observed}, losses_TB.sum() / counted
+    return {"params": params, "kept": storage, "observed": observed}, losses_TB.sum() / counted
 
 
 def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.workloads.data import rows
 from harness.workloads.decoder import _torch as decoder
+from harness.workloads.decoder import both
 from harness.workloads.scoring import Shape
 
 
@@ -21,11 +22,11 @@ def cache(parts: Parts, batch: int, tokens: int, like: torch.Tensor) -> tuple[An
     def empty() -> list[Any]:
         return [None] * parts.shape.layers
 
-    def append(kept: Any, layer: int, position: int, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> Any:
+    def append(storage: Any, layer: int, position: int, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> Any:
         if position:
-            k_BTGK, v_BTGK = (torch.cat(pair, 1) for pair in zip(kept[layer], (k_BTGK, v_BTGK), strict=True))
-        kept[layer] = k_BTGK, v_BTGK
-        return kept, k_BTGK, v_BTGK, None
+            k_BTGK, v_BTGK = (torch.cat(pair, 1) for pair in zip(storage[layer], (k_BTGK, v_BTGK), strict=True))
+        storage[layer] = k_BTGK, v_BTGK
+        return storage, k_BTGK, v_BTGK, None
 
     return empty, append
 
@@ -48,7 +49,7 @@ def attention(
 def through(
     table: decoder.RotaryTable, parts: Parts, append: Any, state: dict[str, Any], position: int, x_BT: torch.Tensor
 ) -> torch.Tensor:
-    """Run the tokens from `position` on through all layers; give the last one's hidden state [B, D]."""
+    """Run the tokens from `position` on through all layers; return the last one's hidden state [B, D]."""
     shape, params = parts.shape, state["params"]
     x_BTD = parts.embed(parts, params, x_BT)
     cos, sin = table((slice(position, position + x_BT.shape[1]),), x_BTD)
@@ -56,7 +57,7 @@ def through(
     def mix(layer: int, parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
         q, k, v = decoder.projected(shape, p, x_BTD, cos, sin)
         state["kept"], k, v, seen = append(state["kept"], layer, position, k, v)
-        return decoder.linear(p, "wo", attention(q, k, v, seen).flatten(2))
+        return both.linear(p, "wo", attention(q, k, v, seen).flatten(2))
 
     for layer, p in enumerate(params["layers"]):
         x_BTD = decoder.block(replace(parts, mix=partial(mix, layer)), p, x_BTD)
@@ -65,7 +66,7 @@ def through(
 
 def logits(shape: Shape, params: dict[str, Any], x_BD: torch.Tensor) -> torch.Tensor:
     """Score all tokens of the vocabulary, in float32 at the least."""
-    logits_BV = x_BD @ params.get("head", params["embed"]).T
+    logits_BV = x_BD @ both.head(params).T
     logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
     return shape.soft_cap * torch.tanh(logits_BV / shape.soft_cap) if shape.soft_cap else logits_BV
 

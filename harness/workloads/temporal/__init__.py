@@ -13,10 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from harness.contract.data import Extent, windows_in
 from harness.contract.hooks import hookimpl
-from harness.contract.parts import Parts
-from harness.contract.place import Place
 from harness.contract.workload import Workload
 from harness.workloads.decoder import Sizes
+from harness.workloads.halves import halves
 
 CONVOLVED = 4
 """Frames under the causal convolution of Mamba."""
@@ -116,7 +115,7 @@ class Shape(BaseModel):
         return 0.02 / (2 * self.layers) ** 0.5
 
     def _gates(self, gates: int) -> Sizes:
-        """Lay the gates of a recurrence as torch's kernels take them: [gates, in], with a bias for input and state."""
+        """List the gates of a recurrence as torch's kernels take them: [gates, in], with a bias for input and state."""
         rows = gates * self.width
         return {
             "wx": ((rows, self.width), usual(self.width)),
@@ -149,7 +148,7 @@ class Shape(BaseModel):
 
 
 def usual(inputs: int) -> float:
-    """Give the deviation of what torch's layers draw, uniformly within 1 / sqrt(inputs)."""
+    """Return the deviation of what torch's layers draw, uniformly within 1 / sqrt(inputs)."""
     return float((3 * inputs) ** -0.5)
 
 
@@ -178,35 +177,24 @@ def probe(shape: Shape) -> Shape:
 
 
 def wanted(shape: Shape, steps: int) -> dict[str, int]:
-    """Ask for frames, features and classes: all frames are held, however few of them the steps read."""
+    """Count frames, features and classes: all frames are read, however few of them the steps read."""
     return {"frames": shape.frames, "features": shape.features, "classes": shape.classes}
 
 
 def abstract_batch(shape: Shape) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Give shape and dtype of x_BTF and y_BT as the windows hand them over."""
+    """Return shape and dtype of x_BTF and y_BT as the windows hand them over."""
     size = (shape.batch, shape.window)
     return (((*size, shape.features), "float32"), (size, "int32"))
 
 
 def extent(shape: Shape, corpus: Any, steps: int) -> Extent:
-    """Give the sizes of the source."""
+    """Return the sizes of the source."""
     from harness.workloads.data.rows import frame_extent
 
     return frame_extent(shape, corpus, steps)
 
 
-def on_torch(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
-    """Build the untouched parts in torch."""
-    from harness.workloads.temporal._torch import build
-
-    return build(shape, place, corpus, seed)
-
-
-def on_jax(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
-    """Build the untouched parts in JAX."""
-    from harness.workloads.temporal._jax import build
-
-    return build(shape, place, corpus, seed)
+on_torch, on_jax = halves(__name__)
 
 
 @hookimpl

@@ -76,7 +76,7 @@ def convolve(p: dict[str, Any], x_BTE: Any) -> Any:
 
 
 def first_bias(channels: int) -> Any:
-    """Give the biases whose softplus, the first step sizes, lie evenly in logarithm between 0.001 and 0.1."""
+    """Return the biases whose softplus, the first step sizes, lie evenly in logarithm between 0.001 and 0.1."""
     steps = np.exp(np.linspace(np.log(1e-3), np.log(1e-1), channels))
     return steps + np.log(-np.expm1(-steps))
 
@@ -106,7 +106,7 @@ def jamba_block(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
 
 
 def transfer(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:
-    """Hand a batch to the device, frames as float32 and labels as int32."""
+    """Move a batch to the device, frames as float32 and labels as int32."""
     return jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.int32)
 
 

@@ -57,7 +57,7 @@ def mamba(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torc
 
 
 def first_bias(channels: int, like: torch.Tensor) -> torch.Tensor:
-    """Give the biases whose softplus, the first step sizes, lie evenly in logarithm between 0.001 and 0.1."""
+    """Return the biases whose softplus, the first step sizes, lie evenly in logarithm between 0.001 and 0.1."""
     steps = torch.linspace(math.log(1e-3), math.log(1e-1), channels, dtype=torch.float64, device=like.device).exp()
     return (steps + torch.log(-torch.expm1(-steps))).to(like.dtype)
 
@@ -107,7 +107,7 @@ def jamba_block(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -
 
 
 def transfer(parts: Parts, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hand a batch to the device, frames as float32 and labels as int64."""
+    """Move a batch to the device, frames as float32 and labels as int64."""
     frames = x if isinstance(x, torch.Tensor) else torch.from_numpy(np.require(x, np.float32, ["C", "W"]))
     return frames.to(parts.place.device, torch.float32), decoder.ids_on(parts.place, y)
 

@@ -1,7 +1,6 @@
 """Parts made of somebody's JAX functions."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -11,8 +10,9 @@ from harness.contract.data import Source
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.toolkit import trees
-from harness.workloads.data import rows
 from harness.workloads.decoder import _jax as decoder
+from harness.workloads.decoder import both
+from harness.workloads.user_model.shared import with_the_decoders
 
 
 def parts_of(
@@ -48,24 +48,12 @@ def parts_of(
     def grad(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any]:
         def loss(params: dict[str, Any]) -> Any:
             x_BTD = parts.stack(parts, params["layers"], parts.embed(parts, params, x))
-            head = params["head"] if "head" in params else params["embed"]
-            return parts.loss(parts, norm(shape, params, x_BTD), head, y)
+            return parts.loss(parts, norm(shape, params, x_BTD), both.head(params), y)
 
         return jax.value_and_grad(loss)(state["params"])
 
-    return replace(
-        rows.data_parts(shape, place, corpus, partial(rows.token_source, seed=seed)),
-        transfer=decoder.transfer,
-        draw=draw,
-        init=init,
-        embed=embed,
-        block=block,
-        stack=decoder.stack,
-        loss=decoder.loss,
-        grad=grad,
-        update=decoder.update,
-        step=decoder.step,
-    )
+    own = {"draw": draw, "init": init, "embed": embed, "block": block, "grad": grad}
+    return with_the_decoders(decoder, shape, place, corpus, seed, **own)
 
 
 @cache
@@ -76,8 +64,8 @@ def compiled(first: Callable[..., Any], shape: Any) -> tuple[Any, Any]:
     """
     with jax.enable_x64(False):
         key = jax.random.key(0)
-        made = partial(first, shape)
-        return jax.jit(made).lower(key).compile(), jax.eval_shape(made, key)
+        make = partial(first, shape)
+        return jax.jit(make).lower(key).compile(), jax.eval_shape(make, key)
 
 
 def count(first: Callable[..., Any], shape: Any) -> int:

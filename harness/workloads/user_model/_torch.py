@@ -1,7 +1,6 @@
 """Parts made of somebody's torch modules, whose parameters are handed to them at each call."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,8 +11,8 @@ from torch.func import functional_call
 from harness.contract.data import Source
 from harness.contract.parts import Parts
 from harness.contract.place import Place
-from harness.workloads.data import rows
 from harness.workloads.decoder import _torch as decoder
+from harness.workloads.user_model.shared import with_the_decoders
 
 
 class Modules(NamedTuple):
@@ -28,7 +27,7 @@ class Modules(NamedTuple):
 
 def parts_of(make: Callable[[Any], Any], shape: Any, place: Place, corpus: Any, seed: int) -> Parts:
     """Build the parts; the modules that stay hold no parameters of their own."""
-    model = made(make, shape, seed)
+    model = seeded(make, shape, seed)
     tied, call, count_ = is_tied(model), model.call, len(model.blocks)
     # layers of one kind differ in their parameters alone, so the first one serves them all
     embed_, block_, norm_ = emptied(model.embed), emptied(model.blocks[0]), emptied(model.norm)
@@ -39,7 +38,7 @@ def parts_of(make: Callable[[Any], Any], shape: Any, place: Place, corpus: Any, 
         return values.pop(name).to(place.device)
 
     def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
-        values.update(named(made(make, shape, seed)))
+        values.update(named(seeded(make, shape, seed)))
         drawn = {
             name: parts.draw(parts, name, tuple(value.shape), 0.0).requires_grad_()
             for name, value in list(values.items())
@@ -62,22 +61,11 @@ def parts_of(make: Callable[[Any], Any], shape: Any, place: Place, corpus: Any, 
         head = next(iter(params["embed"].values())) if tied else params["head"]
         return decoder.gradients(parts.loss(parts, x_BTD, head, y), params)
 
-    return replace(
-        rows.data_parts(shape, place, corpus, partial(rows.token_source, seed=seed)),
-        transfer=decoder.transfer,
-        draw=draw,
-        init=init,
-        embed=embed,
-        block=block,
-        stack=decoder.stack,
-        loss=decoder.loss,
-        grad=grad,
-        update=decoder.update,
-        step=decoder.step,
-    )
+    own = {"draw": draw, "init": init, "embed": embed, "block": block, "grad": grad}
+    return with_the_decoders(decoder, shape, place, corpus, seed, **own)
 
 
-def made(make: Callable[[Any], Any], shape: Any, seed: int) -> Modules:
+def seeded(make: Callable[[Any], Any], shape: Any, seed: int) -> Modules:
     """Make the model anew, always with the same first values."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -85,26 +73,26 @@ def made(make: Callable[[Any], Any], shape: Any, seed: int) -> Modules:
 
 
 def named(model: Modules) -> dict[str, torch.Tensor]:
-    """Give every parameter once, under the name that it has in the state."""
-    found = {f"embed.{name}": p.detach() for name, p in model.embed.named_parameters()}
+    """Return every parameter once, under the name that it has in the state."""
+    parameters = {f"embed.{name}": p.detach() for name, p in model.embed.named_parameters()}
     for index, block in enumerate(model.blocks):
-        found |= {f"layers.{index}.{name}": p.detach() for name, p in block.named_parameters()}
-    found |= {f"norm.{name}": p.detach() for name, p in model.norm.named_parameters()}
-    return found if is_tied(model) else {**found, "head": model.head.detach()}
+        parameters |= {f"layers.{index}.{name}": p.detach() for name, p in block.named_parameters()}
+    parameters |= {f"norm.{name}": p.detach() for name, p in model.norm.named_parameters()}
+    return parameters if is_tied(model) else {**parameters, "head": model.head.detach()}
 
 
 def is_tied(model: Modules) -> bool:
-    """Say whether the head is the weight of the embedding."""
+    """Return whether the head is the weight of the embedding."""
     return any(p is model.head for p in model.embed.parameters())
 
 
 def inner(drawn: dict[str, torch.Tensor], group: str) -> dict[str, torch.Tensor]:
-    """Take the parameters of one module, by the names that it knows."""
+    """Select the parameters of one module, by the names that it knows."""
     return {name.removeprefix(f"{group}."): p for name, p in drawn.items() if name.startswith(f"{group}.")}
 
 
 def emptied(module: nn.Module) -> nn.Module:
-    """Take the values of a module's parameters away; its buffers stay."""
+    """Remove the values of a module's parameters; its buffers stay."""
     for owner in module.modules():
         for name, parameter in list(owner._parameters.items()):
             if parameter is not None:

@@ -1,4 +1,4 @@
-"""Let each block of tokens see some first blocks and the ones just before it; pay all links between other blocks.
+"""Attend from each block of tokens to some first blocks and those just before it; lose all other links.
 
 The pattern is that of BigBird (Zaheer et al., 2020, arXiv:2007.14062) without its random blocks and turned causal: a
 token sees what is not later than itself in the first `global_blocks` blocks, in its own block, and in the

@@ -64,5 +64,5 @@ def by_blocks(q_BTHK: Any, k_BTGK: Any, v_BTGK: Any, block: int, local: int, fix
         return (k[:, together:], v[:, together:]), y
 
     nothing = jnp.zeros((B, local - 1, *k.shape[3:]), k.dtype), jnp.zeros((B, local - 1, *v.shape[3:]), v.dtype)
-    done = lax.scan(one, nothing, (q, k, v, jnp.arange(turns) * together))[1]
-    return done.swapaxes(0, 1).reshape(B, -1, H, K)[:, :T]
+    outputs = lax.scan(one, nothing, (q, k, v, jnp.arange(turns) * together))[1]
+    return outputs.swapaxes(0, 1).reshape(B, -1, H, K)[:, :T]

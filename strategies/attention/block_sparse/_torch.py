@@ -47,9 +47,9 @@ def by_blocks(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, block: int, local:
     q, k, v = (F.pad(x, (0, 0, 0, 0, 0, count * block - T)) for x in (q_BTHK, k_BTGK, v_BTGK))
     # Split and not sliced: the gradient of a slice is as long as the whole, and there are many.
     keys, values = k.split(block, 1), v.split(block, 1)
-    done = []
+    outputs = []
     for first, queries in zip(range(0, count, together), q.split(together * block, 1), strict=True):
         numbers = [*range(fixed), *(max(0, n) for n in range(first - local + 1, min(first + together, count)))]
         seen = [[blocks[n] for n in numbers] for blocks in (keys, values)]
-        done.append(checkpoint(attention, queries, first, local, fixed, *seen, use_reentrant=False))
-    return torch.cat(done, 1)[:, :T]
+        outputs.append(checkpoint(attention, queries, first, local, fixed, *seen, use_reentrant=False))
+    return torch.cat(outputs, 1)[:, :T]

@@ -1,4 +1,4 @@
-"""Let a token see block means, some chosen blocks and a window; pay all other links, and a choice for each token.
+"""Attend to block means, some chosen blocks and a window; lose all other links, and choose for each token.
 
 The three branches are those of native sparse attention (NSA; Yuan et al., 2025, arXiv:2502.11089). A token attends
 to the means of keys and values of each block of `block` tokens that ends no later than itself; to the tokens of

@@ -18,7 +18,7 @@ class Sizes(NamedTuple):
 
 
 def wide(x: Any) -> Any:
-    """Give the type of a sum or a softmax: float32 at the least."""
+    """Return the type of a sum or a softmax: float32 at the least."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
@@ -40,7 +40,7 @@ def weighed(shares_BGCRS: Any, v_BGSK: Any) -> Any:
 
 
 def ended(token_C: Any, blocks: int, size: int) -> Any:
-    """Say which blocks end no later than each token."""
+    """Return which blocks end no later than each token."""
     return jnp.arange(1, blocks + 1) * size <= token_C[:, None] + 1
 
 
@@ -79,7 +79,7 @@ def some(token_C: Any, start: Any, chosen_BGCF: Any, sizes: Sizes, leaves: Any, 
 
 
 def read(inputs: tuple[Any, ...], turn: Any, sizes: Sizes) -> tuple[Any, Any]:
-    """Give where one chunk is and what it chooses; and what it reads, namely leaves and picked blocks."""
+    """Return where one chunk is and what it chooses; and what it reads, namely leaves and picked blocks."""
     q_XBGCRK, k_BGTK, v_BGTK, mean_k_BGNK, mean_v_BGNK = inputs
     q_BGCRK = q_XBGCRK[turn]
     C, tokens = q_BGCRK.shape[2], k_BGTK.shape[2]
@@ -120,8 +120,8 @@ def backward(sizes: Sizes, inputs: tuple[Any, ...], dy_XBGCRK: Any) -> tuple[Any
         both = []
         for total, picked, near in zip(sums[:2], d_picked, d_near, strict=True):
             total = at(total, chosen_BGCF, sizes.block).add(picked.astype(total.dtype)).reshape(total.shape)
-            held = lax.dynamic_slice_in_dim(total, start, near.shape[2], 2)
-            both.append(lax.dynamic_update_slice_in_dim(total, held + near, start, 2))
+            so_far = lax.dynamic_slice_in_dim(total, start, near.shape[2], 2)
+            both.append(lax.dynamic_update_slice_in_dim(total, so_far + near, start, 2))
         return (*both, sums[2] + d_mean_k, sums[3] + d_mean_v), dq
 
     sums = tuple(jnp.zeros(x.shape, wide(x)) for x in inputs[1:])

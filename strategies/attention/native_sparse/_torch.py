@@ -18,7 +18,7 @@ class Sizes(NamedTuple):
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """Give the type of a sum or a softmax: float32 at the least."""
+    """Return the type of a sum or a softmax: float32 at the least."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -118,10 +118,10 @@ class ByChunks(torch.autograd.Function):
             with torch.enable_grad():
                 leaves = [x.detach().requires_grad_() for x in read(inputs, first, sizes)]
                 y, picked, rows = some(leaves, k, v, first, sizes)
-            found = torch.autograd.grad(y, [*leaves, *picked], dy[:, :, first : first + sizes.chunk])
-            for total, part in zip(read(sums, first, sizes), found[:5], strict=True):
+            gradients = torch.autograd.grad(y, [*leaves, *picked], dy[:, :, first : first + sizes.chunk])
+            for total, part in zip(read(sums, first, sizes), gradients[:5], strict=True):
                 total += part
-            for total, part in zip(block_sums, found[5:], strict=True):
+            for total, part in zip(block_sums, gradients[5:], strict=True):
                 total.flatten(0, 2).index_add_(0, rows, part.to(total.dtype))
         return None, *(total.to(x.dtype) for total, x in zip(sums, inputs, strict=True))
 

@@ -13,37 +13,37 @@ from dataclasses import replace
 from harness import Parts, Strategy, hookimpl
 
 
-def dense_in_torch(parts: Parts) -> Parts:
+def dense_on_torch(parts: Parts) -> Parts:
     from strategies.attention.scores._torch import attention
 
     return replace(parts, attend=lambda parts, q, k, v: attention(q, k, v, 0, 0, q.shape[1]))
 
 
-def dense_in_jax(parts: Parts) -> Parts:
+def dense_on_jax(parts: Parts) -> Parts:
     from strategies.attention.scores._jax import attention
 
     return replace(parts, attend=lambda parts, q, k, v: attention(q, k, v, 0, 0, q.shape[1]))
 
 
-def chunked_in_torch(parts: Parts, chunk: int = 512) -> Parts:
+def chunked_on_torch(parts: Parts, chunk: int = 512) -> Parts:
     from strategies.attention.scores._torch import by_chunks
 
     return replace(parts, attend=lambda parts, q, k, v: by_chunks(q, k, v, chunk))
 
 
-def chunked_in_jax(parts: Parts, chunk: int = 512) -> Parts:
+def chunked_on_jax(parts: Parts, chunk: int = 512) -> Parts:
     from strategies.attention.scores._jax import by_chunks
 
     return replace(parts, attend=lambda parts, q, k, v: by_chunks(q, k, v, chunk, q.shape[1]))
 
 
-def window_in_torch(parts: Parts, window: int = 512) -> Parts:
+def window_on_torch(parts: Parts, window: int = 512) -> Parts:
     from strategies.attention.scores._torch import by_windows
 
     return replace(parts, attend=lambda parts, q, k, v: by_windows(q, k, v, window))
 
 
-def window_in_jax(parts: Parts, window: int = 512) -> Parts:
+def window_on_jax(parts: Parts, window: int = 512) -> Parts:
     from strategies.attention.scores._jax import by_chunks
 
     return replace(parts, attend=lambda parts, q, k, v: by_chunks(q, k, v, window, window))
@@ -59,21 +59,21 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "dense_attention",
             rewrites=("attend",),
-            on={"torch": dense_in_torch, "jax": dense_in_jax},
-            about=about("Make and keep all T x T scores of attention; pay memory that grows with the square of T."),
+            on={"torch": dense_on_torch, "jax": dense_on_jax},
+            about=about("Compute and keep all T x T scores of attention; pay memory that grows with the square of T."),
         ),
         Strategy(
             "chunked_attention",
             rewrites=("attend",),
-            on={"torch": chunked_in_torch, "jax": chunked_in_jax},
-            about=about("Make the scores of some queries at a time and recompute them; keep queries, keys and values."),
+            on={"torch": chunked_on_torch, "jax": chunked_on_jax},
+            about=about("Compute the scores of some queries at a time, twice; keep queries, keys and values alone."),
             probe={"chunk": 8},
         ),
         Strategy(
             "window_attention",
             rewrites=("attend",),
-            on={"torch": window_in_torch, "jax": window_in_jax},
-            about=about("Let each token see only the `window` last ones; pay the links that are longer."),
+            on={"torch": window_on_torch, "jax": window_on_jax},
+            about=about("Attend to the last `window` tokens alone; lose all longer links."),
             approximate=True,
             probe={"window": 8},
         ),

@@ -40,5 +40,5 @@ def by_chunks(q_BTHK: Any, k_BTGK: Any, v_BTGK: Any, chunk: int, window: int) ->
         keys, values = (lax.dynamic_slice_in_dim(x, first, reach, 1) for x in (k, v))
         return attention(q_BCHK, keys, values, first, first - before, window)
 
-    done = lax.map(lambda turn: one(turn[0], k, v, turn[1]), (q, jnp.arange(count) * chunk))
-    return done.swapaxes(0, 1).reshape(B, count * chunk, H, K)[:, :T]
+    outputs = lax.map(lambda turn: one(turn[0], k, v, turn[1]), (q, jnp.arange(count) * chunk))
+    return outputs.swapaxes(0, 1).reshape(B, count * chunk, H, K)[:, :T]

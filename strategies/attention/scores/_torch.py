@@ -21,12 +21,12 @@ def attention(q_BCHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, first: int, start:
 
 def by_chunks(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, chunk: int) -> Tensor:
     """Attend `chunk` queries at a time to all keys that are not later, and recompute in the backward pass."""
-    T, done = q_BTHK.shape[1], []
+    T, outputs = q_BTHK.shape[1], []
     for first, queries in zip(range(0, T, chunk), q_BTHK.split(chunk, 1), strict=True):
         last = first + queries.shape[1]
         seen = k_BTGK[:, :last], v_BTGK[:, :last]
-        done.append(checkpoint(attention, queries, *seen, first, 0, T, use_reentrant=False))
-    return torch.cat(done, dim=1)
+        outputs.append(checkpoint(attention, queries, *seen, first, 0, T, use_reentrant=False))
+    return torch.cat(outputs, dim=1)
 
 
 def by_windows(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: int) -> Tensor:
@@ -37,9 +37,9 @@ def by_windows(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: int) -> T
 
     # Split and not sliced: the gradient of a slice is as long as the whole, and there are many.
     keys, values = list(k_BTGK.split(window, 1)), list(v_BTGK.split(window, 1))
-    done = []
+    outputs = []
     for number, queries in enumerate(q_BTHK.split(window, 1)):
         before = max(0, number - 1)
         seen = keys[before : number + 1], values[before : number + 1]
-        done.append(checkpoint(near, queries, number * window, before * window, *seen, use_reentrant=False))
-    return torch.cat(done, dim=1)
+        outputs.append(checkpoint(near, queries, number * window, before * window, *seen, use_reentrant=False))
+    return torch.cat(outputs, dim=1)

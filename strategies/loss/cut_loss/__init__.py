@@ -14,9 +14,6 @@ from typing import Any
 
 from harness import Objective, Parts, Strategy, hookimpl
 
-HALF = 0.5
-"""The probability of a target from which on its difference to 1 is formed first."""
-
 
 def on_torch(parts: Parts, rows: int = 1024, tile: int = 4096) -> Parts:
     from strategies.loss.cut_loss._torch import cut_loss

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from harness import IGNORED, Objective
-from strategies.loss.cut_loss import HALF
+from strategies.loss.fused_loss import HALF
 
 Array = jax.Array
 PLAIN = Objective()
@@ -69,8 +69,8 @@ def _forward(rows: int, tile: int, objective: Objective, x_nD: Array, w_VD: Arra
         start = (zeros_C - jnp.inf, zeros_C, zeros_C, zeros_C)
         return lax.scan(of_tile, start, (w_KtD, firsts_K))[0]
 
-    found = lax.map(of_chunk, (_pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED)))
-    top_n, total_n, picked_n, mean_n = (of.reshape(-1)[: len(y_n)] for of in found)
+    statistics = lax.map(of_chunk, (_pieces(x_nD, rows, 0), _pieces(y_n, rows, IGNORED)))
+    top_n, total_n, picked_n, mean_n = (of.reshape(-1)[: len(y_n)] for of in statistics)
     aimed_n = picked_n + smoothing * (mean_n - picked_n) if smoothing else picked_n
     lse_n = top_n + jnp.log(total_n)
     kept_n = y_n != IGNORED
@@ -82,8 +82,8 @@ def _forward(rows: int, tile: int, objective: Objective, x_nD: Array, w_VD: Arra
     return jnp.where(kept_n, losses_n, 0).sum() / count, (x_nD, w_VD, y_n, top_n, total_n, count, sure_n)
 
 
-def _backward(rows: int, tile: int, objective: Objective, held: Any, upstream: Array) -> tuple[Array, Array, None]:
-    x_nD, w_VD, y_n, top_n, total_n, count, sure_n = held
+def _backward(rows: int, tile: int, objective: Objective, residuals: Any, upstream: Array) -> tuple[Array, Array, None]:
+    x_nD, w_VD, y_n, top_n, total_n, count, sure_n = residuals
     size, wide = len(w_VD), top_n.dtype
     smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
     w_KtD = _pieces(w_VD, tile, 0)
@@ -125,7 +125,7 @@ def _backward(rows: int, tile: int, objective: Objective, held: Any, upstream: A
 
 
 def _apart(x_nD: Array, w_VD: Array, objective: Objective) -> bool:
-    """Say whether what a target's 1 gives may be subtracted from the products: nothing between may round or bend it."""
+    """Return whether a target's 1 may be subtracted after the products: nothing between may round or bend it."""
     return x_nD.dtype == w_VD.dtype == jnp.promote_types(x_nD.dtype, jnp.float32) and not objective.soft_cap
 
 

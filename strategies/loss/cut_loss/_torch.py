@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from harness import IGNORED, Objective
-from strategies.loss.cut_loss import HALF
+from strategies.loss.fused_loss import HALF
 
 PLAIN = Objective()
 
@@ -91,13 +91,21 @@ class _CutLoss(torch.autograd.Function):
                 _add_product_(sum_tD, g_Ct.T, x_CD)
             if sum_tD is not dw_tD:
                 dw_tD.copy_(sum_tD)
-        rest_n1 = ((1 - smoothing) * ~sure_n * total_n * factor_n)[:, None]
-        for row in range(0, len(x_nD) if dtype == wide else 0, rows):
-            chunk = slice(row, row + rows)
-            at_C = y_n[chunk].clamp(min=0)
-            dx_nD[chunk].addcmul_(rest_n1[chunk], w_VD[at_C], value=-1)
-            dw_VD.index_add_(0, at_C, x_nD[chunk] * rest_n1[chunk], alpha=-1)
+        if dtype == wide:
+            rest_n1 = ((1 - smoothing) * ~sure_n * total_n * factor_n)[:, None]
+            _less_targets_(dw_VD, dx_nD, x_nD, w_VD, y_n, rest_n1, rows)
         return dx_nD.to(dtype), dw_VD, None, None, None, None
+
+
+def _less_targets_(
+    dw_VD: Tensor, dx_nD: Tensor, x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rest_n1: Tensor, rows: int
+) -> None:
+    """Subtract from both gradients, chunk by chunk, what the targets give whose 1 was not subtracted before."""
+    for row in range(0, len(x_nD), rows):
+        chunk = slice(row, row + rows)
+        at_C = y_n[chunk].clamp(min=0)
+        dx_nD[chunk].addcmul_(rest_n1[chunk], w_VD[at_C], value=-1)
+        dw_VD.index_add_(0, at_C, x_nD[chunk] * rest_n1[chunk], alpha=-1)
 
 
 def _statistics(
@@ -129,7 +137,7 @@ def _statistics(
 
 
 def _room(x_nD: Tensor, w_VD: Tensor, rows: int, tile: int) -> Tensor:
-    """Make room for a tile, in float32 at the least."""
+    """Allocate a tile, in float32 at the least."""
     size = min(rows, len(x_nD)) * min(tile, len(w_VD))
     return torch.empty(size, dtype=torch.promote_types(x_nD.dtype, torch.float32), device=x_nD.device)
 
@@ -156,6 +164,6 @@ def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _within(y_C: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
-    """Say which targets lie in a tile, and where in it; those outside point at an end of it."""
+    """Return which targets lie in a tile, and where in it; those outside point at an end of it."""
     at_C = y_C - first
     return (at_C >= 0) & (at_C < size), at_C.clamp(0, size - 1)

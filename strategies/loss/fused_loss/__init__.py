@@ -1,4 +1,4 @@
-"""Make the gradients with the loss, chunk by chunk; keep no logits, hold the weight gradient from then on.
+"""Compute the gradients with the loss, chunk by chunk; keep no logits, but the weight gradient from then on.
 
 The algorithm is that of Liger Kernel's fused linear cross-entropy (Hsu et al., 2024, arXiv:2410.10989): the
 gradient of a mean is known up to one factor as soon as the loss is, so a chunk's logits are turned into its

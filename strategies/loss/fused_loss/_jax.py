@@ -64,9 +64,9 @@ def _forward(
 
 
 def _backward(
-    chunk: int, ignore_index: int, objective: Objective, held: Any, upstream: Array
+    chunk: int, ignore_index: int, objective: Objective, residuals: Any, upstream: Array
 ) -> tuple[Array, Array, None]:
-    count, dx_BTD, dw_VD, like_w = held
+    count, dx_BTD, dw_VD, like_w = residuals
     factor = upstream / jnp.maximum(count, 1)  # without a target that counts, all gradients are 0
     return (dx_BTD * factor).astype(dx_BTD.dtype), (dw_VD * factor).astype(like_w.dtype), None
 

@@ -81,7 +81,7 @@ class _FusedLoss(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(device)
         x_nD, y_n = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
         with torch.autocast(device, enabled=False):
-            loss, *ctx.held = _loss_and_gradients(x_nD, w_VD, y_n, chunk, ignore_index, objective, needs, dtype)
+            loss, *ctx.gradients = _loss_and_gradients(x_nD, w_VD, y_n, chunk, ignore_index, objective, needs, dtype)
         ctx.shapes = (x_BTD.shape, w_VD.shape, w_VD.dtype)
         return loss
 
@@ -92,12 +92,12 @@ class _FusedLoss(torch.autograd.Function):
                 "fused_loss: this loss has no second derivative, as its gradients are made in the forward "
                 "pass: call backward without create_graph=True, or leave the loss as it was."
             )
-        if ctx.held is None:
+        if ctx.gradients is None:
             raise RuntimeError(
                 "fused_loss: a second backward pass through the same loss is impossible, as the first one "
                 "took its gradients: compute the loss again, or ask for all gradients in one pass."
             )
-        (count, dx_nD, dw), ctx.held = ctx.held, None
+        (count, dx_nD, dw), ctx.gradients = ctx.gradients, None
         x_shape, w_shape, w_dtype = ctx.shapes
         factor = upstream / count.clamp(min=1)  # no target that counts: gradients of 0, as in plain code
         if dx_nD is not None:
@@ -137,12 +137,7 @@ def _loss_and_gradients(
     counts_n1 = counts_n.unsqueeze(1).to(wide)
 
     dx_nD = torch.empty(n, D, dtype=x_nD.dtype, device=x_nD.device) if needs[0] else None
-    dw: Tensor | list[Tensor] | None = None
-    if needs[1] and w_VD.dtype == wide:
-        dw = torch.zeros(V, D, **new)
-    elif needs[1]:
-        dw = [torch.zeros(len(rows), D, **new) for rows in w_VD.split(TILE)]
-    dw_tiles = dw.split(TILE) if isinstance(dw, Tensor) else dw
+    dw = _weight_sum(w_VD, wide) if needs[1] else None
 
     if not chunk:
         stages = (dtype != wide) + (cap != 0)
@@ -164,8 +159,8 @@ def _loss_and_gradients(
             z_rows = z[at : at + stage_rows]
             span = slice(start + at, start + at + len(z_rows))
             p = z_rows if dtype == wide else stage[: len(z_rows)].copy_(z_rows)
-            told = _differentiated_(p, target_n1[span], counts_n1[span], objective, slopes, apart)
-            loss_n1[span], rest_n1[span] = told
+            rows_n1 = target_n1[span], counts_n1[span]
+            loss_n1[span], rest_n1[span] = _differentiated_(p, *rows_n1, objective, slopes, apart)
             if p is not z_rows:
                 z_rows.copy_(p)
         if dx_nD is not None:
@@ -173,15 +168,29 @@ def _loss_and_gradients(
             if apart:
                 rows = slice(start, start + chunk)
                 dx_nD[rows].addcmul_(rest_n1[rows], w[target_n1[rows, 0]], value=-1)
-        if isinstance(dw, Tensor) and dtype == wide:
-            dw.addmm_(z.t(), x_CD)
-        elif dw_tiles is not None:
-            for rows, z_tile in zip(dw_tiles, z.split(TILE, 1), strict=True):
-                rows.add_(z_tile.t() @ x_CD)
+        if dw is not None:
+            _add_product_(dw, z, x_CD)
     if apart and isinstance(dw, Tensor):
         for rows in torch.arange(n, device=x_nD.device).split(TILE):
             dw.index_add_(0, target_n1[rows, 0], x_nD[rows].to(wide) * rest_n1[rows], alpha=-1)
     return loss_n1.sum() / count, count, dx_nD, dw
+
+
+def _weight_sum(w_VD: Tensor, wide: torch.dtype) -> Tensor | list[Tensor]:
+    """Allocate the sum of the weight gradient: whole where it stays in its type, else in tiles to be freed in turn."""
+    tiles = [w_VD] if w_VD.dtype == wide else w_VD.split(TILE)
+    sums = [torch.zeros(*tile.shape, device=w_VD.device, dtype=wide) for tile in tiles]
+    return sums[0] if w_VD.dtype == wide else sums
+
+
+def _add_product_(dw: Tensor | list[Tensor], z: Tensor, x_CD: Tensor) -> None:
+    """Add a chunk's share of the weight gradient, in 16 bit the product of one tile at a time."""
+    if isinstance(dw, Tensor) and dw.dtype == z.dtype:
+        dw.addmm_(z.t(), x_CD)
+        return
+    tiles = dw.split(TILE) if isinstance(dw, Tensor) else dw
+    for rows, z_tile in zip(tiles, z.split(TILE, 1), strict=True):
+        rows.add_(z_tile.t() @ x_CD)
 
 
 def _differentiated_(

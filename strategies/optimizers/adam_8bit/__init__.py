@@ -20,11 +20,10 @@ from harness import Parts, Strategy, hookimpl, tree
 
 BLOCK = 256
 SLICE = 1 << 20
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def levels(signed: bool) -> Any:
-    """Give the 256 values in [-1, 1], or in [0, 1], that the codes stand for, in ascending order."""
+    """Return the 256 values in [-1, 1], or in [0, 1], that the codes stand for, in ascending order."""
     import numpy as np
 
     values = [0.0, 1.0]
@@ -36,7 +35,7 @@ def levels(signed: bool) -> Any:
 
 
 def middles(signed: bool) -> Any:
-    """Give the 255 values at which the nearest level changes."""
+    """Return the 255 values at which the nearest level changes."""
     import numpy as np
 
     of = levels(signed).astype(np.float64)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from harness import Parts, optimizers
-from strategies.optimizers.adam_8bit import BETA_1, BETA_2, BLOCK, EPSILON, SLICE, levels, middles
+from strategies.optimizers.adam_8bit import BLOCK, SLICE, levels, middles
 
 
 def begin(p: Any, name: str, signed: bool, least: int) -> Any:
@@ -24,7 +24,11 @@ def begin(p: Any, name: str, signed: bool, least: int) -> Any:
 
 def update(parts: Parts, state: Any, grads: Any) -> Any:
     """Apply the gradients."""
-    move = partial(adamw, parts.shape, (state["steps"] + 1).astype(jnp.float32))
+    rate, decay = parts.shape.learning_rate, parts.shape.weight_decay
+
+    def move(p: Any, g: Any, m: Any, v: Any) -> Any:
+        return optimizers.adamw_in_jax(p, g.astype(jnp.float32), m, v, state["steps"] + 1, rate, decay)
+
     return optimizers.moved(state, grads, ("first", "second"), partial(_whole, move))
 
 
@@ -34,9 +38,9 @@ def _whole(move: Any, p: Any, g: Any, first: Any, second: Any) -> Any:
         return move(p, g, first, second)
     p_N, g_N = p.reshape(-1), g.reshape(-1)
 
-    def slice_of(at: Any, n: int, held: Any) -> Any:
+    def slice_of(at: Any, n: int, carry: Any) -> Any:
         """Move `n` elements from `at` on, the codes included."""
-        p_N, first, second = held
+        p_N, first, second = carry
         rows, padding = -(-n // BLOCK), -n % BLOCK
         m, v = (
             widened(cut(of["codes"], at // BLOCK, rows), cut(of["scale"], at // BLOCK, rows), signed)
@@ -47,30 +51,20 @@ def _whole(move: Any, p: Any, g: Any, first: Any, second: Any) -> Any:
         return p_N, put(first, narrow(m, True), at // BLOCK), put(second, narrow(v, False), at // BLOCK)
 
     count = p_N.size // SLICE
-    held = (p_N, first, second)
+    carry = (p_N, first, second)
     if count:
-        held = jax.lax.fori_loop(0, count, lambda at, held: slice_of(at * SLICE, SLICE, held), held)
+        carry = jax.lax.fori_loop(0, count, lambda at, carry: slice_of(at * SLICE, SLICE, carry), carry)
     if p_N.size % SLICE:
-        held = slice_of(count * SLICE, p_N.size % SLICE, held)
-    return held[0].reshape(p.shape), *held[1:]
-
-
-def adamw(shape: Any, count: Any, p: Any, g: Any, m: Any, v: Any) -> Any:
-    """Give parameters and float32 moments after one step of AdamW, the `count`-th."""
-    g = g.astype(jnp.float32)
-    m = m + (1 - BETA_1) * (g - m)
-    v = BETA_2 * v + (1 - BETA_2) * g * g
-    scale = jnp.sqrt(v) / jnp.sqrt(1 - BETA_2**count) + EPSILON
-    kept = p * (1 - shape.learning_rate * shape.weight_decay)
-    return (kept - shape.learning_rate / (1 - BETA_1**count) * (m / scale)).astype(p.dtype), m, v
+        carry = slice_of(count * SLICE, p_N.size % SLICE, carry)
+    return carry[0].reshape(p.shape), *carry[1:]
 
 
 def cut(array: Any, at: Any, size: int) -> Any:
     return jax.lax.dynamic_slice_in_dim(array, at, size)
 
 
-def put(held: Any, new: Any, row: Any) -> Any:
-    return {key: jax.lax.dynamic_update_slice_in_dim(held[key], new[key], row, 0) for key in held}
+def put(moment: Any, new: Any, row: Any) -> Any:
+    return {key: jax.lax.dynamic_update_slice_in_dim(moment[key], new[key], row, 0) for key in moment}
 
 
 def widened(codes: Any, scale: Any, signed: bool) -> Any:
@@ -79,7 +73,7 @@ def widened(codes: Any, scale: Any, signed: bool) -> Any:
 
 
 def narrow(values: Any, signed: bool) -> Any:
-    """Give the codes and scales of a slice; a block of zeros has scale 0."""
+    """Compute the codes and scales of a slice; a block of zeros has scale 0."""
     values = values.reshape(-1, BLOCK)
     scale = jnp.abs(values).max(1)
     of_one = values / jnp.maximum(scale, jnp.finfo(jnp.float32).tiny)[:, None]

@@ -1,14 +1,13 @@
 """Adam with 8-bit moments in torch: a slice of a tensor at a time, in place."""
 
-import math
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from harness import Parts, tree
-from strategies.optimizers.adam_8bit import BETA_1, BETA_2, BLOCK, EPSILON, SLICE, levels, middles
+from harness import Parts, optimizers, tree
+from strategies.optimizers.adam_8bit import BLOCK, SLICE, levels, middles
 
 
 def begin(p: Any, least: int) -> list[Any]:
@@ -28,17 +27,18 @@ def update(parts: Parts, state: Any, grads: Any) -> Any:
     steps = state["steps"] + 1
     device = parts.place.device
     tables = [torch.from_numpy(of(signed)).to(device) for signed in (True, False) for of in (levels, middles)]
-    move = partial(adamw, parts.shape, steps)
+    settings = {"steps": steps, "rate": parts.shape.learning_rate, "decay": parts.shape.weight_decay}
+    move = partial(optimizers.adamw_in_torch, **settings)
     tree.mapped(partial(_whole, tables, move), state["params"], grads, state["moments"])
     return {**state, "steps": steps}
 
 
-def _whole(tables: list[Any], move: Any, p: Any, g: Any, held: list[Any]) -> None:
+def _whole(tables: list[Any], move: Any, p: Any, g: Any, moments: list[Any]) -> None:
     """Move a tensor and its moments, slice by slice."""
-    if len(held) == 2:
-        move(p, g.to(torch.float32), *held)
+    if len(moments) == 2:
+        move(p, g.to(torch.float32), *moments)
         return
-    first, first_scale, second, second_scale = held
+    first, first_scale, second, second_scale = moments
     p_N, g_N = p.view(-1), g.reshape(-1)
     for row in range(0, len(first), SLICE // BLOCK):
         rows = slice(row, row + SLICE // BLOCK)
@@ -49,15 +49,6 @@ def _whole(tables: list[Any], move: Any, p: Any, g: Any, held: list[Any]) -> Non
         move(p_N[span], g_N[span].to(torch.float32), m.view(-1)[:n], v.view(-1)[:n])
         narrow(m, first[rows], first_scale[rows], tables[1], 0)
         narrow(v, second[rows], second_scale[rows], tables[3], 1)
-
-
-def adamw(shape: Any, steps: int, p: Any, g: Any, m: Any, v: Any) -> None:
-    """Move parameters and float32 moments in place by one step of AdamW."""
-    p.mul_(1 - shape.learning_rate * shape.weight_decay)
-    m.lerp_(g, 1 - BETA_1)
-    v.mul_(BETA_2).addcmul_(g, g, value=1 - BETA_2)
-    scale = v.sqrt().div_(math.sqrt(1 - BETA_2**steps)).add_(EPSILON)
-    p.sub_(torch.div(m, scale, out=scale).mul_(shape.learning_rate / (1 - BETA_1**steps)))
 
 
 def widened(codes: Any, scale: Any, values: Any) -> Any:

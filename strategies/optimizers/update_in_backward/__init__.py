@@ -26,7 +26,7 @@ REFUSED = (
 
 
 def watched(parts: Parts, batch: Any) -> Parts:
-    """Let the embedding refuse a gradient that is not that of the whole batch and of the loss as it is."""
+    """Make the embedding refuse a gradient that is not that of the whole batch and of the loss as it is."""
 
     def embed(inside: Parts, params: Any, x: Any) -> Any:
         if x is not batch:

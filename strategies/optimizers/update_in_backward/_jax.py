@@ -50,9 +50,9 @@ def backward_through_layers(parts: Parts, state: Any, inputs_LBTD: Any, g_BTD: A
     """From the last layer to the first compute it again, take its gradient and update it in the place of the old."""
 
     def turn(at: Any, carry: Any) -> Any:
-        g_BTD, held = carry
+        g_BTD, split = carry
         number = len(inputs_LBTD) - 1 - at
-        now = jax.tree.map(lambda each: jax.lax.dynamic_slice_in_dim(each, number, 1), held)
+        now = jax.tree.map(lambda each: jax.lax.dynamic_slice_in_dim(each, number, 1), split)
         _, backward = jax.vjp(lambda ps, x_BTD: layer(parts, ps, x_BTD), now["params"]["layers"], inputs_LBTD[number])
         of_layer, g_BTD = backward(g_BTD)
         # A branch that is always taken keeps the update a unit: fused with the writing, it copies all layers.
@@ -63,12 +63,14 @@ def backward_through_layers(parts: Parts, state: Any, inputs_LBTD: Any, g_BTD: A
             now,
             of_layer,
         )
-        held = jax.tree.map(lambda each, value: jax.lax.dynamic_update_slice_in_dim(each, value, number, 0), held, new)
-        return g_BTD, held
+        split = jax.tree.map(
+            lambda each, value: jax.lax.dynamic_update_slice_in_dim(each, value, number, 0), split, new
+        )
+        return g_BTD, split
 
-    held = {key: {"layers": value["layers"]} for key, value in state.items() if is_split(value)}
-    g_BTD, held = jax.lax.fori_loop(0, len(inputs_LBTD), turn, (g_BTD, held))
-    return g_BTD, {**state, **{key: {**state[key], **value} for key, value in held.items()}}
+    split = {key: {"layers": value["layers"]} for key, value in state.items() if is_split(value)}
+    g_BTD, split = jax.lax.fori_loop(0, len(inputs_LBTD), turn, (g_BTD, split))
+    return g_BTD, {**state, **{key: {**state[key], **value} for key, value in split.items()}}
 
 
 def changed(new: Any, now: Any) -> Any:
@@ -77,7 +79,7 @@ def changed(new: Any, now: Any) -> Any:
 
 
 def without_layers(parts: Parts, x: Any, last_BTD: Any) -> Parts:
-    """Let the last layer's output be a parameter, in the place of the layers."""
+    """Replace the layers by their last output, as a parameter."""
 
     def stack(inside: Parts, ps: Any, x: Any) -> Any:
         if ps.dtype != last_BTD.dtype:
@@ -89,13 +91,13 @@ def without_layers(parts: Parts, x: Any, last_BTD: Any) -> Parts:
 
 def read_by_embed(parts: Parts, outer: Any, x: Any) -> set[str]:
     """Name the parameters that the embedding reads: their gradient is complete only at the very end."""
-    found: set[str] = set()
+    names: set[str] = set()
     for name, value in outer.items():
         program = jax.make_jaxpr(lambda p, name=name: parts.embed(parts, {**outer, name: p}, x))(value).jaxpr
         own = {id(variable) for variable in program.invars}
         if any(id(variable) in own for equation in program.eqns for variable in equation.invars):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def updated(parts: Parts, state: Any, grads: Any, counts: bool = False) -> Any:
@@ -109,5 +111,5 @@ def updated(parts: Parts, state: Any, grads: Any, counts: bool = False) -> Any:
 
 
 def is_split(value: Any) -> bool:
-    """Say whether an entry of the state holds something for each parameter."""
+    """Return whether an entry of the state holds something for each parameter."""
     return isinstance(value, dict) and "layers" in value

@@ -49,10 +49,10 @@ PROBES = {name: decoder.probe(Shape(**PRESETS[name])) for name in ("pythia-70m",
 
 @pytest.mark.parametrize("shape", [*PROBES.values(), Shape(**PRESETS["tiny"])], ids=[*PROBES, "tiny"])
 def test_torch_and_jax_give_the_same_losses(shape):
-    found = losses("torch", shape)
-    assert losses("jax", shape) == pytest.approx(found, rel=1e-5)
-    assert found[0] == pytest.approx(np.log(shape.vocabulary), rel=0.05), "untrained, it knows nothing"
-    assert len(set(found)) == 4
+    actual = losses("torch", shape)
+    assert losses("jax", shape) == pytest.approx(actual, rel=1e-5)
+    assert actual[0] == pytest.approx(np.log(shape.vocabulary), rel=0.05), "untrained, it knows nothing"
+    assert len(set(actual)) == 4
 
 
 def test_probes_keep_what_makes_each_model_different():
@@ -81,8 +81,8 @@ def test_presets_have_the_published_parameter_counts(name, count):
 @pytest.mark.parametrize("shape", [SMALL, *PROBES.values()], ids=["small", *PROBES])
 def test_the_count_is_that_of_the_arrays_made(backend, shape):
     parts = BUILD[backend](shape)
-    made = backends.load(backend).arrays(parts.init(parts)["params"])
-    assert sum(array.size for array, _ in made.values()) == shape.parameters()
+    arrays = backends.load(backend).arrays(parts.init(parts)["params"])
+    assert sum(array.size for array, _ in arrays.values()) == shape.parameters()
 
 
 # Rotary positions
@@ -163,10 +163,10 @@ def test_adamw_is_that_of_torch_over_ten_steps(backend):
         due.step()
         state = parts.update(parts, state, grads if backend == "torch" else stacked(grads))
     module = backends.load(backend)
-    found, wanted = (module.arrays(p) for p in (state["params"], truth if backend == "torch" else stacked(truth)))
-    assert found.keys() == wanted.keys()
+    actual, wanted = (module.arrays(p) for p in (state["params"], truth if backend == "torch" else stacked(truth)))
+    assert actual.keys() == wanted.keys()
     for name in wanted:
-        np.testing.assert_allclose(found[name][0], wanted[name][0], rtol=2e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(actual[name][0], wanted[name][0], rtol=2e-5, atol=1e-6, err_msg=name)
     assert int(state["steps"]) == 10
 
 
@@ -188,40 +188,40 @@ def hidden(seed=0):
 def test_ignored_targets_add_nothing():
     x, w, y = hidden()
     y[0, :4] = y[1, 8] = rows.IGNORED
-    kept = y.reshape(-1) != rows.IGNORED
+    counted = y.reshape(-1) != rows.IGNORED
     logits = x.reshape(-1, 5).astype(np.float64) @ w.T
-    due = np.mean((np.log(np.exp(logits).sum(1)))[kept] - logits[kept, y.reshape(-1)[kept]])
+    due = np.mean((np.log(np.exp(logits).sum(1)))[counted] - logits[counted, y.reshape(-1)[counted]])
 
     parts = BUILD["torch"](SMALL)
     x_torch = torch.from_numpy(x).requires_grad_()
-    found = parts.loss(parts, x_torch, torch.from_numpy(w), torch.from_numpy(y))
-    found.backward()
-    assert found.item() == pytest.approx(due, rel=1e-6)
+    actual = parts.loss(parts, x_torch, torch.from_numpy(w), torch.from_numpy(y))
+    actual.backward()
+    assert actual.item() == pytest.approx(due, rel=1e-6)
     zero = (x_torch.grad.reshape(-1, 5) == 0).all(1).numpy()
-    assert np.array_equal(zero, ~kept)
+    assert np.array_equal(zero, ~counted)
 
     parts = BUILD["jax"](SMALL)
     value, grad = jax.value_and_grad(lambda x: parts.loss(parts, x, jnp.asarray(w), jnp.asarray(y)))(jnp.asarray(x))
     assert float(value) == pytest.approx(due, rel=1e-6)
     np.testing.assert_allclose(grad, x_torch.grad, atol=1e-6)
-    assert np.array_equal(np.all(np.asarray(grad).reshape(-1, 5) == 0, axis=1), ~kept)
+    assert np.array_equal(np.all(np.asarray(grad).reshape(-1, 5) == 0, axis=1), ~counted)
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_the_gradient_of_a_tied_head_is_the_sum_of_both_uses(backend):
     module = backends.load(backend)
-    found = {}
+    actual = {}
     for tied in (True, False):
         parts = BUILD[backend](SMALL.model_copy(update={"tied": tied}))
         parts = replace(parts, draw=partial(same_for_head, parts.draw))
         state = parts.init(parts)
         x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
         _, grads = parts.grad(parts, state, x, y)
-        found[tied] = {name: array for name, (array, _) in module.arrays(grads).items()}
-    assert "head" not in found[True]
-    both = found[False]["embed"] + found[False]["head"]
-    np.testing.assert_allclose(found[True]["embed"], both, rtol=1e-5, atol=1e-7)
-    assert np.abs(found[False]["embed"]).max() > 1e-4 and np.abs(found[False]["head"]).max() > 1e-4
+        actual[tied] = {name: array for name, (array, _) in module.arrays(grads).items()}
+    assert "head" not in actual[True]
+    both = actual[False]["embed"] + actual[False]["head"]
+    np.testing.assert_allclose(actual[True]["embed"], both, rtol=1e-5, atol=1e-7)
+    assert np.abs(actual[False]["embed"]).max() > 1e-4 and np.abs(actual[False]["head"]).max() > 1e-4
 
 
 def same_for_head(inner, parts, name, shape, deviation):
@@ -232,7 +232,7 @@ def same_for_head(inner, parts, name, shape, deviation):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"),
+    ("sizes", "sentence"),
     [
         ({"width": 50, "heads": 4}, "width 50 is not a multiple of heads 4"),
         ({"heads": 4, "kv_heads": 3}, "heads 4 is not a multiple of kv_heads 3"),
@@ -245,8 +245,8 @@ def same_for_head(inner, parts, name, shape, deviation):
         ({"depth": 4}, "depth\n.*not permitted"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused_in_words(sizes, told):
-    with pytest.raises(ValidationError, match=told):
+def test_a_shape_that_cannot_be_is_refused_in_words(sizes, sentence):
+    with pytest.raises(ValidationError, match=sentence):
         Shape(**sizes)
 
 

@@ -90,9 +90,9 @@ def test_logits_are_bent_as_those_of_the_decoder(backend):
 
 
 def test_torch_and_jax_give_the_same_losses():
-    found, _ = scored("torch", SMALL, 4)
-    assert scored("jax", SMALL, 4)[0] == pytest.approx(found, rel=1e-5)
-    assert len(set(found)) == 4, "each step scores rows of its own"
+    actual, _ = scored("torch", SMALL, 4)
+    assert scored("jax", SMALL, 4)[0] == pytest.approx(actual, rel=1e-5)
+    assert len(set(actual)) == 4, "each step scores rows of its own"
 
 
 @pytest.mark.parametrize("backend", NAMES)
@@ -121,10 +121,10 @@ def test_ignored_targets_are_left_out_of_the_mean(backend):
         return module.arrays({"losses": state["observed"]["losses"]})["losses"][0], float(loss)
 
     losses, _ = step(y)
-    kept = cut[:, SMALL.prompt :] != IGNORED
+    storage = cut[:, SMALL.prompt :] != IGNORED
     seen, mean = step(cut)
-    np.testing.assert_allclose(seen, np.where(kept, losses, 0), rtol=1e-6)
-    assert mean == pytest.approx(losses[kept].mean(), rel=1e-6)
+    np.testing.assert_allclose(seen, np.where(storage, losses, 0), rtol=1e-6)
+    assert mean == pytest.approx(losses[storage].mean(), rel=1e-6)
     assert step(none)[1] == 0.0
 
 
@@ -153,12 +153,12 @@ def kept_over(backend, pieces, tokens):
     shape = Shape(layers=2, width=8, heads=2, batch=2, tokens=tokens, prompt=1)
     parts = BUILD[backend](shape)
     empty, append = parts.cache(parts, 2, tokens, asarray(np.zeros(1, np.float32)))
-    kept, put, position = empty(), [], 0
+    storage, put, position = empty(), [], 0
     for count in pieces:
         new = rows_of(count, position)
         put.append(new)
         for layer in range(2):
-            kept, k, v, seen = append(kept, layer, position, *map(asarray, new * (layer + 1)))
+            storage, k, v, seen = append(storage, layer, position, *map(asarray, new * (layer + 1)))
         position += count
     return np.stack([np.asarray(k), np.asarray(v)]), np.concatenate(put, 2) * 2, seen
 
@@ -166,8 +166,8 @@ def kept_over(backend, pieces, tokens):
 @pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("pieces", [(1, 1, 1), (3, 1, 2), (6,)])
 def test_a_cache_gives_everything_that_was_put_in_in_order(pieces, backend):
-    found, due, seen = kept_over(backend, pieces, 6)
-    assert np.array_equal(found, due) and seen is None
+    actual, due, seen = kept_over(backend, pieces, 6)
+    assert np.array_equal(actual, due) and seen is None
 
 
 def test_writing_beyond_the_end_raises_and_gives_nan_where_the_position_is_traced():
@@ -209,17 +209,17 @@ def test_attention_is_the_softmax_over_the_keys_that_are_seen(masked, count, bac
     due = np.einsum("bhts,bshk->bthk", shares / shares.sum(-1, keepdims=True), v.repeat(2, axis=2))
     if backend == "torch":
         q, k, v = map(torch.from_numpy, (q, k, v))
-        found = on_torch.attention(q, k, v, torch.from_numpy(seen) if masked else None).numpy()
+        actual = on_torch.attention(q, k, v, torch.from_numpy(seen) if masked else None).numpy()
     else:
-        found = on_jax.attention(q, k, v, 7 - count, jnp.asarray(seen) if masked else None)
-    np.testing.assert_allclose(found, due, rtol=1e-4, atol=1e-5)
+        actual = on_jax.attention(q, k, v, 7 - count, jnp.asarray(seen) if masked else None)
+    np.testing.assert_allclose(actual, due, rtol=1e-4, atol=1e-5)
 
 
 # Shapes, floor, prediction, answers
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"),
+    ("sizes", "sentence"),
     [
         ({"tokens": 64, "prompt": 64}, "a prompt of 64 leaves nothing of 64 tokens"),
         ({"prompt": 0}, "prompt\n.*greater than or equal to 1"),
@@ -228,8 +228,8 @@ def test_attention_is_the_softmax_over_the_keys_that_are_seen(masked, count, bac
         ({"learning_rate": 0.1}, "learning_rate is of training"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused_in_words(sizes, told):
-    with pytest.raises(ValidationError, match=told):
+def test_a_shape_that_cannot_be_is_refused_in_words(sizes, sentence):
+    with pytest.raises(ValidationError, match=sentence):
         Shape(**sizes)
 
 
@@ -271,6 +271,6 @@ def test_answers_compare_losses_and_logits(backend):
         corpus="drawn",
         tokenizer="none",
     )
-    found = numerics.observer(loaded(), case, module, updates=2)(0)
-    assert found.gradients["losses"].shape == (3, 24) and found.gradients["logits"].shape == (3, 67)
-    assert len(found.trajectory) == 2
+    actual = numerics.observer(loaded(), case, module, updates=2)(0)
+    assert actual.gradients["losses"].shape == (3, 24) and actual.gradients["logits"].shape == (3, 67)
+    assert len(actual.trajectory) == 2

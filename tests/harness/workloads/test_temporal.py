@@ -55,11 +55,11 @@ def outcome(backend, network, *names, dtype=None):
     return numerics.observer(LOADED, case(backend, network, *names), module, draw, updates=UPDATES)(0)
 
 
-def away(mine, its):
+def away(answer, reference):
     """The norm of the difference of two sets of gradients, relative to that of the second."""
-    assert mine.keys() == its.keys()
-    off = sum(float(np.sum((mine[name].astype(np.float64) - its[name]) ** 2)) for name in its)
-    return (off / sum(float(np.sum(its[name].astype(np.float64) ** 2)) for name in its)) ** 0.5
+    assert answer.keys() == reference.keys()
+    off = sum(float(np.sum((answer[name].astype(np.float64) - reference[name]) ** 2)) for name in reference)
+    return (off / sum(float(np.sum(reference[name].astype(np.float64) ** 2)) for name in reference)) ** 0.5
 
 
 def stacked(gradients):
@@ -77,29 +77,29 @@ def stacked(gradients):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_torch_and_jax_give_the_same_losses_and_gradients(network):
-    mine, its = outcome("torch", network), outcome("jax", network)
-    assert len(mine.trajectory) == UPDATES == len(set(mine.trajectory))
-    assert mine.trajectory == pytest.approx(its.trajectory, rel=1e-5)
-    assert mine.loss == pytest.approx(np.log(7), rel=0.05), "untrained, it knows nothing"
-    mine, its = stacked(mine.gradients), its.gradients
-    assert away(mine, its) < 1e-5
-    for name, value in its.items():
+    answer, reference = outcome("torch", network), outcome("jax", network)
+    assert len(answer.trajectory) == UPDATES == len(set(answer.trajectory))
+    assert answer.trajectory == pytest.approx(reference.trajectory, rel=1e-5)
+    assert answer.loss == pytest.approx(np.log(7), rel=0.05), "untrained, it knows nothing"
+    answer, reference = stacked(answer.gradients), reference.gradients
+    assert away(answer, reference) < 1e-5
+    for name, value in reference.items():
         assert np.abs(value).max() > 0, f"{name} has no influence"
-        np.testing.assert_allclose(mine[name], value, rtol=1e-3, atol=1e-5 * np.abs(value).max(), err_msg=name)
+        np.testing.assert_allclose(answer[name], value, rtol=1e-3, atol=1e-5 * np.abs(value).max(), err_msg=name)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_float64_parameters_make_a_float64_reference(network):
-    found = outcome("torch", network, dtype="float64")
-    assert set(found.dtypes.values()) == {"float64"}
-    assert found.trajectory == pytest.approx(outcome("torch", network).trajectory, rel=1e-5)
+    actual = outcome("torch", network, dtype="float64")
+    assert set(actual.dtypes.values()) == {"float64"}
+    assert actual.trajectory == pytest.approx(outcome("torch", network).trajectory, rel=1e-5)
 
 
 def test_recurrences_have_the_parameters_of_those_of_torch():
-    for network, made in (("lstm", torch.nn.LSTM(24, 24)), ("gru", torch.nn.GRU(24, 24))):
+    for network, arrays in (("lstm", torch.nn.LSTM(24, 24)), ("gru", torch.nn.GRU(24, 24))):
         shapes = TEMPORAL.shape(network=network, width=24).parameter_shapes()
         ours = [shapes[f"layers.{name}"][0] for name in ("wx", "wh", "bx", "bh")]
-        assert ours == [tuple(weight.shape) for weight in made.parameters()]
+        assert ours == [tuple(weight.shape) for weight in arrays.parameters()]
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -108,14 +108,14 @@ def test_the_parameters_made_are_those_of_the_shape(backend, network):
     shape = probe(network, width=42)
     parts = parts_of(backend, shape)
     params = backends.load(backend).arrays(parts.init(parts, None)["params"])
-    made = {name: array for name, (array, _) in params.items()}
-    made = stacked(made) if backend == "torch" else made
+    arrays = {name: array for name, (array, _) in params.items()}
+    arrays = stacked(arrays) if backend == "torch" else arrays
     due = {
         name: (shape.layers, *size) if name.startswith("layers.") else size
         for name, (size, _) in shape.parameter_shapes().items()
     }
-    assert {name: array.shape for name, array in made.items()} == due
-    assert sum(array.size for array in made.values()) == shape.parameters()
+    assert {name: array.shape for name, array in arrays.items()} == due
+    assert sum(array.size for array in arrays.values()) == shape.parameters()
 
 
 def test_a_jamba_group_has_the_parts_of_both_blocks():
@@ -144,8 +144,8 @@ def test_a_frame_changes_no_output_before_it_and_every_one_after(backend, networ
     labels = np.zeros((2, 13), np.int32)
 
     def numbers(frames):
-        found = outputs(*parts.transfer(parts, frames, labels))
-        return np.asarray(found.detach() if backend == "torch" else found)
+        actual = outputs(*parts.transfer(parts, frames, labels))
+        return np.asarray(actual.detach() if backend == "torch" else actual)
 
     before = numbers(frames)
     for t in (0, 5, 12):
@@ -192,12 +192,12 @@ def test_the_scan_is_the_recurrence(backend, T):
     inputs = rows(T)
     parts = parts_of(backend, probe("mamba"))
     if backend == "torch":
-        found = parts.scan(parts, *map(torch.from_numpy, inputs)).numpy()
+        actual = parts.scan(parts, *map(torch.from_numpy, inputs)).numpy()
     else:
         with jax.enable_x64(True):
-            found = np.asarray(jax.jit(partial(parts.scan, parts))(*map(jnp.asarray, inputs)))
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, recurrence(*inputs), rtol=1e-10, atol=1e-12)
+            actual = np.asarray(jax.jit(partial(parts.scan, parts))(*map(jnp.asarray, inputs)))
+    assert actual.dtype == np.float64
+    np.testing.assert_allclose(actual, recurrence(*inputs), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("strength", [1e-4, 1e3], ids=["weak", "strong"])
@@ -256,26 +256,26 @@ def test_the_scan_is_called_by_the_networks_that_have_one(network):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_checkpoint_gives_the_same_bits(network):
-    mine, its = outcome("torch", network, "checkpoint"), outcome("torch", network)
-    assert mine.trajectory == its.trajectory
-    assert all(np.array_equal(mine.gradients[name], its.gradients[name]) for name in its.gradients)
+    answer, reference = outcome("torch", network, "checkpoint"), outcome("torch", network)
+    assert answer.trajectory == reference.trajectory
+    assert all(np.array_equal(answer.gradients[name], reference.gradients[name]) for name in reference.gradients)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize(("name", "bound"), [("fused_loss", 1e-5), ("bfloat16", 2e-2)])
 def test_strategies_of_the_decoder_serve_it_as_well(name, bound, network):
-    mine, its = outcome("torch", network, name), outcome("torch", network)
-    assert mine.trajectory == pytest.approx(its.trajectory, rel=bound)
-    assert away(mine.gradients, its.gradients) < bound
-    assert set(mine.dtypes.values()) == {"bfloat16" if name == "bfloat16" else "float32"}
+    answer, reference = outcome("torch", network, name), outcome("torch", network)
+    assert answer.trajectory == pytest.approx(reference.trajectory, rel=bound)
+    assert away(answer.gradients, reference.gradients) < bound
+    assert set(answer.dtypes.values()) == {"bfloat16" if name == "bfloat16" else "float32"}
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "fused_loss", "bfloat16"])
 def test_they_serve_it_in_jax(name):
-    mine, its = outcome("jax", "gru", name), outcome("jax", "gru")
+    answer, reference = outcome("jax", "gru", name), outcome("jax", "gru")
     bound = 2e-2 if name == "bfloat16" else 1e-5
-    assert mine.trajectory == pytest.approx(its.trajectory, rel=bound)
-    assert away(mine.gradients, its.gradients) < bound
+    assert answer.trajectory == pytest.approx(reference.trajectory, rel=bound)
+    assert away(answer.gradients, reference.gradients) < bound
 
 
 # Prediction
@@ -366,7 +366,7 @@ def test_the_document_is_asked_for_whole():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"),
+    ("sizes", "sentence"),
     [
         ({"frames": 20, "window": 30}, "window of 30 is longer than the 20 rows"),
         ({"frames": 40, "window": 30}, "40 frames hold 11 windows, fewer than one batch of 64"),
@@ -378,8 +378,8 @@ def test_the_document_is_asked_for_whole():
         ({"depth": 4}, "depth\n.*not permitted"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused_in_words(sizes, told):
-    with pytest.raises(ValidationError, match=told):
+def test_a_shape_that_cannot_be_is_refused_in_words(sizes, sentence):
+    with pytest.raises(ValidationError, match=sentence):
         TEMPORAL.shape(**sizes)
 
 

@@ -41,17 +41,17 @@ def outcome(name, *strategies, draw=None):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("strategies", [("checkpoint",), ("fused_loss",), ("checkpoint", "cut_loss")], ids="+".join)
 def test_strategies_of_its_parts_leave_its_answer_as_it_is(name, strategies):
-    mine, its = outcome(name, *strategies), outcome(name)
-    assert mine.trajectory == pytest.approx(its.trajectory, rel=1e-5)
-    assert its.trajectory[-1] < its.trajectory[0], "it learns"
-    assert mine.gradients.keys() == its.gradients.keys()
+    answer, baseline = outcome(name, *strategies), outcome(name)
+    assert answer.trajectory == pytest.approx(baseline.trajectory, rel=1e-5)
+    assert baseline.trajectory[-1] < baseline.trajectory[0], "it learns"
+    assert answer.gradients.keys() == baseline.gradients.keys()
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("strategy", ["window_attention", "tiled_feed", "sequential_scan"])
 def test_strategies_of_parts_it_does_not_name_are_refused(name, strategy):
-    told = LOADED.strategies[strategy].misfit(LOADED.workloads[name])
-    assert told is not None and f"a part that the workload '{name}' does not have" in told
+    sentence = LOADED.strategies[strategy].misfit(LOADED.workloads[name])
+    assert sentence is not None and f"a part that the workload '{name}' does not have" in sentence
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -64,11 +64,10 @@ def test_it_is_predicted_and_its_floor_counts_every_parameter(name):
     assert record.prediction.predicted_peak_bytes is not None, record.missing
     parts = assemble(LOADED, case(name))
     state = parts.init(parts, None)
-    held = sum(array.size for array, _ in backends.load(MODELS[name]).arrays(state["params"]).values())
-    assert (
-        record.prediction.floor_bytes is not None
-        and record.prediction.predicted_peak_bytes >= record.prediction.floor_bytes >= 16 * held
-    )
+    parameters = sum(array.size for array, _ in backends.load(MODELS[name]).arrays(state["params"]).values())
+    figures = record.prediction
+    assert figures.floor_bytes is not None
+    assert figures.predicted_peak_bytes >= figures.floor_bytes >= 16 * parameters
 
 
 def embedding_as_head(shape):

@@ -45,13 +45,13 @@ def test_torch_gives_the_same_bits_and_runs_each_block_twice(every):
         return inner(parts, p, x)
 
     inner = parts.block
-    found, found_grads = first_gradient(replace(parts, block=lambda *args: counting(inner, *args)))
+    actual, found_grads = first_gradient(replace(parts, block=lambda *args: counting(inner, *args)))
     assert len(ran) == 2 * LAYERS
     assert all(ran.count(layer) == 2 for layer in ran)
-    assert torch.equal(found, loss)
+    assert torch.equal(actual, loss)
     module = backends.load("torch")
-    mine, its = module.arrays(found_grads), module.arrays(grads)
-    assert all(np.array_equal(mine[name][0], its[name][0]) for name in its)
+    answer, reference = module.arrays(found_grads), module.arrays(grads)
+    assert all(np.array_equal(answer[name][0], reference[name][0]) for name in reference)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,8 @@ def gradient_in_jax():
 @pytest.mark.parametrize("every", [1, 3, LAYERS + 4])
 def test_jax_gives_the_same_gradients(every, gradient_in_jax):
     loss, grads = gradient_in_jax
-    found, found_grads = first_gradient(parts_of("jax", SHAPE, every))
-    assert float(found) == pytest.approx(float(loss), rel=1e-6)
+    actual, found_grads = first_gradient(parts_of("jax", SHAPE, every))
+    assert float(actual) == pytest.approx(float(loss), rel=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), found_grads, grads)
 
 
@@ -84,20 +84,20 @@ def activations(backend, every=None):
 
 
 @pytest.fixture(scope="module", params=place.NAMES)
-def kept(request):
+def saved(request):
     return {every: activations(request.param, every) for every in (None, 1, 3, 8)}
 
 
-def test_checkpointing_each_block_keeps_less(kept):
-    assert kept[1] < 0.5 * kept[None]
+def test_checkpointing_each_block_keeps_less(saved):
+    assert saved[1] < 0.5 * saved[None]
 
 
-def test_a_short_segment_lies_between(kept):
-    assert kept[3] < 0.75 * kept[None]
+def test_a_short_segment_lies_between(saved):
+    assert saved[3] < 0.75 * saved[None]
 
 
-def test_one_segment_over_the_whole_stack_saves_nothing(kept):
-    assert kept[8] >= 0.95 * kept[None]
+def test_one_segment_over_the_whole_stack_saves_nothing(saved):
+    assert saved[8] >= 0.95 * saved[None]
 
 
 def test_what_is_saved_for_the_backward_pass_falls_in_torch():

@@ -91,12 +91,12 @@ EXACT = [
 @pytest.mark.parametrize(("backend", "name", "knobs"), EXACT, ids=lambda value: str(value))
 def test_what_is_recomputed_changes_no_gradient(backend, name, knobs):
     loss, grads = plain_gradient(backend)
-    found, found_grads = first_gradient(parts_of(backend, SHAPE, (name, knobs)))
+    actual, found_grads = first_gradient(parts_of(backend, SHAPE, (name, knobs)))
     if backend == "torch":
-        assert found == loss
+        assert actual == loss
         assert all(np.array_equal(found_grads[key], grads[key]) for key in grads)
     else:
-        assert found == pytest.approx(loss, rel=1e-6)
+        assert actual == pytest.approx(loss, rel=1e-6)
         for key in grads:
             np.testing.assert_allclose(found_grads[key], grads[key], rtol=1e-4, atol=1e-7)
 
@@ -256,9 +256,9 @@ def drawn_in(dtype, backend):
     return lambda parts: replace(parts, draw=module.cast(parts.draw, dtype))
 
 
-def away(mine, its):
-    off = sum(float(np.sum((mine[name].astype(np.float64) - its[name]) ** 2)) for name in its)
-    return math.sqrt(off / sum(float(np.sum(its[name].astype(np.float64) ** 2)) for name in its))
+def away(answer, reference):
+    off = sum(float(np.sum((answer[name].astype(np.float64) - reference[name]) ** 2)) for name in reference)
+    return math.sqrt(off / sum(float(np.sum(reference[name].astype(np.float64) ** 2)) for name in reference))
 
 
 @pytest.mark.parametrize("feed_first", [False, True], ids=["sequential", "parallel"])
@@ -268,8 +268,8 @@ def test_reversible_layers_have_the_gradient_of_a_plain_backward_pass(backend, f
     oracle = oracle_in_torch if backend == "torch" else oracle_in_jax
     plain = replace(parts_of(backend, shape), stack=oracle)
     loss, grads = first_gradient(plain)
-    found, found_grads = first_gradient(parts_of(backend, shape, ("reversible", {})))
-    assert found == pytest.approx(loss, rel=1e-6)
+    actual, found_grads = first_gradient(parts_of(backend, shape, ("reversible", {})))
+    assert actual == pytest.approx(loss, rel=1e-6)
     assert away(found_grads, grads) < 3e-6
 
 
@@ -289,8 +289,8 @@ def test_what_is_rebuilt_stays_right_with_depth_and_in_bfloat16(layers, dtype, b
 
     low = drawn_in(dtype, "torch")
     _, grads = first_gradient(replace(low(parts_of("torch", shape)), stack=wide_oracle))
-    _, found = first_gradient(low(parts_of("torch", shape, ("reversible", {}))))
-    assert away(found, grads) < bound
+    _, actual = first_gradient(low(parts_of("torch", shape, ("reversible", {}))))
+    assert away(actual, grads) < bound
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
@@ -345,9 +345,9 @@ def test_overlapping_outputs_are_merged_token_by_token(backend, merge, window, s
     x = np.random.default_rng(0).normal(-30, 1, (2, TOKENS, LONG.width)).astype(np.float32)
     x = torch.from_numpy(x) if backend == "torch" else jnp.asarray(x)
     parts = windowed(backend, window, stride, merge)
-    found = parts.stack(parts, ps, x)
-    found = np.asarray(found.detach() if backend == "torch" else found)
-    np.testing.assert_allclose(found, merged_oracle(plain, ps, x, window, stride, merge), rtol=1e-5, atol=1e-5)
+    actual = parts.stack(parts, ps, x)
+    actual = np.asarray(actual.detach() if backend == "torch" else actual)
+    np.testing.assert_allclose(actual, merged_oracle(plain, ps, x, window, stride, merge), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("merge", ["average", "max"])
@@ -357,7 +357,7 @@ def test_the_gradient_of_merged_windows_is_that_of_an_ordinary_graph(merge):
     weights = [leaf for _, leaf in tree.leaves(ps)]
     x = torch.randn(2, TOKENS, LONG.width, generator=torch.Generator().manual_seed(0), requires_grad=True)
     scale = torch.linspace(-1, 1, TOKENS)[:, None]
-    found = torch.autograd.grad((parts.stack(parts, ps, x) * scale).sum(), [x, *weights])
+    actual = torch.autograd.grad((parts.stack(parts, ps, x) * scale).sum(), [x, *weights])
 
     start, filler = [0, 5, 10, 15], 0.0 if merge == "average" else -math.inf
     placed = torch.stack(
@@ -369,22 +369,22 @@ def test_the_gradient_of_merged_windows_is_that_of_an_ordinary_graph(merge):
     count = sum(((torch.arange(TOKENS) >= s) & (torch.arange(TOKENS) < s + 8)).float() for s in start)
     merged = placed.sum(0) / count[:, None] if merge == "average" else placed.amax(0)
     expected = torch.autograd.grad((merged * scale).sum(), [x, *weights])
-    for mine, its in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+    for answer, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(answer, reference, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_torch_and_jax_merge_alike_in_their_gradients(backend):
-    mine = first_gradient(windowed(backend, 8, 5, "max"))
-    assert mine[0] == pytest.approx(first_gradient(windowed("torch", 8, 5, "max"))[0], rel=1e-5)
+    answer = first_gradient(windowed(backend, 8, 5, "max"))
+    assert answer[0] == pytest.approx(first_gradient(windowed("torch", 8, 5, "max"))[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("window", [TOKENS, 10_000])
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_one_window_is_the_plain_stack_bit_for_bit(backend, window):
     loss, grads = first_gradient(parts_of(backend, LONG))
-    found, found_grads = first_gradient(windowed(backend, window, 1, "average"))
-    assert found == loss
+    actual, found_grads = first_gradient(windowed(backend, window, 1, "average"))
+    assert actual == loss
     assert all(np.array_equal(found_grads[name], grads[name]) for name in grads)
 
 
@@ -403,7 +403,7 @@ def test_activations_do_not_grow_with_the_sequence_but_for_outputs(backend):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "told"),
+    ("knobs", "sentence"),
     [
         ({"window": 4, "stride": 5}, "stride must be from 1 to window"),
         ({"window": 4, "stride": 0}, "stride must be from 1 to window"),
@@ -411,6 +411,6 @@ def test_activations_do_not_grow_with_the_sequence_but_for_outputs(backend):
     ],
 )
 @pytest.mark.parametrize("backend", place.NAMES)
-def test_windows_that_leave_tokens_out_are_refused(backend, knobs, told):
-    with pytest.raises(ValueError, match=told):
+def test_windows_that_leave_tokens_out_are_refused(backend, knobs, sentence):
+    with pytest.raises(ValueError, match=sentence):
         parts_of(backend, LONG, ("sequence_windows", knobs))

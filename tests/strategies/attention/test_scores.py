@@ -34,8 +34,8 @@ def attend(name, backend, arrays, **knobs):
     parts = STRATEGIES[name].on[backend](Parts(None, Place(backend, "cpu")), **knobs)
     if backend == "torch":
         leaves = [torch.from_numpy(x).requires_grad_() for x in arrays]
-        found = parts.attend(parts, *leaves)
-        return [found.detach().numpy(), *(g.numpy() for g in torch.autograd.grad(found.square().sum(), leaves))]
+        actual = parts.attend(parts, *leaves)
+        return [actual.detach().numpy(), *(g.numpy() for g in torch.autograd.grad(actual.square().sum(), leaves))]
     with jax.enable_x64(True):
         leaves = [jnp.asarray(x) for x in arrays]
         gradients = jax.grad(lambda *qkv: jnp.square(parts.attend(parts, *qkv)).sum(), argnums=(0, 1, 2))(*leaves)
@@ -47,11 +47,11 @@ def attend(name, backend, arrays, **knobs):
 @pytest.mark.parametrize(("name", "knobs"), [("dense_attention", {}), ("chunked_attention", {"chunk": 8})])
 def test_all_scores_at_once_or_some_at_a_time_give_full_attention(name, knobs, tokens, backend):
     arrays = drawn(tokens)
-    mine = attend(name, backend, arrays, **knobs)
-    np.testing.assert_allclose(mine[0], reference(*arrays, tokens), rtol=1e-10, atol=1e-12)
+    answer = attend(name, backend, arrays, **knobs)
+    np.testing.assert_allclose(answer[0], reference(*arrays, tokens), rtol=1e-10, atol=1e-12)
     plain = attend("dense_attention", "torch", arrays)
-    for found, due in zip(mine, plain, strict=True):
-        np.testing.assert_allclose(found, due, rtol=1e-9, atol=1e-11)
+    for actual, due in zip(answer, plain, strict=True):
+        np.testing.assert_allclose(actual, due, rtol=1e-9, atol=1e-11)
 
 
 @BOTH
@@ -59,8 +59,8 @@ def test_all_scores_at_once_or_some_at_a_time_give_full_attention(name, knobs, t
 @pytest.mark.parametrize("tokens", [1, 7, 8, 9, 33])
 def test_a_window_counts_the_token_itself_and_sees_nothing_before_it(tokens, window, backend):
     arrays = drawn(tokens)
-    found, *gradients = attend("window_attention", backend, arrays, window=window)
-    np.testing.assert_allclose(found, reference(*arrays, window), rtol=1e-10, atol=1e-12)
+    actual, *gradients = attend("window_attention", backend, arrays, window=window)
+    np.testing.assert_allclose(actual, reference(*arrays, window), rtol=1e-10, atol=1e-12)
     assert all(np.isfinite(g).all() for g in gradients)
 
 
@@ -70,8 +70,8 @@ def test_a_window_counts_the_token_itself_and_sees_nothing_before_it(tokens, win
 def test_the_scores_of_all_tokens_are_never_in_memory(name, knobs):
     shapes = [jax.ShapeDtypeStruct((1, 2048, 2, 16), jnp.float32)] * 3
     taken = {}
-    for each, given in (("dense_attention", {}), (name, knobs)):
-        parts = STRATEGIES[each].on["jax"](Parts(None, Place("jax", "cpu")), **given)
+    for each, options in (("dense_attention", {}), (name, knobs)):
+        parts = STRATEGIES[each].on["jax"](Parts(None, Place("jax", "cpu")), **options)
         step = jax.jit(jax.grad(lambda q, k, v, parts=parts: parts.attend(parts, q, k, v).sum(), argnums=(0, 1, 2)))
         taken[each] = step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
     assert taken[name] < 0.2 * taken["dense_attention"]
@@ -81,16 +81,16 @@ def saved_bytes(name, tokens, **knobs):
     """The bytes that autograd keeps of one call in torch."""
     parts = STRATEGIES[name].on["torch"](Parts(None, Place("torch", "cpu")), **knobs)
     leaves = [torch.zeros(1, tokens, 2, 8, requires_grad=True) for _ in range(3)]
-    kept = {}
+    saved = {}
 
     def keep(tensor):
-        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = parts.attend(parts, *leaves)
     assert result.shape == (1, tokens, 2, 8)
-    return sum(kept.values())
+    return sum(saved.values())
 
 
 def test_what_torch_keeps_grows_with_the_square_or_with_the_length():

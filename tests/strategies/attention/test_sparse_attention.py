@@ -42,8 +42,8 @@ def jitted(name, knobs):
 
     @jax.jit
     def both(*leaves):
-        found, pull = jax.vjp(attends, *leaves)
-        return (found, *pull(found))
+        actual, pull = jax.vjp(attends, *leaves)
+        return (actual, *pull(actual))
 
     return both
 
@@ -52,10 +52,10 @@ def attend(name, backend, arrays, dtype="float64", **knobs):
     """The result, and the gradients of half its square, in float64."""
     if backend == "torch":
         leaves = [torch.from_numpy(x).to(getattr(torch, dtype)).requires_grad_() for x in arrays]
-        found = attending(name, backend, **knobs)(*leaves)
-        assert found.dtype == leaves[0].dtype
-        gradients = torch.autograd.grad(found.double().square().sum() / 2, leaves)
-        return [x.detach().double().numpy() for x in (found, *gradients)]
+        actual = attending(name, backend, **knobs)(*leaves)
+        assert actual.dtype == leaves[0].dtype
+        gradients = torch.autograd.grad(actual.double().square().sum() / 2, leaves)
+        return [x.detach().double().numpy() for x in (actual, *gradients)]
     with jax.enable_x64(True):
         leaves = [jnp.asarray(x, dtype) for x in arrays]
         results = jitted(name, tuple(knobs.items()))(*leaves)
@@ -134,9 +134,9 @@ def native(arrays, block, blocks, window, chunk=None):
     return [y.transpose(0, 2, 1, 3), *by_tokens(arrays, dq, dk, dv)]
 
 
-def assert_close(mine, due, rtol=1e-9, atol=1e-11):
-    for found, expected, what in zip(mine, due, ("y", "dq", "dk", "dv"), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol, err_msg=what)
+def assert_close(answer, due, rtol=1e-9, atol=1e-11):
+    for actual, expected, what in zip(answer, due, ("y", "dq", "dk", "dv"), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol, err_msg=what)
 
 
 @BOTH
@@ -189,10 +189,10 @@ def test_heads_that_share_keys_share_the_chosen_blocks(backend):
     q[0, 16, 0, 0], q[0, 16, 1, 1] = 5, 4
     v[0, 4:8, 0, 0] = v[0, 8:12, 0, 1] = 1
     knobs = {"block": 4, "blocks": 3, "window": 1, "chunk": 4}
-    found, *_ = attend("native_sparse_attention", backend, (q, k, v), **knobs)
-    np.testing.assert_allclose(found, native((q, k, v), **knobs)[0], rtol=1e-9, atol=1e-12)
+    actual, *_ = attend("native_sparse_attention", backend, (q, k, v), **knobs)
+    np.testing.assert_allclose(actual, native((q, k, v), **knobs)[0], rtol=1e-9, atol=1e-12)
     means = np.exp(4 / math.sqrt(2)) / (np.exp(4 / math.sqrt(2)) + 3)
-    assert found[0, 16, 1, 1] == pytest.approx(means / 3), "head 1 sees block 2 in its mean alone"
+    assert actual[0, 16, 1, 1] == pytest.approx(means / 3), "head 1 sees block 2 in its mean alone"
 
 
 @BOTH
@@ -223,13 +223,13 @@ def test_shares_of_half_precision_are_summed_in_float32(dtype, name, knobs, zero
     """Among 300 equal keys each share is 1/300; a sum in bfloat16 would stop at 256 of them."""
     q, k, v = drawn(300, batch=1)
     arrays = q, np.zeros_like(k), np.ones_like(v)
-    found, *gradients = attend(name, backend, arrays, dtype=dtype, **knobs)
+    actual, *gradients = attend(name, backend, arrays, dtype=dtype, **knobs)
     bound = 1e-2 if dtype == "bfloat16" else 2e-3
-    np.testing.assert_allclose(found[:, zeros:], 1, rtol=bound)
-    np.testing.assert_allclose(found[:, :zeros], 2 / 3, rtol=bound)  # one of three branches sees nothing yet
+    np.testing.assert_allclose(actual[:, zeros:], 1, rtol=bound)
+    np.testing.assert_allclose(actual[:, :zeros], 2 / 3, rtol=bound)  # one of three branches sees nothing yet
     exact = attend(name, backend, arrays, **knobs)
-    for mine, due in zip(gradients, exact[1:], strict=True):
-        assert np.abs(mine - due).max() <= 2 * bound * max(1, np.abs(due).max())
+    for answer, due in zip(gradients, exact[1:], strict=True):
+        assert np.abs(answer - due).max() <= 2 * bound * max(1, np.abs(due).max())
 
 
 @BOTH
@@ -240,7 +240,7 @@ def test_large_scores_are_not_nan(name, knobs, backend):
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "told"),
+    ("name", "knobs", "sentence"),
     [
         ("block_sparse_attention", {"local": 0}, "local"),
         ("block_sparse_attention", {"block": 0}, "block"),
@@ -250,8 +250,8 @@ def test_large_scores_are_not_nan(name, knobs, backend):
     ],
 )
 @BOTH
-def test_a_pattern_in_which_a_token_does_not_see_itself_is_refused(name, knobs, told, backend):
-    with pytest.raises(ValueError, match=told):
+def test_a_pattern_in_which_a_token_does_not_see_itself_is_refused(name, knobs, sentence, backend):
+    with pytest.raises(ValueError, match=sentence):
         attending(name, backend, **knobs)
 
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import strategies.fused_loss as fused_loss_package
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import strategies.loss.fused_loss as fused_loss_package
 from harness import Parts, Place
 from strategies.loss.fused_loss import _jax, _torch
 from strategies.loss.fused_loss._torch import fused_loss
@@ -132,13 +132,13 @@ def test_only_one_input_requires_a_gradient():
 
 def test_no_grad_makes_no_gradients(monkeypatch):
     x, w, y = problem()
-    made = []
+    runs = []
     real = _torch._loss_and_gradients
-    monkeypatch.setattr(_torch, "_loss_and_gradients", lambda *a: made.append(real(*a)) or made[-1])
+    monkeypatch.setattr(_torch, "_loss_and_gradients", lambda *a: runs.append(real(*a)) or runs[-1])
     with torch.no_grad():
         loss = fused_loss(x, w, y, 16)
     assert not loss.requires_grad
-    assert made[0][2:] == (None, None)
+    assert runs[0][2:] == (None, None)
     assert torch.equal(loss, fused_loss(x, w, y, 16).detach())
 
 

@@ -47,8 +47,8 @@ class Liger(torch.nn.Module):
         assert width == same and target.shape == (rows,)
         a = (_input @ lin_weight.t()).float()
         z = a if self.cap is None else self.cap * torch.tanh(a / self.cap)
-        kept = target != self.ignored
-        squares = (z.logsumexp(1).square() * kept).sum() / kept.sum()
+        counted = target != self.ignored
+        squares = (z.logsumexp(1).square() * counted).sum() / counted.sum()
         return self.scale * squares + F.cross_entropy(
             z, target, ignore_index=self.ignored, label_smoothing=self.smoothing, reduction=self.reduction
         )
@@ -106,8 +106,8 @@ def results(loss, settings):
 
 def assert_is_the_plain_loss(name, settings, **knobs):
     parts = STRATEGIES[name].on["torch"](Parts(Shape(**settings), GPU, loss=plain), **knobs)
-    for mine, due in zip(results(parts.loss, settings), results(plain, settings), strict=True):
-        torch.testing.assert_close(mine, due, rtol=1e-5, atol=1e-6)
+    for answer, due in zip(results(parts.loss, settings), results(plain, settings), strict=True):
+        torch.testing.assert_close(answer, due, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("settings", [{}, *({name: value} for name, value in ALL.items()), ALL])

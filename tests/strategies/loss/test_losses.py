@@ -27,9 +27,9 @@ def plain_torch(parts, x, w, y):
 
 
 def plain_jax(parts, x, w, y):
-    logits, kept = x.reshape(-1, x.shape[-1]) @ w.T, y.reshape(-1) != -100
-    picked = jnp.take_along_axis(logits, jnp.where(kept, y.reshape(-1), 0)[:, None], 1)[:, 0]
-    return jnp.where(kept, jax.nn.logsumexp(logits, axis=1) - picked, 0).sum() / kept.sum()
+    logits, counted = x.reshape(-1, x.shape[-1]) @ w.T, y.reshape(-1) != -100
+    picked = jnp.take_along_axis(logits, jnp.where(counted, y.reshape(-1), 0)[:, None], 1)[:, 0]
+    return jnp.where(counted, jax.nn.logsumexp(logits, axis=1) - picked, 0).sum() / counted.sum()
 
 
 def loss_of(name, backend):
@@ -83,10 +83,10 @@ def test_loss_and_gradients_are_the_plain_ones(name, backend, corner):
     x, w, y = drawn(**CORNERS[corner])
     if corner == "one valid row":
         y[:, 1:] = -100
-    for mine, plain in zip(
+    for answer, plain in zip(
         with_gradients(name, backend, x, w, y), with_gradients("plain", backend, x, w, y), strict=True
     ):
-        np.testing.assert_allclose(mine, plain, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(answer, plain, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_loss_and_gradients_are_the_plain_ones(name, backend, corner):
 )
 def test_what_comes_from_above_scales_the_gradients(name, backend):
     x, w, y = drawn()
-    for mine, plain in zip(
+    for answer, plain in zip(
         with_gradients(name, backend, x, w, y, 3.0)[1:], with_gradients("plain", backend, x, w, y)[1:], strict=True
     ):
-        np.testing.assert_allclose(mine, 3 * plain, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(answer, 3 * plain, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(("name", "backend"), [("cut_loss", "torch"), ("cut_loss", "jax")])
@@ -136,11 +136,11 @@ def largest_in_torch(name, x, w, y):
         largest = 0
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            found = function(*args, **(kwargs or {}))
-            for tensor in found if isinstance(found, tuple | list) else (found,):
+            actual = function(*args, **(kwargs or {}))
+            for tensor in actual if isinstance(actual, tuple | list) else (actual,):
                 if isinstance(tensor, torch.Tensor):
                     self.largest = max(self.largest, tensor.numel())
-            return found
+            return actual
 
     leaves = [torch.from_numpy(a).requires_grad_() for a in (x, w)]
     with Watch() as watch:
@@ -157,15 +157,15 @@ def test_no_tensor_of_the_cut_loss_is_larger_than_a_tile_or_an_input():
 
 def test_the_cut_loss_of_jax_takes_no_memory_for_logits():
     x, w, y = drawn(rows=2048, width=16, vocabulary=4096)
-    found = {}
+    actual = {}
     for name, rows in (("plain", {}), ("cut_loss", {"rows": 128, "tile": 256})):
         parts = Parts(None, Place("jax", "cpu"), loss=plain_jax)
         if rows:
             parts = STRATEGIES[name].on["jax"](parts, **rows)
         step = jax.jit(jax.grad(lambda x, w, parts=parts: parts.loss(parts, x, w, jnp.asarray(y)), argnums=(0, 1)))
         shapes = (jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (x, w))
-        found[name] = step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
-    assert found["cut_loss"] < 0.1 * found["plain"]
+        actual[name] = step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+    assert actual["cut_loss"] < 0.1 * actual["plain"]
 
 
 @pytest.mark.parametrize(("rows", "fused"), [(4_096, False), (40_000, True), (131_072, True)])
@@ -199,8 +199,8 @@ def rounded(gradients, x, w, y):
     """The distance of both gradients from those in float64, relative to them."""
     x_64, w_64 = (t.detach().double().requires_grad_() for t in (x, w))
     truth = torch.autograd.grad(F.cross_entropy(x_64 @ w_64.T, y), (x_64, w_64))
-    found = gradients(x, w, y)
-    return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, truth, strict=True)]
+    actual = gradients(x, w, y)
+    return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(actual, truth, strict=True)]
 
 
 def of_tokens(aim=0.0, n=1024, D=128, V=2048):
@@ -220,8 +220,8 @@ def of_torch(loss):
 
 def of_jax(loss):
     def gradients(x, w, y):
-        found = jax.jit(jax.grad(loss, (0, 1)))(*(jnp.asarray(t.numpy()) for t in (x, w, y)))
-        return [torch.from_numpy(np.array(each)) for each in found]
+        actual = jax.jit(jax.grad(loss, (0, 1)))(*(jnp.asarray(t.numpy()) for t in (x, w, y)))
+        return [torch.from_numpy(np.array(each)) for each in actual]
 
     return gradients
 
@@ -244,8 +244,8 @@ def test_gradients_lie_closer_to_float64_than_those_of_torchs_own_chunks_and_of_
         options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=256, chunking_method=None)
         return F.linear_cross_entropy(x, w, y, options=options)
 
-    ours, its, plain = (rounded(each, *of_tokens()) for each in (IN_FLOAT32[name], of_torch(native), PLAIN))
-    assert ours[0] < its[0] / 2 and ours[1] < its[1]
+    ours, theirs, plain = (rounded(each, *of_tokens()) for each in (IN_FLOAT32[name], of_torch(native), PLAIN))
+    assert ours[0] < theirs[0] / 2 and ours[1] < theirs[1]
     assert ours[0] < plain[0] / 5 and ours[1] < plain[1] / 4
 
 

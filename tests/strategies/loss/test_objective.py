@@ -47,17 +47,17 @@ def oracle(x, w, y, label_smoothing=0.0, z_loss=0.0, soft_cap=0.0):
     flat, targets = x.reshape(-1, x.shape[-1]), y.reshape(-1)
     a = flat @ w.T
     z, slope = (soft_cap * np.tanh(a / soft_cap), 1 / np.cosh(a / soft_cap) ** 2) if soft_cap else (a, 1.0)
-    kept = np.flatnonzero(targets != IGNORED)
+    counted = np.flatnonzero(targets != IGNORED)
     wanted = np.zeros_like(z)
-    wanted[kept, targets[kept]] = 1 - label_smoothing
-    wanted[kept] += label_smoothing / z.shape[1]
+    wanted[counted, targets[counted]] = 1 - label_smoothing
+    wanted[counted] += label_smoothing / z.shape[1]
     exponentials = np.exp(z - z.max(1, keepdims=True))
     lse = np.log(exponentials.sum(1)) + z.max(1)
     losses = lse - (wanted * z).sum(1) + z_loss * lse**2
     p = exponentials / exponentials.sum(1, keepdims=True)
     da = (p * (1 + 2 * z_loss * lse[:, None]) - wanted) * slope
     da[targets == IGNORED] = 0
-    return losses[kept].mean(), (da / len(kept) @ w).reshape(x.shape), da.T / len(kept) @ flat
+    return losses[counted].mean(), (da / len(counted) @ w).reshape(x.shape), da.T / len(counted) @ flat
 
 
 def loss_of(name, backend, settings):
@@ -74,8 +74,8 @@ def computed(name, backend, dtype, x, w, y, settings):
     if backend == "torch":
         leaves = [torch.from_numpy(array).to(getattr(torch, dtype)).requires_grad_() for array in (x, w)]
         value = loss(*leaves, torch.from_numpy(y))
-        found = [value.detach(), *torch.autograd.grad(value, leaves)]
-        return [leaf.detach().double().numpy() for leaf in leaves], [result.double().numpy() for result in found]
+        actual = [value.detach(), *torch.autograd.grad(value, leaves)]
+        return [leaf.detach().double().numpy() for leaf in leaves], [result.double().numpy() for result in actual]
     leaves = [jnp.asarray(array, dtype) for array in (x, w)]
     value, gradients = jax.value_and_grad(lambda x, w: loss(x, w, jnp.asarray(y)), argnums=(0, 1))(*leaves)
     return [np.asarray(leaf, np.float64) for leaf in leaves], [
@@ -83,9 +83,9 @@ def computed(name, backend, dtype, x, w, y, settings):
     ]
 
 
-def assert_close(found, due, bound):
-    for name, mine, true in zip(("loss", "dHidden", "dWeight"), found, due, strict=True):
-        assert np.linalg.norm(mine - true) <= bound * np.linalg.norm(true), name
+def assert_close(actual, due, bound):
+    for name, answer, true in zip(("loss", "dHidden", "dWeight"), actual, due, strict=True):
+        assert np.linalg.norm(answer - true) <= bound * np.linalg.norm(true), name
 
 
 @pytest.mark.parametrize("dtype", BOUND)
@@ -94,8 +94,8 @@ def assert_close(found, due, bound):
 @pytest.mark.parametrize("name", KNOBS)
 def test_every_strategy_computes_the_same_function(name, backend, settings, dtype):
     x, w, y = problem()
-    (x, w), found = computed(name, backend, dtype, x, w, y, SETTINGS[settings])
-    assert_close(found, oracle(x, w, y, **SETTINGS[settings]), BOUND[dtype])
+    (x, w), actual = computed(name, backend, dtype, x, w, y, SETTINGS[settings])
+    assert_close(actual, oracle(x, w, y, **SETTINGS[settings]), BOUND[dtype])
 
 
 def test_each_setting_changes_every_result_by_more_than_is_tolerated():
@@ -111,10 +111,10 @@ def test_logits_of_ten_thousand_stay_finite(name, backend):
     settings = SETTINGS["all"] | {"soft_cap": 3e4}
     x, w, y = problem(scale=3e3)
     assert np.abs(x[0] @ w.T).max() > 1e4
-    (x, w), found = computed(name, backend, "float32", x, w, y, settings)
-    assert all(np.isfinite(result).all() for result in found)
+    (x, w), actual = computed(name, backend, "float32", x, w, y, settings)
+    assert all(np.isfinite(result).all() for result in actual)
     # In float32 such logits are off by a thousandth themselves, and so are their exponentials.
-    assert_close(found, oracle(x, w, y, **settings), 2e-3)
+    assert_close(actual, oracle(x, w, y, **settings), 2e-3)
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
@@ -147,11 +147,11 @@ def test_no_tensor_holds_all_logits(name):
         largest = 0
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            found = function(*args, **(kwargs or {}))
-            for tensor in found if isinstance(found, tuple | list) else (found,):
+            actual = function(*args, **(kwargs or {}))
+            for tensor in actual if isinstance(actual, tuple | list) else (actual,):
                 if isinstance(tensor, torch.Tensor):
                     self.largest = max(self.largest, tensor.numel())
-            return found
+            return actual
 
     x, w = torch.randn(1, 300, 4, requires_grad=True), torch.randn(200, 4, requires_grad=True)
     loss = loss_of(name, "torch", SETTINGS["all"])
@@ -170,8 +170,8 @@ def test_the_cut_loss_computes_in_the_type_of_autocast():
     halves = [x.bfloat16().requires_grad_(), w.bfloat16().requires_grad_()]
     due = loss(*halves, y)
     assert torch.equal(value, due)
-    for mine, half in zip(gradients, torch.autograd.grad(due, halves), strict=True):
-        assert mine.dtype == torch.float32 and torch.equal(mine, half.float())
+    for answer, half in zip(gradients, torch.autograd.grad(due, halves), strict=True):
+        assert answer.dtype == torch.float32 and torch.equal(answer, half.float())
 
 
 def test_the_cut_loss_has_no_second_derivative():

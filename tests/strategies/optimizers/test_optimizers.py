@@ -21,10 +21,10 @@ STEPS = 10
 
 def parts_of(backend, *names, workload="decoder", **shape):
     """Parts at the probe, with the knobs that strategies have there."""
-    made = LOADED.workloads[workload]
+    compiled = LOADED.workloads[workload]
     case = Case(
         workload=workload,
-        shape=made.probe(made.shape()).model_dump() | {"weight_decay": 0.1} | shape,
+        shape=compiled.probe(compiled.shape()).model_dump() | {"weight_decay": 0.1} | shape,
         place=f"{backend}/cpu",
         corpus="drawn",
         tokenizer="none",
@@ -52,20 +52,20 @@ def trained(backend, *names, steps=STEPS, parts=None, **shape):
 
 def apart(arrays):
     """Give layers that are stacked a name each."""
-    found = {}
+    actual = {}
     for name, array in arrays.items():
         if name.startswith("layers."):
             short = name.removeprefix("layers.")
-            found |= {f"layers.{at}.{short}": layer for at, layer in enumerate(array)}
+            actual |= {f"layers.{at}.{short}": layer for at, layer in enumerate(array)}
         else:
-            found[name] = array
-    return found
+            actual[name] = array
+    return actual
 
 
-def away(mine, its):
-    assert mine.keys() == its.keys()
-    off = sum(float(np.sum((mine[name].astype(np.float64) - its[name]) ** 2)) for name in its)
-    return (off / sum(float(np.sum(its[name].astype(np.float64) ** 2)) for name in its)) ** 0.5
+def away(answer, reference):
+    assert answer.keys() == reference.keys()
+    off = sum(float(np.sum((answer[name].astype(np.float64) - reference[name]) ** 2)) for name in reference)
+    return (off / sum(float(np.sum(reference[name].astype(np.float64) ** 2)) for name in reference)) ** 0.5
 
 
 def bytes_of(held):
@@ -107,17 +107,17 @@ def muon(shape, named):
 @pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("rate", [1e-3, 0.5])
 def test_adafactor_makes_the_steps_of_torch(backend, rate):
-    mine, _, _ = trained(backend, "adafactor", learning_rate=rate)
-    assert away(mine, by_torch(adafactor, learning_rate=rate)) < 1e-4
+    answer, _, _ = trained(backend, "adafactor", learning_rate=rate)
+    assert away(answer, by_torch(adafactor, learning_rate=rate)) < 1e-4
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_muon_makes_the_steps_of_torch(backend):
-    mine, _, _ = trained(backend, "muon")
-    its, before = by_torch(muon), by_torch(lambda *_: [])
-    moved = away(its, before)
+    answer, _, _ = trained(backend, "muon")
+    reference, before = by_torch(muon), by_torch(lambda *_: [])
+    moved = away(reference, before)
     # Newton-Schulz is iterated in bfloat16, and differently rounded products part in its third digit.
-    assert moved > 0.02 and away(mine, its) < (1e-4 if backend == "torch" else 0.02) * moved
+    assert moved > 0.02 and away(answer, reference) < (1e-4 if backend == "torch" else 0.02) * moved
 
 
 # What is kept
@@ -214,16 +214,16 @@ def test_the_moments_are_those_of_adam_rounded_to_the_nearest_level():
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_8_bit_stays_near_adam_where_most_gradients_vanish(backend):
     shape = {"vocabulary": 500, "ignored": 0.0}
-    mine, losses, _ = trained(backend, "adam_8bit", **shape)
-    its, plain, _ = trained(backend, **shape)
+    answer, losses, _ = trained(backend, "adam_8bit", **shape)
+    reference, plain, _ = trained(backend, **shape)
     assert losses == pytest.approx(plain, rel=1e-3) and losses != plain
-    farthest = max(float(np.abs(mine[name] - its[name]).max()) for name in its)
+    farthest = max(float(np.abs(answer[name] - reference[name]).max()) for name in reference)
     assert farthest < 5 * 1e-3, "a step of more than a few learning rates: a second moment became zero"
 
 
 def test_8_bit_is_the_same_in_both_frameworks():
-    (mine, _, _), (its, _, _) = trained("torch", "adam_8bit"), trained("jax", "adam_8bit")
-    assert away(mine, its) < 2e-4  # a value at the edge of two levels may go either way
+    (answer, _, _), (reference, _, _) = trained("torch", "adam_8bit"), trained("jax", "adam_8bit")
+    assert away(answer, reference) < 2e-4  # a value at the edge of two levels may go either way
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
@@ -242,9 +242,9 @@ def test_mapped_moments_train_bit_for_bit_and_leave_no_file(tmp_path, monkeypatc
     inner = torch.from_file
     monkeypatch.setattr(torch, "from_file", lambda path, **k: opened.append((path, k["size"])) or inner(path, **k))
     wrap = LOADED.strategies["mapped_moments"].on["torch"]
-    mine, _, state = trained("torch", parts=wrap(parts_of("torch"), folder=str(tmp_path), elements=1000))
-    its, _, _ = trained("torch")
-    assert all(np.array_equal(mine[name], its[name]) for name in its)
+    answer, _, state = trained("torch", parts=wrap(parts_of("torch"), folder=str(tmp_path), elements=1000))
+    reference, _, _ = trained("torch")
+    assert all(np.array_equal(answer[name], reference[name]) for name in reference)
     assert sum(size for _, size in opened) == 2 * sum(p.numel() for _, p in tree.leaves(state["params"]))
     assert all(path.startswith(str(tmp_path)) for path, _ in opened)
     assert list(tmp_path.iterdir()) == []
@@ -268,9 +268,9 @@ def test_mapped_moments_update_slice_by_slice():
 
 
 def test_mapped_moments_take_what_another_optimizer_made_at_the_start():
-    mine, _, _ = trained("torch", "sgd_momentum", "mapped_moments")
-    its, _, _ = trained("torch", "sgd_momentum")
-    assert all(np.array_equal(mine[name], its[name]) for name in its)
+    answer, _, _ = trained("torch", "sgd_momentum", "mapped_moments")
+    reference, _, _ = trained("torch", "sgd_momentum")
+    assert all(np.array_equal(answer[name], reference[name]) for name in reference)
 
 
 def test_mapped_moments_refuse_an_optimizer_of_whole_matrices():
@@ -279,9 +279,9 @@ def test_mapped_moments_refuse_an_optimizer_of_whole_matrices():
 
 
 def test_offloaded_moments_leave_the_steps_as_they_are():
-    mine, _, _ = trained("torch", "offloaded_moments")
-    its, _, _ = trained("torch")
-    assert all(np.array_equal(mine[name], its[name]) for name in its)
+    answer, _, _ = trained("torch", "offloaded_moments")
+    reference, _, _ = trained("torch")
+    assert all(np.array_equal(answer[name], reference[name]) for name in reference)
     for backend in place.NAMES:
         reason = LOADED.strategies["offloaded_moments"].obstacle(Place(backend, "cpu"))
         assert reason is not None and "host" in reason
@@ -293,10 +293,10 @@ def test_offloaded_moments_leave_the_steps_as_they_are():
 @pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_updates_in_the_backward_pass_are_the_updates(backend, tied):
-    mine, losses, state = trained(backend, "update_in_backward", tied=tied)
-    its, plain, other = trained(backend, tied=tied)
+    answer, losses, state = trained(backend, "update_in_backward", tied=tied)
+    reference, plain, other = trained(backend, tied=tied)
     assert losses == pytest.approx(plain, rel=1e-6)
-    assert away(mine, its) < 1e-6
+    assert away(answer, reference) < 1e-6
     assert int(state["steps"]) == int(other["steps"]) == STEPS
 
 
@@ -304,9 +304,9 @@ def test_updates_in_the_backward_pass_are_the_updates(backend, tied):
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_updates_in_the_backward_pass_of_another_workload(backend, network):
     shape = {"workload": "temporal", "network": network}
-    mine, _, _ = trained(backend, parts=parts_of(backend, "update_in_backward", **shape), steps=3)
-    its, _, _ = trained(backend, parts=parts_of(backend, **shape), steps=3)
-    assert away(mine, its) < 1e-5
+    answer, _, _ = trained(backend, parts=parts_of(backend, "update_in_backward", **shape), steps=3)
+    reference, _, _ = trained(backend, parts=parts_of(backend, **shape), steps=3)
+    assert away(answer, reference) < 1e-5
 
 
 APART = ["adafactor", "bfloat16_stochastic", "adam_8bit", "muon", "sgd_momentum"]
@@ -316,17 +316,17 @@ MORE = [pytest.param("jax", name, marks=pytest.mark.slow) for name in APART[2:]]
 
 @pytest.mark.parametrize(("backend", "optimizer"), IN_BOTH + MORE)
 def test_they_go_with_every_optimizer_that_treats_tensors_apart(backend, optimizer):
-    mine, _, _ = trained(backend, optimizer, "update_in_backward", steps=3)
-    its, _, _ = trained(backend, optimizer, steps=3)
+    answer, _, _ = trained(backend, optimizer, "update_in_backward", steps=3)
+    reference, _, _ = trained(backend, optimizer, steps=3)
     # The random bits of stacked layers are drawn for the layers that an update gets.
-    assert away(mine, its) < (1e-2 if (backend, optimizer) == ("jax", "bfloat16_stochastic") else 1e-4)
+    assert away(answer, reference) < (1e-2 if (backend, optimizer) == ("jax", "bfloat16_stochastic") else 1e-4)
 
 
 @pytest.mark.parametrize("optimizer", ["fused_adamw", "foreach_adamw", "mapped_moments"])
 def test_they_go_with_the_kernels_of_torch(optimizer):
-    mine, _, _ = trained("torch", optimizer, "update_in_backward")
-    its, _, _ = trained("torch", optimizer)
-    assert away(mine, its) < 1e-7
+    answer, _, _ = trained("torch", optimizer, "update_in_backward")
+    reference, _, _ = trained("torch", optimizer)
+    assert away(answer, reference) < 1e-7
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
@@ -363,12 +363,12 @@ def test_the_loop_of_jax_changes_parameters_in_their_place():
         module = backends.load("jax")
         parts = parts_of("jax", *names, **shape)
         x = jax.ShapeDtypeStruct((1, 8), "int32")
-        made = module.lowered(parts, (x, x), parts).compile().memory_analysis()
-        return made.temp_size_in_bytes, 4 * parts.shape.parameters()
+        compiled = module.lowered(parts, (x, x), parts).compile().memory_analysis()
+        return compiled.temp_size_in_bytes, 4 * parts.shape.parameters()
 
-    mine, size = scratch("update_in_backward")
-    its, _ = scratch()
-    assert its > size and mine < 0.45 * its
+    answer, size = scratch("update_in_backward")
+    reference, _ = scratch()
+    assert reference > size and answer < 0.45 * reference
 
 
 # Stochastic rounding

@@ -78,7 +78,7 @@ def spoilt(value: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("rows", "labels", "told"),
+    ("rows", "labels", "sentence"),
     [
         (spoilt(np.nan), None, r"shape \[50, 7\] has the value nan in frame 41, feature 3; replace or remove"),
         (spoilt(-np.inf), None, "value -inf in frame 41, feature 3"),
@@ -95,9 +95,9 @@ def spoilt(value: float) -> np.ndarray:
         (rows_like(), np.zeros(50, ">i4"), "big-endian"),
     ],
 )  # fmt: skip
-def test_bad_frames_are_refused_with_file_shape_and_remedy(tmp_path: Path, rows, labels, told) -> None:
+def test_bad_frames_are_refused_with_file_shape_and_remedy(tmp_path: Path, rows, labels, sentence) -> None:
     save(tmp_path, rows, labels)
-    with pytest.raises(CorpusError, match=told) as refused:
+    with pytest.raises(CorpusError, match=sentence) as refused:
         made(tmp_path, "mine.npy")
     assert "mine" in str(refused.value) and "\n" not in str(refused.value)
 

@@ -40,14 +40,14 @@ def test_module_loads_no_array_library() -> None:
 
 
 def test_standard_library_is_the_sorted_python_sources() -> None:
-    found = resolve("standard_library", Path("nowhere"))
+    actual = resolve("standard_library", Path("nowhere"))
     base = Path(sysconfig.get_path("stdlib"))
-    names = [path.relative_to(base).as_posix() for path in found.files]
+    names = [path.relative_to(base).as_posix() for path in actual.files]
     assert names == sorted(names)
     assert {"argparse.py", "json/decoder.py"} <= set(names)
     assert all(name.endswith(".py") for name in names)
     assert not [name for name in names if {"site-packages", "__pycache__"} & set(name.split("/"))]
-    assert next(texts(found)) == found.files[0].read_bytes().decode("utf-8", "replace")
+    assert next(texts(actual)) == actual.files[0].read_bytes().decode("utf-8", "replace")
 
 
 def test_standard_library_replaces_stray_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +66,9 @@ def test_absent_standard_library_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 def test_text_keeps_every_character(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", "\ufeffone\r\ntwo\n\n\u00e9\u4e16")
-    found = resolve("a.txt", tmp_path)
-    assert found.kind == "text"
-    assert list(texts(found)) == ["one\r\ntwo\n\n\u00e9\u4e16"]
+    actual = resolve("a.txt", tmp_path)
+    assert actual.kind == "text"
+    assert list(texts(actual)) == ["one\r\ntwo\n\n\u00e9\u4e16"]
 
 
 def test_long_text_comes_in_pieces_cut_at_lines(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_json_lines_give_their_text(tmp_path: Path) -> None:
         tmp_path / "a.jsonl",
         "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + '\n{"text":\r"d"}\r\n',
     )
-    found = resolve("a.jsonl", tmp_path)
-    assert found.kind == "jsonl"
-    assert list(texts(found)) == ["a\u2028b", "c\n", "d"]
+    actual = resolve("a.jsonl", tmp_path)
+    assert actual.kind == "jsonl"
+    assert list(texts(actual)) == ["a\u2028b", "c\n", "d"]
 
 
 def test_folder_of_json_lines(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_zipf_and_ids_hold_no_text(tmp_path: Path) -> None:
 
 def test_raw_ids_declare_their_type(tmp_path: Path) -> None:
     path = write(tmp_path / "ids.bin", bytes(6))
-    found = resolve("ids.bin:uint16", tmp_path)
-    assert (found.kind, found.dtype, found.files) == ("raw", "uint16", (path,))
+    actual = resolve("ids.bin:uint16", tmp_path)
+    assert (actual.kind, actual.dtype, actual.files) == ("raw", "uint16", (path,))
     assert "ids.bin:uint16" in refusal("ids.bin", tmp_path)
     assert "uint32, int32" in refusal("ids.bin:float32", tmp_path)
     assert "6 bytes, not a multiple of the 4 bytes" in refusal("ids.bin:uint32", tmp_path)
@@ -166,7 +166,7 @@ def test_unreadable_is_refused(tmp_path: Path) -> None:
 
 def test_file_that_cannot_be_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.txt", "x")
-    found = resolve("a.txt", tmp_path)
+    actual = resolve("a.txt", tmp_path)
 
     def deny(*args: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -174,7 +174,7 @@ def test_file_that_cannot_be_opened_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Path, "open", deny)
     assert "Permission denied" in refusal("a.txt", tmp_path)
     with pytest.raises(CorpusError, match="Permission denied"):
-        digest(found)
+        digest(actual)
 
 
 def test_pipe_is_refused_without_waiting(tmp_path: Path) -> None:

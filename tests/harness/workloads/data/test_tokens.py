@@ -82,9 +82,9 @@ def test_words_are_capped_to_the_most_frequent(text: Corpus, tmp_path: Path) -> 
     words = word_list([TEXT], 0)
     assert [words[i] for i in ids_of(text, "words", 0, tmp_path / "c")] == split
     assert prepare(text, "words", 0, 1, 0, tmp_path / "c").vocabulary == len(set(split)) + 1
-    kept = {word for word, count in Counter(split).items() if count >= 40}
-    capped = ids_of(text, "words", 1 + len(kept), tmp_path / "c")
-    assert [words[i] if i else None for i in capped] == [word if word in kept else None for word in split]
+    frequent = {word for word, count in Counter(split).items() if count >= 40}
+    capped = ids_of(text, "words", 1 + len(frequent), tmp_path / "c")
+    assert [words[i] if i else None for i in capped] == [word if word in frequent else None for word in split]
     assert prepare(text, "words", 900, 1, 0, tmp_path / "c").vocabulary == 900
 
 

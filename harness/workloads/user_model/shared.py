@@ -1,0 +1,23 @@
+"""The parts of somebody's model that are the decoder's."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.workloads.data import rows
+from harness.workloads.decoder import both
+
+
+def with_the_decoders(decoder: Any, shape: Any, place: Place, corpus: Any, seed: int, **parts: Any) -> Parts:
+    """Build the parts of a model: its own, and those of the data and of one half of the decoder."""
+    return replace(
+        rows.data_parts(shape, place, corpus, partial(rows.token_source, seed=seed)),
+        transfer=decoder.transfer,
+        stack=decoder.stack,
+        loss=decoder.loss,
+        update=decoder.update,
+        step=both.step,
+        **parts,
+    )
