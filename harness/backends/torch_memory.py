@@ -115,10 +115,14 @@ def run(
             while True:
                 yield tuple(_ids(size, dtype, device) for size, dtype in batch)  # type: ignore[misc]
 
-        without_data = replace(parts, source=lambda parts: None, windows=lambda parts, source: None, batches=batches)
+        without_data = replace(parts, source=_no_data, windows=_no_data, batches=batches)
         for _ in zip(range(steps), training(without_data, _step(without_data), live.phase), strict=False):
             last = work.taken()
         return Forecast(dict(live.peaks), last, live.supposed)
+
+
+def _no_data(*_: Any) -> Any:
+    """Stand for the source and its windows, which no step sees."""
 
 
 def _step(parts: Parts) -> Callable[..., Any]:

@@ -60,8 +60,8 @@ def never_called(calls: Calls) -> str | None:
 
     Of several strategies that divide the batch it is one that does.
     """
-    shared = any(count for (_, part), count in calls.items() if part == "share")
-    idle = sorted(key for key, count in calls.items() if count == 0 and not (shared and key[1] == "share"))
+    shared = any(count for (_, part), count in calls.items() if part == "shard_batch")
+    idle = sorted(key for key, count in calls.items() if count == 0 and not (shared and key[1] == "shard_batch"))
     if not idle:
         return None
     strategy, part = idle[0]

@@ -24,7 +24,7 @@ from harness.records import Record, Task
 from harness.worker import ranks, steadiness
 from harness.worker.tasks import failed
 
-COMPARED = {"gather"}
+COMPARED = {"gather_parameters"}
 """Parts that are called where answers are compared, and not in training."""
 FILE_SHARE = 0.01
 ORDER_LIMIT = 20_000_000

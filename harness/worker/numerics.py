@@ -171,7 +171,7 @@ def observer(
         return state, losses
 
     def gathered(parts: Parts, params: Any) -> Any:
-        return params if parts.gather is None else parts.gather(parts, params)
+        return params if parts.gather_parameters is None else parts.gather_parameters(parts, params)
 
     def run(seed: int) -> numerics.Outcome:
         parts = assembled(case.model_copy(update={"seed": seed}))

@@ -25,7 +25,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from harness import IGNORED, Parts, tree
-from strategies.sharding.shares import chosen
+from strategies.sharding import shares
 
 AXIS = "ranks"
 Size = tuple[int, ...]
@@ -148,15 +148,9 @@ def weighed(parts: Parts, x: Any, y: Any) -> Any:
     return x, jnp.where(kept == 0, jnp.zeros_like(y), y), weight
 
 
-for_all.fineness = 0  # type: ignore[attr-defined]
-by_rows.fineness = 1  # type: ignore[attr-defined]
-
-
 def tokens_by(blocks: Blocks) -> Callable[..., Any]:
     """Divide rows of tokens by blocks; `blocks(rank, ranks)` names those of a rank, among as many for each."""
-    share = partial(by_tokens, blocks=blocks)
-    share.fineness = 2  # type: ignore[attr-defined]
-    return share
+    return partial(by_tokens, blocks=blocks)
 
 
 def positions_by(blocks: Blocks) -> Callable[..., Any]:
@@ -170,9 +164,9 @@ def positions_by(blocks: Blocks) -> Callable[..., Any]:
     return positions
 
 
-def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
-    """Give the parts `share` and `reduce` of a strategy that divides the batch by `share`."""
-    return chosen(parts, share, summed)
+def dividing(parts: Parts, shard_batch: Callable[..., Any], granularity: int) -> Parts:
+    """Divide the batch by `shard_batch`, so finely, and sum what every rank holds whole."""
+    return shares.dividing(parts, shard_batch, granularity, summed)
 
 
 def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
@@ -212,8 +206,6 @@ def over_devices(parts: Parts, loss: Any, grads: Any, names: set[str]) -> tuple[
     summed_ = {**found, **alone, **whole}
     return loss, tree.mapped(summed_.__getitem__, tree.names(grads))
 
-
-summed.over_ranks = True  # type: ignore[attr-defined]
 
 # Parameters in parts
 
@@ -270,9 +262,9 @@ def lies_divided(value: Any) -> bool:
 
 
 def gathered(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a `gather` that puts parts on all devices, and cuts off what they were filled up with."""
+    """Make a `gather_parameters` that puts parts on all devices, and cuts off what they were filled up with."""
 
-    def gather(parts: Parts, params: Any) -> Any:
+    def gather_parameters(parts: Parts, params: Any) -> Any:
         def whole(value: Any, size: Size) -> Any:
             if value.shape == size and not lies_divided(value):
                 return value
@@ -281,4 +273,4 @@ def gathered(inner: Callable[..., Any]) -> Callable[..., Any]:
 
         return inner(parts, tree.mapped(whole, params, sized(parts, params)))
 
-    return gather
+    return gather_parameters

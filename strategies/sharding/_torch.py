@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness import IGNORED, Parts, tree
-from strategies.sharding.shares import chosen
+from strategies.sharding import shares
 
 Size = tuple[int, ...]
 Collective = Callable[[Tensor], Tensor]
@@ -141,9 +141,9 @@ def replace_leaves(tree_: Any, sizes_: Any, function: Callable[[Tensor, Size], T
             replace_leaves(tree_[key], sizes_[key], function)
 
 
-def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
-    """Give the parts `share` and `reduce` of a strategy that divides the batch by `share`."""
-    return chosen(parts, share, summed)
+def dividing(parts: Parts, shard_batch: Callable[..., Any], granularity: int) -> Parts:
+    """Divide the batch by `shard_batch`, so finely, and sum what every rank holds whole."""
+    return shares.dividing(parts, shard_batch, granularity, summed)
 
 
 def summed(parts: Parts, loss: Tensor, grads: Any) -> tuple[Tensor, Any]:
@@ -209,14 +209,6 @@ def weighed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x, torch.where(kept == 0, torch.zeros_like(y), y), weight
 
 
-for_all.fineness = 0  # type: ignore[attr-defined]
-by_rows.fineness = 1  # type: ignore[attr-defined]
-by_tokens.fineness = 2  # type: ignore[attr-defined]
-summed.over_ranks = True  # type: ignore[attr-defined]
-
-
 def tokens_by(blocks: Callable[[int, int], tuple[int, ...]]) -> Callable[..., Any]:
     """Divide rows of tokens by blocks."""
-    share = partial(by_tokens, blocks=blocks)
-    share.fineness = by_tokens.fineness  # type: ignore[attr-defined]
-    return share
+    return partial(by_tokens, blocks=blocks)

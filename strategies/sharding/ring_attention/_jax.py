@@ -11,7 +11,7 @@ from jax import lax
 
 from harness import Parts
 from strategies.sharding._jax import AXIS, dividing, positions_by, tokens_by
-from strategies.sharding.shares import folded, in_order
+from strategies.sharding.shares import TOKENS, folded, in_order
 
 
 def ring_attention(parts: Parts, zigzag: bool = True) -> Parts:
@@ -23,7 +23,8 @@ def ring_attention(parts: Parts, zigzag: bool = True) -> Parts:
         q_BTGRK = q_BTHK.reshape(B, T, k_BTGK.shape[2], -1, K)
         return in_ring(parts.ranks, zigzag, q_BTGRK, k_BTGK, v_BTGK).reshape(B, T, H, K)
 
-    return replace(parts, attend=attend, positions=positions_by(blocks), **dividing(parts, tokens_by(blocks)))
+    parts = replace(parts, attend=attend, positions=positions_by(blocks))
+    return dividing(parts, tokens_by(blocks), TOKENS)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness import Parts
 from strategies.sharding._torch import dividing, exchanged, tokens_by
-from strategies.sharding.shares import in_order
+from strategies.sharding.shares import TOKENS, in_order
 
 
 def sequence_parallel(parts: Parts) -> Parts:
@@ -24,7 +24,7 @@ def sequence_parallel(parts: Parts) -> Parts:
     def mix(parts: Parts, p: Any, x_BTD: Tensor) -> Tensor:
         return inner(replace(parts, attend=partial(_exchanging, parts.attend)), p, x_BTD)
 
-    return replace(parts, mix=mix, positions=positions, **dividing(parts, tokens_by(in_order)))
+    return dividing(replace(parts, mix=mix, positions=positions), tokens_by(in_order), TOKENS)
 
 
 def _exchanging(attend: Any, parts: Parts, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:

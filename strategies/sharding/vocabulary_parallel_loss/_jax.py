@@ -25,24 +25,26 @@ from strategies.sharding._jax import (
     own_rank,
     summed_part,
 )
+from strategies.sharding.shares import WHOLE
 
 
 def vocabulary_parallel_loss(parts: Parts, chunk: int = 1024) -> Parts:
     """Hold some rows of the classifier; make logits for these alone, and the sum over all rows of what they give."""
     inner_draw, inner_embed = parts.draw, parts.embed
-    mine = "embed" if getattr(parts.shape, "tied", False) else "head"
+    tied = getattr(parts.shape, "tied", False)
+    classifier = "embed" if tied else "head"
 
     def same_tokens(parts: Parts) -> bool:
-        return parts.ranks == 1 or getattr(parts.share, "fineness", 0) == 0
+        return parts.ranks == 1 or parts.division.granularity == WHOLE
 
     def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
         value = inner_draw(parts, name, shape, deviation)
-        return divided(parts, name, value) if name == mine and not lies_divided(value) else value
+        return divided(parts, name, value) if name == classifier and not lies_divided(value) else value
 
     def embed(parts: Parts, params: Any, x_BT: Any) -> Any:
         """Look up the tokens of all ranks among the own rows, and sum what the ranks found."""
         w_UD = params["embed"]
-        if mine != "embed" or parts.ranks == 1:
+        if not tied or parts.ranks == 1:
             return inner_embed(parts, params, x_BT)
         same = same_tokens(parts)
         at = (x_BT if same else all_gather(parts, x_BT)) - own_rank(parts) * len(w_UD)
@@ -54,8 +56,8 @@ def vocabulary_parallel_loss(parts: Parts, chunk: int = 1024) -> Parts:
         x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
         size = min(chunk, len(y_N))
         count = -(-len(y_N) // size)
-        x_KCD = filled(x_ND, count * size, 0).reshape(count, size, -1)
-        y_KC = filled(y_N, count * size, 0, IGNORED).reshape(count, size)
+        x_MCD = filled(x_ND, count * size, 0).reshape(count, size, -1)
+        y_MC = filled(y_N, count * size, 0, IGNORED).reshape(count, size)
 
         @partial(jax.checkpoint, prevent_cse=False)
         def of_chunk(w_UD: Any, x_CD: Any, y_C: Any) -> Any:
@@ -68,13 +70,13 @@ def vocabulary_parallel_loss(parts: Parts, chunk: int = 1024) -> Parts:
             return jnp.where(y_C != IGNORED, losses_C, 0).sum()
 
         start = jnp.zeros((), jnp.promote_types(x_ND.dtype, jnp.float32))
-        total, _ = lax.scan(lambda sum_, xy: (sum_ + of_chunk(w_UD, *xy), None), start, (x_KCD, y_KC))
+        total, _ = lax.scan(lambda sum_, xy: (sum_ + of_chunk(w_UD, *xy), None), start, (x_MCD, y_MC))
         return known(total) / (y_N != IGNORED).sum().astype(total.dtype)
 
-    embed.over_vocabulary = mine == "embed"  # type: ignore[attr-defined]
-    loss.over_vocabulary = True  # type: ignore[attr-defined]
-    gather = gathered(parts.gather)
-    return replace(parts, draw=draw, embed=embed, loss=loss, gather=gather, **dividing(parts, for_all))
+    division = replace(parts.division, over_vocabulary=frozenset({"loss", "embed"} if tied else {"loss"}))
+    gather_parameters = gathered(parts.gather_parameters)
+    parts = replace(parts, draw=draw, embed=embed, loss=loss, gather_parameters=gather_parameters, division=division)
+    return dividing(parts, for_all, WHOLE)
 
 
 def losses(parts: Parts, x_CD: Any, w_UD: Any, y_C: Any) -> Any:

@@ -197,7 +197,7 @@ class Trial:
 
         def first(outputs):
             if isinstance(outputs, tuple) and not grads:
-                grads.update(self.backend.arrays(parts.gather(parts, outputs[0]["first"])))
+                grads.update(self.backend.arrays(parts.gather_parameters(parts, outputs[0]["first"])))
 
         for loss, _ in islice(training(parts, step, finish=first), 4):
             losses.append(float(loss))
