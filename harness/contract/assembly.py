@@ -8,7 +8,6 @@ from typing import Any
 from harness.contract.data import FEEDS
 from harness.contract.instruments import counted
 from harness.contract.parts import Parts
-from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.records import Case
 from harness.records.task import FrameFile, TokenFile
@@ -35,7 +34,7 @@ def assemble(
     `shape` replaces the case's own, `draw` wraps the untouched drawing of parameters (so that strategies act upon the
     wrapped one), `calls` counts how often each rewritten part is called.
     """
-    place = Place.parse(case.place)
+    place = case.place
     workload = plugins.workloads[case.workload]
     parts = workload.on[place.backend](shape or shape_of(plugins, case), place, corpus, case.seed)
     parts = replace(parts, ranks=case.ranks)

@@ -43,7 +43,7 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
         claims.parsed(claim.that)
     folder = results / f"{search.plan.name}_fit" / machine.name()
     rows = []
-    with locks.measuring(folder, () if predict_only else search.plan.suite.places):
+    with locks.measuring(folder, () if predict_only else search.plan.places):
         orphans.sweep()
         path = store.next_file(folder, machine.commit())
         rows.append(search.record(Record(claims=tuple(search.plan.suite.claims))))

@@ -282,7 +282,7 @@ def _settings(claim: Claim, tables: Sequence[Table]) -> Iterator[Where]:
 def _sizes(table: Table) -> dict[str, Any]:
     case = table.case
     budget = {} if case.budget_bytes is None else {"budget_gib": case.budget_bytes / GIB}
-    return {**case.shape, **budget, "place": case.place, "corpus": case.corpus, "tokenizer": case.tokenizer}
+    return {**case.shape, **budget, "place": str(case.place), "corpus": case.corpus, "tokenizer": case.tokenizer}
 
 
 def fits(table: Table, where: Where) -> bool:

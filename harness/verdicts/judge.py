@@ -127,7 +127,7 @@ class _Seen:
     @property
     def peaks(self) -> list[int]:
         """The headline of the place, from each repeat."""
-        on_device = not self.case.place.endswith("/cpu")
+        on_device = self.case.place.device != "cpu"
         found = [record.peak_device_bytes if on_device else record.peak_host_bytes for record in self.memory]
         return [peak for peak in found if peak is not None]
 

@@ -34,7 +34,7 @@ LINE_BYTES = 512
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     """Run the case and return its peaks; memory that runs out becomes a record with the phase it happened in."""
-    place = Place.parse(task.case.place)
+    place = task.case.place
     tell = _phase_file(Path(task.folder))
     tell("prime", 0, 0)
     try:
@@ -77,7 +77,7 @@ def _metered(
     parts: Any, step: Any, task: Task, backend: Any, meter: memory.PhaseMeter, flags: list[str]
 ) -> tuple[Record, list[float]]:
     """Train under the meters and the budget, which is that of each rank; give what they read, and the losses."""
-    place, budget, here = Place.parse(task.case.place), task.case.budget_bytes, ranks.in_process(task)
+    place, budget, here = task.case.place, task.case.budget_bytes, ranks.in_process(task)
     on_cpu = place.device == "cpu"
     device = _DevicePeaks(backend, place, meter)
     cap = backend.cap(place, budget)
@@ -180,7 +180,7 @@ def prime(task: Task, plugins: Plugins, backend: Any) -> None:
     Knobs are those of the probe: with its own, a strategy of large chunks would take the plain way there.
     """
     case = with_probe_knobs(plugins, task.case)
-    backend.warm(Place.parse(case.place))
+    backend.warm(case.place)
     workload = plugins.workloads[case.workload]
     parts = assemble(plugins, case, shape=workload.tiny(shape_of(plugins, case)))
     loop = training(parts, backend.prepare(parts), finish=backend.wait)
