@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,30 @@ def test_what_does_not_go_together_is_refused_in_a_sentence():
     assert [sentence in (fault or "") for (*_, sentence), (*_, fault) in zip(REFUSED, told, strict=True)] == [
         True
     ] * len(REFUSED)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize(("first", "second", "stays"), [
+    ("ring_attention", "ddp", True),
+    ("ddp", "vocabulary_parallel_loss", True),
+    ("ddp", "zero1", True),
+    ("ddp", "ring_attention", False),
+    ("tensor_parallel", "fsdp", False),
+])  # fmt: skip
+def test_a_wrapped_division_stays_where_it_is_the_finer_one(backend, first, second, stays):
+    pytest.importorskip(backend)
+    decoder = LOADED.workloads["decoder"]
+    plain = decoder.on[backend](decoder.tiny(decoder.shape()), Place(backend, "cpu"), None)
+    divided = LOADED.strategies[first].on[backend](plain)
+
+    def wrapped(*arguments):
+        return divided.shard_batch(*arguments)
+
+    parts = LOADED.strategies[second].on[backend](replace(divided, shard_batch=wrapped))
+    assert (parts.shard_batch is wrapped) == stays
+    assert parts.division.granularity == max(
+        LOADED.strategies[name].on[backend](plain).division.granularity for name in (first, second)
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
