@@ -78,9 +78,9 @@ class Backend(Protocol):
         """Stand in for the drawing of a parameter where no values are wanted."""
 
     def predict(
-        self, build: Callable[[], Parts], place: Place, batch: Sizes, held: int, steps: int, ranks: int = 1
+        self, build: Callable[[], Parts], place: Place, batch: Sizes, source_bytes: int, steps: int, ranks: int = 1
     ) -> Forecast:
-        """Return the peaks and the work of a run without running it; `held` are bytes that its source takes."""
+        """Return the peaks and the work of a run without running it, whose source takes so many bytes."""
 
     def agreed(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank: what each decides for itself must be decided alike."""

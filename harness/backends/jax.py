@@ -167,7 +167,7 @@ def seconds(marks: Sequence[Any]) -> list[float]:
 
 
 def clear(place: Place) -> None:
-    """Take the bytes in use as the base; the allocator's peak cannot be reset."""
+    """Note the bytes in use as the base; the allocator's peak cannot be reset."""
     _base.clear()
     _base.update({index: stats.get("bytes_in_use", 0) for index, stats in enumerate(_stats(place))})
 
@@ -210,7 +210,9 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
     return jnp.zeros(shape, jnp.float32)
 
 
-def predict(build: Callable[[], Parts], place: Place, batch: Sizes, held: int, steps: int, ranks: int = 1) -> Forecast:
+def predict(
+    build: Callable[[], Parts], place: Place, batch: Sizes, source_bytes: int, steps: int, ranks: int = 1
+) -> Forecast:
     """Compile the step for the shapes and add up the compiler's analysis: arguments + temporaries + outputs - reused.
 
     The program of several devices is analysed as that of one; the rows that the process holds come on top, whole.
@@ -228,7 +230,7 @@ def predict(build: Callable[[], Parts], place: Place, batch: Sizes, held: int, s
     arguments = analysis.argument_size_in_bytes
     growth = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     growth += library_scratch(compiled.as_text() or "")
-    peaks = {"init": held + arguments, "steady_step": held + arguments + growth}
+    peaks = {"init": source_bytes + arguments, "steady_step": source_bytes + arguments + growth}
     if ranks > 1:
         return Forecast(peaks, ())
     return Forecast(peaks, work(jax.make_jaxpr(partial(parts.step, parts))(_state(parts), *like(batch))))

@@ -145,7 +145,7 @@ def peaks(place: Place) -> list[int]:
 
 
 def ran_out(error: BaseException) -> str | None:
-    """Tell an exhausted allocator from any other error."""
+    """Return whose memory ran out, by the type and words of the error; None for any other."""
     if isinstance(error, torch.OutOfMemoryError):
         return "device"
     text = str(error)
@@ -158,7 +158,9 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
     return torch.empty(shape, dtype=torch.float32, device=parts.place.device)
 
 
-def predict(build: Callable[[], Parts], place: Place, batch: Sizes, held: int, steps: int, ranks: int = 1) -> Forecast:
+def predict(
+    build: Callable[[], Parts], place: Place, batch: Sizes, source_bytes: int, steps: int, ranks: int = 1
+) -> Forecast:
     """Run the loop from `init` on fake tensors, as the first of the ranks; see `live_storage` and `torch_work`.
 
     The tensors are those of the CPU for every place, so that a GPU can be predicted where there is none; only the
@@ -167,12 +169,12 @@ def predict(build: Callable[[], Parts], place: Place, batch: Sizes, held: int, s
     from harness.backends.torch_memory import CUDA_BLOCK, run
 
     with pretended(ranks):
-        return run(build, batch, held, steps, CUDA_BLOCK if place.device == "cuda" else 1)
+        return run(build, batch, source_bytes, steps, CUDA_BLOCK if place.device == "cuda" else 1)
 
 
 @contextmanager
 def pretended(ranks: int) -> Iterator[None]:
-    """Be the first of so many ranks, of which there are no others: collectives give arrays of the right sizes."""
+    """Pretend to be the first of so many ranks, without any others: collectives give arrays of the right sizes."""
     if ranks == 1:
         yield
         return

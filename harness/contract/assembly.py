@@ -49,13 +49,13 @@ def assemble(
 
 
 def feeds_of(plugins: Plugins, case: Case) -> str:
-    """Say how far the batches of a case may differ from the baseline's: the widest that its strategies declare."""
+    """Return how far the batches of a case may differ from the baseline's: the widest that its strategies declare."""
     declared = [plugins.strategies[applied.name].feeds for applied in case.strategies]
     return max(declared, key=FEEDS.index, default="same")
 
 
 def never_called(calls: Calls) -> str | None:
-    """Say which rewritten part was never called, if any: that strategy was not active.
+    """Return which rewritten part was never called, if any: that strategy was not active.
 
     Of several strategies that divide the batch it is one that does.
     """

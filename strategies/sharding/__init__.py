@@ -17,7 +17,7 @@ DIVIDED = ("shard_batch", "reduce_gradients")
 
 
 def _of(module: Any) -> tuple[dict[str, Any], str]:
-    """Take the two forms of a strategy, and what it says of itself."""
+    """Return the two forms of a strategy and the docstring of its module."""
     return {"torch": module.on_torch, "jax": module.on_jax}, module.__doc__
 
 

@@ -90,8 +90,8 @@ class _Whole:
             return function(*args)
 
     def _pack(self, value: Tensor) -> Any:
-        found = self.made.get(value.untyped_storage()._cdata)
-        return value if found is None else (*found, value.size(), value.stride(), value.storage_offset())
+        part = self.made.get(value.untyped_storage()._cdata)
+        return value if part is None else (*part, value.size(), value.stride(), value.storage_offset())
 
 
 def _unpack(packed: Any) -> Tensor:

@@ -46,8 +46,8 @@ def tensor_parallel(parts: Parts) -> Parts:
             if ranks % shape.key_heads:
                 raise ValueError(f"tensor_parallel: {ranks} ranks cannot share {shape.key_heads} heads of keys")
             start = own_rank(parts) * shape.key_heads // ranks * shape.head
-            held = [name for name in p if name.removeprefix("b") in KEYS]
-            p = p | {name: lax.dynamic_slice_in_dim(p[name], start, shape.head, -1) for name in held}
+            of_keys = [name for name in p if name.removeprefix("b") in KEYS]
+            p = p | {name: lax.dynamic_slice_in_dim(p[name], start, shape.head, -1) for name in of_keys}
             own["kv_heads"] = 1
         small = replace(parts, shape=shape.model_copy(update=own))
         return added(small, inner_mix, p, x_BTD, "wo")

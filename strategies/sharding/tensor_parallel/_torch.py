@@ -48,17 +48,17 @@ def tensor_parallel(parts: Parts) -> Parts:
 
 
 def _dim(name: str) -> int | None:
-    """Give the dimension by which a parameter is parted."""
+    """Return the dimension by which a parameter is parted."""
     return DIM.get(name.rpartition(".")[2]) if name.startswith("layers.") else None
 
 
 def _on_first(p: Any, bias: str) -> Any:
-    """Let one rank add what is to be added once."""
+    """Keep on one rank alone what is to be added once."""
     return {**p, bias: p[bias] * float(dist.get_rank() == 0)} if bias in p else p
 
 
 def _of_own_heads(parts: Parts) -> Parts:
-    """Tell the layer how many heads this rank has; raise ValueError where they cannot be divided."""
+    """Set the heads of the layer to those of this rank; raise ValueError where they cannot be divided."""
     shape, R = parts.shape, dist.get_world_size()
     if parts.division.granularity > WHOLE:
         raise ValueError("tensor_parallel needs the whole batch on every rank: leave out what divides the batch")

@@ -38,14 +38,14 @@ def on_torch(parts: Parts, chunk: int = 1024) -> Parts:
         return ranks.own_part(ranks.filled(value, rows_of(shape[0]) * dist.get_world_size(), 0, 0)).view(-1, shape[1])
 
     def embed(parts: Parts, params: Any, x_BT: Any) -> Any:
-        """Look up the tokens of all ranks among the own rows, and sum what the ranks found."""
+        """Look up the tokens of all ranks among the own rows, and sum what the ranks have."""
         if not tied:
             return inner_embed(parts, params, x_BT)
         w_rD, divided = params["embed"], is_divided(parts)
         at = (ranks.all_gather(x_BT) if divided else x_BT) - dist.get_rank() * len(w_rD)
         inside = (at >= 0) & (at < len(w_rD))
-        found_BTD = F.embedding(at.clamp(0, len(w_rD) - 1), w_rD) * inside.unsqueeze(-1)
-        return (ranks.scattered if divided else ranks.over_ranks)(found_BTD)
+        rows_BTD = F.embedding(at.clamp(0, len(w_rD) - 1), w_rD) * inside.unsqueeze(-1)
+        return (ranks.scattered if divided else ranks.over_ranks)(rows_BTD)
 
     def loss(parts: Parts, x_BTD: Any, w_rD: Any, y_BT: Any) -> Any:
         x_nD, y_n = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)

@@ -51,7 +51,7 @@ def zero1(parts: Parts) -> Parts:
 
 
 def _part_of(value: Tensor, size: Size) -> Tensor:
-    """Take this rank's part of a whole parameter, of its own storage where the parts are equal."""
+    """Return this rank's part of a whole parameter, of its own storage where the parts are equal."""
     if value.shape != size:
         return value
     if value.numel() % dist.get_world_size():

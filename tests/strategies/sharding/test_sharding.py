@@ -77,17 +77,17 @@ def on_ranks(ranks, cases):
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_train_as_one_process(ranks):
-    told = on_ranks(ranks, CASES[ranks])
+    answers = on_ranks(ranks, CASES[ranks])
     wrong = {}
-    for (names, sizes), (losses, gradients, fault) in zip(CASES[ranks], told, strict=True):
+    for (names, sizes), (losses, gradients, fault) in zip(CASES[ranks], answers, strict=True):
         if fault is not None or not (losses < WITHIN and gradients < WITHIN):
             wrong["+".join([*names, *sizes])] = losses, gradients, fault
     assert not wrong
 
 
 def test_what_does_not_go_together_is_refused_in_a_sentence():
-    told = on_ranks(2, [case[:2] for case in REFUSED])
-    assert [sentence in (fault or "") for (*_, sentence), (*_, fault) in zip(REFUSED, told, strict=True)] == [
+    answers = on_ranks(2, [case[:2] for case in REFUSED])
+    assert [sentence in (fault or "") for (*_, sentence), (*_, fault) in zip(REFUSED, answers, strict=True)] == [
         True
     ] * len(REFUSED)
 
