@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from harness.contract.data import IGNORED, Extent, Held, Source, Windows
 from harness.contract.hooks import hookimpl
 from harness.contract.objective import Objective
-from harness.contract.parts import Parts
+from harness.contract.parts import Division, Parts
 from harness.contract.place import Place
 from harness.contract.strategy import Strategy
 from harness.contract.toolkit import optimizers, rows_on_disk
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IGNORED",
+    "Division",
     "Extent",
     "Held",
     "Objective",

@@ -1,29 +1,21 @@
-"""The array frameworks, one module of the same few functions each.
-
-==================  ================================================================================
-start(place)        make the device ready; raise Unavailable where it is not
-warm(place)         take the scratch that the libraries keep, so that it lies in the base
-cap(place, bytes)   bound the device's allocator to a budget, None for no bound; return the bound
-prepare(parts, b)   a step `(state, x, y) -> (state, loss)`; compiled ahead for batches like `b`
-like(batch)         an abstract batch for `prepare` and `predict`, from shapes and dtypes
-wait(outputs)       return when everything asked for is computed
-finish(outputs)     end one turn of the loop and return a time mark
-seconds(marks)      the time between marks, as floats
-clear(place)        drop caches of the device's allocator and take its base
-reset_peak(place)   begin a new device peak
-peak(place)         device bytes by meter since then, {} on the CPU
-ran_out(error)      "host" or "device" when the error says that memory ran out, else None
-predict(...)        a Forecast of a run without running it
-agreed(flag)        whether any rank says so: what each decides for itself must be decided alike
-arrays(tree)        numpy arrays and dtype names of a tree's leaves
-==================  ================================================================================
-"""
+"""The array frameworks, one module of the same functions each: see `Backend`."""
 
 import importlib
 import os
+from collections.abc import Callable, Sequence
 from glob import glob
 from importlib.util import find_spec
-from types import ModuleType
+from typing import Any, Protocol, TypeAlias, cast
+
+from harness.contract.parts import Parts
+from harness.contract.place import Place
+from harness.contract.protocols import Array, DrawPart, State, Tree
+from harness.records.roofline import Forecast
+
+Step: TypeAlias = Callable[[State, Array, Array], tuple[State, Array]]
+"""Take a state and a batch (x, y); return the new state, for which the old one may be used up, and the loss."""
+Sizes: TypeAlias = Sequence[tuple[tuple[int, ...], str]]
+"""The shape and the dtype of each array of a batch."""
 
 PROCESS_PER_RANK = ("torch",)
 """Backends whose ranks are processes; those of the others are the devices of one process."""
@@ -33,18 +25,85 @@ class Unavailable(Exception):
     """A place that this machine does not have, in one sentence."""
 
 
-def load(backend: str) -> ModuleType:
+class Backend(Protocol):
+    """What the harness asks of a framework; a module is one by defining these functions."""
+
+    @property
+    def EAGER(self) -> bool:
+        """Whether a step runs operation by operation, so that it can be resolved into phases while it runs."""
+
+    def start(self, place: Place) -> dict[str, str]:
+        """Make the device ready; return its facts. Raises Unavailable where there is none."""
+
+    def warm(self, place: Place) -> None:
+        """Make the libraries allocate the scratch that they keep, so that it lies in the base."""
+
+    def deterministic(self, place: Place) -> None:
+        """Ask for the same bits each time, in full precision; used where answers are compared."""
+
+    def cap(self, place: Place, budget: int | None) -> int | None:
+        """Bound the device's allocator to a budget in bytes, None for no bound; return the bound."""
+
+    def prepare(self, parts: Parts, batch: Any = None, abstract: Parts | None = None) -> Step:
+        """Make the step; compiled ahead of time for batches like `batch`, where `abstract` gives the state's shapes."""
+
+    def like(self, batch: Sizes, device: str = "cpu") -> tuple[Array, ...]:
+        """Describe a batch for `prepare` and `predict`."""
+
+    def wait(self, outputs: Tree) -> None:
+        """Return when all outputs are computed."""
+
+    def finish(self, outputs: Tree) -> Any:
+        """End one turn of the loop and return a time mark."""
+
+    def seconds(self, marks: Sequence[Any]) -> list[float]:
+        """Compute the seconds between consecutive marks."""
+
+    def clear(self, place: Place) -> None:
+        """Drop the caches of the device's allocator and note the bytes in use as its base."""
+
+    def reset_peak(self, place: Place) -> None:
+        """Begin a new device peak."""
+
+    def peak(self, place: Place) -> dict[str, int]:
+        """Read the peak since then in bytes above the base, by meter; {} on the CPU."""
+
+    def peaks(self, place: Place) -> list[int]:
+        """Read the peak of each device of this process, in bytes above its base; [] on the CPU."""
+
+    def ran_out(self, error: BaseException) -> str | None:
+        """Return `host` or `device` when an error says that its memory ran out, else None."""
+
+    def abstract_draw(self, parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Array:
+        """Stand in for the drawing of a parameter where no values are wanted."""
+
+    def predict(
+        self, build: Callable[[], Parts], place: Place, batch: Sizes, source_bytes: int, steps: int, ranks: int = 1
+    ) -> Forecast:
+        """Return the peaks and the work of a run without running it, whose source takes so many bytes."""
+
+    def agreed(self, flag: bool) -> bool:
+        """Return whether the flag is set on any rank: what each decides for itself must be decided alike."""
+
+    def arrays(self, values: Tree) -> dict[str, tuple[Any, str]]:
+        """Copy each leaf to numpy, bfloat16 widened exactly to float32, with the name of its own dtype."""
+
+    def cast(self, inner: DrawPart, dtype: str) -> DrawPart:
+        """Draw in another dtype: float64 for the reference, a declared precision for its own yardstick."""
+
+
+def load(backend: str) -> Backend:
     """Import the module of a backend, and with it the framework."""
-    return importlib.import_module(f"harness.backends.{backend}")
+    return cast(Backend, importlib.import_module(f"harness.backends.{backend}"))
 
 
-def processes(place: str, ranks: int) -> int:
-    """Count the processes that the ranks of a case are: one for each, or one for all."""
-    return ranks if place.partition("/")[0] in PROCESS_PER_RANK else 1
+def processes(backend: str, ranks: int) -> int:
+    """Count the processes of a case: one for each rank, or one for all."""
+    return ranks if backend in PROCESS_PER_RANK else 1
 
 
 def absent(backend: str, device: str, ranks: int = 1) -> str | None:
-    """Say why a place is missing on this machine, as far as can be seen without importing the framework."""
+    """Return why a place is missing on this machine, as far as can be seen without importing the framework."""
     if find_spec(backend) is None:
         return f"the package {backend} is not installed"
     if device == "cuda" and not os.path.exists("/proc/driver/nvidia/version"):

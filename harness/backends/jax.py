@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from harness.backends import Unavailable
+from harness.backends import Sizes, Step, Unavailable
 from harness.backends.jax_flops import work
 from harness.contract.parts import Parts
 from harness.contract.place import Place
+from harness.contract.protocols import Array, DrawPart, Tree
 from harness.contract.toolkit import mesh, trees
 from harness.records.roofline import Forecast
 
@@ -50,16 +51,16 @@ def deterministic(place: Place) -> None:
 
 
 def cap(place: Place, budget: int | None) -> int | None:
-    """Say that the budget binds: JAX takes it from XLA_PYTHON_CLIENT_MEM_FRACTION at start."""
+    """Return the budget on a GPU, where JAX was bound to it at start by XLA_PYTHON_CLIENT_MEM_FRACTION."""
     return budget if place.device == "cuda" else None
 
 
-def like(batch: Sequence[tuple[tuple[int, ...], str]], device: str = "cpu") -> tuple[Any, ...]:
+def like(batch: Sizes, device: str = "cpu") -> tuple[Array, ...]:
     """Describe a batch for `prepare` and `predict`."""
     return tuple(jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for size, dtype in batch)
 
 
-def prepare(parts: Parts, batch: Any = None, abstract: Parts | None = None) -> Callable[..., Any]:
+def prepare(parts: Parts, batch: Any = None, abstract: Parts | None = None) -> Step:
     """Compile the step with the state donated; ahead of time where `abstract` parts give the state's shapes."""
     if batch is not None and abstract is not None:
         return lowered(parts, batch, abstract).compile()
@@ -98,7 +99,7 @@ def _refuse_too_many(ranks: int) -> None:
 
 
 def _divided(parts: Parts, state: Any, x: Any, y: Any) -> Callable[..., Any]:
-    """Give the step as each device takes it, on its own part of the state and all of the batch.
+    """Return the step as each device takes it, on its own part of the state and all of the batch.
 
     What comes out lies as it went in. What comes out smaller than it went in, as gradients do that are put in the place
     of whole parameters, is divided along the dimension in which it is.
@@ -121,7 +122,7 @@ def _spec(leaf: Any) -> PartitionSpec:
 
 
 def _comes_out(ranks: int, before: Any, after: Any) -> PartitionSpec:
-    """Say how an array lies that a device made in the place of one, from the sizes of both."""
+    """Return how an array lies that a device made in the place of one, from the sizes of both."""
     spec = (*_spec(before), *(None for _ in before.shape))
     whole = tuple(size // ranks if name else size for size, name in zip(before.shape, spec, strict=False))
     smaller = (name or (mesh.AXIS if a < b else None) for name, a, b in zip(spec, after.shape, whole, strict=False))
@@ -149,24 +150,24 @@ def _in_memory(leaf: Any, aval: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=host)
 
 
-def wait(outputs: Any) -> None:
+def wait(outputs: Tree) -> None:
     """Return when all outputs are computed."""
     jax.block_until_ready(outputs)
 
 
-def finish(outputs: Any) -> int:
+def finish(outputs: Tree) -> Any:
     """End one turn: block on all outputs, then read the clock."""
     jax.block_until_ready(outputs)
     return time.perf_counter_ns()
 
 
-def seconds(marks: Sequence[int]) -> list[float]:
+def seconds(marks: Sequence[Any]) -> list[float]:
     """Turn marks into the seconds between them."""
     return [(b - a) / 1e9 for a, b in pairwise(marks)]
 
 
 def clear(place: Place) -> None:
-    """Take the bytes in use as the base; the allocator's peak cannot be reset."""
+    """Note the bytes in use as the base; the allocator's peak cannot be reset."""
     _base.clear()
     _base.update({index: stats.get("bytes_in_use", 0) for index, stats in enumerate(_stats(place))})
 
@@ -177,14 +178,14 @@ def reset_peak(place: Place) -> None:
 
 def peak(place: Place) -> dict[str, int]:
     """Read the peak of the process so far, in bytes above the base: of several devices that of the largest."""
-    found = peaks(place)
-    return {"allocated": max(found)} if found else {}
+    of_devices = peaks(place)
+    return {"allocated": max(of_devices)} if of_devices else {}
 
 
 def peaks(place: Place) -> list[int]:
     """Read the peak of each device so far, in bytes above its base; none on the CPU."""
-    found = enumerate(_stats(place))
-    return [stats["peak_bytes_in_use"] - _base.get(at, 0) for at, stats in found if "peak_bytes_in_use" in stats]
+    counters = enumerate(_stats(place))
+    return [stats["peak_bytes_in_use"] - _base.get(at, 0) for at, stats in counters if "peak_bytes_in_use" in stats]
 
 
 def _stats(place: Place) -> list[dict[str, int]]:
@@ -195,27 +196,22 @@ def _stats(place: Place) -> list[dict[str, int]]:
 
 
 def ran_out(error: BaseException) -> str | None:
-    """Tell an exhausted allocator from any other error."""
+    """Return whose memory ran out, by the words of the error; None for any other."""
     text = str(error)
-    if isinstance(error, MemoryError) or "MemoryError: " in text:  # XLA tells of a callback's error in words
+    if isinstance(error, MemoryError) or "MemoryError: " in text:  # a callback's error comes as text
         return "host"
     if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
         return "host" if jax.default_backend() == "cpu" else "device"
     return None
 
 
-def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
+def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Array:
     """Stand in for the drawing of a parameter where no values are wanted."""
     return jnp.zeros(shape, jnp.float32)
 
 
 def predict(
-    build: Callable[[], Parts],
-    place: Place,
-    batch: Sequence[tuple[tuple[int, ...], str]],
-    held: int,
-    steps: int,
-    ranks: int = 1,
+    build: Callable[[], Parts], place: Place, batch: Sizes, source_bytes: int, steps: int, ranks: int = 1
 ) -> Forecast:
     """Compile the step for the shapes and add up the compiler's analysis: arguments + temporaries + outputs - reused.
 
@@ -234,7 +230,7 @@ def predict(
     arguments = analysis.argument_size_in_bytes
     growth = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     growth += library_scratch(compiled.as_text() or "")
-    peaks = {"init": held + arguments, "steady_step": held + arguments + growth}
+    peaks = {"init": source_bytes + arguments, "steady_step": source_bytes + arguments + growth}
     if ranks > 1:
         return Forecast(peaks, ())
     return Forecast(peaks, work(jax.make_jaxpr(partial(parts.step, parts))(_state(parts), *like(batch))))
@@ -256,24 +252,24 @@ def library_scratch(program: str) -> int:
 
 
 def agreed(flag: bool) -> bool:
-    """Give it as it is: all devices are those of one process."""
+    """Return the flag: all devices are those of one process."""
     return flag
 
 
-def arrays(values: Any) -> dict[str, tuple[Any, str]]:
+def arrays(values: Tree) -> dict[str, tuple[Any, str]]:
     """Copy each leaf to numpy, bfloat16 widened exactly to float32, with the name of its own dtype."""
-    found: dict[str, tuple[Any, str]] = {}
+    copies: dict[str, tuple[Any, str]] = {}
     for name, leaf in trees.leaves(values):
         if leaf is None:
-            found[name] = (None, "")
+            copies[name] = (None, "")
             continue
         dtype = str(leaf.dtype)
-        found[name] = (np.asarray(leaf.astype(jnp.float32) if dtype == "bfloat16" else leaf), dtype)
-    return found
+        copies[name] = (np.asarray(leaf.astype(jnp.float32) if dtype == "bfloat16" else leaf), dtype)
+    return copies
 
 
-def cast(inner: Callable[..., Any], dtype: str) -> Callable[..., Any]:
-    """Let a draw give another dtype: float64 for the reference, a declared precision for its own yardstick."""
+def cast(inner: DrawPart, dtype: str) -> DrawPart:
+    """Draw in another dtype: float64 for the reference, a declared precision for its own yardstick."""
 
     def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
         return inner(parts, name, shape, deviation).astype(dtype)

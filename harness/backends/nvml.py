@@ -49,13 +49,13 @@ def _sample(seen: Seen, stop: threading.Event) -> None:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         while not stop.wait(SAMPLE_SECONDS):
-            held = [
+            samples = [
                 process.usedGpuMemory or 0
                 for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
                 if process.pid == os.getpid()
             ]
-            if held:
-                seen.peak_bytes = max(seen.peak_bytes or 0, *held)
+            if samples:
+                seen.peak_bytes = max(seen.peak_bytes or 0, *samples)
         if seen.peak_bytes is None:
             seen.reason = "the driver does not list this process (another process namespace)"
     except pynvml.NVMLError as error:

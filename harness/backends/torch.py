@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from harness.backends import Unavailable
+from harness.backends import Sizes, Step, Unavailable
 from harness.contract.parts import Parts
 from harness.contract.place import Place
+from harness.contract.protocols import Array, DrawPart, Tree
 from harness.contract.toolkit import trees
 from harness.records.roofline import Forecast
 
@@ -64,12 +65,12 @@ def cap(place: Place, budget: int | None) -> int | None:
     return budget
 
 
-def prepare(parts: Parts, batch: Any = None, abstract: Parts | None = None) -> Callable[..., Any]:
+def prepare(parts: Parts, batch: Any = None, abstract: Parts | None = None) -> Step:
     """Return the step: torch runs it eagerly, so nothing is compiled."""
     return partial(parts.step, parts)
 
 
-def like(batch: Sequence[tuple[tuple[int, ...], str]], device: str = "cpu") -> tuple[Any, ...]:
+def like(batch: Sizes, device: str = "cpu") -> tuple[Array, ...]:
     """Make a batch without data for `predict`; integers become int64, as the loop hands them over."""
     return tuple(
         torch.zeros(
@@ -81,13 +82,13 @@ def like(batch: Sequence[tuple[tuple[int, ...], str]], device: str = "cpu") -> t
     )
 
 
-def wait(outputs: Any) -> None:
+def wait(outputs: Tree) -> None:
     """Return when the device has computed everything asked for."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
-def finish(outputs: Any) -> Any:
+def finish(outputs: Tree) -> Any:
     """End one turn: the clock on the CPU, an event in the stream on CUDA (nothing waits)."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         event = torch.cuda.Event(enable_timing=True)
@@ -138,8 +139,13 @@ def peak(place: Place) -> dict[str, int]:
     }
 
 
+def peaks(place: Place) -> list[int]:
+    """Read the allocator's peak of the one device that this process uses; none on the CPU."""
+    return [peak(place)["allocated"]] if place.device == "cuda" else []
+
+
 def ran_out(error: BaseException) -> str | None:
-    """Tell an exhausted allocator from any other error."""
+    """Return whose memory ran out, by the type and words of the error; None for any other."""
     if isinstance(error, torch.OutOfMemoryError):
         return "device"
     text = str(error)
@@ -147,18 +153,13 @@ def ran_out(error: BaseException) -> str | None:
     return "host" if host else None
 
 
-def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
+def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Array:
     """Stand in for the drawing of a parameter where no values are wanted."""
     return torch.empty(shape, dtype=torch.float32, device=parts.place.device)
 
 
 def predict(
-    build: Callable[[], Parts],
-    place: Place,
-    batch: Sequence[tuple[tuple[int, ...], str]],
-    held: int,
-    steps: int,
-    ranks: int = 1,
+    build: Callable[[], Parts], place: Place, batch: Sizes, source_bytes: int, steps: int, ranks: int = 1
 ) -> Forecast:
     """Run the loop from `init` on fake tensors, as the first of the ranks; see `live_storage` and `torch_work`.
 
@@ -168,12 +169,12 @@ def predict(
     from harness.backends.torch_memory import CUDA_BLOCK, run
 
     with pretended(ranks):
-        return run(build, batch, held, steps, CUDA_BLOCK if place.device == "cuda" else 1)
+        return run(build, batch, source_bytes, steps, CUDA_BLOCK if place.device == "cuda" else 1)
 
 
 @contextmanager
 def pretended(ranks: int) -> Iterator[None]:
-    """Be the first of so many ranks, of which there are no others: collectives give arrays of the right sizes."""
+    """Pretend to be the first of so many ranks, without any others: collectives give arrays of the right sizes."""
     if ranks == 1:
         yield
         return
@@ -187,30 +188,30 @@ def pretended(ranks: int) -> Iterator[None]:
 
 
 def agreed(flag: bool) -> bool:
-    """Say whether any rank says so; in one process, what it says."""
+    """Return whether the flag is set on any rank; in one process, whether it is set."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return flag
     device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    told = torch.tensor(float(flag), device=device)
-    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX)
-    return bool(told)
+    largest = torch.tensor(float(flag), device=device)
+    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+    return bool(largest)
 
 
-def arrays(values: Any) -> dict[str, tuple[Any, str]]:
+def arrays(values: Tree) -> dict[str, tuple[Any, str]]:
     """Copy each leaf to numpy, bfloat16 widened exactly to float32, with the name of its own dtype."""
-    found: dict[str, tuple[Any, str]] = {}
+    copies: dict[str, tuple[Any, str]] = {}
     for name, leaf in trees.leaves(values):
         if leaf is None:
-            found[name] = (None, "")
+            copies[name] = (None, "")
             continue
         tensor = leaf.detach().cpu()
         dtype = str(tensor.dtype).removeprefix("torch.")
-        found[name] = ((tensor.float() if tensor.dtype == torch.bfloat16 else tensor.clone()).numpy(), dtype)
-    return found
+        copies[name] = ((tensor.float() if tensor.dtype == torch.bfloat16 else tensor.clone()).numpy(), dtype)
+    return copies
 
 
-def cast(inner: Callable[..., Any], dtype: str) -> Callable[..., Any]:
-    """Let a draw give another dtype: float64 for the reference, a declared precision for its own yardstick."""
+def cast(inner: DrawPart, dtype: str) -> DrawPart:
+    """Draw in another dtype: float64 for the reference, a declared precision for its own yardstick."""
 
     def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
         return inner(parts, name, shape, deviation).to(getattr(torch, dtype))

@@ -35,12 +35,12 @@ class Work(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Operations] = []
+        self.operations: list[Operations] = []
 
     def taken(self) -> tuple[Operations, ...]:
         """Return what was counted since the last call."""
-        found, self.found = self.found, []
-        return gathered(found)
+        operations, self.operations = self.operations, []
+        return gathered(operations)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -59,7 +59,7 @@ class Work(TorchDispatchMode):
         elif (formula := flop_registry.get(IN_PLACE.get(packet, packet))) is not None:
             flops = float(formula(*args, **(kwargs or {}), out_val=result))
         kind = str(read[0].dtype if read else "").removeprefix("torch.")
-        self.found.append(Operations(kind, flops, moved))
+        self.operations.append(Operations(kind, flops, moved))
         return result
 
 

@@ -140,7 +140,7 @@ def fit(
     names, loaded = tuple(plugin or ()), plugins.load(tuple(plugin or ()))
     chosen = selected(reader.read(path, loaded), place, only)
     cache = session.cache_folder()
-    known = Machine() if predict_only else this_machine(chosen.suite.places, cache)
+    known = Machine() if predict_only else this_machine(chosen.places, cache)
     search = limits.Search(chosen, loaded, names, over, cache, lambda text: err.print(text), known)
     written, rows = limits.run(search, [size(text) for text in budget], results, predict_only)
     out.print(fits(rows), end="")
@@ -180,7 +180,7 @@ def advise(
 
 def _machine(chosen: Plan, memory: str | None, gpu_memory: str | None) -> Machine:
     """Describe the machine that cases are held against: this one, with what the command line says instead."""
-    here = this_machine(chosen.suite.places, session.cache_folder())
+    here = this_machine(chosen.places, session.cache_folder())
     return Machine(
         size(memory) if memory else here.host_bytes,
         size(gpu_memory) if gpu_memory else here.device_bytes,

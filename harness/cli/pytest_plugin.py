@@ -66,7 +66,7 @@ class SuiteFile(pytest.File):
         for group in self.plan.groups:
             sizes = [f"{name}={group.baseline.shape[name]}" for name in varying]
             for case in group.cases:
-                name = f"[{'-'.join([case.place, *sizes, case.label])}]"
+                name = f"[{'-'.join([str(case.place), *sizes, case.label])}]"
                 item = CaseTest.from_parent(self, name=name, callobj=measured)
                 item.case, item.clock = case, Clock()
                 item.add_marker(pytest.mark.benchmark(timer=item.clock.now, group=f"{self.plan.name} {case.place}"))
@@ -168,7 +168,7 @@ def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
     benchmark.extra_info.update(
         {
             "strategy": row.label,
-            "place": case.place,
+            "place": str(case.place),
             "status": row.status,
             "peak_bytes": row.peak_bytes,
             "predicted_bytes": row.predicted_bytes,

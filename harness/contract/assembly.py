@@ -8,7 +8,6 @@ from typing import Any
 from harness.contract.data import FEEDS
 from harness.contract.instruments import counted
 from harness.contract.parts import Parts
-from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.records import Case
 from harness.records.task import FrameFile, TokenFile
@@ -35,7 +34,7 @@ def assemble(
     `shape` replaces the case's own, `draw` wraps the untouched drawing of parameters (so that strategies act upon the
     wrapped one), `calls` counts how often each rewritten part is called.
     """
-    place = Place.parse(case.place)
+    place = case.place
     workload = plugins.workloads[case.workload]
     parts = workload.on[place.backend](shape or shape_of(plugins, case), place, corpus, case.seed)
     parts = replace(parts, ranks=case.ranks)
@@ -50,18 +49,18 @@ def assemble(
 
 
 def feeds_of(plugins: Plugins, case: Case) -> str:
-    """Say how far the batches of a case may differ from the baseline's: the widest that its strategies declare."""
+    """Return how far the batches of a case may differ from the baseline's: the widest that its strategies declare."""
     declared = [plugins.strategies[applied.name].feeds for applied in case.strategies]
     return max(declared, key=FEEDS.index, default="same")
 
 
 def never_called(calls: Calls) -> str | None:
-    """Say which rewritten part was never called, if any: that strategy was not active.
+    """Return which rewritten part was never called, if any: that strategy was not active.
 
     Of several strategies that divide the batch it is one that does.
     """
-    shared = any(count for (_, part), count in calls.items() if part == "share")
-    idle = sorted(key for key, count in calls.items() if count == 0 and not (shared and key[1] == "share"))
+    shared = any(count for (_, part), count in calls.items() if part == "shard_batch")
+    idle = sorted(key for key, count in calls.items() if count == 0 and not (shared and key[1] == "shard_batch"))
     if not idle:
         return None
     strategy, part = idle[0]

@@ -46,7 +46,7 @@ class Source:
         return windows_in(len(self.inputs), self.window, self.stride)
 
     def checked(self, indices_B: Any) -> Any:
-        """Give window numbers in int64; raise IndexError for one that does not exist.
+        """Return window numbers in int64; raise IndexError for one that does not exist.
 
         Arrays count negative numbers from their end, slices beyond it are short, and JAX takes the nearest: none of
         them says a word.
@@ -60,7 +60,7 @@ class Source:
         return indices_B
 
     def starts(self, indices_B: Any) -> Any:
-        """Give the first row [B] of each window in int64; raise IndexError for one that does not exist."""
+        """Return the first row [B] of each window in int64; raise IndexError for one that does not exist."""
         return self.checked(indices_B) * self.stride
 
     @property

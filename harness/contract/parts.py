@@ -1,14 +1,27 @@
-"""The values a training run is made of: `Source`, `Windows`, `Parts`; and what rewrites them: `Strategy`."""
+"""One training run as a value: its parts, and what several strategies have divided of it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any
 
+from harness.contract import protocols
 from harness.contract.place import Place
 
-Part = Callable[..., Any]
-ABSENT: Part = cast(Part, None)
+ABSENT: Any = None
 """What a workload puts in the place of a part that it does not have."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """What strategies have divided among the ranks so far; set by `replace`, and read by those around them.
+
+    `granularity` says how finely the batch is divided: 0 not at all, 1 by rows, 2 by tokens. `gradients_reduced`: loss
+    and gradients are summed already. `over_vocabulary` names the parts that take this rank's rows of the classifier (or
+    of the embedding, where that is the same) in the place of all.
+    """
+
+    granularity: int = 0
+    gradients_reduced: bool = False
+    over_vocabulary: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -16,79 +29,90 @@ class Parts:
     """One training run, cut where memory is spent.
 
     Every part takes the whole `parts` first and calls its neighbours through it, so a rewritten part is seen by
-    all its callers. A part that a workload lacks is None. `B` batch, `T` tokens, `D` width, `V` vocabulary,
-    `E` inner width and `S` states of a selective scan.
+    all its callers. A part that a workload lacks is None. `harness.contract.protocols` has the arguments and results.
 
-    `ranks` is among how many processes (in JAX: devices) the run is divided, where its strategies divide it. In JAX the
-    whole step runs under `jax.shard_map`, on each device with its own part, over an axis that is called `ranks`.
-    `corpus` describes the files that are trained on (None: the workload draws its own). `notes` is where a part
-    writes down what a reader would ask about: a choice it made and why, or a number. It is shared by all parts.
+    `shape` has the sizes, see `harness.contract.shapes`. `ranks` is among how many processes (in JAX: devices) the run
+    is divided, where its strategies divide it, and `division` what they have divided. In JAX the whole step runs under
+    `jax.shard_map`, on each device with its own part, over an axis that is called `ranks`. `corpus` describes the files
+    that are trained on (None: the workload draws its own). `notes` is where a part writes down what a reader would ask
+    about: a choice it made and why, or a number. It is shared by all parts.
 
-    ==========  =====================================================================================
-    rows        (parts, path) -> array [n, ...]: the rows of one `.npy` file
-    source      (parts) -> Source
-    windows     (parts, source) -> Windows
-    order       (parts, source, epoch) -> (start, stop) -> indices: which windows come at these positions
-    batches     (parts, windows) -> iterator over (x, y), without end
-    transfer    (parts, x, y) -> (x, y) on the device, in the types that the step takes
-    draw        (parts, name, shape, std) -> array: the first value of one parameter; std 0 means all ones
-    init        (parts, source) -> State: parameters, optimizer moments
-    embed       (parts, params, x_BT) -> x_BTD
-    mix         (parts, p, x_BTD) -> x_BTD, across tokens: attention, or a recurrence
-    attend      (parts, q_BTHK, k_BTGK, v_BTGK) -> y_BTHK: causal attention of H heads, G of keys and values
-    feed        (parts, p, x_BTD) -> x_BTD, within a token
-    block       (parts, p, x_BTD) -> x_BTD, one layer
-    scan        (parts, x_BTE, delta_BTE, a_ES, b_BTS, c_BTS) -> y_BTE: the recurrence of a selective scan
-    stack       (parts, ps, x_BTD) -> x_BTD, the layers it is given (any consecutive ones)
-    loss        (parts, x_BTD, w_VD, y_BT) -> scalar
-    share       (parts, x, y) -> (x, y, weight): what of a batch this rank trains on, and the weight of its loss in that
-                of the batch (None: all of it, in one process)
-    grad        (parts, state, x, y) -> (loss, grads): of this rank's share, then summed by `reduce`
-    reduce      (parts, loss, grads) -> (loss, grads): the sum over all ranks, where each has not just its own part
-    gather      (parts, params) -> params: every parameter, or its gradient, whole, from the parts that the ranks hold
-    positions   (parts, tokens) -> slices: where in the context the tokens at hand stand, T in all; in JAX those of all
-                ranks after each other, R T in all, of which the caller takes its own
-    update      (parts, state, grads) -> State: the optimizer
-    step        (parts, state, x, y) -> (State, loss)
-    cache       (parts, batch, tokens, like) -> (empty, append): keys and values of up to `tokens` tokens, of the type
-                and device of `like`. `empty() -> kept` holds none; `append(kept, layer, position, k_BTGK, v_BTGK) ->
-                (kept, k_BSGK, v_BSGK, seen_TS)` puts T tokens in at `position`, or begins anew at 0, and gives those
-                to attend to; `seen` says which of them each new token sees, None that they are all in order. In JAX
-                it is pure, `layer` and `position` may be traced, and S is then what was reserved
-    ==========  =====================================================================================
+    =================  =============================================================================================
+    rows               map or read the rows [n, ...] of one `.npy` file
+    source             make the source: rows and what is to be predicted from them
+    windows            give random access to the windows over a source
+    order              fix the order of an epoch: which windows come at the positions from start to stop
+    batches            yield batches (x, y) without end
+    transfer           put a batch on the device, in the types that the step takes
+    draw               draw the first value of one parameter; deviation 0 means all ones, a negative one zeros
+    init               make the state: parameters, and what the optimizer has before the first update
+    embed              look up x_BTD of the ids x_BT (or map frames x_BTF to it)
+    mix                mix across the tokens of one layer: attention, or a recurrence
+    attend             attend causally, with H heads of queries and G of keys and values, H a multiple of G
+    scan               run the recurrence of a selective scan
+    feed               transform each token of one layer by itself
+    block              apply one layer: `mix` and `feed` with their norms
+    stack              apply the layers it is given (any consecutive ones)
+    loss               average the loss over the targets that are not ignored
+    shard_batch        take what this rank trains on, and the weight of its loss in that of the batch; None: all of it
+    grad               compute the loss of this rank's part and its gradients, then sum both by `reduce_gradients`
+    reduce_gradients   sum over all ranks the loss, and the gradients of which each rank has not just its own part
+    gather_parameters  make every parameter, or its gradient, whole, from what the ranks hold
+    positions          say where in the context the tokens at hand stand, T in all; in JAX those of all ranks after each
+                       other, R T in all, of which the caller takes its own
+    update             apply the optimizer
+    step               take one step: `grad`, then `update`
+    cache              make a cache of up to `tokens` tokens, of the type and device of `like`. In JAX it is pure,
+                       `layer` and `position` may be traced, and S is what was reserved
+    =================  =============================================================================================
+
+    Arrays carry their dimensions as letters: `k_BTGK`. A lower-case letter is a part of what the capital counts
+    (`w_vD`: some of the V rows). What a letter means beside this, a function says where it uses it.
+
+    =  ============================================  =  =================================================
+    B  rows of a batch                               C  a chunk of what is otherwise taken at once
+    T  tokens (frames) of a row, or new ones         M  chunks, micro-batches or slots, after each other
+    S  tokens attended to; states of a scan          N  all B T tokens; in data, the windows of a source
+    D  width of the model                            W  rows of a window
+    F  values of a frame                             V  vocabulary, or classes
+    E  channels of a scan                            U  one rank's rows of the vocabulary
+    H  heads of queries                              L  layers
+    G  heads of keys and values                      R  ranks; heads of queries for one of keys, H / G
+    K  width of a head                               P  tokens of a prompt, or pages of a cache
+    =  ============================================  =  =================================================
     """
 
     shape: Any
     place: Place
     corpus: Any = None
     ranks: int = 1
+    division: Division = Division()
     notes: dict[str, Any] = field(default_factory=dict, compare=False)
-    rows: Part = ABSENT
-    source: Part = ABSENT
-    windows: Part = ABSENT
-    order: Part = ABSENT
-    batches: Part = ABSENT
-    transfer: Part = ABSENT
-    draw: Part = ABSENT
-    init: Part = ABSENT
-    embed: Part = ABSENT
-    mix: Part = ABSENT
-    attend: Part = ABSENT
-    scan: Part = ABSENT
-    feed: Part = ABSENT
-    block: Part = ABSENT
-    stack: Part = ABSENT
-    loss: Part = ABSENT
-    grad: Part = ABSENT
-    share: Part = ABSENT
-    reduce: Part = ABSENT
-    gather: Part = ABSENT
-    positions: Part = ABSENT
-    update: Part = ABSENT
-    step: Part = ABSENT
-    cache: Part = ABSENT
+    rows: protocols.RowsPart = ABSENT
+    source: protocols.SourcePart = ABSENT
+    windows: protocols.WindowsPart = ABSENT
+    order: protocols.OrderPart = ABSENT
+    batches: protocols.BatchesPart = ABSENT
+    transfer: protocols.TransferPart = ABSENT
+    draw: protocols.DrawPart = ABSENT
+    init: protocols.InitPart = ABSENT
+    embed: protocols.EmbedPart = ABSENT
+    mix: protocols.LayerPart = ABSENT
+    attend: protocols.AttendPart = ABSENT
+    scan: protocols.ScanPart = ABSENT
+    feed: protocols.LayerPart = ABSENT
+    block: protocols.LayerPart = ABSENT
+    stack: protocols.StackPart = ABSENT
+    loss: protocols.LossPart = ABSENT
+    shard_batch: protocols.ShardBatchPart = ABSENT
+    grad: protocols.GradPart = ABSENT
+    reduce_gradients: protocols.ReduceGradientsPart = ABSENT
+    gather_parameters: protocols.GatherParametersPart = ABSENT
+    positions: protocols.PositionsPart = ABSENT
+    update: protocols.UpdatePart = ABSENT
+    step: protocols.StepPart = ABSENT
+    cache: protocols.CachePart = ABSENT
 
 
-PART_NAMES: tuple[str, ...] = tuple(
-    f.name for f in fields(Parts) if f.name not in ("shape", "place", "corpus", "ranks", "notes")
-)
+NOT_PARTS = ("shape", "place", "corpus", "ranks", "division", "notes")
+PART_NAMES: tuple[str, ...] = tuple(each.name for each in fields(Parts) if each.name not in NOT_PARTS)

@@ -1,24 +1,5 @@
-"""Where a case runs."""
+"""Where a case runs, as plugins know it."""
 
-from typing import NamedTuple
+from harness.records.place import DEVICES, NAMES, Place
 
-NAMES = ("torch", "jax")
-DEVICES = ("cpu", "cuda")
-
-
-class Place(NamedTuple):
-    """Where a case runs: a backend (`torch`, `jax`) and a device (`cpu`, `cuda`)."""
-
-    backend: str
-    device: str
-
-    def __str__(self) -> str:
-        return f"{self.backend}/{self.device}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Place":
-        """Read `backend/device`; raise ValueError for anything else."""
-        backend, slash, device = text.partition("/")
-        if not (backend and slash and device) or "/" in device:
-            raise ValueError(f"'{text}' is not a place: write backend/device, for example torch/cpu")
-        return cls(backend, device)
+__all__ = ["DEVICES", "NAMES", "Place"]

@@ -61,7 +61,7 @@ class Strategy:
     @property
     def knobs(self) -> dict[str, Knob]:
         """The knobs of all backends together; raise TypeError for one without type or default."""
-        found: dict[str, Knob] = {}
+        knobs: dict[str, Knob] = {}
         for function in self.on.values():
             for parameter in list(inspect.signature(function).parameters.values())[1:]:
                 typed = isinstance(parameter.annotation, type) and parameter.annotation is not parameter.empty
@@ -69,11 +69,11 @@ class Strategy:
                     raise TypeError(
                         f"knob '{parameter.name}' of strategy '{self.name}' needs a default and a plain type"
                     )
-                found[parameter.name] = Knob(parameter.name, parameter.annotation, parameter.default)
-        return found
+                knobs[parameter.name] = Knob(parameter.name, parameter.annotation, parameter.default)
+        return knobs
 
     def misfit(self, workload: "Workload") -> str | None:
-        """Say in one sentence why the strategy can never be applied to a workload, or None when it can."""
+        """Return in one sentence why the strategy can never be applied to a workload, or None when it can."""
         lacking = [part for part in (*self.rewrites, *self.calls) if part in workload.lacks]
         if lacking:
             does = "rewrites" if lacking[0] in self.rewrites else "calls"
@@ -83,7 +83,7 @@ class Strategy:
         return None
 
     def obstacle(self, place: Place, workload: "Workload | None" = None) -> str | None:
-        """Say in one sentence why the strategy cannot be applied there, or None when it can."""
+        """Return in one sentence why the strategy cannot be applied there, or None when it can."""
         if place.backend not in self.on:
             return f"'{self.name}' has nothing for {place.backend}: it is written for {', '.join(self.on)}"
         if (reason := self.excludes.get(str(place))) is not None:

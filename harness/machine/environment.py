@@ -8,6 +8,7 @@ from functools import cache
 from harness import backends
 from harness.machine import orphans
 from harness.records import Kind
+from harness.records.place import Place
 
 PASSED = [
     "PATH",
@@ -41,13 +42,15 @@ RUN_VARIABLE = "HARNESS_RUN"
 HEADROOM = 0.95
 
 
-def variables(kind: Kind, place: str, run_id: str, threads: int, budget: int | None, ranks: int = 1) -> dict[str, str]:
+def variables(
+    kind: Kind, place: Place, run_id: str, threads: int, budget: int | None, ranks: int = 1
+) -> dict[str, str]:
     """Build a worker's environment; the memory worker's allocator is pinned, the time worker's is native.
 
     Ranks that are processes share the threads; those that are devices of one process have them all.
     """
-    backend, _, device = place.partition("/")
-    threads = max(1, threads // backends.processes(place, ranks))
+    backend, device = place
+    threads = max(1, threads // backends.processes(backend, ranks))
     env = {name: os.environ[name] for name in PASSED if name in os.environ}
     count = str(1 if kind in ("numerics", "reference", "contract") else threads)
     env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count)

@@ -12,19 +12,18 @@ from harness.contract.place import Place
 from harness.machine import environment, facts
 
 
-def of_place(place: str, cache: Path, anew: bool = False) -> dict[str, Any] | None:
+def of_place(place: Place, cache: Path, anew: bool = False) -> dict[str, Any] | None:
     """Give the measured rates of a place as plain figures, from the cache where they are; None where it is missing.
 
     Measuring takes a few seconds; nothing else should run meanwhile.
     """
-    at = Place.parse(place)
-    if backends.absent(at.backend, at.device) is not None:
+    if backends.absent(place.backend, place.device) is not None:
         return None
     path = cache / f"rates-{facts.name()}.json"
     known = _read(path)
-    key = f"{place} {facts.versions().get(at.backend, '')} {len(os.sched_getaffinity(0))} threads"
+    key = f"{place} {facts.versions().get(place.backend, '')} {len(os.sched_getaffinity(0))} threads"
     if anew or key not in known:
-        found = measured(at)
+        found = measured(place)
         if found is None:
             return None
         known[key] = found
@@ -35,7 +34,7 @@ def of_place(place: str, cache: Path, anew: bool = False) -> dict[str, Any] | No
 
 def measured(place: Place) -> dict[str, Any] | None:
     """Measure in a process of its own; None where that fails."""
-    env = environment.variables("time", str(place), "rates", len(os.sched_getaffinity(0)), None)
+    env = environment.variables("time", place, "rates", len(os.sched_getaffinity(0)), None)
     command = [sys.executable, "-m", "harness.worker.throughput", place.backend, place.device]
     done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:

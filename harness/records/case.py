@@ -3,9 +3,11 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
+
+from harness.records.place import Place
 
 CONTROL = "nothing"
 VERDICT_ROUNDS = 2
@@ -50,16 +52,20 @@ class Claim(Value):
     where: dict[str, bool | int | float | str] = Field(default_factory=dict)
 
 
+def _place(value: Any) -> Place:
+    return value if isinstance(value, Place) else Place.parse(value)
+
+
 class Case(Value):
     """One row of a comparison: a workload at a shape, in a place, with strategies applied left to right.
 
     `ranks` are the processes (in JAX: the devices of one process) among which the strategies divide the run; the budget
-    is that of each.
+    is that of each. The place is written, and may be given, as text: `torch/cpu`.
     """
 
     workload: str
     shape: dict[str, Any]
-    place: str
+    place: Annotated[Place, PlainValidator(_place), PlainSerializer(str, return_type=str)]
     corpus: str
     tokenizer: str
     strategies: tuple[Applied, ...] = ()

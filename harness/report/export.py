@@ -50,7 +50,7 @@ def _of_row(suite: str, table: Table, row: Row, tokens: int | None) -> Figures:
         "suite": suite,
         "comparison": heading(table.case),
         "workload": case.workload,
-        "place": case.place,
+        "place": str(case.place),
         "strategy": row.label,
         "status": row.status,
         "verdict": row.verdict,

@@ -169,8 +169,8 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
-def _on_gpu(place: str) -> bool:
-    return Place.parse(place).device == "cuda"
+def _on_gpu(place: Place) -> bool:
+    return place.device == "cuda"
 
 
 @dataclass

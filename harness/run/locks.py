@@ -22,7 +22,7 @@ class _Taken(StoreError):
 
 
 @contextmanager
-def measuring(folder: Path, places: Iterable[str]) -> Iterator[None]:
+def measuring(folder: Path, places: Iterable[Place]) -> Iterator[None]:
     """Hold a folder of results, and the GPU where a place is on one, or raise StoreError at once.
 
     A lock goes with its process, however that ends; no child inherits it.
@@ -32,7 +32,7 @@ def measuring(folder: Path, places: Iterable[str]) -> Iterator[None]:
 
 
 @contextmanager
-def in_turn(places: Iterable[str], meanwhile: Callable[[], None]) -> Iterator[None]:
+def in_turn(places: Iterable[Place], meanwhile: Callable[[], None]) -> Iterator[None]:
     """Hold this machine, and its GPU where a place is on one, as soon as nobody else does.
 
     `meanwhile` is called several times a second, and what it raises ends the waiting. A file in the folder for
@@ -51,8 +51,8 @@ def in_turn(places: Iterable[str], meanwhile: Callable[[], None]) -> Iterator[No
 
 
 @contextmanager
-def _gpu(places: Iterable[str]) -> Iterator[None]:
-    if not any(Place.parse(place).device == "cuda" for place in places) or environment.gpu_bytes() is None:
+def _gpu(places: Iterable[Place]) -> Iterator[None]:
+    if not any(place.device == "cuda" for place in places) or environment.gpu_bytes() is None:
         yield
         return
     number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]

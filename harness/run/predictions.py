@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from harness import backends
-from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Task
 from harness.run import runner
@@ -98,7 +97,7 @@ def _side_by_side(
 
 def impossible(plugins: Plugins, case: Case) -> str | None:
     """Say why a case cannot be predicted here: a GPU may be absent, the framework may not."""
-    at = Place.parse(case.place)
+    at = case.place
     if (absent := backends.absent(at.backend, "cpu")) is not None:
         return absent
     told = obstacle(plugins, case)

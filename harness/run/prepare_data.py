@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.contract.assembly import shape_of
+from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.machine import environment
 from harness.records import Case
@@ -78,7 +79,7 @@ def made(data: str, spec: dict[str, Any]) -> Corpus:
         path = folder / "spec.json"
         with temporary.refusing():
             path.write_text(json.dumps(spec), encoding="utf-8")
-        env = environment.variables("predict", "torch/cpu", "corpus", 1, None)
+        env = environment.variables("predict", Place("torch", "cpu"), "corpus", 1, None)
         command = [sys.executable, "-m", f"harness.workloads.data.{data}", str(path)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:

@@ -177,7 +177,8 @@ def _adopt_orphans() -> None:
 def _records(task: Task, code: int, folder: Path, seen: _Watched) -> list[Record]:
     """Take the records a worker left, as far as they can be believed, and name what it did not do."""
     records, fault = _believed(folder / "result.jsonl", len(task.cases))
-    alone = backends.processes(task.case.place, task.case.ranks) == 1  # ranks are children that tell of themselves
+    # ranks that are processes tell of themselves
+    alone = backends.processes(task.case.place.backend, task.case.ranks) == 1
     if seen.children_peaks and alone:
         told = {"child_peak_bytes": seen.children_sum, "child_peak_bound_bytes": sum(seen.children_peaks.values())}
         records = [_with_children(record, told) for record in records]

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from harness import backends
 from harness.contract.assembly import probe_of
-from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.machine import facts
 from harness.records import Case, Record, Slot
@@ -185,7 +184,7 @@ class Schedule:
 
 def obstacle(plugins: Plugins, case: Case) -> str | None:
     """Say why a case cannot run on this machine: no such place, or a strategy without anything for it."""
-    place = Place.parse(case.place)
+    place = case.place
     absent = backends.absent(place.backend, place.device, case.ranks)
     if absent is not None:
         return absent

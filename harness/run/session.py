@@ -73,7 +73,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
     all of them.
     """
     folder = options.results / plan.name / facts.name()
-    with locks.measuring(folder, plan.suite.places), temporary.folder("harness-reference-") as reference:
+    with locks.measuring(folder, plan.places), temporary.folder("harness-reference-") as reference:
         orphans.sweep()
         refuse_claims(plan)
         plan, found = prepare_data.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
@@ -266,7 +266,7 @@ class Campaign:
     def over_memory(self, case: Case) -> Record | None:
         """Say of a case that it needs more than may be used, all ranks together; a budget bounds each already."""
         predicted = self.latest.get(Slot(case=self.schedule.digest(case), kind="predict"))
-        if predicted is None or not case.place.endswith("/cpu"):
+        if predicted is None or case.place.device != "cpu":
             return None
         need = case.ranks * min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
         available = int(psutil.virtual_memory().available * MEMORY_SHARE)

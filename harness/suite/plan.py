@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.contract.place import Place
 from harness.contract.plugins import nearest
 from harness.records import Applied, Case
 from harness.records.case import CONTROL
@@ -34,6 +35,11 @@ class Plan:
     groups: tuple[Group, ...]
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        """The places of the suite, of which a plan may keep some."""
+        return tuple(map(Place.parse, self.suite.places))
+
+    @property
     def cases(self) -> list[Case]:
         return [case for group in self.groups for case in group.cases]
 
@@ -52,7 +58,7 @@ def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:
     for place in places or []:
         if place not in plan.suite.places:
             raise SuiteError(f"{plan.path}: it has no place '{place}'{nearest(place, plan.suite.places)}")
-    here = tuple(group for group in plan.groups if not places or group.baseline.place in places)
+    here = tuple(group for group in plan.groups if not places or str(group.baseline.place) in places)
     chosen = Plan(plan.name, plan.path, plan.suite, here)
     if only is None:
         return chosen

@@ -285,7 +285,7 @@ class _Reader:
             Case(
                 workload=suite.workload,
                 shape=setting.shape.model_dump(),
-                place=str(place),
+                place=place,
                 corpus=setting.corpus,
                 tokenizer=setting.tokenizer,
                 strategies=row,

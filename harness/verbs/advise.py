@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import Strategy
 from harness.records import Applied, Case, store
@@ -62,7 +61,7 @@ def members(group: Group, plugins: Plugins, allowed: Sequence[str], everything: 
     Strategies of data are left out of `everything`: they take no part in what a step holds.
     """
     case = group.baseline
-    workload, place = plugins.workloads[case.workload], Place.parse(case.place)
+    workload, place = plugins.workloads[case.workload], case.place
     named = {str(applied): applied for each in group.cases for applied in each.strategies}
     if everything:
         named |= {

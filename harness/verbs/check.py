@@ -131,7 +131,7 @@ def _case(loaded: Plugins, workload: str, backend: str, names: tuple[str, ...]) 
     return Case(
         workload=workload,
         shape={},
-        place=f"{backend}/cpu",
+        place=Place(backend, "cpu"),
         corpus="drawn",
         tokenizer="none",
         strategies=strategies,
@@ -143,9 +143,9 @@ def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], tell: Tell) -
     """Try cases of one backend in one worker, and give a finding for each."""
     if not cases:
         return
-    tell(f"{what} on {cases[0].place.partition('/')[0]}: {len(cases)} trials")
+    tell(f"{what} on {cases[0].place.backend}: {len(cases)} trials")
     for case, record in zip(cases, _run("contract", cases, extra), strict=True):
-        where = f"{case.workload} on {case.place.partition('/')[0]}"
+        where = f"{case.workload} on {case.place.backend}"
         if len(case.strategies) > 1 or (case.strategies and what.startswith("workload")):
             where += f", {case.label}"
         if record.status == "unsupported":

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from harness import backends
-from harness.contract.place import NAMES
+from harness.contract.place import NAMES, Place
 from harness.contract.plugins import Plugins
 from harness.machine import environment, facts, memory
 from harness.machine.checkups import MIB, SIZE, Calibration, Checkup, Finding, Noise
@@ -43,7 +43,7 @@ def calibrate(way: str) -> Calibration:
     backend, device = ("torch", "cuda") if way == "cuda" else (way if way in NAMES else "torch", "cpu")
     if way in (*NAMES, "cuda") and (reason := backends.absent(backend, device)) is not None:
         return Calibration(way, SIZE, None, reason)
-    env = environment.variables("memory", f"{backend}/{device}", "doctor", 1, None)
+    env = environment.variables("memory", Place(backend, device), "doctor", 1, None)
     command = [sys.executable, "-m", "harness.worker.calibration", way, str(SIZE)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
@@ -55,7 +55,7 @@ def calibrate(way: str) -> Calibration:
 
 def aa_noise(plugins: Plugins, rounds: int = ROUNDS) -> Noise | None:
     """Time the baseline against `nothing` in pairs of fresh processes, in random order within a round."""
-    place = next((f"{name}/cpu" for name in NAMES if backends.absent(name, "cpu") is None), None)
+    place = next((Place(name, "cpu") for name in NAMES if backends.absent(name, "cpu") is None), None)
     if place is None:
         return None
     workload = plugins.workloads["decoder"]

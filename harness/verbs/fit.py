@@ -42,7 +42,7 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
         claims.parsed(claim.that)
     folder = results / f"{search.plan.name}_fit" / facts.name()
     rows = []
-    with locks.measuring(folder, () if predict_only else search.plan.suite.places):
+    with locks.measuring(folder, () if predict_only else search.plan.places):
         orphans.sweep()
         path = store.next_file(folder, facts.commit())
         rows.append(search.record(Record(heading=search.heading)))

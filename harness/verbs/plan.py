@@ -29,18 +29,18 @@ class Machine:
 
     host_bytes: int | None = None
     device_bytes: int | None = None
-    rates: Mapping[str, Rates] | None = None
+    rates: Mapping[Place, Rates] | None = None
 
     def limit(self, case: Case) -> int | None:
         """Give the bytes that a case may take: its own budget, or a share of the memory of its place."""
         if case.budget_bytes is not None:
             return case.budget_bytes
-        on_host = Place.parse(case.place).device == "cpu"
+        on_host = case.place.device == "cpu"
         whole, share = (self.host_bytes, HOST_SHARE) if on_host else (self.device_bytes, DEVICE_SHARE)
         return None if whole is None else int(whole * share)
 
 
-def this_machine(places: Iterable[str], cache: Path) -> Machine:
+def this_machine(places: Iterable[Place], cache: Path) -> Machine:
     """Describe the machine that this runs on; rates that are not known yet are measured."""
     found = {place: Rates.read(throughput.of_place(place, cache)) for place in dict.fromkeys(places)}
     known = {place: each for place, each in found.items() if each is not None}

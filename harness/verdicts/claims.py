@@ -321,8 +321,8 @@ def _absolute(rounds: Mapping[Any, float], error: float, label: str) -> Figure:
 
 def _with_residuals(figure: Figure, row: Row, tables: Sequence[Table]) -> Figure:
     """Widen a prediction by what nine of ten measured rows of its backend were beside theirs."""
-    backend = row.case.place.partition("/")[0]
-    rows = (each for table in tables for each in table.rows if each.case.place.startswith(backend))
+    backend = row.case.place.backend
+    rows = (each for table in tables for each in table.rows if each.case.place.backend == backend)
     residuals = [each.residual_ratio for each in rows if each.residual_ratio is not None]
     low, high = USUAL_RESIDUALS
     if len(residuals) >= LEAST_RESIDUALS:
@@ -386,7 +386,7 @@ def _settings(claim: Claim, tables: Sequence[Table]) -> Iterator[Where]:
 def _sizes(table: Table) -> dict[str, Any]:
     case = table.case
     budget = {} if case.budget_bytes is None else {"budget_gib": case.budget_bytes / GIB}
-    return {**case.shape, **budget, "place": case.place, "corpus": case.corpus, "tokenizer": case.tokenizer}
+    return {**case.shape, **budget, "place": str(case.place), "corpus": case.corpus, "tokenizer": case.tokenizer}
 
 
 def fits(table: Table, where: Where) -> bool:

@@ -26,7 +26,7 @@ class Observed:
     @property
     def peaks(self) -> list[int]:
         """The peak of each repetition in bytes, of the host or the device, whichever the place is about."""
-        on_device = not self.case.place.endswith("/cpu")
+        on_device = self.case.place.device != "cpu"
         peaks = (
             record.memory.peak_device_bytes if on_device else record.memory.peak_host_bytes for record in self.memory
         )

@@ -37,7 +37,7 @@ Names = tuple[str, ...]
 def measure(task: Task, loaded: Plugins, backend: Any) -> Record:
     """Return the broken promises of what the task names, as `faults` in `extra`."""
     case = task.case
-    kept, name = _contract(task.plugins), Place.parse(case.place).backend
+    kept, name = _contract(task.plugins), case.place.backend
     names = tuple(applied.name for applied in case.strategies)
     if not names:
         found = kept.of_workload(case.workload, name)
@@ -74,7 +74,7 @@ class Contract:
         return Case(
             workload=workload,
             shape=made.probe(made.shape(**settings)).model_dump(),
-            place=f"{backend}/cpu",
+            place=Place(backend, "cpu"),
             corpus="drawn",
             tokenizer="none",
             strategies=applied,

@@ -24,7 +24,7 @@ from harness.records import Phase as PhaseRecord
 from harness.worker import ranks, steadiness
 from harness.worker.tasks import failure
 
-COMPARED = {"gather"}
+COMPARED = {"gather_parameters"}
 """Parts that are called where answers are compared, and not in training."""
 FILE_SHARE = 0.01
 ORDER_LIMIT = 20_000_000
@@ -34,7 +34,7 @@ LINE_BYTES = 512
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     """Run the case and return its peaks; memory that runs out becomes a record with the phase it happened in."""
-    place = Place.parse(task.case.place)
+    place = task.case.place
     note_phase = _phase_file(Path(task.folder))
     note_phase("prime", 0, 0)
     try:
@@ -106,7 +106,7 @@ def _compiled(parts: Any, task: Task, plugins: Plugins, backend: Any) -> tuple[A
 
 def _trained(parts: Any, step: Any, task: Task, backend: Any, meter: memory.PhaseMeter, cap: int | None) -> _Run:
     """Train under the meters and the budget, which is that of each rank."""
-    budget, place = task.case.budget_bytes, Place.parse(task.case.place)
+    budget, place = task.case.budget_bytes, task.case.place
     bound = budget * ranks.in_process(task) if budget is not None and place.device == "cpu" else None
     losses: list[float] = []
     error: Exception | None = None
@@ -208,7 +208,7 @@ def prime(task: Task, plugins: Plugins, backend: Any) -> None:
     Knobs are those of the probe: with its own, a strategy of large chunks would take the plain way there.
     """
     case = with_probe_knobs(plugins, task.case)
-    backend.warm(Place.parse(case.place))
+    backend.warm(case.place)
     workload = plugins.workloads[case.workload]
     parts = assemble(plugins, case, shape=workload.tiny(shape_of(plugins, case)))
     loop = training(parts, backend.prepare(parts), finish=backend.wait)
@@ -269,7 +269,7 @@ def _ends(readings: list[int], steps: int) -> list[int]:
 
 def _figures(task: Task, backend: Any, meter: memory.PhaseMeter, device: _DevicePeaks) -> Memory:
     """Put together what the meters read; ranks that are devices of this process share its memory."""
-    place, budget, in_process = Place.parse(task.case.place), task.case.budget_bytes, ranks.in_process(task)
+    place, budget, in_process = task.case.place, task.case.budget_bytes, ranks.in_process(task)
     on_device = place.device != "cpu"
     steady = _ends(meter.readings.get("steady_step", []), task.steps - 1)
     headline = device.peaks.get("allocated") if on_device else meter.peak_bytes

@@ -15,7 +15,6 @@ from typing import Any
 from harness.contract.assembly import assemble, feeds_of, never_called, shape_of
 from harness.contract.loop import training
 from harness.contract.parts import Parts
-from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Task, record
 from harness.verdicts import numerics
@@ -29,7 +28,7 @@ Draw = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     """Produce the yardsticks, or judge a strategy by them."""
-    backend.deterministic(Place.parse(task.case.place))
+    backend.deterministic(task.case.place)
     folder = Path(task.reference or task.folder)
     folder.mkdir(parents=True, exist_ok=True)
     case = task.case
@@ -171,7 +170,7 @@ def observer(
         return state, losses
 
     def gathered(parts: Parts, params: Any) -> Any:
-        return params if parts.gather is None else parts.gather(parts, params)
+        return params if parts.gather_parameters is None else parts.gather_parameters(parts, params)
 
     def run(seed: int) -> numerics.Outcome:
         parts = assembled(case.model_copy(update={"seed": seed}))

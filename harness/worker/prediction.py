@@ -7,7 +7,6 @@ from harness.backends import Unavailable
 from harness.contract.assembly import assemble, shape_of
 from harness.contract.data import Extent, Held
 from harness.contract.parts import Parts
-from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.records import Case, Phase, Prediction, Record, Task
 from harness.worker.tasks import first_line
@@ -23,8 +22,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     shape = shape_of(plugins, case)
     floor = workload.floor(shape) // case.ranks
     parameters = workload.parameters(shape) if workload.parameters is not None else None
-    place = Place.parse(case.place)
-    on_cpu = case.model_copy(update={"place": str(place._replace(device="cpu"))})
+    place = case.place
+    on_cpu = case.model_copy(update={"place": place._replace(device="cpu")})
 
     def build() -> Parts:
         return assemble(plugins, on_cpu, draw=lambda inner: backend.abstract_draw)

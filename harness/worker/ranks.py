@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from harness import backends
-from harness.contract.place import Place
 from harness.machine.memory import kernel_kills
 from harness.records import Memory, Phase, Rank, Record, Task
 from harness.records.store import parse
@@ -31,12 +30,12 @@ def own() -> int | None:
 
 def are_processes(task: Task) -> bool:
     """Say whether the ranks of a task are processes; a prediction pretends to have them."""
-    return task.kind != "predict" and backends.processes(task.case.place, task.case.ranks) > 1
+    return task.kind != "predict" and backends.processes(task.case.place.backend, task.case.ranks) > 1
 
 
 def in_process(task: Task) -> int:
     """Count the ranks that the process of a task has: where they are its devices all, else its own."""
-    return task.case.ranks // backends.processes(task.case.place, task.case.ranks)
+    return task.case.ranks // backends.processes(task.case.place.backend, task.case.ranks)
 
 
 @contextmanager
@@ -48,7 +47,7 @@ def joined(task: Task) -> Iterator[Task]:
     rank = own() or 0
     folder = Path(task.folder, f"rank-{rank}") if rank else Path(task.folder)
     folder.mkdir(exist_ok=True)
-    on_gpu = Place.parse(task.case.place).device == "cuda"
+    on_gpu = task.case.place.device == "cuda"
     if on_gpu:
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if on_gpu else "gloo")

@@ -32,7 +32,7 @@ def loaded(names: tuple[str, ...]) -> plugins.Plugins:
 
 def run(task: Task) -> Record:
     """Run one task; every exception becomes a record that names it."""
-    place = Place.parse(task.case.place)
+    place = task.case.place
     try:
         backend = backends.load(place.backend)
         facts = backend.start(place if task.kind != "predict" else place._replace(device="cpu"))

@@ -10,7 +10,6 @@ from typing import Any
 
 from harness.contract.assembly import assemble, shape_of
 from harness.contract.loop import training
-from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.machine.environment import regime
 from harness.machine.memory import read, reset_peak, settle
@@ -22,7 +21,7 @@ PILOT_STEPS, PILOT_SECONDS = 30, 10.0
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     """Time the first step apart, warm up, then time every step; a pilot finds how many of each there should be."""
-    case, place = task.case, Place.parse(task.case.place)
+    case, place = task.case, task.case.place
     if backend.EAGER:  # a compiled step brings its own first use: it is compiled before the base is taken
         memory.prime(task, plugins, backend)
     parts = assemble(plugins, case, corpus=task.corpus)

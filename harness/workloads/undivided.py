@@ -5,17 +5,17 @@ from typing import Any
 from harness.contract.parts import Parts
 
 
-def share(parts: Parts, x: Any, y: Any) -> tuple[Any, Any, None]:
+def shard_batch(parts: Parts, x: Any, y: Any) -> tuple[Any, Any, None]:
     """Take all of a batch."""
     return x, y, None
 
 
-def reduce(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
+def reduce_gradients(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
     """Give loss and gradients as they are: they are those of the whole batch."""
     return loss, grads
 
 
-def gather(parts: Parts, params: Any) -> Any:
+def gather_parameters(parts: Parts, params: Any) -> Any:
     """Give parameters as they are: each is whole."""
     return params
 

@@ -43,14 +43,14 @@ def on_jax(parts: Parts, chunk: int = 1024, recompute: bool = True) -> Parts:
         x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
         rows, size = len(y_N), min(chunk, len(y_N))
         padding = -rows % size
-        x_KCD = jnp.pad(x_ND, ((0, padding), (0, 0))).reshape(-1, size, x_ND.shape[1])
-        y_KC = jnp.pad(y_N, (0, padding), constant_values=IGNORED).reshape(-1, size)
+        x_MCD = jnp.pad(x_ND, ((0, padding), (0, 0))).reshape(-1, size, x_ND.shape[1])
+        y_MC = jnp.pad(y_N, (0, padding), constant_values=IGNORED).reshape(-1, size)
         of_chunk = partial(total, Objective.of(parts.shape))
         one = jax.checkpoint(of_chunk, prevent_cse=False) if recompute else of_chunk
         summed, _ = jax.lax.scan(
             lambda so_far, xy: (so_far + one(xy[0], w_VD, xy[1]), None),
             jnp.zeros((), jnp.promote_types(x_ND.dtype, jnp.float32)),
-            (x_KCD, y_KC),
+            (x_MCD, y_MC),
         )
         return summed / (y_N != IGNORED).sum().astype(summed.dtype)
 

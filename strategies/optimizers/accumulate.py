@@ -52,8 +52,8 @@ def on_jax(parts: Parts, pieces: int = 4) -> Parts:
         size = -(-len(x) // pieces)
         count = -(-len(x) // size)
         padding = count * size - len(x)
-        x_KB = jnp.pad(x, ((0, padding), *((0, 0) for _ in x.shape[1:]))).reshape(count, size, *x.shape[1:])
-        y_KB = jnp.pad(y, ((0, padding), (0, 0)), constant_values=IGNORED).reshape(count, size, *y.shape[1:])
+        x_MB = jnp.pad(x, ((0, padding), *((0, 0) for _ in x.shape[1:]))).reshape(count, size, *x.shape[1:])
+        y_MB = jnp.pad(y, ((0, padding), (0, 0)), constant_values=IGNORED).reshape(count, size, *y.shape[1:])
         total = (y != IGNORED).sum()
 
         def piece(so_far: Any, turn: Any) -> Any:
@@ -67,9 +67,9 @@ def on_jax(parts: Parts, pieces: int = 4) -> Parts:
             loss, sums = so_far
             return (loss + weighed(value), jax.tree.map(lambda a, g: a + weighed(g), sums, grads)), None
 
-        shapes = jax.eval_shape(lambda x, y: inner(parts, state, x, y), x_KB[0], y_KB[0])
+        shapes = jax.eval_shape(lambda x, y: inner(parts, state, x, y), x_MB[0], y_MB[0])
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return jax.lax.scan(piece, zeros, (x_KB, y_KB))[0]
+        return jax.lax.scan(piece, zeros, (x_MB, y_MB))[0]
 
     return replace(parts, grad=grad)
 

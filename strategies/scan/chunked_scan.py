@@ -65,9 +65,9 @@ def on_jax(parts: Parts, chunk: int = 64) -> Parts:
             return h_BES, jnp.einsum("bes,bs->be", h_BES, c_BS).astype(x_BTE.dtype)
 
         steps = jax.checkpoint(lambda h_BES, rows_C: jax.lax.scan(tick, h_BES, rows_C), prevent_cse=False)
-        rows_KC = tuple(in_chunks(rows) for rows in (x_BTE, delta_BTE, b_BTS, c_BTS))
-        _, y_KCBE = jax.lax.scan(steps, jnp.zeros((B, *a_ES.shape), a_ES.dtype), rows_KC)
-        return jnp.moveaxis(y_KCBE.reshape(-1, *y_KCBE.shape[2:]), 0, 1)[:, :T]
+        rows_MC = tuple(in_chunks(rows) for rows in (x_BTE, delta_BTE, b_BTS, c_BTS))
+        _, y_MCBE = jax.lax.scan(steps, jnp.zeros((B, *a_ES.shape), a_ES.dtype), rows_MC)
+        return jnp.moveaxis(y_MCBE.reshape(-1, *y_MCBE.shape[2:]), 0, 1)[:, :T]
 
     return replace(parts, scan=scan)
 

@@ -13,11 +13,11 @@ from strategies.sharding import (
     zero1,
 )
 
-DIVIDED = ("share", "reduce")
+DIVIDED = ("shard_batch", "reduce_gradients")
 
 
 def _of(module: Any) -> tuple[dict[str, Any], str]:
-    """Take the two forms of a strategy, and what it says of itself."""
+    """Return the two forms of a strategy and the docstring of its module."""
     return {"torch": module.on_torch, "jax": module.on_jax}, module.__doc__
 
 
@@ -27,20 +27,20 @@ def harness_strategies() -> list[Strategy]:
         Strategy("ddp", DIVIDED, *_of(ddp), ranks=True),
         Strategy(
             "zero1",
-            (*DIVIDED, "init", "gather", "update"),
+            (*DIVIDED, "init", "gather_parameters", "update"),
             *_of(zero1),
             ranks=True,
         ),
         Strategy(
             "fsdp",
-            (*DIVIDED, "draw", "grad", "gather"),
+            (*DIVIDED, "draw", "grad", "gather_parameters"),
             *_of(fsdp),
             calls=("embed", "block", "loss"),
             ranks=True,
         ),
         Strategy(
             "tensor_parallel",
-            (*DIVIDED, "draw", "mix", "feed", "gather"),
+            (*DIVIDED, "draw", "mix", "feed", "gather_parameters"),
             *_of(tensor_parallel),
             ranks=True,
         ),
@@ -59,7 +59,7 @@ def harness_strategies() -> list[Strategy]:
         ),
         Strategy(
             "vocabulary_parallel_loss",
-            (*DIVIDED, "draw", "embed", "loss", "gather"),
+            (*DIVIDED, "draw", "embed", "loss", "gather_parameters"),
             *_of(vocabulary_parallel_loss),
             probe={"chunk": 23},
             ranks=True,

@@ -25,7 +25,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from harness import IGNORED, Parts, tree
-from strategies.sharding.shares import chosen
+from strategies.sharding import shares
 
 AXIS = "ranks"
 Size = tuple[int, ...]
@@ -35,7 +35,7 @@ Blocks = Callable[[int, int], tuple[int, ...]]
 
 
 def own_rank(parts: Parts) -> Any:
-    """Give the number of this rank."""
+    """Return the number of this rank."""
     return lax.axis_index(AXIS) if parts.ranks > 1 else 0
 
 
@@ -60,7 +60,7 @@ def exchanged(parts: Parts, value: Any, cut: int, joined: int) -> Any:
 
 
 def own_piece(parts: Parts, whole: Any, axis: int = 0) -> Any:
-    """Take this rank's part of what every rank holds, filled up to as much on each."""
+    """Return this rank's part of what every rank holds, filled up to as much on each."""
     if parts.ranks == 1:
         return whole
     size = -(-whole.shape[axis] // parts.ranks)
@@ -69,7 +69,7 @@ def own_piece(parts: Parts, whole: Any, axis: int = 0) -> Any:
 
 
 def after(value: Any, *others: Any) -> Any:
-    """Give a value, but not before the others are there; a barrier would be gone by the time that order is decided."""
+    """Return a value, but not before the others are there; a barrier would be gone when the order is decided."""
     there = jnp.array(True)
     for other in others:
         first = other[(0,) * other.ndim]
@@ -79,7 +79,7 @@ def after(value: Any, *others: Any) -> Any:
 
 @jax.custom_vjp
 def in_turn(x: Any, w: Any) -> tuple[Any, Any]:
-    """Give both, the second after the first; and in the backward pass the gradient of the first after the second's."""
+    """Return both, the second after the first; in the backward pass the gradient of the first after the second's."""
     return x, after(w, x)
 
 
@@ -88,7 +88,7 @@ in_turn.defvjp(lambda x, w: (in_turn(x, w), None), lambda _, grads: (after(grads
 
 @jax.custom_vjp
 def known(value: Any) -> Any:
-    """Give a value whose gradient comes after it: what is computed again would not wait for the first time."""
+    """Return a value whose gradient comes after it: what is computed again would not wait for the first time."""
     return value
 
 
@@ -105,7 +105,7 @@ def filled(values: Any, size: int, axis: int, nothing: int = 0) -> Any:
 
 
 def by_rows(parts: Parts, x: Any, y: Any) -> Any:
-    """Take as many rows of the batch as every rank takes; the last ones are filled up with rows that do not count."""
+    """Return as many rows of the batch as every rank has; the last ones are filled up with rows that do not count."""
     size = -(-len(x) // parts.ranks)
     if (used := -(-len(x) // size)) < parts.ranks:
         parts.notes["ranks"] = (
@@ -116,7 +116,7 @@ def by_rows(parts: Parts, x: Any, y: Any) -> Any:
 
 
 def by_tokens(parts: Parts, x: Any, y: Any, blocks: Blocks) -> Any:
-    """Take some of the equal blocks into which each row is cut, those of the last one filled up with ignored tokens."""
+    """Return some of the equal blocks into which each row is cut, the last ones filled up with ignored tokens."""
     order = [block for rank in range(parts.ranks) for block in blocks(rank, parts.ranks)]
     size = -(-x.shape[1] // len(order))
 
@@ -128,7 +128,7 @@ def by_tokens(parts: Parts, x: Any, y: Any, blocks: Blocks) -> Any:
 
 
 def for_all(parts: Parts, x: Any, y: Any) -> Any:
-    """Take the whole batch, as every rank does: each loss counts as one of R."""
+    """Return the whole batch, as on every rank: each loss counts as one of R."""
     return x, y, 1 / parts.ranks
 
 
@@ -137,30 +137,24 @@ def _batch(x: Any, y: Any) -> Any:
 
 
 def weighed(parts: Parts, x: Any, y: Any) -> Any:
-    """Weigh a share by the targets in it that count: the mean over all is no mean of means.
+    """Weigh a part of the batch by the targets in it that count: the mean over all is no mean of means.
 
-    A share without any gets one, and no weight: a mean over nothing is no number.
+    A part without any gets one, and no weight: a mean over nothing is no number.
     """
-    kept = (y != IGNORED).sum()
-    total = over_ranks(parts, kept)
-    x = jnp.where(total >= kept, x, 0)  # which is so: but the layers wait for it, see `after`
-    weight = kept / total
-    return x, jnp.where(kept == 0, jnp.zeros_like(y), y), weight
-
-
-for_all.fineness = 0  # type: ignore[attr-defined]
-by_rows.fineness = 1  # type: ignore[attr-defined]
+    targets = (y != IGNORED).sum()
+    total = over_ranks(parts, targets)
+    x = jnp.where(total >= targets, x, 0)  # which is so: but the layers wait for it, see `after`
+    weight = targets / total
+    return x, jnp.where(targets == 0, jnp.zeros_like(y), y), weight
 
 
 def tokens_by(blocks: Blocks) -> Callable[..., Any]:
     """Divide rows of tokens by blocks; `blocks(rank, ranks)` names those of a rank, among as many for each."""
-    share = partial(by_tokens, blocks=blocks)
-    share.fineness = 2  # type: ignore[attr-defined]
-    return share
+    return partial(by_tokens, blocks=blocks)
 
 
 def positions_by(blocks: Blocks) -> Callable[..., Any]:
-    """Give the positions of the blocks of all ranks, after each other: which rank this is, no number says."""
+    """Return the positions of the blocks of all ranks, after each other: which rank this is, no number says."""
 
     def positions(parts: Parts, tokens: int) -> tuple[slice, ...]:
         order = [block for rank in range(parts.ranks) for block in blocks(rank, parts.ranks)]
@@ -170,9 +164,9 @@ def positions_by(blocks: Blocks) -> Callable[..., Any]:
     return positions
 
 
-def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
-    """Give the parts `share` and `reduce` of a strategy that divides the batch by `share`."""
-    return chosen(parts, share, summed)
+def dividing(parts: Parts, shard_batch: Callable[..., Any], granularity: int) -> Parts:
+    """Divide the batch by `shard_batch`, so finely, and sum what every rank holds whole."""
+    return shares.dividing(parts, shard_batch, granularity, summed)
 
 
 def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
@@ -182,7 +176,7 @@ def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
 
 
 def leaves(parts: Parts, grads: Any) -> list[tuple[str, Any, Size]]:
-    """Give each gradient with its dotted name and the whole size of its parameter."""
+    """Return each gradient with its dotted name and the whole size of its parameter."""
     whole = sizes(parts)
     return [(name, grad, whole[name]) for name, grad in tree.leaves(grads)]
 
@@ -194,14 +188,15 @@ def over_devices(parts: Parts, loss: Any, grads: Any, names: set[str]) -> tuple[
     """
     if parts.ranks == 1:
         return loss, grads
-    found = dict(tree.leaves(grads))
-    layers = {name: found[name] for name in found if name.startswith("layers.")}
+    by_name = dict(tree.leaves(grads))
+    layers = {name: by_name[name] for name in by_name if name.startswith("layers.")}
     done = layers.values()
     loss = over_ranks(parts, after(loss, *done))
-    alone = {name: over_ranks(parts, after(found[name], *done)) for name in found if name in names - layers.keys()}
+    outside = names - layers.keys()
+    alone = {name: over_ranks(parts, after(by_name[name], *done)) for name in by_name if name in outside}
     whole = {name: layers[name] for name in layers if name in names}
     if whole:
-        others = (loss, *({**found, **alone}[name] for name in found if name not in layers))
+        others = (loss, *({**by_name, **alone}[name] for name in by_name if name not in layers))
         small = min(whole, key=lambda name: whole[name].size)
         whole[small] = after(whole[small], *others)
 
@@ -209,19 +204,17 @@ def over_devices(parts: Parts, loss: Any, grads: Any, names: set[str]) -> tuple[
             return {name: each.at[layer].set(over_ranks(parts, each[layer])) for name, each in all_.items()}
 
         whole = lax.fori_loop(0, len(whole[small]), of_layer, whole)
-    summed_ = {**found, **alone, **whole}
-    return loss, tree.mapped(summed_.__getitem__, tree.names(grads))
+    by_name |= alone | whole
+    return loss, tree.mapped(by_name.__getitem__, tree.names(grads))
 
-
-summed.over_ranks = True  # type: ignore[attr-defined]
 
 # Parameters in parts
 
 
 def sizes(parts: Parts) -> dict[str, Size]:
-    """Give the whole size of each parameter by its dotted name, those of the layers stacked."""
-    found = parts.shape.parameter_shapes().items()
-    return {name: (parts.shape.layers, *size) if name.startswith("layers.") else size for name, (size, _) in found}
+    """Return the whole size of each parameter by its dotted name, those of the layers stacked."""
+    shapes = parts.shape.parameter_shapes().items()
+    return {name: (parts.shape.layers, *size) if name.startswith("layers.") else size for name, (size, _) in shapes}
 
 
 def sized(parts: Parts, params: Any) -> Any:
@@ -230,12 +223,12 @@ def sized(parts: Parts, params: Any) -> Any:
 
 
 def rows_axis(name: str) -> int:
-    """Give the dimension of a stored parameter along which it is divided: its rows, behind the layers."""
+    """Return the dimension of a stored parameter along which it is divided: its rows, behind the layers."""
     return 1 if name.startswith("layers.") else 0
 
 
 def divisible(name: str, size: Size) -> bool:
-    """Say whether a parameter is divided: a matrix of more than one row."""
+    """Return whether a parameter is divided: a matrix of more than one row."""
     axis = rows_axis(name)
     return len(size) == axis + 2 and size[axis] > 1
 
@@ -265,14 +258,14 @@ def laid(parts: Parts, value: Any, axis: int | None) -> Any:
 
 
 def lies_divided(value: Any) -> bool:
-    """Say whether another strategy has divided an array."""
+    """Return whether another strategy has divided an array."""
     return any(jax.typeof(value).sharding.spec)
 
 
 def gathered(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a `gather` that puts parts on all devices, and cuts off what they were filled up with."""
+    """Make a `gather_parameters` that puts parts on all devices, and cuts off what they were filled up with."""
 
-    def gather(parts: Parts, params: Any) -> Any:
+    def gather_parameters(parts: Parts, params: Any) -> Any:
         def whole(value: Any, size: Size) -> Any:
             if value.shape == size and not lies_divided(value):
                 return value
@@ -281,4 +274,4 @@ def gathered(inner: Callable[..., Any]) -> Callable[..., Any]:
 
         return inner(parts, tree.mapped(whole, params, sized(parts, params)))
 
-    return gather
+    return gather_parameters

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness import IGNORED, Parts, tree
-from strategies.sharding.shares import chosen
+from strategies.sharding import shares
 
 Size = tuple[int, ...]
 Collective = Callable[[Tensor], Tensor]
@@ -43,7 +43,7 @@ def all_reduce(value: Tensor, largest: bool = False) -> Tensor:
 
 
 def all_to_all(parts: Tensor) -> Tensor:
-    """Send part r of [R, ...] to rank r, and give what came from each."""
+    """Send part r of [R, ...] to rank r, and return what came from each."""
     parts = parts.contiguous()
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts)
@@ -51,14 +51,14 @@ def all_to_all(parts: Tensor) -> Tensor:
 
 
 def passed_on(*values: Tensor) -> list[Tensor]:
-    """Send each value to the next rank and give those of the one before."""
+    """Send each value to the next rank and return those of the one before."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if dist.get_backend() == "fake":
         return [torch.empty_like(value) for value in values]
     received = [torch.empty_like(value) for value in values]
-    sends = [dist.P2POp(dist.isend, value.contiguous(), (rank + 1) % ranks) for value in values]
-    takes = [dist.P2POp(dist.irecv, value, (rank - 1) % ranks) for value in received]
-    for work in dist.batch_isend_irecv([*sends, *takes]):
+    sent = [dist.P2POp(dist.isend, value.contiguous(), (rank + 1) % ranks) for value in values]
+    expected = [dist.P2POp(dist.irecv, value, (rank - 1) % ranks) for value in received]
+    for work in dist.batch_isend_irecv([*sent, *expected]):
         work.wait()
     return received
 
@@ -104,8 +104,8 @@ def own_part(whole: Tensor) -> Tensor:
     """Keep this rank's part [ceil(n / R)] of the values [n] of a tensor, the last one filled up with zeros."""
     size = -(-whole.numel() // dist.get_world_size())
     part = whole.new_zeros(size)
-    mine = whole.detach().reshape(-1)[dist.get_rank() * size :][:size]
-    part[: len(mine)] = mine
+    values = whole.detach().reshape(-1)[dist.get_rank() * size :][:size]
+    part[: len(values)] = values
     return part
 
 
@@ -122,14 +122,14 @@ def summed_part(whole: Tensor) -> Tensor:
 
 
 def sizes(parts: Parts) -> dict[str, Size]:
-    """Give the size of each parameter by its name; one of a layer stands for all layers, by its short name."""
+    """Return the size of each parameter by its name; one of a layer stands for all layers, by its short name."""
     return {name.removeprefix("layers."): size for name, (size, _) in parts.shape.parameter_shapes().items()}
 
 
 def sized(parts: Parts, params: Any) -> Any:
     """Put the size of each parameter in its place."""
-    known = sizes(parts)
-    return tree.mapped(lambda name: known[name.rpartition(".")[2]], tree.names(params))
+    whole = sizes(parts)
+    return tree.mapped(lambda name: whole[name.rpartition(".")[2]], tree.names(params))
 
 
 def replace_leaves(tree_: Any, sizes_: Any, function: Callable[[Tensor, Size], Tensor]) -> None:
@@ -141,9 +141,9 @@ def replace_leaves(tree_: Any, sizes_: Any, function: Callable[[Tensor, Size], T
             replace_leaves(tree_[key], sizes_[key], function)
 
 
-def dividing(parts: Parts, share: Callable[..., Any]) -> dict[str, Any]:
-    """Give the parts `share` and `reduce` of a strategy that divides the batch by `share`."""
-    return chosen(parts, share, summed)
+def dividing(parts: Parts, shard_batch: Callable[..., Any], granularity: int) -> Parts:
+    """Divide the batch by `shard_batch`, so finely, and sum what every rank holds whole."""
+    return shares.dividing(parts, shard_batch, granularity, summed)
 
 
 def summed(parts: Parts, loss: Tensor, grads: Any) -> tuple[Tensor, Any]:
@@ -156,7 +156,7 @@ def summed(parts: Parts, loss: Tensor, grads: Any) -> tuple[Tensor, Any]:
 
 
 def by_rows(parts: Parts, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Take as many rows of the batch as every rank takes; the last ones are filled up with rows that do not count."""
+    """Return as many rows of the batch as every rank has; the last ones are filled up with rows that do not count."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     size = -(-len(x) // ranks)
     if (used := -(-len(x) // size)) < ranks:
@@ -165,23 +165,23 @@ def by_rows(parts: Parts, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def by_tokens(parts: Parts, x: Tensor, y: Tensor, blocks: Callable[[int, int], tuple[int, ...]]) -> Any:
-    """Take some of the equal blocks into which each row is cut, those of the last one filled up with ignored tokens.
+    """Return some of the equal blocks into which each row is cut, the last ones filled up with ignored tokens.
 
     `blocks(rank, ranks)` names them among as many for each rank.
     """
-    mine = spans(x.shape[1], blocks)
+    own_spans = spans(x.shape[1], blocks)
 
-    def taken(values: Tensor, nothing: int) -> Tensor:
-        return torch.cat([filled(values[:, span], span.stop - span.start, 1, nothing) for span in mine], 1)
+    def cut(values: Tensor, nothing: int) -> Tensor:
+        return torch.cat([filled(values[:, span], span.stop - span.start, 1, nothing) for span in own_spans], 1)
 
-    return weighed(taken(x, 0), taken(y, IGNORED))
+    return weighed(cut(x, 0), cut(y, IGNORED))
 
 
 def spans(tokens: int, blocks: Callable[[int, int], tuple[int, ...]]) -> tuple[slice, ...]:
-    """Give the positions of this rank's blocks, of which the last may lie beyond the row."""
-    mine = blocks(dist.get_rank(), dist.get_world_size())
-    size = -(-tokens // (dist.get_world_size() * len(mine)))
-    return tuple(slice(block * size, (block + 1) * size) for block in mine)
+    """Return the positions of this rank's blocks, of which the last may lie beyond the row."""
+    own_blocks = blocks(dist.get_rank(), dist.get_world_size())
+    size = -(-tokens // (dist.get_world_size() * len(own_blocks)))
+    return tuple(slice(block * size, (block + 1) * size) for block in own_blocks)
 
 
 def filled(values: Tensor, size: int, dim: int, nothing: int) -> Tensor:
@@ -195,28 +195,20 @@ def filled(values: Tensor, size: int, dim: int, nothing: int) -> Tensor:
 
 
 def for_all(parts: Parts, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Take the whole batch, as every rank does: each loss counts as one of R."""
+    """Return the whole batch, as on every rank: each loss counts as one of R."""
     return x, y, 1 / dist.get_world_size()
 
 
 def weighed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Weigh a share by the targets in it that count: the mean over all is no mean of means.
+    """Weigh a part of the batch by the targets in it that count: the mean over all is no mean of means.
 
-    A share without any gets one, and no weight: a mean over nothing is no number.
+    A part without any gets one, and no weight: a mean over nothing is no number.
     """
-    kept = (y != IGNORED).sum()
-    weight = kept / all_reduce(kept.clone())
-    return x, torch.where(kept == 0, torch.zeros_like(y), y), weight
-
-
-for_all.fineness = 0  # type: ignore[attr-defined]
-by_rows.fineness = 1  # type: ignore[attr-defined]
-by_tokens.fineness = 2  # type: ignore[attr-defined]
-summed.over_ranks = True  # type: ignore[attr-defined]
+    targets = (y != IGNORED).sum()
+    weight = targets / all_reduce(targets.clone())
+    return x, torch.where(targets == 0, torch.zeros_like(y), y), weight
 
 
 def tokens_by(blocks: Callable[[int, int], tuple[int, ...]]) -> Callable[..., Any]:
     """Divide rows of tokens by blocks."""
-    share = partial(by_tokens, blocks=blocks)
-    share.fineness = by_tokens.fineness  # type: ignore[attr-defined]
-    return share
+    return partial(by_tokens, blocks=blocks)

@@ -6,18 +6,17 @@ so that the mean over the ranks is the mean over the tokens. Source: Li et al., 
 Accelerating Data Parallel Training" (2020, arXiv:2006.15704).
 """
 
-from dataclasses import replace
-
 from harness import Parts
+from strategies.sharding.shares import ROWS
 
 
 def on_torch(parts: Parts) -> Parts:
     from strategies.sharding._torch import by_rows, dividing
 
-    return replace(parts, **dividing(parts, by_rows))
+    return dividing(parts, by_rows, ROWS)
 
 
 def on_jax(parts: Parts) -> Parts:
     from strategies.sharding._jax import by_rows, dividing
 
-    return replace(parts, **dividing(parts, by_rows))
+    return dividing(parts, by_rows, ROWS)

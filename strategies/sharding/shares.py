@@ -1,30 +1,35 @@
 """Who trains on what of a batch: which of several strategies divides it, and the blocks of a row that a rank takes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from harness import Parts
 
+WHOLE, ROWS, TOKENS = range(3)
+"""How finely a batch is divided, see `harness.Division`."""
 
-def chosen(parts: Parts, share: Callable[..., Any], summed: Callable[..., Any]) -> dict[str, Any]:
-    """Give the parts `share` and `reduce` of a strategy that divides the batch by `share` and sums by `summed`.
 
-    Of several the one that divides it most finely stays: by tokens before by rows, and either before all for all. Who
-    has replaced `reduce` keeps it.
+def dividing(parts: Parts, shard_batch: Callable[..., Any], granularity: int, reduced: Callable[..., Any]) -> Parts:
+    """Divide the batch by `shard_batch` and sum loss and gradients by `reduced`, unless another strategy does.
+
+    Of several the one that divides the batch most finely stays: by tokens before by rows, and either before all for
+    all. The first that sums gradients does so for all.
     """
-    present = getattr(parts.share, "fineness", -1)
-    taken = hasattr(parts.reduce, "over_ranks")
-    return {
-        "share": share if getattr(share, "fineness", 0) > present else parts.share,
-        "reduce": parts.reduce if taken else summed,
-    }
+    division = parts.division
+    if not division.gradients_reduced:
+        parts = replace(parts, reduce_gradients=reduced)
+    if not division.gradients_reduced or granularity > division.granularity:
+        parts = replace(parts, shard_batch=shard_batch)
+    finest = max(granularity, division.granularity)
+    return replace(parts, division=replace(division, granularity=finest, gradients_reduced=True))
 
 
 def in_order(rank: int, ranks: int) -> tuple[int, ...]:
-    """Give each rank one stretch of every row, one after the other."""
+    """Return the one stretch of every row that a rank takes, in the order of the ranks."""
     return (rank,)
 
 
 def folded(rank: int, ranks: int) -> tuple[int, ...]:
-    """Give each rank a stretch from the beginning and one from the end: so all see about as many tokens."""
+    """Return a stretch from the beginning and one from the end of every row: so all see about as many tokens."""
     return rank, 2 * ranks - 1 - rank

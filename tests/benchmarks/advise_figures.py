@@ -40,7 +40,7 @@ def main() -> None:
         (folder / "small.yaml").write_text(SUITE)
         plan = with_budget(reader.read(folder / "small.yaml", loaded), BUDGET)
         options = session.Options(folder / "results")
-        machine = this_machine(plan.suite.places, options.cache)
+        machine = this_machine(plan.places, options.cache)
         found = advise(plan, loaded, options, machine, (), False, False, session.Progress())[0]
         whole = replace(plan, name="whole", groups=(group_of(plan.groups[0], loaded, (), False, "small"),))
         (table,) = judge.judge(

@@ -10,6 +10,7 @@ from statistics import median
 
 from tabulate import tabulate
 
+from harness import Place
 from harness.contract import plugins
 from harness.machine import environment
 from harness.records import Applied, Case, Task
@@ -52,7 +53,7 @@ def extra(place: str, kind: str, strategies: tuple[Applied, ...]) -> dict[str, f
     workload = plugins.load().workloads["decoder"]
     shape = workload.shape.model_validate(SHAPE).model_dump()  # type: ignore[attr-defined]
     case = Case(workload="decoder", shape=shape, place=place, corpus="drawn", tokenizer="none", strategies=strategies)
-    env = environment.variables(kind, place, "figures", 2, None)  # type: ignore[arg-type]
+    env = environment.variables(kind, Place.parse(place), "figures", 2, None)  # type: ignore[arg-type]
     task = Task(kind=kind, cases=(case,), run_id="figures", parent=0, folder="", steps=3, warmup=1)  # type: ignore[arg-type]
     steps = 3 if kind == "memory" else 5
     seen: dict[str, list[float]] = {"worker": [], "start": [], "import": [], "work": []}

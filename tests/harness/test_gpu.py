@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import Place
 from harness.machine import environment
 from harness.records import Applied, Case, Task
 from harness.run import runner
@@ -130,7 +131,7 @@ def twice(measured):
 
 
 def on_device(backend):
-    env = environment.variables("memory", f"{backend}/cuda", "known-bytes", 1, None)
+    env = environment.variables("memory", Place(backend, "cuda"), "known-bytes", 1, None)
     command = [sys.executable, str(BLOCKS), "on_device", backend]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     if "Unavailable" in done.stderr:

@@ -15,7 +15,7 @@ def row(ranks: int) -> Mesh:
 
 
 def lies_on_row(value: Any) -> bool:
-    """Say whether an array, or one that is traced, was put on a row of devices."""
+    """Return whether an array, or one that is traced, was put on a row of devices."""
     return not jax.typeof(value).sharding.mesh.empty
 
 
@@ -27,7 +27,7 @@ def on_each(ranks: int, value: Any) -> Any:
 
 
 def own_rows(values: Any, rows: int) -> Any:
-    """Take this rank's of the rows of all ranks; those of one rank are all its own."""
+    """Return this rank's of the rows of all ranks; those of one rank are all its own."""
     if len(values) == rows:
         return values
     return jax.lax.dynamic_slice_in_dim(values, jax.lax.axis_index(AXIS) * rows, rows)

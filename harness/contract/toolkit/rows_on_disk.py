@@ -27,10 +27,12 @@ class RowsOnDisk:
             header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
             self.shape, fortran, self.dtype = header[version](file)
             self._offset = file.tell()
-            held = os.fstat(file.fileno()).st_size - self._offset
+            present = os.fstat(file.fileno()).st_size - self._offset
             due = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-            if fortran or self.dtype.hasobject or held < due:
-                raise ValueError(f"{path} has {held} bytes of rows, not the {due} of a C-ordered array: write it anew")
+            if fortran or self.dtype.hasobject or present < due:
+                raise ValueError(
+                    f"{path} has {present} bytes of rows, not the {due} of a C-ordered array: write it anew"
+                )
             self._file = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._file)
         self._first = 0
@@ -75,8 +77,8 @@ class RowsOnDisk:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> "np.ndarray":
         import numpy as np
 
-        found = self.read_into(np.empty(self.shape, self.dtype))
-        return found if dtype is None else found.astype(dtype, copy=False)
+        rows = self.read_into(np.empty(self.shape, self.dtype))
+        return rows if dtype is None else rows.astype(dtype, copy=False)
 
 
 def fill(out: "np.ndarray", rows: Any) -> None:

@@ -17,7 +17,7 @@ def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def names(tree: Any) -> Any:
-    """Give the same structure with the dotted name of each leaf in its place."""
+    """Return the same structure with the dotted name of each leaf in its place."""
     return rebuilt(tree, (name for name, _ in leaves(tree)))
 
 

@@ -126,13 +126,13 @@ def forward(parts: Parts, params: dict[str, Any], x_BT: Any, y_BT: Any) -> Any:
 
 def grad(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any]:
     """Compute the loss of this rank's share and its gradient for every parameter; sum them over the ranks."""
-    x, y, weight = parts.share(parts, x, y)
+    x, y, weight = parts.shard_batch(parts, x, y)
 
     def value(params: dict[str, Any]) -> Any:
         mean = forward(parts, params, x, y)
         return mean if weight is None else mean * weight
 
-    return parts.reduce(parts, *jax.value_and_grad(value)(state["params"]))
+    return parts.reduce_gradients(parts, *jax.value_and_grad(value)(state["params"]))
 
 
 def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
@@ -211,10 +211,10 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         block=block,
         stack=stack,
         loss=loss,
-        share=undivided.share,
+        shard_batch=undivided.shard_batch,
         grad=grad,
-        reduce=undivided.reduce,
-        gather=undivided.gather,
+        reduce_gradients=undivided.reduce_gradients,
+        gather_parameters=undivided.gather_parameters,
         positions=undivided.positions,
         update=update,
         step=both.step,

@@ -129,9 +129,9 @@ def forward(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor, y_BT: torc
 
 def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """Compute the loss of this rank's share and its gradient for every parameter; sum them over the ranks."""
-    x, y, weight = parts.share(parts, x, y)
+    x, y, weight = parts.shard_batch(parts, x, y)
     value = forward(parts, state["params"], x, y)
-    return parts.reduce(parts, *gradients(value if weight is None else value * weight, state["params"]))
+    return parts.reduce_gradients(parts, *gradients(value if weight is None else value * weight, state["params"]))
 
 
 def gradients(value: torch.Tensor, params: Any) -> tuple[torch.Tensor, Any]:
@@ -208,10 +208,10 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         block=block,
         stack=stack,
         loss=loss,
-        share=undivided.share,
+        shard_batch=undivided.shard_batch,
         grad=grad,
-        reduce=undivided.reduce,
-        gather=undivided.gather,
+        reduce_gradients=undivided.reduce_gradients,
+        gather_parameters=undivided.gather_parameters,
         positions=undivided.positions,
         update=update,
         step=both.step,

@@ -18,7 +18,20 @@ from harness.workloads.halves import halves
 
 OF_TRAINING = ("learning_rate", "weight_decay", "ignored", "label_smoothing", "z_loss")
 
-LACKS = ("mix", "attend", "scan", "block", "stack", "loss", "share", "grad", "reduce", "gather", "positions", "update")
+LACKS = (
+    "mix",
+    "attend",
+    "scan",
+    "block",
+    "stack",
+    "loss",
+    "shard_batch",
+    "grad",
+    "reduce_gradients",
+    "gather_parameters",
+    "positions",
+    "update",
+)
 
 
 class Shape(decoder.Shape):

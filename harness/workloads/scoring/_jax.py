@@ -94,8 +94,8 @@ def logits(shape: Shape, params: dict[str, Any], x_BD: Any) -> Any:
 def step(parts: Parts, state: dict[str, Any], x_BT: Any, y_BT: Any) -> tuple[dict[str, Any], Any]:
     """Score one batch: the prompt at once, then token by token; the losses and the last logits are `observed`."""
     shape, params = parts.shape, state["params"]
-    prompt, tokens = shape.prompt, x_BT.shape[1]
-    _, append = parts.cache(parts, *x_BT.shape, params["embed"])
+    prompt, (batch, tokens) = shape.prompt, x_BT.shape
+    _, append = parts.cache(parts, batch, tokens, params["embed"])
     storage, _ = through(parts, append, params, state["kept"], 0, x_BT[:, :prompt])
 
     def one(carry: Any, turn: Any) -> Any:

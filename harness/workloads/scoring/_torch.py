@@ -77,7 +77,8 @@ def step(
 ) -> tuple[dict[str, Any], torch.Tensor]:
     """Score one batch: the prompt at once, then token by token; the losses and the last logits are `observed`."""
     shape, params = parts.shape, state["params"]
-    _, append = parts.cache(parts, *x_BT.shape, params["embed"])
+    B, T = x_BT.shape
+    _, append = parts.cache(parts, B, T, params["embed"])
     through(table, parts, append, state, 0, x_BT[:, : shape.prompt])
     losses = []
     for position in range(shape.prompt, x_BT.shape[1]):

@@ -215,6 +215,6 @@ def harness_workloads() -> list[Workload]:
             wanted=wanted,
             extent=extent,
             data="frames",
-            lacks=("share", "reduce", "gather", "positions", "cache"),
+            lacks=("shard_batch", "reduce_gradients", "gather_parameters", "positions", "cache"),
         )
     ]

@@ -16,7 +16,7 @@ from harness.contract.place import Place
 from harness.contract.workload import Workload
 from harness.workloads.settings import Text
 
-LACKS = ("mix", "attend", "feed", "scan", "cache", "share", "reduce", "gather", "positions")
+LACKS = ("mix", "attend", "feed", "scan", "cache", "shard_batch", "reduce_gradients", "gather_parameters", "positions")
 
 
 class Sizes(Text):

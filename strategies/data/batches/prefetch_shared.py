@@ -52,7 +52,7 @@ def serve() -> None:
     def lent(descriptor, offset, dtype, shape, strides):
         return np.ndarray(shape, dtype, mmap.mmap(descriptor, os.fstat(descriptor).st_size), offset, strides)
 
-    inputs, targets, x_SBW, y_SBW, indices_SB = (lent(*array) for array in told["arrays"])
+    inputs, targets, x_MBW, y_MBW, indices_MB = (lent(*array) for array in told["arrays"])
     windows = [
         np.lib.stride_tricks.as_strided(
             rows,
@@ -66,10 +66,10 @@ def serve() -> None:
         (slot,) = struct.unpack("q", request)
         text = b""
         try:
-            indices_B = indices_SB[slot]
+            indices_B = indices_MB[slot]
             if indices_B.min() < 0 or indices_B.max() >= told["count"]:
                 raise IndexError(f"the order gave a window that is not among the {told['count']} of the source")
-            for view, slots in zip(windows, (x_SBW, y_SBW), strict=True):
+            for view, slots in zip(windows, (x_MBW, y_MBW), strict=True):
                 step = max(1, told["piece"] * len(indices_B) // slots[slot].nbytes)
                 for start in range(0, len(indices_B), step):
                     slots[slot, start : start + step] = view[indices_B[start : start + step]]
@@ -163,10 +163,10 @@ def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], lent: Lent, 
 
     source, slots = windows.source, workers * depth
     rows = [borrowed(array, lent) for array in (source.inputs, source.targets)]
-    x_SBW, y_SBW = (room((slots, source.batch, source.window, *array.shape[1:]), array.dtype, lent) for array in rows)
-    indices_SB = room((slots, source.batch), np.int64, lent)
+    x_MBW, y_MBW = (room((slots, source.batch, source.window, *array.shape[1:]), array.dtype, lent) for array in rows)
+    indices_MB = room((slots, source.batch), np.int64, lent)
     told: dict[str, Any] = {
-        "arrays": [location(array, lent) for array in (*rows, x_SBW, y_SBW, indices_SB)],
+        "arrays": [location(array, lent) for array in (*rows, x_MBW, y_MBW, indices_MB)],
         "count": source.count,
         "window": source.window,
         "stride": source.stride,
@@ -175,7 +175,7 @@ def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], lent: Lent, 
     asked: deque[tuple[Any, int]] = deque()
 
     def ask(worker: Any, slot: int, indices_B: Any) -> None:
-        indices_SB[slot] = indices_B
+        indices_MB[slot] = indices_B
         asked.append((worker, slot))
         with explained("prefetch_shared", worker):
             worker.stdin.write(slot.to_bytes(8, sys.byteorder))
@@ -192,7 +192,7 @@ def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], lent: Lent, 
         while asked:
             worker, slot = asked.popleft()
             answer(worker)
-            x, y = x_SBW[slot].copy(), y_SBW[slot].copy()  # the slot is filled again at once
+            x, y = x_MBW[slot].copy(), y_MBW[slot].copy()  # the slot is filled again at once
             for indices_B in islice(orders, 1):
                 ask(worker, slot, indices_B)
             batch = parts.transfer(parts, x, y)

@@ -7,6 +7,7 @@ import jax
 
 from harness import Parts
 from strategies.sharding._jax import all_gather, by_rows, dividing, drawn_divided, gathered, in_turn, rows_axis, sizes
+from strategies.sharding.shares import ROWS
 
 
 def fsdp(parts: Parts) -> Parts:
@@ -27,24 +28,21 @@ def fsdp(parts: Parts) -> Parts:
             return jax.checkpoint(of_parts, policy=all_but_whole, prevent_cse=False)(p, x_BTD)
 
         def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
-            if takes_rows(loss_):
+            if "loss" in parts.division.over_vocabulary:
                 return loss_(parts, x_BTD, w_VD, y_BT)
             x_BTD, w_VD = in_turn(x_BTD, w_VD) if parts.ranks > 1 else (x_BTD, w_VD)
             return loss_(parts, x_BTD, whole("embed", w_VD), y_BT)
 
         def embed(parts: Parts, params: Any, x_BT: Any) -> Any:
-            w_VD = params["embed"]
-            return embed_(parts, {**params, "embed": w_VD if takes_rows(embed_) else whole("embed", w_VD)}, x_BT)
+            if "embed" in parts.division.over_vocabulary:
+                return embed_(parts, params, x_BT)
+            return embed_(parts, {**params, "embed": whole("embed", params["embed"])}, x_BT)
 
         return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
 
-    draw, gather = drawn_divided(parts.draw), gathered(parts.gather)
-    return replace(parts, draw=draw, grad=grad, gather=gather, **dividing(parts, by_rows))
-
-
-def takes_rows(part: Any) -> bool:
-    """Say whether a part takes the rows that this rank holds, see `vocabulary_parallel_loss`."""
-    return getattr(part, "over_vocabulary", False)
+    draw, gather_parameters = drawn_divided(parts.draw), gathered(parts.gather_parameters)
+    parts = replace(parts, draw=draw, grad=grad, gather_parameters=gather_parameters)
+    return dividing(parts, by_rows, ROWS)
 
 
 def all_but_whole(primitive: Any, *_: Any, **__: Any) -> bool:

@@ -10,11 +10,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from harness import Parts, tree
 from strategies.sharding._torch import Size, by_rows, dividing, joined, own_part, sized, sizes, summed_part
+from strategies.sharding.shares import ROWS
 
 
 def fsdp(parts: Parts) -> Parts:
     """Hold a part of every parameter that has rows, and make those of a block whole around it."""
-    inner_draw, inner_grad, inner_gather = parts.draw, parts.grad, parts.gather
+    inner_draw, inner_grad, inner_gather_parameters = parts.draw, parts.grad, parts.gather_parameters
 
     def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Tensor:
         value = inner_draw(parts, name, shape, deviation)
@@ -37,13 +38,14 @@ def fsdp(parts: Parts) -> Parts:
 
         return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
 
-    def gather(parts: Parts, params: Any) -> Any:
+    def gather_parameters(parts: Parts, params: Any) -> Any:
         def made(value: Tensor, size: Size) -> Tensor:
             return joined(value.detach(), size) if _is_part(value, size) else value
 
-        return inner_gather(parts, tree.mapped(made, params, sized(parts, params)))
+        return inner_gather_parameters(parts, tree.mapped(made, params, sized(parts, params)))
 
-    return replace(parts, draw=draw, grad=grad, gather=gather, **dividing(parts, by_rows))
+    parts = replace(parts, draw=draw, grad=grad, gather_parameters=gather_parameters)
+    return dividing(parts, by_rows, ROWS)
 
 
 def _is_part(value: Tensor, size: Size) -> bool:
@@ -88,8 +90,8 @@ class _Whole:
             return function(*args)
 
     def _pack(self, value: Tensor) -> Any:
-        found = self.made.get(value.untyped_storage()._cdata)
-        return value if found is None else (*found, value.size(), value.stride(), value.storage_offset())
+        part = self.made.get(value.untyped_storage()._cdata)
+        return value if part is None else (*part, value.size(), value.stride(), value.storage_offset())
 
 
 def _unpack(packed: Any) -> Tensor:

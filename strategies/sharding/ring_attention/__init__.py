@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Parts
-from strategies.sharding.shares import folded, in_order
+from strategies.sharding.shares import TOKENS, folded, in_order
 
 
 def on_torch(parts: Parts, zigzag: bool = True) -> Parts:
@@ -29,7 +29,8 @@ def on_torch(parts: Parts, zigzag: bool = True) -> Parts:
     def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
         return ring_attention(q_BTHK, k_BTGK, v_BTGK, zigzag)
 
-    return replace(parts, attend=attend, positions=positions, **ranks.dividing(parts, ranks.tokens_by(blocks)))
+    parts = replace(parts, attend=attend, positions=positions)
+    return ranks.dividing(parts, ranks.tokens_by(blocks), TOKENS)
 
 
 def on_jax(parts: Parts, zigzag: bool = True) -> Parts:

@@ -11,7 +11,7 @@ from jax import lax
 
 from harness import Parts
 from strategies.sharding._jax import AXIS, dividing, positions_by, tokens_by
-from strategies.sharding.shares import folded, in_order
+from strategies.sharding.shares import TOKENS, folded, in_order
 
 
 def ring_attention(parts: Parts, zigzag: bool = True) -> Parts:
@@ -23,7 +23,8 @@ def ring_attention(parts: Parts, zigzag: bool = True) -> Parts:
         q_BTGRK = q_BTHK.reshape(B, T, k_BTGK.shape[2], -1, K)
         return in_ring(parts.ranks, zigzag, q_BTGRK, k_BTGK, v_BTGK).reshape(B, T, H, K)
 
-    return replace(parts, attend=attend, positions=positions_by(blocks), **dividing(parts, tokens_by(blocks)))
+    parts = replace(parts, attend=attend, positions=positions_by(blocks))
+    return dividing(parts, tokens_by(blocks), TOKENS)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -33,7 +34,7 @@ def in_ring(ranks: int, zigzag: bool, q_BTGRK: Any, k_BTGK: Any, v_BTGK: Any) ->
 
 
 def passed_on(ranks: int, values: Any) -> Any:
-    """Give to the next rank, and take from the one before."""
+    """Send to the next rank, and receive from the one before."""
     return jax.tree.map(lambda value: lax.ppermute(value, AXIS, [(r, (r + 1) % ranks) for r in range(ranks)]), values)
 
 
@@ -66,9 +67,9 @@ def _ring_forward(ranks: int, zigzag: bool, q: Any, k: Any, v: Any) -> tuple[Any
     return out, (q, k, v, out, lse)
 
 
-def _ring_backward(ranks: int, zigzag: bool, held: Any, d_out: Any) -> tuple[Any, Any, Any]:
+def _ring_backward(ranks: int, zigzag: bool, residuals: Any, d_out: Any) -> tuple[Any, Any, Any]:
     """Send the gradients of keys and values round with them, until they are home."""
-    q, k, v, out, lse = held
+    q, k, v, out, lse = residuals
     half = q.shape[1] // 2
     wide = lse.dtype
     inner = (d_out.astype(wide) * out.astype(wide)).sum(-1)
@@ -106,14 +107,14 @@ in_ring.defvjp(_ring_forward, _ring_backward)
 
 
 def _turns(ranks: int, turn: Callable[..., Any], carried: Any) -> Any:
-    """Take all turns; written out, for a loop that passes something would stand beside what else passes in a layer."""
+    """Run all turns; written out, for a loop that passes something would stand beside what else passes in a layer."""
     for at in range(1, ranks):
         carried = turn(at, carried)
     return carried
 
 
 def _earlier(at: int) -> Any:
-    """Say whether what is here after so many turns comes from a rank before this one."""
+    """Return whether what is here after so many turns comes from a rank before this one."""
     return lax.axis_index(AXIS) >= at
 
 
@@ -157,7 +158,7 @@ def _merged(some: Any, others: Any) -> tuple[Any, Any]:
 
 
 def _gradients(queries: Any, k_BSGK: Any, v_BSGK: Any, seen_TS: Any = None) -> tuple[Any, Any, Any]:
-    """Give the gradients of q, k and v by these scores, in float32: they are computed again."""
+    """Return the gradients of q, k and v by these scores, in float32: they are computed again."""
     q, d_out, lse, inner = queries
     wide = lse.dtype
     shares = jnp.exp(_scores(q, k_BSGK) - jnp.moveaxis(lse, 1, -1)[..., None])

@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
 
 def piece(rank: int, source: int, tokens: int, zigzag: bool) -> Piece | None:
-    """Say what a rank attends to of a source's keys: all of the earlier ones, its own causally, none of the later.
+    """Return what a rank attends to of a source's keys: all of the earlier ones, its own causally, none of the later.
 
     In zigzag order every rank has an early and a late block: of an earlier source all queries see the early one, and
     of a later one the late queries see both.
@@ -54,11 +54,13 @@ class _Ring(torch.autograd.Function):
         for turn in range(ranks):
             here = piece(rank, (rank - turn) % ranks, q.shape[2], zigzag)
             if here is not None:
-                some, its = attended(q[:, :, here.queries], keys[:, :, here.keys], values[:, :, here.keys], here.causal)
+                some, some_lse = attended(
+                    q[:, :, here.queries], keys[:, :, here.keys], values[:, :, here.keys], here.causal
+                )
                 if out is None or lse is None:  # its own keys come first, and every query sees some of them
-                    out, lse = some.to(wide), its
+                    out, lse = some.to(wide), some_lse
                 else:
-                    merge_(out[:, :, here.queries], lse[:, :, here.queries], some, its)
+                    merge_(out[:, :, here.queries], lse[:, :, here.queries], some, some_lse)
             if turn < ranks - 1:
                 keys, values = passed_on(keys, values)
         assert out is not None and lse is not None
@@ -80,8 +82,8 @@ class _Ring(torch.autograd.Function):
             here = piece(rank, (rank - turn) % ranks, q.shape[2], ctx.zigzag)
             if here is not None:
                 at, of = here.queries, here.keys
-                mine = grad[:, :, at], q[:, :, at], keys[:, :, of], values[:, :, of], out[:, :, at], lse[:, :, at]
-                some_q, some_k, some_v = gradients(*mine, here.causal)
+                seen = grad[:, :, at], q[:, :, at], keys[:, :, of], values[:, :, of], out[:, :, at], lse[:, :, at]
+                some_q, some_k, some_v = gradients(*seen, here.causal)
                 dq[:, :, at] += some_q
                 dk[:, :, of] += some_k
                 dv[:, :, of] += some_v
@@ -93,15 +95,15 @@ class _Ring(torch.autograd.Function):
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 
-def merge_(out: Tensor, lse: Tensor, some: Tensor, its: Tensor) -> None:
+def merge_(out: Tensor, lse: Tensor, some: Tensor, some_lse: Tensor) -> None:
     """Add in place what more keys give to what was seen of others."""
-    total = torch.logaddexp(lse, its)
-    out.mul_((lse - total).exp_().unsqueeze(-1)).add_(some * (its - total).exp_().unsqueeze(-1))
+    total = torch.logaddexp(lse, some_lse)
+    out.mul_((lse - total).exp_().unsqueeze(-1)).add_(some * (some_lse - total).exp_().unsqueeze(-1))
     lse.copy_(total)
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Give the result [B, H, T, K] and the logarithm of the sums [B, H, T] in float32."""
+    """Return the result [B, H, T, K] and the logarithm of the sums [B, H, T] in float32."""
     q, k, v = q.contiguous(), *repeated(q, k, v)
     if q.device.type == "cpu":
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
@@ -113,7 +115,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Ten
 def gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give what these keys contribute to the gradients of queries, keys and values."""
+    """Return what these keys contribute to the gradients of queries, keys and values."""
     groups = k.shape[1]
     k, v = repeated(q, k, v)
     grad, q, out, lse = grad.contiguous(), q.contiguous(), out.contiguous(), lse.contiguous()
@@ -129,6 +131,6 @@ def gradients(
 
 
 def repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Give each head of the queries keys and values of its own."""
+    """Repeat keys and values, so that each head of the queries has its own."""
     times = q.shape[1] // k.shape[1]
     return tuple(x.repeat_interleave(times, 1) if times > 1 else x.contiguous() for x in (k, v))  # type: ignore[return-value]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from harness import Parts
 from strategies.sharding._jax import dividing, exchanged, positions_by, tokens_by
-from strategies.sharding.shares import in_order
+from strategies.sharding.shares import TOKENS, in_order
 
 
 def sequence_parallel(parts: Parts) -> Parts:
@@ -29,4 +29,5 @@ def sequence_parallel(parts: Parts) -> Parts:
     def mix(parts: Parts, p: Any, x_BTD: Any) -> Any:
         return inner(replace(parts, attend=partial(exchanging, parts.attend)), p, x_BTD)
 
-    return replace(parts, mix=mix, positions=positions_by(in_order), **dividing(parts, tokens_by(in_order)))
+    parts = replace(parts, mix=mix, positions=positions_by(in_order))
+    return dividing(parts, tokens_by(in_order), TOKENS)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness import Parts
 from strategies.sharding._torch import dividing, exchanged, tokens_by
-from strategies.sharding.shares import in_order
+from strategies.sharding.shares import TOKENS, in_order
 
 
 def sequence_parallel(parts: Parts) -> Parts:
@@ -24,7 +24,7 @@ def sequence_parallel(parts: Parts) -> Parts:
     def mix(parts: Parts, p: Any, x_BTD: Tensor) -> Tensor:
         return inner(replace(parts, attend=partial(_exchanging, parts.attend)), p, x_BTD)
 
-    return replace(parts, mix=mix, positions=positions, **dividing(parts, tokens_by(in_order)))
+    return dividing(replace(parts, mix=mix, positions=positions), tokens_by(in_order), TOKENS)
 
 
 def _exchanging(attend: Any, parts: Parts, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def _exchanging(attend: Any, parts: Parts, q_BTHK: Tensor, k_BTGK: Tensor, v_BTG
 
 
 def _all_tokens(x_BTHK: Tensor) -> Tensor:
-    """Give all tokens of this rank's heads."""
+    """Return all tokens of this rank's heads."""
     B, T, H, K = x_BTHK.shape
     R = dist.get_world_size()
     sent = x_BTHK.view(B, T, R, H // R, K).permute(2, 0, 1, 3, 4)
@@ -47,7 +47,7 @@ def _all_tokens(x_BTHK: Tensor) -> Tensor:
 
 
 def _all_heads(x_BTHK: Tensor) -> Tensor:
-    """Give all heads of this rank's tokens."""
+    """Return all heads of this rank's tokens."""
     B, T, H, K = x_BTHK.shape
     R = dist.get_world_size()
     sent = x_BTHK.reshape(B, R, T // R, H, K).permute(1, 0, 2, 3, 4)

@@ -8,6 +8,7 @@ from jax import lax
 
 from harness import Parts
 from strategies.sharding._jax import Size, divided, dividing, for_all, gathered, lies_divided, over_ranks, own_rank
+from strategies.sharding.shares import WHOLE
 from strategies.sharding.tensor_parallel import COLUMNS, ROWS
 
 KEYS = ("wk", "wv")
@@ -31,7 +32,7 @@ def tensor_parallel(parts: Parts) -> Parts:
 
     def added(parts: Parts, inner: Callable[..., Any], p: Any, x_BTD: Any, out: str) -> Any:
         """Sum what the ranks add; a bias is added by each, and so in parts."""
-        if getattr(parts.share, "fineness", 0) > 0:
+        if parts.division.granularity > WHOLE:
             raise ValueError("tensor_parallel needs the same tokens on all ranks: leave out what divides the batch")
         bias = {f"b{out}": p[f"b{out}"] / parts.ranks} if f"b{out}" in p else {}
         return over_ranks(parts, inner(parts, {**p, **bias}, x_BTD))
@@ -45,8 +46,8 @@ def tensor_parallel(parts: Parts) -> Parts:
             if ranks % shape.key_heads:
                 raise ValueError(f"tensor_parallel: {ranks} ranks cannot share {shape.key_heads} heads of keys")
             start = own_rank(parts) * shape.key_heads // ranks * shape.head
-            held = [name for name in p if name.removeprefix("b") in KEYS]
-            p = p | {name: lax.dynamic_slice_in_dim(p[name], start, shape.head, -1) for name in held}
+            of_keys = [name for name in p if name.removeprefix("b") in KEYS]
+            p = p | {name: lax.dynamic_slice_in_dim(p[name], start, shape.head, -1) for name in of_keys}
             own["kv_heads"] = 1
         small = replace(parts, shape=shape.model_copy(update=own))
         return added(small, inner_mix, p, x_BTD, "wo")
@@ -54,5 +55,6 @@ def tensor_parallel(parts: Parts) -> Parts:
     def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
         return added(parts, inner_feed, p, x_BTD, "down")
 
-    gather = gathered(parts.gather)
-    return replace(parts, draw=draw, mix=mix, feed=feed, gather=gather, **dividing(parts, for_all))
+    gather_parameters = gathered(parts.gather_parameters)
+    parts = replace(parts, draw=draw, mix=mix, feed=feed, gather_parameters=gather_parameters)
+    return dividing(parts, for_all, WHOLE)

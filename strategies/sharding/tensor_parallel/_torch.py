@@ -9,12 +9,14 @@ from torch import Tensor
 
 from harness import Parts, tree
 from strategies.sharding._torch import Size, all_gather, dividing, filled, for_all, over_ranks, sized
+from strategies.sharding.shares import WHOLE
 from strategies.sharding.tensor_parallel import DIM
 
 
 def tensor_parallel(parts: Parts) -> Parts:
     """Hold some heads of attention and some columns of the feed part; sum what each adds to the tokens of all."""
-    inner_draw, inner_mix, inner_feed, inner_gather = parts.draw, parts.mix, parts.feed, parts.gather
+    inner_draw, inner_mix, inner_feed = parts.draw, parts.mix, parts.feed
+    inner_gather_parameters = parts.gather_parameters
 
     def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Tensor:
         value, R, dim = inner_draw(parts, name, shape, deviation), dist.get_world_size(), _dim(name)
@@ -31,7 +33,7 @@ def tensor_parallel(parts: Parts) -> Parts:
     def feed(parts: Parts, p: Any, x_BTD: Tensor) -> Tensor:
         return over_ranks(inner_feed(parts, _on_first(p, "bdown"), x_BTD))
 
-    def gather(parts: Parts, params: Any) -> Any:
+    def gather_parameters(parts: Parts, params: Any) -> Any:
         def made(name: str, value: Tensor, size: Size) -> Tensor:
             dim = _dim(name)
             if dim is None or value.shape == size:
@@ -39,25 +41,26 @@ def tensor_parallel(parts: Parts) -> Parts:
             whole = all_gather(value.detach().movedim(dim, 0)).movedim(0, dim)
             return torch.narrow(whole, dim, 0, size[dim])
 
-        return inner_gather(parts, tree.mapped(made, tree.names(params), params, sized(parts, params)))
+        return inner_gather_parameters(parts, tree.mapped(made, tree.names(params), params, sized(parts, params)))
 
-    return replace(parts, draw=draw, mix=mix, feed=feed, gather=gather, **dividing(parts, for_all))
+    parts = replace(parts, draw=draw, mix=mix, feed=feed, gather_parameters=gather_parameters)
+    return dividing(parts, for_all, WHOLE)
 
 
 def _dim(name: str) -> int | None:
-    """Give the dimension by which a parameter is parted."""
+    """Return the dimension by which a parameter is parted."""
     return DIM.get(name.rpartition(".")[2]) if name.startswith("layers.") else None
 
 
 def _on_first(p: Any, bias: str) -> Any:
-    """Let one rank add what is to be added once."""
+    """Keep on one rank alone what is to be added once."""
     return {**p, bias: p[bias] * float(dist.get_rank() == 0)} if bias in p else p
 
 
 def _of_own_heads(parts: Parts) -> Parts:
-    """Tell the layer how many heads this rank has; raise ValueError where they cannot be divided."""
+    """Set the heads of the layer to those of this rank; raise ValueError where they cannot be divided."""
     shape, R = parts.shape, dist.get_world_size()
-    if getattr(parts.share, "fineness", 0) > 0:
+    if parts.division.granularity > WHOLE:
         raise ValueError("tensor_parallel needs the whole batch on every rank: leave out what divides the batch")
     if shape.heads % R or shape.key_heads % R:
         raise ValueError(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import IGNORED, Objective, Parts, tree
+from strategies.sharding.shares import WHOLE
 
 
 def on_torch(parts: Parts, chunk: int = 1024) -> Parts:
@@ -21,29 +22,30 @@ def on_torch(parts: Parts, chunk: int = 1024) -> Parts:
     from strategies.sharding import _torch as ranks
     from strategies.sharding.vocabulary_parallel_loss._torch import rows_of, vocabulary_losses
 
-    inner_draw, inner_embed, inner_gather = parts.draw, parts.embed, parts.gather
-    mine = "embed" if getattr(parts.shape, "tied", False) else "head"
+    inner_draw, inner_embed, inner_gather_parameters = parts.draw, parts.embed, parts.gather_parameters
+    tied = getattr(parts.shape, "tied", False)
+    classifier = "embed" if tied else "head"
 
     def is_divided(parts: Parts) -> bool:
-        return getattr(parts.share, "fineness", 0) > 0
+        return parts.division.granularity > WHOLE
 
     def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
         value = inner_draw(parts, name, shape, deviation)
-        if name != mine:
+        if name != classifier:
             return value
         if value.shape != shape:  # parted by another strategy
             value = ranks.joined(value, shape)
         return ranks.own_part(ranks.filled(value, rows_of(shape[0]) * dist.get_world_size(), 0, 0)).view(-1, shape[1])
 
     def embed(parts: Parts, params: Any, x_BT: Any) -> Any:
-        """Look up the tokens of all ranks among the own rows, and sum what the ranks found."""
-        if mine != "embed":
+        """Look up the tokens of all ranks among the own rows, and sum what the ranks have."""
+        if not tied:
             return inner_embed(parts, params, x_BT)
         w_rD, divided = params["embed"], is_divided(parts)
         at = (ranks.all_gather(x_BT) if divided else x_BT) - dist.get_rank() * len(w_rD)
         inside = (at >= 0) & (at < len(w_rD))
-        found_BTD = F.embedding(at.clamp(0, len(w_rD) - 1), w_rD) * inside.unsqueeze(-1)
-        return (ranks.scattered if divided else ranks.over_ranks)(found_BTD)
+        rows_BTD = F.embedding(at.clamp(0, len(w_rD) - 1), w_rD) * inside.unsqueeze(-1)
+        return (ranks.scattered if divided else ranks.over_ranks)(rows_BTD)
 
     def loss(parts: Parts, x_BTD: Any, w_rD: Any, y_BT: Any) -> Any:
         x_nD, y_n = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
@@ -57,14 +59,16 @@ def on_torch(parts: Parts, chunk: int = 1024) -> Parts:
         kept_n = y_n != IGNORED
         return torch.where(kept_n, losses_n, 0).sum() / kept_n.sum()
 
-    def gather(parts: Parts, params: Any) -> Any:
+    def gather_parameters(parts: Parts, params: Any) -> Any:
         def made(name: str, value: Any) -> Any:
-            whole = name != mine or value.dim() == 1 or len(value) == parts.shape.vocabulary
+            whole = name != classifier or value.dim() == 1 or len(value) == parts.shape.vocabulary
             return value if whole else ranks.all_gather(value.detach())[: parts.shape.vocabulary]
 
-        return inner_gather(parts, tree.mapped(made, tree.names(params), params))
+        return inner_gather_parameters(parts, tree.mapped(made, tree.names(params), params))
 
-    return replace(parts, draw=draw, embed=embed, loss=loss, gather=gather, **ranks.dividing(parts, ranks.for_all))
+    division = replace(parts.division, over_vocabulary=frozenset({"loss", "embed"} if tied else {"loss"}))
+    parts = replace(parts, draw=draw, embed=embed, loss=loss, gather_parameters=gather_parameters, division=division)
+    return ranks.dividing(parts, ranks.for_all, WHOLE)
 
 
 def on_jax(parts: Parts, chunk: int = 1024) -> Parts:

@@ -95,6 +95,6 @@ def _logits(x_CD: Tensor, w_vD: Tensor, cap: float) -> Tensor:
 
 
 def _within(y_C: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
-    """Say which targets are among the rows of this rank, and where; those of others point at an end of them."""
+    """Return which targets are among the rows of this rank, and where; those of others point at an end of them."""
     at_C = y_C - first
     return (at_C >= 0) & (at_C < size), at_C.clamp(0, max(0, size - 1))[:, None]

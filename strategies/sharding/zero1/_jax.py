@@ -21,18 +21,19 @@ from strategies.sharding._jax import (
     sized,
     summed_part,
 )
+from strategies.sharding.shares import ROWS
 
 
 def zero1(parts: Parts) -> Parts:
     """Hold a part of the moments of every matrix; sum its gradient into parts, and gather what they moved."""
+    parts = dividing(parts, by_rows, ROWS)
     inner_init, inner_update = parts.init, parts.update
-    share = dividing(parts, by_rows)["share"]
 
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner_init(replace(parts, draw=drawn_divided(parts.draw)), source)
-        return {**state, "params": parts.gather(parts, state["params"])}
+        return {**state, "params": parts.gather_parameters(parts, state["params"])}
 
-    def reduce(parts: Parts, loss: Any, grads: Any) -> Any:
+    def reduce_gradients(parts: Parts, loss: Any, grads: Any) -> Any:
         names = {name for name, grad, size in leaves(parts, grads) if grad.shape == size}
         cut = {name for name, _, size in leaves(parts, grads) if name in names and divisible(name, size)}
         loss, grads = over_devices(parts, loss, grads, names - cut)
@@ -63,5 +64,7 @@ def zero1(parts: Parts) -> Parts:
         moved = inner_update(parts, {**state, "params": tree.mapped(own, names, params, whole)}, grads)
         return {**moved, "params": tree.mapped(joined, names, moved["params"], sized(parts, params), whole)}
 
-    reduce.over_ranks = True  # type: ignore[attr-defined]
-    return replace(parts, init=init, share=share, reduce=reduce, update=update, gather=gathered(parts.gather))
+    gather_parameters = gathered(parts.gather_parameters)
+    return replace(
+        parts, init=init, reduce_gradients=reduce_gradients, update=update, gather_parameters=gather_parameters
+    )

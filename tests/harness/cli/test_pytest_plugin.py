@@ -63,7 +63,9 @@ def test_each_case_is_a_test_whose_steps_the_benchmark_keeps(ran):
     assert set(found) == {"[torch/cpu-baseline]", "[torch/cpu-checkpoint]"}
     (records,) = folder.glob("results/small/*/*.jsonl")
     lines = [json.loads(line) for line in records.read_text().splitlines()]
-    timed = {line["slot"]["case"]: line["times"]["step_seconds"] for line in lines if "times" in line}  # the last counts
+    timed = {
+        line["slot"]["case"]: line["times"]["step_seconds"] for line in lines if "times" in line
+    }  # the last counts
     steps = sorted(step for each in timed.values() for step in each)
     assert sorted(step for each in found.values() for step in each["stats"]["data"]) == pytest.approx(steps)
     told = found["[torch/cpu-checkpoint]"]["extra_info"]

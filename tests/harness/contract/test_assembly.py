@@ -191,7 +191,7 @@ def test_the_probe_keeps_strategies_and_seed_and_shrinks_the_rest(loaded):
     assert probe.shape == {"size": 2, "trail": True}
     assert (probe.corpus, probe.tokenizer, probe.budget_bytes) == ("drawn", "none", None)
     assert probe.strategies == (Applied(name="a", knobs={"mark": "m", "chunk": 3}), Applied(name="blunt"))
-    assert (probe.place, probe.seed, probe.workload) == ("torch/cpu", 3, "toy")
+    assert (str(probe.place), probe.seed, probe.workload) == ("torch/cpu", 3, "toy")
     assert case.strategies[0].knobs == knobs, "the case itself is as it was"
     assert probe_of(loaded, probe) == probe
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness import Place
 from harness.machine import environment, memory
 from harness.records import Applied, Case, Task
 from harness.run import runner
@@ -41,7 +42,7 @@ def tolerance(size):
 
 def told(experiment, argument, *, place="torch/cpu", under_a_large_parent=False, **changes):
     """Run one experiment with the environment of a memory worker; a change of None takes a variable away."""
-    env = environment.variables("memory", place, "known-bytes", 1, None)
+    env = environment.variables("memory", Place.parse(place), "known-bytes", 1, None)
     env |= {name: value for name, value in changes.items() if value is not None}
     env = {name: value for name, value in env.items() if changes.get(name, value) is not None}
     command = [sys.executable, str(BLOCKS), experiment, str(argument)]

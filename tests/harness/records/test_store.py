@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from harness import Place
 from harness.records import Applied, Case, Memory, Origin, Phase, Record, Slot, Task, Times, store
 from harness.records.store import StoreError
 from harness.records.task import TokenFile
@@ -289,7 +290,7 @@ def test_a_digest_does_not_depend_on_the_order_of_the_sizes() -> None:
     [
         {"workload": "other"},
         {"shape": {**CASE.shape, "tokens": 65}},
-        {"place": "torch/cuda"},
+        {"place": Place("torch", "cuda")},
         {"corpus": "standard_library"},
         {"tokenizer": "bpe"},
         {"seed": 4},

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import Place
 from harness.records import Applied, Case
 from harness.report.table import FETCH, HEADERS, escaped, markdown
 from harness.verdicts import effects
@@ -111,7 +112,7 @@ def test_the_heading_names_what_is_compared() -> None:
 
 
 def test_the_tables_follow_each_other_and_end_with_one_line_end() -> None:
-    other = CASE.model_copy(update={"place": "jax/cpu"})
+    other = CASE.model_copy(update={"place": Place("jax", "cpu")})
     text = markdown([Table(CASE, (BASELINE,)), Table(other, (replace(BASELINE, case=other),))], {})
     assert [line for line in text.splitlines() if line.startswith("## ")][1].startswith("## decoder on jax/cpu")
     assert text.endswith("|\n")

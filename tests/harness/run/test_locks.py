@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import Place
 from harness.records.store import StoreError
 from harness.run import locks
 
@@ -20,8 +21,9 @@ time.sleep(60)
 HOLD = """
 import sys, time
 from pathlib import Path
-from harness import locks
-with locks.measuring(Path(sys.argv[1]), sys.argv[2:]):
+from harness import Place
+from harness.run import locks
+with locks.measuring(Path(sys.argv[1]), map(Place.parse, sys.argv[2:])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -81,12 +83,12 @@ def test_a_gpu_is_for_one_harness_at_a_time_and_another_gpu_is_free(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         refused = pytest.raises(StoreError, match=r"another harness measures on the GPU 1, .*CUDA_VISIBLE_DEVICES")
-        with refused, locks.measuring(tmp_path / "a", ["torch/cpu", "torch/cuda"]):
+        with refused, locks.measuring(tmp_path / "a", [Place("torch", "cpu"), Place("torch", "cuda")]):
             pytest.fail("two on one GPU")
-        with locks.measuring(tmp_path / "a", ["torch/cpu"]):
+        with locks.measuring(tmp_path / "a", [Place("torch", "cpu")]):
             assert (tmp_path / "a").is_dir()
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "../../2")
-        with locks.measuring(tmp_path / "a", ["jax/cuda"]):
+        with locks.measuring(tmp_path / "a", [Place("jax", "cuda")]):
             assert (tmp_path / "harness-gpu-______2.lock").is_file()
         holder.kill()
 

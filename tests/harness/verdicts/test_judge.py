@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from harness import Place
 from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Slot, Times
 from harness.records.record import Verdict
 from harness.records.roofline import Operations
@@ -193,7 +194,7 @@ def test_the_largest_of_the_repeats_is_the_peak() -> None:
 
 
 def test_the_peak_of_a_device_is_the_device_s() -> None:
-    place = {"place": "torch/cuda"}
+    place = {"place": Place("torch", "cuda")}
     members = [
         member(name, 100 * MIB, case=case_of(name, **place), peak_device_bytes=device * MIB)
         for name, device in (("baseline", 400), ("nothing", 400), ("checkpoint", 200))
@@ -374,7 +375,7 @@ def test_peaks_that_vary_are_unstable_and_not_ranked() -> None:
 
 
 def test_peaks_of_a_device_that_vary_are_unstable() -> None:
-    case = case_of("checkpoint", place="torch/cuda")
+    case = case_of("checkpoint", place=Place("torch", "cuda"))
     strategy = member("checkpoint", (9 * MIB, 9 * MIB), case=case, peak_device_bytes=50 * MIB)
     (index,) = [i for i, r in enumerate(strategy) if r.slot and r.slot.kind == "memory" and r.slot.repeat]
     strategy[index] = strategy[index].model_copy(update={"memory": Memory(peak_device_bytes=60 * MIB)})

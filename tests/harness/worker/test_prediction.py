@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from harness import Place
 from harness.machine import environment
 from harness.records import Applied, Case, Task
 from harness.run import runner
@@ -163,7 +164,7 @@ print(meters.read().peak)
 @pytest.mark.slow
 def test_a_model_of_four_billion_parameters_is_predicted_without_its_memory():
     tasks = [task("predict", "torch/cpu", names, shape=LONG) for names in (PLAIN, COMPOSED)]
-    env = environment.variables("predict", "torch/cpu", "prediction", 1, None)
+    env = environment.variables("predict", Place("torch", "cpu"), "prediction", 1, None)
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -60,18 +60,22 @@ def strategy(fault):
     def on_torch(parts):
         import torch.distributed as dist
 
-        inner = parts.reduce
+        inner = parts.reduce_gradients
 
-        def reduce(parts, loss, grads):
+        def reduce_gradients(parts, loss, grads):
             if parts.shape.tokens == 96 and dist.get_rank() == 1:
                 fault()
             dist.all_reduce(loss)
             return inner(parts, loss / dist.get_world_size(), grads)
 
-        return replace(parts, reduce=reduce)
+        return replace(parts, reduce_gradients=reduce_gradients)
 
     return Strategy(
-        "rank_" + fault.__name__, rewrites=("reduce",), on={"torch": on_torch}, about="Die on one rank.", ranks=True
+        "rank_" + fault.__name__,
+        rewrites=("reduce_gradients",),
+        on={"torch": on_torch},
+        about="Die on one rank.",
+        ranks=True,
     )
 
 

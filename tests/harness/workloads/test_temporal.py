@@ -289,7 +289,7 @@ def test_each_network_is_predicted(backend, network):
     place = Place(backend, "cpu")
     peaks = (
         backends.load(backend)
-        .predict(lambda: parts_of(backend, shape), place, TEMPORAL.abstract_batch(shape), held=0, steps=2)
+        .predict(lambda: parts_of(backend, shape), place, TEMPORAL.abstract_batch(shape), source_bytes=0, steps=2)
         .peaks
     )
     assert peaks["steady_step" if backend == "jax" else "steady_step/backward"] > 0
@@ -302,7 +302,11 @@ def test_the_log_depth_scan_is_what_dominates_a_predicted_mamba():
     peaks = (
         backends.load("torch")
         .predict(
-            lambda: parts_of("torch", shape), Place("torch", "cpu"), TEMPORAL.abstract_batch(shape), held=0, steps=1
+            lambda: parts_of("torch", shape),
+            Place("torch", "cpu"),
+            TEMPORAL.abstract_batch(shape),
+            source_bytes=0,
+            steps=1,
         )
         .peaks
     )

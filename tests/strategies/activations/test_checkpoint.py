@@ -76,7 +76,11 @@ def activations(backend, every=None):
     peaks = (
         backends.load("torch")
         .predict(
-            lambda: parts_of("torch", DEEP, every), Place("torch", "cpu"), DECODER.abstract_batch(DEEP), held=0, steps=1
+            lambda: parts_of("torch", DEEP, every),
+            Place("torch", "cpu"),
+            DECODER.abstract_batch(DEEP),
+            source_bytes=0,
+            steps=1,
         )
         .peaks
     )

@@ -53,7 +53,7 @@ def activations(backend, name=None, knobs=(), shape=DEEP):
     if backend == "jax":
         built = parts()
         return on_jax.lowered(built, on_jax.like(batch), built).compile().memory_analysis().temp_size_in_bytes
-    peaks = backends.load("torch").predict(parts, Place("torch", "cpu"), batch, held=0, steps=1).peaks
+    peaks = backends.load("torch").predict(parts, Place("torch", "cpu"), batch, source_bytes=0, steps=1).peaks
     return peaks["first_step/backward"] - peaks["init"]
 
 
@@ -111,7 +111,7 @@ def budgeted(backend, budget_mib, shape=DEEP):
     if backend == "jax":
         on_jax.lowered(parts, on_jax.like(batch), parts)
     else:
-        backends.load("torch").predict(lambda: parts, Place("torch", "cpu"), batch, held=0, steps=1)
+        backends.load("torch").predict(lambda: parts, Place("torch", "cpu"), batch, source_bytes=0, steps=1)
     return parts.notes
 
 

@@ -86,8 +86,8 @@ def test_a_prediction_runs_the_plain_code_and_says_so(name):
     parts = parts_of(SHAPE, name)
     place, batch = Place("torch", "cpu"), DECODER.abstract_batch(SHAPE)
     module = backends.load("torch")
-    found = module.predict(lambda: parts, place, batch, held=0, steps=1)
-    assert found == module.predict(lambda: parts_of(SHAPE), place, batch, held=0, steps=1)
+    found = module.predict(lambda: parts, place, batch, source_bytes=0, steps=1)
+    assert found == module.predict(lambda: parts_of(SHAPE), place, batch, source_bytes=0, steps=1)
     assert parts.notes["compiled"] == "predicted as it is uncompiled"
 
 

@@ -93,7 +93,11 @@ def peaks(request):
         predicted = (
             backends.load(request.param)
             .predict(
-                lambda: build(knobs), Place(request.param, "cpu"), WORKLOAD.abstract_batch(LOGITS), held=0, steps=1
+                lambda: build(knobs),
+                Place(request.param, "cpu"),
+                WORKLOAD.abstract_batch(LOGITS),
+                source_bytes=0,
+                steps=1,
             )
             .peaks
         )

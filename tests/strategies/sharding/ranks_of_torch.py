@@ -34,13 +34,13 @@ def case_of(names, sizes, ranks):
 def compared(names, sizes):
     case = case_of(names, sizes, dist.get_world_size())
     calls = Counter()
-    mine = numerics.observer(LOADED, case, backend, calls=calls, updates=UPDATES)(0)
-    its = numerics.observer(LOADED, case.plain, backend, updates=UPDATES)(0)
-    losses = max(abs(a - b) / abs(b) for a, b in zip(mine.trajectory, its.trajectory, strict=True))
-    assert mine.gradients.keys() == its.gradients.keys()
-    assert all(mine.gradients[name].shape == its.gradients[name].shape for name in its.gradients)
-    gaps = [(mine.gradients[name].astype(np.float64) - its.gradients[name]).ravel() for name in its.gradients]
-    norm = np.linalg.norm(np.concatenate([g.ravel() for g in its.gradients.values()]))
+    divided = numerics.observer(LOADED, case, backend, calls=calls, updates=UPDATES)(0)
+    plain = numerics.observer(LOADED, case.plain, backend, updates=UPDATES)(0)
+    losses = max(abs(a - b) / abs(b) for a, b in zip(divided.trajectory, plain.trajectory, strict=True))
+    assert divided.gradients.keys() == plain.gradients.keys()
+    assert all(divided.gradients[name].shape == plain.gradients[name].shape for name in plain.gradients)
+    gaps = [(divided.gradients[name].astype(np.float64) - plain.gradients[name]).ravel() for name in plain.gradients]
+    norm = np.linalg.norm(np.concatenate([g.ravel() for g in plain.gradients.values()]))
     return losses, float(np.linalg.norm(np.concatenate(gaps)) / norm), never_called(calls)
 
 
@@ -49,11 +49,11 @@ def main():
     backend.start(Place("torch", "cpu"))
     for names, sizes in json.loads(sys.argv[1]):
         try:
-            told = compared(names, sizes)
+            answer = compared(names, sizes)
         except ValueError as error:
-            told = None, None, str(error)
+            answer = None, None, str(error)
         if dist.get_rank() == 0:
-            print(json.dumps(told), flush=True)
+            print(json.dumps(answer), flush=True)
     dist.destroy_process_group()
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,19 +77,43 @@ def on_ranks(ranks, cases):
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_train_as_one_process(ranks):
-    told = on_ranks(ranks, CASES[ranks])
+    answers = on_ranks(ranks, CASES[ranks])
     wrong = {}
-    for (names, sizes), (losses, gradients, fault) in zip(CASES[ranks], told, strict=True):
+    for (names, sizes), (losses, gradients, fault) in zip(CASES[ranks], answers, strict=True):
         if fault is not None or not (losses < WITHIN and gradients < WITHIN):
             wrong["+".join([*names, *sizes])] = losses, gradients, fault
     assert not wrong
 
 
 def test_what_does_not_go_together_is_refused_in_a_sentence():
-    told = on_ranks(2, [case[:2] for case in REFUSED])
-    assert [sentence in (fault or "") for (*_, sentence), (*_, fault) in zip(REFUSED, told, strict=True)] == [
+    answers = on_ranks(2, [case[:2] for case in REFUSED])
+    assert [sentence in (fault or "") for (*_, sentence), (*_, fault) in zip(REFUSED, answers, strict=True)] == [
         True
     ] * len(REFUSED)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize(("first", "second", "stays"), [
+    ("ring_attention", "ddp", True),
+    ("ddp", "vocabulary_parallel_loss", True),
+    ("ddp", "zero1", True),
+    ("ddp", "ring_attention", False),
+    ("tensor_parallel", "fsdp", False),
+])  # fmt: skip
+def test_a_wrapped_division_stays_where_it_is_the_finer_one(backend, first, second, stays):
+    pytest.importorskip(backend)
+    decoder = LOADED.workloads["decoder"]
+    plain = decoder.on[backend](decoder.tiny(decoder.shape()), Place(backend, "cpu"), None)
+    divided = LOADED.strategies[first].on[backend](plain)
+
+    def wrapped(*arguments):
+        return divided.shard_batch(*arguments)
+
+    parts = LOADED.strategies[second].on[backend](replace(divided, shard_batch=wrapped))
+    assert (parts.shard_batch is wrapped) == stays
+    assert parts.division.granularity == max(
+        LOADED.strategies[name].on[backend](plain).division.granularity for name in (first, second)
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

@@ -49,9 +49,9 @@ GROUPED = {"kv_heads": 2, "bias": True, "label_smoothing": 0.1, "z_loss": 1e-3, 
 TIED = {"tied": True, "norm": "layer", "parallel": True}
 
 
-def asked(question: str, *told: object) -> dict[str, float]:
+def asked(question: str, *arguments: object) -> dict[str, float]:
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, __file__, question, *map(json.dumps, told)]
+    command = [sys.executable, __file__, question, *map(json.dumps, arguments)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -59,10 +59,10 @@ def asked(question: str, *told: object) -> dict[str, float]:
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_strategy_and_their_compositions_train_as_one_device_does(ranks):
-    found = asked("answers", ranks, [*ALONE, *TOGETHER[ranks]])
-    bound = {name: LOWER if "bfloat16" in name else EXACT for name in found}
-    assert len(found) == len(ALONE) + len(TOGETHER[ranks])
-    assert not {name: off for name, off in found.items() if not off < bound[name]}
+    figures = asked("answers", ranks, [*ALONE, *TOGETHER[ranks]])
+    bound = {name: LOWER if "bfloat16" in name else EXACT for name in figures}
+    assert len(figures) == len(ALONE) + len(TOGETHER[ranks])
+    assert not {name: off for name, off in figures.items() if not off < bound[name]}
 
 
 @pytest.mark.parametrize(
@@ -74,33 +74,33 @@ def test_every_strategy_and_their_compositions_train_as_one_device_does(ranks):
     ids=["grouped", "tied"],
 )
 def test_other_models_too(shape, names):
-    found = asked("answers", 4, names, shape)
-    assert len(found) == len(names)
-    assert not {name: off for name, off in found.items() if not off < EXACT}
+    figures = asked("answers", 4, names, shape)
+    assert len(figures) == len(names)
+    assert not {name: off for name, off in figures.items() if not off < EXACT}
 
 
 def test_wrong_ones_are_caught():
-    found = asked("mutants", 2)
-    assert found.keys() == {"mean of means", "last token lost", "positions in order", "gradients not summed"}
-    assert all(off > 10 * EXACT for off in found.values()), found
+    figures = asked("mutants", 2)
+    assert figures.keys() == {"mean of means", "last token lost", "positions in order", "gradients not summed"}
+    assert all(off > 10 * EXACT for off in figures.values()), figures
 
 
 def test_each_device_holds_its_part():
-    found = asked("bytes")
-    state = found["state"]  # of parameters, gradients and moments
-    assert found["fsdp on 2"] <= 0.55 * state
-    assert found["fsdp on 4"] <= 0.30 * state
-    assert found["ddp on 2"] <= 1.06 * state
-    assert found["zero1 on 4"] <= (1 + 1 + 3 / 4) / 4 * state
-    assert found["tensor_parallel on 2"] <= 0.6 * state
+    figures = asked("bytes")
+    state = figures["state"]  # of parameters, gradients and moments
+    assert figures["fsdp on 2"] <= 0.55 * state
+    assert figures["fsdp on 4"] <= 0.30 * state
+    assert figures["ddp on 2"] <= 1.06 * state
+    assert figures["zero1 on 4"] <= (1 + 1 + 3 / 4) / 4 * state
+    assert figures["tensor_parallel on 2"] <= 0.6 * state
     for name in ("sequence_parallel", "ring_attention"):
-        assert found[f"{name}, activations on 2"] <= 0.6 * found["activations"], name
-    assert found["vocabulary_parallel_loss, logits on 2"] <= 0.75 * found["logits"]
+        assert figures[f"{name}, activations on 2"] <= 0.6 * figures["activations"], name
+    assert figures["vocabulary_parallel_loss, logits on 2"] <= 0.75 * figures["logits"]
 
 
 def test_parameters_are_gathered_within_the_layers_forward_and_backward():
-    found = asked("gathers")
-    assert found["fsdp"] == 2 and found["ddp"] == 0
+    figures = asked("gathers")
+    assert figures["fsdp"] == 2 and figures["ddp"] == 0
 
 
 def test_a_state_stays_as_it_lies_and_is_compiled_for_once():
@@ -134,16 +134,14 @@ def test_a_share_is_measured_as_predicted():
         strategies=(Applied(name="fsdp"),),
         ranks=2,
     )
-    said, found = (
+    forecast, measured = (
         runner.run(Task(kind=kind, cases=(case,), run_id=f"sharding-{kind}", parent=0, folder="", steps=3), 1, 120.0)[0]
         for kind in ("predict", "memory")
     )
-    assert found.status == "ok", found.evidence
-    assert "shared_process" in found.flags and found.memory.all_ranks_bytes // 2 == found.memory.peak_host_bytes
-    assert (
-        abs(found.memory.peak_host_bytes - said.prediction.predicted_peak_bytes)
-        <= 0.1 * said.prediction.predicted_peak_bytes
-    )
+    assert measured.status == "ok", measured.evidence
+    peak, predicted = measured.memory.peak_host_bytes, forecast.prediction.predicted_peak_bytes
+    assert "shared_process" in measured.flags and measured.memory.all_ranks_bytes // 2 == peak
+    assert abs(peak - predicted) <= 0.1 * predicted
 
 
 # The program
@@ -165,8 +163,8 @@ class Trial:
     def case(self, names: str, ranks: int, shape: dict):
         from harness.records import Applied, Case
 
-        def applied(told: str) -> Applied:
-            name, _, off = told.partition(" without ")
+        def applied(text: str) -> Applied:
+            name, _, off = text.partition(" without ")
             return Applied(name=name, knobs={**self.plugins.strategies[name].probe, **({off: False} if off else {})})
 
         return Case(
@@ -200,7 +198,7 @@ class Trial:
 
         def first(outputs):
             if isinstance(outputs, tuple) and not grads:
-                grads.update(self.backend.arrays(parts.gather(parts, outputs[0]["first"])))
+                grads.update(self.backend.arrays(parts.gather_parameters(parts, outputs[0]["first"])))
 
         for loss, _ in islice(training(parts, step, finish=first), 4):
             losses.append(float(loss))
@@ -236,35 +234,35 @@ def collectives_beside_loops(program: str) -> list[str]:
         inner = re.findall(r"(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", blocks[name])
         return bool(PASSES.search(blocks[name])) or any(passing(each) for each in inner if each in blocks)
 
-    found = []
+    pairs = []
     for block in blocks.values():
         needs: dict[str, set[str]] = {}
         loops, all_ = [], []
         for line in block.splitlines()[1:]:
-            told = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", line)
-            if not told:
+            match = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", line)
+            if not match:
                 continue
-            used = [each for each in re.findall(r"%([\w.\-]+)", line[told.end() :]) if each in needs]
-            needs[told[1]] = set(used).union(*(needs[each] for each in used))
+            used = [each for each in re.findall(r"%([\w.\-]+)", line[match.end() :]) if each in needs]
+            needs[match[1]] = set(used).union(*(needs[each] for each in used))
             body = re.search(r" while\(.*body=%?([\w.\-]+)", line)
             if body and passing(body[1]):
-                loops.append(told[1])
-            if PASSES.search(line) or (loops and loops[-1] == told[1]):
-                all_.append(told[1])
-        found += [
+                loops.append(match[1])
+            if PASSES.search(line) or (loops and loops[-1] == match[1]):
+                all_.append(match[1])
+        pairs += [
             f"{loop} beside {other}"
             for loop in loops
             for other in all_
             if loop != other and loop not in needs[other] and other not in needs[loop]
         ]
-    return found
+    return pairs
 
 
-def apart(mine, its) -> float:
+def apart(divided, plain) -> float:
     """Give the largest distance of losses and gradients, relative to the second."""
     import numpy as np
 
-    (losses, grads), (due, known) = mine, its
+    (losses, grads), (due, known) = divided, plain
     assert grads.keys() == known.keys()
     off = [abs(a - b) / abs(b) for a, b in zip(losses, due, strict=True)]
     largest = max(float(np.linalg.norm(grad)) for grad in known.values())
@@ -286,12 +284,12 @@ def mutants(ranks: int) -> dict[str, float]:
 
     trial = Trial()
     plain = trial.outcome("", 1, {})
-    found = {}
+    figures = {}
 
     def tried(what: str, name: str, of: str, wrong: object) -> None:
         right = getattr(_jax, of)
         setattr(_jax, of, wrong)
-        found[what] = apart(trial.outcome(name, ranks, {}), plain)
+        figures[what] = apart(trial.outcome(name, ranks, {}), plain)
         setattr(_jax, of, right)
 
     weighed, filled = _jax.weighed, _jax.filled
@@ -307,37 +305,37 @@ def mutants(ranks: int) -> dict[str, float]:
     tried("last token lost", "sequence_parallel", "filled", without_last)
     tried("positions in order", "ring_attention", "positions_by", lambda blocks: lambda p, n: (slice(0, n * p.ranks),))
     tried("gradients not summed", "sequence_parallel", "over_ranks", lambda parts, value: value)
-    return found
+    return figures
 
 
 def bytes_of_one() -> dict[str, float]:
-    trial, found = Trial(), {}
+    trial, figures = Trial(), {}
     deep = {"layers": 12, "width": 256, "heads": 4, "vocabulary": 256, "batch": 4, "tokens": 4}
-    found["state"] = 16 * trial.decoder.parameters(trial.decoder.shape(**deep))
+    figures["state"] = 16 * trial.decoder.parameters(trial.decoder.shape(**deep))
     for name in ("ddp on 2", "fsdp on 2", "fsdp on 4", "zero1 on 4", "tensor_parallel on 2"):
         names, _, ranks = name.partition(" on ")
-        found[name] = trial.held(names, int(ranks), **deep)
+        figures[name] = trial.held(names, int(ranks), **deep)
     long = {"layers": 4, "width": 128, "heads": 4, "vocabulary": 256, "batch": 1, "tokens": 512}
     own = 16 * trial.decoder.parameters(trial.decoder.shape(**long))
-    found["activations"] = trial.held("", 1, **long) - own
+    figures["activations"] = trial.held("", 1, **long) - own
     for name in ("sequence_parallel", "ring_attention"):
-        found[f"{name}, activations on 2"] = trial.held(name, 2, **long) - own
+        figures[f"{name}, activations on 2"] = trial.held(name, 2, **long) - own
     wide = {"layers": 1, "width": 64, "heads": 4, "vocabulary": 16384, "batch": 1, "tokens": 256}
-    found["logits"] = trial.held("", 1, **wide)
-    found["vocabulary_parallel_loss, logits on 2"] = trial.held("vocabulary_parallel_loss", 2, **wide)
-    return found
+    figures["logits"] = trial.held("", 1, **wide)
+    figures["vocabulary_parallel_loss, logits on 2"] = trial.held("vocabulary_parallel_loss", 2, **wide)
+    return figures
 
 
 def gathers() -> dict[str, int]:
     """Count the loops of the compiled program in which parameters are gathered."""
-    trial, found = Trial(), {}
+    trial, figures = Trial(), {}
     for name in ("ddp", "fsdp"):
         text = trial.compiled(name, 2, layers=4, width=64, heads=4, vocabulary=64, batch=2, tokens=8)[1].as_text()
         bodies = {body.lstrip("%") for body in re.findall(r"\bbody=(%?[\w.\-]+)", text)}
         blocks = re.split(r"\n(?=%?[\w.\-]+ \()", text)
         inside = [block for block in blocks if block.split(" ")[0].lstrip("%") in bodies]
-        found[name] = sum("all-gather" in block for block in inside)
-    return found
+        figures[name] = sum("all-gather" in block for block in inside)
+    return figures
 
 
 def steps() -> dict[str, int]:
@@ -346,7 +344,7 @@ def steps() -> dict[str, int]:
 
     from harness.contract.assembly import assemble
 
-    trial, found = Trial(), {}
+    trial, counts = Trial(), {}
     for name in ("ddp", "fsdp", "zero1"):
         parts = assemble(trial.plugins, trial.case(name, 2, trial.decoder.probe(trial.decoder.shape()).model_dump()))
         abstract = assemble(trial.plugins, trial.case(name, 2, parts.shape.model_dump()))
@@ -361,8 +359,8 @@ def steps() -> dict[str, int]:
             assert all(old.is_deleted() for old in jax.tree.leaves(before["params"])), "it was not donated"
             ways.add(str(jax.tree.map(lambda leaf: leaf.sharding, state)))
         assert "ranks" in str(ways) or name == "ddp"
-        found[name] = len(ways)
-    return found
+        counts[name] = len(ways)
+    return counts
 
 
 if __name__ == "__main__":
