@@ -179,7 +179,7 @@ def test_keras_shuffles_each_window_once_with_its_own_targets(make, monkeypatch)
 
 @pytest.mark.parametrize("name", ["torch_dataloader", "grain_loader", "keras_timeseries"])
 def test_windows_that_are_chosen_otherwise_are_refused(name, monkeypatch):
-    parts = STRATEGIES["documents"].on["torch"](parts_of(name, monkeypatch), end=400, tail="pad")
+    parts = STRATEGIES["document_windows"].on["torch"](parts_of(name, monkeypatch), end=400, tail="pad")
     with pytest.raises(ValueError, match="fixed stride: leave out the strategy"):
         first_batches(parts, tokens(), 1)
 
