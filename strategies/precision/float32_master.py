@@ -2,7 +2,7 @@
 
 Peak: activations and logits of half the size, a copy of the parameters of 2 bytes each while the gradient is taken, and
 gradients of 2 bytes until they are widened one by one. Parameters, moments and the update stay in float32, so small
-updates are not lost: the weights are not made smaller, only what is computed from them (Micikevicius et al., 2018,
+updates are not lost: the weights do not become smaller, only what is computed from them (Micikevicius et al., 2018,
 arXiv:1710.03740). Norms, softmax and the loss stay in float32.
 """
 

@@ -25,7 +25,7 @@ Gather = Callable[[Any, Any], None]
 
 
 def reused(make: Callable[[Any, Source], Gather], parts: Parts, slots: int) -> Parts:
-    """Gather inputs and targets into a ring of buffers; `make(rows, source)` returns the `gather(starts_B, out)` of each."""
+    """Gather inputs and targets into rings of buffers by the `gather(starts_B, out)` of `make(rows, source)`."""
     if slots < 1:
         raise ValueError(f"reused_buffer: {slots} slots are too few; give at least 1")
 

@@ -88,7 +88,7 @@ def test_a_prediction_runs_the_plain_code_and_says_so(name):
     module = backends.load("torch")
     found = module.predict(lambda: parts, place, batch, held=0, steps=1)
     assert found == module.predict(lambda: parts_of(SHAPE), place, batch, held=0, steps=1)
-    assert parts.notes["compiled"] == "predicted as it is uncompiled"
+    assert parts.notes["compiled"] == "predicted from the uncompiled code"
 
 
 @pytest.mark.slow

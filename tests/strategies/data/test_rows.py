@@ -135,7 +135,7 @@ def test_streaming_holds_a_block_whatever_the_corpus(tmp_path):
 
 def test_streaming_reads_the_file_about_once(corpus, monkeypatch):
     read_rows = []
-    monkeypatch.setattr(streaming, "fill", lambda out, found: read_rows.append(len(found)))
+    monkeypatch.setattr(streaming.rows_on_disk, "fill", lambda out, rows: read_rows.append(len(rows)))
     parts = parts_of(corpus, "streaming", knobs={"rows": 500})
     for _ in islice(loop_of(parts), FRAMES // BATCH - 1):
         pass
@@ -256,7 +256,7 @@ MIB = 1 << 20
 def test_automatic_chooses_by_size_and_memory(rows_mib, available_mib, mapped):
     choice = automatic.choose(rows_mib * MIB, 12_480 * MIB, available_mib * MIB)
     assert choice.mapped is mapped
-    assert f"{rows_mib} MiB of {available_mib:,} MiB available" in choice.why and "12,480 MiB" in choice.why
+    assert f"{rows_mib} MiB of {available_mib:,} MiB available" in choice.reason and "12,480 MiB" in choice.reason
 
 
 @pytest.mark.parametrize(("available_gib", "mapped"), [(1.0, False), (0.002, False), (0.0001, True)])
