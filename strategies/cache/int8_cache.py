@@ -81,10 +81,6 @@ def on_jax(parts: Parts) -> Parts:
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "int8_cache",
-            rewrites=("cache",),
-            on={"torch": on_torch, "jax": on_jax},
-            about=__doc__,
-            precision="int8",
+            "int8_cache", rewrites=("cache",), on={"torch": on_torch, "jax": on_jax}, about=__doc__, precision="int8"
         )
     ]

@@ -35,15 +35,11 @@ def on_torch(parts: Parts, window: int = 1024, sinks: int = 4) -> Parts:
             places = [at if at < first else first + (at - first) % ring for at in staying_T]
             state[layer][:, :, places] = new[:, :, [at - position for at in staying_T]]
             if end - position == 1:
-                return (
-                    state,
-                    *state[layer],
-                    seen(query_T, positions(slots_S, end, first, ring, torch.where), window, sinks),
-                )
-            keys = new if before is None else torch.cat([before, new], 2)
-            key_S = (
-                torch.cat([positions(slots_S, position, first, ring, torch.where), query_T]) if position else query_T
-            )
+                key_S = positions(slots_S, end, first, ring, torch.where)
+                return state, *state[layer], seen(query_T, key_S, window, sinks)
+            keys, key_S = new if before is None else torch.cat([before, new], 2), query_T
+            if position:
+                key_S = torch.cat([positions(slots_S, position, first, ring, torch.where), query_T])
             return state, *keys, seen(query_T, key_S, window, sinks)
 
         return empty, append

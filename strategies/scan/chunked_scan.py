@@ -69,10 +69,6 @@ def on_jax(parts: Parts, chunk: int = 64) -> Parts:
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "chunked_scan",
-            rewrites=("scan",),
-            on={"torch": on_torch, "jax": on_jax},
-            about=__doc__,
-            probe={"chunk": 5},
+            "chunked_scan", rewrites=("scan",), on={"torch": on_torch, "jax": on_jax}, about=__doc__, probe={"chunk": 5}
         )
     ]

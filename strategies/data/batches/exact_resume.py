@@ -122,11 +122,5 @@ def holds(extent: Extent, folder: str = "", every: int = 1) -> Held:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
-        Strategy(
-            "exact_resume",
-            rewrites=("batches",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            holds=holds,
-        )
+        Strategy("exact_resume", rewrites=("batches",), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds)
     ]

@@ -80,10 +80,6 @@ def holds(extent: Extent) -> Held:
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "item_by_item",
-            rewrites=("batches",),
-            on={"torch": on_torch, "jax": on_jax},
-            about=__doc__,
-            holds=holds,
+            "item_by_item", rewrites=("batches",), on={"torch": on_torch, "jax": on_jax}, about=__doc__, holds=holds
         )
     ]

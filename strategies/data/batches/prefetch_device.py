@@ -96,10 +96,6 @@ def holds(extent: Extent, depth: int = 1) -> Held:
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "prefetch_device",
-            rewrites=("batches",),
-            on={"torch": on_torch, "jax": on_any},
-            about=__doc__,
-            holds=holds,
+            "prefetch_device", rewrites=("batches",), on={"torch": on_torch, "jax": on_any}, about=__doc__, holds=holds
         )
     ]

@@ -237,10 +237,6 @@ def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Held:
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "prefetch_process",
-            rewrites=("batches",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            holds=holds,
+            "prefetch_process", rewrites=("batches",), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds
         )
     ]

@@ -91,10 +91,6 @@ def holds(extent: Extent, depth: int = 2) -> Held:
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "prefetch_thread",
-            rewrites=("batches",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            holds=holds,
+            "prefetch_thread", rewrites=("batches",), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds
         )
     ]

@@ -53,11 +53,5 @@ def holds(extent: Extent, gap: int = 1) -> Held:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
-        Strategy(
-            "pread",
-            rewrites=("rows", "windows"),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            holds=holds,
-        )
+        Strategy("pread", rewrites=("rows", "windows"), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds)
     ]

@@ -70,6 +70,4 @@ def holds(extent: Extent, block: int = 4096, folder: str = "") -> Held:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     on = {"torch": on_any, "jax": on_any}
-    return [
-        Strategy("eager_on_disk", rewrites=("windows",), on=on, about=__doc__, probe={"block": 3}, holds=holds),
-    ]
+    return [Strategy("eager_on_disk", rewrites=("windows",), on=on, about=__doc__, probe={"block": 3}, holds=holds)]

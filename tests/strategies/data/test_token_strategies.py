@@ -162,12 +162,12 @@ def test_documents_hold_24_bytes_for_each_that_has_a_window():
     tracemalloc.start()
     try:
         windows = parts.windows(parts, source)
-        held = tracemalloc.get_traced_memory()[0]
+        declared = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     due = LOADED.strategies["document_windows"].holds(Extent(len(source.inputs), 2, 0, 8, 8, 2)).windows
     assert len(windows) == 1500 * 5
-    assert held == pytest.approx(24 * 1500, rel=0.15) == pytest.approx(due, rel=0.15)
+    assert declared == pytest.approx(24 * 1500, rel=0.15) == pytest.approx(due, rel=0.15)
 
 
 @pytest.mark.parametrize(("n", "window", "stride"), [(40, 8, 1), (47, 8, 3), (40, 8, 20), (8, 8, 1)])
@@ -231,8 +231,8 @@ def test_the_file_of_ids_stays_as_it_is(tmp_path):
     np.save(tmp_path / "ids.npy", ids)
     for mode in ("r", "r+", "c"):
         mapped = np.load(tmp_path / "ids.npy", mmap_mode=mode)
-        found, unknown = subject.capped(mapped, 31)
-        assert unknown == (ids >= 31).sum() and found.max() == 30
+        result, unknown = subject.capped(mapped, 31)
+        assert unknown == (ids >= 31).sum() and result.max() == 30
         del mapped
         assert np.array_equal(np.load(tmp_path / "ids.npy"), ids)
 
@@ -243,8 +243,8 @@ def test_ids_in_memory_are_capped_where_they_are(monkeypatch):
     monkeypatch.setattr(subject, "CHUNK", 7)
     ids = ranked()
     due = np.where(ids >= 31, 0, ids)
-    found, _ = subject.capped(ids, 31)
-    assert found is ids and np.array_equal(ids, due)
+    result, _ = subject.capped(ids, 31)
+    assert result is ids and np.array_equal(ids, due)
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
@@ -288,6 +288,6 @@ def test_the_loss_is_finite(name, backend):
 def test_each_says_what_it_holds():
     extent = Extent(1 << 22, 2, 0, 128, 64, 16)
     for name in ("document_windows", "blocks", "capped_vocabulary"):
-        held = LOADED.strategies[name].holds(extent)
-        assert held.batches == 0, f"{name}: a batch is counted already"
+        declared = LOADED.strategies[name].holds(extent)
+        assert declared.batches == 0, f"{name}: a batch is counted already"
     assert LOADED.strategies["capped_vocabulary"].holds(extent).making == 2 << 20
