@@ -108,13 +108,9 @@ def refuse(window: int, sinks: int) -> None:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
+    on = {"torch": on_torch, "jax": on_jax}
     return [
         Strategy(
-            "window_cache",
-            rewrites=("cache",),
-            on={"torch": on_torch, "jax": on_jax},
-            about=__doc__,
-            approximate=True,
-            probe={"window": 8, "sinks": 2},
+            "window_cache", rewrites=("cache",), on=on, about=__doc__, approximate=True, probe={"window": 8, "sinks": 2}
         )
     ]

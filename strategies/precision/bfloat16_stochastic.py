@@ -101,12 +101,5 @@ def on_jax(parts: Parts, seed: int = 0) -> Parts:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "bfloat16_stochastic",
-            rewrites=("draw", "update"),
-            on={"torch": on_torch, "jax": on_jax},
-            about=__doc__,
-            precision="bfloat16",
-        )
-    ]
+    on = {"torch": on_torch, "jax": on_jax}
+    return [Strategy("bfloat16_stochastic", rewrites=("draw", "update"), on=on, about=__doc__, precision="bfloat16")]

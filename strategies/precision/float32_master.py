@@ -45,12 +45,5 @@ def on_jax(parts: Parts) -> Parts:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "float32_master",
-            rewrites=("grad",),
-            on={"torch": on_torch, "jax": on_jax},
-            about=__doc__,
-            precision="bfloat16",
-        )
-    ]
+    on = {"torch": on_torch, "jax": on_jax}
+    return [Strategy("float32_master", rewrites=("grad",), on=on, about=__doc__, precision="bfloat16")]

@@ -62,13 +62,5 @@ def holds(extent: Extent, workers: int = 0) -> Held:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "grain_loader",
-            rewrites=("batches",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            needs=("grain",),
-            holds=holds,
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("grain_loader", rewrites=("batches",), on=on, about=__doc__, needs=("grain",), holds=holds)]

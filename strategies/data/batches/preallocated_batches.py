@@ -59,12 +59,5 @@ def holds(extent: Extent) -> Held:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "preallocated_batches",
-            rewrites=("batches",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            holds=holds,
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("preallocated_batches", rewrites=("batches",), on=on, about=__doc__, holds=holds)]

@@ -206,12 +206,5 @@ def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Held:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "prefetch_shared",
-            rewrites=("rows", "batches"),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            holds=holds,
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("prefetch_shared", rewrites=("rows", "batches"), on=on, about=__doc__, holds=holds)]

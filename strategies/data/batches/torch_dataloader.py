@@ -89,13 +89,5 @@ def holds(extent: Extent, workers: int = 0) -> Held:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "torch_dataloader",
-            rewrites=("batches",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            needs=("torch",),
-            holds=holds,
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("torch_dataloader", rewrites=("batches",), on=on, about=__doc__, needs=("torch",), holds=holds)]

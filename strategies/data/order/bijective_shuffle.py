@@ -65,13 +65,5 @@ def holds(extent: Extent, rounds: int = 4) -> Held:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "bijective_shuffle",
-            rewrites=("order",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            feeds="reordered",
-            holds=holds,
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("bijective_shuffle", rewrites=("order",), on=on, about=__doc__, feeds="reordered", holds=holds)]

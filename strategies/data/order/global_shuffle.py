@@ -32,13 +32,5 @@ def holds(extent: Extent) -> Held:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "global_shuffle",
-            rewrites=("order",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            feeds="reordered",
-            holds=holds,
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("global_shuffle", rewrites=("order",), on=on, about=__doc__, feeds="reordered", holds=holds)]

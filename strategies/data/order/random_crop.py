@@ -40,14 +40,7 @@ def holds(extent: Extent) -> Held:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
+    on = {"torch": on_any, "jax": on_any}
     return [
-        Strategy(
-            "random_crop",
-            rewrites=("order",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            approximate=True,
-            feeds="other",
-            holds=holds,
-        )
+        Strategy("random_crop", rewrites=("order",), on=on, about=__doc__, approximate=True, feeds="other", holds=holds)
     ]

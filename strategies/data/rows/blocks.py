@@ -29,14 +29,7 @@ def holds(extent: Extent) -> Held:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
+    on = {"torch": on_any, "jax": on_any}
     return [
-        Strategy(
-            "blocks",
-            rewrites=("source",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            approximate=True,
-            feeds="other",
-            holds=holds,
-        )
+        Strategy("blocks", rewrites=("source",), on=on, about=__doc__, approximate=True, feeds="other", holds=holds)
     ]
