@@ -1,4 +1,9 @@
-"""The strategies that come with the harness: one file each, in folders by what they rewrite, found by being here."""
+"""The strategies that come with the harness.
+
+Each strategy is one module or package, in a folder named for what it rewrites. Every module here is found by walking
+the folders; nothing is registered by hand. The docstrings of the folders are the chapters of the catalogue, those of
+the modules its entries.
+"""
 
 import importlib
 import pkgutil
@@ -10,18 +15,18 @@ from harness import Strategy, hookimpl
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    """Collect what every module of these folders offers."""
+    """Return the strategies of every module in these folders."""
     return [strategy for module in _modules(__name__) for strategy in module.harness_strategies()]
 
 
 def _modules(package: str) -> Iterator[ModuleType]:
-    """Yield the modules and packages that offer strategies; folders of such are walked, what is private is not."""
-    for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        if found.name.startswith("_"):
+    """Yield the modules and packages that offer strategies, from all folders but private ones."""
+    for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if info.name.startswith("_"):
             continue
-        name = f"{package}.{found.name}"
+        name = f"{package}.{info.name}"
         module = importlib.import_module(name)
         if hasattr(module, "harness_strategies"):
             yield module
-        elif found.ispkg:
+        elif info.ispkg:
             yield from _modules(name)

@@ -90,7 +90,7 @@ def run(
             written = session.run(plan, loaded, options, watcher)
         else:
             written = cluster.run(address, plan, loaded, options, watcher)
-    out.print(Report(tuple(_read([written])), loaded).markdown(plan.suite.title), end="")
+    out.print(Report(tuple(_read([written], loaded)), loaded).markdown(plan.suite.title), end="")
     err.print(f"records: {written}")
 
 
@@ -217,7 +217,8 @@ def report(
     for each strategy, with every figure as a number.
     """
     known = documents.read(asked) if asked is not None else None
-    whole = Report(tuple(_read(paths)), plugins.load(tuple(plugin or ())), known)
+    loaded = plugins.load(tuple(plugin or ()))
+    whole = Report(tuple(_read(paths, loaded)), loaded, known)
     if pictures is not None:
         for picture in whole.pictures(pictures, only or ""):
             err.print(f"picture: {picture}")
@@ -245,7 +246,8 @@ def compare(
     Ends with status 0; with 1 where something met a condition of --fail-on; with 2 where it could not compare.
     """
     conditions = [changes.Condition.parse(each) for each in fail_on or ()]
-    before, after = ([record for each in _read([path]) for record in each.records] for path in (old, new))
+    loaded = plugins.load()
+    before, after = ([record for each in _read([path], loaded) for record in each.records] for path in (old, new))
     found = changes.compare(judge.judge(before), judge.judge(after))
     if not any(change.figure != "missing" for change in found):
         raise store.StoreError(f"'{old}' and '{new}' have no case in common: compare two runs of one suite")
@@ -256,12 +258,12 @@ def compare(
         raise typer.Exit(1)
 
 
-def _read(paths: list[Path]) -> list[Results]:
+def _read(paths: list[Path], loaded: plugins.Plugins) -> list[Results]:
     """Read the newest results below paths; tell of lines that are no records."""
     files = [file for path in paths for file in store.newest(path)]
     if not files:
         raise store.StoreError(f"there are no results in '{paths[0]}': run a suite first")
-    return read(files, lambda problem: err.print(f"warning: {problem}"))
+    return read(files, lambda problem: err.print(f"warning: {problem}"), loaded.aliases)
 
 
 @app.command("doctor")
@@ -322,6 +324,7 @@ def list_(plugin: PluginOption = None) -> None:
 def show(name: Annotated[str, typer.Argument(help="A strategy or a workload.")], plugin: PluginOption = None) -> None:
     """Show what a strategy keeps and pays, its knobs and where it runs; or a workload's sizes."""
     loaded = plugins.load(tuple(plugin or ()))
+    name = loaded.aliases.get(name, name)
     if name in loaded.strategies:
         strategy = loaded.strategies[name]
         out.print(f"{name}: {strategy.about.strip()}\n")

@@ -121,7 +121,7 @@ class SuiteFile(pytest.File):
         against = self.config.getoption("--harness-against")
         if against is None:
             return None
-        found = [record for file in store.newest(Path(against)) for record in store.read(file)[0]]
+        found = [record for file in store.newest(Path(against)) for record in store.read(file, self.loaded.aliases)[0]]
         return judge.judge(found)
 
     def _compared(self, before: Sequence[Any] | None, after: Sequence[Any]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Find the plugins, take what they offer, and answer misspelt names with the nearest right one."""
+"""Load the plugins, check what they offer, and answer a misspelt name with the nearest right one."""
 
 import difflib
 import importlib
@@ -33,18 +33,23 @@ class PluginError(Exception):
 
 @dataclass(frozen=True)
 class Plugins:
-    """What all plugins offer, by name, and the versions of the distributions they came in."""
+    """The strategies and workloads of all plugins by name, and the versions of the distributions they come from."""
 
     manager: pluggy.PluginManager
     strategies: Mapping[str, Strategy]
     workloads: Mapping[str, Workload]
     versions: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The strategy that each former name means."""
+        return {alias: strategy.name for strategy in self.strategies.values() for alias in strategy.aliases}
+
 
 def load(extra: Sequence[str] = ()) -> Plugins:
-    """Load the plugins of all entry points and those named (a module, or a `.py` file).
+    """Load the plugins of all entry points, and those in `extra` (a module, or a `.py` file).
 
-    Raises PluginError for one that cannot be imported, raises, or offers something unusable.
+    Raises PluginError for a plugin that cannot be imported, that raises, or that offers something unusable.
     """
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hooks)
@@ -69,14 +74,14 @@ def load(extra: Sequence[str] = ()) -> Plugins:
 
 
 def named(names: Sequence[str]) -> tuple[Plugins, list[str], tuple[str, ...]]:
-    """Load plugins that may be installed already, by distribution, entry point or module, or else are files or modules.
+    """Load plugins by the name of a distribution, an entry point, a module or a file.
 
-    Returns all plugins, the names under which those asked for are registered, and the ones that were not installed.
+    Returns all plugins, the registered names of those that were asked for, and the names that were not installed.
     """
     installed: dict[str, list[str]] = {}
     for point in entry_points(group=GROUP):
-        for known in {point.name, point.value, point.dist.name if point.dist is not None else point.name}:
-            installed.setdefault(known, []).append(point.name)
+        for name in {point.name, point.value, point.dist.name if point.dist is not None else point.name}:
+            installed.setdefault(name, []).append(point.name)
     extra = tuple(name for name in names if name not in installed)
     loaded = load(extra)
     asked = [registered for name in names for registered in sorted(installed.get(name, [name]))]
@@ -106,7 +111,8 @@ def _from_path(path: Path) -> ModuleType:
 
 
 def _by_name(manager: pluggy.PluginManager, hook: str, kind: type[T]) -> dict[str, T]:
-    found: dict[str, T] = {}
+    by_name: dict[str, T] = {}
+    taken: set[str] = set()
     for implementation in getattr(manager.hook, hook).get_hookimpls():
         plugin = implementation.plugin_name
         try:
@@ -115,10 +121,13 @@ def _by_name(manager: pluggy.PluginManager, hook: str, kind: type[T]) -> dict[st
             raise PluginError(f"plugin '{plugin}' raises in {hook} ({type(error).__name__}: {error})") from None
         for item in offered:
             _refuse_unusable(item, kind, plugin)
-            if item.name in found:
-                raise PluginError(f"plugin '{plugin}' offers '{item.name}', a name that is taken: choose another")
-            found[item.name] = item
-    return dict(sorted(found.items()))
+            aliases: tuple[str, ...] = getattr(item, "aliases", ())
+            for name in (item.name, *aliases):
+                if name in taken:
+                    raise PluginError(f"plugin '{plugin}' offers '{name}', a name that is taken: choose another")
+                taken.add(name)
+            by_name[item.name] = item
+    return dict(sorted(by_name.items()))
 
 
 def _refuse_unusable(item: object, kind: type, plugin: str) -> None:
@@ -136,8 +145,8 @@ def _refuse_unusable(item: object, kind: type, plugin: str) -> None:
         try:
             silent = not isinstance(item.about, str) or not item.summary
         except Exception as error:
-            told = f"raises when asked about itself ({type(error).__name__}: {error})"
-            raise PluginError(f"strategy '{name}' of plugin '{plugin}' {told}: mend it") from None
+            reason = f"raises when asked about itself ({type(error).__name__}: {error})"
+            raise PluginError(f"strategy '{name}' of plugin '{plugin}' {reason}: mend it") from None
         if silent:
             raise PluginError(f"strategy '{name}' of plugin '{plugin}' says nothing about itself: give `about`")
         if not isinstance(item.on, Mapping) or not all(map(callable, item.on.values())):
@@ -148,6 +157,8 @@ def _refuse_unusable(item: object, kind: type, plugin: str) -> None:
         if strange:
             hint = nearest(str(strange[0]), place.NAMES)
             raise PluginError(f"strategy '{name}' of plugin '{plugin}' is for the backend '{strange[0]}'{hint}")
+        if not isinstance(item.aliases, tuple) or not all(NAME.fullmatch(str(alias)) for alias in item.aliases):
+            raise PluginError(f"strategy '{name}' of plugin '{plugin}': `aliases` is not a tuple of names: give one")
         try:
             item.knobs  # noqa: B018 - reading them checks them
         except (TypeError, ValueError) as error:
@@ -159,8 +170,8 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Say `; did you mean 'x'?`, or what there is when nothing is near."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; there is {', '.join(known)}"
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?`, or a list of the known names where none is near."""
+    names = list(names)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; there is {', '.join(names)}"

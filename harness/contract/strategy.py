@@ -1,4 +1,4 @@
-"""What rewrites parts."""
+"""A strategy: a named rewrite of parts, its knobs, and where it can be applied."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -25,17 +25,16 @@ class Knob:
 class Strategy:
     """A named function `Parts -> Parts`, one for each backend.
 
-    `rewrites` names the parts that change, `calls` others that the workload must have. `precision` declares a lower
-    working dtype, `approximate` another algorithm; without them the results must stay those of the untouched parts.
-    `needs` are importable packages, and `excludes` names places where the strategy cannot or would not do anything,
-    with the reason (`"jax/cpu": "..."`).
-    `ranks` says that it divides the run among the ranks of a case: such rows run on as many as the suite asks for.
-    `probe` gives knobs that count rows a value for the small shape at which answers are compared, so that there too
-    a chunk is not the whole.
+    `rewrites` names the parts that change, `calls` other parts that the workload must have. `precision` declares a
+    lower working dtype, `approximate` another algorithm; without them the answers must equal those of the untouched
+    parts. `needs` are importable packages. `excludes` maps a place where the strategy cannot work, or would change
+    nothing, to the reason (`"jax/cpu": "..."`). `ranks` declares that the strategy divides the run among the ranks of a
+    case: the suite sets their number. `probe` sets knobs for the small shape at which answers are compared, so that
+    a chunk is smaller than the whole there too. `aliases` are former names, which older suites and results use.
 
-    For strategies of data: `feeds` says how far its batches may differ from the baseline's (see `FEEDS`), `data` that
-    it is for `tokens` or for `frames` alone, and `holds(extent, **knobs) -> Held` what it takes on the host, which is
-    how it is predicted.
+    For strategies of data: `feeds` declares how far the batches may differ from those of the baseline (see `FEEDS`),
+    `data` restricts the strategy to `tokens` or `frames`, and `holds(extent, **knobs) -> Held` predicts its memory on
+    the host.
     """
 
     name: str
@@ -52,10 +51,11 @@ class Strategy:
     feeds: str = "same"
     data: str | None = None
     holds: Callable[..., Held] | None = None
+    aliases: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
-        """The first line of `about`: what is kept and what is paid."""
+        """The first line of `about`: what the strategy does and what it costs."""
         return inspect.cleandoc(self.about).splitlines()[0] if self.about.strip() else ""
 
     @property
@@ -74,16 +74,16 @@ class Strategy:
 
     def misfit(self, workload: "Workload") -> str | None:
         """Return in one sentence why the strategy can never be applied to a workload, or None when it can."""
-        lacking = [part for part in (*self.rewrites, *self.calls) if part in workload.lacks]
-        if lacking:
-            does = "rewrites" if lacking[0] in self.rewrites else "calls"
-            return f"'{self.name}' {does} '{lacking[0]}', a part that the workload '{workload.name}' does not have"
+        absent = [part for part in (*self.rewrites, *self.calls) if part in workload.lacks]
+        if absent:
+            verb = "rewrites" if absent[0] in self.rewrites else "calls"
+            return f"'{self.name}' {verb} '{absent[0]}', a part that the workload '{workload.name}' does not have"
         if self.data not in (None, workload.data):
             return f"'{self.name}' is for {self.data}, and the workload '{workload.name}' reads {workload.data}"
         return None
 
     def obstacle(self, place: Place, workload: "Workload | None" = None) -> str | None:
-        """Return in one sentence why the strategy cannot be applied there, or None when it can."""
+        """Return in one sentence why the strategy cannot be applied at a place, or None when it can."""
         if place.backend not in self.on:
             return f"'{self.name}' has nothing for {place.backend}: it is written for {', '.join(self.on)}"
         if (reason := self.excludes.get(str(place))) is not None:

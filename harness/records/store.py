@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +15,7 @@ from harness.records.record import SCHEMA_VERSION, Record, upgraded
 
 STAMP = "%Y%m%dT%H%M%SZ"
 """How the time is written in the name of a file."""
+NAME = re.compile(r"[\w.-]+")
 
 
 class StoreError(Exception):
@@ -60,8 +63,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read(path: Path) -> tuple[list[Record], list[str]]:
-    """Read the records of a file, and one sentence for each line that is not one."""
+def read(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[list[Record], list[str]]:
+    """Read the records of a file, and one sentence for each line that is not one.
+
+    Strategies that `aliases` knows under a former name appear under the one that it means.
+    """
     records: list[Record] = []
     problems: list[str] = []
     try:
@@ -76,8 +82,26 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
         except ValueError as error:
             problems.append(f"{path}:{number}: {error}")
         else:
-            records.append(record)
+            records.append(renamed(record, aliases or {}))
     return records, problems
+
+
+def renamed(record: Record, aliases: Mapping[str, str]) -> Record:
+    """Replace former names of strategies, in the case and in the expressions of claims."""
+
+    def name(word: re.Match[str]) -> str:
+        return aliases.get(word[0], word[0])
+
+    if record.case is not None and any(applied.name in aliases for applied in record.case.strategies):
+        strategies = tuple(
+            applied.model_copy(update={"name": aliases.get(applied.name, applied.name)})
+            for applied in record.case.strategies
+        )
+        record = record.model_copy(update={"case": record.case.model_copy(update={"strategies": strategies})})
+    if aliases and record.heading.claims:
+        claims = tuple(claim.model_copy(update={"that": NAME.sub(name, claim.that)}) for claim in record.heading.claims)
+        record = record.model_copy(update={"heading": record.heading.model_copy(update={"claims": claims})})
+    return record
 
 
 def next_file(folder: Path, commit: str) -> Path:

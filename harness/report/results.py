@@ -1,6 +1,6 @@
 """Results files, each read and judged once, for every form of report."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,11 +34,11 @@ class Results:
         return claims.answered(self.records, self.tables)
 
 
-def read(files: Iterable[Path], warn: Callable[[str], None]) -> list[Results]:
-    """Read results files; `warn` hears of lines that are no records."""
+def read(files: Iterable[Path], warn: Callable[[str], None], aliases: Mapping[str, str] | None = None) -> list[Results]:
+    """Read results files, former names of strategies by `aliases`; `warn` hears of lines that are no records."""
     found = []
     for file in files:
-        kept, problems = store.read(file)
+        kept, problems = store.read(file, aliases)
         for problem in problems:
             warn(problem)
         name = next((record.origin.suite for record in kept if record.origin.suite), file.stem)

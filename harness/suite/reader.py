@@ -246,6 +246,7 @@ class _Reader:
             name, given = entry, {}
         if not isinstance(name, str) or not isinstance(given, dict | None):
             raise self.refusal(location, f"{_shown(entry)} is not a strategy: write NAME, or NAME: {{knob: value}}")
+        name = self.plugins.aliases.get(name, name)
         strategy = self.plugins.strategies.get(name)
         if strategy is None:
             raise self.refusal(location, f"there is no strategy '{name}'{nearest(name, self.plugins.strategies)}")

@@ -1,9 +1,9 @@
 """Keep the keys and values of each layer in a file mapped into memory; pay page faults and what is written back.
 
 Peak: no anonymous memory for kv; its pages count as resident while they are touched, backed by files, so that the
-kernel can write them out and take them back. The files lie in `folder` and never have a name: they are gone with the
-process, however it ends. A folder of a file system in memory is refused, for its files are the memory that should be
-saved. All space is taken at once, since a full disk would otherwise kill the process at some later write. torch only: a
+kernel can write them out and take them back. The files lie in `folder` and never have a name: they end with the
+process, however it ends. A folder in memory (tmpfs) raises an error, since its files are the memory to be saved. All
+disk space is reserved at once, since a full disk would otherwise kill the process at a later write. torch only: a
 compiled JAX step could reach a file only by a call to the host, which copies a whole layer for every token.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
+from strategies.cache.preallocated_cache import appending
 
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
@@ -20,8 +21,6 @@ IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 def on_torch(parts: Parts, folder: str = "/var/tmp") -> Parts:
     import torch
     from torch._subclasses import FakeTensor
-
-    from strategies.cache.preallocated_cache import within
 
     def cache(parts: Parts, batch: int, tokens: int, like: Any) -> Any:
         shape = parts.shape
@@ -33,13 +32,7 @@ def on_torch(parts: Parts, folder: str = "/var/tmp") -> Parts:
             refuse(folder, shape.layers * nbytes(size, like))
             return [mapped(folder, size, like) for _ in range(shape.layers)]
 
-        def append(kept: Any, layer: int, position: int, k_BTGK: Any, v_BTGK: Any) -> Any:
-            end = within(position + k_BTGK.shape[1], tokens)
-            for old, new in zip(kept[layer], (k_BTGK, v_BTGK), strict=True):
-                old[:, position:end].copy_(new)
-            return kept, *kept[layer][:, :, :end], None
-
-        return empty, append
+        return empty, appending(tokens)
 
     def mapped(folder: str, size: tuple[int, ...], like: Any) -> Any:
         needed = nbytes(size, like)
@@ -70,13 +63,13 @@ def refuse(folder: str, needed: int) -> None:
         raise ValueError(f"mapped_cache: '{folder}' is {kind}, which is memory itself: give a folder on a disk")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(f"mapped_cache: no file can be made in '{folder}': give a folder that you may write to")
-    found = os.statvfs(folder)
-    if (free := found.f_bavail * found.f_frsize) < needed:
+    status = os.statvfs(folder)
+    if (free := status.f_bavail * status.f_frsize) < needed:
         raise ValueError(f"mapped_cache: '{folder}' has {free:,} bytes free of {needed:,}: free some or give another")
 
 
 def file_system(folder: str, mounts: str = "/proc/self/mountinfo") -> str:
-    """Name the type of the file system that a folder is on, or nothing where its device is not listed."""
+    """Return the type of a folder's file system, or nothing where its device is not listed."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in Path(mounts).read_text().splitlines():

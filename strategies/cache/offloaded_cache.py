@@ -1,26 +1,28 @@
 """Keep keys and values in the host's page-locked memory and fetch the next layer while one is used; pay the bus.
 
-Peak on the device: 2 kv / L, two layers in turn; on the host kv. The copy of a layer starts when the one before it is
-asked for, on a stream of its own, and overlaps with that layer's work. What a token adds goes to both sides, so that no
-copy waits for another. As OffloadedCache in transformers. torch only: a compiled JAX step has no streams to order.
+Peak on the device: 2 kv / L, two layers in turn; on the host kv. The copy of a layer starts when the layer before it is
+needed, on a stream of its own, and overlaps with that layer's work. New keys and values are written to both sides, so
+that no copy waits for another. OffloadedCache in transformers works in the same way. torch only: a compiled JAX step
+has no streams to order.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
+from strategies.cache.preallocated_cache import within
 
 
 def on_torch(parts: Parts) -> Parts:
     import torch
     from torch._subclasses import FakeTensor
 
-    from strategies.cache.preallocated_cache import within
-
     def cache(parts: Parts, batch: int, tokens: int, like: Any) -> Any:
         shape = parts.shape
-        size = (tokens, 2, batch, shape.key_heads, shape.head)  # tokens first, so that those so far are one piece
-        predicted = isinstance(like, FakeTensor)  # a prediction counts all tensors, and these are not the device's
+        size = (tokens, 2, batch, shape.key_heads, shape.head)  # tokens first, so that the filled part is one piece
+        predicted = isinstance(
+            like, FakeTensor
+        )  # a prediction counts all tensors, and the host's are not on the device
 
         def empty() -> Any:
             on_host = range(0 if predicted else shape.layers)
@@ -30,33 +32,33 @@ def on_torch(parts: Parts) -> Parts:
                 "stream": torch.cuda.Stream() if like.is_cuda else None,
             }
 
-        def fetch(kept: Any, layer: int, end: int) -> None:
-            """Copy a layer to the device beside what runs there, but not before the layer that was there is done."""
-            if kept["stream"] is None:
-                return copy(kept, layer, end)
-            kept["stream"].wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(kept["stream"]):
-                copy(kept, layer, end)
+        def fetch(state: Any, layer: int, end: int) -> None:
+            """Copy a layer to the device beside the work there, but not before the layer in its place is done."""
+            if state["stream"] is None:
+                return copy(state, layer, end)
+            state["stream"].wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(state["stream"]):
+                copy(state, layer, end)
 
-        def copy(kept: Any, layer: int, end: int) -> None:
+        def copy(state: Any, layer: int, end: int) -> None:
             if not predicted:
-                kept["device"][layer % 2][:end].copy_(kept["host"][layer][:end], non_blocking=True)
+                state["device"][layer % 2][:end].copy_(state["host"][layer][:end], non_blocking=True)
 
-        def append(kept: Any, layer: int, position: int, k_BTGK: Any, v_BTGK: Any) -> Any:
+        def append(state: Any, layer: int, position: int, k_BTGK: Any, v_BTGK: Any) -> Any:
             end = within(position + k_BTGK.shape[1], tokens)
             if layer == 0:
-                fetch(kept, 0, position)
-            if kept["stream"] is not None:
-                torch.cuda.current_stream().wait_stream(kept["stream"])
-            here = kept["device"][layer % 2]
+                fetch(state, 0, position)
+            if state["stream"] is not None:
+                torch.cuda.current_stream().wait_stream(state["stream"])
+            here = state["device"][layer % 2]
             for index, new in enumerate((k_BTGK, v_BTGK)):
                 here[position:end, index].copy_(new.transpose(0, 1))
             if not predicted:
-                kept["host"][layer][position:end].copy_(here[position:end], non_blocking=True)
+                state["host"][layer][position:end].copy_(here[position:end], non_blocking=True)
             if layer + 1 < shape.layers:
-                fetch(kept, layer + 1, position)
+                fetch(state, layer + 1, position)
             k, v = here[:end].transpose(0, 1).transpose(1, 2).unbind(0)
-            return kept, k, v, None
+            return state, k, v, None
 
         return empty, append
 

@@ -1,7 +1,7 @@
-"""Take blocks of a few tokens as they are filled; keep no token that never comes, pay a gather of a layer per token.
+"""Allocate blocks of a few tokens as they are filled, and no others; pay a gather of a layer per token.
 
-Peak: kv rounded up to whole blocks, and kv / L of the layer that attention reads, which wants its keys in one piece.
-The table of a layer lists its blocks in order; they go back when the next row begins. PagedAttention (Kwon et al.,
+Peak: kv rounded up to whole blocks, and kv / L of the layer that attention reads, which needs its keys in one piece.
+The table of a layer lists its blocks in order; they are freed when the next row begins. PagedAttention (Kwon et al.,
 2023, arXiv:2309.06180) reads the blocks where they are, by a kernel of its own, and shares them among requests. torch
 only: in JAX, where arrays cannot grow, all blocks would be there from the start.
 """
@@ -25,9 +25,9 @@ def on_torch(parts: Parts, block: int = 16) -> Parts:
         def empty() -> Any:
             return [[] for _ in range(shape.layers)]
 
-        def append(kept: Any, layer: int, position: int, k_BTGK: Any, v_BTGK: Any) -> Any:
-            table, end = kept[layer], position + k_BTGK.shape[1]
-            del table[-(-position // block) :]  # of the row before
+        def append(state: Any, layer: int, position: int, k_BTGK: Any, v_BTGK: Any) -> Any:
+            table, end = state[layer], position + k_BTGK.shape[1]
+            del table[-(-position // block) :]  # the blocks of the row before
             while position < end:
                 if position == len(table) * block:
                     table.append(torch.empty(size, dtype=like.dtype, device=like.device))
@@ -37,7 +37,7 @@ def on_torch(parts: Parts, block: int = 16) -> Parts:
                     start = position - end + new.shape[1]
                     old[:, first : first + count].copy_(new[:, start : start + count])
                 position += count
-            return kept, *torch.cat(table, 2)[:, :, :end], None
+            return state, *torch.cat(table, 2)[:, :, :end], None
 
         return empty, append
 

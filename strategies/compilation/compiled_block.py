@@ -1,11 +1,12 @@
-"""Let torch's compiler fuse each layer, forward and backward: fewer intermediates are kept, and compiling comes first.
+"""Fuse each layer by torch's compiler, forward and backward; keep fewer intermediates, pay the time to compile.
 
-Peak: what the compiler saves between its two graphs instead of what each operator saves: pointwise operators in a chain
-keep one input and are recomputed (min-cut rematerialisation, He and Yu, 2023, in `torch._functorch.partitioners`).
-Compiling takes tens of seconds and memory of its own, at the first step; sizes are taken as static. The compiled code
-lies in a temporary folder of the process, and no helper processes stay. A C++ compiler is needed on a CPU. A prediction
-is made from the code as it is uncompiled, since fake tensors cannot run machine code: it stays above the measured peak
-of a steady step, and knows nothing of the compiler's own memory. Sums are fused, so results differ in the last bits.
+Peak: the values that the compiler saves between its two graphs, instead of those of each operator: pointwise operators
+in a chain keep one input and are recomputed (min-cut rematerialisation, He and Yu, 2023, in
+`torch._functorch.partitioners`). Compiling takes tens of seconds and memory of its own, at the first step; sizes are
+taken as static. The compiled code lies in a temporary folder of the process, and no helper processes stay. A C++
+compiler is needed on a CPU. A prediction uses the uncompiled code, since fake tensors cannot run machine code: it is
+above the measured peak of a steady step, and leaves out the compiler's own memory. Sums are fused, so results differ in
+the last bits.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from harness import Parts, Strategy, hookimpl
 
 @cache
 def ready() -> Any:
-    """Prepare the compiler of this process: a folder that goes with it, no workers; return that folder."""
+    """Prepare the compiler of this process, without workers; return its folder, which ends with the process."""
     import os
     import tempfile
     import warnings
@@ -29,7 +30,7 @@ def ready() -> Any:
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, while it imports its compiler
         import torch._inductor.compile_fx
     torch._inductor.config.compile_threads = 1
-    torch._inductor.config.cpp_cache_precompile_headers = False  # they would lie elsewhere, and stay
+    torch._inductor.config.cpp_cache_precompile_headers = False  # they would lie in another folder, and stay
     return folder
 
 
@@ -40,7 +41,7 @@ def compiled(inner: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    made: list[Callable[..., Any]] = []
+    parts_compiled: list[Callable[..., Any]] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
         from torch._inductor.compile_fx import compile_fx
@@ -52,15 +53,15 @@ def compiled(inner: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
     def part(parts: Parts, *args: Any) -> Any:
         tensors = torch.utils._pytree.tree_leaves(args)
         if any(isinstance(tensor, FakeTensor) for tensor in tensors):
-            parts.notes["compiled"] = "predicted as it is uncompiled"
+            parts.notes["compiled"] = "predicted from the uncompiled code"
             return inner(parts, *args)
-        if not made:
+        if not parts_compiled:
             ready()
-            # A backend of its own: compiled code is found again by the function alone, whatever the settings were.
-            made.append(torch.compile(inner, backend=backend, dynamic=False))
+            # A separate backend: torch looks compiled code up by the function alone, whatever the settings were.
+            parts_compiled.append(torch.compile(inner, backend=backend, dynamic=False))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
-            return made[0](parts, *args)
+            return parts_compiled[0](parts, *args)
 
     return part
 

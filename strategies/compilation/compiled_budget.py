@@ -1,9 +1,9 @@
-"""Let torch's compiler keep a share of what it would save of each layer, and recompute what is cheapest instead.
+"""Keep a share of what torch's compiler would save of each layer; pay to recompute the rest, the cheapest first.
 
 Peak: `budget` of the bytes that `compiled_block` keeps of each layer for the backward pass: 1 is what it keeps, 0 its
 input alone, which is a checkpoint of each block. Between them the compiler solves a knapsack of bytes against its
-estimate of the time of each operator; the measured peak is not monotonic in the budget (pytorch issue 197838), so sweep
-it. Source: `torch._functorch.config.activation_memory_budget`. See `compiled_block` about the rest.
+estimate of the time of each operator; the measured peak is not monotonic in the budget (pytorch issue 197838), so try
+several budgets. Source: `torch._functorch.config.activation_memory_budget`. `compiled_block` describes the rest.
 """
 
 from dataclasses import replace

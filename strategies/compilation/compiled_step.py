@@ -1,9 +1,9 @@
-"""Let torch's compiler fuse the whole forward and backward pass into two graphs: fewer intermediates, a longer compile.
+"""Fuse the whole forward and backward pass by torch's compiler; keep fewer intermediates, pay a longer compilation.
 
 Peak: as with `compiled_block`, and what lies between layers, the embedding and the loss is fused too; the graphs hold
 all layers, so compiling takes time in proportion to the depth. The optimizer stays as it is: it works in place, one
-parameter at a time, and its count of steps would be compiled in. Where a part cannot be traced the graph is cut in two
-there. What is said of `compiled_block` about prediction, temporary files and rounding holds here as well.
+parameter at a time, and its count of steps would be compiled in. The graph is cut in two where a part cannot be
+traced. `compiled_block` describes prediction, temporary files and rounding.
 """
 
 from dataclasses import replace

@@ -1,9 +1,9 @@
-"""Choose how to hold rows by their size and the memory available; pay nothing but the choice.
+"""Read or map the rows, by their size and the available memory; pay nothing but the choice.
 
-Batches are gathered from the rows (`strided_view`), which are read where they take at most half of the memory, and
-mapped where they would take more (`mapped`). Windows are never copied up front: that takes `window / stride` times the
-rows, for a wait that was no shorter in torch and about two thirds as long in JAX. `available_gib` pretends an amount;
-with 0 the memory available on this machine counts. The choice and its reason are noted.
+Batches are gathered from the rows (`strided_view`). The rows are read where they take at most half of the available
+memory, and mapped where they take more (`mapped`). Windows are never copied up front: copies take `window / stride`
+times the rows, for a wait that was no shorter in torch and about two thirds as long in JAX. `available_gib` sets the
+available memory; 0 stands for that of this machine. The choice and its reason are noted.
 """
 
 from dataclasses import replace
@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from strategies.data.rows import mapped
+from strategies.data.windows import strided_view
 
 GIB = 1 << 30
 ROWS_SHARE = 0.5
 
 
 class Choice(NamedTuple):
-    """Whether the rows are mapped, and why."""
+    """Whether the rows are mapped, and the reason."""
 
     mapped: bool
-    why: str
+    reason: str
 
 
 def available_bytes(available_gib: float) -> int:
-    """Give the pretended memory, or what this machine has available."""
+    """Return the memory that the knob sets, or what this machine has available."""
     import psutil
 
     return int(available_gib * GIB) or psutil.virtual_memory().available
@@ -33,9 +35,9 @@ def available_bytes(available_gib: float) -> int:
 def choose(rows_bytes: int, eager_bytes: int, available: int) -> Choice:
     """Choose by the bytes of the rows, of all windows as copies, and of the memory available."""
     mapped = rows_bytes > ROWS_SHARE * available
-    how = "mapped rows" if mapped else "rows in memory"
-    told = f"{how}, of which each batch is gathered: they take {_mib(rows_bytes)} of {_mib(available)} available"
-    return Choice(mapped, f"{told} (copies of all windows {_mib(eager_bytes)})")
+    place = "mapped rows" if mapped else "rows in memory"
+    reason = f"{place}, from which batches are gathered: they take {_mib(rows_bytes)} of {_mib(available)} available"
+    return Choice(mapped, f"{reason} (copies of all windows {_mib(eager_bytes)})")
 
 
 def _mib(size: int) -> str:
@@ -43,9 +45,6 @@ def _mib(size: int) -> str:
 
 
 def on_any(parts: Parts, available_gib: float = 0.0) -> Parts:
-    from strategies.data.rows import mapped
-    from strategies.data.windows import strided_view
-
     available = available_bytes(available_gib)
     plain = parts
 
@@ -56,18 +55,15 @@ def on_any(parts: Parts, available_gib: float = 0.0) -> Parts:
     def windows(parts: Parts, source: Source) -> Windows:
         rows_bytes = source.inputs.nbytes + (source.targets.nbytes if source.joined is None else 0)
         per_row = source.inputs[0].nbytes + source.targets[0].nbytes
-        parts.notes["choice"] = choose(rows_bytes, source.count * source.window * per_row, available).why
+        parts.notes["choice"] = choose(rows_bytes, source.count * source.window * per_row, available).reason
         return strided_view.on_any(plain).windows(parts, source)
 
     return replace(parts, rows=rows, windows=windows)
 
 
 def holds(extent: Extent, available_gib: float = 0.0) -> Held:
-    from strategies.data.rows import mapped
-    from strategies.data.windows import strided_view
-
-    chosen = choose(extent.base, 0, available_bytes(available_gib))
-    return mapped.holds(extent) if chosen.mapped else strided_view.holds(extent)
+    choice = choose(extent.base, 0, available_bytes(available_gib))
+    return mapped.holds(extent) if choice.mapped else strided_view.holds(extent)
 
 
 @hookimpl

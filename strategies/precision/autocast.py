@@ -1,7 +1,7 @@
-"""Multiply in 16 bit within the step, by the framework's own autocast; parameters and updates stay in float32.
+"""Multiply in 16 bits within the step, by the framework's own autocast; parameters and updates stay in float32.
 
-Peak: about half of the activations that matrix products save, and 2 bytes for each parameter of which a 16-bit copy is
-kept while the step runs. The weights themselves are not made smaller. torch only: JAX has no such switch.
+Peak: about half of the activations that matrix products save, and 2 bytes for each parameter that has a 16-bit copy
+while the step runs. The weights themselves do not become smaller. torch only: JAX has no such switch.
 """
 
 from dataclasses import replace

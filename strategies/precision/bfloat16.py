@@ -36,10 +36,6 @@ def on_jax(parts: Parts) -> Parts:
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "bfloat16",
-            rewrites=("draw",),
-            on={"torch": on_torch, "jax": on_jax},
-            about=__doc__,
-            precision="bfloat16",
+            "bfloat16", rewrites=("draw",), on={"torch": on_torch, "jax": on_jax}, about=__doc__, precision="bfloat16"
         )
     ]

@@ -1,10 +1,10 @@
 """Keep parameters, gradients and moments in bfloat16 and round updates at random; pay with noise instead of losses.
 
 Peak: 8 bytes for each parameter under AdamW as in plain bfloat16, without a float32 copy; in the update float32 slices
-of 256 Ki elements. A value between two neighbours becomes the upper one as often as it is near to it,
-so that the mean over many steps is right, where rounding to nearest loses every update below 1/256 of a weight, and
-never lets the second moment decay. The random bits follow from `seed`, the step and the name of the parameter, so a run
-can be repeated. (Zamirai et al., 2021, arXiv:2010.06192.)
+of 256 Ki elements. A value between two neighbours is rounded up with a probability equal to its distance from the lower
+one, so that the mean over many steps is right. Rounding to nearest would lose every update below 1/256 of a weight, and
+the second moment would never decay. The random bits follow from `seed`, the step and the name of the parameter, so a
+run can be repeated. Source: Zamirai et al., 2021, arXiv:2010.06192.
 """
 
 import zlib
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl, tree
+from strategies.precision import bfloat16
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 SLICE = 1 << 18
@@ -19,11 +20,6 @@ SLICE = 1 << 18
 
 def on_torch(parts: Parts, seed: int = 0) -> Parts:
     import torch
-
-    inner = parts.draw
-
-    def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
-        return inner(parts, name, shape, deviation).to(torch.bfloat16)
 
     def rounded(wide: Any, bits: Any) -> Any:
         """Round float32 to bfloat16: add random bits below the last that stays, and cut them off."""
@@ -37,10 +33,10 @@ def on_torch(parts: Parts, seed: int = 0) -> Parts:
         if state["moments"] is None:
             state["moments"] = tree.mapped(lambda p: [torch.zeros_like(p), torch.zeros_like(p)], state["params"])
 
-        def move(p: Any, name: str, g: Any, held: list[Any]) -> None:
+        def move(p: Any, name: str, g: Any, moments: list[Any]) -> None:
             bits = torch.Generator(p.device).manual_seed(zlib.crc32(f"{seed} {steps} {name}".encode()))
             rows = max(1, SLICE * len(p) // p.numel())
-            for p_, g_, m_, v_ in zip(*(each.split(rows) for each in (p, g, *held)), strict=True):
+            for p_, g_, m_, v_ in zip(*(each.split(rows) for each in (p, g, *moments)), strict=True):
                 g_ = g_.to(torch.float32)
                 m = m_.to(torch.float32).lerp_(g_, 1 - BETA_1)
                 v = v_.to(torch.float32).mul_(BETA_2).addcmul_(g_, g_, value=1 - BETA_2)
@@ -53,23 +49,18 @@ def on_torch(parts: Parts, seed: int = 0) -> Parts:
         tree.mapped(move, state["params"], tree.names(state["params"]), grads, state["moments"])
         return {**state, "steps": steps}
 
-    return replace(parts, draw=draw, update=update)
+    return replace(bfloat16.on_torch(parts), update=update)
 
 
 def on_jax(parts: Parts, seed: int = 0) -> Parts:
     import jax
     import jax.numpy as jnp
 
-    inner = parts.draw
-
-    def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
-        return inner(parts, name, shape, deviation).astype(jnp.bfloat16)
-
     def rounded(wide: Any, key: Any) -> Any:
         """Round float32 to bfloat16: add random bits below the last that stays, and cut them off."""
         noise = jax.random.bits(key, wide.shape, jnp.uint16).astype(jnp.uint32)
-        kept = (jax.lax.bitcast_convert_type(wide, jnp.uint32) + noise) & jnp.uint32(0xFFFF0000)
-        return jax.lax.bitcast_convert_type(kept, jnp.float32).astype(jnp.bfloat16)
+        bits = (jax.lax.bitcast_convert_type(wide, jnp.uint32) + noise) & jnp.uint32(0xFFFF0000)
+        return jax.lax.bitcast_convert_type(bits, jnp.float32).astype(jnp.bfloat16)
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         steps = state["steps"] + 1
@@ -89,33 +80,26 @@ def on_jax(parts: Parts, seed: int = 0) -> Parts:
             key = jax.random.fold_in(of_step, zlib.crc32(name.encode()))
             rows = min(len(p), max(1, SLICE * len(p) // p.size))  # a layer is a row of its stack
 
-            def turn(start: Any, size: int, held: Any) -> Any:
-                p, m, v, of = (jax.lax.dynamic_slice_in_dim(each, start, size) for each in (*held, g))
+            def turn(start: Any, size: int, arrays: Any) -> Any:
+                p, m, v, of = (jax.lax.dynamic_slice_in_dim(each, start, size) for each in (*arrays, g))
                 new = move(p, of, m, v, jax.random.fold_in(key, start))
                 return tuple(
                     jax.lax.dynamic_update_slice_in_dim(each, value, start, 0)
-                    for each, value in zip(held, new, strict=True)
+                    for each, value in zip(arrays, new, strict=True)
                 )
 
             whole = len(p) // rows
-            held = jax.lax.fori_loop(0, whole, lambda at, held: turn(at * rows, rows, held), (p, m, v))
-            return turn(whole * rows, len(p) % rows, held) if len(p) % rows else held
+            arrays = jax.lax.fori_loop(0, whole, lambda at, arrays: turn(at * rows, rows, arrays), (p, m, v))
+            return turn(whole * rows, len(p) % rows, arrays) if len(p) % rows else arrays
 
         moved = tree.mapped(leaf, state["params"], tree.names(state["params"]), grads, state["first"], state["second"])
         params, first, second = (tree.mapped(lambda _, new, i=i: new[i], state["params"], moved) for i in range(3))
         return {**state, "params": params, "first": first, "second": second, "steps": steps}
 
-    return replace(parts, draw=draw, update=update)
+    return replace(bfloat16.on_jax(parts), update=update)
 
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "bfloat16_stochastic",
-            rewrites=("draw", "update"),
-            on={"torch": on_torch, "jax": on_jax},
-            about=__doc__,
-            precision="bfloat16",
-        )
-    ]
+    on = {"torch": on_torch, "jax": on_jax}
+    return [Strategy("bfloat16_stochastic", rewrites=("draw", "update"), on=on, about=__doc__, precision="bfloat16")]

@@ -1,9 +1,9 @@
-"""Multiply in float16 with a loss scale that finds its own size; skip the steps whose gradients overflow.
+"""Multiply in float16 with a loss scale that adapts; skip the steps whose gradients overflow.
 
-Peak: about half of the activations that matrix products save, and 2 bytes for each parameter of which a 16-bit copy is
-kept while the step runs; parameters, moments and updates stay in float32. The scale begins at `scale`, is halved when a
+Peak: about half of the activations that matrix products save, and 2 bytes for each parameter that has a 16-bit copy
+while the step runs; parameters, moments and updates stay in float32. The scale begins at `scale`, is halved when a
 gradient is not finite (that step changes no parameter, no moment and no step count), and doubled after `interval` good
-steps in a row, as torch.amp.GradScaler does it (Micikevicius et al., 2018, arXiv:1710.03740). Gradients are unscaled
+steps in a row, as in torch.amp.GradScaler (Micikevicius et al., 2018, arXiv:1710.03740). Gradients are unscaled
 once, before the update sees them. torch multiplies by its autocast; in JAX the parameters are cast within the step.
 """
 
@@ -16,9 +16,9 @@ GROWTH, BACKOFF = 2.0, 0.5
 
 
 def scaled(parts: Parts, scale: Any) -> Parts:
-    """Multiply the loss that the gradient is taken of."""
+    """Multiply the loss by a scale."""
     inner = parts.loss
-    return replace(parts, loss=lambda *given: inner(*given) * scale)
+    return replace(parts, loss=lambda *args: inner(*args) * scale)
 
 
 def on_torch(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Parts:
@@ -64,8 +64,10 @@ def on_jax(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Parts:
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         finite = jnp.all(jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]))
-        kept = {key: value for key, value in state.items() if key not in ("scale", "good_steps")}
-        moved = jax.tree.map(lambda new, old: jnp.where(finite, new, old), inner_update(parts, kept, grads), kept)
+        training = {key: value for key, value in state.items() if key not in ("scale", "good_steps")}
+        moved = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), inner_update(parts, training, grads), training
+        )
         good = jnp.where(finite, state["good_steps"] + 1, 0)
         grown = good == interval
         factor = jnp.where(finite, jnp.where(grown, GROWTH, 1.0), BACKOFF)

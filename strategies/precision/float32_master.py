@@ -2,7 +2,7 @@
 
 Peak: activations and logits of half the size, a copy of the parameters of 2 bytes each while the gradient is taken, and
 gradients of 2 bytes until they are widened one by one. Parameters, moments and the update stay in float32, so small
-updates are not lost: the weights are not made smaller, only what is computed from them (Micikevicius et al., 2018,
+updates are not lost: the weights do not become smaller, only what is computed from them (Micikevicius et al., 2018,
 arXiv:1710.03740). Norms, softmax and the loss stay in float32.
 """
 
@@ -45,12 +45,5 @@ def on_jax(parts: Parts) -> Parts:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "float32_master",
-            rewrites=("grad",),
-            on={"torch": on_torch, "jax": on_jax},
-            about=__doc__,
-            precision="bfloat16",
-        )
-    ]
+    on = {"torch": on_torch, "jax": on_jax}
+    return [Strategy("float32_master", rewrites=("grad",), on=on, about=__doc__, precision="bfloat16")]

@@ -1,7 +1,7 @@
-"""Keep the state of a selective scan at the borders of chunks alone; step through each chunk twice.
+"""Keep the state of a selective scan only at the borders of chunks; pay a second pass through each chunk.
 
-Peak: T / C states of B E S elements, and what the C steps of one chunk save, about 3 C B E S. The state and its
-gradient pass from chunk to chunk, so the result is that of the whole. Decays and states are float32 at the least.
+Peak: T / C states of B E S elements, and the values that the C steps of one chunk save, about 3 C B E S. The state and
+its gradient pass from chunk to chunk, so the result is that of the whole. Decays and states are float32 at the least.
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), applied over time. `chunk` is C, in steps.
 """
 
@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
+from strategies.scan.sequential_scan import step, steps
 
 
 def checked(chunk: int) -> int:
-    """Refuse a chunk without steps."""
+    """Check that a chunk has a step, and return it; raise ValueError."""
     if chunk < 1:
         raise ValueError(f"chunked_scan: chunk must be at least 1 step, not {chunk}")
     return chunk
@@ -23,13 +24,6 @@ def on_torch(parts: Parts, chunk: int = 64) -> Parts:
     from torch.utils.checkpoint import checkpoint
 
     checked(chunk)
-
-    def steps(h_BES: Any, a_ES: Any, *rows_BC: Any) -> tuple[Any, Any]:
-        ys = []
-        for x_BE, delta_BE, b_BS, c_BS in zip(*(rows.to(a_ES.dtype).unbind(1) for rows in rows_BC), strict=True):
-            h_BES = torch.exp(delta_BE[..., None] * a_ES) * h_BES + (delta_BE * x_BE)[..., None] * b_BS[:, None]
-            ys.append((h_BES @ c_BS[..., None])[..., 0])
-        return h_BES, torch.stack(ys, 1)
 
     def scan(parts: Parts, x_BTE: Any, delta_BTE: Any, a_ES: Any, b_BTS: Any, c_BTS: Any) -> Any:
         a_ES = a_ES.to(torch.promote_types(x_BTE.dtype, torch.float32))
@@ -60,9 +54,8 @@ def on_jax(parts: Parts, chunk: int = 64) -> Parts:
             return jnp.moveaxis(filled.reshape(B, -1, size, rows_BT.shape[-1]), 0, 2)
 
         def tick(h_BES: Any, row: Any) -> tuple[Any, Any]:
-            x_BE, delta_BE, b_BS, c_BS = (values.astype(a_ES.dtype) for values in row)
-            h_BES = jnp.exp(delta_BE[..., None] * a_ES) * h_BES + (delta_BE * x_BE)[..., None] * b_BS[:, None]
-            return h_BES, jnp.einsum("bes,bs->be", h_BES, c_BS).astype(x_BTE.dtype)
+            h_BES, y_BE = step(h_BES, a_ES, *(values.astype(a_ES.dtype) for values in row))
+            return h_BES, y_BE.astype(x_BTE.dtype)
 
         steps = jax.checkpoint(lambda h_BES, rows_C: jax.lax.scan(tick, h_BES, rows_C), prevent_cse=False)
         rows_MC = tuple(in_chunks(rows) for rows in (x_BTE, delta_BTE, b_BTS, c_BTS))
@@ -76,10 +69,6 @@ def on_jax(parts: Parts, chunk: int = 64) -> Parts:
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "chunked_scan",
-            rewrites=("scan",),
-            on={"torch": on_torch, "jax": on_jax},
-            about=__doc__,
-            probe={"chunk": 5},
+            "chunked_scan", rewrites=("scan",), on={"torch": on_torch, "jax": on_jax}, about=__doc__, probe={"chunk": 5}
         )
     ]

@@ -1,10 +1,10 @@
 """Write the position to a file after every batch and begin where such a file ends; pay under a kilobyte of disk.
 
-Peak: nothing in memory. A batch counts as consumed when the next one is asked for, or when the iterator is closed; of a
-process that was killed the last `every` batches at most come again, and none is left out. `folder` is where the file
-lies; by default it is a temporary one that goes when the iterator does. A file of another source, order or size of
-windows is refused. List it after what prefetches, so that it sees what the step consumes. OLMo-core and Grain save the
-same few numbers.
+Peak: nothing in memory. A batch counts as consumed when the next one is asked for, or when the iterator is closed.
+After a process was killed, at most the last `every` batches come again, and none is left out. The file lies in
+`folder`, by default a temporary one that is removed with the iterator. A file of another source, order or size of
+windows raises an error. List this strategy after those that prefetch, so that it sees what the step consumes. OLMo-core
+and Grain save the same few numbers.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ PROBES, PROBE_ROWS = 64, 16
 
 
 def fingerprint(parts: Parts, source: Source) -> dict[str, Any]:
-    """Tell one run's sequence of batches from another's, by sizes, seed, and samples of the rows and of the order.
+    """Return what identifies the batches of a run: sizes, seed, and digests of some rows and of the first indices.
 
-    Read are 64 pieces of 16 rows, evenly spread: a change between them is not seen.
+    Only 64 pieces of 16 rows are read, evenly spread: a change between them is not seen.
     """
     import numpy as np
 
@@ -47,28 +47,28 @@ def fingerprint(parts: Parts, source: Source) -> dict[str, Any]:
     }
 
 
-def read(path: Path, due: dict[str, Any]) -> int:
-    """Read how many batches were consumed; raise ValueError for a file that is not of this very run."""
+def read(path: Path, run: dict[str, Any]) -> int:
+    """Return how many batches were consumed; raise ValueError for the file of another run."""
     try:
-        found = json.loads(path.read_text())
-        batches = found.pop("batches")
+        saved = json.loads(path.read_text())
+        batches = saved.pop("batches")
         if type(batches) is not int or batches < 0:
             raise ValueError(batches)
     except (ValueError, KeyError, AttributeError, TypeError):
         raise ValueError(f"{path} is no position of exact_resume: remove it to begin anew") from None
-    differs = [name for name in due if found.get(name) != due[name]]
-    if differs:
-        name = differs[0]
+    differences = [name for name in run if saved.get(name) != run[name]]
+    if differences:
+        name = differences[0]
         raise ValueError(
-            f"{path} was written for another run: its {name} is {found.get(name)}, here it is {due[name]}; "
+            f"{path} was written for another run: its {name} is {saved.get(name)}, here it is {run[name]}; "
             "remove it to begin anew, or name another folder"
         )
     return batches
 
 
-def write(path: Path, batches: int, due: dict[str, Any]) -> int:
-    """Replace the file in one step, so that at any moment the old or the new one is whole; return its bytes."""
-    text = json.dumps({"batches": batches, **due}).encode()
+def write(path: Path, batches: int, run: dict[str, Any]) -> int:
+    """Replace the file in one step, so that the old or the new file is always whole; return its bytes."""
+    text = json.dumps({"batches": batches, **run}).encode()
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         file.write(text)
@@ -84,49 +84,43 @@ def on_any(parts: Parts, folder: str = "", every: int = 1) -> Parts:
     inner = parts.batches
 
     def batches(parts: Parts, windows: Windows) -> Iterator[tuple[Any, Any]]:
-        source, due = windows.source, fingerprint(parts, windows.source)
+        source, run = windows.source, fingerprint(parts, windows.source)
         path = Path(folder, NAME) if folder else None
-        start = read(path, due) if path is not None and path.exists() else source.start
+        start = read(path, run) if path is not None and path.exists() else source.start
         flow = inner(parts, replace(windows, source=replace(source, start=start)))
-        return noted(parts, flow, path, start, due)
+        return noted(parts, flow, path, start, run)
 
-    def noted(parts: Parts, flow: Any, path: Path | None, done: int, due: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-        own = None if path else tempfile.mkdtemp(prefix="exact-resume-")
-        path = path or Path(str(own), NAME)
+    def noted(parts: Parts, flow: Any, path: Path | None, done: int, run: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+        temporary = None if path else tempfile.mkdtemp(prefix="exact-resume-")
+        path = path or Path(str(temporary), NAME)
         path.parent.mkdir(parents=True, exist_ok=True)
         written = -1
         try:
             for batch in flow:
                 try:
                     yield batch
-                finally:  # closed, too: what was handed out is consumed
+                finally:  # also when closed: a batch that was handed out is consumed
                     done += 1
                 del batch
                 if done % every == 0:
-                    parts.notes["state_bytes"] = write(path, done, due)
+                    parts.notes["state_bytes"] = write(path, done, run)
                     written = done
         finally:
             if written != done:
-                parts.notes["state_bytes"] = write(path, done, due)
-            if own:
-                shutil.rmtree(own, ignore_errors=True)
+                parts.notes["state_bytes"] = write(path, done, run)
+            if temporary:
+                shutil.rmtree(temporary, ignore_errors=True)
 
     return replace(parts, batches=batches)
 
 
 def holds(extent: Extent, folder: str = "", every: int = 1) -> Held:
-    """Hold nothing."""
+    """Count nothing: the position lies in a file."""
     return Held()
 
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
-        Strategy(
-            "exact_resume",
-            rewrites=("batches",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            holds=holds,
-        )
+        Strategy("exact_resume", rewrites=("batches",), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds)
     ]

@@ -1,11 +1,11 @@
 """Fetch and stack the windows of a batch in Grain's pipeline; pay Python for every single window.
 
 Peak: the source, the order of one epoch (8 N bytes), and a batch; with `workers` threads two batches ahead for each.
-Grain's own setting, 16 threads and 500 elements ahead, would hold 500 batches here. Threads share the rows, and the
-interpreter's lock: for rows in memory Grain advises none. Source: Grain's MapDataset, batched, read through
+Grain's default, 16 threads and 500 elements ahead, would hold 500 batches here. Threads share the rows, but also the
+interpreter's lock: for rows in memory Grain advises no threads. Source: Grain's MapDataset, batched, read through
 ReadOptions.
 
-Order and epochs are those of the other parts; windows are cut here, from the rows.
+Order and epochs come from the other parts; windows are cut here, from the rows.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from strategies.data.batches.torch_dataloader import refuse_other_windows
 
 AHEAD = 2
 
@@ -24,13 +25,8 @@ def on_any(parts: Parts, workers: int = 0) -> Parts:
         import numpy as np
 
         source = windows.source
-        if type(source) is not Source:
-            raise ValueError("grain_loader cuts windows of a fixed stride: leave out the strategy that picks others")
-        whole = source.count // source.batch
-        if not whole:
-            raise ValueError(
-                f"the source holds {source.count} windows, fewer than one batch of {source.batch}: use a longer corpus"
-            )
+        refuse_other_windows("grain_loader", source)
+        whole = per_epoch(source)
 
         def item(index: Any) -> tuple[Any, Any]:
             start = int(index) * source.stride
@@ -51,19 +47,20 @@ def on_any(parts: Parts, workers: int = 0) -> Parts:
     return replace(parts, batches=batches)
 
 
+def per_epoch(source: Source) -> int:
+    """Compute the whole batches of an epoch; raise ValueError where there is none."""
+    if source.count < source.batch:
+        raise ValueError(
+            f"the source holds {source.count} windows, fewer than one batch of {source.batch}: use a longer corpus"
+        )
+    return source.count // source.batch
+
+
 def holds(extent: Extent, workers: int = 0) -> Held:
     return Held(windows=8 * extent.count, batches=AHEAD * workers * extent.batch_bytes)
 
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "grain_loader",
-            rewrites=("batches",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            needs=("grain",),
-            holds=holds,
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("grain_loader", rewrites=("batches",), on=on, about=__doc__, needs=("grain",), holds=holds)]

@@ -1,12 +1,12 @@
 """Group token documents into blocks with Hugging Face datasets; pay a copy on disk and the tail of each map batch.
 
-Peak: about 80 bytes for each row of one map batch (`examples` documents of `document` rows) while blocks are made, as
-lists of ints, then one batch; the copy lies in Arrow files that are mapped. Source: `group_texts` of the
+Peak: about 80 bytes for each row of one map batch (`examples` documents of `document` rows), while blocks are made as
+lists of ints; then one batch. The copy lies in Arrow files that are mapped. Source: `group_texts` of the
 language-modelling examples of Transformers (run_clm.py).
 
-There is no overlap: blocks of one window each replace the windows of the source. The stream is handed over in
-documents of `document` rows, and what a map batch has left after its last block is dropped. The labels are the
-targets, shifted already. The files lie in a temporary folder while batches flow.
+There is no overlap: blocks of one window each replace the windows of the source. The stream is divided into documents
+of `document` rows, and the rows after the last block of a map batch are dropped. The labels are the targets, which are
+shifted already. The files lie in a temporary folder until the batches are closed.
 """
 
 from collections.abc import Iterator
@@ -36,10 +36,10 @@ def on_any(parts: Parts, document: int = 1000, examples: int = 1000) -> Parts:
             parts.notes["coverage"] = len(blocks) * source.window / len(source.inputs)
 
             def batch(indices_B: Any) -> tuple[Any, Any]:
-                found = blocks[indices_B.tolist()]
-                return found["input_ids"], found["labels"]
+                columns = blocks[indices_B.tolist()]
+                return columns["input_ids"], columns["labels"]
 
-            numbered = range(len(blocks))  # each block is a row: order and epochs need their number alone
+            numbered = range(len(blocks))  # each block is a row: order and epochs need only their number
             yield from inner(
                 parts, Windows(replace(source, inputs=numbered, targets=numbered, window=1, stride=1), batch)
             )
@@ -48,10 +48,10 @@ def on_any(parts: Parts, document: int = 1000, examples: int = 1000) -> Parts:
 
 
 def grouped(source: Source, folder: str, document: int, examples: int) -> Any:
-    """Write the documents of a source into Arrow files, and the blocks made of them beside it."""
+    """Write the documents of a source into Arrow files, group them into blocks, and return the blocks."""
     import os
 
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read at the first import: nothing here is anywhere else
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read at the first import; nothing is downloaded
     import datasets
     import numpy as np
 
@@ -71,7 +71,7 @@ def grouped(source: Source, folder: str, document: int, examples: int) -> Any:
             for name, ids in joined.items()
         }
 
-    # Fingerprints are given: those that datasets would make are hashes of all the rows.
+    # Without fingerprints, datasets would hash all rows.
     texts: Any = datasets.Dataset.from_generator(
         documents, features=datasets.Features(kinds), cache_dir=folder, fingerprint="documents"
     )

@@ -1,6 +1,6 @@
-"""Get every window of a batch by a call of its own and collate them, as map-style datasets do; pay Python per window.
+"""Fetch every window of a batch by a call of its own and collate them, as map-style datasets do; pay Python per window.
 
-Peak: two batches, the windows in a list and the batch that they are stacked into. This is `__getitem__` and
+Peak: two batches: the windows in a list, and the batch that they are stacked into. This is `__getitem__` and
 `default_collate` of torch's DataLoader without its worker processes.
 """
 
@@ -45,6 +45,7 @@ def collated(items: list[tuple[Any, Any]], stack: Callable[[list[Any]], Any]) ->
 
 
 def itemised(parts: Parts, stack: Callable[[list[Any]], Any]) -> Parts:
+    """Fetch windows one by one, and collate those on a device by `stack`."""
     inner = parts.batches
 
     def batches(parts: Parts, windows: Windows) -> Batches:
@@ -71,7 +72,7 @@ def on_jax(parts: Parts) -> Parts:
 
 
 def holds(extent: Extent) -> Held:
-    """Hold nothing but the batch that is put together, which is counted already."""
+    """Count nothing: the batch that is put together is counted already."""
     return Held()
 
 
@@ -79,10 +80,6 @@ def holds(extent: Extent) -> Held:
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "item_by_item",
-            rewrites=("batches",),
-            on={"torch": on_torch, "jax": on_jax},
-            about=__doc__,
-            holds=holds,
+            "item_by_item", rewrites=("batches",), on={"torch": on_torch, "jax": on_jax}, about=__doc__, holds=holds
         )
     ]

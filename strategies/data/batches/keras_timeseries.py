@@ -1,11 +1,10 @@
-"""Let Keras cut the windows: it keeps a list of all of them as arrays; pay the overlap and an object for each.
+"""Cut all windows by Keras, which keeps them as a list of arrays; pay the overlap and an object for each.
 
-Peak: the source plus 2 N W elements and about 130 bytes for each of the 2 N arrays; while they are made a copy of the
-rows as well. Source: keras.utils.timeseries_dataset_from_array with `format="grain"`, which works without TensorFlow.
+Peak: the source plus 2 N W elements and about 130 bytes for each of the 2 N arrays; while they are made, also a copy of
+the rows. Source: keras.utils.timeseries_dataset_from_array with `format="grain"`, which works without TensorFlow.
 
-Keras takes one target for each window, the one at its first row. Whole windows of targets come from a second dataset
-over the targets, as its documentation does for "many-to-many". A source that is to be shuffled is shuffled by Keras,
-once: every epoch has the same order.
+Keras takes one target for each window, the target of its first row. Whole windows of targets come from a second dataset
+over the targets, as in its documentation for "many-to-many". Keras shuffles once: every epoch has the same order.
 """
 
 from collections.abc import Iterator
@@ -13,32 +12,27 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Held, Parts, Strategy, Windows, hookimpl
+from strategies.data.batches.grain_loader import per_epoch
+from strategies.data.batches.torch_dataloader import refuse_other_windows
 
 ARRAY = 128
 """Bytes of one array beside its elements: the object, its sizes, and its slot in the list."""
 AHEAD = 2 * 500 * 1800
-"""Bytes of what waits in Grain's two buffers of 500 windows each, the windows themselves not counted again."""
+"""Bytes of the items that wait in Grain's two buffers of 500 windows each, without the windows themselves."""
 
 
 def on_any(parts: Parts) -> Parts:
     def batches(parts: Parts, windows: Windows) -> Iterator[tuple[Any, Any]]:
         import os
 
-        os.environ.setdefault("KERAS_BACKEND", parts.place.backend)  # read when Keras is imported first
+        os.environ.setdefault("KERAS_BACKEND", parts.place.backend)  # Keras reads it at its first import
         import keras
         import numpy as np
 
         source = windows.source
-        if type(source) is not Source:
-            raise ValueError(
-                "keras_timeseries cuts windows of a fixed stride: leave out the strategy that picks others"
-            )
-        whole = source.count // source.batch
-        if not whole:
-            raise ValueError(
-                f"the source holds {source.count} windows, fewer than one batch of {source.batch}: use a longer corpus"
-            )
+        refuse_other_windows("keras_timeseries", source)
+        whole = per_epoch(source)
 
         def cut(rows: Any) -> Any:
             return keras.utils.timeseries_dataset_from_array(

@@ -1,7 +1,7 @@
 """Gather all batches of an epoch into a list first, then hand them out; pay every window of the epoch at once.
 
-Peak: N windows, the epoch. They are handed out epoch after epoch as long as the order stays the same; where it changes
-the list is dropped and gathered again. Keras' `timeseries_dataset_from_array` keeps its windows so in its Grain format.
+Peak: N windows, the epoch. The list serves every epoch as long as the order stays the same; where the order changes, it
+is dropped and gathered again. Keras' `timeseries_dataset_from_array` keeps such a list in its Grain format.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ def on_any(parts: Parts) -> Parts:
     def batches(parts: Parts, windows: Windows) -> Iterator[tuple[Any, Any]]:
         source = windows.source
         whole = max(1, source.count // source.batch)
-        on_host = replace(parts, transfer=kept if windows.lasts is None else copied)
+        on_host = replace(parts, transfer=unchanged if windows.lasts is None else copied)
         epoch, first = divmod(source.start, whole)
         while True:
-            begun = replace(windows, source=replace(source, start=epoch * whole))
-            gathered = list(islice(inner(on_host, begun), whole))
+            from_start = replace(windows, source=replace(source, start=epoch * whole))
+            gathered = list(islice(inner(on_host, from_start), whole))
             same = True
             while same:
                 for x, y in gathered[first:]:
@@ -34,18 +34,18 @@ def on_any(parts: Parts) -> Parts:
     return replace(parts, batches=batches)
 
 
-def kept(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:
-    """Leave a batch on the host as it is."""
+def unchanged(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:
+    """Return a batch as it is, on the host."""
     return x, y
 
 
 def copied(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:
-    """Copy a batch whose memory is used again for one to come."""
+    """Copy a batch whose memory a later batch uses again."""
     return tuple(a.clone() if hasattr(a, "clone") else a.copy() for a in (x, y))
 
 
 def in_the_same_order(parts: Parts, windows: Windows, epoch: int) -> bool:
-    """Say whether the next epoch takes the windows as this one does."""
+    """Return whether the next epoch takes the windows in the same order as this one."""
     source = windows.source
     these, those = (parts.order(parts, source, number) for number in (epoch, epoch + 1))
     starts = range(0, source.count - source.batch + 1, source.batch)
@@ -53,18 +53,11 @@ def in_the_same_order(parts: Parts, windows: Windows, epoch: int) -> bool:
 
 
 def holds(extent: Extent) -> Held:
-    """Hold the batches of an epoch."""
+    """Count the batches of an epoch."""
     return Held(batches=extent.count // extent.batch * extent.batch_bytes)
 
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "preallocated_batches",
-            rewrites=("batches",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            holds=holds,
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("preallocated_batches", rewrites=("batches",), on=on, about=__doc__, holds=holds)]

@@ -1,11 +1,11 @@
-"""Let worker processes gather every k-th batch; pay a copy of the source in each, and each batch through a pipe.
+"""Gather batches in worker processes, in turn; pay a copy of the source in each, and each batch through a pipe.
 
 Peak: `workers` copies of the source, inputs and targets apart, and `workers` x `depth` batches in the workers, beside
-the source and the batch in use. This is what worker processes that are spawned and not forked come to (torch's
-DataLoader on other systems than Linux). Forking would share the source, but it copies locks that other threads hold,
-and both frameworks run threads: JAX warns of the deadlock and OpenMP has it. So each worker is a fresh interpreter that
-loads numpy and nothing else, and cuts plain windows itself: windows of other values are refused. They are not those of
-`multiprocessing`, whose workers would import the program that started this one.
+the source and the batch in use. Worker processes that are spawned and not forked cost as much (torch's DataLoader on
+other systems than Linux). Forking would share the source, but it copies locks that other threads hold, and both
+frameworks run threads: JAX warns of the deadlock, and OpenMP runs into it. So each worker is a fresh interpreter that
+loads numpy and nothing else, and cuts plain windows itself: windows of other values raise an error. `multiprocessing`
+is not used: its workers would import the program that started this one.
 """
 
 import inspect
@@ -17,23 +17,24 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import islice
 from typing import Any
 
 from harness import Extent, Held, Parts, Strategy, Windows, hookimpl
+from strategies.data.batches.torch_dataloader import in_order
 
 Batches = Iterator[tuple[Any, Any]]
 PIECE = 1 << 20
-"""About how many bytes of the source are sent at once."""
+"""About the bytes of the source that are sent at once."""
 LOOKED_AT = 256
-"""How many windows are compared at most with the rows they should be."""
+"""The most windows that are compared with the rows they should be."""
 
 
 def serve() -> None:
     """Receive rows, then gather the windows that are asked for, until the input ends.
 
-    This is the whole program of a worker, which is given it as text: it can refer to nothing else of this module.
-    Answers are written by a thread, so that one batch is gathered while another one waits in the pipe.
+    This is the whole program of a worker, which receives it as text: it can refer to nothing else of this module. A
+    thread writes the answers, so that one batch is gathered while another one waits in the pipe.
     """
     import json
     import pickle
@@ -45,18 +46,18 @@ def serve() -> None:
 
     import numpy as np
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this one ends it
-    asked: Any = sys.stdin.buffer
-    answered = sys.stdout.buffer
-    told = json.loads(asked.readline())
-    rows = [np.empty(shape, dtype) for dtype, shape in told["rows"]]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    requests: Any = sys.stdin.buffer
+    answers = sys.stdout.buffer
+    sizes = json.loads(requests.readline())
+    rows = [np.empty(shape, dtype) for dtype, shape in sizes["rows"]]
     for array in rows:
-        asked.readinto(array.reshape(-1).view(np.uint8))
+        requests.readinto(array.reshape(-1).view(np.uint8))
     views = [
         np.lib.stride_tricks.as_strided(
             array,
-            (told["count"], told["window"], *array.shape[1:]),
-            (told["stride"] * array.strides[0], *array.strides),
+            (sizes["count"], sizes["window"], *array.shape[1:]),
+            (sizes["stride"] * array.strides[0], *array.strides),
             writeable=False,
         )
         for array in rows
@@ -66,17 +67,17 @@ def serve() -> None:
     def write() -> None:
         for answer in iter(ready.get, None):
             for part in answer:
-                answered.write(part)
-            answered.flush()
+                answers.write(part)
+            answers.flush()
             del answer, part
 
     thread = Thread(target=write, daemon=True)
     thread.start()
-    indices_B = np.empty(told["batch"], np.int64)
-    while asked.readinto(indices_B.view(np.uint8)) == indices_B.nbytes:
+    indices_B = np.empty(sizes["batch"], np.int64)
+    while requests.readinto(indices_B.view(np.uint8)) == indices_B.nbytes:
         try:
-            if indices_B.min() < 0 or indices_B.max() >= told["count"]:
-                raise IndexError(f"the order gave a window that is not among the {told['count']} of the source")
+            if indices_B.min() < 0 or indices_B.max() >= sizes["count"]:
+                raise IndexError(f"the order gave a window that is not among the {sizes['count']} of the source")
             ready.put([struct.pack("q", 0), *(np.ascontiguousarray(view[indices_B]).data.cast("B") for view in views)])
         except Exception as error:
             text = pickle.dumps(error)
@@ -91,8 +92,6 @@ def on_any(parts: Parts, workers: int = 2, depth: int = 2) -> Parts:
     inner = parts.batches
 
     def batches(parts: Parts, windows: Windows) -> Batches:
-        from strategies.data.batches.torch_dataloader import in_order
-
         assert_plain("prefetch_process", windows)
         return gathered(parts, windows, in_order(parts, inner, windows.source), workers, depth)
 
@@ -100,17 +99,17 @@ def on_any(parts: Parts, workers: int = 2, depth: int = 2) -> Parts:
 
 
 def assert_plain(name: str, windows: Windows) -> None:
-    """Raise ValueError where the windows are not the rows of the source as they are, judged by a few of them."""
+    """Raise ValueError where the windows have other values than the rows of the source, judged by a few windows."""
     import numpy as np
 
     source = windows.source
     spread_B = np.linspace(0, source.count - 1, source.batch).astype(np.int64)
-    for rows, found in zip((source.inputs, source.targets), windows.batch(spread_B), strict=True):
-        found_BW = np.asarray(found.cpu() if hasattr(found, "cpu") else found)
+    for rows, values in zip((source.inputs, source.targets), windows.batch(spread_B), strict=True):
+        values_BW = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
         for at in range(0, len(spread_B), 1 + len(spread_B) // LOOKED_AT):
-            start, window = spread_B[at] * source.stride, found_BW[at]
-            due = np.asarray(rows[start : start + source.window])
-            if due.shape != window.shape or not ((due == window) | ((due != due) & (window != window))).all():
+            start, window = spread_B[at] * source.stride, values_BW[at]
+            plain = np.asarray(rows[start : start + source.window])
+            if plain.shape != window.shape or not ((plain == window) | ((plain != plain) & (window != window))).all():
                 raise ValueError(
                     f"{name}: its workers cut plain windows out of the source, and these windows have other values: "
                     "leave one of the two strategies out"
@@ -118,31 +117,44 @@ def assert_plain(name: str, windows: Windows) -> None:
 
 
 def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], workers: int, depth: int) -> Batches:
-    """Ask the workers in turn, `depth` batches ahead each; hand their answers out in the order of the questions."""
+    """Yield the batches that the workers gather in turn, `depth` batches ahead each."""
     with ExitStack() as stack:
         started = [stack.enter_context(process(serve)) for _ in range(workers)]
         for worker in started:
             with explained("prefetch_process", worker):
                 send(worker, windows)
-        asked: deque[Any] = deque()
-        for worker, indices_B in zip(cycle(started), islice(orders, workers * depth), strict=False):
-            ask(worker, indices_B)
-            asked.append(worker)
-        while asked:
-            worker = asked.popleft()
-            x, y = answer(worker, windows)
-            for indices_B in islice(orders, 1):
-                ask(worker, indices_B)
-                asked.append(worker)
-            batch = parts.transfer(parts, x, y)
-            del x, y
-            yield batch
-            del batch
+        yield from in_turn(parts, started * depth, orders, ask, lambda worker: answer(worker, windows))
+
+
+def in_turn(
+    parts: Parts, lanes: Sequence[Any], orders: Iterator[Any], ask: Callable[[Any, Any], None], answer: Callable
+) -> Batches:
+    """Ask the lanes in turn, one batch each at a time; yield their answers in the order of the questions.
+
+    A lane is whatever `ask(lane, indices_B)` and `answer(lane)` need; it is asked again as soon as it has answered.
+    """
+    waiting: deque[Any] = deque()
+
+    def ask_next(lane: Any) -> None:
+        for indices_B in islice(orders, 1):
+            ask(lane, indices_B)
+            waiting.append(lane)
+
+    for lane in lanes:
+        ask_next(lane)
+    while waiting:
+        lane = waiting.popleft()
+        x, y = answer(lane)
+        ask_next(lane)
+        batch = parts.transfer(parts, x, y)
+        del x, y
+        yield batch
+        del batch
 
 
 @contextmanager
 def process(program: Callable[[], None], lent: Sequence[int] = ()) -> Iterator[Any]:
-    """Run a function as the whole program of a worker, lending it descriptors; end it whatever happens."""
+    """Run a function as the whole program of a worker, with the descriptors `lent`; always end it."""
     worker = subprocess.Popen(
         [sys.executable, "-P", "-c", f"{inspect.getsource(program)}\n{program.__name__}()"],
         stdin=subprocess.PIPE,
@@ -153,7 +165,7 @@ def process(program: Callable[[], None], lent: Sequence[int] = ()) -> Iterator[A
     try:
         yield worker
     finally:
-        worker.kill()  # it holds nothing that must be put away
+        worker.kill()  # it has nothing to clean up
         worker.wait()
         for pipe in (worker.stdin, worker.stdout):
             with suppress(OSError):
@@ -162,7 +174,7 @@ def process(program: Callable[[], None], lent: Sequence[int] = ()) -> Iterator[A
 
 @contextmanager
 def explained(name: str, worker: Any) -> Iterator[None]:
-    """Turn a broken pipe into an error that says what became of the worker."""
+    """Replace a broken pipe by an error with the exit code of the worker."""
     try:
         yield
     except (BrokenPipeError, EOFError):
@@ -171,16 +183,16 @@ def explained(name: str, worker: Any) -> Iterator[None]:
 
 
 def send(worker: Any, windows: Windows) -> None:
-    """Send the rows, piece by piece, so that no second copy is made here."""
+    """Send the sizes and the rows, piece by piece, so that no second copy is made here."""
     import json
 
     import numpy as np
 
     source = windows.source
     both = (source.inputs, source.targets)
-    told: dict[str, Any] = {"rows": [(rows.dtype.str, rows.shape) for rows in both], "count": source.count}
-    told |= {"window": source.window, "stride": source.stride, "batch": source.batch}
-    worker.stdin.write(json.dumps(told).encode() + b"\n")
+    sizes: dict[str, Any] = {"rows": [(rows.dtype.str, rows.shape) for rows in both], "count": source.count}
+    sizes |= {"window": source.window, "stride": source.stride, "batch": source.batch}
+    worker.stdin.write(json.dumps(sizes).encode() + b"\n")
     for rows in both:
         step = max(1, PIECE * len(rows) // rows.nbytes)
         for start in range(0, len(rows), step):
@@ -196,7 +208,7 @@ def ask(worker: Any, indices_B: Any) -> None:
 
 
 def answer(worker: Any, windows: Windows) -> tuple[Any, Any]:
-    """Read one batch, or raise the error that it met."""
+    """Read one batch, or raise the error of the worker."""
     import numpy as np
 
     def read(array: Any) -> Any:
@@ -217,7 +229,7 @@ def answer(worker: Any, windows: Windows) -> tuple[Any, Any]:
 
 
 def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Held:
-    """Hold the source in each worker, and the batches that wait there."""
+    """Count the source in each worker, and the batches that wait there."""
     return Held(windows=workers * extent.rows * extent.row_bytes, batches=workers * depth * extent.batch_bytes)
 
 
@@ -225,10 +237,6 @@ def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Held:
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "prefetch_process",
-            rewrites=("batches",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            holds=holds,
+            "prefetch_process", rewrites=("batches",), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds
         )
     ]

@@ -1,10 +1,10 @@
-"""Keep the source in memory that worker processes share, and get batches through fixed slots; pay one copy out of each.
+"""Gather batches in worker processes that share the source, through fixed slots; pay one copy out of each slot.
 
 Peak: the source once, for all workers together, `workers` x `depth` slots of a batch, and the batch in use. The rows
-are read straight into the shared memory; a source that does not lie there (ignored targets, drawn rows) is copied to
-it. That memory has no name (memfd): the kernel frees it with the last process that holds it, even when all are killed,
-and nothing must be unlinked. A worker is a fresh interpreter that loads numpy and nothing else, ends with its input,
-and cuts plain windows itself: windows of other values are refused. Grain shares its batches in a like way.
+are read into the shared memory; a source that lies elsewhere (ignored targets, drawn rows) is copied to it. That memory
+has no name (memfd): the kernel frees it with the last process that has it open, even when all are killed, and nothing
+must be unlinked. A worker is a fresh interpreter that loads numpy and nothing else, ends with its input, and cuts plain
+windows itself: windows of other values raise an error. Grain shares its batches in a similar way.
 """
 
 import mmap
@@ -12,28 +12,28 @@ import os
 import pickle
 import sys
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from harness import Extent, Held, Parts, Strategy, Windows, hookimpl
+from strategies.data.batches.prefetch_process import assert_plain, explained, in_turn, process
+from strategies.data.batches.torch_dataloader import in_order
 
 Batches = Iterator[tuple[Any, Any]]
 Lent = dict[int, tuple[int, int]]
 """Open descriptors of shared memory, with the address and the bytes of each in this process."""
 PIECE = 1 << 20
-"""About how many bytes are copied at once."""
+"""About the bytes that are copied at once."""
 
 
 def serve() -> None:
     """Gather the windows that are asked for into shared slots, until the input ends.
 
-    This is the whole program of a worker, which is given it as text: it can refer to nothing else of this module. All
-    that it is told is where the arrays lie, and the sizes of the windows.
+    This is the whole program of a worker, which receives it as text: it can refer to nothing else of this module. The
+    first line of its input holds the locations of the arrays and the sizes of the windows.
     """
     import json
     import mmap
@@ -45,38 +45,38 @@ def serve() -> None:
 
     import numpy as np
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this one ends it
-    asked, answered = sys.stdin.buffer, sys.stdout.buffer
-    told = json.loads(asked.readline())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    sizes = json.loads(requests.readline())
 
-    def lent(descriptor, offset, dtype, shape, strides):
+    def shared(descriptor, offset, dtype, shape, strides):
         return np.ndarray(shape, dtype, mmap.mmap(descriptor, os.fstat(descriptor).st_size), offset, strides)
 
-    inputs, targets, x_MBW, y_MBW, indices_MB = (lent(*array) for array in told["arrays"])
+    inputs, targets, x_MBW, y_MBW, indices_MB = (shared(*array) for array in sizes["arrays"])
     windows = [
         np.lib.stride_tricks.as_strided(
             rows,
-            (told["count"], told["window"], *rows.shape[1:]),
-            (told["stride"] * rows.strides[0], *rows.strides),
+            (sizes["count"], sizes["window"], *rows.shape[1:]),
+            (sizes["stride"] * rows.strides[0], *rows.strides),
             writeable=False,
         )
         for rows in (inputs, targets)
     ]
-    while len(request := asked.read(8)) == 8:
+    while len(request := requests.read(8)) == 8:
         (slot,) = struct.unpack("q", request)
         text = b""
         try:
             indices_B = indices_MB[slot]
-            if indices_B.min() < 0 or indices_B.max() >= told["count"]:
-                raise IndexError(f"the order gave a window that is not among the {told['count']} of the source")
+            if indices_B.min() < 0 or indices_B.max() >= sizes["count"]:
+                raise IndexError(f"the order gave a window that is not among the {sizes['count']} of the source")
             for view, slots in zip(windows, (x_MBW, y_MBW), strict=True):
-                step = max(1, told["piece"] * len(indices_B) // slots[slot].nbytes)
+                step = max(1, sizes["piece"] * len(indices_B) // slots[slot].nbytes)
                 for start in range(0, len(indices_B), step):
                     slots[slot, start : start + step] = view[indices_B[start : start + step]]
         except Exception as error:
             text = pickle.dumps(error)
-        answered.write(struct.pack("q", len(text)) + text)
-        answered.flush()
+        answers.write(struct.pack("q", len(text)) + text)
+        answers.flush()
 
 
 def on_any(parts: Parts, workers: int = 2, depth: int = 2) -> Parts:
@@ -99,9 +99,6 @@ def on_any(parts: Parts, workers: int = 2, depth: int = 2) -> Parts:
         return shared
 
     def batches(parts: Parts, windows: Windows) -> Batches:
-        from strategies.data.batches.prefetch_process import assert_plain
-        from strategies.data.batches.torch_dataloader import in_order
-
         assert_plain("prefetch_shared", windows)
         return gathered(parts, windows, in_order(parts, inner, windows.source), lent, workers, depth)
 
@@ -109,7 +106,7 @@ def on_any(parts: Parts, workers: int = 2, depth: int = 2) -> Parts:
 
 
 def room(shape: Any, dtype: Any, lent: Lent) -> Any:
-    """Make an array in memory that can be lent to other processes, for as long as the array lives."""
+    """Allocate an array in memory that other processes can map, as long as the array lives."""
     import numpy as np
 
     size = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
@@ -132,7 +129,7 @@ def room(shape: Any, dtype: Any, lent: Lent) -> Any:
 
 
 def borrowed(rows: Any, lent: Lent) -> Any:
-    """Return the rows where they lie when that memory can be lent, else a copy in such memory."""
+    """Return the rows themselves where they lie in shared memory, else a copy there."""
     import numpy as np
 
     if isinstance(rows, np.ndarray) and location(rows, lent):
@@ -145,7 +142,7 @@ def borrowed(rows: Any, lent: Lent) -> Any:
 
 
 def location(array: Any, lent: Lent) -> tuple[Any, ...] | None:
-    """Say where an array lies: descriptor, offset, dtype, shape and strides; None when it cannot be lent."""
+    """Return descriptor, offset, dtype, shape and strides of an array; None where its memory is not shared."""
     at = array.__array_interface__["data"][0]
     for descriptor, (address, size) in lent.items():
         if address <= at < address + size:
@@ -154,57 +151,46 @@ def location(array: Any, lent: Lent) -> tuple[Any, ...] | None:
 
 
 def gathered(parts: Parts, windows: Windows, orders: Iterator[Any], lent: Lent, workers: int, depth: int) -> Batches:
-    """Ask the workers in turn, `depth` batches ahead each; hand their answers out in the order of the questions."""
+    """Yield the batches that the workers gather in turn, `depth` batches ahead each."""
     import json
 
     import numpy as np
-
-    from strategies.data.batches.prefetch_process import explained, process
 
     source, slots = windows.source, workers * depth
     rows = [borrowed(array, lent) for array in (source.inputs, source.targets)]
     x_MBW, y_MBW = (room((slots, source.batch, source.window, *array.shape[1:]), array.dtype, lent) for array in rows)
     indices_MB = room((slots, source.batch), np.int64, lent)
-    told: dict[str, Any] = {
+    sizes: dict[str, Any] = {
         "arrays": [location(array, lent) for array in (*rows, x_MBW, y_MBW, indices_MB)],
         "count": source.count,
         "window": source.window,
         "stride": source.stride,
         "piece": PIECE,
     }
-    asked: deque[tuple[Any, int]] = deque()
 
-    def ask(worker: Any, slot: int, indices_B: Any) -> None:
+    def ask(lane: tuple[int, Any], indices_B: Any) -> None:
+        slot, worker = lane
         indices_MB[slot] = indices_B
-        asked.append((worker, slot))
         with explained("prefetch_shared", worker):
             worker.stdin.write(slot.to_bytes(8, sys.byteorder))
             worker.stdin.flush()
 
+    def copied(lane: tuple[int, Any]) -> tuple[Any, Any]:
+        slot, worker = lane
+        answer(worker)
+        return x_MBW[slot].copy(), y_MBW[slot].copy()  # the slot is filled again at once
+
     with ExitStack() as stack:
-        lent_fds = [descriptor for descriptor, *_ in told["arrays"]]
-        started = [stack.enter_context(process(serve, lent_fds)) for _ in range(workers)]
+        descriptors = [descriptor for descriptor, *_ in sizes["arrays"]]
+        started = [stack.enter_context(process(serve, descriptors)) for _ in range(workers)]
         for worker in started:
             with explained("prefetch_shared", worker):
-                worker.stdin.write(json.dumps(told).encode() + b"\n")
-        for slot, worker, indices_B in zip(range(slots), cycle(started), orders, strict=False):
-            ask(worker, slot, indices_B)
-        while asked:
-            worker, slot = asked.popleft()
-            answer(worker)
-            x, y = x_MBW[slot].copy(), y_MBW[slot].copy()  # the slot is filled again at once
-            for indices_B in islice(orders, 1):
-                ask(worker, slot, indices_B)
-            batch = parts.transfer(parts, x, y)
-            del x, y
-            yield batch
-            del batch
+                worker.stdin.write(json.dumps(sizes).encode() + b"\n")
+        yield from in_turn(parts, list(enumerate(started * depth)), orders, ask, copied)
 
 
 def answer(worker: Any) -> None:
-    """Wait until a slot is filled, or raise the error that the worker met."""
-    from strategies.data.batches.prefetch_process import explained
-
+    """Wait until a slot is filled, or raise the error of the worker."""
     with explained("prefetch_shared", worker):
         head = worker.stdout.read(8)
         if len(head) < 8:
@@ -214,18 +200,11 @@ def answer(worker: Any) -> None:
 
 
 def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Held:
-    """Hold the source once, and the slots."""
+    """Count the slots; the source is there once."""
     return Held(batches=workers * depth * (extent.batch_bytes + 8 * extent.batch))
 
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "prefetch_shared",
-            rewrites=("rows", "batches"),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            holds=holds,
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("prefetch_shared", rewrites=("rows", "batches"), on=on, about=__doc__, holds=holds)]

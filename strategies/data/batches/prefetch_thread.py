@@ -1,8 +1,8 @@
-"""Let a thread make the next batches while the step runs; pay the batches that wait, and one in the making.
+"""Make the next batches in a thread while the step runs; pay the batches that wait and the one in the making.
 
 Peak: `depth` + 2 batches: `depth` wait in the queue, one is being made, one is in use. Gathering and transfer overlap
-with the step as far as both leave the interpreter: bulk copies do. The order stays the same. Grain and SPDL prefetch
-in threads.
+with the step where both release the interpreter's lock, as bulk copies do. The order stays the same. Grain and SPDL
+prefetch in threads.
 """
 
 from collections.abc import Iterator
@@ -20,24 +20,34 @@ def on_any(parts: Parts, depth: int = 2) -> Parts:
     inner = parts.batches
 
     def batches(parts: Parts, windows: Windows) -> Iterator[tuple[Any, Any]]:
-        lasts = windows.lasts
-        if lasts is not None:
-            if lasts < depth + 2:
-                most = f"set depth to {lasts - 2}" if lasts > 2 else "no depth is small enough"
-                raise ValueError(
-                    f"prefetch_thread keeps {depth + 2} batches at a time with depth {depth}, but the windows keep "
-                    f"only the last {lasts} as they were: {most}, or let the windows keep {depth + 2}"
-                )
-            windows = replace(windows, lasts=lasts - depth - 1)
-        return fetched(lambda: inner(parts, windows), depth)
+        lasting = reserved("prefetch_thread", windows, depth, depth + 2)
+        return fetched(lambda: inner(parts, lasting), depth)
 
     return replace(parts, batches=batches)
 
 
+def reserved(name: str, windows: Windows, depth: int, batches: int) -> Windows:
+    """Reserve so many batches of those that the windows leave as they were; the inner batches keep the rest.
+
+    Raises ValueError where there are fewer.
+    """
+    lasts = windows.lasts
+    if lasts is None:
+        return windows
+    if lasts < batches:
+        largest = lasts - (batches - depth)
+        remedy = f"set depth to {largest}" if largest > 0 else "no depth is small enough"
+        raise ValueError(
+            f"{name} keeps {batches} batches at a time with depth {depth}, but the windows keep only the last {lasts} "
+            f"as they were: {remedy}, or let the windows keep {batches}"
+        )
+    return replace(windows, lasts=lasts - batches + 1)
+
+
 def fetched(begin: Any, depth: int) -> Iterator[tuple[Any, Any]]:
-    """Yield what a thread takes from the iterator that `begin` makes; end the thread when closed."""
+    """Yield the items of the iterator that `begin` makes, taken by a thread; end the thread when closed."""
     ready: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-    room = Semaphore(depth + 1)  # what waits and what is being made
+    room = Semaphore(depth + 1)  # the batches that wait and the one being made
     closed = False
 
     def work() -> None:
@@ -46,7 +56,7 @@ def fetched(begin: Any, depth: int) -> Iterator[tuple[Any, Any]]:
             flow = begin()
             while room.acquire() and not closed:
                 ready.put((next(flow), None))
-        except BaseException as error:  # all of it belongs to whoever asks for the batch
+        except BaseException as error:  # every error belongs to the consumer of the batch
             ready.put((None, error))
         finally:
             if hasattr(flow, "close"):
@@ -63,7 +73,7 @@ def fetched(begin: Any, depth: int) -> Iterator[tuple[Any, Any]]:
     thread.start()
     try:
         while True:
-            yield taken()  # no name holds the batch, so that it can be freed before the next one is waited for
+            yield taken()  # no name refers to the batch, so that it can be freed before the wait for the next
     except StopIteration:
         return
     finally:
@@ -73,7 +83,7 @@ def fetched(begin: Any, depth: int) -> Iterator[tuple[Any, Any]]:
 
 
 def holds(extent: Extent, depth: int = 2) -> Held:
-    """Hold what waits and what is being made, beside the batch in use."""
+    """Count the batches that wait and the one being made, beside the batch in use."""
     return Held(batches=(depth + 1) * extent.batch_bytes)
 
 
@@ -81,10 +91,6 @@ def holds(extent: Extent, depth: int = 2) -> Held:
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "prefetch_thread",
-            rewrites=("batches",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            holds=holds,
+            "prefetch_thread", rewrites=("batches",), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds
         )
     ]

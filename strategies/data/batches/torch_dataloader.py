@@ -4,9 +4,9 @@ Peak: the source and one batch (items are views of the rows). With `workers` pro
 inputs and targets apart even where they were views of one array, and two batches ahead for each. Source:
 torch.utils.data.DataLoader over a map-style dataset, as its documentation shows it.
 
-Order and epochs are those of the other parts, handed over as a batch sampler; windows are cut here, from the rows. The
-processes are spawned, since those that hold threads (of torch or of JAX) cannot be forked safely, and so they are sent
-the rows. They stay over all epochs, and end when the batches are closed.
+Order and epochs come from the other parts, as a batch sampler; windows are cut here, from the rows. The processes are
+spawned and receive the rows, since a process with threads (of torch or of JAX) cannot be forked safely. They stay over
+all epochs, and end when the batches are closed.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ AHEAD = 2
 
 @dataclass(frozen=True)
 class WindowDataset:
-    """Give one window for one index: what torch calls a map-style dataset."""
+    """A map-style dataset of torch: one window for one index."""
 
     source: Source
 
@@ -34,8 +34,8 @@ class WindowDataset:
 
         def cut(rows: Any) -> Any:
             start = int(index) * self.source.stride
-            found = np.asarray(rows[start : start + self.source.window])
-            return found if found.flags.writeable else found.copy()  # torch warns of what it could not write to
+            window = np.asarray(rows[start : start + self.source.window])
+            return window if window.flags.writeable else window.copy()  # torch warns of read-only memory
 
         return cut(self.source.inputs), cut(self.source.targets)
 
@@ -48,10 +48,7 @@ def on_any(parts: Parts, workers: int = 0) -> Parts:
         from torch.utils.data import DataLoader
 
         source = windows.source
-        if type(source) is not Source:
-            raise ValueError(
-                "torch_dataloader cuts windows of a fixed stride: leave out the strategy that picks others"
-            )
+        refuse_other_windows("torch_dataloader", source)
         with closing(in_order(parts, inner, source)) as sampler:
             dataset: Any = WindowDataset(source)
             loader: Any = DataLoader(
@@ -60,7 +57,7 @@ def on_any(parts: Parts, workers: int = 0) -> Parts:
                 num_workers=workers,
                 multiprocessing_context="spawn" if workers else None,
                 prefetch_factor=AHEAD if workers else None,
-                generator=torch.Generator(),  # else it draws from torch's own, and later numbers are others
+                generator=torch.Generator(),  # else it draws from torch's own, and changes the numbers drawn later
             )
             iterator = iter(loader)
             try:
@@ -72,27 +69,25 @@ def on_any(parts: Parts, workers: int = 0) -> Parts:
     return replace(parts, batches=batches)
 
 
+def refuse_other_windows(name: str, source: Source) -> None:
+    """Raise ValueError for a source whose windows do not lie one stride apart."""
+    if type(source) is not Source:
+        raise ValueError(f"{name} cuts windows of a fixed stride: leave out the strategy that picks others")
+
+
 def in_order(parts: Parts, inner: Any, source: Source) -> Any:
-    """Yield the indices [B] of each batch: the untouched batches, of windows that are their own index."""
+    """Yield the indices [B] of each batch: the inner batches, of windows that are their own index."""
     bare = replace(parts, transfer=lambda parts, x, y: (x, y))
     for indices_B, _ in inner(bare, Windows(source, lambda indices_B: (indices_B, indices_B))):
         yield indices_B
 
 
 def holds(extent: Extent, workers: int = 0) -> Held:
-    """Count what this process takes; each worker, a process of its own, holds the rows and some batches besides."""
+    """Count the memory of this process; each worker process holds the rows and some batches besides."""
     return Held(making=extent.rows * extent.row_bytes if workers else 0)
 
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "torch_dataloader",
-            rewrites=("batches",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            needs=("torch",),
-            holds=holds,
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("torch_dataloader", rewrites=("batches",), on=on, about=__doc__, needs=("torch",), holds=holds)]

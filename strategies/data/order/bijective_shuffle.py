@@ -1,9 +1,9 @@
-"""Keep nothing and compute each position of a pseudo-random permutation when asked; pay arithmetic per index.
+"""Compute each position of a pseudo-random permutation when it is needed; pay arithmetic per index.
 
 Peak: nothing beyond the indices of a batch. A Feistel network (Luby and Rackoff 1988) permutes the numbers below the
-next even power of two, fewer than 4 N; one that falls outside is permuted again until it falls inside (cycle walking,
-Black and Rogaway 2002), which leaves a permutation of exactly N. `rounds` is its rounds, each with a key of its own.
-Not every permutation can come up. Grain's `index_shuffle` works the same way.
+next even power of two, fewer than 4 N. A result of N or more is permuted again until it is below N (cycle walking,
+Black and Rogaway 2002); so the whole is a permutation of N. Each of the `rounds` rounds has a key of its own. Not every
+permutation can come up. Grain's `index_shuffle` works the same way.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def mixed(z_K: Any) -> Any:
 def on_any(parts: Parts, rounds: int = 4) -> Parts:
     if rounds < 2:
         raise ValueError(
-            f"bijective_shuffle: {rounds} rounds leave half of each index as it was: set rounds to 2 or more"
+            f"bijective_shuffle: {rounds} rounds leave half of each index unchanged: set rounds to 2 or more"
         )
 
     def order(parts: Parts, source: Source, epoch: int) -> Callable[[int, int], Any]:
@@ -46,12 +46,12 @@ def on_any(parts: Parts, rounds: int = 4) -> Parts:
         keys = np.random.SeedSequence(source.seed, spawn_key=(epoch,)).generate_state(rounds, np.uint64)
 
         def at(start: int, stop: int) -> Any:
-            found_K = permuted(np.arange(start, max(start, min(stop, count)), dtype=np.uint64), keys, half)
-            outside = np.flatnonzero(found_K >= count)
+            indices_K = permuted(np.arange(start, max(start, min(stop, count)), dtype=np.uint64), keys, half)
+            outside = np.flatnonzero(indices_K >= count)
             while len(outside):
-                found_K[outside] = permuted(found_K[outside], keys, half)
-                outside = outside[found_K[outside] >= count]
-            return found_K.astype(np.int64)
+                indices_K[outside] = permuted(indices_K[outside], keys, half)
+                outside = outside[indices_K[outside] >= count]
+            return indices_K.astype(np.int64)
 
         return at
 
@@ -59,19 +59,11 @@ def on_any(parts: Parts, rounds: int = 4) -> Parts:
 
 
 def holds(extent: Extent, rounds: int = 4) -> Held:
-    """Hold nothing."""
+    """Count nothing: each index is computed."""
     return Held()
 
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "bijective_shuffle",
-            rewrites=("order",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            feeds="reordered",
-            holds=holds,
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("bijective_shuffle", rewrites=("order",), on=on, about=__doc__, feeds="reordered", holds=holds)]

@@ -1,9 +1,9 @@
-"""Keep a buffer of the next windows and give out a random one of them; pay with windows that come near their place.
+"""Take each window at random from a buffer of the next ones; pay with windows that stay near their place.
 
-Peak: 8 bytes for each of the `size` windows in the buffer. It is filled before the first is given out; then each one
-that leaves is replaced by the next of the source, until none is left. Readers that cannot seek shuffle like this
-(tf.data, WebDataset). The positions of an epoch come one after the other, so that to ask for an earlier one, or to
-resume, plays the epoch again from its start.
+Peak: 8 bytes for each of the `size` windows in the buffer. The buffer is filled first; then each window that leaves is
+replaced by the next of the source, until none is left. Readers that cannot seek shuffle like this (tf.data,
+WebDataset). The positions of an epoch come one after the other: an earlier position, or a run that resumes, repeats the
+epoch from its start.
 """
 
 from array import array
@@ -14,22 +14,22 @@ from typing import Any
 from harness import Extent, Held, Parts, Source, Strategy, hookimpl
 
 BLOCK = 1 << 16
-"""How many positions are passed over at once on the way to a later one."""
+"""The positions that are skipped at once on the way to a later one."""
 
 
 class Buffer:
-    """The windows of one epoch that may come next; `position` counts those that were given out."""
+    """The windows of one epoch that may come next; `position` counts those that have left."""
 
     def __init__(self, count: int, size: int, generator: Any) -> None:
         self.count, self.generator, self.position = count, generator, 0
         self.waiting = array("q", range(min(size, count)))
 
     def take(self, number: int) -> Any:
-        """Give out the next `number` windows."""
+        """Return the next `number` windows."""
         import numpy as np
 
         waiting, size, taken_K = self.waiting, len(self.waiting), np.empty(number, np.int64)
-        # one number each, whatever is asked for at a time: the order must not depend on that
+        # One draw for each window: the order must not depend on how many are taken at a time.
         draws = self.generator.random(number).tolist()
         for index, draw in enumerate(draws):
             incoming = self.position + size
@@ -72,7 +72,7 @@ def on_any(parts: Parts, size: int = 10000) -> Parts:
 
 
 def holds(extent: Extent, size: int = 10000) -> Held:
-    """Hold an index for each window in the buffer."""
+    """Count an index for each window in the buffer."""
     return Held(batches=8 * min(size, extent.count))
 
 

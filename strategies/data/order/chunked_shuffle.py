@@ -1,8 +1,8 @@
-"""Keep the order of chunks and mix the windows of a few at a time; pay with neighbours that stay close together.
+"""Shuffle the chunks, and mix the windows of a few chunks at a time; pay with neighbours that stay close together.
 
 Peak: 8 bytes for each of the N / C chunks and for each of the `held` C windows that are mixed together. Every epoch
-draws the chunks in another order, and gives out each group of `held` chunks in a random order before the next, so that
-only these need be within reach. `chunk` is C, in windows. MosaicML's py1s and LitData shuffle in this way.
+draws the chunks in another order, and takes the windows of `held` chunks in random order before it goes on, so that
+only these chunks are needed at a time. `chunk` is C, in windows. MosaicML's py1s and LitData shuffle in this way.
 """
 
 from collections.abc import Callable
@@ -39,14 +39,14 @@ def on_any(parts: Parts, chunk: int = 65536, held: int = 2) -> Parts:
             return newest[group]
 
         def at(start: int, stop: int) -> Any:
-            found, stop = [np.empty(0, np.int64)], min(stop, count)
+            pieces, stop = [np.empty(0, np.int64)], min(stop, count)
             while start < stop:
                 group = int(np.searchsorted(ends_G, start, side="right"))
                 order_M, end = mixed(group), int(ends_G[group])
                 first = end - len(order_M)
-                found.append(order_M[start - first : stop - first])
+                pieces.append(order_M[start - first : stop - first])
                 start = end
-            return np.concatenate(found)
+            return np.concatenate(pieces)
 
         return at
 
@@ -54,7 +54,7 @@ def on_any(parts: Parts, chunk: int = 65536, held: int = 2) -> Parts:
 
 
 def holds(extent: Extent, chunk: int = 65536, held: int = 2) -> Held:
-    """Hold an index for each chunk, the ends of the groups, and an index for each window of one group."""
+    """Count an index for each chunk, the ends of the groups, and an index for each window of one group."""
     chunks = -(-extent.count // chunk)
     return Held(batches=8 * (chunks + -(-chunks // held) + min(held * chunk, extent.count)))
 

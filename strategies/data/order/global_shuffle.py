@@ -1,7 +1,7 @@
 """Keep one index per window and take each epoch in a random permutation of all of them; pay 4 N bytes.
 
-Peak: 4 N bytes of indices, 8 N where there are more than 2^32 windows. Every permutation is as likely as another. It is
-drawn from the seed and the epoch (numpy PCG64, Fisher and Yates), so an epoch can be taken up again from these two.
+Peak: 4 N bytes of indices, 8 N where there are more than 2^32 windows. Every permutation is equally likely. It follows
+from the seed and the epoch (numpy PCG64, Fisher and Yates), so a run can resume within an epoch.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 from harness import Extent, Held, Parts, Source, Strategy, hookimpl
 
 NARROW = 1 << 32
-"""The most windows that an index of 4 bytes can tell apart."""
+"""The most windows that an index of 4 bytes can number."""
 
 
 def on_any(parts: Parts) -> Parts:
@@ -26,19 +26,11 @@ def on_any(parts: Parts) -> Parts:
 
 
 def holds(extent: Extent) -> Held:
-    """Hold an index for each window."""
+    """Count an index for each window."""
     return Held(batches=extent.count * (4 if extent.count <= NARROW else 8))
 
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "global_shuffle",
-            rewrites=("order",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            feeds="reordered",
-            holds=holds,
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("global_shuffle", rewrites=("order",), on=on, about=__doc__, feeds="reordered", holds=holds)]

@@ -1,8 +1,8 @@
-"""Keep no order at all and draw each window anew, with replacement; pay with windows that are never seen.
+"""Draw each window at random, with replacement; pay with windows that are never seen.
 
-Peak: nothing beyond the indices of a batch. The form of nanoGPT's `get_batch`. There is no epoch: as many draws as
-there are windows see 63 % of them. The draw of a position is a function of seed, epoch and position (numpy Philox, a
-counter), so that a run which resumes does not draw the first crops again.
+Peak: nothing beyond the indices of a batch. nanoGPT's `get_batch` works in this way. There is no epoch: N draws see 63
+% of N windows. The draw of a position is a function of seed, epoch and position (numpy Philox, a counter), so that a
+run that resumes does not draw the first crops again.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from typing import Any
 from harness import Extent, Held, Parts, Source, Strategy, hookimpl
 
 PER_COUNT = 4
-"""How many draws Philox makes of one value of its counter."""
+"""The draws that Philox makes from one value of its counter."""
 
 
 def on_any(parts: Parts) -> Parts:
@@ -34,20 +34,13 @@ def on_any(parts: Parts) -> Parts:
 
 
 def holds(extent: Extent) -> Held:
-    """Hold nothing."""
+    """Count nothing: each index is drawn."""
     return Held()
 
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
+    on = {"torch": on_any, "jax": on_any}
     return [
-        Strategy(
-            "random_crop",
-            rewrites=("order",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            approximate=True,
-            feeds="other",
-            holds=holds,
-        )
+        Strategy("random_crop", rewrites=("order",), on=on, about=__doc__, approximate=True, feeds="other", holds=holds)
     ]

@@ -1,23 +1,22 @@
-"""Keep copies of the next windows and give out random ones of them; pay the overlap that the copies share.
+"""Keep copies of the next windows and take random ones of them; pay the overlap of the copies.
 
-Peak: `size` windows of inputs and targets and nothing of the file, so `window / stride` times what a block of rows for
-the same mixing takes (see `streaming`). The file is read from its beginning to its end, and shuffled as by
-`buffered_shuffle`. Source: the shuffle buffers of WebDataset and tf.data, which see samples one after the other.
+Peak: `size` windows of inputs and targets and nothing of the file: `window / stride` times the block of rows that mixes
+as well (see `streaming`). The file is read from its beginning to its end, and shuffled as by `buffered_shuffle`.
+Source: the shuffle buffers of WebDataset and tf.data, which see samples one after the other.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, rows_on_disk
+from strategies.data.order import buffered_shuffle
 
 
 def on_any(parts: Parts, size: int = 10000) -> Parts:
-    from strategies.data.order import buffered_shuffle
-
     def windows(parts: Parts, source: Source) -> Windows:
         import numpy as np
 
-        kept: dict[int, tuple[Any, Any]] = {}
+        copies: dict[int, tuple[Any, Any]] = {}
         read = 0
 
         def window(index: int) -> tuple[Any, Any]:
@@ -27,17 +26,17 @@ def on_any(parts: Parts, size: int = 10000) -> Parts:
 
         def taken(index: int) -> tuple[Any, Any]:
             nonlocal read
-            if index not in kept and index < read:
-                read = 0  # it was given out before, so this is the next epoch
-                kept.clear()
-            while index not in kept and read < source.count and len(kept) < size:
-                kept[read] = window(read)
+            if index not in copies and index < read:
+                read = 0  # it was taken before, so this is the next epoch
+                copies.clear()
+            while index not in copies and read < source.count and len(copies) < size:
+                copies[read] = window(read)
                 read += 1
-            return kept.pop(index) if index in kept else window(index)
+            return copies.pop(index) if index in copies else window(index)
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            found = [taken(index) for index in source.checked(indices_B).tolist()]
-            return np.stack([x for x, _ in found]), np.stack([y for _, y in found])
+            pairs = [taken(index) for index in source.checked(indices_B).tolist()]
+            return np.stack([x for x, _ in pairs]), np.stack([y for _, y in pairs])
 
         return Windows(source, batch)
 
@@ -45,9 +44,8 @@ def on_any(parts: Parts, size: int = 10000) -> Parts:
 
 
 def holds(extent: Extent, size: int = 10000) -> Held:
-    each = extent.window_bytes + 2 * 112 + 8  # two arrays and their headers
-    kept = min(size, extent.count)
-    return Held(source=0, batches=kept * (each + 8) + extent.batch_bytes)
+    copy = extent.window_bytes + 2 * 112 + 8  # two arrays and their headers
+    return Held(source=0, batches=min(size, extent.count) * (copy + 8) + extent.batch_bytes)
 
 
 @hookimpl

@@ -1,7 +1,7 @@
 """Cut the rows into blocks of one window each, without overlap; pay the views that an overlap would have given.
 
-Peak: that of the source; an epoch has window / stride times fewer windows, and the rows after the last block are in
-none. Source: the blocks that language models are usually trained on.
+Peak: that of the source. An epoch has window / stride times fewer windows, and the rows after the last block are in no
+window. Source: the blocks that language models are usually trained on.
 """
 
 from dataclasses import replace
@@ -14,11 +14,11 @@ def on_any(parts: Parts) -> Parts:
     inner = parts.source
 
     def source(parts: Parts) -> Any:
-        found: Source = inner(parts)
-        cut = replace(found, stride=found.window)
-        parts.notes.pop("unused", None)  # it told of the other stride
-        parts.notes["coverage"] = 1 - cut.unused / len(cut.inputs)
-        return cut
+        overlapping: Source = inner(parts)
+        blocks = replace(overlapping, stride=overlapping.window)
+        parts.notes.pop("unused", None)  # it counts with the other stride
+        parts.notes["coverage"] = 1 - blocks.unused / len(blocks.inputs)
+        return blocks
 
     return replace(parts, source=source)
 
@@ -29,14 +29,7 @@ def holds(extent: Extent) -> Held:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
+    on = {"torch": on_any, "jax": on_any}
     return [
-        Strategy(
-            "blocks",
-            rewrites=("source",),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            approximate=True,
-            feeds="other",
-            holds=holds,
-        )
+        Strategy("blocks", rewrites=("source",), on=on, about=__doc__, approximate=True, feeds="other", holds=holds)
     ]

@@ -1,10 +1,10 @@
-"""Keep the `size` most frequent words and let all others be the unknown one; pay what those words said.
+"""Keep the `size` most frequent words and replace all others by the unknown word; pay the meaning of those words.
 
 Peak: embedding and head (and their gradients and moments) have `size` rows instead of the vocabulary's; the ids keep
 their type. Source: the capped vocabularies of torchtext and Keras.
 
-Ids are ranked by frequency with 0 for the unknown word, as the tokenizer `words` gives them, so that those from `size`
-on become 0. Losses over different vocabularies are not comparable. A vocabulary that is no larger stays as it is.
+Ids are ranked by frequency with 0 for the unknown word, as in the tokenizer `words`, so that ids from `size` on become
+0. Losses over different vocabularies are not comparable. A vocabulary of `size` words or fewer stays as it is.
 """
 
 from dataclasses import replace
@@ -26,23 +26,23 @@ def on_any(parts: Parts, size: int = 10000) -> Parts:
     inner, shape = parts.source, whole.model_copy(update={"vocabulary": size})
 
     def source(parts: Parts) -> Any:
-        read = parts.rows
+        inner_rows = parts.rows
 
         def rows(parts: Parts, path: Path) -> Any:
-            ids_N, unknown = capped(read(parts, path), size)
+            ids_N, unknown = capped(inner_rows(parts, path), size)
             parts.notes["unknown"] = unknown / max(1, len(ids_N))
             return ids_N
 
         if hasattr(shape, "parameters"):
             parts.notes["parameters"] = f"{shape.parameters():,} instead of {whole.parameters():,}"
-        found = inner(replace(parts, shape=whole, rows=rows))  # whoever draws ids draws them of all words
-        return replace(found, vocabulary=size)
+        read = inner(replace(parts, shape=whole, rows=rows))  # drawn ids are drawn from all words
+        return replace(read, vocabulary=size)
 
     return replace(parts, shape=shape, source=source)
 
 
 def capped(ids_N: Any, size: int) -> tuple[Any, int]:
-    """Replace the ids from `size` on, in place where the array is not that of a file; count them."""
+    """Replace the ids from `size` on, in place unless the array is mapped or read-only; return them and their count."""
     import numpy as np
 
     mapped = isinstance(ids_N, np.memmap)

@@ -1,6 +1,6 @@
-"""Frames kept in fewer bits than they are trained in: narrowed as they are read, widened batch by batch.
+"""Store frames in fewer bits than the training uses: narrow them as they are read, widen them batch by batch.
 
-Peak: a half or a quarter of float32 frames, and one wide batch. The wide rows never are in memory at once: files are
+Peak: a half or a quarter of float32 frames, and one wide batch. The wide rows are never in memory at once: files are
 read in pieces. Labels stay as they are.
 """
 
@@ -14,14 +14,14 @@ from harness import Extent, Held, Parts, RowsOnDisk, Strategy, hookimpl, rows_on
 
 
 class Narrowing(NamedTuple):
-    """How rows are stored: `narrow(rows_CF, out)` fills the narrow rows, `widen(x_BWF)` gives float32 again."""
+    """How rows are stored: `narrow(rows_CF, out)` fills the narrow rows, `widen(x_BWF)` returns float32 again."""
 
     narrow: Callable[[Any, Any], None]
     widen: Callable[[Any], Any]
 
 
 def as_float16(rows: RowsOnDisk) -> Narrowing:
-    """Round to float16; raise ValueError for what lies beyond its range instead of making it infinite."""
+    """Round to float16; raise ValueError for a value beyond its range, which would become infinite."""
     import numpy as np
 
     def narrow(rows_CF: Any, out: Any) -> None:
@@ -62,10 +62,10 @@ def as_int8(rows: RowsOnDisk) -> Narrowing:
     return Narrowing(narrow, lambda x_BWF: x_BWF * scale_F)
 
 
-def kept(dtype: str, fit: Callable[[RowsOnDisk], Narrowing], parts: Parts) -> Parts:
-    """Keep the floating rows of each file as `dtype`."""
+def on_any(dtype: str, fit: Callable[[RowsOnDisk], Narrowing], parts: Parts) -> Parts:
+    """Store the floating rows of each file as `dtype`."""
     inner_rows, inner_transfer = parts.rows, parts.transfer
-    widened: list[Callable[[Any], Any]] = []
+    newest: list[Callable[[Any], Any]] = []
 
     def rows(parts: Parts, path: Path) -> Any:
         import numpy as np
@@ -74,14 +74,14 @@ def kept(dtype: str, fit: Callable[[RowsOnDisk], Narrowing], parts: Parts) -> Pa
         if stored.dtype.kind != "f":
             return inner_rows(parts, path)
         narrow, widen = fit(stored)
-        widened[:] = [widen]
-        found = np.empty(stored.shape, dtype)
+        newest[:] = [widen]
+        narrow_rows = np.empty(stored.shape, dtype)
         for first, piece in rows_on_disk.in_pieces(stored):
-            narrow(piece, found[first : first + len(piece)])
-        return found
+            narrow(piece, narrow_rows[first : first + len(piece)])
+        return narrow_rows
 
     def transfer(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:
-        return inner_transfer(parts, widened[-1](x), y)
+        return inner_transfer(parts, newest[-1](x), y)
 
     return replace(parts, rows=rows, transfer=transfer)
 
@@ -93,7 +93,7 @@ def holds(share: float, extent: Extent) -> Held:
 
 
 def strategy(name: str, dtype: str, fit: Any, precision: str, share: float, about: str) -> Strategy:
-    apply = partial(kept, dtype, fit)
+    apply = partial(on_any, dtype, fit)
     return Strategy(
         name,
         rewrites=("rows", "transfer"),
@@ -115,7 +115,7 @@ def harness_strategies() -> list[Strategy]:
             as_float16,
             "float16",
             0.5,
-            "Keep frames in float16 and widen each batch; pay with 11 bits of precision and a range of 65504.",
+            "Keep frames in float16 and widen each batch; pay with 11 bits of precision and a range of ±65504.",
         ),
         strategy(
             "bfloat16_rows",

@@ -1,8 +1,8 @@
 """Map the file of rows instead of reading it; pay page faults, and disk reads where it is not cached.
 
-Peak: no memory of its own. The pages that were touched count as resident, up to the whole file, but the kernel can
-take them back: look at file pages apart from the rest. A fault maps the cached pages around it too (64 KiB). `advise`
-is what the kernel is told to expect, `random`, `normal` or `sequential` (madvise).
+Peak: no anonymous memory. Touched pages count as resident, up to the whole file, but the kernel can take them back:
+read the file pages apart from the rest. A fault also maps the cached pages around it (64 KiB). `advise` is the access
+pattern that the kernel expects: `random`, `normal` or `sequential` (madvise).
 """
 
 from dataclasses import replace

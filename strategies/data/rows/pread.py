@@ -1,7 +1,7 @@
 """Read the windows of each batch from the file, neighbours in one call; pay system calls and copies.
 
-Peak: one batch more, and the longest stretch that is read at once; no page is mapped, so nothing counts as file-backed
-(the kernel's cache is not the process's). Starts are sorted, and windows less than `gap` windows apart are read
+Peak: one batch more, and the longest stretch that is read at once. No page is mapped, so nothing counts as file-backed:
+the kernel's cache does not belong to the process. Starts are sorted, and windows less than `gap` windows apart are read
 together.
 """
 
@@ -17,15 +17,15 @@ def on_any(parts: Parts, gap: int = 1) -> Parts:
         import numpy as np
 
         def gathered(rows: Any, starts_B: Any) -> Any:
-            found = np.empty((len(starts_B), source.window, *rows.shape[1:]), rows.dtype)
+            windows_BW = np.empty((len(starts_B), source.window, *rows.shape[1:]), rows.dtype)
             ranks = np.argsort(starts_B, kind="stable")
             for first, last in stretches(starts_B[ranks], source.window, gap):
                 begin, end = int(starts_B[ranks[first]]), int(starts_B[ranks[last - 1]]) + source.window
                 stretch = np.asarray(rows[begin:end])
                 for rank in ranks[first:last]:
-                    at = int(starts_B[rank]) - begin
-                    found[rank] = stretch[at : at + source.window]
-            return found
+                    start = int(starts_B[rank]) - begin
+                    windows_BW[rank] = stretch[start : start + source.window]
+            return windows_BW
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
             starts_B = source.starts(indices_B)
@@ -53,11 +53,5 @@ def holds(extent: Extent, gap: int = 1) -> Held:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
-        Strategy(
-            "pread",
-            rewrites=("rows", "windows"),
-            on={"torch": on_any, "jax": on_any},
-            about=__doc__,
-            holds=holds,
-        )
+        Strategy("pread", rewrites=("rows", "windows"), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds)
     ]

@@ -1,8 +1,8 @@
 """Keep a block of rows that moves along the file; pay with a shuffle that mixes only within the block.
 
-Peak: `rows` rows of inputs and targets, whatever the size of the corpus, and at least those of one batch. The file is
-read from its beginning to its end. Where the source is to be shuffled, the windows within a block's reach are permuted
-among themselves, one reach after the other. A batch that lies further apart is read window by window.
+Peak: `rows` rows of inputs and targets, or those of one batch where it needs more, whatever the size of the corpus. The
+file is read from its beginning to its end. A source that is shuffled is shuffled within each block: its windows are
+permuted among themselves, one block after the other. A batch that spans more than a block is read window by window.
 """
 
 from collections.abc import Callable
@@ -38,12 +38,12 @@ def on_any(parts: Parts, rows: int = 65536) -> Parts:
 
         if not source.shuffle:
             return inner_order(parts, source, epoch)
-        reach = max(source.batch, (capacity(rows, source) - source.window) // source.stride + 1)
+        size = max(source.batch, (capacity(rows, source) - source.window) // source.stride + 1)
 
         @lru_cache(maxsize=2)
         def permuted(number: int) -> Any:
-            """Permute the windows of one reach; the same whenever it is asked for."""
-            first, last = number * reach, min((number + 1) * reach, source.count)
+            """Permute the windows of one block, always in the same way."""
+            first, last = number * size, min((number + 1) * size, source.count)
             seeds = np.random.SeedSequence([source.seed, epoch, number])
             return first + np.random.Generator(np.random.PCG64(seeds)).permutation(last - first)
 
@@ -51,9 +51,9 @@ def on_any(parts: Parts, rows: int = 65536) -> Parts:
             stop = min(stop, source.count)
             if start >= stop:
                 return np.arange(0)
-            first, last = start // reach, (stop - 1) // reach
-            found = np.concatenate([permuted(number) for number in range(first, last + 1)])
-            return found[start - first * reach : stop - first * reach]
+            first, last = start // size, (stop - 1) // size
+            indices = np.concatenate([permuted(number) for number in range(first, last + 1)])
+            return indices[start - first * size : stop - first * size]
 
         return at
 
@@ -61,25 +61,25 @@ def on_any(parts: Parts, rows: int = 65536) -> Parts:
 
 
 def capacity(rows: int, source: Source | Extent) -> int:
-    """The rows of a block: those asked for, or the ones that a batch in order needs."""
+    """Compute the rows of a block: `rows`, or as many as a batch of consecutive windows needs."""
     return max(rows, (source.batch - 1) * source.stride + source.window)
 
 
 class Block:
-    """The rows [first, last) of a file in one array that is filled again further on."""
+    """The rows [first, last) of a file, in one array that is filled again as the block moves on."""
 
     def __init__(self, source: Any, size: int) -> None:
         import numpy as np
 
         self.source, self.first, self.last = source, 0, 0
-        self.held = np.empty((size, *source.shape[1:]), source.dtype)
+        self.array = np.empty((size, *source.shape[1:]), source.dtype)
 
     def rows(self, first: int, last: int) -> Any:
-        """Give the rows [first, last); where they are not held, read as many as fit from `first` on."""
+        """Return the rows [first, last); if the block lacks some, read as many as fit from `first` on."""
         if not self.first <= first <= last <= self.last:
-            self.first, self.last = first, min(len(self.source), first + len(self.held))
-            rows_on_disk.fill(self.held[: self.last - self.first], self.source[self.first : self.last])
-        return self.held[first - self.first : last - self.first]
+            self.first, self.last = first, min(len(self.source), first + len(self.array))
+            rows_on_disk.fill(self.array[: self.last - self.first], self.source[self.first : self.last])
+        return self.array[first - self.first : last - self.first]
 
 
 def holds(extent: Extent, rows: int = 65536) -> Held:

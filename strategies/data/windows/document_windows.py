@@ -1,12 +1,12 @@
-"""Keep every window within one document; pay the rows that fill no window of theirs, or padding.
+"""Keep every window within one document; pay the rows that fill no window of their document, or padding.
 
-Peak: the source, 24 bytes for each document that has a window, and one batch; while the table is made 8 bytes for each
-end of a document and 40 for each document. Source: the sample index of Megatron-LM's GPTDataset, which keeps 12 bytes
-for each window.
+Peak: the source, 24 bytes for each document that has a window, and one batch; while the table of documents is made, 8
+bytes for each end of a document and 40 for each document. Source: the sample index of Megatron-LM's GPTDataset, which
+keeps 12 bytes for each window.
 
 A document ends with the id `end`: 10 is the newline of the tokenizer `bytes`, so that documents are lines; set it to
-what the corpus has. No input is an `end`, only the last target of a document. `tail` says what becomes of the rows
-that a document has left: `drop` them, `pad` them to a window (inputs 0, targets -100), or take them as an `error`.
+the separator of the corpus. No input is an `end`, only the last target of a document. `tail` decides about the rows
+that remain of a document: `drop` them, `pad` them to a window (inputs 0, targets -100), or raise an `error`.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -21,7 +21,7 @@ USUAL = 40
 
 @dataclass(frozen=True)
 class Documents(Source):
-    """A source whose windows do not lie one stride apart, so that their number must be told."""
+    """A source whose windows do not lie one stride apart, so that their number must be set."""
 
     number: int = 0
 
@@ -33,7 +33,7 @@ class Documents(Source):
 
 def on_any(parts: Parts, end: int = 10, tail: str = "drop") -> Parts:
     if tail not in ("drop", "pad", "error"):
-        raise ValueError(f"documents: tail is 'drop', 'pad' or 'error', not '{tail}'")
+        raise ValueError(f"document_windows: tail is 'drop', 'pad' or 'error', not '{tail}'")
 
     def windows(parts: Parts, source: Source) -> Windows:
         import numpy as np
@@ -43,32 +43,35 @@ def on_any(parts: Parts, end: int = 10, tail: str = "drop") -> Parts:
         length_D = last_D - first_D
         number_D = counts(length_D, window, stride, pad=tail == "pad")
         covered_D = np.maximum(number_D - 1, 0) * stride + window
-        left_D = np.flatnonzero((number_D == 0) | (covered_D < length_D))
-        if tail == "error" and len(left_D):
-            at, rows = int(first_D[left_D[0]]), int(length_D[left_D[0]])
+        uncovered_D = np.flatnonzero((number_D == 0) | (covered_D < length_D))
+        if tail == "error" and len(uncovered_D):
+            start, rows = int(first_D[uncovered_D[0]]), int(length_D[uncovered_D[0]])
             raise ValueError(
-                f"documents: the one of {rows} rows at row {at} does not end with a window of {window}: "
+                f"document_windows: the document of {rows} rows at row {start} does not end with a window of {window}: "
                 "set tail to 'drop' or 'pad'"
             )
-        kept_D = np.flatnonzero(number_D)
-        if not len(kept_D):
-            raise ValueError(f"documents: none has {window} rows before its id {end}: set tail to 'pad', or end")
-        first_D, last_D, upto_D = first_D[kept_D], last_D[kept_D], np.cumsum(number_D[kept_D])
-        # a step covers `stride` rows, or the window where that is less; the last window what the document has left
-        steps_D = number_D[kept_D] - 1
-        rows_D = steps_D * min(stride, window) + np.minimum(window, length_D[kept_D] - steps_D * stride)
+        used_D = np.flatnonzero(number_D)
+        if not len(used_D):
+            raise ValueError(
+                f"document_windows: no document has {window} rows before its id {end}: set tail to 'pad', or end"
+            )
+        first_D, last_D, upto_D = first_D[used_D], last_D[used_D], np.cumsum(number_D[used_D])
+        # A step covers `stride` rows, or the window where that is less; the last window covers the remaining rows.
+        steps_D = number_D[used_D] - 1
+        rows_D = steps_D * min(stride, window) + np.minimum(window, length_D[used_D] - steps_D * stride)
         parts.notes["coverage"] = int(rows_D.sum()) / len(source.inputs)
-        parts.notes["documents"] = len(kept_D)
-        parts.notes.pop("unused", None)  # it told of windows in a row
+        parts.notes["documents"] = len(used_D)
+        parts.notes.pop("unused", None)  # it counts the rows after windows that lie one stride apart
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
             indices_B = np.asarray(indices_B, np.int64)
-            of_B = np.searchsorted(upto_D, indices_B, side="right")
-            before_B = np.where(of_B > 0, upto_D[of_B - 1], 0)
-            starts_B = first_D[of_B] + (indices_B - before_B) * stride
-            stops_B = np.minimum(starts_B + window, last_D[of_B])
+            document_B = np.searchsorted(upto_D, indices_B, side="right")
+            before_B = np.where(document_B > 0, upto_D[document_B - 1], 0)
+            starts_B = first_D[document_B] + (indices_B - before_B) * stride
+            stops_B = np.minimum(starts_B + window, last_D[document_B])
             spans_B = list(zip(starts_B.tolist(), stops_B.tolist(), strict=True))
             if tail != "pad":
+                both = source.inputs, source.targets
                 return tuple(np.stack([np.asarray(rows[a:b]) for a, b in spans_B]) for rows in both)  # type: ignore
             x_BW = np.zeros((len(indices_B), window), source.inputs.dtype)
             y_BW = np.full((len(indices_B), window), IGNORED, np.promote_types(source.targets.dtype, np.int16))
@@ -76,23 +79,22 @@ def on_any(parts: Parts, end: int = 10, tail: str = "drop") -> Parts:
                 x_BW[row, : b - a], y_BW[row, : b - a] = source.inputs[a:b], source.targets[a:b]
             return x_BW, y_BW
 
-        both = source.inputs, source.targets
-        given = {field.name: getattr(source, field.name) for field in fields(source)}
-        return Windows(Documents(**given, number=int(upto_D[-1])), batch)
+        values = {field.name: getattr(source, field.name) for field in fields(source)}
+        return Windows(Documents(**values, number=int(upto_D[-1])), batch)
 
     return replace(parts, windows=windows)
 
 
 def spans(inputs: Any, end: int) -> tuple[Any, Any]:
-    """Give first row and row after the last of each document [D], its end left out, empty ones left out."""
+    """Return the first row of each document and the row after its last one [D], without ends and empty documents."""
     import numpy as np
 
-    found = [
+    ends = [
         start + np.flatnonzero(np.asarray(inputs[start : start + CHUNK]) == end)
         for start in range(0, len(inputs), CHUNK)
     ]
-    first_D = np.concatenate([[0], *(piece + 1 for piece in found)]).astype(np.int64)
-    last_D = np.concatenate([*found, [len(inputs)]]).astype(np.int64)
+    first_D = np.concatenate([[0], *(rows + 1 for rows in ends)]).astype(np.int64)
+    last_D = np.concatenate([*ends, [len(inputs)]]).astype(np.int64)
     filled_D = last_D > first_D
     return first_D[filled_D], last_D[filled_D]
 
@@ -104,20 +106,20 @@ def counts(length_D: Any, window: int, stride: int, pad: bool) -> Any:
     if not pad:
         return np.maximum(0, (length_D - window) // stride + 1)
     steps_D = -(-np.maximum(0, length_D - window) // stride)
-    return np.minimum(steps_D + 1, -(-length_D // stride))  # a stride beyond the window may step over what is left
+    return np.minimum(steps_D + 1, -(-length_D // stride))  # a stride beyond the window may skip the last rows
 
 
 def holds(extent: Extent, end: int = 10, tail: str = "drop") -> Held:
     documents = extent.rows // USUAL
-    kept = documents if tail == "pad" else min(documents, extent.rows // extent.window)
-    return Held(windows=24 * kept, making=48 * documents)
+    used = documents if tail == "pad" else min(documents, extent.rows // extent.window)
+    return Held(windows=24 * used, making=48 * documents)
 
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "documents",
+            "document_windows",
             rewrites=("windows",),
             on={"torch": on_any, "jax": on_any},
             about=__doc__,
@@ -126,5 +128,6 @@ def harness_strategies() -> list[Strategy]:
             feeds="other",
             data="tokens",
             holds=holds,
+            aliases=("documents",),
         )
     ]

@@ -1,7 +1,7 @@
 """Write every window to a file once and map it; pay the disk, window / stride times the source, and page faults.
 
-Peak: the source and `block` windows while the file is written; afterwards what the kernel keeps of its pages, at most
-N W elements of inputs and of targets, which it may drop. Source: shards of samples, as in MosaicML's streaming or
+Peak: the source and `block` windows while the file is written; afterwards the pages of the file in memory, at most N W
+elements of inputs and of targets, which the kernel may drop. Source: shards of samples, as in MosaicML's streaming or
 LitData. The file lies in `folder`, by default the system's temporary one, and has no name: it ends with the process.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from strategies.data.windows.strided_view import view
 
 
 def on_any(parts: Parts, block: int = 4096, folder: str = "") -> Parts:
@@ -20,10 +21,10 @@ def on_any(parts: Parts, block: int = 4096, folder: str = "") -> Parts:
     def windows(parts: Parts, source: Source) -> Windows:
         import numpy as np
 
-        at = folder or tempfile.gettempdir()
-        x_NW, y_NW = (written(rows, source, block, at) for rows in (source.inputs, source.targets))
+        place = folder or tempfile.gettempdir()
+        x_NW, y_NW = (written(rows, source, block, place) for rows in (source.inputs, source.targets))
         size = x_NW.nbytes + y_NW.nbytes
-        parts.notes["file"] = f"{size:,} bytes in {at} ({file_system(at)})"
+        parts.notes["file"] = f"{size:,} bytes in {place} ({file_system(place)})"
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
             indices_B = source.checked(indices_B)
@@ -40,29 +41,28 @@ def written(rows: Any, source: Source, block: int, folder: str) -> Any:
     A full disk raises OSError here; stores into a mapped file would end the process.
     """
     import numpy as np
-    from numpy.lib.stride_tricks import sliding_window_view
 
-    view = np.moveaxis(sliding_window_view(rows, source.window, axis=0)[:: source.stride], -1, 1)
+    windows = view(rows, source.window, source.stride)
     with tempfile.TemporaryFile(dir=folder) as file:
         for first in range(0, source.count, block):
-            file.write(np.ascontiguousarray(view[first : first + block]).data)
+            file.write(np.ascontiguousarray(windows[first : first + block]).data)
         file.flush()
-        return np.memmap(file, rows.dtype, "r", shape=view.shape)
+        return np.memmap(file, rows.dtype, "r", shape=windows.shape)
 
 
 def file_system(folder: str) -> str:
-    """Name the file system of a folder, since on tmpfs the file is memory after all."""
+    """Return the file system of a folder: on tmpfs the file is memory after all."""
     import psutil
 
     path = os.path.realpath(folder)
-    mounted = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
-    while path not in mounted and path != os.path.dirname(path):
+    mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
+    while path not in mounts and path != os.path.dirname(path):
         path = os.path.dirname(path)
-    return mounted.get(path, "unknown")
+    return mounts.get(path, "unknown")
 
 
 def holds(extent: Extent, block: int = 4096, folder: str = "") -> Held:
-    """Count the pages of the file, all of which were written, and the block that is made before it is."""
+    """Count the pages of the file, all of which were written, and the block in memory before it is written."""
     row = max(extent.input_bytes, extent.target_bytes)
     return Held(windows=extent.count * extent.window_bytes, making=min(block, extent.count) * extent.window * row)
 
@@ -70,6 +70,4 @@ def holds(extent: Extent, block: int = 4096, folder: str = "") -> Held:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     on = {"torch": on_any, "jax": on_any}
-    return [
-        Strategy("eager_on_disk", rewrites=("windows",), on=on, about=__doc__, probe={"block": 3}, holds=holds),
-    ]
+    return [Strategy("eager_on_disk", rewrites=("windows",), on=on, about=__doc__, probe={"block": 3}, holds=holds)]

@@ -5,18 +5,15 @@ for the objects. Sequences of frames are often prepared so: 380,000 tensors [30,
 """
 
 from harness import Extent, Held, Parts, Strategy, hookimpl
+from strategies.data.windows import list_of_views
 
 
 def on_any(parts: Parts) -> Parts:
-    from strategies.data.windows.list_of_views import listed
-
-    return listed(parts, lambda view: view.copy())
+    return list_of_views.listed(parts, lambda view: view.copy())
 
 
 def holds(extent: Extent) -> Held:
-    """Count the copies, and what a list of as many arrays takes beside them."""
-    from strategies.data.windows import list_of_views
-
+    """Count the copies and the list of array objects."""
     return Held(windows=extent.count * extent.window_bytes + list_of_views.holds(extent).windows)
 
 

@@ -2,7 +2,7 @@
 
 Peak: the source twice where host and device share a memory (JAX on the CPU uses the host's rows themselves if they
 begin at a multiple of 64 bytes), plus one batch and 4 B W bytes of index. One compilation serves all batches of a size.
-Source: JAX, `jnp.take`; indices beyond the end would be clamped without a word, so they are checked on the host.
+Source: JAX, `jnp.take`; it would silently clamp indices beyond the end, so they are checked on the host.
 """
 
 from collections.abc import Callable
@@ -23,20 +23,16 @@ def on_jax(parts: Parts) -> Parts:
 
 
 def resident(parts: Parts, cut: Callable[[Any, Any, int], Any]) -> Parts:
-    """Move the rows to the device once, and let `cut(rows, starts_B, window)` cut each batch there, compiled.
+    """Move the rows to the device once, and cut each batch there by `cut(rows, starts_B, window)`, compiled.
 
-    Where inputs and targets are views of one array, that is moved. Raises ValueError for more rows than JAX counts.
+    Where inputs and targets are views of one array, that array is moved.
     """
 
     def windows(parts: Parts, source: Source) -> Windows:
         import jax
         import numpy as np
 
-        if len(source.inputs) >= 1 << 31:
-            raise ValueError(
-                f"JAX counts to 2,147,483,647 and the source has {len(source.inputs):,} rows; "
-                "take a strategy for numpy or torch"
-            )
+        refuse_uncountable(source)
         both_rows, later = source.joined, 1
         if both_rows is None:
             inputs, targets, later = jax.device_put(source.inputs), jax.device_put(source.targets), 0
@@ -56,10 +52,23 @@ def resident(parts: Parts, cut: Callable[[Any, Any, int], Any]) -> Parts:
     return replace(parts, windows=windows)
 
 
+def refuse_uncountable(source: Source) -> None:
+    """Raise ValueError for more rows than an index of JAX can count."""
+    if len(source.inputs) >= 1 << 31:
+        raise ValueError(
+            f"JAX counts to 2,147,483,647 and the source has {len(source.inputs):,} rows; "
+            "choose a strategy for numpy or torch"
+        )
+
+
+def rows_bytes(extent: Extent) -> int:
+    """Compute the bytes of the rows on the device, which is the CPU in a prediction."""
+    return extent.base + extent.input_bytes * (not extent.target_bytes)
+
+
 def holds(extent: Extent) -> Held:
-    """Count the rows on the device, which here is the CPU, and the index of a batch."""
-    rows = extent.base + extent.input_bytes * (not extent.target_bytes)
-    return Held(windows=rows, batches=4 * extent.batch * extent.window)
+    """Count the rows on the device and the index of a batch."""
+    return Held(windows=rows_bytes(extent), batches=4 * extent.batch * extent.window)
 
 
 @hookimpl

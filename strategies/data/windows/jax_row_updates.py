@@ -2,13 +2,14 @@
 
 Peak: the source plus 2 N W elements for inputs and targets, integers in 4 bytes, and one more array of all windows; N
 times their bytes are moved. A negative control: `out = out.at[i].set(...)` outside of `jit`, where nothing is donated.
-More than `limit_mib` of moved bytes are refused.
+More than `limit_mib` of moved bytes raise an error.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from strategies.data.windows.jax_vmap import taken
 
 
 def on_jax(parts: Parts, limit_mib: int = 4096) -> Parts:
@@ -36,16 +37,7 @@ def on_jax(parts: Parts, limit_mib: int = 4096) -> Parts:
                 "use fewer windows, or raise limit_mib"
             )
 
-        @jax.jit
-        def chosen(x_NW: Any, y_NW: Any, at_B: Any) -> tuple[Any, Any]:
-            return jnp.take(x_NW, at_B, axis=0, mode="clip"), jnp.take(y_NW, at_B, axis=0, mode="clip")
-
-        x_NW, y_NW = filled(source.inputs), filled(source.targets)
-
-        def batch(indices_B: Any) -> tuple[Any, Any]:
-            return chosen(x_NW, y_NW, source.checked(indices_B).astype(np.int32))
-
-        return Windows(source, batch)
+        return Windows(source, taken(source, filled(source.inputs), filled(source.targets)))
 
     return replace(parts, windows=windows)
 

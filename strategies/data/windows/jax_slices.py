@@ -2,28 +2,28 @@
 
 Peak: the source twice where host and device share a memory (JAX on the CPU uses the host's rows themselves if they
 begin at a multiple of 64 bytes), plus one batch. One compilation serves all batches of a size. Source: JAX,
-`vmap(lax.dynamic_slice_in_dim)`, which moves a start beyond the end back without a word: they are checked on the host.
+`vmap(lax.dynamic_slice_in_dim)`; it would silently move starts beyond the end back, so they are checked on the host.
 """
 
 from typing import Any
 
 from harness import Extent, Held, Parts, Strategy, hookimpl
+from strategies.data.windows import jax_gather
 
 
 def on_jax(parts: Parts) -> Parts:
+    return jax_gather.resident(parts, cut)
+
+
+def cut(rows: Any, starts_B: Any, window: int) -> Any:
+    """Cut the windows that begin at these rows [B, W ...]."""
     import jax
 
-    from strategies.data.windows.jax_gather import resident
-
-    def cut(rows: Any, starts_B: Any, window: int) -> Any:
-        return jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, window))(starts_B)
-
-    return resident(parts, cut)
+    return jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, window))(starts_B)
 
 
 def holds(extent: Extent) -> Held:
-    """Count the rows on the device, which here is the CPU."""
-    return Held(windows=extent.base + extent.input_bytes * (not extent.target_bytes))
+    return Held(windows=jax_gather.rows_bytes(extent))
 
 
 @hookimpl

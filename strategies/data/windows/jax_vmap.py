@@ -1,36 +1,27 @@
 """Materialise all windows up front with vmapped dynamic slices; pay the overlap, and 4 bytes for every id.
 
 Peak: the source, 2 N W elements for inputs and targets, integers in 4 bytes, and while they are made the rows on the
-device (inputs and targets once, where those are views of one array) with 4 N bytes of offsets. Source: JAX,
+device (inputs and targets once, where they are views of one array) with 4 N bytes of offsets. Source: JAX,
 `jit(vmap(dynamic_slice))`; plain slices with traced bounds would not compile.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from strategies.data.windows.jax_gather import refuse_uncountable
+from strategies.data.windows.jax_slices import cut
 
 
 def on_jax(parts: Parts) -> Parts:
     def windows(parts: Parts, source: Source) -> Windows:
         import jax
-        import jax.numpy as jnp
         import numpy as np
 
-        if len(source.inputs) >= 1 << 31:
-            raise ValueError(
-                f"jax_vmap: JAX counts to 2,147,483,647 and the source has {len(source.inputs):,} rows; take numpy_copy"
-            )
+        refuse_uncountable(source)
         starts_N = (np.arange(source.count, dtype=np.int64) * source.stride).astype(np.int32)
-
-        @jax.jit
-        def all_of(rows: Any, starts_N: Any) -> Any:
-            return jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, source.window))(starts_N)
-
-        @jax.jit
-        def chosen(x_NW: Any, y_NW: Any, at_B: Any) -> tuple[Any, Any]:
-            return jnp.take(x_NW, at_B, axis=0, mode="clip"), jnp.take(y_NW, at_B, axis=0, mode="clip")
-
+        all_of = jax.jit(lambda rows, starts_N: cut(rows, starts_N, source.window))
         if (joined := source.joined) is not None:
             rows = wide(joined)
             x_NW, y_NW = all_of(rows, starts_N), all_of(rows, starts_N + np.int32(1))
@@ -38,13 +29,22 @@ def on_jax(parts: Parts) -> Parts:
         else:
             x_NW, y_NW = all_of(wide(source.inputs), starts_N), all_of(wide(source.targets), starts_N)
         jax.block_until_ready((x_NW, y_NW))
-
-        def batch(indices_B: Any) -> tuple[Any, Any]:
-            return chosen(x_NW, y_NW, source.checked(indices_B).astype(np.int32))
-
-        return Windows(source, batch)
+        return Windows(source, taken(source, x_NW, y_NW))
 
     return replace(parts, windows=windows)
+
+
+def taken(source: Source, x_NW: Any, y_NW: Any) -> Callable[[Any], tuple[Any, Any]]:
+    """Return a function that takes a batch of windows on the device, compiled."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    @jax.jit
+    def both(x_NW: Any, y_NW: Any, at_B: Any) -> tuple[Any, Any]:
+        return jnp.take(x_NW, at_B, axis=0, mode="clip"), jnp.take(y_NW, at_B, axis=0, mode="clip")
+
+    return lambda indices_B: both(x_NW, y_NW, source.checked(indices_B).astype(np.int32))
 
 
 def wide(rows: Any) -> Any:

@@ -1,42 +1,44 @@
-"""Gather windows of one token more and cast them once, inputs and targets being views of them; pay one gather.
+"""Gather windows of one token more and cast them once; inputs and targets are views of them; pay one gather.
 
 Peak: the source plus one batch of B (W + 1) ids, as stored and as the step takes them (int64 in torch, int32 in JAX).
-Where the targets are not the inputs one token on, in the same memory (some are ignored, say), both are gathered.
+Both are gathered where the targets are not the inputs one token later in the same memory, as with ignored targets.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from strategies.data.windows.strided_view import view
 
 
-def cast_to(dtype: str, parts: Parts) -> Parts:
+def on_torch(parts: Parts) -> Parts:
+    import torch
+
+    return cast(parts, lambda ids_BW: torch.from_numpy(ids_BW.astype("int64")))
+
+
+def on_jax(parts: Parts) -> Parts:
+    return cast(parts, lambda ids_BW: ids_BW.astype("int32"))
+
+
+def cast(parts: Parts, to_step: Callable[[Any], Any]) -> Parts:
+    """Gather each batch at once, and cast it by `to_step(ids_BW)`."""
+
     def windows(parts: Parts, source: Source) -> Windows:
-        from numpy.lib.stride_tricks import sliding_window_view
-
-        def view(rows: Any, window: int) -> Any:
-            return sliding_window_view(rows, window)[:: source.stride]
-
-        def handed(ids_BW: Any) -> Any:
-            if dtype != "int64":
-                return ids_BW
-            import torch
-
-            return torch.from_numpy(ids_BW)
-
+        window, stride = source.window, source.stride
         ids = source.joined
         if ids is None:
-            x_NW, y_NW = view(source.inputs, source.window), view(source.targets, source.window)
+            x_NW, y_NW = view(source.inputs, window, stride), view(source.targets, window, stride)
         else:
-            ids_NW = view(ids, source.window + 1)
+            ids_NW = view(ids, window + 1, stride)
         parts.notes["windows"] = "inputs and targets apart" if ids is None else "one gather for both"
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
             indices_B = source.checked(indices_B)
             if ids is None:
-                return handed(x_NW[indices_B].astype(dtype)), handed(y_NW[indices_B].astype(dtype))
-            both_BW = handed(ids_NW[indices_B].astype(dtype))
+                return to_step(x_NW[indices_B]), to_step(y_NW[indices_B])
+            both_BW = to_step(ids_NW[indices_B])
             return both_BW[:, :-1], both_BW[:, 1:]
 
         return Windows(source, batch)
@@ -50,5 +52,5 @@ def holds(extent: Extent) -> Held:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    on = {"torch": partial(cast_to, "int64"), "jax": partial(cast_to, "int32")}
+    on = {"torch": on_torch, "jax": on_jax}
     return [Strategy("joint_gather", rewrites=("windows",), on=on, about=__doc__, data="tokens", holds=holds)]

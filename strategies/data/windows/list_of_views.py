@@ -1,14 +1,14 @@
 """Keep the source and one numpy view object per window; pay some 120 bytes for each and Python for every window.
 
-Peak: the source plus 2 N (112 + 8) bytes, 16 more where rows are vectors, for views and the slots that point at them.
-The data itself is never copied but for the batch. This is a list of slices in numpy, as it is often written.
+Peak: the source plus 2 N (112 + 8) bytes, 16 more where rows are vectors, for the views and the slots of the list. Only
+the batch is copied. This is the list of slices that loaders in numpy often make.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from strategies.data.windows.strided_view import indexed
 
 SLOT, ARRAY, AXIS = 8, 96, 16  # bytes: in a list, of an array object, of each of its dimensions
 
@@ -17,25 +17,24 @@ def on_any(parts: Parts) -> Parts:
     return listed(parts, lambda view: view)
 
 
-def listed(parts: Parts, keep: Callable[[Any], Any]) -> Parts:
-    """Keep something of each window, cut as a view of the rows, in a list."""
+def listed(parts: Parts, item: Callable[[Any], Any]) -> Parts:
+    """Keep `item(view)` of each window, a view of the rows, in a list."""
 
-    def windows(parts: Parts, source: Source) -> Windows:
+    def windowed(rows: Any, source: Source) -> list[Any]:
+        return [item(view) for view in slices(rows, source)]
+
+    def pick(items: list[Any], indices_B: Any) -> Any:
         import numpy as np
 
-        def kept(rows: Any) -> list[Any]:
-            starts = range(0, source.count * source.stride, source.stride)
-            return [keep(rows[start : start + source.window]) for start in starts]
+        return np.stack([items[index] for index in indices_B.tolist()])
 
-        xs, ys = kept(source.inputs), kept(source.targets)
+    return indexed(parts, windowed, pick)
 
-        def batch(indices_B: Any) -> tuple[Any, Any]:
-            chosen = source.checked(indices_B).tolist()
-            return np.stack([xs[index] for index in chosen]), np.stack([ys[index] for index in chosen])
 
-        return Windows(source, batch)
-
-    return replace(parts, windows=windows)
+def slices(rows: Any, source: Source) -> Iterator[Any]:
+    """Yield the rows of every window, sliced from an array or a list."""
+    for start in range(0, source.count * source.stride, source.stride):
+        yield rows[start : start + source.window]
 
 
 def holds(extent: Extent) -> Held:

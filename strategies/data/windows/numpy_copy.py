@@ -3,33 +3,26 @@
 Peak: the source plus 2 N W elements for inputs and targets; integers take 4 bytes each.
 """
 
-from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from strategies.data.windows.strided_view import indexed
 
 
 def on_any(parts: Parts) -> Parts:
-    def windows(parts: Parts, source: Source) -> Windows:
-        import numpy as np
+    return indexed(parts, copied)
 
-        def room(rows: Any) -> Any:
-            dtype = np.int32 if rows.dtype.kind in "iu" else rows.dtype
-            return np.empty((source.count, source.window, *rows.shape[1:]), dtype)
 
-        x_NW, y_NW = room(source.inputs), room(source.targets)
-        for index in range(source.count):
-            start = index * source.stride
-            x_NW[index] = source.inputs[start : start + source.window]
-            y_NW[index] = source.targets[start : start + source.window]
+def copied(rows: Any, source: Source) -> Any:
+    """Copy all windows [N, W ...] into one array, integers as int32."""
+    import numpy as np
 
-        def batch(indices_B: Any) -> tuple[Any, Any]:
-            indices_B = source.checked(indices_B)
-            return x_NW[indices_B], y_NW[indices_B]
-
-        return Windows(source, batch)
-
-    return replace(parts, windows=windows)
+    dtype = np.int32 if rows.dtype.kind in "iu" else rows.dtype
+    rows_NW = np.empty((source.count, source.window, *rows.shape[1:]), dtype)
+    for index in range(source.count):
+        start = index * source.stride
+        rows_NW[index] = rows[start : start + source.window]
+    return rows_NW
 
 
 def holds(extent: Extent) -> Held:

@@ -4,30 +4,18 @@ Peak: the source, and N W elements of inputs (or of targets, where they take mor
 control: `np.take` makes its source contiguous first, where plain indexing of the same view reads the batch alone.
 """
 
-from dataclasses import replace
-from typing import Any
-
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Held, Parts, Strategy, hookimpl
+from strategies.data.windows.strided_view import indexed, view
 
 
 def on_any(parts: Parts) -> Parts:
-    def windows(parts: Parts, source: Source) -> Windows:
-        import numpy as np
-        from numpy.lib.stride_tricks import sliding_window_view
+    import numpy as np
 
-        def view(rows: Any) -> Any:
-            windowed = sliding_window_view(rows, source.window, axis=0)[:: source.stride]
-            return np.moveaxis(windowed, -1, 1)  # numpy puts the window last
-
-        x_NW, y_NW = view(source.inputs), view(source.targets)
-
-        def batch(indices_B: Any) -> tuple[Any, Any]:
-            at_B = source.checked(indices_B)
-            return np.take(x_NW, at_B, axis=0), np.take(y_NW, at_B, axis=0)
-
-        return Windows(source, batch)
-
-    return replace(parts, windows=windows)
+    return indexed(
+        parts,
+        lambda rows, source: view(rows, source.window, source.stride),
+        lambda rows_NW, indices_B: np.take(rows_NW, indices_B, axis=0),
+    )
 
 
 def holds(extent: Extent) -> Held:

@@ -1,20 +1,19 @@
 """Keep the source and gather each batch by the index of every row; pay 8 bytes of index per row, slow on short rows.
 
 Peak: the source plus one batch and 8 B W bytes. The tensor shares the memory of the numpy rows. Source: advanced
-indexing, `x[starts[:, None] + arange(W)]`, as tutorials write it.
+indexing, `x[starts[:, None] + arange(W)]`, as in tutorials.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from strategies.data.windows.torch_unfold import shared
 
 
 def on_torch(parts: Parts) -> Parts:
     def windows(parts: Parts, source: Source) -> Windows:
         import torch
-
-        from strategies.data.windows.torch_unfold import shared
 
         inputs, targets = shared(source.inputs), shared(source.targets)
         within_W = torch.arange(source.window)

@@ -1,32 +1,29 @@
 """Keep the source and gather each batch from torch's unfolded view of it; pay one gather, window axis last.
 
-Peak: the source plus one batch, whose window axis is put back in place as a view. The tensor shares the memory of the
-numpy rows. Source: torch `Tensor.unfold`, as in neuralforecast.
+Peak: the source plus one batch, whose window axis is moved back as a view. The tensor shares the memory of the numpy
+rows. Source: torch `Tensor.unfold`, as in neuralforecast.
 """
 
-from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from strategies.data.windows.strided_view import indexed
 
 
 def on_torch(parts: Parts) -> Parts:
-    def windows(parts: Parts, source: Source) -> Windows:
+    def unfolded(rows: Any, source: Source) -> Any:
+        return shared(rows).unfold(0, source.window, source.stride)
+
+    def pick(rows_NW: Any, indices_B: Any) -> Any:
         import torch
 
-        x_NW, y_NW = (shared(rows).unfold(0, source.window, source.stride) for rows in (source.inputs, source.targets))
+        return rows_NW[torch.from_numpy(indices_B)].movedim(-1, 1)
 
-        def batch(indices_B: Any) -> tuple[Any, Any]:
-            at_B = torch.from_numpy(source.checked(indices_B))
-            return x_NW[at_B].movedim(-1, 1), y_NW[at_B].movedim(-1, 1)
-
-        return Windows(source, batch)
-
-    return replace(parts, windows=windows)
+    return indexed(parts, unfolded, pick)
 
 
 def shared(rows: Any) -> Any:
-    """Give a tensor over the memory of an array, which may be one that is only read, as a mapped file."""
+    """Return a tensor over the memory of an array, which may be read-only, as a mapped file is."""
     import warnings
 
     import torch
@@ -36,8 +33,18 @@ def shared(rows: Any) -> Any:
         return torch.from_numpy(rows)
 
 
+def flat_view(rows: Any, window: int, dtype: Any, device: str = "cpu") -> Any:
+    """Return all windows of contiguous rows as a strided view [n - W + 1, W ...] on a device.
+
+    `dtype` has the width of the rows' own; rows that are not contiguous would be read wrongly.
+    """
+    width = rows[0].size
+    flat = shared(rows.reshape(-1).view(dtype)).to(device)
+    return flat.as_strided((len(rows) - window + 1, window * width), (width, 1))
+
+
 def holds(extent: Extent) -> Held:
-    """Hold nothing: the batch that is handed out is the loop's."""
+    """Count nothing: the batch that is handed out is the loop's."""
     return Held()
 
 

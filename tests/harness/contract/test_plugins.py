@@ -68,6 +68,12 @@ def test_a_plugin_of_a_file_can_hold_dataclasses(file_of: Any) -> None:
     assert "mine" in plugins.load((file_of(offering(USED, more)),)).strategies
 
 
+def test_a_former_name_means_the_strategy(file_of: Any) -> None:
+    text = offering(USED.replace('."', '.", aliases=("older", "oldest")'))
+    assert plugins.load((file_of(text),)).aliases.items() >= {("older", "mine"), ("oldest", "mine")}
+    assert plugins.load().aliases["documents"] == "document_windows"
+
+
 def test_a_plugin_that_offers_no_strategy_is_none_the_worse(file_of: Any) -> None:
     assert plugins.load((file_of("x = 1\n"),)).strategies.keys() == plugins.load().strategies.keys()
 
@@ -92,6 +98,12 @@ def test_a_plugin_that_offers_no_strategy_is_none_the_worse(file_of: Any) -> Non
         (offering(USED.replace('"mine"', "3")), ["3", "use letters"]),
         (offering(USED.replace('"mine"', '"' + "a" * 65 + '"')), ["use letters"]),
         (offering(f"{USED}, {USED}"), ["'mine'", "taken", "choose another"]),
+        (
+            offering(USED.replace('."', '.", aliases=("fused_loss",)')),
+            ["offers 'fused_loss'", "taken", "choose another"],
+        ),
+        (offering(USED.replace('."', '.", aliases="old"')), ["'mine'", "`aliases`", "not a tuple of names"]),
+        (offering(USED.replace('."', '.", aliases=("a b",)')), ["'mine'", "`aliases`", "not a tuple of names"]),
         (offering(USED.replace('"mine"', '"checkpoint"')), ["'checkpoint'", "taken", "choose another"]),
         (offering(USED.replace('("loss",)', '("los",)')), ["'mine'", "'los'", "did you mean 'loss'?"]),
         (offering(USED.replace('("loss",)', '"loss"')), ["'mine'", "rewrites"]),

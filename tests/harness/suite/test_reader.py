@@ -27,7 +27,7 @@ def untouched(parts, slots: int = 4, decay: float = 0.5, exact: bool = True, kin
 def harness_strategies():
     return [
         Strategy("paged", rewrites=("cache",), on={"torch": untouched}, about="Page the cache."),
-        Strategy("knobby", rewrites=("loss",), on={"torch": untouched}, about="Have knobs."),
+        Strategy("knobby", rewrites=("loss",), on={"torch": untouched}, about="Have knobs.", aliases=("turnable",)),
     ]
 """
 
@@ -171,6 +171,12 @@ def test_an_int_is_taken_for_a_float_knob_and_kept_as_a_float(plan_of: Any) -> N
     (applied,) = plan_of("strategies: [{knobby: {decay: 1}}]").cases[-1].strategies
     assert applied.knobs == {"decay": 1.0}
     assert type(applied.knobs["decay"]) is float
+
+
+def test_a_former_name_stands_for_the_strategy(plan_of: Any, refusal_of: Any) -> None:
+    plan = plan_of("places: [torch/cpu]\nstrategies:\n  - turnable\n  - turnable: {decay: 2}")
+    assert [case.label for case in plan.cases][-2:] == ["knobby", "knobby(decay=2.0)"]
+    assert "'knobby' is listed twice" in refusal_of("places: [torch/cpu]\nstrategies: [knobby, turnable]")
 
 
 def test_the_control_joins_where_there_can_be_speed_verdicts(plan_of: Any) -> None:

@@ -69,10 +69,10 @@ def observed(backend, parts, steps=1):
 @pytest.mark.parametrize("prompt", [1, 13, 36])
 @pytest.mark.parametrize(("backend", "name", "knobs"), EXACT, ids=lambda value: str(value))
 def test_an_exact_cache_scores_as_the_untouched_one_row_after_row(backend, name, knobs, prompt):
-    found = observed(backend, parts_of(backend, (name, knobs), prompt=prompt), 2)
+    result = observed(backend, parts_of(backend, (name, knobs), prompt=prompt), 2)
     due = observed(backend, parts_of(backend, prompt=prompt), 2)
     for which in ("losses", "logits"):
-        np.testing.assert_allclose(found[which], due[which], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(result[which], due[which], rtol=1e-4, atol=1e-4)
 
 
 # Of one cache, without a model
@@ -89,14 +89,14 @@ def filled(backend, part, pieces, tokens, traced=False):
     shape = SCORING.shape(layers=2, width=8, heads=2, batch=2, tokens=max(2, tokens), prompt=1)
     parts = replace(SCORING.on[backend](shape, Place(backend, "cpu"), None))
     empty, append = part(parts, 2, tokens, ASARRAY[backend](np.zeros(1, np.float32)))
-    kept, put, position = empty(), [], 0
+    memory, put, position = empty(), [], 0
     if traced:
         append = jax.jit(append)
     for count in pieces:
         new = rows_of(count, position)
         put.append(new)
         for layer in range(2):
-            kept, k, v, seen = append(kept, layer, position, *map(ASARRAY[backend], new * (layer + 1)))
+            memory, k, v, seen = append(memory, layer, position, *map(ASARRAY[backend], new * (layer + 1)))
         position += count
     return np.stack([np.asarray(k), np.asarray(v)]), np.concatenate(put, 2) * 2, seen
 
@@ -120,7 +120,7 @@ ENDING = [
 @pytest.mark.parametrize("pieces", [(5, 1), (6,), (4, 2)])
 @pytest.mark.parametrize(("backend", "name"), ENDING)
 def test_writing_beyond_the_end_raises(backend, name, pieces):
-    part = part_of(backend, import_module(f"strategies.{name}"))
+    part = part_of(backend, import_module(f"strategies.cache.{name}"))
     with pytest.raises(ValueError, match="holds 5 tokens, and token 6 is written"):
         filled(backend, part, pieces, 5)
 
@@ -136,9 +136,9 @@ def test_a_capacity_below_a_row_is_refused_and_one_above_it_reserved(backend):
     with pytest.raises(ValueError, match="capacity of 36 tokens and a row has 37: give at least 37"):
         observed(backend, parts_of(backend, ("preallocated_cache", {"capacity": 36})))
     parts = parts_of(backend, ("preallocated_cache", {"capacity": 40}))
-    kept = backends.load(backend).arrays({"kept": parts.init(parts)["kept"]})
+    memory = backends.load(backend).arrays({"kept": parts.init(parts)["kept"]})
     shape = parts.shape
-    assert sum(array.nbytes for array, _ in kept.values()) == 4 * shape.cache_numbers // 37 * 40
+    assert sum(array.nbytes for array, _ in memory.values()) == 4 * shape.cache_numbers // 37 * 40
 
 
 def test_a_preallocated_cache_copies_nothing_and_the_untouched_one_everything():
@@ -147,10 +147,10 @@ def test_a_preallocated_cache_copies_nothing_and_the_untouched_one_everything():
     for name, applied in (("kept", [("preallocated_cache", {})]), ("untouched", [])):
         parts = parts_of("torch", *applied)
         empty, append = parts.cache(parts, 3, 37, torch.zeros(1))
-        kept = empty()
+        memory = empty()
         new = torch.ones(3, 1, 2, 12)
-        kept, first, _, _ = append(kept, 0, 0, new, new)
-        kept, k, _, _ = append(kept, 0, 1, new, new)
+        memory, first, _, _ = append(memory, 0, 0, new, new)
+        memory, k, _, _ = append(memory, 0, 1, new, new)
         made[name] = k.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
     assert made == {"kept": False, "untouched": True}
 
@@ -158,11 +158,11 @@ def test_a_preallocated_cache_copies_nothing_and_the_untouched_one_everything():
 def test_pages_are_taken_as_they_fill_and_go_back_with_the_next_row():
     parts = parts_of("torch", ("paged_cache", {"block": 4}))
     empty, append = parts.cache(parts, 3, 37, torch.zeros(1))
-    kept, taken = empty(), []
+    memory, taken = empty(), []
     for position, count in ((0, 6), (6, 2), (8, 1), (0, 1)):
         new = torch.ones(3, count, 2, 12)
-        kept, k, _, _ = append(kept, 0, position, new, new)
-        taken.append(len(kept[0]))
+        memory, k, _, _ = append(memory, 0, position, new, new)
+        taken.append(len(memory[0]))
         assert k.shape[1] == position + count
     assert taken == [2, 2, 3, 1]
 
@@ -199,22 +199,22 @@ def windowed(shape, backend, window, sinks):
 @pytest.mark.parametrize(("window", "sinks", "prompt"), [(8, 2, 13), (8, 0, 3), (1, 0, 13), (5, 4, 1), (64, 4, 13)])
 def test_a_window_cache_is_attention_under_its_mask_past_the_wrap(window, sinks, prompt, backend):
     parts = parts_of(backend, ("window_cache", {"window": window, "sinks": sinks}), prompt=prompt)
-    found = observed(backend, parts, 1)
+    result = observed(backend, parts, 1)
     losses, logits = windowed(parts.shape, backend, window, sinks)
-    np.testing.assert_allclose(found["losses"], losses[:, prompt:], rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found["logits"], logits, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result["losses"], losses[:, prompt:], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result["logits"], logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("pieces", [(3, 9, 2), (1, 12, 1), (13, 1, 1, 1)])
 def test_a_window_takes_pieces_of_any_length(pieces, backend):
-    found, put, seen = filled(backend, part_of(backend, window_cache, window=4, sinks=2), pieces, 20)
+    result, put, seen = filled(backend, part_of(backend, window_cache, window=4, sinks=2), pieces, 20)
     last, total, seen = pieces[-1], sum(pieces), np.asarray(seen)
     for query in range(last):
         at = total - last + query
         due = [i for i in range(total) if i <= at and (i > at - 4 or i < 2)]
-        mine = {array.tobytes() for array in np.moveaxis(found[:, :, seen[query]], 2, 0)}
-        assert mine == {array.tobytes() for array in np.moveaxis(put[:, :, due], 2, 0)} and seen[query].sum() == len(
+        visible = {array.tobytes() for array in np.moveaxis(result[:, :, seen[query]], 2, 0)}
+        assert visible == {array.tobytes() for array in np.moveaxis(put[:, :, due], 2, 0)} and seen[query].sum() == len(
             due
         )
 
@@ -222,8 +222,8 @@ def test_a_window_takes_pieces_of_any_length(pieces, backend):
 @pytest.mark.parametrize("backend", NAMES)
 def test_a_window_holds_its_slots_and_no_more(backend):
     parts = parts_of(backend, ("window_cache", {"window": 8, "sinks": 2}))
-    kept = backends.load(backend).arrays({"kept": parts.init(parts)["kept"]})
-    assert sum(array.nbytes for array, _ in kept.values()) == 4 * parts.shape.cache_numbers * 10 // 37
+    memory = backends.load(backend).arrays({"kept": parts.init(parts)["kept"]})
+    assert sum(array.nbytes for array, _ in memory.values()) == 4 * parts.shape.cache_numbers * 10 // 37
     with pytest.raises(ValueError, match="window is 0 and sinks 4"):
         parts_of(backend, ("window_cache", {"window": 0}))
 
@@ -234,9 +234,9 @@ def test_a_window_holds_its_slots_and_no_more(backend):
 @pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("pieces", [(6,), (3, 1, 2)])
 def test_numbers_of_8_bits_are_within_half_a_step_of_their_row(pieces, backend):
-    found, due, _ = filled(backend, part_of(backend, int8_cache), pieces, 6)
+    result, due, _ = filled(backend, part_of(backend, int8_cache), pieces, 6)
     step = np.abs(due).max(-1, keepdims=True) / 127
-    assert (np.abs(found - due) <= 0.5001 * step).all() and not np.array_equal(found, due)
+    assert (np.abs(result - due) <= 0.5001 * step).all() and not np.array_equal(result, due)
 
 
 @pytest.mark.parametrize("backend", NAMES)
@@ -256,10 +256,10 @@ def test_a_row_of_zeros_stays_zero_and_a_large_one_spoils_no_other(backend):
 @pytest.mark.parametrize("backend", NAMES)
 def test_8_bits_take_a_quarter_and_the_scales_beside_one_wide_layer(backend):
     parts = parts_of(backend, ("int8_cache", {}))
-    kept = backends.load(backend).arrays({"kept": parts.init(parts)["kept"]})
+    memory = backends.load(backend).arrays({"kept": parts.init(parts)["kept"]})
     numbers = parts.shape.cache_numbers
     wide = 4 * numbers // parts.shape.layers if backend == "torch" else 0
-    assert sum(array.nbytes for array, _ in kept.values()) == numbers + 4 * numbers // parts.shape.head + wide
+    assert sum(array.nbytes for array, _ in memory.values()) == numbers + 4 * numbers // parts.shape.head + wide
 
 
 # Files
@@ -316,9 +316,9 @@ def test_a_step_that_fails_leaves_no_file(tmp_path):
 
 def refused(folder):
     parts = parts_of("torch", ("mapped_cache", {"folder": str(folder)}))
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as caught:
         parts.init(parts)
-    return str(told.value)
+    return str(caught.value)
 
 
 def test_a_folder_that_cannot_serve_is_refused_in_words(tmp_path, monkeypatch):
@@ -326,10 +326,10 @@ def test_a_folder_that_cannot_serve_is_refused_in_words(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert "give a folder that you may write to" in refused(tmp_path)
     monkeypatch.undo()
-    found = os.statvfs(tmp_path)
-    full = type("Full", (), {"f_bavail": 1, "f_frsize": found.f_frsize})
+    result = os.statvfs(tmp_path)
+    full = type("Full", (), {"f_bavail": 1, "f_frsize": result.f_frsize})
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    assert f"{found.f_frsize:,} bytes free of" in refused(tmp_path)
+    assert f"{result.f_frsize:,} bytes free of" in refused(tmp_path)
     assert os.listdir(tmp_path) == []
 
 
@@ -364,14 +364,14 @@ def test_the_type_of_a_file_system_is_that_of_its_device(tmp_path):
 def test_an_offloaded_cache_gives_everything_from_two_layers_on_the_device(pieces):
     """The same copies, here without streams."""
     part = part_of("torch", offloaded_cache)
-    found, due, seen = filled("torch", part, pieces, 6)
-    assert np.array_equal(found, due) and seen is None
+    result, due, seen = filled("torch", part, pieces, 6)
+    assert np.array_equal(result, due) and seen is None
 
 
 def test_an_offloaded_cache_scores_as_the_untouched_one():
     parts = parts_of("torch")
-    found, due = observed("torch", offloaded_cache.on_torch(parts), 2), observed("torch", parts, 2)
-    np.testing.assert_allclose(found["losses"], due["losses"], rtol=1e-4, atol=1e-4)
+    result, due = observed("torch", offloaded_cache.on_torch(parts), 2), observed("torch", parts, 2)
+    np.testing.assert_allclose(result["losses"], due["losses"], rtol=1e-4, atol=1e-4)
 
 
 def test_a_prediction_counts_two_layers_of_an_offloaded_cache():
@@ -380,11 +380,11 @@ def test_a_prediction_counts_two_layers_of_an_offloaded_cache():
     parts = replace(parts_of("torch", **sizes, heads=4, kv_heads=4), draw=module.abstract_draw)
     batch = SCORING.abstract_batch(parts.shape)
     size = 4 * parts.shape.cache_numbers
-    held = {
+    footprints = {
         name: module.predict(lambda made=made: made, Place("torch", "cuda"), batch, 0, 1).peaks["init"]
         for name, made in (("offloaded", offloaded_cache.on_torch(parts)), ("untouched", parts))
     }
-    assert held["offloaded"] - held["untouched"] == pytest.approx(size / 4, rel=0.05)
+    assert footprints["offloaded"] - footprints["untouched"] == pytest.approx(size / 4, rel=0.05)
 
 
 def test_a_prediction_counts_the_pages_of_a_mapped_cache_and_makes_no_file(tmp_path, monkeypatch):
@@ -405,5 +405,5 @@ def test_an_offloaded_cache_orders_its_streams():
         pytest.skip("no NVIDIA GPU")
     shape = SCORING.shape(layers=6, width=256, heads=4, batch=8, tokens=300, prompt=200)
     parts = SCORING.on["torch"](shape, Place("torch", "cuda"), None)
-    found, due = observed("torch", offloaded_cache.on_torch(parts), 2), observed("torch", parts, 2)
-    np.testing.assert_allclose(found["losses"], due["losses"], rtol=1e-4)
+    result, due = observed("torch", offloaded_cache.on_torch(parts), 2), observed("torch", parts, 2)
+    np.testing.assert_allclose(result["losses"], due["losses"], rtol=1e-4)

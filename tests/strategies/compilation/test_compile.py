@@ -42,19 +42,19 @@ def saved(parts, shape):
     """Bytes that the graph of one stack keeps, weights left out."""
     params = parts.init(parts, None)["params"]
     weights = {leaf.untyped_storage()._cdata for p in params["layers"] for leaf in p.values()}
-    kept = {}
+    storages = {}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
         if storage._cdata not in weights:
-            kept[storage._cdata] = storage
+            storages[storage._cdata] = storage
         return tensor
 
     x = torch.randn(shape.batch, shape.tokens, shape.width)
     parts.stack(parts, params["layers"], x)  # compiled here: hooks that are active then would be compiled in
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         assert parts.stack(parts, params["layers"], x).requires_grad
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def test_compiled_parts_have_the_gradient_of_the_plain_ones_at_every_shape(name)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for shape in (SHAPE, SHAPE.model_copy(update={"tokens": 24})):
         loss, grads = plain(shape)
-        found, found_grads = first_gradient(parts_of(shape, name) if shape is not SHAPE else parts)
-        assert found == pytest.approx(loss, rel=1e-6)
+        result, found_grads = first_gradient(parts_of(shape, name) if shape is not SHAPE else parts)
+        assert result == pytest.approx(loss, rel=1e-6)
         for key in grads:
             np.testing.assert_allclose(found_grads[key], grads[key], rtol=1e-4, atol=1e-7)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= before + 2, "nothing was compiled"
@@ -86,9 +86,9 @@ def test_a_prediction_runs_the_plain_code_and_says_so(name):
     parts = parts_of(SHAPE, name)
     place, batch = Place("torch", "cpu"), DECODER.abstract_batch(SHAPE)
     module = backends.load("torch")
-    found = module.predict(lambda: parts, place, batch, source_bytes=0, steps=1)
-    assert found == module.predict(lambda: parts_of(SHAPE), place, batch, source_bytes=0, steps=1)
-    assert parts.notes["compiled"] == "predicted as it is uncompiled"
+    result = module.predict(lambda: parts, place, batch, source_bytes=0, steps=1)
+    assert result == module.predict(lambda: parts_of(SHAPE), place, batch, source_bytes=0, steps=1)
+    assert parts.notes["compiled"] == "predicted from the uncompiled code"
 
 
 @pytest.mark.slow

@@ -67,15 +67,15 @@ def flow(parts, source):
 def first(parts, source, number):
     """The first batches, copied as they come."""
     batches = flow(parts, source)
-    found = [tuple(np.array(a) for a in batch) for batch in islice(batches, number)]
+    result = [tuple(np.array(a) for a in batch) for batch in islice(batches, number)]
     batches.close()
-    return found
+    return result
 
 
-def assert_equal(found, due):
-    assert len(found) == len(due) > 0
-    for mine, its in zip(found, due, strict=True):
-        for a, b in zip(mine, its, strict=True):
+def assert_equal(result, due):
+    assert len(result) == len(due) > 0
+    for actual, expected in zip(result, due, strict=True):
+        for a, b in zip(actual, expected, strict=True):
             assert (a.shape, a.dtype) == (b.shape, b.dtype)
             assert a.tobytes() == b.tobytes()
 
@@ -110,8 +110,8 @@ def test_a_run_continues_where_another_one_ended(name, shuffle):
     whole = rows.per_epoch(source)
     due = first(PLAIN, source, 3 * whole)
     for start in (1, whole - 1, whole, whole + 2):
-        found = first(with_strategies(name), replace(source, start=start), 3 * whole - start)
-        assert_equal(found, due[start:])
+        result = first(with_strategies(name), replace(source, start=start), 3 * whole - start)
+        assert_equal(result, due[start:])
 
 
 @pytest.mark.parametrize("order", SHUFFLES)
@@ -147,12 +147,12 @@ def test_a_batch_stays_as_it_was_handed_out(name):
     parts = with_strategies(name, **({"depth": 1} if name == "prefetch_thread" else {}))
     windows = in_turn(source, 3)
     batches = parts.batches(parts, windows)
-    found = []
+    result = []
     for batch in islice(batches, 30):
         time.sleep(0.001)  # what runs ahead gets as far as it can
-        found.append(tuple(np.array(a) for a in batch))
+        result.append(tuple(np.array(a) for a in batch))
     batches.close()
-    assert_equal(found, first(PLAIN, source, 30))
+    assert_equal(result, first(PLAIN, source, 30))
 
 
 def in_turn(source, lasts):
@@ -321,14 +321,14 @@ def test_rows_are_read_into_shared_memory_once(tmp_path):
 
 
 def memory_files():
-    found = set()
+    result = set()
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:rows"):
-                found.add(descriptor)
+                result.add(descriptor)
         except OSError:
             continue
-    return found
+    return result
 
 
 class Slow:
@@ -442,8 +442,8 @@ def test_device_batches_on_cuda_are_those_of_the_host():
     plain = replace(PLAIN, place=Place("torch", "cuda"), transfer=transfer)
     parts = STRATEGIES["prefetch_device"].on["torch"](plain)
     source = frames(n=4000, features=64, window=64, batch=64)
-    for mine, its in islice(zip(flow(parts, source), flow(plain, source), strict=True), 50):
-        for a, b in zip(mine, its, strict=True):
+    for actual, expected in islice(zip(flow(parts, source), flow(plain, source), strict=True), 50):
+        for a, b in zip(actual, expected, strict=True):
             assert torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
@@ -600,16 +600,16 @@ def test_a_run_that_is_killed_again_and_again_consumes_what_one_does_that_is_not
         killed += 1
         file = tmp_path / "position.json"
         state = json.loads(file.read_text())["batches"] if file.exists() else 0
-        found = log.read_text().splitlines()[before:]
+        result = log.read_text().splitlines()[before:]
         # began where the file said, went on without a gap, and the file is at most one batch behind
-        assert found == due[position : position + len(found)]
-        assert position + len(found) - state in (0, 1)
+        assert result == due[position : position + len(result)]
+        assert position + len(result) - state in (0, 1)
         position = state
     assert killed < 60
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "told"),
+    ("name", "knobs", "message"),
     [
         ("prefetch_thread", {"depth": 0}, "set depth"),
         ("prefetch_device", {"depth": 0}, "set depth"),
@@ -618,8 +618,8 @@ def test_a_run_that_is_killed_again_and_again_consumes_what_one_does_that_is_not
         ("exact_resume", {"every": 0}, "set every"),
     ],
 )
-def test_knobs_that_mean_nothing_are_refused(name, knobs, told):
-    with pytest.raises(ValueError, match=told):
+def test_knobs_that_mean_nothing_are_refused(name, knobs, message):
+    with pytest.raises(ValueError, match=message):
         with_strategies(name, **knobs)
 
 
@@ -632,8 +632,8 @@ def test_a_source_smaller_than_a_batch_is_refused(name):
 def test_they_hold_what_they_say():
     extent = Extent(380_000, 4 * 287, 4, 30, 1, 256)
     batch, copy = extent.batch_bytes, 380_000 * (4 * 287 + 4)
-    held = {name: STRATEGIES[name].holds(extent) for name in SAME}
-    assert {name: one.batches for name, one in held.items()} == {
+    declared = {name: STRATEGIES[name].holds(extent) for name in SAME}
+    assert {name: one.batches for name, one in declared.items()} == {
         "preallocated_batches": 379_971 // 256 * batch,
         "item_by_item": 0,
         "prefetch_thread": 3 * batch,
@@ -642,4 +642,4 @@ def test_they_hold_what_they_say():
         "prefetch_device": batch,
         "exact_resume": 0,
     }
-    assert {name: one.windows for name, one in held.items() if one.windows} == {"prefetch_process": 2 * copy}
+    assert {name: one.windows for name, one in declared.items() if one.windows} == {"prefetch_process": 2 * copy}

@@ -41,16 +41,16 @@ def whole(name, count, epoch=0, seed=0, knobs=None):
 def test_every_epoch_is_a_permutation_for_every_count(name, knobs):
     for count in range(1, 41):
         for epoch in range(5):
-            found = whole(name, count, epoch, knobs=knobs)
-            assert found.dtype.kind in "iu"
-            assert sorted(found.tolist()) == list(range(count)), (count, epoch)
+            indices = whole(name, count, epoch, knobs=knobs)
+            assert indices.dtype.kind in "iu"
+            assert sorted(indices.tolist()) == list(range(count)), (count, epoch)
 
 
 @pytest.mark.parametrize("name", SHUFFLES)
 def test_an_epoch_of_the_reference_size_is_a_permutation(name):
-    found = whole(name, REFERENCE, epoch=1)
-    assert np.array_equal(np.sort(found), np.arange(REFERENCE))
-    assert not np.array_equal(found, np.arange(REFERENCE))
+    indices = whole(name, REFERENCE, epoch=1)
+    assert np.array_equal(np.sort(indices), np.arange(REFERENCE))
+    assert not np.array_equal(indices, np.arange(REFERENCE))
 
 
 @pytest.mark.parametrize(("name", "knobs"), EVERY)
@@ -72,9 +72,9 @@ def test_slices_may_be_asked_for_in_any_sequence(name, knobs, count):
     for _ in range(60):
         start = dice.randrange(count)
         stop = dice.randrange(start, count + 3)
-        found = at(start, stop)
-        assert np.array_equal(found, due[start:stop]), (start, stop)
-        assert found.dtype.kind in "iu"
+        indices = at(start, stop)
+        assert np.array_equal(indices, due[start:stop]), (start, stop)
+        assert indices.dtype.kind in "iu"
     assert len(at(count, count + 5)) == 0
 
 
@@ -88,29 +88,29 @@ def test_a_buffer_is_full_before_the_first_window_leaves_it():
     """Of a buffer of M the k-th window out is below M + k, and the first may be any of M."""
     firsts = set()
     for seed in range(200):
-        found = whole("buffered_shuffle", 40, seed=seed, knobs={"size": 8})
-        assert (found < 8 + np.arange(40)).all()
-        firsts.add(int(found[0]))
+        indices = whole("buffered_shuffle", 40, seed=seed, knobs={"size": 8})
+        assert (indices < 8 + np.arange(40)).all()
+        firsts.add(int(indices[0]))
     assert firsts == set(range(8))
 
 
 def test_chunks_stay_together_with_those_that_are_held_beside_them():
-    found = whole("chunked_shuffle", 40, knobs={"chunk": 5, "held": 2})
-    groups = [set((found[start : start + 10] // 5).tolist()) for start in range(0, 40, 10)]
+    indices = whole("chunked_shuffle", 40, knobs={"chunk": 5, "held": 2})
+    groups = [set((indices[start : start + 10] // 5).tolist()) for start in range(0, 40, 10)]
     assert [len(group) for group in groups] == [2, 2, 2, 2]
     assert not set.intersection(*groups)
 
 
 def test_random_crops_are_uniform_and_repeat():
-    found = np.concatenate([whole("random_crop", 50, epoch) for epoch in range(400)])
-    assert found.min() == 0 and found.max() == 49
-    share = np.bincount(found, minlength=50) / len(found)
+    indices = np.concatenate([whole("random_crop", 50, epoch) for epoch in range(400)])
+    assert indices.min() == 0 and indices.max() == 49
+    share = np.bincount(indices, minlength=50) / len(indices)
     assert np.abs(share - 1 / 50).max() < 0.004
     assert coverage(whole("random_crop", 100_000), 100_000) == pytest.approx(1 - np.exp(-1), abs=0.01)
 
 
 def test_shuffles_rank_by_how_far_they_mix():
-    found = {
+    indices = {
         name: quality(whole(name, 100_000, knobs=knobs))
         for name, knobs in [
             ("buffered_shuffle", {"size": 1000}),
@@ -119,7 +119,7 @@ def test_shuffles_rank_by_how_far_they_mix():
             ("global_shuffle", {}),
         ]
     }
-    buffered, chunked, bijective, everything = found.values()
+    buffered, chunked, bijective, everything = indices.values()
     assert quality(rows.order(PLAIN, source_of(100_000), 0)(0, 100_000)) == 0
     assert 0.05 < buffered < chunked - 0.2 < 0.9
     assert chunked < 0.95
@@ -127,15 +127,15 @@ def test_shuffles_rank_by_how_far_they_mix():
 
 
 def test_a_bijection_does_not_remember_time():
-    found = whole("bijective_shuffle", REFERENCE)
-    assert abs(np.corrcoef(found, np.arange(REFERENCE))[0, 1]) < 0.01
-    assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.01
+    indices = whole("bijective_shuffle", REFERENCE)
+    assert abs(np.corrcoef(indices, np.arange(REFERENCE))[0, 1]) < 0.01
+    assert abs(np.corrcoef(indices[:-1], indices[1:])[0, 1]) < 0.01
     epochs = [whole("bijective_shuffle", REFERENCE, epoch) for epoch in range(2)]
     assert abs(np.corrcoef(*epochs)[0, 1]) < 0.01
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "told"),
+    ("name", "knobs", "message"),
     [
         ("bijective_shuffle", {"rounds": 1}, "set rounds"),
         ("chunked_shuffle", {"chunk": 0}, "chunk and held"),
@@ -143,15 +143,15 @@ def test_a_bijection_does_not_remember_time():
         ("buffered_shuffle", {"size": 0}, "set size"),
     ],
 )
-def test_knobs_that_mean_nothing_are_refused(name, knobs, told):
-    with pytest.raises(ValueError, match=told):
+def test_knobs_that_mean_nothing_are_refused(name, knobs, message):
+    with pytest.raises(ValueError, match=message):
         order_of(name, 4, knobs=knobs)
 
 
 def test_they_hold_what_they_say():
     extent = Extent(1_000_000, 4, 4, 1, 1, 8)
-    held = {name: STRATEGIES[name].holds(extent).batches for name in STRATEGIES if name in SHUFFLES}
-    assert held == {
+    declared = {name: STRATEGIES[name].holds(extent).batches for name in STRATEGIES if name in SHUFFLES}
+    assert declared == {
         "global_shuffle": whole("global_shuffle", 1_000_000).nbytes,
         "bijective_shuffle": 0,
         "chunked_shuffle": 8 * (16 + 8 + 2 * 65536),

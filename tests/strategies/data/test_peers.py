@@ -21,13 +21,13 @@ LOADERS = [("torch_dataloader", {}), ("grain_loader", {}), ("grain_loader", {"wo
 IDS = [name + "".join(f"-{value}" for value in knobs.values()) for name, knobs in LOADERS]
 
 
-def kept(parts, x, y):
+def unchanged(parts, x, y):
     """Keep a copy: a loader may hand out the same memory again."""
     return np.array(x), np.array(y)
 
 
 PLAIN = Parts(
-    None, Place("torch", "cpu"), windows=rows.plain_windows, order=rows.order, batches=rows.batches, transfer=kept
+    None, Place("torch", "cpu"), windows=rows.plain_windows, order=rows.order, batches=rows.batches, transfer=unchanged
 )
 
 
@@ -57,10 +57,10 @@ def first_batches(parts, source, number):
         return list(islice(batches, number))
 
 
-def assert_equal(found, due):
-    assert len(found) == len(due) > 0
-    for mine, its in zip(found, due, strict=True):
-        for one, other in zip(mine, its, strict=True):
+def assert_equal(result, due):
+    assert len(result) == len(due) > 0
+    for actual, expected in zip(result, due, strict=True):
+        for one, other in zip(actual, expected, strict=True):
             assert one.shape == other.shape and np.array_equal(one, other)
 
 
@@ -111,13 +111,13 @@ def test_worker_processes_give_the_same_and_end(make, monkeypatch):
     source = make(shuffle=True, start=2)
     number = epoch_and_half(source)
     batches = parts.batches(parts, parts.windows(parts, source))
-    found = [next(batches)]
+    result = [next(batches)]
     assert len(multiprocessing.active_children()) == 2
-    found += islice(batches, number - 1)
+    result += islice(batches, number - 1)
     assert len(multiprocessing.active_children()) == 2
     batches.close()
     assert_no_process_is_left()
-    assert_equal(found, first_batches(PLAIN, source, number))
+    assert_equal(result, first_batches(PLAIN, source, number))
 
 
 def test_threads_end_when_batches_are_closed(monkeypatch):
@@ -163,23 +163,25 @@ def test_keras_shuffles_each_window_once_with_its_own_targets(make, monkeypatch)
     parts = parts_of("keras_timeseries", monkeypatch)
     source = make(shuffle=True)
     whole = source.count // source.batch
-    found = first_batches(parts, source, 2 * whole)
-    assert_equal(found[:whole], found[whole:])
+    result = first_batches(parts, source, 2 * whole)
+    assert_equal(result[:whole], result[whole:])
     windows = rows.plain_windows(PLAIN, source)
     due = {x.tobytes(): y.tobytes() for x, y in zip(*windows.batch(np.arange(source.count)), strict=True)}
-    mine = {
-        x.tobytes(): y.tobytes() for xs, ys in found for x, y in zip(xs.astype(source.inputs.dtype), ys, strict=True)
+    target_of = {
+        x.tobytes(): y.tobytes() for xs, ys in result for x, y in zip(xs.astype(source.inputs.dtype), ys, strict=True)
     }
-    assert len(mine) == whole * source.batch
-    y_dtype = found[0][1].dtype
-    for x, y in mine.items():
+    assert len(target_of) == whole * source.batch
+    y_dtype = result[0][1].dtype
+    for x, y in target_of.items():
         assert np.array_equal(np.frombuffer(y, y_dtype), np.frombuffer(due[x], source.targets.dtype))
-    assert any(not np.array_equal(a[0], b[0]) for a, b in zip(found, first_batches(PLAIN, source, whole), strict=False))
+    assert any(
+        not np.array_equal(a[0], b[0]) for a, b in zip(result, first_batches(PLAIN, source, whole), strict=False)
+    )
 
 
 @pytest.mark.parametrize("name", ["torch_dataloader", "grain_loader", "keras_timeseries"])
 def test_windows_that_are_chosen_otherwise_are_refused(name, monkeypatch):
-    parts = STRATEGIES["documents"].on["torch"](parts_of(name, monkeypatch), end=400, tail="pad")
+    parts = STRATEGIES["document_windows"].on["torch"](parts_of(name, monkeypatch), end=400, tail="pad")
     with pytest.raises(ValueError, match="fixed stride: leave out the strategy"):
         first_batches(parts, tokens(), 1)
 
@@ -210,13 +212,13 @@ def test_grouped_text_drops_the_tail_of_each_map_batch(temporary, monkeypatch):
     source = tokens(103, batch=1)
     parts = parts_of("hf_datasets", monkeypatch, document=10, examples=3)
     batches = parts.batches(parts, parts.windows(parts, source))
-    found = [next(batches) for _ in range(10)]
+    result = [next(batches) for _ in range(10)]
     assert list(temporary.glob("hf-datasets-*"))
     batches.close()
     assert not list(temporary.glob("hf-datasets-*"))
     starts = [first + 8 * block for first in (0, 30, 60) for block in range(3)] + [90]  # 30 rows hold 3 blocks, 13 one
     due = [(source.inputs[s : s + 8][None], source.targets[s : s + 8][None]) for s in starts]
-    assert_equal(found, due)
+    assert_equal(result, due)
     assert parts.notes["coverage"] == 80 / 103
 
 
@@ -237,12 +239,12 @@ def test_keras_holds_the_bytes_that_it_says(monkeypatch):
     tracemalloc.start()
     try:
         next(batches)
-        held = tracemalloc.get_traced_memory()[0]
+        size = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     batches.close()
     due = STRATEGIES["keras_timeseries"].holds(extent)
-    assert held == pytest.approx(due.windows + due.batches, rel=0.08)
+    assert size == pytest.approx(due.windows + due.batches, rel=0.08)
 
 
 def test_what_is_held_grows_with_the_workers():

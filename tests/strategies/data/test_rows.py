@@ -66,9 +66,9 @@ def batches_of(parts, count):
     return [(x.copy(), y.copy()) for x, y in islice(loop_of(parts), count)]
 
 
-def assert_same(mine, its):
-    assert len(mine) == len(its)
-    for (x, y), (x_due, y_due) in zip(mine, its, strict=True):
+def assert_same(actual, expected):
+    assert len(actual) == len(expected)
+    for (x, y), (x_due, y_due) in zip(actual, expected, strict=True):
         assert np.array_equal(x, x_due) and np.array_equal(y, y_due)
         assert x.dtype == x_due.dtype and x.shape == x_due.shape
 
@@ -79,23 +79,23 @@ def assert_same(mine, its):
 )
 def test_an_epoch_and_a_half_is_that_of_the_baseline(corpus, name, stride, shuffle):
     plain = parts_of(corpus, stride=stride, shuffle=shuffle)
-    mine = parts_of(corpus, name, stride=stride, shuffle=shuffle)
+    actual = parts_of(corpus, name, stride=stride, shuffle=shuffle)
     count = 3 * ((FRAMES - WINDOW) // stride + 1) // BATCH // 2
-    assert_same(batches_of(mine, count), batches_of(plain, count))
+    assert_same(batches_of(actual, count), batches_of(plain, count))
 
 
 @pytest.mark.parametrize("name", ["pread", "streaming"])
 def test_windows_apart_and_at_both_ends_are_read(corpus, name):
     knobs = {"rows": 64} if name == "streaming" else None
     parts, plain = parts_of(corpus, name, knobs=knobs), parts_of(corpus)
-    mine, its = (p.windows(p, p.source(p)) for p in (parts, plain))
+    actual, expected = (p.windows(p, p.source(p)) for p in (parts, plain))
     last = FRAMES - WINDOW
     for indices in ([0], [last], [last, 0], [5, 5, 5], [0, 3000, 1, 2999, last], list(range(100, 0, -7))):
-        for found, due in zip(mine.batch(np.array(indices)), its.batch(np.array(indices)), strict=True):
-            assert np.array_equal(found, due)
+        for result, due in zip(actual.batch(np.array(indices)), expected.batch(np.array(indices)), strict=True):
+            assert np.array_equal(result, due)
     for outside in ([last + 1], [-1], [0, FRAMES]):
         with pytest.raises(IndexError, match=f"not among the {last + 1} of the source"):
-            mine.batch(np.array(outside))
+            actual.batch(np.array(outside))
 
 
 def test_pread_reads_neighbours_together(corpus, monkeypatch):
@@ -135,7 +135,7 @@ def test_streaming_holds_a_block_whatever_the_corpus(tmp_path):
 
 def test_streaming_reads_the_file_about_once(corpus, monkeypatch):
     read_rows = []
-    monkeypatch.setattr(streaming, "fill", lambda out, found: read_rows.append(len(found)))
+    monkeypatch.setattr(streaming.rows_on_disk, "fill", lambda out, rows: read_rows.append(len(rows)))
     parts = parts_of(corpus, "streaming", knobs={"rows": 500})
     for _ in islice(loop_of(parts), FRAMES // BATCH - 1):
         pass
@@ -155,11 +155,11 @@ def test_streaming_shuffles_within_its_reach_and_misses_none(corpus):
     assert np.array_equal(np.concatenate(pieces), epoch)
     assert not np.array_equal(parts.order(parts, source, 1)(0, 50), epoch[:50])
     plain = parts_of(corpus)
-    its = plain.windows(plain, plain.source(plain))
+    expected = plain.windows(plain, plain.source(plain))
     for number, (x, y) in enumerate(islice(loop_of(parts), 2 * source.count // BATCH)):
         within = number % (source.count // BATCH)
         wanted = parts.order(parts, source, number // (source.count // BATCH))(within * BATCH, (within + 1) * BATCH)
-        x_due, y_due = its.batch(wanted)
+        x_due, y_due = expected.batch(wanted)
         assert np.array_equal(x, x_due) and np.array_equal(y, y_due)
 
 
@@ -186,10 +186,10 @@ LOW = {"float16_rows": 2.0**-11, "bfloat16_rows": 2.0**-8}
 
 @pytest.mark.parametrize("name", ["bfloat16_rows", "float16_rows", "int8_rows"])
 def test_frames_in_fewer_bits_come_back_within_a_rounding(corpus, name):
-    mine, its = batches_of(parts_of(corpus, name), 20), batches_of(parts_of(corpus), 20)
+    actual, expected = batches_of(parts_of(corpus, name), 20), batches_of(parts_of(corpus), 20)
     largest = np.abs(np.load(corpus.path)).max(axis=0)
     different = False
-    for (x, y), (x_due, y_due) in zip(mine, its, strict=True):
+    for (x, y), (x_due, y_due) in zip(actual, expected, strict=True):
         assert np.array_equal(y, y_due) and x.dtype == np.float32
         bound = np.abs(x_due) * LOW[name] + 1e-7 if name in LOW else np.broadcast_to(largest / 254 * 1.001, x.shape)
         assert (np.abs(x - x_due) <= bound).all()
@@ -205,13 +205,13 @@ def test_frames_in_fewer_bits_never_are_wide_in_memory(tmp_path, name, item):
     tracemalloc.start()
     try:
         source = parts.source(parts)
-        held, peak = tracemalloc.get_traced_memory()
+        size, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert source.inputs.itemsize == item
     declared = STRATEGIES[name].holds(Extent(frames, 256, 4, WINDOW, 1, BATCH))
-    assert held == pytest.approx(declared.source, rel=0.02)
-    assert peak < held + (7 << 20) < frames * 256
+    assert size == pytest.approx(declared.source, rel=0.02)
+    assert peak < size + (7 << 20) < frames * 256
 
 
 def test_bfloat16_rounds_as_torch_does():
@@ -256,7 +256,7 @@ MIB = 1 << 20
 def test_automatic_chooses_by_size_and_memory(rows_mib, available_mib, mapped):
     choice = automatic.choose(rows_mib * MIB, 12_480 * MIB, available_mib * MIB)
     assert choice.mapped is mapped
-    assert f"{rows_mib} MiB of {available_mib:,} MiB available" in choice.why and "12,480 MiB" in choice.why
+    assert f"{rows_mib} MiB of {available_mib:,} MiB available" in choice.reason and "12,480 MiB" in choice.reason
 
 
 @pytest.mark.parametrize(("available_gib", "mapped"), [(1.0, False), (0.002, False), (0.0001, True)])
@@ -289,7 +289,7 @@ def test_rows_that_no_window_covers_are_counted(corpus):
 def test_a_reservoir_gives_the_windows_of_its_order_and_keeps_no_more_than_its_size(corpus):
     parts, plain = parts_of(corpus, "reservoir", knobs={"size": 50}), parts_of(corpus)
     source = parts.source(parts)
-    its = plain.windows(plain, plain.source(plain))
+    expected = plain.windows(plain, plain.source(plain))
     per_epoch = source.count // BATCH
     tracemalloc.start()
     try:
@@ -298,14 +298,14 @@ def test_a_reservoir_gives_the_windows_of_its_order_and_keeps_no_more_than_its_s
         for number, (x, y) in enumerate(islice(loop, 2 * per_epoch + 3)):
             epoch, within = divmod(number, per_epoch)
             wanted = orders[epoch](within * BATCH, (within + 1) * BATCH)
-            x_due, y_due = its.batch(wanted)
+            x_due, y_due = expected.batch(wanted)
             assert np.array_equal(x, x_due) and np.array_equal(y, y_due)
             assert not np.array_equal(wanted, np.arange(within * BATCH, (within + 1) * BATCH))
-        held, _ = tracemalloc.get_traced_memory()
+        size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     window = WINDOW * (4 * FEATURES + 4)
-    assert 0 < held < 50 * (window + 700) + (2 * BATCH) * window + (64 << 10)
+    assert 0 < size < 50 * (window + 700) + (2 * BATCH) * window + (64 << 10)
 
 
 def test_a_reservoir_reads_the_file_once_an_epoch(corpus, monkeypatch):

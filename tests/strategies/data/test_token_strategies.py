@@ -75,7 +75,7 @@ def test_windows_are_those_found_by_walking_through_each_document(lengths, tail)
     for window, stride, closed in product((1, 2, 4, 7), (1, 2, 3, 4, 9), (True, False)):
         source = stream(lengths, window, stride, closed)
         due, coverage = due_windows(source, tail)
-        parts = parts_of("documents", end=END, tail=tail)
+        parts = parts_of("document_windows", end=END, tail=tail)
         if not due:
             with pytest.raises(ValueError, match="set tail to 'pad'"):
                 parts.windows(parts, source)
@@ -91,7 +91,7 @@ def test_windows_are_those_found_by_walking_through_each_document(lengths, tail)
 def test_no_window_spans_an_end():
     source = stream(CORPORA[3], 5, 1)
     for tail in ("drop", "pad"):
-        parts = parts_of("documents", end=END, tail=tail)
+        parts = parts_of("document_windows", end=END, tail=tail)
         x, y = parts.windows(parts, source).batch(np.arange(20))
         assert not (x[y != -100] == END).any()
         assert not (y[:, :-1] == END)[y[:, 1:] != -100].any(), "an end is the last target of its document"
@@ -101,7 +101,7 @@ def test_no_window_spans_an_end():
 
 def test_indices_may_come_in_any_order_and_type():
     source = stream([9, 1, 4, 5, 30, 2], 4, 3)
-    parts = parts_of("documents", end=END)
+    parts = parts_of("document_windows", end=END)
     windows = parts.windows(parts, source)
     due = all_of(windows)
     some = np.array([7, 0, len(windows) - 1, 3], np.uint32)
@@ -111,7 +111,7 @@ def test_indices_may_come_in_any_order_and_type():
 
 def test_batches_of_documents_are_a_permutation_of_them():
     source = replace(stream(CORPORA[3], 4, 2), shuffle=True, batch=4, start=3)
-    parts = replace(parts_of("documents", end=END), transfer=lambda parts, x, y: (x, y))
+    parts = replace(parts_of("document_windows", end=END), transfer=lambda parts, x, y: (x, y))
     windows = parts.windows(parts, source)
     whole = len(windows) // 4
     taken = list(islice(parts.batches(parts, windows), 2 * whole - 3))[-whole:]
@@ -122,7 +122,7 @@ def test_batches_of_documents_are_a_permutation_of_them():
 
 def test_padded_targets_of_large_ids_keep_their_values():
     large = np.array([65_535, 40_000, 10, 7, 3_000_000_000, 10], np.uint32)
-    parts = parts_of("documents", tail="pad")
+    parts = parts_of("document_windows", tail="pad")
     for ids, due in ((large[:3].astype(np.uint16), [40_000, 10]), (large[3:], [3_000_000_000, 10])):
         source = Source(np.append(ids[:2], 10).astype(ids.dtype), np.append(ids[1:], 10).astype(ids.dtype), 3, 3, 1)
         _, y = parts.windows(parts, source).batch(np.array([0]))
@@ -131,15 +131,15 @@ def test_padded_targets_of_large_ids_keep_their_values():
 
 def test_a_tail_may_be_an_error():
     even = stream([8, 4], 4, 4)
-    parts = parts_of("documents", end=END, tail="error")
+    parts = parts_of("document_windows", end=END, tail="error")
     assert len(parts.windows(parts, even)) == 3
     for lengths, rows_left, at in (([8, 5, 4], 5, 9), ([8, 3], 3, 9)):
         with pytest.raises(
-            ValueError, match=f"the one of {rows_left} rows at row {at} does not end with a window of 4"
+            ValueError, match=f"the document of {rows_left} rows at row {at} does not end with a window of 4"
         ):
             parts.windows(parts, stream(lengths, 4, 4))
     with pytest.raises(ValueError, match="not 'keep'"):
-        parts_of("documents", tail="keep")
+        parts_of("document_windows", tail="keep")
 
 
 def test_ends_are_found_across_the_pieces_that_are_read(monkeypatch):
@@ -149,7 +149,7 @@ def test_ends_are_found_across_the_pieces_that_are_read(monkeypatch):
     due, _ = due_windows(source, "drop")
     for chunk in (1, 3, 7):
         monkeypatch.setattr(document_windows, "CHUNK", chunk)
-        parts = document_windows.on_any(replace(parts_of("documents"), windows=rows.plain_windows), end=END)
+        parts = document_windows.on_any(replace(parts_of("document_windows"), windows=rows.plain_windows), end=END)
         assert all_of(parts.windows(parts, source)) == due
 
 
@@ -157,17 +157,17 @@ def test_documents_hold_24_bytes_for_each_that_has_a_window():
     import tracemalloc
 
     source = stream([40] * 1500, 8, 8)
-    parts = parts_of("documents", end=END)
+    parts = parts_of("document_windows", end=END)
     parts.windows(parts, source)
     tracemalloc.start()
     try:
         windows = parts.windows(parts, source)
-        held = tracemalloc.get_traced_memory()[0]
+        declared = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    due = LOADED.strategies["documents"].holds(Extent(len(source.inputs), 2, 0, 8, 8, 2)).windows
+    due = LOADED.strategies["document_windows"].holds(Extent(len(source.inputs), 2, 0, 8, 8, 2)).windows
     assert len(windows) == 1500 * 5
-    assert held == pytest.approx(24 * 1500, rel=0.15) == pytest.approx(due, rel=0.15)
+    assert declared == pytest.approx(24 * 1500, rel=0.15) == pytest.approx(due, rel=0.15)
 
 
 @pytest.mark.parametrize(("n", "window", "stride"), [(40, 8, 1), (47, 8, 3), (40, 8, 20), (8, 8, 1)])
@@ -231,8 +231,8 @@ def test_the_file_of_ids_stays_as_it_is(tmp_path):
     np.save(tmp_path / "ids.npy", ids)
     for mode in ("r", "r+", "c"):
         mapped = np.load(tmp_path / "ids.npy", mmap_mode=mode)
-        found, unknown = subject.capped(mapped, 31)
-        assert unknown == (ids >= 31).sum() and found.max() == 30
+        result, unknown = subject.capped(mapped, 31)
+        assert unknown == (ids >= 31).sum() and result.max() == 30
         del mapped
         assert np.array_equal(np.load(tmp_path / "ids.npy"), ids)
 
@@ -243,8 +243,8 @@ def test_ids_in_memory_are_capped_where_they_are(monkeypatch):
     monkeypatch.setattr(subject, "CHUNK", 7)
     ids = ranked()
     due = np.where(ids >= 31, 0, ids)
-    found, _ = subject.capped(ids, 31)
-    assert found is ids and np.array_equal(ids, due)
+    result, _ = subject.capped(ids, 31)
+    assert result is ids and np.array_equal(ids, due)
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
@@ -274,7 +274,7 @@ def test_a_vocabulary_of_less_than_a_word_is_refused():
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
-@pytest.mark.parametrize("name", ["documents", "blocks"])
+@pytest.mark.parametrize("name", ["document_windows", "blocks"])
 def test_the_loss_is_finite(name, backend):
     knobs = dict(LOADED.strategies[name].probe)
     parts = decoder(backend, (name, knobs))
@@ -287,7 +287,7 @@ def test_the_loss_is_finite(name, backend):
 
 def test_each_says_what_it_holds():
     extent = Extent(1 << 22, 2, 0, 128, 64, 16)
-    for name in ("documents", "blocks", "capped_vocabulary"):
-        held = LOADED.strategies[name].holds(extent)
-        assert held.batches == 0, f"{name}: a batch is counted already"
+    for name in ("document_windows", "blocks", "capped_vocabulary"):
+        declared = LOADED.strategies[name].holds(extent)
+        assert declared.batches == 0, f"{name}: a batch is counted already"
     assert LOADED.strategies["capped_vocabulary"].holds(extent).making == 2 << 20

@@ -11,11 +11,11 @@ from harness.contract import plugins
 from harness.workloads.data.rows import plain_windows
 
 STRATEGIES = {
-    name: found
-    for name, found in plugins.load().strategies.items()
-    if found.rewrites == ("windows",) and found.feeds == "same"
+    name: strategy
+    for name, strategy in plugins.load().strategies.items()
+    if strategy.rewrites == ("windows",) and strategy.feeds == "same"
 }
-PAIRS = [(name, backend) for name, found in STRATEGIES.items() for backend in found.on]
+PAIRS = [(name, backend) for name, strategy in STRATEGIES.items() for backend in strategy.on]
 FOR_FRAMES = [(name, backend) for name, backend in PAIRS if STRATEGIES[name].data != "tokens"]
 OURS = {
     "device_resident",
@@ -66,13 +66,13 @@ def test_batches_are_those_of_the_baseline_to_the_last_window(name, backend):
         if window > n:
             continue
         source = tokens(n, window, stride)
-        mine, plain = windows_of(name, source, backend), plain_windows(PLAIN, source)
-        assert len(mine) == len(plain) == source.count
+        actual, plain = windows_of(name, source, backend), plain_windows(PLAIN, source)
+        assert len(actual) == len(plain) == source.count
         everything = np.arange(source.count)
         for indices in (everything, everything[::-1], everything[-1:], np.array([0, source.count - 1])):
-            for found, due in zip(mine.batch(indices), plain.batch(indices), strict=True):
-                assert np.array_equal(found, due), (n, window, stride)
-                assert np.asarray(found).shape == (len(indices), window)
+            for result, due in zip(actual.batch(indices), plain.batch(indices), strict=True):
+                assert np.array_equal(result, due), (n, window, stride)
+                assert np.asarray(result).shape == (len(indices), window)
                 tried += 1
     assert tried > (40 if by_jax else 500)
 
@@ -93,13 +93,13 @@ def test_rows_may_be_vectors(name, backend):
     """A source is `inputs[n, ...]`: frames of a sensor as well as tokens."""
     frames = np.random.Generator(np.random.Philox(key=0)).standard_normal((20, 3), np.float32)
     source = Source(frames[:-1], frames[1:], 4, 2, batch=2)
-    mine, plain = windows_of(name, source, backend), plain_windows(PLAIN, source)
-    for found, due in zip(mine.batch(np.arange(4)), plain.batch(np.arange(4)), strict=True):
+    actual, plain = windows_of(name, source, backend), plain_windows(PLAIN, source)
+    for result, due in zip(actual.batch(np.arange(4)), plain.batch(np.arange(4)), strict=True):
         assert due.shape == (4, 4, 3)
-        assert np.array_equal(found, due)
+        assert np.array_equal(result, due)
 
 
-def held(name, source):
+def traced_bytes(name, source):
     """Bytes that the windows hold after they were made, and the most while they were."""
     windows_of(name, tokens(20, 4, 2))  # what is imported at first use is not charged
     tracemalloc.start()
@@ -128,7 +128,7 @@ def array_bytes_held(name, source):
 def test_a_strided_view_holds_nothing_and_reads_the_source_itself():
     source = tokens(1 << 20, 256, 1)
     # what other code of the test process allocates meanwhile is traced too; a copy would be the whole source at least
-    assert max(held("strided_view", source)) < source.inputs.nbytes / 4
+    assert max(traced_bytes("strided_view", source)) < source.inputs.nbytes / 4
     assert array_bytes_held("strided_view", source) < 64 << 10
     windows = windows_of("strided_view", source)
     source.inputs[256], source.targets[256] = 7, 8  # inputs and targets overlap: the later write is in both
@@ -152,8 +152,8 @@ def test_a_strided_view_copies_only_the_windows_asked_for():
 def test_a_copy_holds_two_int32_arrays_of_all_windows():
     source = tokens(1 << 15, 64, 8)
     due = 2 * source.count * 64 * 4
-    for found in held("numpy_copy", source):
-        assert found == pytest.approx(due, rel=0.02)
+    for result in traced_bytes("numpy_copy", source):
+        assert result == pytest.approx(due, rel=0.02)
     before = windows_of("numpy_copy", source)
     source.inputs[:] = 1
     assert not (before.batch(np.array([0]))[0] == 1).any()
@@ -164,7 +164,7 @@ def test_lists_hold_a_slot_per_token_of_each_window_and_share_the_ints():
     per_window = 56 + 8 * 64  # a list and its slots
     # n tokens as ints of 28 bytes and slots of 8, for inputs and for targets; a slot for each window as well
     due = 2 * len(source.inputs) * (28 + 8) + 2 * source.count * (per_window + 8)
-    bytes_held, peak = held("python_lists", source)
+    bytes_held, peak = traced_bytes("python_lists", source)
     without_sharing = due + 2 * source.count * 64 * 28
     assert without_sharing > 3 * due
     assert peak == pytest.approx(due, rel=0.1)

@@ -18,11 +18,11 @@ from harness.contract import plugins
 from harness.workloads.data.rows import plain_windows
 
 STRATEGIES = {
-    name: found
-    for name, found in plugins.load().strategies.items()
-    if found.rewrites == ("windows",) and found.feeds == "same"
+    name: strategy
+    for name, strategy in plugins.load().strategies.items()
+    if strategy.rewrites == ("windows",) and strategy.feeds == "same"
 }
-PAIRS = [(name, backend) for name, found in STRATEGIES.items() for backend in found.on]
+PAIRS = [(name, backend) for name, strategy in STRATEGIES.items() for backend in strategy.on]
 KINDS = [(name, backend, kind) for name, backend in PAIRS for kind in ("tokens", "frames")]
 KINDS = [row for row in KINDS if STRATEGIES[row[0]].data in (None, row[2])]
 ON_DEVICE = {"jax_gather", "jax_slices", "jax_vmap", "jax_row_updates"}
@@ -74,13 +74,13 @@ def test_a_batch_stays_as_it_was_handed_out(name, backend, kind):
     windows = windows_of(name, source, backend)
     spare = min(3, 3 if windows.lasts is None else windows.lasts - 1)
     assert spare >= 1
-    kept = []
+    earlier_batches = []
     for first in range(8):
         batch = windows.batch(np.arange(first, first + 4))
-        kept.append((batch, digest(batch)))
-        for earlier, its in kept[-1 - spare :]:
-            assert digest(earlier) == its
-    assert len({tuple(its) for _, its in kept}) == 8
+        earlier_batches.append((batch, digest(batch)))
+        for earlier, checksum in earlier_batches[-1 - spare :]:
+            assert digest(earlier) == checksum
+    assert len({tuple(checksum) for _, checksum in earlier_batches}) == 8
 
 
 @pytest.mark.parametrize(("name", "backend", "kind"), KINDS)
@@ -113,12 +113,12 @@ def test_rows_need_not_be_contiguous(name):
     wide = np.arange(60 * 8, dtype=np.float32).reshape(60, 8)
     source = Source(wide[:, ::2], np.arange(120, dtype=np.int32)[::2], 7, 3, 4)
     for backend in STRATEGIES[name].on:
-        for found, due in zip(
+        for batch_array, due in zip(
             windows_of(name, source, backend).batch(np.arange(4)),
             plain_windows(PLAIN, source).batch(np.arange(4)),
             strict=True,
         ):
-            assert np.array_equal(found, due)
+            assert np.array_equal(batch_array, due)
 
 
 def test_rows_that_are_not_contiguous_are_refused_where_a_flat_view_would_be_wrong():
@@ -143,8 +143,8 @@ def traced(act):
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         result = act()
-        held, peak = tracemalloc.get_traced_memory()
-        return result, held - before, peak - before
+        traced_bytes, peak = tracemalloc.get_traced_memory()
+        return result, traced_bytes - before, peak - before
     finally:
         tracemalloc.stop()
 
@@ -159,14 +159,14 @@ def test_what_a_strategy_says_it_holds_is_what_it_holds(name, backend, kind):
     for knobs in KNOBS.get(name, [{}]):
         source = source_of(kind, **SIZED[kind])
         windows_of(name, source_of(kind), backend, **knobs)  # what is imported at first use is not charged
-        _, held, peak = traced(lambda source=source, knobs=knobs: windows_of(name, source, backend, **knobs))
+        _, traced_bytes, peak = traced(lambda source=source, knobs=knobs: windows_of(name, source, backend, **knobs))
         says = STRATEGIES[name].holds(extent_of(source), **knobs)
         assert says.source is None
         if name == "eager_on_disk":  # tracemalloc does not see a mapped file
-            assert held < 32 << 10 and peak <= says.making + (64 << 10)
+            assert traced_bytes < 32 << 10 and peak <= says.making + (64 << 10)
             assert says.windows == source.count * extent_of(source).window_bytes
         else:
-            assert held == pytest.approx(says.windows, rel=0.05, abs=32 << 10)
+            assert traced_bytes == pytest.approx(says.windows, rel=0.05, abs=32 << 10)
             assert peak == pytest.approx(says.windows + says.making, rel=0.05, abs=64 << 10)
 
 
@@ -178,9 +178,9 @@ def test_what_a_strategy_says_it_holds_is_what_lives_on_the_device(name, backend
     source = source_of(kind, **sized)
     before = {id(array) for array in jax.live_arrays()}
     windows = windows_of(name, source, backend)
-    held = sum(array.nbytes for array in jax.live_arrays() if id(array) not in before)
+    traced_bytes = sum(array.nbytes for array in jax.live_arrays() if id(array) not in before)
     assert len(windows) == source.count
-    assert held == pytest.approx(STRATEGIES[name].holds(extent_of(source)).windows, rel=0.02)
+    assert traced_bytes == pytest.approx(STRATEGIES[name].holds(extent_of(source)).windows, rel=0.02)
 
 
 @pytest.mark.parametrize(("name", "backend", "kind"), BY_NUMPY)
@@ -286,7 +286,7 @@ def test_a_ring_hands_out_its_buffers_in_turn():
         assert np.shares_memory(first[0], third[0]) and not np.shares_memory(first[0], second[0])
         larger = windows.batch(np.arange(6))
         assert larger[0].shape == (6, 7, 5) and not any(
-            np.shares_memory(larger[0], held[0]) for held in (first, second)
+            np.shares_memory(larger[0], traced_bytes[0]) for traced_bytes in (first, second)
         )
         assert windows.batch(np.arange(3))[0].shape == (3, 7, 5)
 
@@ -295,8 +295,10 @@ def test_a_ring_gathers_large_windows_as_small_ones():
     source = source_of("frames", n=300, window=20, features=64)  # 5120 bytes a window
     windows, plain = windows_of("reused_buffer", source, "jax"), plain_windows(PLAIN, source)
     for at in (0, 20, 80):
-        for found, due in zip(windows.batch(np.arange(at, at + 4)), plain.batch(np.arange(at, at + 4)), strict=True):
-            assert np.array_equal(found, due)
+        for batch_array, due in zip(
+            windows.batch(np.arange(at, at + 4)), plain.batch(np.arange(at, at + 4)), strict=True
+        ):
+            assert np.array_equal(batch_array, due)
 
 
 def test_impossible_knobs_are_refused():
@@ -317,13 +319,13 @@ def test_lists_hold_what_they_say(kind, shared):
     tracemalloc.start()
     try:
         windows = windows_of("python_lists", source, "torch", shared=shared)
-        held = sum(-(-trace.size // 16) * 16 for trace in tracemalloc.take_snapshot().traces)
+        traced_bytes = sum(-(-trace.size // 16) * 16 for trace in tracemalloc.take_snapshot().traces)
     finally:
         tracemalloc.stop()
     assert len(windows) == source.count
     extent = replace(extent_of(source), values=256 if few else 60_000)
     says = STRATEGIES["python_lists"].holds(extent, shared=shared)
-    assert held == pytest.approx(says.windows, rel=0.05)
+    assert traced_bytes == pytest.approx(says.windows, rel=0.05)
 
 
 def test_windows_on_disk_leave_no_file_behind(tmp_path):

@@ -52,9 +52,9 @@ def trained(request):
 def test_parameters_and_moments_are_bfloat16(trained):
     module, first, _, state, _ = trained
     moments = {key: value for key, value in state.items() if key not in ("params", "steps")}
-    held = module.arrays(state["params"]) | {f"m.{k}": v for k, v in module.arrays(moments).items()}
-    assert len(held) == 3 * len(first), "two moments for each parameter"
-    assert {dtype for _, dtype in held.values()} == {"bfloat16"}
+    stored = module.arrays(state["params"]) | {f"m.{k}": v for k, v in module.arrays(moments).items()}
+    assert len(stored) == 3 * len(first), "two moments for each parameter"
+    assert {dtype for _, dtype in stored.values()} == {"bfloat16"}
     assert {dtype for _, dtype in first.values()} == {"bfloat16"}
 
 
@@ -111,6 +111,6 @@ def test_jax_sums_the_loss_in_float32():
     y_N = y.reshape(-1)
     due = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y_N)), y_N])
     with jax.disable_jit():
-        found = parts.loss(parts, x, w, jnp.asarray(y, jnp.int32))
-    assert found.dtype == jnp.float32
-    assert float(found) == pytest.approx(due, rel=1e-6)
+        result = parts.loss(parts, x, w, jnp.asarray(y, jnp.int32))
+    assert result.dtype == jnp.float32
+    assert float(result) == pytest.approx(due, rel=1e-6)

@@ -51,9 +51,9 @@ def states_of(parts, backend, steps):
     return seen, losses
 
 
-def away(mine, its):
-    off = sum(float(np.sum((mine[name] - its[name]) ** 2)) for name in its)
-    return (off / sum(float(np.sum(its[name] ** 2)) for name in its)) ** 0.5
+def away(actual, expected):
+    off = sum(float(np.sum((actual[name] - expected[name]) ** 2)) for name in expected)
+    return (off / sum(float(np.sum(expected[name] ** 2)) for name in expected)) ** 0.5
 
 
 # Accumulation
@@ -63,9 +63,9 @@ def away(mine, its):
 @pytest.mark.parametrize("pieces", [1, 2, 3, 8])
 def test_pieces_add_up_to_the_gradient_of_the_batch_however_targets_are_ignored(backend, pieces):
     changes = {"batch": 5, "ignored": 0.5}
-    mine, _ = states_of(parts_of(backend, ("accumulate", {"pieces": pieces}), **changes), backend, 2)
-    its, _ = states_of(parts_of(backend, **changes), backend, 2)
-    assert away(mine[-1], its[-1]) < 1e-5
+    actual, _ = states_of(parts_of(backend, ("accumulate", {"pieces": pieces}), **changes), backend, 2)
+    expected, _ = states_of(parts_of(backend, **changes), backend, 2)
+    assert away(actual[-1], expected[-1]) < 1e-5
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
@@ -80,10 +80,10 @@ def test_a_piece_without_any_target_adds_nothing(backend):
 
         return replace(parts, transfer=transfer)
 
-    mine, losses = states_of(hidden_row(parts_of(backend, ("accumulate", {"pieces": 3}))), backend, 2)
-    its, plain = states_of(hidden_row(parts_of(backend)), backend, 2)
+    actual, losses = states_of(hidden_row(parts_of(backend, ("accumulate", {"pieces": 3}))), backend, 2)
+    expected, plain = states_of(hidden_row(parts_of(backend)), backend, 2)
     assert np.isfinite(losses).all() and losses == pytest.approx(plain, rel=1e-5)
-    assert away(mine[-1], its[-1]) < 1e-5
+    assert away(actual[-1], expected[-1]) < 1e-5
 
 
 def test_the_loop_runs_the_model_once_for_each_piece():
@@ -101,9 +101,9 @@ def test_the_loop_runs_the_model_once_for_each_piece():
 @pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("rows", [1, 16, 111, 1000])
 def test_a_feed_of_tiles_is_the_feed(backend, rows):
-    mine, _ = states_of(parts_of(backend, ("tiled_feed", {"rows": rows})), backend, 2)
-    its, _ = states_of(parts_of(backend), backend, 2)
-    assert away(mine[-1], its[-1]) < 1e-5
+    actual, _ = states_of(parts_of(backend, ("tiled_feed", {"rows": rows})), backend, 2)
+    expected, _ = states_of(parts_of(backend), backend, 2)
+    assert away(actual[-1], expected[-1]) < 1e-5
 
 
 # Checkpoints that keep some
@@ -114,17 +114,17 @@ def kept_bytes(*applied, **shape):
     parts = parts_of("torch", *applied, **shape)
     state = parts.init(parts, None)
     own = {p.untyped_storage()._cdata for p in leaves(state["params"])}
-    kept = {}
+    storages = {}
 
     def keep(tensor):
-        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 
     x = torch.zeros(2, parts.shape.tokens, dtype=torch.int64)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = parts.stack(parts, state["params"]["layers"], parts.embed(parts, state["params"], x))
     assert hidden.shape[:2] == x.shape
-    return sum(size for key, size in kept.items() if key not in own)
+    return sum(size for key, size in storages.items() if key not in own)
 
 
 def test_a_feed_of_tiles_keeps_less():
@@ -133,17 +133,17 @@ def test_a_feed_of_tiles_keeps_less():
 
 
 def test_a_selective_checkpoint_trains_bit_for_bit_in_torch():
-    mine, _ = states_of(parts_of("torch", ("selective_checkpoint", {})), "torch", 3)
-    its, _ = states_of(parts_of("torch"), "torch", 3)
-    assert all(np.array_equal(mine[-1][name], its[-1][name]) for name in its[-1])
+    actual, _ = states_of(parts_of("torch", ("selective_checkpoint", {})), "torch", 3)
+    expected, _ = states_of(parts_of("torch"), "torch", 3)
+    assert all(np.array_equal(actual[-1][name], expected[-1][name]) for name in expected[-1])
 
 
 def test_offloaded_tensors_come_back_and_leave_no_file(tmp_path):
     knobs = {"least_kib": 1, "folder": str(tmp_path)}
     parts = parts_of("torch", ("offload_activations", knobs), width=64, tokens=128)
-    mine, _ = states_of(parts, "torch", 2)
-    its, _ = states_of(parts_of("torch", width=64, tokens=128), "torch", 2)
-    assert all(np.array_equal(mine[-1][name], its[-1][name]) for name in its[-1])
+    actual, _ = states_of(parts, "torch", 2)
+    expected, _ = states_of(parts_of("torch", width=64, tokens=128), "torch", 2)
+    assert all(np.array_equal(actual[-1][name], expected[-1][name]) for name in expected[-1])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -161,15 +161,15 @@ def test_tensors_are_really_offloaded(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["foreach_adamw", "fused_adamw"])
 def test_torch_s_own_adamw_makes_the_same_steps(name):
-    mine, _ = states_of(parts_of("torch", (name, {}), weight_decay=0.1), "torch", 10)
-    its, _ = states_of(parts_of("torch", weight_decay=0.1), "torch", 10)
-    assert away(mine[-1], its[-1]) < 1e-5
+    actual, _ = states_of(parts_of("torch", (name, {}), weight_decay=0.1), "torch", 10)
+    expected, _ = states_of(parts_of("torch", weight_decay=0.1), "torch", 10)
+    assert away(actual[-1], expected[-1]) < 1e-5
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_momentum_is_that_of_torch(backend):
     parts = parts_of(backend, ("sgd_momentum", {"momentum": 0.8}), weight_decay=0.0, learning_rate=0.01)
-    mine, _ = states_of(parts, backend, 4)
+    actual, _ = states_of(parts, backend, 4)
     plain = parts_of("torch", weight_decay=0.0, learning_rate=0.01)
     state = plain.init(plain, None)
     optimizer = torch.optim.SGD(list(leaves(state["params"])), lr=0.01, momentum=0.8)
@@ -179,10 +179,10 @@ def test_momentum_is_that_of_torch(backend):
         for p, g in zip(leaves(state["params"]), leaves(grads), strict=True):
             p.grad = g
         optimizer.step()
-    its = {name: p.detach().numpy() for name, p in tree.leaves(state["params"])}
+    expected = {name: p.detach().numpy() for name, p in tree.leaves(state["params"])}
     if backend == "jax":
-        its = {name: array for name, array in its.items() if not name.startswith("layers")}
-    assert away({name: mine[-1][name] for name in its}, its) < 1e-5
+        expected = {name: array for name, array in expected.items() if not name.startswith("layers")}
+    assert away({name: actual[-1][name] for name in expected}, expected) < 1e-5
 
 
 def test_momentum_keeps_one_moment():
@@ -216,7 +216,7 @@ def test_the_scale_follows_that_of_torch_and_a_bad_step_changes_nothing():
     optimizer = torch.optim.SGD([weight], lr=0.0)
     state = parts.init(parts, None)
     batches = parts.batches(parts, parts.windows(parts, parts.source(parts)))
-    mine, its = [], []
+    actual, expected = [], []
     for number, (x, y) in enumerate(islice(batches, steps)):
         before = [p.detach().clone() for p in leaves(state["params"])]
         counted = state["steps"]
@@ -230,9 +230,9 @@ def test_the_scale_follows_that_of_torch_and_a_bad_step_changes_nothing():
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        mine.append(state["scale"])
-        its.append(scaler.get_scale())
-    assert mine == its and len(set(its)) == 3
+        actual.append(state["scale"])
+        expected.append(scaler.get_scale())
+    assert actual == expected and len(set(expected)) == 3
 
 
 def test_jax_scales_as_torch_does():
@@ -243,7 +243,7 @@ def test_jax_scales_as_torch_does():
     knobs = {"scale": 1024.0, "interval": interval}
     eager = parts_of("torch", ("float16_scaled", knobs))
     compiled = parts_of("jax", ("float16_scaled", knobs))
-    mine, its = [], []
+    actual, expected = [], []
     state, other = eager.init(eager, None), compiled.init(compiled, None)
     update = jax.jit(lambda state, grads: compiled.update(compiled, state, grads))
     for number in range(steps):
@@ -255,19 +255,19 @@ def test_jax_scales_as_torch_does():
         unchanged = bool((jax.tree.leaves(other["params"])[0] == before).all())
         assert unchanged == (number in bad)
         assert int(other["steps"]) == state["steps"]
-        mine.append(float(other["scale"]))
-        its.append(state["scale"])
-    assert mine == its
+        actual.append(float(other["scale"]))
+        expected.append(state["scale"])
+    assert actual == expected
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_training_in_float16_stays_near_float32(backend):
-    mine, losses = states_of(parts_of(backend, ("float16_scaled", {})), backend, 5)
-    its, plain = states_of(parts_of(backend), backend, 5)
+    actual, losses = states_of(parts_of(backend, ("float16_scaled", {})), backend, 5)
+    expected, plain = states_of(parts_of(backend), backend, 5)
     assert losses == pytest.approx(plain, rel=5e-3)
     assert losses != plain
-    assert {str(array.dtype) for array in mine[-1].values()} == {"float32"}
-    assert away(mine[-1], its[-1]) < 0.05
+    assert {str(array.dtype) for array in actual[-1].values()} == {"float32"}
+    assert away(actual[-1], expected[-1]) < 0.05
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -284,15 +284,15 @@ def test_autocast_multiplies_in_16_bit_and_keeps_float32(dtype):
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_float32_master_keeps_updates_that_bfloat16_loses(backend):
     shape = {"learning_rate": 1e-5, "weight_decay": 0.0}
-    its, _ = states_of(parts_of(backend, **shape), backend, 4)
-    mine, _ = states_of(parts_of(backend, ("float32_master", {}), **shape), backend, 4)
+    expected, _ = states_of(parts_of(backend, **shape), backend, 4)
+    actual, _ = states_of(parts_of(backend, ("float32_master", {}), **shape), backend, 4)
     lost, _ = states_of(parts_of(backend, ("bfloat16", {}), **shape), backend, 4)
-    assert {str(array.dtype) for array in mine[-1].values()} == {"float32"}
+    assert {str(array.dtype) for array in actual[-1].values()} == {"float32"}
 
     def moved(states):
         return {name: states[-1][name] - states[0][name] for name in states[0]}
 
-    assert away(moved(mine), moved(its)) < 0.1 < 0.5 < away(moved(lost), moved(its))
+    assert away(moved(actual), moved(expected)) < 0.1 < 0.5 < away(moved(lost), moved(expected))
 
 
 @pytest.mark.parametrize("backend", place.NAMES)

@@ -62,10 +62,10 @@ def parallel(backend, T):
 @pytest.mark.parametrize("T", [1, 27])
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_values_and_gradients_are_those_of_the_parallel_form(backend, T, name, knobs):
-    found = answer(parts_of(backend, name, **knobs), rows(T))
-    for mine, its in zip(found, parallel(backend, T), strict=True):
-        assert mine.dtype == np.float64
-        np.testing.assert_allclose(mine, its, rtol=1e-10, atol=1e-10)
+    result = answer(parts_of(backend, name, **knobs), rows(T))
+    for actual, expected in zip(result, parallel(backend, T), strict=True):
+        assert actual.dtype == np.float64
+        np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(("name", "knobs"), [WAYS[0], WAYS[2]], ids=[IDS[0], IDS[2]])
@@ -80,9 +80,9 @@ def test_the_last_output_depends_on_the_first_frame_across_all_borders(backend, 
 @pytest.mark.parametrize("name", ["sequential_scan", "chunked_scan"])
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_strong_decays_stay_finite_over_thousands_of_frames(backend, name):
-    found = answer(parts_of(backend, name), rows(2050, np.float32, strength=1e3))
-    assert all(np.isfinite(array).all() for array in found)
-    assert all(array.dtype == np.float32 for array in found)
+    result = answer(parts_of(backend, name), rows(2050, np.float32, strength=1e3))
+    assert all(np.isfinite(array).all() for array in result)
+    assert all(array.dtype == np.float32 for array in result)
 
 
 @pytest.mark.parametrize("name", ["sequential_scan", "chunked_scan"])
@@ -126,10 +126,12 @@ def outcome(backend, name=None):
 @pytest.mark.parametrize("name", ["sequential_scan", "chunked_scan"])
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_mamba_is_trained_as_with_the_parallel_form(backend, name):
-    mine, its = outcome(backend, name), outcome(backend)
-    assert mine.trajectory == pytest.approx(its.trajectory, rel=1e-5)
-    for key, value in its.gradients.items():
-        np.testing.assert_allclose(mine.gradients[key], value, rtol=1e-3, atol=1e-5 * np.abs(value).max(), err_msg=key)
+    actual, expected = outcome(backend, name), outcome(backend)
+    assert actual.trajectory == pytest.approx(expected.trajectory, rel=1e-5)
+    for key, value in expected.gradients.items():
+        np.testing.assert_allclose(
+            actual.gradients[key], value, rtol=1e-3, atol=1e-5 * np.abs(value).max(), err_msg=key
+        )
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
