@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from harness import Place
-from harness.records import Applied, Case, Claim, Memory, Origin, Phase, Record, Slot, Task, Times, store
+from harness.records import Applied, Case, Claim, Heading, Memory, Origin, Phase, Record, Slot, Task, Times, store
 from harness.records.store import StoreError
 from harness.records.task import TokenFile
 
@@ -72,10 +72,10 @@ def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
 
 def test_former_names_of_strategies_are_read_as_the_present_ones(tmp_path: Path) -> None:
     claim = Claim(id="1", says="old and older hold less", that="peak(old) < 2 * peak('cold + old(chunk=4)')")
-    path = file_with(tmp_path, line_of(Record(claims=(claim,))), line_of(FULL))
+    path = file_with(tmp_path, line_of(Record(heading=Heading(claims=(claim,)))), line_of(FULL))
     (run, record), problems = store.read(path, {"old": "new", "checkpoint": "recompute"})
-    assert run.claims[0].that == "peak(new) < 2 * peak('cold + new(chunk=4)')"
-    assert run.claims[0].says == claim.says
+    assert run.heading.claims[0].that == "peak(new) < 2 * peak('cold + new(chunk=4)')"
+    assert run.heading.claims[0].says == claim.says
     assert record.case is not None and record.slot == FULL.slot and not problems
     assert record.case.label == CASE.label.replace("checkpoint", "recompute")
     assert store.read(path)[0][1] == FULL, "as it was written"
