@@ -18,7 +18,7 @@ from harness.contract.plugins import Plugins
 from harness.machine import checkups, facts, interference, orphans, throughput
 from harness.records import Case, Heading, Kind, Origin, Record, Slot, Task, store
 from harness.records.task import TokenFile
-from harness.run import locks, predictions, prepare_data, runner, temporary
+from harness.run import locks, prediction_cache, predictions, prepare_data, runner, temporary
 from harness.run.pacing import Pacing, pace
 from harness.run.schedule import REPEATS, Known, Latest, Schedule, by_case, is_done, obstacle
 from harness.suite.plan import Group, Plan
@@ -34,9 +34,11 @@ REFERENCE_SECONDS = 300.0
 class Progress:
     """What a watcher is told; the methods do nothing here."""
 
-    def begin(self, total: int, done: int) -> None: ...
+    def begin(self, slots: Sequence[Slot], done: int) -> None: ...
 
-    def left(self, count: int) -> None: ...
+    def left(self, slots: Sequence[Slot]) -> None: ...
+
+    def group(self, group: Group, records: Sequence[Record]) -> None: ...
 
     def warn(self, sentence: str) -> None: ...
 
@@ -82,7 +84,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         path, latest = opened(folder, schedule, options.fresh, lambda latest: bool(schedule.due(latest)))
         run_id = new_id()
         store.append(path, beginning(schedule, run_id))
-        progress.begin(len(set(schedule.slots())), len(latest))
+        progress.begin(schedule.due(latest), len(latest))
 
         def write(record: Record) -> None:
             store.append(path, record)
@@ -155,55 +157,73 @@ class Campaign:
         self.plan, self.plugins = self.schedule.plan, self.schedule.plugins
         self.threads = len(os.sched_getaffinity(0))
         self.checkup = checkups.kept(self.options.cache)
+        self.records: list[Record] = []
 
     def is_open(self, slot: Slot) -> bool:
         record = self.latest.get(slot)
         return not is_done(record) and (record is None or record.attempt < ATTEMPTS or record.run_id != self.run_id)
 
     def measure(self) -> None:
-        """Predict the cases of the plan, then measure each of its groups."""
-        self.predict()
-        self.foretell()
+        """Predict and measure one group after the other."""
         for group in self.plan.groups:
-            if (reason := self.schedule.obstacle(group.baseline)) is not None:
-                for case in group.cases:
-                    self.keep(
-                        _unsupported(reason),
-                        case,
-                        Slot(case=self.schedule.digest(case), kind="memory"),
-                    )
-                continue
+            self.measure_group(group)
+            self.progress.left(self.schedule.due(self.latest))
+            self.progress.group(group, self.records)
+            self.records = []
+
+    def measure_group(self, group: Group) -> None:
+        """Predict a group, then measure its answers, its memory and its times."""
+        self.predict(group)
+        if (reason := self.schedule.obstacle(group.baseline)) is not None:
             for case in group.cases:
-                self.numerics(case)
-                self.memory(case)
-            self.repeat_near_bounds(group)
-            self.time(group)
-            self.progress.left(len(self.schedule.due(self.latest)))
+                self.keep(_unsupported(reason), case, Slot(case=self.schedule.digest(case), kind="memory"))
+            return
+        self.warn_of_memory(group)
+        for case in group.cases:
+            self.numerics(case)
+            self.memory(case)
+        self.repeat_near_bounds(group)
+        self.time(group)
 
-    def predict(self) -> None:
-        """Predict all open cases."""
+    def predict(self, group: Group) -> None:
+        """Predict the open cases of a group; what an earlier run predicted with the same code is taken from there."""
+        slots = {case.digest(): Slot(case=self.schedule.digest(case), kind="predict") for case in group.cases}
+        folder = self.options.cache / "predictions"
+        names: dict[str, str] = {}
+        cases = []
+        for case in dict.fromkeys(group.cases):
+            if not self.is_open(slots[case.digest()]):
+                continue
+            corpus = self.corpora.get(case.group)
+            names[case.digest()] = prediction_cache.key(case, self.plugins, self.schedule.versions, corpus)
+            if (record := prediction_cache.read(folder, names[case.digest()])) is not None:
+                self.keep(record, case, slots[case.digest()])
+            else:
+                cases.append(case)
+        if not cases:
+            return
+        self.progress.start("predict", cases[0])
+        predicted = predictions.of_cases(
+            cases,
+            self.corpora,
+            self.plugins,
+            self.options.plugins,
+            self.run_id,
+            self.progress.phase,
+            min(predictions.SECONDS, self.plan.suite.timeout_seconds),
+        )
+        for case, record in predicted:
+            prediction_cache.write(folder, names[case.digest()], record)
+            self.keep(record, case, slots[case.digest()])
 
-        def slot(case: Case) -> Slot:
-            return Slot(case=self.schedule.digest(case), kind="predict")
-
-        cases = [case for case in self.plan.cases if self.is_open(slot(case))]
-        for case in cases[:1]:
-            self.progress.start("predict", case)
-        seconds = min(predictions.SECONDS, self.plan.suite.timeout_seconds)
-        told = self.options.plugins, self.run_id, self.progress.phase, seconds
-        for case, record in predictions.of_cases(cases, self.corpora, self.plugins, *told):
-            self.keep(record, case, slot(case))
-
-    def foretell(self) -> None:
-        """Say before anything runs which cases are predicted to take more than there is."""
-        open_ = [case for case in self.plan.cases if self.schedule.obstacle(case) is None]
-        over = [case for case in open_ if self.over_memory(case) is not None]
+    def warn_of_memory(self, group: Group) -> None:
+        """Warn before a group is measured of its cases that are predicted to take more memory than may be used."""
+        over = [case.label for case in group.cases if self.over_memory(case) is not None]
         if over:
-            names = ", ".join(dict.fromkeys(case.label for case in over))
-            told = "tried all the same" if self.options.try_all else "skipped (--try-all runs them)"
+            action = "tried all the same" if self.options.try_all else "skipped (--try-all runs them)"
             self.progress.warn(
-                f"{len(over)} of {len(open_)} cases are predicted to take more memory than may be used here, and are "
-                f"{told}: {names[:200]}"
+                f"{len(over)} of {len(group.cases)} cases are predicted to take more memory than may be used here, and "
+                f"are {action}: {', '.join(over)[:200]}"
             )
 
     def numerics(self, case: Case) -> None:
@@ -369,6 +389,7 @@ class Campaign:
             }
         )
         self.write(complete)
+        self.records.append(complete)
         self.latest[slot] = Known.of(complete)
         self.progress.finish(complete, case)
 

@@ -1,0 +1,45 @@
+"""Which row of a comparison to use: the leanest that does not cost time, and what lower precision brings on top."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.records.record import EXACT, OUT_OF_MEMORY
+from harness.verdicts.judge import Row, Table
+
+CHEAP = 1.10
+"""Rows whose time is surely below this are preferred, however lean the others are."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The row to use and why: `fits` where the baseline ran out of memory, `inexact` with a lower precision on top.
+
+    `row` is None where no strategy that answers as before saves memory.
+    """
+
+    row: Row | None
+    inexact: Row | None
+    baseline_fits: bool
+
+
+def choice(table: Table) -> Choice | None:
+    """Choose among the rows of a comparison; None where nothing of it was measured."""
+    baseline = next((row for row in table.rows if row.case.is_baseline), None)
+    if baseline is None or not any(row.status == "ok" for row in table.rows):
+        return None
+    fits = baseline.status not in OUT_OF_MEMORY
+    rows = [row for row in table.rows if row.ranked and not row.case.is_baseline and not row.case.is_control]
+    lean = [row for row in rows if not fits or row.memory == "less"]
+    exact = [row for row in lean if row.answer in EXACT]
+    chosen = _leanest([row for row in exact if _cheap(row)] or exact)
+    limit = chosen.peak_bytes if chosen is not None else None
+    rest = [row for row in lean if row.answer not in EXACT and (limit is None or (row.peak_bytes or 0) < 0.98 * limit)]
+    return Choice(chosen, _leanest([row for row in rest if _cheap(row)] or rest), fits)
+
+
+def _cheap(row: Row) -> bool:
+    return row.speed is not None and row.speed.standard_error is not None and row.speed.high < CHEAP
+
+
+def _leanest(rows: Sequence[Row]) -> Row | None:
+    return min(rows, key=lambda row: (row.peak_bytes or 0, len(row.case.strategies)), default=None)
