@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from collections.abc import Collection
 from enum import StrEnum, auto
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +12,11 @@ from rich.console import Console
 
 from harness.cli.progress import Watcher, counted
 from harness.contract import plugins
+from harness.machine import facts
 from harness.machine.checkups import keep
 from harness.records import store
 from harness.report import advise as advice
-from harness.report import charts, insert
+from harness.report import charts, insert, table
 from harness.report import check as findings
 from harness.report import compare as changed
 from harness.report import doctor as checkups
@@ -85,13 +87,31 @@ def run(
     loaded = plugins.load(tuple(plugin or ()))
     plan = selected(reader.read(path, loaded), place, only)
     options = session.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes, try_all)
-    with Watcher(err) as watcher:
-        if address is None:
-            written = session.run(plan, loaded, options, watcher)
-        else:
-            written = cluster.run(address, plan, loaded, options, watcher)
-    out.print(Report(tuple(_read([written], loaded)), loaded).markdown(plan.suite.title), end="")
-    err.print(f"records: {written}")
+    folder = results / plan.name / facts.name()
+    out.print(f"# {table.escaped(plan.suite.title or plan.name)}\n")
+    with Watcher(err, loaded, lambda text: out.print(text)) as watcher:
+        try:
+            if address is None:
+                written = session.run(plan, loaded, options, watcher)
+            else:
+                written = cluster.run(address, plan, loaded, options, watcher)
+        except KeyboardInterrupt:
+            for each in _read(sorted(folder.glob("*.jsonl"))[-1:], loaded) if folder.is_dir() else []:
+                _print_tables(each, loaded, watcher.printed)
+            raise
+    for each in _read([written], loaded):
+        _print_tables(each, loaded, watcher.printed)
+        if each.answers:
+            out.print(f"## Claims\n\n{table.claimed(each.answers)}\n")
+        err.print(f"records: {written}")
+        out.print(table.last_lines(each.tables))
+
+
+def _print_tables(results: Results, loaded: plugins.Plugins, printed: Collection[str]) -> None:
+    """Print the tables that were not printed as they came."""
+    tables = [each for each in results.tables if each.case.group not in printed]
+    if tables:
+        out.print(table.markdown(tables, table.tokens_per_step(tables, loaded)))
 
 
 PlaceOption = Annotated[list[str] | None, typer.Option("--place", help="Only these places.")]
@@ -173,7 +193,7 @@ def advise(
     chosen = with_budget(chosen, size(budget) if budget else None)
     options = session.Options(results, names)
     machine = _machine(chosen, memory, gpu_memory)
-    with Watcher(err) as watcher:
+    with Watcher(err, loaded) as watcher:
         found = advising.advise(chosen, loaded, options, machine, allow or (), everything, predict_only, watcher)
     out.print(advice.text(found), end="")
 

@@ -1,82 +1,130 @@
-"""Show how far a run is."""
+"""Show how far a run is, how long it will take, and each table as soon as it is complete."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Slot
+from harness.report import table
 from harness.run import session
+from harness.suite.plan import Group
+from harness.verdicts import judge
+
+USUAL_SECONDS = {"predict": 0.5, "numerics": 4.0, "memory": 3.0, "time": 2.0}
+"""How long a task takes, until this run has shown it."""
+
+
+class Pace:
+    """How long the tasks of each kind take, learned from those that ended."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.last = time.monotonic()
+
+    def ended(self, kind: str) -> None:
+        """Note that a task of a kind has ended now."""
+        now = time.monotonic()
+        self.seconds[kind].append(now - self.last)
+        self.last = now
+
+    def left(self, kinds: Counter[str]) -> float:
+        """Return the seconds that so many tasks of each kind will take."""
+        return sum(count * self._usual(kind) for kind, count in kinds.items())
+
+    def _usual(self, kind: str) -> float:
+        ended = self.seconds[kind]
+        return sum(ended) / len(ended) if ended else USUAL_SECONDS.get(kind, 2.0)
 
 
 class Watcher(session.Progress):
-    """Show how far a run is: a bar on a terminal, a line for each task elsewhere."""
+    """Show how far a run is: a bar on a terminal, a line for each task elsewhere; print tables as they come."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, plugins: Plugins, out: Callable[[str], None] = lambda text: None) -> None:
         self.console, self.live = console, console.is_terminal
+        self.plugins, self.out = plugins, out
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[left]}"),
             console=console,
             disable=not self.live,
         )
-        self.started = time.monotonic()
-        self.total = self.done = self.resumed = 0
-        self.finished: set[Slot] = set()
+        self.pace = Pace()
+        self.done = 0
+        self.open: dict[Slot, None] = {}
+        self.label = "preparing"
+        self.printed: set[str] = set()
 
     def __enter__(self) -> "Watcher":
         self.bar.start()
-        self.id = self.bar.add_task("preparing", total=None)
+        self.id = self.bar.add_task("preparing", total=None, left="")
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.bar.stop()
 
-    def begin(self, total: int, done: int) -> None:
-        self.total, self.done, self.resumed = total, done, done
-        self.bar.update(self.id, total=total, completed=done)
+    def begin(self, slots: Sequence[Slot], done: int) -> None:
+        self.done = done
+        self.left(slots)
         if done:
-            self.console.print(f"resuming: {done} of {total} results are there")
+            self.console.print(f"resuming: {done} of {self.total} results are there")
 
-    def left(self, count: int) -> None:
-        self.total = self.done + count  # rows whose time was decided are not timed on
-        self.bar.update(self.id, total=self.total)
+    def left(self, slots: Sequence[Slot]) -> None:
+        self.open = dict.fromkeys(slots)  # rows whose time was decided are not timed on
+        self.pace.last = time.monotonic()
+        self._show()
+
+    @property
+    def total(self) -> int:
+        """The results that there will be, if no row is decided early."""
+        return self.done + len(self.open)
 
     def warn(self, sentence: str) -> None:
         self.console.print(f"warning: {sentence}")
 
     def start(self, task: str, case: Case) -> None:
         self.label = f"{task} {case.place} {case.label}"
-        if task == "predict" and not self.live:  # its many results are not told one by one
-            self.console.print("predicting the cases, which may take a minute")
         self.bar.update(self.id, description=self.label)
 
     def phase(self, name: str) -> None:
         self.bar.update(self.id, description=f"{self.label} [{name}]")
 
     def finish(self, record: Record, case: Case) -> None:
-        kind = record.slot.kind if record.slot else ""
-        if record.slot is not None and kind not in ("pilot", "reference"):
-            self.finished.add(record.slot)  # what was disturbed is run again, and counts once
-            self.done = self.resumed + len(self.finished)
-        self.bar.update(self.id, completed=self.done)
+        slot = record.slot
+        kind = slot.kind if slot else ""
+        if slot is not None and kind not in ("pilot", "reference"):
+            planned = slot.model_copy(update={"block": 0})
+            if planned in self.open:  # what was disturbed is run again, and counts once
+                del self.open[planned]
+                self.done += 1
+        self.pace.ended(kind)
+        self._show()
         if not self.live and kind != "predict":
-            self.console.print(
-                f"[{self.done}/{self.total}] {kind} {case.place} {case.label}: {record.status}{self._left()}"
-            )
+            left = f", {self._left()}" if self.open else ""
+            self.console.print(f"[{self.done}/{self.total}] {kind} {case.place} {case.label}: {record.status}{left}")
+
+    def group(self, group: Group, records: Sequence[Record]) -> None:
+        """Print the table of a group that this run measured whole; of others the run prints it at the end."""
+        tables = judge.judge(records)
+        rows = sum(len(each.rows) for each in tables)
+        if rows < len(group.cases):
+            return
+        self.printed.add(group.baseline.group)
+        self.out(table.markdown(tables, table.tokens_per_step(tables, self.plugins)))
+
+    def _show(self) -> None:
+        self.bar.update(self.id, total=self.total, completed=self.done, left=self._left() if self.open else "")
 
     def _left(self) -> str:
-        made = self.done - self.resumed
-        if made < 1 or self.done >= self.total:
-            return ""
-        seconds = (time.monotonic() - self.started) / made * (self.total - self.done)
-        return f", about {seconds / 60:.0f} min left"
+        seconds = self.pace.left(Counter(slot.kind for slot in self.open))
+        return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {max(1, round(seconds))} s left"
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from harness.contract.assembly import shape_of
 from harness.contract.plugins import Plugins
 from harness.records import Case
 from harness.report.results import Results
+from harness.verdicts.choice import choice
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import LEAST_FOR_PERCENT, Row, Table
 from harness.workloads.data.frames import GENERATED
@@ -96,7 +97,7 @@ def markdown(
             pieces.append(f"Measured on {escaped(' and '.join(table.machines))}.")
         reason = _untested(table)
         if reason is None:
-            pieces.append(_grid(table, tokens_per_step))
+            pieces += [*filter(None, [sentence(table)]), _grid(table, tokens_per_step)]
             pieces += [*table.notes, *_remarks(table)]
         else:
             pieces += [f"Untested: {escaped(reason)}.", *_predicted(table)]
@@ -289,6 +290,44 @@ def _contributions(table: Table) -> Iterable[str]:
 
 def _more(difference: int) -> str:
     return f"{mib(abs(difference))} MiB {'more' if difference >= 0 else 'less'}"
+
+
+def sentence(table: Table) -> str:
+    """Return the answer of a comparison, or an empty text where nothing of it was measured."""
+    best = choice(table)
+    if best is None:
+        return ""
+    if best.row is None and best.inexact is None:
+        return "No strategy here saves memory." if best.baseline_fits else "Nothing here fits the budget."
+    pieces = []
+    if best.row is not None:
+        lead = "Use" if best.baseline_fits else "The baseline runs out of memory; use"
+        pieces.append(f"{lead} **{escaped(best.row.label)}**: {_cost(best.row)}, answers as before")
+    else:
+        pieces.append(
+            "No strategy that answers as before saves memory here" if best.baseline_fits else "No exact row fits"
+        )
+    if best.inexact is not None:
+        kind = (best.inexact.answer or "").replace("_", " ")
+        pieces.append(f"with {kind} **{escaped(best.inexact.label)}**: {_cost(best.inexact)}")
+    return "; ".join(pieces) + "."
+
+
+def last_lines(tables: Sequence[Table]) -> str:
+    """Return the answers of a run, one line for each comparison."""
+    answers = [(table, text) for table in tables if (text := sentence(table))]
+    lines = [f"- {escaped(heading(table.case))}: {text}" for table, text in answers]
+    return "\n".join(lines)
+
+
+def _cost(row: Row) -> str:
+    memory = f"{mib(row.peak_bytes)} MiB" if row.peak_ratio is None else f"{row.peak_ratio:.2f} x the memory"
+    speed = row.speed
+    if speed is None or (row.peak_ratio is None and speed.standard_error is None):
+        return memory
+    if speed.standard_error is None:
+        return f"{memory} at about {speed.ratio:.2f} x the time"
+    return f"{memory} at {speed.low:.2f} to {speed.high:.2f} x the time"
 
 
 def escaped(text: str) -> str:

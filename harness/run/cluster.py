@@ -202,7 +202,8 @@ class FanOut:
         shares = list(zip(map(self.slots, self.groups), done, strict=True))
         kept = {slot for slots, is_done in shares if is_done for slot in slots & self.latest.keys()}
         again = {slot for slots, is_done in shares if not is_done for slot in slots}
-        self.progress.begin(len(planned), len(kept - again))
+        left = [slot for slot in planned if slot not in kept or slot in again]
+        self.progress.begin(left, len(kept - again))
         self.client.subscribe_topic(TOPIC, lambda event: self.inbox.put(event[1]))
         try:
             for number, is_done in enumerate(done):

@@ -142,6 +142,6 @@ def measure(order: Order) -> int:
         latest = {} if order.whole else answers.read()
         schedule = session.schedule_of(plan, loaded, options)
         told = order.run_id, reference, found, latest, teller.write
-        session.Campaign(schedule, options, teller, *told).measure()
+        session.Session(schedule, options, teller, *told).measure()
         answers.write(latest)
     return teller.sent

@@ -89,7 +89,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         def write(record: Record) -> None:
             store.append(path, record)
 
-        Campaign(schedule, options, progress, run_id, reference, found, latest, write).measure()
+        Session(schedule, options, progress, run_id, reference, found, latest, write).measure()
         return path
 
 
@@ -138,7 +138,7 @@ def origin(schedule: Schedule, run_id: str) -> Origin:
 
 
 @dataclass
-class Campaign:
+class Session:
     """Groups of cases, measured on this machine; `write` is given every record as it comes.
 
     `latest` is what is known of the slots, from before and from this run.

@@ -262,8 +262,8 @@ def test_the_guard_counts_the_memory_of_all_ranks():
         latest={Slot(case=each.digest(), kind="predict"): known for each in (one, four)},
         options=SimpleNamespace(max_bytes=300 << 20),
     )
-    assert session.Campaign.over_memory(run, one) is None
-    refused = session.Campaign.over_memory(run, four)
+    assert session.Session.over_memory(run, one) is None
+    refused = session.Session.over_memory(run, four)
     assert refused.status == "skipped_guard" and refused.evidence["need_bytes"] == 400 << 20
 
 
