@@ -41,7 +41,7 @@ DESERTED_SECONDS = 60.0
 def run(address: str, plan: Plan, loaded: Plugins, options: Options, progress: Progress) -> Path:
     """Run everything of a plan that has no result yet on a cluster; return the results file.
 
-    Raises what `campaign.run` raises, and ClusterError for a cluster that cannot be used, before anything is measured.
+    Raises what `session.run` raises, and ClusterError for a cluster that cannot be used, before anything is measured.
     KeyboardInterrupt leaves the records that came, and ends what runs.
     """
     folder = options.results / plan.name / facts.name()

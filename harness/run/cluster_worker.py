@@ -1,6 +1,6 @@
 """What a worker of a cluster does: measure one group on its machine, and send each record away as it comes.
 
-It is the campaign that runs without a cluster, for a plan of one group. Records travel as JSON in events of Dask.
+It is the session that runs without a cluster, for a plan of one group. Records travel as JSON in events of Dask.
 """
 
 import json
