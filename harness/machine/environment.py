@@ -36,6 +36,8 @@ PINS = {
 }
 """What makes the resident set follow live bytes: large blocks are mapped alone and returned when freed."""
 
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+"""The library starts its threads when NumPy is imported."""
 RUN_VARIABLE = "HARNESS_RUN"
 """By this a process shows of which run it is, and by `keeper.VARIABLE` of which harness."""
 HEADROOM = 0.95
@@ -50,7 +52,7 @@ def variables(kind: Kind, place: str, run_id: str, threads: int, budget: int | N
     threads = max(1, threads // backends.processes(place, ranks))
     env = {name: os.environ[name] for name in PASSED if name in os.environ}
     count = str(1 if kind in ("numerics", "reference", "contract") else threads)
-    env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count)
+    env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", BLAS_THREADS), count)
     env |= {
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -16,7 +16,7 @@ from harness.contract.plugins import Plugins
 from harness.machine import checkups, facts, interference, orphans, throughput
 from harness.records import Case, Kind, Record, Slot, Task, store
 from harness.records.task import TokenFile
-from harness.run import locks, predictions, prepare_data, runner, temporary
+from harness.run import locks, predictions, prepare_data, runner, template, temporary
 from harness.run.pacing import Pacing, pace, shuffled
 from harness.run.schedule import Known, Latest, Schedule, is_done, obstacle
 from harness.suite.plan import Group, Plan
@@ -155,6 +155,7 @@ class Campaign:
         record = self.latest.get(slot)
         return not is_done(record) and (record is None or record.attempt < ATTEMPTS or record.run_id != self.run_id)
 
+    @template.kept()
     def measure(self) -> None:
         """Predict the cases of the plan, then measure each of its groups."""
         self.predict()

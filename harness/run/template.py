@@ -23,14 +23,15 @@ import psutil
 
 from harness import backends
 from harness.machine import memory
+from harness.machine.environment import BLAS_THREADS
 from harness.records import Task
-from harness.worker.template import BLAS_THREADS, MESSAGE_BYTES
 
 KEPT = 4
 """Templates alive at once, the latest used; each holds about 250 MiB, of which most is shared with its workers."""
 ATTEMPTS = 2
 READY_SECONDS, ANSWER_SECONDS = 60.0, 10.0
 POLL_SECONDS = 0.1
+MESSAGE_BYTES = 1 << 16
 OWN = frozenset({"TMPDIR"})
 """Variables that each worker has of its own."""
 
@@ -241,9 +242,7 @@ def _first_words(template: Template, seconds: float, watch: Callable[[str], None
     return f"its template had not imported everything after {seconds:.0f} s"
 
 
-def fork(
-    key: Key, env: Mapping[str, str], spec: Path, result: Path, out: IO[bytes], err: IO[bytes]
-) -> Forked | str:
+def fork(key: Key, env: Mapping[str, str], spec: Path, result: Path, out: IO[bytes], err: IO[bytes]) -> Forked | str:
     """Fork a worker from a template that is ready, or return why not; called with `starting` held.
 
     It begins when this process knows its number, so that none runs of which nobody knows.

@@ -1,4 +1,4 @@
-"""Import everything once, then fork a worker for each task: `python -m harness.worker.template SOCKET BACKEND PLUGIN...`.
+"""Import everything once, then fork a worker for each task: `python -m harness.worker.template SOCKET BACKEND PLUGINS`.
 
 A fork copies the thread that calls it and no other, and no device survives it. So the template starts neither: it looks
 at itself before each fork, and refuses where a plugin has started a thread, a process or a device. Workers become
@@ -21,9 +21,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from harness.machine.environment import BLAS_THREADS
+
 MESSAGE_BYTES = 1 << 16
-BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-"""The template has one such thread, whatever its workers are to have: the library starts them when it is imported."""
 BLAS_SETTERS = [
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "64")
 ]

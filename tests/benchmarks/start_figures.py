@@ -39,9 +39,7 @@ def main(rounds: int) -> int:
     rows, failed = [], False
     for place in ALLOWED_SECONDS:
         case = Case(workload="decoder", shape=shape, place=place, corpus="drawn", tokenizer="none")
-        for kind in ("predict", "numerics", "memory", "time"):
-            if kind == "numerics":
-                continue
+        for kind in ("predict", "memory", "time"):
             task = Task(kind=kind, cases=(case,), run_id="figures", parent=0, folder="", steps=5, warmup=2)  # type: ignore[arg-type]
             seen: dict[bool, list[tuple[float, Record]]] = {True: [], False: []}
             with template.kept():
@@ -53,13 +51,17 @@ def main(rounds: int) -> int:
             peaks = {way: median(_peak(record) for _, record in seen[way]) for way in seen}
             steps = {way: median(median(r.step_seconds) for _, r in seen[way]) if kind == "time" else 1 for way in seen}
             apart = peaks[True] - peaks[False]
-            failed |= cost[True] > ALLOWED_SECONDS[place] or (kind == "memory" and abs(apart) > memory.resolution_bytes())
+            failed |= cost[True] > ALLOWED_SECONDS[place] or (
+                kind == "memory" and abs(apart) > memory.resolution_bytes()
+            )
             ratio = f"{steps[True] / steps[False]:.3f}" if kind == "time" else ""
             works = [median(record.worker_seconds or 0 for _, record in seen[way]) for way in (True, False)]
             rows.append([place, kind, *(f"{cost[way]:.3f}" for way in seen), *(f"{work:.2f}" for work in works)])
             rows[-1] += [f"{peaks[True] / MIB:.2f}", f"{peaks[False] / MIB:.2f}", f"{apart / MIB:+.3f}", ratio]
     headers = ("place", "worker", "forked s", "fresh s", "work forked s", "work fresh s", "peak forked MiB")
-    print(tabulate(rows, (*headers, "peak fresh MiB", "apart MiB", "step ratio"), tablefmt="pipe", disable_numparse=True))
+    print(
+        tabulate(rows, (*headers, "peak fresh MiB", "apart MiB", "step ratio"), tablefmt="pipe", disable_numparse=True)
+    )
     return int(failed)
 
 
