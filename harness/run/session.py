@@ -14,6 +14,7 @@ import psutil
 from harness.contract.assembly import probe_of
 from harness.contract.plugins import Plugins
 from harness.machine import checkups, facts, interference, orphans, throughput
+from harness.machine.environment import cache_folder
 from harness.records import Case, Kind, Record, Slot, Task, store
 from harness.records.task import TokenFile
 from harness.run import locks, predictions, prepare_data, runner, template, temporary
@@ -54,10 +55,6 @@ class Options:
     try_all: bool = False
     all_rounds: bool = False
     cache: Path = field(default_factory=lambda: cache_folder())
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harness"
 
 
 def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> Path:
