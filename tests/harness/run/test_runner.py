@@ -283,7 +283,8 @@ def gone(pid):
 
 
 def end(processes):
-    """Kill and reap processes that this test process, which adopts orphans, has been left with."""
+    """Kill and reap processes, but for templates, that this process, which adopts orphans, has been left with."""
+    processes = [process for process in processes if process.pid not in template.processes()]
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
