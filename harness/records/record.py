@@ -119,6 +119,7 @@ class Origin(Value):
     commit: str = Field("", description="commit of the harness; '-dirty' where the code differed from it")
     machine: dict[str, Any] = Field(default_factory=dict, description="what decides a figure on this machine")
     versions: dict[str, str] = Field(default_factory=dict, description="versions of Python and of the packages")
+    start: str = Field("", description="'forked' from a template process, or 'fresh': how the worker began")
     worker_seconds: float | None = Field(None, description="life of the worker until this record, seconds")
 
 

@@ -1,7 +1,8 @@
 """Start one worker at a time, watch it, and name how it ended.
 
-Every worker is a fresh interpreter started by name in a session of its own, its output in files, with a deadline and
-nothing of this process but the task. Whatever it leaves behind is ended.
+Every worker is forked from a template of its environment or, where that cannot be, a fresh interpreter; either way a
+child of this process in a session of its own, its output in files, with a deadline and nothing of this process but the
+task. Whatever it leaves behind is ended.
 """
 
 import ctypes
@@ -11,7 +12,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -25,7 +25,7 @@ from harness import backends
 from harness.machine import environment, memory, orphans
 from harness.records import Record, Task
 from harness.records.store import parse
-from harness.run import temporary
+from harness.run import template, temporary
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.1
@@ -36,9 +36,9 @@ TAIL_BYTES = 2000
 NEAR_MEMORY = 0.9
 
 Watch = Callable[[str], None]
+Process = subprocess.Popen[bytes] | template.Forked
 _running: set[int] = set()
 """Workers that are watched, by whatever thread: what is theirs is not left over."""
-_starting = threading.Lock()
 
 
 @dataclass
@@ -70,37 +70,46 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
         ranks = max(case.ranks for case in task.cases)
         env = environment.variables(task.kind, task.case.place, task.run_id, threads, task.case.budget_bytes, ranks)
         env["TMPDIR"] = str(folder)  # what a killed worker leaves goes with its folder
-        command = [
-            sys.executable,
-            "-m",
-            "harness.worker",
-            str(folder / "task.json"),
-            str(folder / "result.jsonl"),
-        ]
-        with ExitStack() as files:
-            with temporary.refusing():
-                (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")
-                out, err = (files.enter_context(open(folder / name, "wb")) for name in ("stdout", "stderr"))
-            files.enter_context(_starting)
-            process = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
-            _running.add(process.pid)
+        with temporary.refusing():
+            (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")
+        key = template.ready(task, env, deadline, watch)
+        process = _started(key, env, folder)
         seen = _Watched(time.monotonic())
         try:
             _monitor(process, folder, seen, deadline, watch)
         finally:
-            with _starting:
+            with template.starting:
                 _running.discard(process.pid)
             _end(process, before)
-        return _records(task, process.returncode, folder, seen)
+        start = "forked" if isinstance(process, template.Forked) else "fresh"
+        records = _records(task, process.returncode or 0, folder, seen)
+        return [
+            record.model_copy(update={"origin": record.origin.model_copy(update={"start": start})})
+            for record in records
+        ]
 
 
-def _monitor(process: "subprocess.Popen[bytes]", folder: Path, seen: _Watched, deadline: float, watch: Watch) -> None:
+def _started(key: template.Key | str, env: dict[str, str], folder: Path) -> Process:
+    """Start a worker from the template with this key, and as a fresh interpreter where there is none."""
+    spec, result = folder / "task.json", folder / "result.jsonl"
+    with ExitStack() as files:
+        with temporary.refusing():
+            out, err = (files.enter_context(open(folder / name, "wb")) for name in ("stdout", "stderr"))
+        files.enter_context(template.starting)
+        process: Process | str = key if isinstance(key, str) else template.fork(key, env, spec, result, out, err)
+        if isinstance(process, str):
+            command = [sys.executable, "-m", "harness.worker", str(spec), str(result)]
+            process = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+        _running.add(process.pid)
+        return process
+
+
+def _monitor(process: Process, folder: Path, seen: _Watched, deadline: float, watch: Watch) -> None:
     begun, written = seen.started, 0
     while process.poll() is None:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_SECONDS)
+        template.rest(process.pid, POLL_SECONDS)
         if (size := _size(folder / "result.jsonl")) > written:  # another case has ended
             begun, written = time.monotonic(), size
         with suppress(OSError, ValueError, IndexError):
@@ -141,7 +150,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _end(process: "subprocess.Popen[bytes]", before: set[int]) -> None:
+def _end(process: Process, before: set[int]) -> None:
     """End the worker's group, then every process that came to this one since: orphans are re-parented to it."""
     if process.poll() is None:
         _signal(process.pid, signal.SIGTERM)
@@ -163,9 +172,10 @@ def _signal(group: int, number: int) -> None:
 
 
 def _left_over(before: set[int]) -> list[psutil.Process]:
-    with _starting:
+    with template.starting:
         found = psutil.Process().children(recursive=True)
-        others = {pid for worker in _running for pid in (worker, *memory.descendants(worker))}
+        own = _running | template.processes()
+        others = {pid for process in own for pid in (process, *memory.descendants(process))}
     return [child for child in found if child.pid not in before | others]
 
 

@@ -16,9 +16,10 @@ import psutil
 from harness.contract.assembly import probe_of
 from harness.contract.plugins import Plugins
 from harness.machine import checkups, facts, interference, orphans, throughput
+from harness.machine.environment import cache_folder
 from harness.records import Case, Heading, Kind, Origin, Record, Slot, Task, store
 from harness.records.task import TokenFile
-from harness.run import locks, prediction_cache, predictions, prepare_data, runner, temporary
+from harness.run import locks, prediction_cache, predictions, prepare_data, runner, template, temporary
 from harness.run.pacing import Pacing, pace
 from harness.run.schedule import REPEATS, Known, Latest, Schedule, by_case, is_done, obstacle
 from harness.suite.plan import Group, Plan
@@ -61,10 +62,6 @@ class Options:
     try_all: bool = False
     all_rounds: bool = False
     cache: Path = field(default_factory=lambda: cache_folder())
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harness"
 
 
 def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> Path:
@@ -163,6 +160,7 @@ class Session:
         record = self.latest.get(slot)
         return not is_done(record) and (record is None or record.attempt < ATTEMPTS or record.run_id != self.run_id)
 
+    @template.kept()
     def measure(self) -> None:
         """Predict and measure one group after the other."""
         for group in self.plan.groups:
@@ -375,7 +373,12 @@ class Session:
         before = self.latest.get(slot)
         machine = {**facts.facts(), **self.checkup, **record.origin.machine, **self.rates(case, slot)}
         attempt = 1 if before is None else before.attempt + 1
-        known = {"attempt": attempt, "machine": machine, "worker_seconds": record.origin.worker_seconds}
+        known = {
+            "attempt": attempt,
+            "machine": machine,
+            "worker_seconds": record.origin.worker_seconds,
+            "start": record.origin.start,
+        }
         digest = _joined(record.memory.batches_digests)
         complete = record.model_copy(
             update={

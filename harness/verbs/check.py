@@ -11,7 +11,7 @@ from harness.contract.place import NAMES, Place
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import Strategy
 from harness.records import Applied, Case, Kind, Record, Task
-from harness.run import runner
+from harness.run import runner, template
 
 FRAMEWORKS = ("torch", "jax", "numpy", "triton", "tensorflow")
 RANKS = 2
@@ -37,6 +37,7 @@ class Finding:
     untested: str = ""
 
 
+@template.kept()
 def check(loaded: Plugins, names: Sequence[str], extra: Sequence[str], tell: Tell = lambda text: None) -> list[Finding]:
     """Check everything that the plugins named offer; `extra` are those to load in workers beside the installed ones."""
     found = []

@@ -16,7 +16,7 @@ from harness.contract.plugins import Plugins
 from harness.machine import environment, facts, memory
 from harness.machine.checkups import MIB, SIZE, Calibration, Checkup, Finding, Noise
 from harness.records import Applied, Case, Task
-from harness.run import pacing, runner
+from harness.run import pacing, runner, template
 from harness.verdicts import effects
 
 ROUNDS = 6
@@ -53,8 +53,9 @@ def calibrate(way: str) -> Calibration:
         return Calibration(way, SIZE, None, told[-1] if told else "it printed nothing")
 
 
+@template.kept()
 def aa_noise(plugins: Plugins, rounds: int = ROUNDS) -> Noise | None:
-    """Time the baseline against `nothing` in pairs of fresh processes, in random order within a round."""
+    """Time the baseline against `nothing` in pairs of processes, in random order within a round."""
     place = next((Place(name, "cpu") for name in NAMES if backends.absent(name, "cpu") is None), None)
     if place is None:
         return None

@@ -12,7 +12,7 @@ from harness.contract.plugins import Plugins
 from harness.machine import facts, orphans
 from harness.records import Case, Fit, Heading, Record, Task, store
 from harness.records.case import CONTROL
-from harness.run import locks, prepare_data, runner
+from harness.run import locks, prepare_data, runner, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Group, Plan
 from harness.suite.schema import SuiteError
@@ -30,6 +30,7 @@ LARGEST = 1 << 26
 OUT_OF_MEMORY = ("oom_budget", "oom_host", "oom_device")
 
 
+@template.kept()
 def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: bool) -> tuple[Path, list[Record]]:
     """Search the limit of every row within each budget and keep what was found.
 
@@ -181,7 +182,7 @@ class Search:
         return not row.reason
 
     def confirmed(self, row: Bracket, found: Fit, keep: Callable[[Record], None]) -> Fit:
-        """Run a row around its predicted limit, each time in a fresh process held to the budget; `keep` each run."""
+        """Run a row around its predicted limit, each in a process of its own held to the budget; `keep` each run."""
         reason = obstacle(self.plugins, row.case) or ("" if found.predicted else found.reason) or self.too_long(row)
         if reason or found.predicted is None:
             return found.model_copy(update={"reason": reason})

@@ -7,12 +7,10 @@ their composition is compared to the untouched parts.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import islice
 from typing import Any
 
 from harness import backends
-from harness.contract import plugins
 from harness.contract.assembly import assemble, feeds_of, never_called
 from harness.contract.instruments import digested
 from harness.contract.parts import PART_NAMES
@@ -32,19 +30,20 @@ CHEAP, EVERY_PART = "lstm", "jamba"
 IN_LAYERS = {"mix", "attend", "scan", "feed", "block", "stack"}
 
 Names = tuple[str, ...]
+_contracts: list["Contract"] = []
 
 
 def measure(task: Task, loaded: Plugins, backend: Any) -> Record:
     """Return the broken promises of what the task names, as `faults` in `extra`."""
     case = task.case
-    kept, name = _contract(task.plugins), case.place.backend
+    contract, name = _contract(loaded), case.place.backend
     names = tuple(applied.name for applied in case.strategies)
     if not names:
-        found = kept.of_workload(case.workload, name)
+        found = contract.of_workload(case.workload, name)
     elif len(names) == 1:
-        found = kept.of_strategy(names[0], case.workload, name)
+        found = contract.of_strategy(names[0], case.workload, name)
     else:
-        found = kept.of_composition(names, case.workload, name)
+        found = contract.of_composition(names, case.workload, name)
     faults: list[str] = []
     try:
         faults.extend(found)
@@ -53,9 +52,11 @@ def measure(task: Task, loaded: Plugins, backend: Any) -> Record:
     return Record(extra={"faults": faults})
 
 
-@cache
-def _contract(extra: Names) -> "Contract":
-    return Contract(plugins.load(extra))
+def _contract(loaded: Plugins) -> "Contract":
+    """Return the contract over these plugins, the same for all cases of a task."""
+    if not _contracts or _contracts[0].loaded is not loaded:
+        _contracts[:] = [Contract(loaded)]
+    return _contracts[0]
 
 
 class Contract:

@@ -2,15 +2,14 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from typing import Any
 
 import psutil
 
 from harness import backends
-from harness.contract import plugins
 from harness.contract.place import Place
+from harness.contract.plugins import Plugins
 from harness.records import Record, Status, Task
 
 MODULES = {
@@ -24,20 +23,14 @@ MODULES = {
 }
 
 
-@cache
-def loaded(names: tuple[str, ...]) -> plugins.Plugins:
-    """Load the plugins once a process."""
-    return plugins.load(names)
-
-
-def run(task: Task) -> Record:
-    """Run one task; every exception becomes a record that names it."""
+def run(task: Task, loaded: Plugins) -> Record:
+    """Run one task with the plugins loaded; every exception becomes a record that names it."""
     place = task.case.place
     try:
         backend = backends.load(place.backend)
         facts = backend.start(place if task.kind != "predict" else place._replace(device="cpu"))
-        measure: Callable[[Task, plugins.Plugins, Any], Record] = import_module(MODULES[task.kind]).measure
-        record = measure(task, loaded(task.plugins), backend)
+        measure: Callable[[Task, Plugins, Any], Record] = import_module(MODULES[task.kind]).measure
+        record = measure(task, loaded, backend)
         machine = {**record.origin.machine, **facts}
         return record.model_copy(update={"origin": record.origin.model_copy(update={"machine": machine})})
     except backends.Unavailable as error:

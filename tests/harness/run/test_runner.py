@@ -1,19 +1,21 @@
-"""Real workers that misbehave: each is named for what it did, nothing of it stays, and the next one is unharmed."""
+"""Real workers that misbehave: each is named for what it did, nothing of it stays, and the next one is unharmed.
+
+They are forked, as those of a run are; that fresh ones behave alike is tested with `fresh`.
+"""
 
 import json
 import os
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from itertools import count
+from contextlib import nullcontext, suppress
 
 import psutil
 import pytest
 
 from harness.machine import environment
 from harness.records import Applied, Case, Task
-from harness.run import runner
+from harness.run import runner, template
 
 pytestmark = pytest.mark.alone
 
@@ -197,7 +199,8 @@ def harness_measure(task):
             FAULTS[applied.knobs["fault"]]()
 '''
 
-numbers = count()
+warm = set()
+RUN = f"test-{os.getpid()}"
 
 
 @pytest.fixture(scope="module")
@@ -207,16 +210,30 @@ def plugin(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def run(plugin):
-    """Run one faulty worker; give back its record, with the seconds it took, and find nothing of it alive."""
+@pytest.fixture(scope="module")
+def templates():
+    """Keep templates for all tests."""
+    with template.kept():
+        yield
 
-    def once(*applied, kind="memory", place="torch/cpu", budget=None, shape=SHAPE, deadline=BOUND, watch=None, steps=3):
+
+@pytest.fixture
+def run(plugin, templates):
+    """Run one faulty worker; return its record, with the seconds it took, and find nothing of it alive."""
+
+    def once(
+        *applied, kind="memory", place="torch/cpu", budget=None, shape=SHAPE, deadline=BOUND, watch=None, steps=3,
+        fresh=False,
+    ):  # fmt: skip
         task = make(plugin, *applied, kind=kind, place=place, budget=budget, shape=shape, steps=steps)
+        if not fresh and kind == "memory" and place not in warm:  # the seconds are those of a worker alone
+            warm.add(place)
+            runner.run(make(plugin, bad_worker("exit_137"), place=place), 1, BOUND)
         started = time.monotonic()
-        (record,) = runner.run(task, 1, deadline, watch or (lambda phase: None))
+        with template.suspended() if fresh else nullcontext():
+            (record,) = runner.run(task, 1, deadline, watch or (lambda phase: None))
         once.seconds = time.monotonic() - started
-        once.run_id = task.run_id
+        assert record.machine["start"] == ("fresh" if fresh else "forked")
         assert alive(task.run_id) == []
         return record
 
@@ -233,8 +250,7 @@ def make(plugin, *applied, kind="memory", place="torch/cpu", budget=None, shape=
         strategies=applied,
         budget_bytes=budget,
     )
-    run_id = f"test-{os.getpid()}-{next(numbers)}"
-    told = {"run_id": run_id, "parent": os.getpid(), "folder": "", "plugins": (str(plugin),), "steps": steps}
+    told = {"run_id": RUN, "parent": os.getpid(), "folder": "", "plugins": (str(plugin),), "steps": steps}
     return Task(kind=kind, cases=(case,), **told)
 
 
@@ -247,9 +263,9 @@ def bad_worker(fault):
 
 
 def alive(run_id):
-    """The processes of this machine that carry a run's id and have not ended."""
+    """The processes of this machine that carry a run's id and have not ended, but for our templates."""
     found = []
-    for process in psutil.process_iter():
+    for process in (each for each in psutil.process_iter() if each.pid not in template.processes()):
         try:
             ended = process.status() == psutil.STATUS_ZOMBIE
             if not ended and process.environ().get(environment.RUN_VARIABLE) == run_id:
@@ -267,7 +283,8 @@ def gone(pid):
 
 
 def end(processes):
-    """Kill and reap processes that this test process, which adopts orphans, has been left with."""
+    """Kill and reap processes, but for templates, that this process, which adopts orphans, has been left with."""
+    processes = [process for process in processes if process.pid not in template.processes()]
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -351,9 +368,10 @@ def test_a_strategy_that_another_one_replaced_is_an_error_not_a_row_without_effe
 # What the parent sees
 
 
-def test_a_hanging_worker_is_ended_at_the_deadline(run):
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_hanging_worker_is_ended_at_the_deadline(run, fresh):
     phases = []
-    record = run(bad("step", "hang"), deadline=5.0, watch=phases.append)
+    record = run(bad("step", "hang"), deadline=5.0, watch=phases.append, fresh=fresh)
     assert record.status == "timeout"
     assert run.seconds < 5.0 + 2.0  # it heeds SIGTERM
     assert record.evidence["signal"] == "SIGTERM"
@@ -483,19 +501,21 @@ def test_a_grandchild_that_dropped_the_runs_id_is_swept_too(run, plugin):
 
 RUNNER = """
 import sys
-from harness import runner
+from harness.run import runner, template
 from harness.records import Task
-runner.run(Task.model_validate_json(sys.argv[1]), 1, 60.0)
+with template.kept() if sys.argv[2] == "forked" else template.suspended():
+    runner.run(Task.model_validate_json(sys.argv[1]), 1, 60.0)
 """
 
 
+@pytest.mark.parametrize("start", ["forked", "fresh"])
 @pytest.mark.parametrize("moment", ["while it starts", "while it runs"])
-def test_a_worker_dies_with_its_parent(plugin, tmp_path, moment):
-    task = make(plugin, bad("source", "hang"))
+def test_a_worker_dies_with_its_parent(plugin, tmp_path, moment, start):
+    task = make(plugin, bad("source", "hang")).model_copy(update={"run_id": f"{RUN}-{start}"})
     marker = plugin.parent / "hanging"
     marker.unlink(missing_ok=True)
     env = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed runner cannot clear its folder
-    parent = subprocess.Popen([sys.executable, "-c", RUNNER, task.model_dump_json()], env=env)
+    parent = subprocess.Popen([sys.executable, "-c", RUNNER, task.model_dump_json(), start], env=env)
     try:
         begun = marker.exists if moment == "while it runs" else lambda: alive(task.run_id)
         assert comes_true(begun, 30)
@@ -528,7 +548,7 @@ def test_the_environment_is_an_allow_list_and_pinned_for_memory_alone(run, plugi
     record = run(bad("source", "note_environment"), kind=kind)
     assert record.status == "ok", record.evidence
     assert record.memory.regime == regime
-    seen = json.loads((plugin.parent / f"environ-{run.run_id}.json").read_text())
+    seen = json.loads((plugin.parent / f"environ-{RUN}.json").read_text())
     assert not {"LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_PERTURB_", "XLA_FLAGS"} & set(seen)
     malloc = {name: value for name, value in seen.items() if name.startswith(("MALLOC_", "NUMPY_"))}
     assert malloc == (environment.PINS if kind == "memory" else {})
@@ -540,4 +560,4 @@ def test_a_good_task_works_after_all_of_these(run):
     assert record.status == "ok", record.evidence
     assert record.flags == ()
     assert len(record.memory.losses) == 3
-    assert psutil.Process().children() == []
+    assert {child.pid for child in psutil.Process().children()} == template.processes()

@@ -152,12 +152,13 @@ def test_torch_ranks_as_predicted():
 
 PROGRAM = """
 import json, sys
-from harness import meters
+from harness.contract import plugins
+from harness.machine import memory
 from harness.records import Task
 from harness.worker.tasks import run
-records = [run(Task.model_validate_json(line)) for line in sys.stdin]
+records = [run(Task.model_validate_json(line), plugins.load()) for line in sys.stdin]
 print(json.dumps([[record.predicted_peak_bytes, record.predicted_phase, record.missing] for record in records]))
-print(meters.read().peak)
+print(memory.read().peak)
 """
 
 

@@ -1,0 +1,45 @@
+"""Programs that JAX has compiled before: quicker, and never another figure."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.machine import environment
+from harness.records import Case, Task
+from harness.run import runner
+
+pytestmark = pytest.mark.alone
+
+SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 128, "batch": 1, "tokens": 33}
+
+
+def predicted() -> int:
+    case = Case(workload="decoder", shape=SHAPE, place="jax/cpu", corpus="drawn", tokenizer="none")
+    (record,) = runner.run(Task(kind="predict", cases=(case,), run_id="cache", parent=os.getpid(), folder=""), 1, 120.0)
+    assert record.status == "ok" and record.predicted_peak_bytes, record
+    return record.predicted_peak_bytes
+
+
+def test_a_cache_that_is_new_used_garbage_or_no_folder_gives_the_same_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "harness" / "jax-programs"
+    figures = [predicted()]
+    programs = [path for path in folder.rglob("*-cache") if path.is_file()]
+    assert programs, "nothing was kept"
+    figures.append(predicted())
+    for path in programs:
+        path.write_bytes(b"no program")
+    figures.append(predicted())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    figures.append(predicted())
+    assert len(set(figures)) == 1, figures
+
+
+@pytest.mark.parametrize("kind", ["memory", "time"])
+def test_a_worker_whose_compiling_is_measured_compiles(kind) -> None:
+    assert "JAX_COMPILATION_CACHE_DIR" not in environment.variables(kind, "jax/cpu", "run", 1, None)
+    assert "JAX_COMPILATION_CACHE_DIR" in environment.variables("predict", "jax/cpu", "run", 1, None)
