@@ -189,7 +189,7 @@ class Session:
         folder = self.options.cache / "predictions"
         names: dict[str, str] = {}
         cases = []
-        for case in dict.fromkeys(group.cases):
+        for case in group.cases:
             if not self.is_open(slots[case.digest()]):
                 continue
             corpus = self.corpora.get(case.group)

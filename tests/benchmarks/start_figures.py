@@ -29,7 +29,7 @@ def once(task: Task, forked: bool, threads: int) -> tuple[float, Record]:
         (record,) = runner.run(task, threads, 120)
         seconds = time.perf_counter() - started
     assert record.status == "ok" and record.worker_seconds is not None, record.evidence
-    assert record.machine["start"] == ("forked" if forked else "fresh")
+    assert record.origin.start == ("forked" if forked else "fresh")
     return seconds - record.worker_seconds, record
 
 

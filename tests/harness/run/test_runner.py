@@ -233,7 +233,7 @@ def run(plugin, templates):
         with template.suspended() if fresh else nullcontext():
             (record,) = runner.run(task, 1, deadline, watch or (lambda phase: None))
         once.seconds = time.monotonic() - started
-        assert record.machine["start"] == ("fresh" if fresh else "forked")
+        assert record.origin.start == ("fresh" if fresh else "forked")
         assert alive(task.run_id) == []
         return record
 

@@ -37,7 +37,7 @@ def run(*names: str, **settings: object) -> str:
     """Run a task; return how its worker started."""
     (record,) = runner.run(task(*names, **settings), 1, 60.0)
     assert record.status == "ok", record.evidence
-    return str(record.machine["start"])
+    return record.origin.start
 
 
 def left() -> set[int]:
@@ -130,7 +130,7 @@ def test_forked_workers_draw_anew_and_have_their_own_threads(tmp_path) -> None:
     for start in ("forked", "fresh"):
         with template.kept() if start == "forked" else template.suspended():
             records = [runner.run(task(str(tmp_path / "drawing.py")), 2, 60.0)[0] for _ in range(2)]
-        assert [record.machine["start"] for record in records] == [start] * 2
+        assert [record.origin.start for record in records] == [start] * 2
         assert records[0].extra["drawn"] != records[1].extra["drawn"]
         found[start] = {name: value for name, value in records[0].extra.items() if name != "drawn"}
         assert all(found[start][name] is True for name in ("session", "parent", "folder"))
@@ -143,7 +143,7 @@ def test_the_peak_of_a_forked_worker_is_that_of_a_fresh_one(place: str) -> None:
     for start in ("forked", "fresh"):
         with template.kept() if start == "forked" else template.suspended():
             (record,) = runner.run(task(kind="memory", place=place), 1, 120.0)
-        assert (record.status, record.machine["start"]) == ("ok", start)
+        assert (record.status, record.origin.start) == ("ok", start)
         peaks[start] = record.peak_host_bytes or 0
     assert abs(peaks["forked"] - peaks["fresh"]) < memory.resolution_bytes(), peaks
 
