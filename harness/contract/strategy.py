@@ -31,6 +31,8 @@ class Strategy:
     nothing, to the reason (`"jax/cpu": "..."`). `ranks` declares that the strategy divides the run among the ranks of a
     case: the suite sets their number. `probe` sets knobs for the small shape at which answers are compared, so that
     a chunk is smaller than the whole there too. `aliases` are former names, which older suites and results use.
+    `environment` are variables of the process that trains, for strategies that are none of the parts: of memory and
+    time workers, where they are set before the interpreter starts.
 
     For strategies of data: `feeds` declares how far the batches may differ from those of the baseline (see `FEEDS`),
     `data` restricts the strategy to `tokens` or `frames`, and `holds(extent, **knobs) -> Held` predicts its memory on
@@ -52,6 +54,7 @@ class Strategy:
     data: str | None = None
     holds: Callable[..., Held] | None = None
     aliases: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:

@@ -45,9 +45,10 @@ class FrameFile:
 
 
 class Task(Value):
-    """All that a worker is told. `cases` holds one case, but for the predictor, which takes many.
+    """What a worker is to do. `cases` holds one case, but for the predictor, which takes many.
 
-    `corpora` are the rows that each group of cases reads, None where the workload draws its own.
+    `corpora` are the rows that each group of cases reads, None where the workload draws its own. `environment` are
+    variables that the strategies set beside those of the harness.
     """
 
     kind: Kind
@@ -60,6 +61,7 @@ class Task(Value):
     steps: int = 3
     warmup: int = 1
     reference: str | None = None
+    environment: dict[str, str] = Field(default_factory=dict)
 
     @property
     def case(self) -> Case:

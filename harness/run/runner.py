@@ -69,6 +69,7 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
         task = task.model_copy(update={"folder": str(folder), "parent": os.getpid()})
         ranks = max(case.ranks for case in task.cases)
         env = environment.variables(task.kind, task.case.place, task.run_id, threads, task.case.budget_bytes, ranks)
+        env |= task.environment
         env["TMPDIR"] = str(folder)  # what a killed worker leaves goes with its folder
         with temporary.refusing():
             (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")

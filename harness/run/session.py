@@ -363,10 +363,16 @@ class Session:
             folder="",
             corpora={case.group: self.corpora.get(case.group) for case in cases},
             plugins=self.options.plugins,
+            environment=self.environment(cases[0]) if kind in ("memory", "pilot", "time") else {},
             **settings,
         )
         allowed = deadline or self.plan.suite.timeout_seconds
         return runner.run(task, self.threads, allowed, self.progress.phase)
+
+    def environment(self, case: Case) -> dict[str, str]:
+        """Return the variables that the strategies of a case set."""
+        strategies = (self.plugins.strategies[applied.name] for applied in case.strategies)
+        return {name: value for strategy in strategies for name, value in strategy.environment.items()}
 
     def keep(self, record: Record, case: Case, slot: Slot) -> None:
         """Complete a record, write it, and tell the watcher."""
