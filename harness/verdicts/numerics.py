@@ -183,33 +183,6 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
     return replace(lowest, warnings=tuple(dict.fromkeys(warning for v in verdicts for warning in v.warnings)))
 
 
-def trajectory_within(
-    strategy: Sequence[float],
-    baseline: Sequence[float],
-    jittered: Sequence[Sequence[float]],
-    factor: float = 3.0,
-    roundoff: float = UNIT_ROUNDOFF["float32"],
-) -> bool | None:
-    """Say whether the strategy's losses stay within `factor` x the envelope of baselines moved by one ulp.
-
-    The envelope at an update is the furthest any `jittered` baseline has been from the baseline so far,
-    since runs only drift apart and may cross; 4 `roundoff` abs(loss) is allowed beside it, since a first
-    loss often does not move at all. None, not judged, with fewer than 4 jittered runs or a loss among them
-    that is not finite. Raise ValueError if the runs differ in length.
-    """
-    if any(len(run) != len(baseline) for run in (strategy, *jittered)):
-        raise ValueError("the trajectories differ in length: run the same number of updates in each")
-    if len(jittered) < 4 or not all(math.isfinite(loss) for run in (baseline, *jittered) for loss in run):
-        return None
-    envelope = 0.0
-    for step, loss in enumerate(baseline):
-        envelope = max(envelope, *(abs(run[step] - loss) for run in jittered))
-        # Written so that NaN fails.
-        if not abs(strategy[step] - loss) <= factor * envelope + 4 * roundoff * abs(loss):
-            return False
-    return True
-
-
 def save(path: Path, outcome: Outcome) -> None:
     """Write an outcome as a .npz of plain arrays, whole or not at all.
 

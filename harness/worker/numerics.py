@@ -16,7 +16,8 @@ from harness.contract.assembly import assemble, feeds_of, never_called, shape_of
 from harness.contract.loop import training
 from harness.contract.parts import Parts
 from harness.contract.plugins import Plugins
-from harness.records import Case, Record, Task, record
+from harness.records import Case, Record, Task
+from harness.records.record import Verdict
 from harness.verdicts import numerics
 from harness.worker import ranks
 
@@ -93,7 +94,7 @@ def _fingerprints(parts: Parts, x: Any, y: Any) -> list[str]:
     return [hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest() for a, b in zip(x, y, strict=True)]
 
 
-def _with_order(verdict: record.Verdict, order: str) -> record.Verdict:
+def _with_order(verdict: Verdict, order: str) -> Verdict:
     """Lower an exact answer by what was found about its order: the gradients were compared in the untouched one."""
     if order == "same" or verdict.verdict not in ("bit_exact", "reassociated"):
         return verdict
@@ -103,9 +104,7 @@ def _with_order(verdict: record.Verdict, order: str) -> record.Verdict:
     return replace(verdict, verdict="invalid", reason=order)
 
 
-def _judged(
-    plugins: Plugins, case: Case, backend: Any, outcomes: dict[int, numerics.Outcome], folder: Path
-) -> record.Verdict:
+def _judged(plugins: Plugins, case: Case, backend: Any, outcomes: dict[int, numerics.Outcome], folder: Path) -> Verdict:
     declared = [plugins.strategies[applied.name] for applied in case.strategies]
     precision = next((strategy.precision for strategy in declared if strategy.precision), None)
     low: Callable[[int], numerics.Outcome] | None = None

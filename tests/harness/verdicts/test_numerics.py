@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from harness.records.record import LADDER, Verdict
-from harness.verdicts.numerics import UNIT_ROUNDOFF, Outcome, compare, load, save, trajectory_within, worst
+from harness.verdicts.numerics import UNIT_ROUNDOFF, Outcome, compare, load, save, worst
 
 # A scale of 1 + 1e-6 comes near the bound on the largest error; these seeds keep clear of it on every CPU.
 SEEDS = (5, 6, 7)
@@ -520,45 +520,6 @@ def test_the_lowest_rung_of_all_seeds_counts():
     assert worst([seed("bit_exact", 1, "x"), seed("diverged", 9, "y"), seed("diverged", 2, "x")]).warnings == ("x", "y")
     with pytest.raises(ValueError, match="at least one seed"):
         worst([])
-
-
-# trajectories
-
-
-def test_trajectories_of_the_same_computation_stay_together():
-    seed, rng = SEEDS[0], np.random.default_rng(0)
-
-    def losses(start=None, scale=1.0, **options):
-        def step(p):
-            loss, grads = decode(p, *batch(seed), **options)
-            return loss, {name: g * np.float32(scale) for name, g in grads.items()}
-
-        return outcome(step, start or initial(seed, "float32"), updates=20).trajectory
-
-    def moved():
-        to = {name: rng.choice([-np.inf, np.inf], p.shape) for name, p in initial(seed, "float32").items()}
-        return {name: np.nextafter(p, to[name].astype(p.dtype)) for name, p in initial(seed, "float32").items()}
-
-    baseline, jittered = losses(), [losses(moved()) for _ in range(4)]
-    assert trajectory_within(baseline, baseline, jittered) is True
-    assert trajectory_within(losses(chunk=7), baseline, jittered) is True
-    assert trajectory_within(losses(scale=1.01), baseline, jittered) is False
-    assert trajectory_within(losses(store=bfloat16), baseline, jittered) is False
-
-
-def test_the_envelope_binds():
-    baseline = [4.0, 3.0, 2.0]
-    jittered = [[4.0, 3.01, 2.0], [4.0, 2.99, 2.0], baseline, baseline]
-    assert trajectory_within([4.0, 3.029, 1.971], baseline, jittered) is True  # the envelope does not shrink again
-    assert trajectory_within([4.0, 3.031, 2.0], baseline, jittered) is False
-    assert trajectory_within([4.0, 3.015, 2.0], baseline, jittered, factor=1.0) is False
-    assert trajectory_within([4.0 + 3 * U * 4, 3.0, 2.0], baseline, jittered) is True  # a first loss that did not move
-    assert trajectory_within([4.0 + 5 * U * 4, 3.0, 2.0], baseline, jittered) is False
-    assert trajectory_within([4.0, math.nan, 2.0], baseline, jittered) is False
-    assert trajectory_within(baseline, baseline, jittered[:3]) is None
-    assert trajectory_within(baseline, baseline, [[4.0, math.inf, 2.0], *jittered]) is None
-    with pytest.raises(ValueError, match="same number of updates"):
-        trajectory_within(baseline[:2], baseline, jittered)
 
 
 # files
