@@ -14,7 +14,7 @@ from harness.contract import plugins
 from harness.machine import orphans
 from harness.records import Case, Memory, Origin, Prediction, Record, Task, store
 from harness.records.record import Verdict
-from harness.run import runner, session
+from harness.run import runner, session, template
 from harness.suite import reader
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,6 +121,7 @@ def test_two_thousand_cases_leave_the_parent_as_it_is(
         script.write_text(STANDS_IN.format(python=sys.executable, made=made))
         script.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(script))
+        monkeypatch.setattr(template, "ready", lambda *rest: "a worker is made up")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "many.yaml"
     path.write_text(SUITE.format(every=list(range(1, CASES // 4))))
