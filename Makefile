@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test test-all check format tables clean
+.PHONY: run test test-all check format results tables clean
 
 run: $(READY)
 	$(BIN)/harness run suites/long_context.yaml
@@ -25,6 +25,13 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 # From the results that git tracks: what a run of your own adds changes no table before `git add`.
+# All suites on this machine and commit. It takes hours; interrupted, the same command goes on where it was.
+results: $(READY)
+	for suite in $(filter-out suites/claims.yaml,$(wildcard suites/*.yaml)); do $(BIN)/harness run $$suite --once || exit 1; done
+	$(BIN)/harness fit suites/long_context.yaml --over tokens --budget 1GiB --place torch/cpu
+	$(BIN)/harness fit suites/ram_to_tokens.yaml --over tokens --budget 8GiB --budget 16GiB --budget 32GiB \
+		--budget 64GiB --budget 128GiB
+
 tables: $(READY)
 	rm -rf .venv/tracked
 	.ci/tracked_results .venv/tracked

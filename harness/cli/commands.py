@@ -71,6 +71,7 @@ def run(
     only: Annotated[str | None, typer.Option("-k", help="Run only strategies whose name contains this.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Time rounds, in place of the suite's.", min=0, max=100)] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of resuming.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Measure nothing that this code has measured.")] = False,
     max_bytes: Annotated[int | None, typer.Option(help="Skip cases predicted to need more than this.", min=1)] = None,
     try_all: Annotated[
         bool, typer.Option("--try-all", help="Run cases that are predicted to exceed the machine's memory as well.")
@@ -86,7 +87,7 @@ def run(
     """Measure every case of a suite and print the tables. Run it again to resume after an interruption."""
     loaded = plugins.load(tuple(plugin or ()))
     plan = selected(reader.read(path, loaded), place, only)
-    options = session.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes, try_all)
+    options = session.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes, try_all, once=once)
     folder = results / plan.name / facts.name()
     out.print(f"# {table.escaped(plan.suite.title or plan.name)}\n")
     with Watcher(err, loaded, lambda text: out.print(text)) as watcher:

@@ -61,6 +61,7 @@ class Options:
     max_bytes: int | None = None
     try_all: bool = False
     all_rounds: bool = False
+    once: bool = False
     cache: Path = field(default_factory=lambda: cache_folder())
 
 
@@ -78,7 +79,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         plan, found = prepare_data.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
         schedule = schedule_of(plan, plugins, options)
 
-        path, latest = opened(folder, schedule, options.fresh, lambda latest: bool(schedule.due(latest)))
+        path, latest = opened(folder, schedule, options, lambda latest: bool(schedule.due(latest)))
         run_id = new_id()
         store.append(path, beginning(schedule, run_id))
         progress.begin(schedule.due(latest), len(latest))
@@ -102,14 +103,18 @@ def schedule_of(plan: Plan, plugins: Plugins, options: Options, elsewhere: bool 
 
 
 def opened(
-    folder: Path, schedule: Schedule, fresh: bool, unfinished: Callable[[Latest], bool]
+    folder: Path, schedule: Schedule, options: Options, unfinished: Callable[[Latest], bool]
 ) -> tuple[Path, dict[Slot, Known]]:
-    """Continue the newest file when it holds some, but not all, of this very plan; else begin one."""
+    """Continue the newest file when it has some, but not all, of this very plan; else begin one.
+
+    A file that has all of it is continued, with nothing left to do, where the options ask for results only `once`.
+    """
     files = sorted(folder.glob("*.jsonl"))
-    if files and not fresh:
-        found = store.read(files[-1])[0]
-        latest = {record.slot: Known.of(record) for record in found if record.slot is not None}
-        if any(record.origin.plan == schedule.plan_digest for record in found) and unfinished(latest):
+    if files and not options.fresh:
+        records = store.read(files[-1])[0]
+        latest = {record.slot: Known.of(record) for record in records if record.slot is not None}
+        same = any(record.origin.plan == schedule.plan_digest for record in records)
+        if same and (options.once or unfinished(latest)):
             return files[-1], latest
     return store.next_file(folder, facts.commit()), {}
 

@@ -26,9 +26,9 @@ import {framework}
 imported = time.perf_counter()
 from itertools import islice
 from harness import backends, plugins
-from harness.assembly import assemble
+from harness.contract.assembly import assemble
 from harness.records import Case
-from harness.train import training
+from harness.contract.loop import training
 case = Case.model_validate_json({case!r})
 backend = backends.load({framework!r})
 parts = assemble(plugins.load(), case)
