@@ -41,9 +41,9 @@ PINS = {
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 """The library starts its threads when NumPy is imported."""
 RUN_VARIABLE = "HARNESS_RUN"
-"""By this a process shows of which run it is, and by `keeper.VARIABLE` of which harness."""
+"""By this a process shows of which run it is, and by `orphans.VARIABLE` of which harness."""
 HEADROOM = 0.95
-COMPILED_BEFORE = ("predict", "reference", "numerics", "contract", "pilot")
+COMPILED_BEFORE = ("predict", "reference", "numerics", "contract", "pilot", "time")
 """Kinds whose JAX programs may come from a cache: what compiling costs, and leaves in the heap, is no figure of theirs.
 
 Their figures are the same: of 35.7 MiB predicted no byte differs, and the second worker of a program takes a sixth of

@@ -153,6 +153,7 @@ class Memory(Value):
     phases: tuple[Phase, ...] = Field((), description="memory of each phase, bytes")
     resident_bytes: int | None = Field(None, description="resident after the parameters were made, bytes")
     compile_peak_bytes: int | None = Field(None, description="growth of the host while compiling, bytes; in no peak")
+    compile_seconds: float | None = Field(None, description="compiling ahead of the first step, seconds")
     budget_bytes: int | None = Field(None, description="allowance over the base, bytes")
     within_budget: bool | None = Field(None, description="whether the measured peak stayed within the allowance")
     slope_bytes_per_step: float | None = Field(None, description="growth from step to step, bytes")
@@ -178,7 +179,6 @@ class Times(Value):
     step_seconds: tuple[float, ...] = Field((), description="every timed step, seconds")
     fetch_seconds: tuple[float, ...] = Field((), description="wait of each timed step for its batch, seconds")
     first_step_seconds: float | None = Field(None, description="the first step, which is in no median, seconds")
-    compile_seconds: float | None = Field(None, description="compiling ahead of the first step, seconds")
     warmup_steps: int | None = Field(None, description="steps between the first and the timed ones")
     cpu_seconds: float | None = Field(None, description="processor time of the timed steps, all threads, seconds")
     minor_faults: int | None = Field(None, description="page faults without reading, during the timed steps")
@@ -236,7 +236,7 @@ def upgraded(fields: dict[str, Any]) -> dict[str, Any]:
     room = {"predict": "prediction", "time": "times", "pilot": "times"}.get(kind, "memory")
     new: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
     for name, value in fields.items():
-        if name == "schema_version" or name in _DROPPED:
+        if name == "schema_version" or name in _DROPPED or (name == "compile_seconds" and room == "times"):
             continue
         elif name in ("answer", "fit"):
             new[{"answer": "numerics", "fit": "limits"}[name]] = value

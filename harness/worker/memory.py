@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     meter = memory.PhaseMeter(lambda meter: note_phase(meter.current, meter.peak_bytes, meter.base.rss))
     if backend.EAGER:
         parts = metered(parts, meter)
-    step, compile_peak = _compiled(parts, task, plugins, backend)
+    step, compiling = _compiled(parts, task, plugins, backend)
     flags = () if memory.settle() else ("unsettled",)
     backend.clear(place)
     device = _DevicePeaks(backend, place, meter)
@@ -57,14 +58,13 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     feeds = feeds_of(plugins, task.case)
     if not meter.reset_works():
         reason = {"peak_host_bytes": "the kernel keeps the mark"}
-        compiled = Memory(feeds=feeds, compile_peak_bytes=compile_peak)
-        return Record(flags=(*flags, "no_reset"), missing=reason, memory=compiled)
+        return Record(flags=(*flags, "no_reset"), missing=reason, memory=Memory(feeds=feeds, **compiling))
     run = _trained(parts, step, task, backend, meter, cap)
     status, evidence = _ended(run, place, meter, calls)
     figures = _figures(task, backend, meter, device).model_copy(
         update={
             "feeds": feeds,
-            "compile_peak_bytes": compile_peak,
+            **compiling,
             "driver_device_bytes": run.driver.peak_bytes,
             "losses": tuple(loss for loss in run.losses if math.isfinite(loss)),
             "batches_digests": tuple(digests[: task.steps]) if status == "ok" else (),
@@ -92,16 +92,16 @@ class _Run(NamedTuple):
     driver: nvml.Seen
 
 
-def _compiled(parts: Any, task: Task, plugins: Plugins, backend: Any) -> tuple[Any, int | None]:
-    """Return the step, compiled before the base is taken, and the peak of compiling it; None where nothing is."""
-    before = memory.read()
+def _compiled(parts: Any, task: Task, plugins: Plugins, backend: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the step, compiled before the base is taken, and what compiling it took; nothing where nothing is."""
+    before, started = memory.read(), time.monotonic()
     memory.reset_peak()
     step = _prepared(parts, task, plugins, backend)
     if backend.EAGER:
-        return step, None
+        return step, {}
     peak = max(0, memory.read().peak - before.rss)
     memory.trim()
-    return step, peak
+    return step, {"compile_peak_bytes": peak, "compile_seconds": time.monotonic() - started}
 
 
 def _trained(parts: Any, step: Any, task: Task, backend: Any, meter: memory.PhaseMeter, cap: int | None) -> _Run:

@@ -25,13 +25,11 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     if backend.EAGER:  # a compiled step brings its own first use: it is compiled before the base is taken
         memory.prime(task, plugins, backend)
     parts = assemble(plugins, case, corpus=task.corpus)
-    started = time.perf_counter()
     step = backend.prepare(
         parts,
         None if backend.EAGER else backend.like(_batch(plugins, case)),
         assemble(plugins, case, draw=lambda inner: backend.abstract_draw),
     )
-    compiled = time.perf_counter()
     settled = settle()
     backend.clear(place)
     backend.cap(place, case.budget_bytes)
@@ -59,7 +57,6 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         base_rss_bytes=base,
         native_peak_host_bytes=(peak - base) // ranks.in_process(task),
         first_step_seconds=first,
-        compile_seconds=None if backend.EAGER else compiled - started,
         step_seconds=tuple(steps),
         fetch_seconds=tuple(fetches.seconds[-len(steps) :] if steps else ()),
         warmup_steps=warmup,

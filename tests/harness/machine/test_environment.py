@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import Place
 from harness.machine import environment
 from harness.records import Case, Task
 from harness.run import runner
@@ -39,7 +40,8 @@ def test_a_cache_that_is_new_used_garbage_or_no_folder_gives_the_same_figure(
     assert len(set(figures)) == 1, figures
 
 
-@pytest.mark.parametrize("kind", ["memory", "time"])
-def test_a_worker_whose_compiling_is_measured_compiles(kind) -> None:
-    assert "JAX_COMPILATION_CACHE_DIR" not in environment.variables(kind, "jax/cpu", "run", 1, None)
-    assert "JAX_COMPILATION_CACHE_DIR" in environment.variables("predict", "jax/cpu", "run", 1, None)
+def test_a_worker_whose_compiling_is_measured_compiles() -> None:
+    place = Place("jax", "cpu")
+    assert "JAX_COMPILATION_CACHE_DIR" not in environment.variables("memory", place, "run", 1, None)
+    for kind in environment.COMPILED_BEFORE:
+        assert "JAX_COMPILATION_CACHE_DIR" in environment.variables(kind, place, "run", 1, None)
