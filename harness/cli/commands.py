@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import StrEnum, auto
 from pathlib import Path
 from typing import Annotated
@@ -89,8 +89,8 @@ def run(
     plan = selected(reader.read(path, loaded), place, only)
     options = session.Options(results, tuple(plugin or ()), rounds, fresh, max_bytes, try_all, once=once)
     folder = results / plan.name / facts.name()
-    out.print(f"# {table.escaped(plan.suite.title or plan.name)}\n")
-    with Watcher(err, loaded, lambda text: out.print(text)) as watcher:
+    show = _titled(plan.suite.title or plan.name)
+    with Watcher(err, loaded, show) as watcher:
         try:
             if address is None:
                 written = session.run(plan, loaded, options, watcher)
@@ -98,21 +98,35 @@ def run(
                 written = cluster.run(address, plan, loaded, options, watcher)
         except KeyboardInterrupt:
             for each in _read(sorted(folder.glob("*.jsonl"))[-1:], loaded) if folder.is_dir() else []:
-                _print_tables(each, loaded, watcher.printed)
+                _print_tables(each, loaded, watcher.printed, show)
             raise
     for each in _read([written], loaded):
-        _print_tables(each, loaded, watcher.printed)
+        _print_tables(each, loaded, watcher.printed, show)
         if each.answers:
             out.print(f"## Claims\n\n{table.claimed(each.answers)}\n")
         err.print(f"records: {written}")
         out.print(table.last_lines(each.tables))
 
 
-def _print_tables(results: Results, loaded: plugins.Plugins, printed: Collection[str]) -> None:
+def _titled(title: str) -> Callable[[str], None]:
+    """Return a function that prints text, the first under a title."""
+    titles = iter([f"# {table.escaped(title)}\n"])
+
+    def show(text: str) -> None:
+        for line in titles:
+            out.print(line)
+        out.print(text)
+
+    return show
+
+
+def _print_tables(
+    results: Results, loaded: plugins.Plugins, printed: Collection[str], show: Callable[[str], None]
+) -> None:
     """Print the tables that were not printed as they came."""
     tables = [each for each in results.tables if each.case.group not in printed]
     if tables:
-        out.print(table.markdown(tables, table.tokens_per_step(tables, loaded)))
+        show(table.markdown(tables, table.tokens_per_step(tables, loaded)))
 
 
 PlaceOption = Annotated[list[str] | None, typer.Option("--place", help="Only these places.")]

@@ -164,7 +164,7 @@ def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
     case, clock, file = request.node.case, request.node.clock, request.node.parent
     row = file.row(case)
     assert row is not None, f"{case.label} was not measured"
-    seconds = [step for record in row.records if record.status == "ok" for step in record.step_seconds]
+    seconds = [step for record in row.records if record.status == "ok" for step in record.times.step_seconds]
     benchmark.extra_info.update(
         {
             "strategy": row.label,

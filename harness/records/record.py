@@ -231,8 +231,14 @@ _EMPTY: tuple[Value, ...] = (Prediction(), Memory(), Times())
 
 
 def upgraded(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a record of format 1, which had all of its fields side by side, in the rooms of this format."""
-    kind = str((fields.get("slot") or {}).get("kind"))
+    """Return a record of format 1, which had all of its fields side by side, in the rooms of this format.
+
+    Raises ValueError for one that has a room already.
+    """
+    slot = fields.get("slot")
+    kind = str(slot.get("kind")) if isinstance(slot, dict) else ""
+    if foreign := [name for name in fields if name in ("origin", "heading", *_FIGURES)]:
+        raise ValueError(f"this record has a wrong '{foreign[0]}' (not of its format); it is left out")
     room = {"predict": "prediction", "time": "times", "pilot": "times"}.get(kind, "memory")
     new: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
     for name, value in fields.items():

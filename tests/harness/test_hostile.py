@@ -171,4 +171,4 @@ def test_records_of_a_newer_format_and_with_foreign_keys_are_left_out_with_a_sen
     )
     found, problems = store.read(path)
     assert len(found) == 1
-    assert "format 99, newer than 1: update the harness" in problems[0] and "wrong 'owner'" in problems[1]
+    assert "format 99, newer than 2: update the harness" in problems[0] and "wrong 'owner'" in problems[1]

@@ -291,7 +291,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     kept = [record for path in results_in(folder) for record in store.read(path)[0]]
     # A worker that was starting at that very moment ends itself as soon as it misses its parent.
     until = time.monotonic() + 15
-    while (leftover := carriers(kept[0].run_id) if kept else []) and time.monotonic() < until:
+    while (leftover := carriers(kept[0].origin.run_id) if kept else []) and time.monotonic() < until:
         time.sleep(0.2)
 
     note, wrapper = folder / "note.json", folder / "watched.py"

@@ -193,7 +193,7 @@ def bench(tmp_path_factory):
             made = numerics.measure(task("reference", backend, ()), loaded, module)
         assert made.status == "ok", made.evidence
         plain = numerics.measure(task("numerics", backend, ()), loaded, module)
-        assert plain.answer.verdict == "bit_exact"
+        assert plain.numerics.verdict == "bit_exact"
         return module
 
     def judged(*applied, backend="torch", seeds=numerics.SEEDS):
@@ -207,14 +207,14 @@ def bench(tmp_path_factory):
 
 
 def on_every_seed(bench, *applied):
-    return [bench(*applied, seeds=(seed,)).answer for seed in numerics.SEEDS]
+    return [bench(*applied, seeds=(seed,)).numerics for seed in numerics.SEEDS]
 
 
 # What is the same
 
 
 def test_nothing_is_bit_exact(bench):
-    assert bench(("nothing", {})).answer.verdict == "bit_exact"
+    assert bench(("nothing", {})).numerics.verdict == "bit_exact"
 
 
 @pytest.mark.parametrize("name", ["numpy_copy", "python_lists", "strided_view"])
@@ -225,32 +225,32 @@ def test_windows_held_otherwise_are_bit_exact(bench, name):
 
 
 def test_a_checkpoint_is_bit_exact(bench):
-    assert bench(("checkpoint", {"every": 2})).answer.verdict == "bit_exact"
+    assert bench(("checkpoint", {"every": 2})).numerics.verdict == "bit_exact"
 
 
 @pytest.mark.parametrize("name", ["chunked_loss", "fused_loss"])
 def test_a_loss_in_chunks_is_reassociated(bench, name):
-    verdict = bench((name, {"chunk": 23})).answer
+    verdict = bench((name, {"chunk": 23})).numerics
     assert verdict.verdict == "reassociated", verdict.reason
     assert 0.5 < verdict.grad_error_ratio < 2
     assert not verdict.warnings
 
 
 def test_a_composition_is_reassociated(bench):
-    verdict = bench(("checkpoint", {}), ("chunked_loss", {"chunk": 23})).answer
+    verdict = bench(("checkpoint", {}), ("chunked_loss", {"chunk": 23})).numerics
     assert verdict.verdict == "reassociated", verdict.reason
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "chunked_loss"])
 def test_in_jax_as_well(bench, name):
     knobs = {"chunk": 23} if name == "chunked_loss" else {}
-    verdict = bench((name, knobs), backend="jax").answer
+    verdict = bench((name, knobs), backend="jax").numerics
     assert verdict.verdict in ("bit_exact", "reassociated"), verdict.reason
 
 
 def test_in_jax_nothing_is_bit_exact_and_a_wrong_scale_diverges(bench):
-    assert bench(("nothing", {}), backend="jax").answer.verdict == "bit_exact"
-    assert bench(("scaled", {"by": 1e-4}), backend="jax").answer.verdict == "diverged"
+    assert bench(("nothing", {}), backend="jax").numerics.verdict == "bit_exact"
+    assert bench(("scaled", {"by": 1e-4}), backend="jax").numerics.verdict == "diverged"
 
 
 # What is not
@@ -265,7 +265,7 @@ def test_a_wrong_scale_diverges_on_every_seed(bench, by):
 
 def test_a_scale_as_small_as_rounding_is_warned_of(bench):
     """Below about sqrt(3) times the baseline's own error, 2e-7 at this probe, a wrong scale cannot be told."""
-    verdict = bench(("scaled", {"by": 2.0**-22})).answer
+    verdict = bench(("scaled", {"by": 2.0**-22})).numerics
     assert verdict.verdict == "reassociated", verdict.reason
     assert any("bias" in warning for warning in verdict.warnings)
 
@@ -279,7 +279,7 @@ def test_a_bug_diverges_on_every_seed(bench, name):
 
 
 def test_a_declared_precision_is_lower_precision(bench):
-    verdict = bench(("declared_low", {})).answer
+    verdict = bench(("declared_low", {})).numerics
     assert verdict.verdict == "lower_precision", verdict.reason
 
 
@@ -298,7 +298,7 @@ def test_a_declared_precision_does_not_excuse_a_wrong_scale(bench, by):
 
 
 def test_a_declared_approximation_is_shown_with_its_error(bench):
-    verdict = bench(("declared_approximate", {})).answer
+    verdict = bench(("declared_approximate", {})).numerics
     assert verdict.verdict == "approximate"
     assert verdict.grad_error_ratio > 2
 
@@ -314,7 +314,7 @@ def test_a_declared_approximation_is_shown_with_its_error(bench):
     ],
 )
 def test_what_cannot_be_compared_is_invalid(bench, name, told):
-    verdict = bench((name, {})).answer
+    verdict = bench((name, {})).numerics
     assert verdict.verdict == "invalid"
     assert told in verdict.reason
 

@@ -117,13 +117,15 @@ def test_ranks_leave_one_record_of_all_of_them():
     plain, divided = run("memory"), run("memory", "fsdp")
     assert (plain.status, divided.status) == ("ok", "ok")
     assert divided.losses == pytest.approx(plain.losses, rel=1e-5)
-    assert len(divided.ranks) == 2 and not plain.ranks
-    peaks = [rank.peak_bytes for rank in divided.ranks]
+    assert len(divided.memory.ranks) == 2 and not plain.memory.ranks
+    peaks = [rank.peak_bytes for rank in divided.memory.ranks]
     assert divided.memory.peak_host_bytes == max(peaks) and divided.memory.all_ranks_bytes == sum(peaks)
     assert divided.memory.peak_host_bytes < plain.memory.peak_host_bytes
     assert divided.memory.batches_digests == plain.memory.batches_digests
     assert "child_processes" not in divided.flags
-    assert all({"steady_step/backward", "init"} <= {phase.name for phase in rank.phases} for rank in divided.ranks)
+    assert all(
+        {"steady_step/backward", "init"} <= {phase.name for phase in rank.phases} for rank in divided.memory.ranks
+    )
 
 
 @alone
@@ -224,7 +226,7 @@ def rows(*cases_and_peaks):
     for at, (each, peak, more) in enumerate(cases_and_peaks):
         slot = Slot(case=each.digest(), kind="memory")
         found.append(
-            Record(slot=slot, case=each, position=at, **more, memory=Memory(peak_host_bytes=peak, resolution_bytes=0))
+            Record(slot=slot, case=each, position=at, memory=Memory(peak_host_bytes=peak, resolution_bytes=0, **more))
         )
     return judge.judge(found)
 
@@ -274,7 +276,7 @@ def test_a_case_on_ranks_is_compared_to_one_process():
     assert case("fsdp").group == case("fsdp", count=4).group == case().group
     assert case("fsdp").plain == case() and case("fsdp").digest() != case("fsdp", count=4).digest()
     kept = store.parse(store.encoded(Record(case=case("fsdp"), memory=Memory(ranks=(Rank(peak_bytes=1),)))))
-    assert kept.case == case("fsdp") and kept.ranks[0].peak_bytes == 1
+    assert kept.case == case("fsdp") and kept.memory.ranks[0].peak_bytes == 1
 
 
 @alone
