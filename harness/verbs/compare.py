@@ -144,12 +144,12 @@ def _of_peaks(old: Row, new: Row) -> Change:
     assert old.peak_bytes and new.peak_bytes
     ratio = new.peak_bytes / old.peak_bytes
     resolution = max((record.memory.resolution_bytes or 0 for row in (old, new) for record in row.records), default=0)
-    held = sorted(WITHHELD & {*old.flags, *new.flags})
+    doubts = sorted(WITHHELD.keys() & {*old.flags, *new.flags})
     if abs(new.peak_bytes - old.peak_bytes) <= max(resolution, MEMORY_MARGIN * old.peak_bytes):
         verdict = SAME
     else:
-        verdict = UNRESOLVED if held else WORSE if ratio > 1 else BETTER
-    return Change(old.case, "peak", old.peak_bytes, new.peak_bytes, verdict, ratio, ", ".join(held))
+        verdict = UNRESOLVED if doubts else WORSE if ratio > 1 else BETTER
+    return Change(old.case, "peak", old.peak_bytes, new.peak_bytes, verdict, ratio, ", ".join(doubts))
 
 
 def _medians(row: Row) -> list[float]:
