@@ -46,7 +46,7 @@ class Observed:
 
     @property
     def timed(self) -> dict[tuple[int, int], Record]:
-        """The time measurements that ended well, by round and block, without those whose clock is not to be believed."""
+        """The time measurements that ended well, by round and block, but for those whose clock nobody can believe."""
         return {at: record for at, record in self.times.items() if step_time(record) is not None}
 
     @property
@@ -61,7 +61,7 @@ class Observed:
 
     @property
     def natives(self) -> list[int]:
-        """The host's peak of each timed process, whose allocator is as the system has it, in bytes; none on a device."""
+        """The host's peak of each timed process, whose allocator is as the system has it, in bytes; on a device none."""
         if self.case.place.device != "cpu":
             return []
         peaks = (record.times.native_peak_host_bytes for record in self.timed.values())

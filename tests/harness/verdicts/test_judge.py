@@ -537,8 +537,7 @@ def test_few_members_have_a_range_and_no_word() -> None:
 
 
 def test_an_open_row_says_how_many_more_rounds_would_decide_it() -> None:
-    own, other = (1.0, 1.09, 1.0, 1.09, 1.0, 1.09), (1.0, 0.96, 1.03, 1.0, 0.97, 1.02)
-    row = row_of(member("checkpoint", 50 * MIB, own), member("baseline", seconds=other))
+    row = row_of(member("checkpoint", 50 * MIB, SCATTERED))
     assert row.speed is not None and row.speed.more_rounds is not None
     assert (row.speed.word, row.verdict) == ("open", "saves, time open")
     assert 1 <= row.speed.more_rounds <= 100
