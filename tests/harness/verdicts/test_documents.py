@@ -46,7 +46,7 @@ def test_each_sentence_is_decided_by_its_own_claims(tmp_path: Path) -> None:
     assert [answer.claim.id for answer, _ in one.answers] == ["A1", "A1 more"] and one.verdict == "verified"
     assert [suite for _, suite in two.answers] == ["mine", "other"] and two.verdict == "in part"
     assert (three.answers, three.verdict) == ((), "untested")
-    assert four.verdict == "verified" and four.answers[0][0].told == "50 MiB, at most 60 MiB"
+    assert four.verdict == "verified" and four.answers[0][0].reason == "50 MiB, at most 60 MiB"
     text = sentences.text(known, [one, two, three, four])
     assert text.startswith("Of 4 sentences: 2 verified, 1 in part, 1 untested.")
     assert "- A1: because" in text and "### B. Models" in text
