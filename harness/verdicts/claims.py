@@ -140,7 +140,7 @@ def _corrected(tree: ast.expr, tables: Sequence[Table], settings: Sequence[Where
 
     What is joined by `and`, or has a bound on either side, may be refuted in so many ways and shares the error.
     """
-    ways = sum(len(each.ops) for each in ast.walk(tree) if isinstance(each, ast.Compare))
+    ways = max(1, sum(len(each.ops) for each in ast.walk(tree) if isinstance(each, ast.Compare) and _timed(each)))
     decided: dict[int, _Outcome] = {}
     while undecided := [place for place in range(len(settings)) if place not in decided]:
         error = ERROR / (len(undecided) * ways)
@@ -446,19 +446,14 @@ class _Evaluation:
         It does where times of one table are held against each other, and not where they are against a plain number.
         """
         sides = (comparison.left, *comparison.comparators)
-        self.paired = len({id(table) for table, _ in self.timed(comparison)}) <= 1
+        asked = (self.row(ast.unparse(node.args[0]), _keywords(node)) for node in _timed(comparison))
+        self.paired = len({id(table) for table, _ in asked}) <= 1
         terms = [self.value(side) for side in sides]
         units = {term.unit for term in terms if isinstance(term, Figure)}
         if self.paired and "s" in units and len(units) > 1:
             self.paired = False
             terms = [self.value(side) for side in sides]
         return terms
-
-    def timed(self, comparison: ast.Compare) -> Iterator[tuple[Table, Row]]:
-        """Yield the rows whose times a comparison asks for."""
-        for node in ast.walk(comparison):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TIMES:
-                yield self.row(ast.unparse(node.args[0]), _keywords(node))
 
     def value(self, node: ast.expr) -> Figure | str:
         if isinstance(node, ast.Constant):
@@ -501,6 +496,12 @@ class _Evaluation:
         if len(rows) != 1:
             raise Unknown(f"{len(rows)} rows are '{label}'")
         return tables[0], rows[0]
+
+
+def _timed(comparison: ast.Compare) -> list[ast.Call]:
+    """Return the times that a comparison asks for."""
+    calls = (node for node in ast.walk(comparison) if isinstance(node, ast.Call))
+    return [node for node in calls if isinstance(node.func, ast.Name) and node.func.id in TIMES]
 
 
 def _keywords(node: ast.Call) -> dict[str, Any]:

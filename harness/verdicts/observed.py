@@ -61,7 +61,7 @@ class Observed:
 
     @property
     def natives(self) -> list[int]:
-        """The host's peak of each timed process, whose allocator is as the system has it, in bytes; on a device none."""
+        """The host's peak of each timed process, its allocator as the system has it, in bytes; on a device none."""
         if self.case.place.device != "cpu":
             return []
         peaks = (record.times.native_peak_host_bytes for record in self.timed.values())
