@@ -52,6 +52,13 @@ def test_each_sentence_is_decided_by_its_own_claims(tmp_path: Path) -> None:
     assert "- A1: because" in text and "### B. Models" in text
 
 
+def test_what_holds_in_part_of_a_claim_holds_in_part_of_the_sentence(tmp_path: Path) -> None:
+    known = read(tmp_path)
+    assert documents.answered(known, [found(("A1", "in part"))])[0].verdict == "in part"
+    both = [found(("A1", "verified")), found(("A1", "refuted"), folder="other")]
+    assert documents.answered(known, both)[0].verdict == "in part"
+
+
 def test_doubt_of_one_claim_is_doubt_of_the_sentence(tmp_path: Path) -> None:
     known = read(tmp_path)
     results = [found(("A2 fast", "verified"), ("A2 right", "inconclusive"))]
