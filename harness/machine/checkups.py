@@ -28,13 +28,17 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Noise:
-    """Two equal cases, timed in rounds: how far apart they came out, and how far rounds scatter."""
+    """Equal cases, timed in rounds: the ratio of one to others with its interval, and the word that it earned.
+
+    `scatter` is that of a process around its case and round, as a fraction; None where it could not be inferred.
+    """
 
     rounds: int
     ratio: float
     low: float
     high: float
-    clean: bool
+    word: str
+    scatter: float | None
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ def kept(cache: Path) -> dict[str, object]:
             "calibration_error_bytes": max(errors, key=abs),
             "noise_low": noise["low"] if noise else None,
             "noise_high": noise["high"] if noise else None,
+            "noise_scatter": noise.get("scatter") if noise else None,
         }
     except (OSError, ValueError, KeyError, TypeError):
         return {}

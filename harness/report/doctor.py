@@ -2,9 +2,12 @@
 
 from tabulate import tabulate
 
-from harness.machine.checkups import Calibration, Checkup
+from harness.machine.checkups import Calibration, Checkup, Noise
 
 MIB = 1 << 20
+DIFFERENT = "NOT equal, which times do not show by chance: see the findings below, and use a quiet machine"
+WORDS = {"within 5 %": "equal within 5 %", "slower": DIFFERENT, "faster": DIFFERENT}
+"""What the words of time say of equal cases."""
 
 
 def text(checkup: Checkup) -> str:
@@ -15,13 +18,18 @@ def text(checkup: Checkup) -> str:
         tabulate(rows, ("known bytes in", "MiB", "seen", ""), tablefmt="pipe", disable_numparse=True),
     ]
     if checkup.noise is not None:
-        noise = checkup.noise
-        told = "equal" if noise.clean else "NOT equal: withhold speed verdicts, or use more rounds"
-        spread = f"{noise.ratio:.3f} x ({noise.low:.3f}-{noise.high:.3f})"
-        pieces.append(f"two equal cases over {noise.rounds} rounds: {spread}, {told}")
-    found = [f"- {finding.what}: {finding.remedy}" for finding in checkup.findings]
-    pieces.append("\n".join(found) if found else "nothing that would spoil figures was found")
+        pieces.append(_noise(checkup.noise))
+    findings = [f"- {finding.what}: {finding.remedy}" for finding in checkup.findings]
+    pieces.append("\n".join(findings) if findings else "nothing that would spoil figures was found")
     return "\n\n".join(pieces) + "\n"
+
+
+def _noise(noise: Noise) -> str:
+    """Write how equal cases came out, in a word that says no more than the interval."""
+    word = WORDS.get(noise.word, "open: this machine is too noisy to say")
+    ratio = f"{noise.ratio:.2f} x ({noise.low:.2f}-{noise.high:.2f})"
+    scatter = "" if noise.scatter is None else f"; processes scatter by {noise.scatter:.1%}"
+    return f"equal cases over {noise.rounds} rounds: {ratio}, {word}{scatter}"
 
 
 def _seen(calibration: Calibration) -> str:

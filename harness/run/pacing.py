@@ -1,15 +1,15 @@
-"""How many steps a process is timed for, and in which order processes run."""
+"""How many steps a process is timed for, and how many come before them."""
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from harness.verdicts.effects import _check_seconds
-
-_LONGEST_WARMUP, _WARMUP_SECONDS = 20, 10.0
-_SHORTEST_PILOT = 12
+LEAST_STEPS, MOST_STEPS = 2, 10_000
+TIMED_SECONDS, WARMUP_SECONDS = 0.25, 1.0
+"""What timed steps fill, and what a warm-up without end may take: processes scatter more than the steps within one, so
+that many short ones say more than a few long ones."""
+_LONGEST_WARMUP, _SHORTEST_PILOT = 20, 12
 
 
 @dataclass(frozen=True)
@@ -18,45 +18,38 @@ class Pacing:
 
     warmup: int
     steps: int
-    flags: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+
+UNKNOWN = Pacing(2, LEAST_STEPS, ("no_steady_state",))
+"""What is taken where a pilot failed."""
 
 
 def pace(pilot_seconds: Sequence[float]) -> Pacing:
     """Choose warm-up W and timed steps n from a pilot: its first 30 steps, or as many as ran in 10 s.
 
-    `pilot_seconds[0]` is the first step of its process, which may compile; it is in no sample because W >=
-    1. W is the smallest w in 1..20 where steps w..w+4 and w+5..w+9 have medians within 2 % and step w is no
-    outlier of those after it (above Q3 + 1.5 IQR). Without one W is as many of 20 as fit in 10 s, at least
-    2, and the flag is `no_steady_state`, or `short_pilot` below 12 steps. n fills about a second, within 10
-    to 10 000 steps and 30 s, never below 3; `few_steps` below 10. Raise ValueError if a time is not a
-    positive finite number.
+    `pilot_seconds[0]` is the first step of its process, which may compile and is in no sample, since every process
+    takes it apart. W is the smallest w in 1..20 where steps w..w+4 and w+5..w+9 have medians within 2 % and step w is
+    no outlier of those after it (above Q3 + 1.5 IQR). Without one W is as many of 20 as fit in a second, at least 1,
+    and the flag is `no_steady_state`, or `short_pilot` below 12 steps. n fills a quarter of a second, within 2 to
+    10 000 steps. Raise ValueError if a time is not a positive finite number.
     """
-    _check_seconds(pilot_seconds, "the pilot's step times")
+    if not pilot_seconds or not all(math.isfinite(seconds) and seconds > 0 for seconds in pilot_seconds):
+        raise ValueError("the pilot's step times are not all positive and finite: time at least one step")
     pilot = list(pilot_seconds)
-    flags = []
+    flags: tuple[str, ...] = ()
     steady = next((w for w in range(1, min(_LONGEST_WARMUP, len(pilot) - 10) + 1) if _steady(pilot, w)), None)
     if steady is not None:
         warmup, seconds = steady, median(pilot[steady:])
     else:
         seconds = median(pilot[1:] or pilot)
-        warmup = max(2, min(_LONGEST_WARMUP, math.floor(_WARMUP_SECONDS / seconds)))
-        flags.append("short_pilot" if len(pilot) < _SHORTEST_PILOT else "no_steady_state")
-    seconds = max(seconds, 1e-9)  # the unit of the clock; keeps 1 / x finite
-    steps = max(3, min(max(10, math.ceil(1 / seconds)), math.floor(30 / seconds), 10_000))
-    if steps < 10:
-        flags.append("few_steps")
-    return Pacing(warmup, steps, tuple(flags))
+        warmup = max(1, min(_LONGEST_WARMUP, math.floor(WARMUP_SECONDS / max(seconds, 1e-9))))
+        flags = ("short_pilot" if len(pilot) < _SHORTEST_PILOT else "no_steady_state",)
+    steps = math.ceil(TIMED_SECONDS / max(seconds, 1e-9))  # the unit of the clock keeps it finite
+    return Pacing(warmup, max(LEAST_STEPS, min(steps, MOST_STEPS)), flags)
 
 
 def _steady(pilot: list[float], w: int) -> bool:
     first, third = quantiles(pilot[w + 1 :], n=4, method="inclusive")[::2]
     level = abs(median(pilot[w : w + 5]) / median(pilot[w + 5 : w + 10]) - 1) < 0.02
     return level and pilot[w] <= third + 1.5 * (third - first)
-
-
-def shuffled(members: Sequence[str], seed: int, round: int) -> list[str]:
-    """Return one round's members in random order, the same for the same seed and round on every Python."""
-    # Python promises that random() repeats across versions, not that shuffle() does. A string seed is
-    # independent of PYTHONHASHSEED.
-    draw = random.Random(f"{seed}/{round}").random
-    return sorted(members, key=lambda _: draw())

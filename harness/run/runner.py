@@ -23,7 +23,7 @@ import psutil
 
 from harness import backends
 from harness.machine import environment, memory, orphans
-from harness.records import Record, Task
+from harness.records import Memory, Record, Status, Task
 from harness.records.store import parse
 from harness.run import template, temporary
 
@@ -232,6 +232,7 @@ def _read_regular(path: Path, limit: int) -> bytes:
 
 def _failure(code: int, folder: Path, seen: _Watched, fault: str) -> Record:
     tail = _tail(folder / "stderr")
+    status: Status
     evidence: dict[str, Any] = {"phase": seen.phase, "seconds": round(time.monotonic() - seen.started, 3)}
     if tail:
         evidence["stderr_tail"] = tail
@@ -251,19 +252,13 @@ def _failure(code: int, folder: Path, seen: _Watched, fault: str) -> Record:
         }
     else:
         status, evidence["message"] = "invalid_output", fault
-    peak = max(seen.peak - seen.base, seen.phase_peak) if seen.base else None
-    return Record.model_validate(
-        {
-            "status": status,
-            "evidence": evidence,
-            "peak_host_bytes": peak,
-            "peak_phase": seen.phase if peak is not None else None,
-            "flags": ("lower_bound",) if peak is not None else (),
-        }
-    )
+    if not seen.base:
+        return Record(status=status, evidence=evidence)
+    memory = Memory(peak_host_bytes=max(seen.peak - seen.base, seen.phase_peak), peak_phase=seen.phase)
+    return Record(status=status, evidence=evidence, flags=("lower_bound",), memory=memory)
 
 
-def _killed(number: int, tail: str, seen: _Watched, evidence: dict[str, Any]) -> str:
+def _killed(number: int, tail: str, seen: _Watched, evidence: dict[str, Any]) -> Status:
     name = signal.Signals(number).name
     evidence |= {"signal": name, "message": f"ended by {name}"}
     if number == signal.SIGABRT and "bad_alloc" in tail:

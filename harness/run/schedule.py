@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
 from typing import NamedTuple
 
 from harness import backends
@@ -14,9 +13,10 @@ from harness.contract.plugins import Plugins
 from harness.machine import facts
 from harness.records import Case, Record, Slot
 from harness.records.record import OPEN_STATUSES
-from harness.run import rounds
 from harness.suite.plan import Group, Plan
+from harness.verdicts import rounds
 from harness.verdicts.claims import memory_rows, plain_label
+from harness.verdicts.observed import possible, step_time
 
 REPEATS = 3
 """How often the memory of a row is measured that a claim or a verdict near its bound rests on."""
@@ -50,8 +50,8 @@ class Known(NamedTuple):
             record.origin.attempt,
             record.origin.run_id,
             max(record.prediction.floor_bytes or 0, record.prediction.predicted_peak_bytes or 0),
-            steps if kind == "pilot" else (),
-            median(steps) if steps and kind == "time" and record.status == "ok" else None,
+            steps if kind == "pilot" and all(map(possible, steps)) else (),
+            step_time(record) if kind == "time" else None,
             record.origin.worker_seconds or 0.0,
             record.memory.peak_device_bytes or record.memory.peak_host_bytes,
         )
@@ -79,12 +79,12 @@ class Schedule:
         return facts.versions() | dict(self.plugins.versions)
 
     def digest(self, case: Case) -> str:
-        """Identify a case together with the code that runs it."""
+        """Return what identifies a case together with the code that runs it."""
         return case.digest(facts.commit(), json.dumps(self.versions, sort_keys=True))
 
     @cached_property
     def plan_digest(self) -> str:
-        """Identify the whole run, so that only the same one is resumed: elsewhere, or here."""
+        """Return what identifies the whole run, so that only the same one is resumed: elsewhere, or here."""
         text = "".join(map(str, self.slots())) + "elsewhere" * self.elsewhere
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -104,14 +104,14 @@ class Schedule:
         return REPEATS if names & self._claimed else 1
 
     def slots(self) -> Iterator[Slot]:
-        """List every slot of the plan, in the order of the run."""
+        """Yield every slot of the plan, in the order of the run."""
         for case in self.plan.cases:
             yield Slot(case=self.digest(case), kind="predict")
         for group in self.plan.groups:
             yield from self.measured(group)
 
     def measured(self, group: Group) -> Iterator[Slot]:
-        """List the slots of a group, but for its predictions."""
+        """Yield the slots of a group, but for its predictions."""
         if self.obstacle(group.baseline) is not None:
             for case in group.cases:
                 yield Slot(case=self.digest(case), kind="memory")
@@ -125,11 +125,11 @@ class Schedule:
                 yield Slot(case=self.digest(case), kind="time", round=number)
 
     def obstacle(self, case: Case) -> str | None:
-        """Say why a case cannot run here; None where it is another machine that says so."""
+        """Return why a case cannot run here; None where it is another machine that says so."""
         return None if self.elsewhere else obstacle(self.plugins, case)
 
     def due(self, latest: Latest) -> list[Slot]:
-        """List the slots that still want a result, in the order of the run; time rounds at most that many."""
+        """Return the slots that still want a result, in the order of the run; time rounds at most that many."""
         predictions = (Slot(case=self.digest(case), kind="predict") for case in self.plan.cases)
         open_ = [slot for slot in dict.fromkeys(predictions) if not self._is_done(latest.get(slot))]
         timed = by_case(latest)
@@ -151,17 +151,19 @@ class Schedule:
         Cases whose memory was not measured are not timed, since they did not run; before it was measured all are.
         """
         cases = [case for case in group.cases if not self._cannot_run(self.digest(case), latest)]
-        known = {case.label: timed.get(self.digest(case), {}) for case in cases}
+        every = {case.label: timed.get(self.digest(case), {}) for case in cases}
+        spent = sum(known.worker_seconds for processes in every.values() for known in processes.values())
+        runs = {label: {at: known.run_id for at, known in processes.items()} for label, processes in every.items()}
+        latest_of = rounds.newest(every, runs)
         times = {
-            label: {at: each.seconds for at, each in of.items() if each.seconds is not None}
-            for label, of in known.items()
+            label: {at: known.seconds for at, known in processes.items() if known.seconds is not None}
+            for label, processes in latest_of.items()
         }
         failed = {
-            label: {at[0] for at, each in of.items() if each.seconds is None and self._is_done(each)}
-            for label, of in known.items()
+            label: {at[0] for at, known in processes.items() if known.seconds is None and self._is_done(known)}
+            for label, processes in latest_of.items()
         }
-        number, members = rounds.next_turn(list(known), times, failed, self.rounds_of(group, latest))
-        spent = sum(each.worker_seconds for of in known.values() for each in of.values())
+        number, members = rounds.next_turn(list(every), times, failed, self.rounds_of(group, latest))
         if spent > 60 * self.plan.suite.timing_minutes:
             return number, []
         return number, [case for case in cases if case.label in members]
@@ -183,14 +185,14 @@ class Schedule:
 
 
 def obstacle(plugins: Plugins, case: Case) -> str | None:
-    """Say why a case cannot run on this machine: no such place, or a strategy without anything for it."""
+    """Return why a case cannot run on this machine: no such place, or a strategy without anything for it."""
     place = case.place
     absent = backends.absent(place.backend, place.device, case.ranks)
     if absent is not None:
         return absent
     workload = plugins.workloads[case.workload]
-    told = (plugins.strategies[applied.name].obstacle(place, workload) for applied in case.strategies)
-    return next((reason for reason in told if reason), None)
+    reasons = (plugins.strategies[applied.name].obstacle(place, workload) for applied in case.strategies)
+    return next((reason for reason in reasons if reason), None)
 
 
 Timed = Mapping[str, Mapping[tuple[int, int], Known]]
@@ -207,5 +209,5 @@ def by_case(latest: Latest) -> Timed:
 
 
 def is_done(record: Known | None) -> bool:
-    """Say whether a record is a result, not something that a later run tries again."""
+    """Check whether a record is a result, not something that a later run tries again."""
     return record is not None and record.status not in OPEN_STATUSES

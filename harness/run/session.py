@@ -20,7 +20,7 @@ from harness.machine.environment import cache_folder
 from harness.records import Case, Heading, Kind, Origin, Record, Slot, Task, store
 from harness.records.task import TokenFile
 from harness.run import locks, prediction_cache, predictions, prepare_data, runner, template, temporary
-from harness.run.pacing import Pacing, pace
+from harness.run.pacing import UNKNOWN, Pacing, pace
 from harness.run.schedule import REPEATS, Known, Latest, Schedule, by_case, is_done, obstacle
 from harness.suite.plan import Group, Plan
 from harness.verdicts import blocks, claims
@@ -349,15 +349,13 @@ class Session:
         """Take warm-up and steps from the suite, or find them once by a pilot and freeze them."""
         suite = self.plan.suite
         if suite.steps is not None and suite.warmup is not None:
-            return Pacing(suite.warmup, suite.steps, ("few_steps",) if suite.steps < 10 else ())
+            return Pacing(suite.warmup, suite.steps)
         slot = Slot(case=self.schedule.digest(case), kind="pilot")
         if slot not in self.latest or not self.latest[slot].step_seconds:
             self.progress.start("pilot", case)
             self.keep(self.work("pilot", [case])[0], case, slot)
-        if not self.latest[slot].step_seconds:
-            return Pacing(2, 3, ("no_steady_state", "few_steps"))
-        found = pace(self.latest[slot].step_seconds)
-        return Pacing(suite.warmup or found.warmup, suite.steps or found.steps, found.flags)
+        found = pace(pilot) if (pilot := self.latest[slot].step_seconds) else UNKNOWN
+        return Pacing(found.warmup if suite.warmup is None else suite.warmup, suite.steps or found.steps, found.flags)
 
     def work(self, kind: Kind, cases: Sequence[Case], deadline: float | None = None, **settings: Any) -> list[Record]:
         task = Task(

@@ -10,6 +10,7 @@ from typing import Any
 from harness.records import Case, Record
 from harness.records.record import LADDER, WRONG
 from harness.verdicts.judge import MEMORY_MARGIN, WITHHELD, Row, Table
+from harness.verdicts.observed import step_time
 from harness.verdicts.pooled import LEAST_EFFECT
 
 CONDITION = re.compile(r"(?:(peak|time)\s*>\s*(\d+(?:\.\d+)?)\s*%)|(answer|status|missing)")
@@ -48,15 +49,15 @@ class Condition:
     @classmethod
     def parse(cls, text: str) -> "Condition":
         """Read `peak>5%`, `time>10%`, `answer`, `status` or `missing`; raise ConditionError for anything else."""
-        found = CONDITION.fullmatch(text.strip())
-        if found is None:
-            told = "use peak>5%, time>10%, answer, status or missing"
-            raise ConditionError(f"there is no condition '{text[:40]}': {told}")
-        figure, share, word = found.groups()
+        match = CONDITION.fullmatch(text.strip())
+        if match is None:
+            remedy = "use peak>5%, time>10%, answer, status or missing"
+            raise ConditionError(f"there is no condition '{text[:40]}': {remedy}")
+        figure, share, word = match.groups()
         return cls(word or figure, float(share) / 100 if share else 0.0)
 
     def met(self, change: Change) -> bool:
-        """Say whether a change is one of those to fail on."""
+        """Check whether a change is one of those to fail on."""
         if change.figure != self.figure or change.verdict != WORSE:
             return False
         return change.ratio is None or change.ratio > 1 + self.above
@@ -79,24 +80,21 @@ def compare(before: Sequence[Table], after: Sequence[Table]) -> list[Change]:
 
 
 def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
-    """Say in sentences what else differs between two runs: machines, regimes, versions."""
-    told = []
+    """Return in sentences what else differs between two runs: machines, regimes, versions."""
+    sentences = []
     for what, key in (("machine", "name"), ("processor", "cpu"), ("GPU", "gpu"), ("libc", "libc")):
-        old, new = (_all(record.origin.machine.get(key) for record in found) for found in (before, after))
+        old, new = (_all(record.origin.machine.get(key) for record in records) for records in (before, after))
         if old != new:
-            told.append(f"The {what} differs: {_listed(old)} before, {_listed(new)} after.")
-    old, new = (_all(record.memory.regime for record in found if record.memory.regime) for found in (before, after))
+            sentences.append(f"The {what} differs: {_listed(old)} before, {_listed(new)} after.")
+    old, new = (_all(record.memory.regime for record in records) for records in (before, after))
     if old != new:
-        told.append(f"The memory was measured in other regimes: {_listed(old)} before, {_listed(new)} after.")
+        sentences.append(f"The memory was measured in other regimes: {_listed(old)} before, {_listed(new)} after.")
     packages = dict.fromkeys(name for record in (*before, *after) for name in record.origin.versions)
     for name in packages:
-        old, new = (
-            _all(record.origin.versions.get(name) for record in found if record.origin.versions)
-            for found in (before, after)
-        )
+        old, new = (_all(record.origin.versions.get(name) for record in records) for records in (before, after))
         if old != new:
-            told.append(f"The version of {name} differs: {_listed(old)} before, {_listed(new)} after.")
-    return told
+            sentences.append(f"The version of {name} differs: {_listed(old)} before, {_listed(new)} after.")
+    return sentences
 
 
 def _all(values: Any) -> tuple[str, ...]:
@@ -112,7 +110,7 @@ def _rows(tables: Sequence[Table]) -> dict[str, tuple[Row, Table]]:
 
 
 def _margin(table: Table) -> float:
-    """Give the noise of a comparison: by how much its control, which changes nothing, differed."""
+    """Return the noise of a comparison: by how much its control, which changes nothing, differed."""
     ratio = table.control.ratio if table.control is not None else 1.0
     return max(LEAST_EFFECT - 1, ratio - 1, 1 / ratio - 1)
 
@@ -140,25 +138,21 @@ def _of_answers(old: str, new: str) -> str:
 
 
 def _of_peaks(old: Row, new: Row) -> Change:
-    """Judge two peaks: a difference counts beyond the meters' resolution and 1 %."""
+    """Judge two peaks: a difference counts beyond the meters' resolution and 2 %."""
     assert old.peak_bytes and new.peak_bytes
     ratio = new.peak_bytes / old.peak_bytes
     resolution = max((record.memory.resolution_bytes or 0 for row in (old, new) for record in row.records), default=0)
-    held = sorted(WITHHELD & {*old.flags, *new.flags})
+    doubts = sorted(WITHHELD.keys() & {*old.flags, *new.flags})
     if abs(new.peak_bytes - old.peak_bytes) <= max(resolution, MEMORY_MARGIN * old.peak_bytes):
         verdict = SAME
     else:
-        verdict = UNRESOLVED if held else WORSE if ratio > 1 else BETTER
-    return Change(old.case, "peak", old.peak_bytes, new.peak_bytes, verdict, ratio, ", ".join(held))
+        verdict = UNRESOLVED if doubts else WORSE if ratio > 1 else BETTER
+    return Change(old.case, "peak", old.peak_bytes, new.peak_bytes, verdict, ratio, ", ".join(doubts))
 
 
 def _medians(row: Row) -> list[float]:
-    """Give the median step of each round in seconds."""
-    return [
-        median(record.times.step_seconds)
-        for record in row.records
-        if record.times.step_seconds and record.status == "ok"
-    ]
+    """Return the step time of each process in seconds."""
+    return [seconds for record in row.records if (seconds := step_time(record)) is not None]
 
 
 def _of_times(old: Row, before: list[float], after: list[float], margin: float) -> Change:

@@ -1,6 +1,7 @@
 """Check the instrument on this machine: known bytes, the noise between equal runs, and what would spoil figures."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,22 +17,25 @@ from harness.contract.plugins import Plugins
 from harness.machine import environment, facts, memory
 from harness.machine.checkups import MIB, SIZE, Calibration, Checkup, Finding, Noise
 from harness.records import Applied, Case, Task
-from harness.run import pacing, runner, template
-from harness.verdicts import effects
+from harness.records.case import CONTROL
+from harness.run import runner, template
+from harness.verdicts import blocks
+from harness.verdicts.observed import step_time
+from harness.verdicts.pooled import pooled
 
 ROUNDS = 6
 STEPS, WARMUP = 20, 5
 
 
 def examine(plugins: Plugins, tell: Callable[[str], None] = lambda text: None, noise: bool = True) -> Checkup:
-    """Examine this machine; `tell` hears what is going on. Takes about a minute, most of it for the noise."""
+    """Examine this machine; `tell` hears what is going on. Takes one or two minutes, most of it for the noise."""
     calibrations = []
     for way in ("anonymous", "mapped file", "child", "torch", "jax", "cuda"):
         tell(f"known bytes: {way}")
         calibrations.append(calibrate(way))
     measured = None
     if noise:
-        tell(f"noise: {ROUNDS} rounds of two equal cases")
+        tell(f"noise: {ROUNDS} rounds of four equal cases")
         measured = aa_noise(plugins)
     return Checkup(
         datetime.now(UTC).isoformat(timespec="seconds"), facts.name(), tuple(calibrations), measured, findings()
@@ -49,43 +53,53 @@ def calibrate(way: str) -> Calibration:
     try:
         return Calibration(way, SIZE, int(json.loads(done.stdout)["seen"]))
     except (ValueError, KeyError):
-        told = done.stderr.strip().splitlines()
-        return Calibration(way, SIZE, None, told[-1] if told else "it printed nothing")
+        lines = done.stderr.strip().splitlines()
+        return Calibration(way, SIZE, None, lines[-1] if lines else "it printed nothing")
 
 
 @template.kept()
 def aa_noise(plugins: Plugins, rounds: int = ROUNDS) -> Noise | None:
-    """Time the baseline against `nothing` in pairs of processes, in random order within a round."""
+    """Time four equal cases, the baseline and `nothing` twice each; None where one of them fails.
+
+    They are judged as a comparison is: two are the baselines, and of the two others the one farther off is returned.
+    """
     place = next((Place(name, "cpu") for name in NAMES if backends.absent(name, "cpu") is None), None)
     if place is None:
         return None
     workload = plugins.workloads["decoder"]
     shape = workload.shape.model_validate(dict(workload.presets["tiny"]))  # type: ignore[attr-defined]
     plain = Case(workload="decoder", shape=shape.model_dump(), place=place, corpus="drawn", tokenizer="none")
-    members = {"baseline": plain, "nothing": plain.model_copy(update={"strategies": (Applied(name="nothing"),)})}
-    medians: dict[str, list[float]] = {name: [] for name in members}
-    threads = len(os.sched_getaffinity(0))
+    control = plain.model_copy(update={"strategies": (Applied(name=CONTROL),)})
+    members = {"baseline": plain, CONTROL: control, "baseline again": plain, "nothing again": control}
+    times: dict[str, dict[tuple[int, int], float]] = {name: {} for name in members}
     for number in range(rounds):
-        for name in pacing.shuffled(list(members), 0, number):
-            task = Task(
-                kind="time",
-                cases=(members[name],),
-                run_id=f"doctor-{os.getpid()}",
-                parent=os.getpid(),
-                folder="",
-                steps=STEPS,
-                warmup=WARMUP,
-            )
-            record = runner.run(task, threads, 120)[0]
-            if record.status != "ok":
-                return None
-            medians[name].append(sorted(record.times.step_seconds)[STEPS // 2])
-    effect = effects.effect(medians["nothing"], medians["baseline"])
-    return Noise(rounds, effect.ratio, effect.low, effect.high, effects.control_clean(effect))
+        for block, names in enumerate(blocks.blocks(list(members), {}, "doctor", number)):
+            for name in names:
+                seconds = _step_time(members[name])
+                if seconds is None:
+                    return None
+                times[name][number, block] = seconds
+    judged = pooled(times)
+    speed = max(judged.speeds.values(), key=lambda speed: abs(math.log(speed.ratio)))
+    return Noise(rounds, speed.ratio, speed.low, speed.high, speed.word, judged.scatter)
+
+
+def _step_time(case: Case) -> float | None:
+    """Time one fresh process; None where it fails."""
+    task = Task(
+        kind="time",
+        cases=(case,),
+        run_id=f"doctor-{os.getpid()}",
+        parent=os.getpid(),
+        folder="",
+        steps=STEPS,
+        warmup=WARMUP,
+    )
+    return step_time(runner.run(task, len(os.sched_getaffinity(0)), 120)[0])
 
 
 def findings() -> tuple[Finding, ...]:
-    """List what would spoil figures on this machine."""
+    """Return what would spoil figures on this machine."""
     return tuple(finding for check in CHECKS for finding in check())
 
 
@@ -93,8 +107,8 @@ def _peak_reset() -> list[Finding]:
     try:
         memory.reset_peak()
     except OSError:
-        told = "/proc/self/clear_refs cannot be written, so no host peak can be measured"
-        return [Finding(told, "run on Linux with CONFIG_PROC_PAGE_MONITOR, outside a container that hides /proc")]
+        fault = "/proc/self/clear_refs cannot be written, so no host peak can be measured"
+        return [Finding(fault, "run on Linux with CONFIG_PROC_PAGE_MONITOR, outside a container that hides /proc")]
     return []
 
 
@@ -110,8 +124,8 @@ def _steal() -> list[Finding]:
     share = getattr(times, "steal", 0.0) / max(sum(times), 1e-9)
     if share <= 0.01:
         return []
-    told = f"other machines took {share:.1%} of the processor's time since the start"
-    return [Finding(told, "use more rounds, or a machine that is not shared")]
+    fault = f"other machines took {share:.1%} of the processor's time since the start"
+    return [Finding(fault, "use more rounds, or a machine that is not shared")]
 
 
 def _governor() -> list[Finding]:
@@ -133,31 +147,32 @@ def _turbo() -> list[Finding]:
 def _huge_pages() -> list[Finding]:
     if facts.facts()["huge_pages"] != "always":
         return []
-    told = "transparent huge pages are 'always', so sparse writes cost whole 2 MiB pages"
-    return [Finding(told, "set them to 'madvise' in /sys/kernel/mm/transparent_hugepage/enabled")]
+    fault = "transparent huge pages are 'always', so sparse writes cost whole 2 MiB pages"
+    return [Finding(fault, "set them to 'madvise' in /sys/kernel/mm/transparent_hugepage/enabled")]
 
 
 def _allocator() -> list[Finding]:
     strange = [name for name in os.environ if name.startswith("MALLOC_") or name in ("LD_PRELOAD", "GLIBC_TUNABLES")]
-    found = [
+    faults = [
         Finding(f"{name} is set here; workers do not inherit it", "nothing, unless you rely on it") for name in strange
     ]
     if "glibc" not in str(facts.facts()["libc"]):
         libc = "the C library is not glibc, so its allocator cannot be pinned"
-        found.append(Finding(libc, "take memory figures on a glibc system"))
-    return found
+        faults.append(Finding(libc, "take memory figures on a glibc system"))
+    return faults
 
 
 def _frameworks() -> list[Finding]:
-    found = []
+    absences = []
     for name in NAMES:
         reason = backends.absent(name, "cpu")
         if reason is not None:
-            found.append(Finding(reason, f"install it to measure {name} places: pip install {name}"))
+            absences.append(Finding(reason, f"install it to measure {name} places: pip install {name}"))
     if backends.absent("torch", "cuda") is not None:
-        told = "no GPU: places on cuda become untested rows"
-        found.append(Finding(told, "run the same suite on a machine with one; records of both are reported together"))
-    return found
+        fault = "no GPU: places on cuda become untested rows"
+        remedy = "run the same suite on a machine with one; records of both are reported together"
+        absences.append(Finding(fault, remedy))
+    return absences
 
 
 def _swap() -> list[Finding]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.records.record import EXACT, OUT_OF_MEMORY
+from harness.records.record import EXACT, OUT_OF_MEMORY, WRONG
 from harness.verdicts.judge import Row, Table
 
 CHEAP = 1.10
@@ -28,13 +28,18 @@ def choice(table: Table) -> Choice | None:
     if baseline is None or not any(row.status == "ok" for row in table.rows):
         return None
     fits = baseline.status not in OUT_OF_MEMORY
-    rows = [row for row in table.rows if row.ranked and not row.case.is_baseline and not row.case.is_control]
+    rows = [row for row in table.rows if _usable(row) and not row.case.is_baseline and not row.case.is_control]
     lean = [row for row in rows if not fits or row.memory == "less"]
     exact = [row for row in lean if row.answer in EXACT]
     chosen = _leanest([row for row in exact if _cheap(row)] or exact)
     limit = chosen.peak_bytes if chosen is not None else None
     rest = [row for row in lean if row.answer not in EXACT and (limit is None or (row.peak_bytes or 0) < 0.98 * limit)]
     return Choice(chosen, _leanest([row for row in rest if _cheap(row)] or rest), fits)
+
+
+def _usable(row: Row) -> bool:
+    """Check whether a row was measured, its answer is right, and nothing withholds its verdict."""
+    return row.status == "ok" and row.answer is not None and row.answer not in WRONG and row.verdict != "withheld"
 
 
 def _cheap(row: Row) -> bool:

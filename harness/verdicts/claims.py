@@ -23,7 +23,8 @@ from harness.records import Claim, Record
 from harness.verdicts import dunnett
 from harness.verdicts.comparisons import estimate_of
 from harness.verdicts.judge import Row, Table
-from harness.verdicts.pooled import BASELINES, ERROR, Pooled, pooled
+from harness.verdicts.observed import possible, step_time
+from harness.verdicts.pooled import BASELINES, ERROR, SHORTEST_SECONDS, Pooled, pooled
 
 DEEPEST = 40
 RANKS = "ranks"
@@ -113,7 +114,7 @@ def answer(claim: Claim, tables: Sequence[Table]) -> Answer:
     deciding = [each for each in outcomes if each.verdict == shown]
     reason = deciding[0].reason
     if len(outcomes) > 1:
-        reason += f" ({', '.join(f'{many} {name}' for name, many in count.items() if many)} of {len(outcomes)})"
+        reason += f" ({_counted(count)})"
     rows = {id(row): row for each in deciding for row in each.rows}
     return Answer(claim, verdict, reason, tuple(rows.values()))
 
@@ -128,11 +129,21 @@ def _overall(count: Mapping[str, int]) -> str:
     return next(name for name in ("refuted", "inconclusive", "verified", "untested") if count[name])
 
 
+def _counted(count: Mapping[str, int]) -> str:
+    """Return how many comparisons came out which way: "3 of 6 comparisons verified, 1 refuted, 2 untested"."""
+    others = (f", {many} {name}" for name, many in count.items() if many and name != "verified")
+    return f"{count['verified']} of {sum(count.values())} comparisons verified{''.join(others)}"
+
+
 def _corrected(tree: ast.expr, tables: Sequence[Table], settings: Sequence[Where]) -> list[_Outcome]:
-    """Evaluate an expression at each setting so that all of them together err no more often than one (Holm 1979)."""
+    """Evaluate an expression at each setting so that all of them together err no more often than one (Holm 1979).
+
+    What is joined by `and`, or has a bound on either side, may be refuted in so many ways and shares the error.
+    """
+    ways = max(1, sum(len(each.ops) for each in ast.walk(tree) if isinstance(each, ast.Compare) and _timed(each)))
     decided: dict[int, _Outcome] = {}
     while undecided := [place for place in range(len(settings)) if place not in decided]:
-        error = ERROR / len(undecided)
+        error = ERROR / (len(undecided) * ways)
         tried = {place: _Evaluation(tables, settings[place], error).of(tree) for place in undecided}
         decided |= {at: each for at, each in tried.items() if each.verdict != "inconclusive"} or tried
     return [decided[place] for place in range(len(settings))]
@@ -206,7 +217,7 @@ OPERATIONS: dict[type[ast.operator], Callable[[Figure, Figure], Figure]] = {
 
 
 def _less(a: Figure, b: Figure) -> bool | None:
-    """Say whether a <= b: True, False, or None where the intervals overlap."""
+    """Check whether a <= b: True, False, or None where the intervals overlap."""
     if a.high <= b.low:
         return True
     return False if a.low > b.high else None
@@ -228,7 +239,7 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Figure, Figure], bool | None]] = {
 
 
 def _memory(row: Row, phase: str | None, field: str) -> Figure:
-    """Give a byte figure of one phase, or the peak of all."""
+    """Return a byte figure of one phase, or the peak of all."""
     if row.status == "oom_budget" and row.case.budget_bytes and phase is None:
         return Figure(row.case.budget_bytes, row.case.budget_bytes, math.inf, "B")
     if row.status != "ok" or not row.records:
@@ -254,25 +265,25 @@ def _known(value: float | None, what: str, row: Row, unit: str = "") -> Figure:
 
 
 def _rung(row: Row) -> str:
-    """Give the rung of the ladder on which the answer of a row stands."""
+    """Return the rung of the ladder on which the answer of a row stands."""
     if row.answer is None:
         raise Unknown(f"{row.label} has no answer: {row.status}")
     return row.answer
 
 
 def _all_ranks(row: Row) -> Figure:
-    """Give what all ranks of a row hold together."""
+    """Return what all ranks of a row hold together."""
     record = row.records[0] if row.records else Record()
     return _known(record.memory.all_ranks_bytes, "sum over ranks", row, "B")
 
 
 def _predicted(row: Row, phase: str | None) -> Figure:
-    """Give the predicted peak, or that of one phase."""
+    """Return the predicted peak, or that of one phase."""
     if phase is None:
         return _known(row.predicted_bytes, "prediction", row, "B")
     phases = row.prediction.prediction.predicted_phases if row.prediction else ()
-    found = [each.peak_bytes for each in phases if phase in (each.name, each.name.rpartition("/")[2])]
-    return _known(max(found, default=None), f"predicted phase '{phase}'", row, "B")
+    peaks = [each.peak_bytes for each in phases if phase in (each.name, each.name.rpartition("/")[2])]
+    return _known(max(peaks, default=None), f"predicted phase '{phase}'", row, "B")
 
 
 def pooled_times(table: Table, field: str = "step_seconds") -> tuple[dict[str, dict[Any, float]], Pooled]:
@@ -280,9 +291,11 @@ def pooled_times(table: Table, field: str = "step_seconds") -> tuple[dict[str, d
     times: dict[str, dict[Any, float]] = {}
     for row in table.rows:
         for record in row.records:
-            if record.slot and record.slot.kind == "time" and record.status == "ok" and getattr(record.times, field):
-                at = (record.slot.round, record.slot.block)
-                times.setdefault(row.label, {})[at] = max(median(getattr(record.times, field)), 1e-9)
+            values = getattr(record.times, field)
+            if record.slot and record.slot.kind == "time" and step_time(record) is not None and values:
+                seconds = max(median(values), SHORTEST_SECONDS)  # a batch that is there already takes no time
+                if possible(seconds):
+                    times.setdefault(row.label, {})[record.slot.round, record.slot.block] = seconds
     return times, pooled(times)
 
 
@@ -337,7 +350,7 @@ def _noted(row: Row, name: str | None) -> Figure:
 
 
 def _longest(row: Row, field: str) -> Figure:
-    """Give the longest value that `harness fit` found: at least what passed, and less than what failed."""
+    """Return the longest value that `harness fit` found: at least what passed, and less than what failed."""
     fit = row.records[0].limits if row.records else None
     if fit is None:
         raise Unknown(f"{row.label}: no limit was searched: run `harness fit`")
@@ -356,28 +369,28 @@ TIMES = {"seconds": "step_seconds", "fetch_seconds": "fetch_seconds"}
 PREDICTED = ("predicted", "foretold")
 MEASURED_MEMORY = ("peak", "held", "file_bytes", "anonymous_bytes", "all_ranks")
 FIGURES: dict[str, Callable[[Row, dict[str, Any]], Figure | str]] = {
-    "peak": lambda row, given: _memory(row, given.pop("phase", None), "peak_bytes"),
-    "held": lambda row, given: _memory(row, given.pop("phase", None), "exit_bytes"),
-    "file_bytes": lambda row, given: _memory(row, given.pop("phase", None), "file_bytes"),
-    "anonymous_bytes": lambda row, given: _memory(row, given.pop("phase", None), "anon_bytes"),
-    "all_ranks": lambda row, given: _all_ranks(row),
-    "predicted": lambda row, given: _predicted(row, given.pop("phase", None)),
-    "floor": lambda row, given: _known(row.floor_bytes, "floor", row, "B"),
-    "parameters": lambda row, given: _known(
+    "peak": lambda row, own: _memory(row, own.pop("phase", None), "peak_bytes"),
+    "held": lambda row, own: _memory(row, own.pop("phase", None), "exit_bytes"),
+    "file_bytes": lambda row, own: _memory(row, own.pop("phase", None), "file_bytes"),
+    "anonymous_bytes": lambda row, own: _memory(row, own.pop("phase", None), "anon_bytes"),
+    "all_ranks": lambda row, own: _all_ranks(row),
+    "predicted": lambda row, own: _predicted(row, own.pop("phase", None)),
+    "floor": lambda row, own: _known(row.floor_bytes, "floor", row, "B"),
+    "parameters": lambda row, own: _known(
         row.prediction.prediction.parameters if row.prediction else None, "count of parameters", row
     ),
-    "longest": lambda row, given: _longest(row, "longest"),
-    "foretold": lambda row, given: _longest(row, "predicted"),
-    "noted": lambda row, given: _noted(row, given.pop("figure", None)),
-    "size": lambda row, given: _known(row.case.shape.get(str(given.pop("of", ""))), "such size", row),
-    "answer": lambda row, given: _rung(row),
-    "verdict": lambda row, given: row.verdict,
+    "longest": lambda row, own: _longest(row, "longest"),
+    "foretold": lambda row, own: _longest(row, "predicted"),
+    "noted": lambda row, own: _noted(row, own.pop("figure", None)),
+    "size": lambda row, own: _known(row.case.shape.get(str(own.pop("of", ""))), "such size", row),
+    "answer": lambda row, own: _rung(row),
+    "verdict": lambda row, own: row.verdict,
 }
 NAMES = (*FIGURES, *TIMES)
 
 
 def _settings(claim: Claim, tables: Sequence[Table]) -> Iterator[Where]:
-    """Give one setting for each comparison that fits the claim; figures with keywords may then look at others."""
+    """Yield one setting for each comparison that fits the claim; figures with keywords may then look at others."""
     for table in tables:
         if fits(table, claim.where):
             yield {**_sizes(table), **claim.where}
@@ -390,7 +403,7 @@ def _sizes(table: Table) -> dict[str, Any]:
 
 
 def fits(table: Table, where: Where) -> bool:
-    """Say whether a comparison has the sizes, place and corpus that are asked for."""
+    """Check whether a comparison has the sizes, place and corpus that are asked for."""
     sizes = _sizes(table)
     return all(sizes.get(key) == value for key, value in where.items() if key != RANKS)
 
@@ -411,9 +424,8 @@ class _Evaluation:
         try:
             for each in comparisons:
                 assert isinstance(each, ast.Compare)
-                self.paired = len({id(table) for table, _ in self.timed(each)}) <= 1
                 try:
-                    terms = [self.value(term) for term in (each.left, *each.comparators)]
+                    terms = self.terms(each)
                 except Open as reason:
                     holds.append(None)
                     words.append(str(reason))
@@ -428,11 +440,20 @@ class _Evaluation:
         prefix = "predicted: " if self.predicted else ""
         return _Outcome(verdict, prefix + " and ".join(words), tuple(self.rows))
 
-    def timed(self, comparison: ast.Compare) -> Iterator[tuple[Table, Row]]:
-        """Yield the rows whose times a comparison asks for."""
-        for node in ast.walk(comparison):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TIMES:
-                yield self.row(ast.unparse(node.args[0]), _keywords(node))
+    def terms(self, comparison: ast.Compare) -> "list[Figure | str]":
+        """Evaluate the sides of a comparison; the baseline's own doubt is left out where it cancels.
+
+        It does where times of one table are held against each other, and not where they are against a plain number.
+        """
+        sides = (comparison.left, *comparison.comparators)
+        asked = (self.row(ast.unparse(node.args[0]), _keywords(node)) for node in _timed(comparison))
+        self.paired = len({id(table) for table, _ in asked}) <= 1
+        terms = [self.value(side) for side in sides]
+        units = {term.unit for term in terms if isinstance(term, Figure)}
+        if self.paired and "s" in units and len(units) > 1:
+            self.paired = False
+            terms = [self.value(side) for side in sides]
+        return terms
 
     def value(self, node: ast.expr) -> Figure | str:
         if isinstance(node, ast.Constant):
@@ -475,6 +496,12 @@ class _Evaluation:
         if len(rows) != 1:
             raise Unknown(f"{len(rows)} rows are '{label}'")
         return tables[0], rows[0]
+
+
+def _timed(comparison: ast.Compare) -> list[ast.Call]:
+    """Return the times that a comparison asks for."""
+    calls = (node for node in ast.walk(comparison) if isinstance(node, ast.Call))
+    return [node for node in calls if isinstance(node.func, ast.Name) and node.func.id in TIMES]
 
 
 def _keywords(node: ast.Call) -> dict[str, Any]:

@@ -59,17 +59,17 @@ class Sentence:
     def verdict(self) -> str:
         """What the deciding answers come to; `in part` where some hold and some do not."""
         deciding = self.said.by or [self.said.id]
-        found = {answer.verdict for answer, _ in self.answers if answer.claim.id in deciding}
-        if "in part" in found or {"verified", "refuted"} <= found:
+        verdicts = {answer.verdict for answer, _ in self.answers if answer.claim.id in deciding}
+        if "in part" in verdicts or {"verified", "refuted"} <= verdicts:
             return "in part"
-        return next((verdict for verdict in ("refuted", "inconclusive", "verified") if verdict in found), "untested")
+        return next((verdict for verdict in ("refuted", "inconclusive", "verified") if verdict in verdicts), "untested")
 
 
 def read(path: Path) -> Documents:
     """Read a file of sentences; raise ClaimError with one sentence for anything else."""
     try:
         document = yaml.load(path)
-        found = Documents.model_validate(document.data)
+        documents = Documents.model_validate(document.data)
     except yaml.YamlError as error:
         raise ClaimError(str(error)) from None
     except ValidationError as error:
@@ -77,12 +77,12 @@ def read(path: Path) -> Documents:
         line = yaml.line_of(document, first["loc"])
         where = ".".join(map(str, first["loc"]))
         raise ClaimError(f"{path}{f', line {line}' if line else ''}: {where}: {first['msg']}") from None
-    for said in found.said:
-        if said.id[0] not in found.documents:
+    for said in documents.said:
+        if said.id[0] not in documents.documents:
             raise ClaimError(f"{path}: '{said.id}' is of no document: name '{said.id[0]}' among the documents")
         if bool(said.that) != bool(said.suite):
             raise ClaimError(f"{path}: '{said.id}': give both `suite` and `that`, or neither")
-    return found
+    return documents
 
 
 def answered(documents: Documents, results: Sequence[Found]) -> list[Sentence]:
@@ -91,11 +91,11 @@ def answered(documents: Documents, results: Sequence[Found]) -> list[Sentence]:
 
 
 def _answers(said: Said, results: Sequence[Found]) -> Iterator[tuple[Answer, str]]:
-    for found in results:
-        if said.that and found.folder == said.suite:
+    for result in results:
+        if said.that and result.folder == said.suite:
             claim = Claim(id=said.id, says=said.says, that=said.that, where=said.where)
-            yield claims.answer(claim, found.tables), found.folder
-    for found in results:
-        for answer in found.answers:
+            yield claims.answer(claim, result.tables), result.folder
+    for result in results:
+        for answer in result.answers:
             if answer.claim.id == said.id or answer.claim.id.startswith(f"{said.id} "):
-                yield answer, found.folder
+                yield answer, result.folder

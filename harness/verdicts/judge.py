@@ -7,7 +7,7 @@ from statistics import median
 from harness.records import Case, Record, roofline
 from harness.records.record import OUT_OF_MEMORY, WRONG
 from harness.verdicts import looks
-from harness.verdicts.observed import Observed, grouped, machine_of
+from harness.verdicts.observed import Observed, comparable, grouped, machine_of
 from harness.verdicts.pooled import MARGIN, Pooled, Speed
 
 MIB = 1 << 20
@@ -24,10 +24,19 @@ SETTLING = 0.05
 PREDICTION_OFF = 0.10
 LOSS_MARGIN = 1e-4
 """How far the losses of the measured run may lie from the baseline's when the answer is to be the same."""
+REACHING = 0.05
+"""Of savings above this share it is noted where less than half of them reaches a user of the stock allocator."""
 LEAST_FOR_PERCENT = 32 * MIB
 """Peaks below this have their residual in bytes: the meter's own error is a large share of them."""
-WITHHELD = {"unstable", "unsettled", "no_reset", "native_regime", "lower_bound", "child_processes"}
-"""Flags that keep a row out of the ranks."""
+WITHHELD = {
+    "unstable": "its peaks differ between repetitions: measure it again on a quiet machine",
+    "unsettled": "its memory did not settle before the run: measure it again on a quiet machine",
+    "no_reset": "its peak could not be reset: run `harness doctor`",
+    "native_regime": "its allocator was not pinned: measure memory on a system with glibc",
+    "lower_bound": "its worker died before the peak was read: measure it again",
+    "child_processes": "its peak lacks what its child processes hold: weigh it by their bounds, noted here",
+}
+"""Flags of a memory measurement that withhold its verdict, and what to do about each."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +80,6 @@ class Row:
     def label(self) -> str:
         return self.case.label
 
-    @property
-    def ranked(self) -> bool:
-        """Whether the row may be ranked: measured, right, and without a flag that withholds it."""
-        right = self.answer is not None and self.answer not in WRONG
-        return self.status == "ok" and right and not WITHHELD & set(self.flags)
-
 
 @dataclass(frozen=True)
 class Table:
@@ -116,24 +119,18 @@ def searched(records: Iterable[Record]) -> list[Table]:
     return [Table(rows[0].case, tuple(rows)) for rows in groups.values()]
 
 
-def times_of(group: Iterable[Observed]) -> dict[str, dict[tuple[int, int], float]]:
-    """Return the step time of each process of a group, by row, round and block, in seconds."""
-    return {observed.case.label: observed.seconds for observed in group}
-
-
 def _judged(group: list[Observed], planned: int) -> Table:
     baseline = next((observed for observed in group if observed.case.is_baseline), None)
     control = next((observed for observed in group if observed.case.is_control), None)
-    times = times_of(group)
-    rounds = max((number + 1 for each in times.values() for number, _ in each), default=0)
-    speeds = looks.replayed(times, looks.planned(max(planned, rounds))).pooled if rounds else Pooled({})
+    times, rounds = comparable(group, planned)
+    speeds = looks.replayed(times, looks.planned(rounds)).pooled if any(times.values()) else Pooled({})
     least = _least_difference(baseline, control)
     rows = tuple(_row(observed, baseline, control, speeds, least) for observed in group)
     return Table(group[0].case, rows, (*_mixed(group), *_control_notes(speeds, control, baseline)), speeds.control)
 
 
 def _mixed(group: list[Observed]) -> list[str]:
-    """Warn where figures were taken in different ways, since those never compare."""
+    """Return notes where figures were taken in different ways, since those never compare."""
     memory = [record for observed in group for record in observed.memory if record.status == "ok"]
     notes = []
     if len({record.memory.regime for record in memory}) > 1:
@@ -145,7 +142,7 @@ def _mixed(group: list[Observed]) -> list[str]:
 
 
 def _control_notes(speeds: Pooled, control: Observed | None, baseline: Observed | None) -> list[str]:
-    """Say where the control, which changes nothing, differs from the baseline all the same."""
+    """Return notes where the control, which changes nothing, differs from the baseline all the same."""
     notes = []
     speed = speeds.control
     if speed is not None and speed.standard_error is not None and 1 not in speed.interval:
@@ -174,13 +171,25 @@ def _least_difference(baseline: Observed | None, control: Observed | None) -> fl
 
 
 def _memory(observed: Observed, baseline: Observed | None, least: float) -> str | None:
-    """Compare peaks; None where one of them is not known."""
-    if baseline is None or not _usable(observed, baseline):
+    """Compare peaks; None where one of them is not known, or not to be believed."""
+    if baseline is None or not _usable(observed, baseline) or _doubts(observed) or _doubts(baseline):
         return None
     difference = (observed.peak or 0) - (baseline.peak or 0)
     if abs(difference) <= max(observed.resolution, baseline.resolution, least):
         return "same"
     return "less" if difference < 0 else "more"
+
+
+def _doubts(observed: Observed) -> list[str]:
+    """Return the flags of a row's memory that withhold its verdict."""
+    flags = {flag for record in observed.memory for flag in record.flags}
+    return [flag for flag in WITHHELD if flag in flags or (flag == "unstable" and _unstable(observed))]
+
+
+def _unstable(observed: Observed) -> bool:
+    """Check whether repetitions differ by more than 1 % and the meter's resolution."""
+    peaks = observed.peaks
+    return len(peaks) > 1 and max(peaks) - min(peaks) > max(observed.resolution, UNSTABLE * max(peaks))
 
 
 def _row(observed: Observed, baseline: Observed | None, control: Observed | None, speeds: Pooled, least: float) -> Row:
@@ -194,14 +203,17 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
     other = baseline.peak if baseline is not None and baseline.status == "ok" else None
     first = observed.memory[0] if observed.memory else None
     growth = _growth(observed, baseline)
+    ratio = peak / other if ok and peak and other else None
+    native_ratio = _native_ratio(observed, baseline)
+    verdict = _verdict(observed, baseline, memory, speed, answer)
     return Row(
         case=case,
         status=observed.status,
         peak_bytes=peak,
-        peak_ratio=peak / other if ok and peak and other else None,
+        peak_ratio=ratio,
         peak_phase=first.memory.peak_phase if first else None,
         native_bytes=(min(observed.natives), max(observed.natives)) if observed.natives else None,
-        native_ratio=_native_ratio(observed, baseline),
+        native_ratio=native_ratio,
         predicted_bytes=predicted,
         predicted_phase=observed.predict.prediction.predicted_phase if observed.predict else None,
         predicted_time_ratio=_predicted_time(observed, baseline),
@@ -216,10 +228,10 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         answer=answer,
         answer_reason=answer_reason,
         loss_difference=difference,
-        verdict=_verdict(observed, baseline, memory, speed, answer),
+        verdict=verdict,
         flags=(*_flags(observed, peak, predicted), *(("growing",) if growth else ())),
-        notes=(*_notes(observed), *((f"it grew by {growth / MIB:,.1f} MiB with each step",) if growth else ())),
-        reasons=_reasons(observed),
+        notes=(*_notes(observed, growth), *_native_note(ratio, native_ratio)),
+        reasons=(*_reasons(observed), *(_remedies(observed, baseline) if verdict == "withheld" else ())),
         records=(*observed.memory, *observed.times.values(), *([observed.answer] if observed.answer else [])),
         prediction=observed.predict,
     )
@@ -260,8 +272,16 @@ def _fetch(observed: Observed) -> float | None:
     return median(waits) if waits else None
 
 
-def _notes(observed: Observed) -> tuple[str, ...]:
-    """Collect what the parts noted, in words: choices they made, numbers they gave, file pages among the peak."""
+def _native_note(ratio: float | None, native_ratio: float | None) -> tuple[str, ...]:
+    """Return a note where a saving hardly reaches a user, whose allocator keeps what is freed: less than half of it."""
+    if ratio is None or native_ratio is None or ratio >= 1 - REACHING or 1 - native_ratio >= (1 - ratio) / 2:
+        return ()
+    reached = f"only {1 - native_ratio:.0%}" if native_ratio < 0.995 else "nothing"
+    return (f"it saves {1 - ratio:.0%} of the peak, but {reached} where the allocator is as the system starts it",)
+
+
+def _notes(observed: Observed, growth: float | None) -> tuple[str, ...]:
+    """Collect what is to be known of a row, in words: what its parts noted, file pages among the peak, growth."""
     if not observed.memory:
         return ()
     record = observed.memory[0]
@@ -279,6 +299,11 @@ def _notes(observed: Observed) -> tuple[str, ...]:
     if record.child_peak_bound_bytes:
         low, high = (record.child_peak_bytes or 0) / MIB, record.child_peak_bound_bytes / MIB
         notes.append(f"its child processes take {low:,.0f} to {high:,.0f} MiB more")
+    if growth:
+        notes.append(f"it grew by {growth / MIB:,.1f} MiB with each step")
+    if observed.impossible:
+        processes = "process" if observed.impossible == 1 else "processes"
+        notes.append(f"{observed.impossible} timed {processes} left out: their clock gave times that no step can take")
     return tuple(notes)
 
 
@@ -350,9 +375,10 @@ def trade(memory: str, speed: Speed | None) -> str:
 
 def _flags(observed: Observed, peak: int | None, predicted: int | None) -> tuple[str, ...]:
     flags = {flag: None for record in (*observed.memory, *observed.times.values()) for flag in record.flags}
-    peaks = observed.peaks
-    if len(peaks) > 1 and max(peaks) - min(peaks) > max(observed.resolution, UNSTABLE * max(peaks)):
+    if _unstable(observed):
         flags["unstable"] = None
+    if observed.impossible:
+        flags["impossible_times"] = None
     known = observed.status == "ok" and peak and predicted and max(peak, predicted) >= LEAST_FOR_PERCENT
     if known and abs((peak or 0) - (predicted or 0)) > PREDICTION_OFF * (predicted or 0):
         flags["prediction_off"] = None
@@ -379,7 +405,7 @@ def _growth(observed: Observed, baseline: Observed | None) -> float | None:
 
 
 def _failure(record: Record) -> str:
-    """Say in a few words why a run ended: what was asked for and where, or the message of the error."""
+    """Return in a few words why a run ended: what was asked for and where, or the message of the error."""
     evidence, where = record.evidence, record.evidence.get("phase")
     if record.status in OUT_OF_MEMORY and _is_number(evidence.get("request_bytes")):
         reason = f"asked for {evidence['request_bytes'] / MIB:,.0f} MiB more"
@@ -394,6 +420,25 @@ def _reasons(observed: Observed) -> tuple[str, ...]:
         missing = observed.predict.missing.get("predicted_peak_bytes")
         reasons += [f"no prediction: {missing}"] if missing else []
     return tuple(dict.fromkeys(reasons))
+
+
+def _remedies(observed: Observed, baseline: Observed | None) -> list[str]:
+    """Return why the verdict of a row that ran is withheld, each with what to do about it."""
+    if baseline is None:
+        return ["no verdict: its baseline is not among these records: run the whole suite"]
+    if baseline.status == "open":
+        return ["no verdict: the baseline was not measured yet: run the suite again, which goes on where it stopped"]
+    if baseline.status != "ok":
+        return [f"no verdict: the baseline ended with {baseline.status}: mend that, and run the suite with --fresh"]
+    remedies = [f"no verdict: {WITHHELD[flag]}" for flag in _doubts(observed)]
+    remedies += [f"no verdict: of the baseline, {WITHHELD[flag]}" for flag in _doubts(baseline)]
+    if not remedies and not _usable(observed, baseline):
+        remedies.append("no verdict: a peak is missing: run `harness doctor`")
+    if observed.answer is None:
+        remedies.append("no verdict: its answer was not compared: run the suite again, which goes on where it stopped")
+    elif observed.answer.numerics is None:
+        remedies.append("no verdict: its answer could not be compared: mend that, and run the suite with --fresh")
+    return remedies
 
 
 def timed_rows(tables: Sequence[Table]) -> list[tuple[Table, Row]]:

@@ -1,10 +1,12 @@
 """What was measured of each case: its records by kind, and the cases that are compared."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from harness.records import Case, Record, Slot
+from harness.verdicts import rounds
+from harness.verdicts.pooled import LONGEST_SECONDS, SHORTEST_SECONDS
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,13 @@ class Observed:
 
     @property
     def timed(self) -> dict[tuple[int, int], Record]:
-        """The time measurements that ended well, by round and block."""
-        return {at: record for at, record in self.times.items() if record.status == "ok" and record.times.step_seconds}
+        """The time measurements that ended well, by round and block, but for those whose clock nobody can believe."""
+        return {at: record for at, record in self.times.items() if step_time(record) is not None}
+
+    @property
+    def impossible(self) -> int:
+        """How many processes ended well with step times that no step can take."""
+        return sum(record.status == "ok" for record in self.times.values()) - len(self.timed)
 
     @property
     def seconds(self) -> dict[tuple[int, int], float]:
@@ -54,9 +61,27 @@ class Observed:
 
     @property
     def natives(self) -> list[int]:
-        """The peak of each timed process, whose allocator is as the system has it, in bytes."""
+        """The host's peak of each timed process, its allocator as the system has it, in bytes; on a device none."""
+        if self.case.place.device != "cpu":
+            return []
         peaks = (record.times.native_peak_host_bytes for record in self.timed.values())
         return [peak for peak in peaks if peak is not None]
+
+
+def step_time(record: Record) -> float | None:
+    """Return the step time of a process in seconds, the median of its timed steps.
+
+    None where it did not end well, or where one of them is a time that no step can take: its clock jumped.
+    """
+    steps = record.times.step_seconds
+    if record.status != "ok" or not steps or not all(map(possible, steps)):
+        return None
+    return median(steps)
+
+
+def possible(seconds: float) -> bool:
+    """Check that a step can take a time: False for 0, for less, for months and for what is no number."""
+    return SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS
 
 
 def grouped(records: Iterable[Record]) -> list[list[Observed]]:
@@ -76,7 +101,34 @@ def grouped(records: Iterable[Record]) -> list[list[Observed]]:
     for members in sorted(by_case.values(), key=lambda members: members[0].position):
         observed = _observed(members, answers)
         groups.setdefault(observed.case.group, []).append(observed)
-    return list(groups.values())
+    return [_of_newest_runs(group) for group in groups.values()]
+
+
+def comparable(group: Sequence[Observed], planned: int) -> tuple[dict[str, dict[tuple[int, int], float]], int]:
+    """Return the step times of a group in complete rounds, by row, round and block in seconds, and the rounds planned.
+
+    Where the record does not say how many were planned, as many were as there are.
+    """
+    timed = [observed for observed in group if observed.times]
+    times = {observed.case.label: observed.seconds for observed in timed}
+    failed = {
+        observed.case.label: {number for number, block in observed.times if (number, block) not in observed.timed}
+        for observed in timed
+    }
+    planned = max(planned, *(number + 1 for each in timed for number, _ in each.times), 0)
+    number, members = rounds.next_turn(list(times), times, failed, planned)
+    complete = number if members else planned
+    if not complete:
+        return times, planned
+    return rounds.before(times, complete), planned
+
+
+def _of_newest_runs(group: Sequence[Observed]) -> list[Observed]:
+    """Return a group without the times of rounds that a later run timed again."""
+    times = {observed.case.digest(): observed.times for observed in group}
+    runs = {case: {at: record.origin.run_id for at, record in each.items()} for case, each in times.items()}
+    kept = rounds.newest(times, runs)
+    return [replace(observed, times=kept[observed.case.digest()]) for observed in group]
 
 
 def machine_of(record: Record) -> str:

@@ -4,14 +4,11 @@ import math
 from collections.abc import Sequence
 from statistics import median, quantiles
 
-from harness.verdicts.effects import _check_seconds
-
 _SLOPE_POINTS = 1000
 
 
 def noisy(step_seconds: Sequence[float], involuntary_switches: int = 0) -> bool:
-    """Say whether a process's steps scatter: IQR / median > 10 %, or > 50 involuntary switches per second."""
-    _check_seconds(step_seconds, "the step times")
+    """Check whether a process's steps scatter: IQR / median > 10 %, or > 50 involuntary switches per second."""
     if involuntary_switches > 50 * math.fsum(step_seconds):
         return True
     if len(step_seconds) < 2:
@@ -21,7 +18,7 @@ def noisy(step_seconds: Sequence[float], involuntary_switches: int = 0) -> bool:
 
 
 def synchronised(step_seconds: Sequence[float], block_seconds: float) -> bool:
-    """Say whether the steps account for at least 90 % of the synchronised wall time around them.
+    """Check whether the steps account for at least 90 % of the synchronised wall time around them.
 
     If not, the clock was read before the work was done, and the times mean nothing.
     """

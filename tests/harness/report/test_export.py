@@ -12,8 +12,9 @@ import pytest
 from harness.records import Applied, Case, Memory, Origin, Phase, Record
 from harness.report import charts, export
 from harness.report.charts import PicturesError
-from harness.verdicts import effects
+from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Row, Table
+from harness.verdicts.pooled import Speed
 
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,8 +38,8 @@ def row(*names: str, tokens: int = 64, peak: int = 100 * MIB, seconds: float = 1
         "status": "ok",
         "peak_bytes": peak,
         "predicted_bytes": peak - MIB,
-        "step_median_seconds": seconds,
-        "effect": effects.effect([seconds] * 3, [1.0] * 3) if names else None,
+        "step_seconds": seconds,
+        "speed": Speed(seconds, Interval(seconds * 0.9, seconds * 1.1), "open", 4, 9, 0.02, 9) if names else None,
         "answer": "bit_exact",
         "verdict": "wins" if names else "baseline",
         "records": (Record(memory=Memory(phases=phases), origin=Origin(machine={"name": "m"}, commit="c")),),
@@ -55,6 +56,8 @@ def test_every_figure_is_a_number_in_json():
     assert baseline["strategy"] == "baseline" and baseline["time_ratio"] is None
     assert (other["suite"], other["place"], other["strategy"]) == ("mine", "torch/cpu", "checkpoint")
     assert (other["peak_bytes"], other["tokens_per_second"], other["time_ratio"]) == (50 * MIB, 32.0, 2.0)
+    assert (other["time_ratio_low"], other["time_ratio_high"]) == pytest.approx((1.8, 2.2))
+    assert (other["time"], other["rounds"], other["more_rounds"]) == ("open", 4, 9)
     assert other["shape"]["tokens"] == 64 and other["phases"]["init"] == 50 * MIB
     assert (other["machine"], other["commit"]) == ("m", "c")
 
@@ -96,7 +99,7 @@ def test_what_each_member_contributes_is_the_peak_without_it():
 
 
 def test_what_exceeded_its_budget_is_marked_at_the_budget():
-    failed = row("a", status="oom_budget", peak_bytes=None, step_median_seconds=None)
+    failed = row("a", status="oom_budget", peak_bytes=None, step_seconds=None)
     drawn = charts.tradeoff(rows_of(row(), row("b"), failed)).to_dict()
     (cross,) = (layer for layer in drawn["layer"] if layer["mark"].get("text") == "✕")
     assert cross["data"]["values"][0]["budget_mib"] == 1024

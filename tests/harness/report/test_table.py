@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from harness import Place
 from harness.records import Applied, Case
-from harness.report.table import FETCH, HEADERS, escaped, markdown
-from harness.verdicts import effects
+from harness.report.table import FETCH, HEADERS, NATIVE, escaped, markdown
+from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Row, Table
+from harness.verdicts.pooled import Speed
 
 MIB = 1 << 20
 CASE = Case(
@@ -25,6 +26,9 @@ CASE = Case(
 TOKENS = {CASE.group: 2048}
 
 
+SLOWER = Speed(1.25, Interval(1.2, 1.3), "slower", 6, None, 0.01, 15)
+
+
 def row(*names: str, **changes: Any) -> Row:
     """Make a row of the strategies named, measured and right unless told otherwise."""
     given: dict[str, Any] = {
@@ -34,13 +38,13 @@ def row(*names: str, **changes: Any) -> Row:
         "peak_ratio": 0.49951,
         "peak_phase": "steady_step/loss",
         "predicted_bytes": 500 * MIB,
+        "residual_bytes": 12 * MIB,
         "residual_ratio": 0.02534,
         "floor_bytes": 100 * MIB,
         "floor_ratio": 5.1267,
-        "step_median_seconds": 0.125,
-        "effect": effects.effect([1.25] * 6, [1.0] * 6),
+        "step_seconds": 0.125,
+        "speed": SLOWER,
         "memory": "less",
-        "speed": "slower",
         "answer": "bit_exact",
         "answer_reason": "",
         "loss_difference": 0.0,
@@ -49,7 +53,7 @@ def row(*names: str, **changes: Any) -> Row:
     return Row(**(given | changes))
 
 
-BASELINE = row(effect=None, memory=None, speed=None, verdict="baseline", peak_ratio=1.0)
+BASELINE = row(memory=None, speed=None, verdict="baseline", peak_ratio=1.0)
 
 
 def text_of(*rows: Row, notes: "tuple[str, ...]" = (), title: str = "") -> str:
@@ -60,7 +64,7 @@ def cells_of(text: str) -> list[dict[str, str]]:
     """Read the rows of a table as a reader of GitHub's markdown does: a cell ends at a bar without a backslash."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     table = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    due = [name for name in HEADERS if name != FETCH or FETCH in text]
+    due = [name for name in HEADERS if name not in (FETCH, NATIVE) or name in text]
     assert all(len(cells) == len(due) for cells in table), "another number of cells"
     assert all(set(cell) <= set(":-") for cell in table[1])
     return [dict(zip(table[0], cells, strict=True)) for cells in table[2:]]
@@ -71,17 +75,17 @@ def test_a_row_holds_its_figures_rounded() -> None:
     assert checkpoint == {
         "strategy": "`checkpoint`",
         "peak MiB": "513",
-        "of baseline": "0.50 x",
+        "memory": "0.50 x less",
         "predicted": "500",
         "residual": "+2.5%",
         "x floor": "5.1",
         "peak in": "loss",
         "tokens/s": "16,384",
-        "step time": "1.25 x (1.25-1.25) slower",
+        "time": "1.25 x (1.20-1.30) slower",
         "answer": "bit_exact",
         "verdict": "trades",
     }
-    assert (baseline["strategy"], baseline["of baseline"], baseline["step time"]) == ("baseline", "", "")
+    assert (baseline["strategy"], baseline["memory"], baseline["time"]) == ("baseline", "", "")
 
 
 @pytest.mark.parametrize(
@@ -95,8 +99,8 @@ def test_sizes_are_rounded_to_what_they_are_good_for(size: int, shown: str) -> N
 
 def test_what_is_unknown_is_empty_and_never_zero() -> None:
     unknown = dict.fromkeys(
-        ["peak_bytes", "peak_ratio", "peak_phase", "predicted_bytes", "residual_ratio", "floor_bytes", "floor_ratio",
-         "step_median_seconds", "effect", "answer"]
+        ["peak_bytes", "peak_ratio", "peak_phase", "predicted_bytes", "residual_bytes", "residual_ratio", "floor_bytes",
+         "floor_ratio", "step_seconds", "speed", "answer"]
     )  # fmt: skip
     (cells,) = cells_of(text_of(row("checkpoint", **unknown)))
     assert {cell for name, cell in cells.items() if name not in ("strategy", "verdict")} == {""}
@@ -143,7 +147,7 @@ def test_a_failure_is_a_row_and_not_a_gap(status: str, budget: "int | None", sho
         status=status,
         peak_bytes=400 * MIB,
         peak_ratio=None,
-        effect=None,
+        speed=None,
         verdict="fails",
         reasons=("no memory left in steady_step/loss",),
     )
@@ -167,18 +171,61 @@ def test_ties_of_the_peak_are_counted() -> None:
     assert cells["peak in"] == "loss (+2)"
 
 
+def speed(word: str, more_rounds: "int | None" = None, rounds: int = 4, inferred: bool = True) -> Speed:
+    return Speed(1.041, Interval(0.97, 1.1), word, rounds, more_rounds, 0.02 if inferred else None, 9 * inferred)
+
+
 @pytest.mark.parametrize(
-    ("seconds", "speed", "shown"),
+    ("seen", "shown"),
     [
-        ([1.25] * 6, None, "1.25 x (1.25-1.25) withheld"),
-        ([0.5], "unresolved", "0.50 x (one round) unresolved"),
-        ([0.9, 1.0, 1.2], "unresolved", "1.00 x (0.90-1.20) unresolved"),
+        (speed("open", 12), "1.04 x (0.97-1.10) open, about 12 more rounds"),
+        (speed("open"), "1.04 x (0.97-1.10) open"),
+        (speed("within 5 %", 7), "1.04 x (0.97-1.10) within 5 %"),
+        (speed("at most 5 % slower"), "1.04 x (0.97-1.10) at most 5 % slower"),
+        (speed("open", rounds=1, inferred=False), "1.04 x, 1 round: open"),
+        (speed("open", rounds=3, inferred=False), "1.04 x, 3 rounds: open"),
     ],
 )
-def test_a_time_is_shown_with_its_range(seconds: "list[float]", speed: "str | None", shown: str) -> None:
-    effect = effects.effect(seconds, [1.0] * len(seconds))
-    (cells,) = cells_of(text_of(row("checkpoint", effect=effect, speed=speed)))
-    assert cells["step time"] == shown
+def test_a_time_is_shown_with_its_interval_its_word_and_what_would_decide_it(seen: Speed, shown: str) -> None:
+    (cells,) = cells_of(text_of(row("checkpoint", speed=seen)))
+    assert cells["time"] == shown
+
+
+@pytest.mark.parametrize(
+    ("native", "ratio", "shown"),
+    [
+        ((300 * MIB, 310 * MIB), 0.61, "300-310, 0.61 x"),
+        ((300 * MIB, 300 * MIB + 9), 0.61, "300, 0.61 x"),
+        ((300 * MIB, 310 * MIB), None, "300-310"),
+    ],
+)
+def test_the_peak_of_the_allocator_as_it_is_stands_beside_the_pinned_one(
+    native: tuple[int, int], ratio: "float | None", shown: str
+) -> None:
+    (cells,) = cells_of(text_of(row("checkpoint", native_bytes=native, native_ratio=ratio)))
+    assert cells[NATIVE] == shown
+    assert NATIVE not in text_of(row("checkpoint"))
+
+
+@pytest.mark.parametrize(
+    ("peak", "predicted", "shown"),
+    [(20, 10, "+10.0 MiB"), (10, 31, "-21.0 MiB"), (40, 20, "+100.0%"), (20, 32, "-37.5%")],
+)
+def test_residuals_of_small_peaks_are_in_mib(peak: int, predicted: int, shown: str) -> None:
+    small = row(
+        "checkpoint",
+        peak_bytes=peak * MIB,
+        predicted_bytes=predicted * MIB,
+        residual_bytes=(peak - predicted) * MIB,
+        residual_ratio=(peak - predicted) / predicted,
+    )
+    (cells,) = cells_of(text_of(small))
+    assert cells["residual"] == shown
+
+
+def test_a_memory_that_is_not_to_be_believed_has_its_ratio_and_no_word() -> None:
+    (cells,) = cells_of(text_of(row("checkpoint", memory=None, verdict="withheld", reasons=("no verdict: why",))))
+    assert (cells["memory"], cells["verdict"]) == ("0.50 x", "withheld")
 
 
 @pytest.mark.parametrize("answer", ["diverged", "invalid"])
@@ -253,10 +300,10 @@ def test_plain_text_is_left_as_it_is(text: str) -> None:
 
 
 def test_the_wait_for_batches_is_a_column_where_it_matters() -> None:
-    slow = row("checkpoint", step_median_seconds=0.1, fetch_median_seconds=0.0123)
-    cells = cells_of(text_of(row("nothing", step_median_seconds=0.1, fetch_median_seconds=None), slow))
+    slow = row("checkpoint", step_seconds=0.1, fetch_seconds=0.0123)
+    cells = cells_of(text_of(row("nothing", step_seconds=0.1, fetch_seconds=None), slow))
     assert [one[FETCH] for one in cells] == ["", "12.30"]
-    quick = row("checkpoint", step_median_seconds=0.1, fetch_median_seconds=0.0019)
+    quick = row("checkpoint", step_seconds=0.1, fetch_seconds=0.0019)
     assert FETCH not in cells_of(text_of(quick))[0]
 
 
@@ -277,7 +324,7 @@ def test_a_combination_says_what_each_member_contributes() -> None:
         row("checkpoint", "bfloat16", peak_bytes=100 * MIB),
     ]
     text = text_of(*rows)
-    assert "- checkpoint + fused_loss: MiB more without checkpoint 50.0, without fused_loss 100" in text
+    assert "- checkpoint + fused_loss: without checkpoint: 50.0 MiB more; without fused_loss: 100 MiB more" in text
     assert "without bfloat16" not in text, "there is no row of bfloat16 alone"
 
 

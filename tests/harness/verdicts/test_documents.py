@@ -46,10 +46,17 @@ def test_each_sentence_is_decided_by_its_own_claims(tmp_path: Path) -> None:
     assert [answer.claim.id for answer, _ in one.answers] == ["A1", "A1 more"] and one.verdict == "verified"
     assert [suite for _, suite in two.answers] == ["mine", "other"] and two.verdict == "in part"
     assert (three.answers, three.verdict) == ((), "untested")
-    assert four.verdict == "verified" and four.answers[0][0].told == "50 MiB, at most 60 MiB"
+    assert four.verdict == "verified" and four.answers[0][0].reason == "50 MiB, at most 60 MiB"
     text = sentences.text(known, [one, two, three, four])
     assert text.startswith("Of 4 sentences: 2 verified, 1 in part, 1 untested.")
     assert "- A1: because" in text and "### B. Models" in text
+
+
+def test_what_holds_in_part_of_a_claim_holds_in_part_of_the_sentence(tmp_path: Path) -> None:
+    known = read(tmp_path)
+    assert documents.answered(known, [found(("A1", "in part"))])[0].verdict == "in part"
+    both = [found(("A1", "verified")), found(("A1", "refuted"), folder="other")]
+    assert documents.answered(known, both)[0].verdict == "in part"
 
 
 def test_doubt_of_one_claim_is_doubt_of_the_sentence(tmp_path: Path) -> None:

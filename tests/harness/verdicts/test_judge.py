@@ -1,15 +1,20 @@
 """Verdicts follow from the records alone: what is compared, what is withheld, what is never ranked."""
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness import Place
 from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Slot, Times
 from harness.records.record import Verdict
 from harness.records.roofline import Operations
-from harness.verdicts.judge import Row, Table, judge
+from harness.verdicts.interval import Interval
+from harness.verdicts.judge import WITHHELD, Row, Table, judge, trade
+from harness.verdicts.pooled import MARGIN, Speed, word_of
 
 MIB = 1 << 20
 CASE = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bytes")
@@ -72,13 +77,13 @@ def judged(*members: list[Record]) -> Table:
 
 
 def row_of(strategy: list[Record], baseline: "list[Record] | None" = None, *others: list[Record]) -> Row:
-    """Judge one strategy beside a baseline and a clean control."""
-    members = [baseline or member("baseline"), member("nothing"), strategy, *others]
+    """Judge one strategy beside a baseline, a clean control and one more: times need four members."""
+    members = [baseline or member("baseline"), member("nothing"), strategy, member("fused_loss"), *others]
     return judged(*members).rows[2]
 
 
 FASTER, EQUAL, SLOWER = (0.8,) * 6, (1.0,) * 6, (1.25,) * 6
-UNRESOLVED = (0.9, 1.1, 0.9, 1.1, 0.9, 1.1)
+SCATTERED = (0.9, 1.1, 0.9, 1.1, 0.9, 1.1)
 
 
 def test_memory_that_grows_with_each_step_is_told_where_the_baseline_does_not() -> None:
@@ -99,7 +104,7 @@ def test_memory_that_grows_with_each_step_is_told_where_the_baseline_does_not() 
 
 def test_other_batches_make_an_answer_approximate_not_wrong() -> None:
     row = row_of(member("blocks", feeds="other", losses=(6.0, 5.95, 5.85), batches_digest="cd"))
-    assert (row.answer, row.ranked) == ("approximate", True)
+    assert (row.answer, row.verdict) == ("approximate", "same")
     assert row_of(member("blocks", losses=(6.0, 5.95, 5.85))).answer == "diverged"
 
 
@@ -130,61 +135,137 @@ def test_figures_of_two_machines_in_one_comparison_are_warned_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peak", "seconds", "memory", "speed", "verdict"),
+    ("peak", "seconds", "memory", "time", "verdict"),
     [
-        (50, EQUAL, "less", "same", "wins"),
+        (50, EQUAL, "less", "within 5 %", "wins"),
         (50, FASTER, "less", "faster", "wins"),
-        (50, UNRESOLVED, "less", "unresolved", "wins"),
+        (50, SCATTERED, "less", "open", "saves, time open"),
         (50, SLOWER, "less", "slower", "trades"),
-        (100, EQUAL, "same", "same", "same"),
-        (100, UNRESOLVED, "same", "unresolved", "same"),
+        (100, EQUAL, "same", "within 5 %", "same"),
+        (100, SCATTERED, "same", "open", "same, time open"),
         (100, FASTER, "same", "faster", "wins"),
         (100, SLOWER, "same", "slower", "loses"),
-        (150, EQUAL, "more", "same", "loses"),
+        (150, EQUAL, "more", "within 5 %", "loses"),
         (150, SLOWER, "more", "slower", "loses"),
+        (150, SCATTERED, "more", "open", "costs, time open"),
         (150, FASTER, "more", "faster", "trades"),
     ],
 )
-def test_the_trade_is_named(peak: int, seconds: Sequence[float], memory: str, speed: str, verdict: str) -> None:
+def test_the_trade_is_named(peak: int, seconds: Sequence[float], memory: str, time: str, verdict: str) -> None:
     row = row_of(member("checkpoint", peak * MIB, seconds))
-    assert (row.memory, row.speed, row.verdict, row.ranked) == (memory, speed, verdict, True)
+    assert row.speed is not None
+    assert (row.memory, row.speed.word, row.verdict) == (memory, time, verdict)
     assert row.peak_ratio == pytest.approx(peak / 100)
-    assert row.effect is not None
-    assert row.effect.rounds == 6
+    assert row.speed.rounds == (6 if "open" in verdict else 4), "what is decided at a look is not asked again"
     assert row.label == "checkpoint"
 
 
+@pytest.mark.parametrize("memory", ["less", "same", "more"])
+@given(low=st.floats(0.5, 2), wider=st.floats(1, 1.5), at=st.floats(0, 1))
+def test_a_trade_never_says_more_than_the_interval(memory: str, low: float, wider: float, at: float) -> None:
+    interval = Interval(low, low * wider)
+    ratio = low * wider**at
+    speed = Speed(ratio, interval, word_of(ratio, interval), 6, None, 0.01, 10)
+    verdict = trade(memory, speed)
+    if verdict == "wins":
+        assert interval.high < MARGIN and memory != "more"
+    if verdict == "loses":
+        assert interval.low > 1 / MARGIN and memory != "less"
+    if verdict == "trades":
+        assert (memory, speed.word) in (("less", "slower"), ("more", "faster"))
+
+
 def test_what_is_computed_of_the_figures() -> None:
-    row = row_of(member("checkpoint", 80 * MIB, SLOWER))
+    row = row_of(member("checkpoint", 80 * MIB, SLOWER), member("baseline", seconds=(2.0,) * 6))
     assert row.residual_ratio == pytest.approx(-0.2)
+    assert row.residual_bytes == -20 * MIB
     assert row.floor_ratio == pytest.approx(1.6)
-    assert row.step_median_seconds == 1.25, "the median of each round's median step"
-    assert row.effect is not None
-    assert row.effect.ratio == pytest.approx(1.25)
+    assert row.speed is not None
+    assert row.step_seconds == pytest.approx(2.0 * row.speed.ratio), "the baseline's median times the paired ratio"
     assert row.loss_difference == 0
     assert (row.answer, row.peak_phase) == ("bit_exact", "loss")
 
 
 def test_the_baseline_is_compared_with_nothing() -> None:
     row = judged(member("baseline"), member("nothing")).rows[0]
-    assert (row.verdict, row.memory, row.effect, row.label) == ("baseline", None, None, "baseline")
+    assert (row.verdict, row.memory, row.speed, row.label) == ("baseline", None, None, "baseline")
+    assert row.step_seconds == 1.0
 
 
 @pytest.mark.parametrize(
     ("peak", "resolution", "expected"),
     [
-        (99 * MIB, None, "same"),
-        (99 * MIB - 1, None, "less"),
-        (101 * MIB, None, "same"),
-        (101 * MIB + 1, None, "more"),
+        (98 * MIB, None, "same"),
+        (98 * MIB - 1, None, "less"),
+        (102 * MIB, None, "same"),
+        (102 * MIB + 1, None, "more"),
         (97 * MIB, 3 * MIB, "same"),
         (97 * MIB - 1, 3 * MIB, "less"),
     ],
 )
-def test_a_difference_counts_beyond_one_percent_and_the_resolution(
+def test_a_difference_counts_beyond_two_percent_and_the_resolution(
     peak: int, resolution: "int | None", expected: str
 ) -> None:
     assert row_of(member("checkpoint", peak, resolution_bytes=resolution)).memory == expected
+
+
+@pytest.mark.parametrize(
+    ("control", "peak", "expected"),
+    [(103, 94, "same"), (103, 93, "less"), (97, 106, "same"), (97, 107, "more"), (101, 97, "less")],
+)
+def test_a_control_that_differs_widens_what_must_differ_and_withholds_nothing(
+    control: int, peak: int, expected: str
+) -> None:
+    table = judged(member("baseline"), member("nothing", control * MIB), member("checkpoint", peak * MIB))
+    row = table.rows[2]
+    assert row.memory == expected
+    assert row.verdict != "withheld"
+    assert any("only twice as much counts" in note for note in table.notes) == (control != 101)
+
+
+# The allocator as the system has it
+
+
+def with_natives(records: list[Record], *peaks: int) -> list[Record]:
+    """Give the timed processes peaks of their own, in MiB, in turn."""
+    timed = 0
+    for index, record in enumerate(records):
+        if record.slot and record.slot.kind == "time":
+            native = {"native_peak_host_bytes": peaks[timed % len(peaks)] * MIB}
+            records[index] = record.model_copy(update={"times": record.times.model_copy(update=native)})
+            timed += 1
+    return records
+
+
+@pytest.mark.parametrize(
+    ("native", "note"),
+    [
+        (100, "it saves 50% of the peak, but nothing where the allocator is as the system starts it"),
+        (160, "but nothing where"),
+        (90, "it saves 50% of the peak, but only 10% where"),
+        (73, None),
+        (50, None),
+    ],
+)
+def test_a_saving_that_hardly_reaches_a_user_is_noted(native: int, note: "str | None") -> None:
+    row = row_of(
+        with_natives(member("checkpoint", 50 * MIB), native, native + 2), with_natives(member("baseline"), 100, 102)
+    )
+    assert row.native_bytes == (native * MIB, (native + 2) * MIB)
+    assert row.native_ratio == pytest.approx((native + 1) / 101)
+    assert [note in each for each in row.notes if "saves" in each] == ([] if note is None else [True])
+
+
+def test_a_small_saving_is_not_noted_and_a_device_has_no_such_peak() -> None:
+    small = row_of(with_natives(member("checkpoint", 96 * MIB), 100), with_natives(member("baseline"), 100))
+    assert small.notes == ()
+    on_device = {"place": Place("torch", "cuda")}
+    members = [
+        with_natives(member(name, case=case_of(name, **on_device), peak_device_bytes=peak * MIB), 100)
+        for name, peak in (("baseline", 400), ("checkpoint", 100))
+    ]
+    row = judged(*members).rows[1]
+    assert (row.native_bytes, row.native_ratio, row.notes) == (None, None, ())
 
 
 def test_the_largest_of_the_repeats_is_the_peak() -> None:
@@ -200,7 +281,7 @@ def test_the_peak_of_a_device_is_the_device_s() -> None:
         for name, device in (("baseline", 400), ("nothing", 400), ("checkpoint", 200))
     ]
     row = judged(*members).rows[2]
-    assert (row.peak_bytes, row.memory, row.verdict) == (200 * MIB, "less", "wins")
+    assert (row.peak_bytes, row.memory, row.verdict) == (200 * MIB, "less", "saves")
 
 
 # What fails, and what it enables
@@ -209,16 +290,15 @@ def test_the_peak_of_a_device_is_the_device_s() -> None:
 @pytest.mark.parametrize("status", ["oom_budget", "oom_host", "oom_device"])
 def test_a_strategy_that_runs_where_the_baseline_does_not_fit_enables(status: str) -> None:
     baseline = member("baseline", None, (), None, status=status, evidence={"message": "full"})
-    row = row_of(member("checkpoint"), baseline)
-    assert (row.verdict, row.memory, row.peak_ratio, row.effect) == ("enables", None, None, None)
-    assert row.ranked
+    row = judged(baseline, member("checkpoint")).rows[1]
+    assert (row.verdict, row.memory, row.peak_ratio, row.speed) == ("enables", None, None, None)
 
 
 @pytest.mark.parametrize("status", ["oom_budget", "oom_host", "timeout", "crash", "error", "invalid_output"])
 def test_a_strategy_that_ends_badly_fails_with_its_reason(status: str) -> None:
     strategy = member("checkpoint", 70 * MIB, (), None, status=status, evidence={"message": "it ended"})
     row = row_of(strategy)
-    assert (row.verdict, row.status, row.ranked, row.reasons) == ("fails", status, False, ("it ended",))
+    assert (row.verdict, row.status, row.reasons) == ("fails", status, ("it ended",))
     assert (row.peak_ratio, row.memory) == (None, None), "the peak of a failure is no figure to compare"
 
 
@@ -233,19 +313,21 @@ def test_one_repeat_that_fails_fails_the_case() -> None:
 
 def test_a_baseline_that_crashed_enables_nothing() -> None:
     baseline = member("baseline", None, (), None, status="crash")
-    assert row_of(member("checkpoint"), baseline).verdict == "withheld"
+    row = row_of(member("checkpoint"), baseline)
+    assert row.verdict == "withheld"
+    assert row.reasons == ("no verdict: the baseline ended with crash: mend that, and run the suite with --fresh",)
 
 
 @pytest.mark.parametrize(("status", "verdict"), [("unsupported", "untested"), ("skipped_guard", "skipped")])
 def test_what_was_not_run_is_not_judged(status: str, verdict: str) -> None:
     row = row_of(member("checkpoint", None, (), None, status=status, evidence={"message": "not here"}))
-    assert (row.verdict, row.ranked, row.reasons, row.peak_bytes) == (verdict, False, ("not here",), None)
+    assert (row.verdict, row.reasons, row.peak_bytes) == (verdict, ("not here",), None)
 
 
 def test_a_case_whose_memory_is_not_measured_yet_is_untested() -> None:
     strategy = [record for record in member("checkpoint") if record.slot and record.slot.kind == "predict"]
     row = row_of(strategy)
-    assert (row.status, row.verdict, row.ranked, row.peak_bytes) == ("open", "untested", False, None)
+    assert (row.status, row.verdict, row.peak_bytes) == ("open", "untested", None)
 
 
 def test_a_missing_prediction_is_explained() -> None:
@@ -262,7 +344,7 @@ def test_a_missing_prediction_is_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "ranked"),
+    ("answer", "right"),
     [
         ("bit_exact", True),
         ("reassociated", True),
@@ -272,24 +354,24 @@ def test_a_missing_prediction_is_explained() -> None:
         ("invalid", False),
     ],
 )
-def test_a_wrong_answer_is_shown_and_never_ranked(answer: str, ranked: bool) -> None:
+def test_a_wrong_answer_is_shown_and_earns_no_verdict(answer: str, right: bool) -> None:
     row = row_of(member("checkpoint", 10 * MIB, answer=answer))
-    assert (row.answer, row.ranked) == (answer, ranked)
+    assert row.answer == answer
     assert row.answer_reason == f"{answer} it is"
-    assert row.verdict == ("wins" if ranked else "wrong")
+    assert row.verdict == ("wins" if right else "wrong")
     assert row.peak_ratio == pytest.approx(0.1), "shown all the same"
 
 
 def test_other_batches_make_the_answer_invalid() -> None:
     row = row_of(member("checkpoint", 10 * MIB, batches_digest="cd"))
-    assert (row.answer, row.verdict, row.ranked) == ("invalid", "wrong", False)
+    assert (row.answer, row.verdict) == ("invalid", "wrong")
     assert "other batches" in row.answer_reason
 
 
 @pytest.mark.parametrize("answer", ["bit_exact", "reassociated"])
 def test_losses_apart_from_the_baseline_s_diverge(answer: str) -> None:
     row = row_of(member("checkpoint", 10 * MIB, answer=answer, losses=(6.0, 5.9, 5.8 * 1.0002)))
-    assert (row.answer, row.verdict, row.ranked) == ("diverged", "wrong", False)
+    assert (row.answer, row.verdict) == ("diverged", "wrong")
     assert row.loss_difference == pytest.approx(2e-4)
     near = row_of(member("checkpoint", 10 * MIB, answer=answer, losses=(6.0, 5.9, 5.8 * 1.00005)))
     assert (near.answer, near.verdict) == (answer, "wins")
@@ -302,7 +384,7 @@ def test_losses_apart_are_expected_of_what_declares_it(answer: str) -> None:
     assert row.loss_difference == pytest.approx(0.01 / 5.8)
 
 
-def test_an_answer_that_could_not_be_compared_is_not_ranked() -> None:
+def test_an_answer_that_could_not_be_compared_withholds_the_verdict() -> None:
     strategy = member("checkpoint", 10 * MIB, answer=None)
     probe = next(record.probe for record in strategy if record.probe)
     failed = Record(
@@ -313,65 +395,23 @@ def test_an_answer_that_could_not_be_compared_is_not_ranked() -> None:
     )
     row = row_of([*strategy, failed])
     assert (row.answer, row.answer_reason) == (None, "SIGSEGV")
-    assert not row.ranked, "nobody knows whether its answer is right"
-    assert row.verdict != "wins"
+    assert row.verdict == "withheld", "nobody knows whether its answer is right"
+    assert row.reasons == ("no verdict: its answer could not be compared: mend that, and run the suite with --fresh",)
+    (reason,) = row_of(strategy).reasons
+    assert reason.startswith("no verdict: its answer was not compared: run the suite again")
 
 
 # What is withheld
 
 
-def test_memory_verdicts_are_withheld_when_the_control_differs() -> None:
-    table = judged(member("baseline"), member("nothing", 103 * MIB), member("checkpoint", 50 * MIB, SLOWER))
-    assert [row.memory for row in table.rows] == [None, None, None]
-    assert [row.verdict for row in table.rows[1:]] == ["withheld", "withheld"]
-    assert any("memory verdicts are withheld" in note for note in table.notes)
-    assert table.rows[2].speed == "slower"
-    assert not table.rows[2].ranked
-
-
-def test_speed_verdicts_are_withheld_when_the_control_differs() -> None:
-    table = judged(member("baseline"), member("nothing", seconds=(1.01,) * 6), member("checkpoint", 50 * MIB, SLOWER))
-    assert [row.speed for row in table.rows] == [None, None, None]
-    assert any("speed verdicts are withheld" in note for note in table.notes)
-    assert table.rows[2].memory == "less"
-    assert table.rows[2].effect is not None, "the ratio is shown all the same"
-
-
-def test_a_clean_control_leaves_no_note_and_widens_the_margin() -> None:
-    control = member("nothing", seconds=(1.04, 1.04, 1.04, 1.04, 1.04, 0.99))
-    table = judged(member("baseline"), control, member("checkpoint", 50 * MIB, (1.03,) * 6))
-    assert table.notes == ()
-    assert table.rows[2].speed == "same", "3 % is less than two equal things differed by"
-    assert row_of(member("checkpoint", 50 * MIB, (1.03,) * 6)).speed == "slower"
-
-
-def test_without_a_control_there_is_no_speed_verdict() -> None:
-    table = judged(member("baseline"), member("checkpoint", 50 * MIB, SLOWER))
-    assert table.rows[1].speed is None
-    assert table.rows[1].effect is not None
-
-
-def test_few_rounds_earn_no_interval() -> None:
-    row = row_of(member("checkpoint", 50 * MIB, (1.25,) * 2))
-    assert (row.speed, row.verdict) == ("unresolved", "saves")
-    assert row.effect is not None
-    assert row.effect.level is None
-
-
-def test_only_rounds_that_both_have_are_paired() -> None:
-    strategy = member("checkpoint", 50 * MIB, SLOWER)
-    strategy[-2] = strategy[-2].model_copy(update={"status": "timeout", "times": Times()})
-    row = row_of(strategy, member("baseline", seconds=(1.0,) * 5))
-    assert row.effect is not None
-    assert row.effect.rounds == 4, "rounds 0 to 3: the fifth failed, the sixth has no partner"
-
-
-def test_peaks_that_vary_are_unstable_and_not_ranked() -> None:
+def test_peaks_that_vary_are_unstable_and_earn_no_verdict() -> None:
     row = row_of(member("checkpoint", (50 * MIB, 51 * MIB, 50 * MIB)))
     assert "unstable" in row.flags
-    assert not row.ranked
+    assert (row.memory, row.verdict) == (None, "withheld")
+    assert row.reasons == (f"no verdict: {WITHHELD['unstable']}",)
+    assert row.peak_ratio == pytest.approx(0.51), "shown all the same"
     fine = row_of(member("checkpoint", (50 * MIB, 51 * MIB, 50 * MIB), resolution_bytes=MIB))
-    assert "unstable" not in fine.flags
+    assert ("unstable" in fine.flags, fine.verdict) == (False, "wins")
 
 
 def test_peaks_of_a_device_that_vary_are_unstable() -> None:
@@ -383,20 +423,28 @@ def test_peaks_of_a_device_that_vary_are_unstable() -> None:
 
 
 @pytest.mark.parametrize(("peak", "off"), [(109, False), (111, True), (91, False), (89, True)])
-def test_a_prediction_that_is_off_is_marked_but_ranked(peak: int, off: bool) -> None:
+def test_a_prediction_that_is_off_is_marked_but_judged(peak: int, off: bool) -> None:
     row = row_of(member("checkpoint", peak * MIB))
     assert ("prediction_off" in row.flags) is off
-    assert row.ranked
+    assert row.memory == ("more" if peak > 100 else "less")
 
 
-@pytest.mark.parametrize(
-    "flag", ["unsettled", "no_reset", "native_regime", "lower_bound", "child_processes", "control_failed"]
-)
-def test_flags_of_a_doubtful_figure_keep_it_from_the_ranks(flag: str) -> None:
+def test_a_residual_of_a_peak_below_32_mib_is_not_marked() -> None:
+    small = {"prediction": Prediction(predicted_peak_bytes=10 * MIB)}
+    first, *rest = member("checkpoint", 20 * MIB)
+    row = row_of([first.model_copy(update=small), *rest])
+    assert row.residual_bytes == 10 * MIB
+    assert "prediction_off" not in row.flags
+
+
+@pytest.mark.parametrize("flag", [flag for flag in WITHHELD if flag != "unstable"])
+def test_a_doubtful_figure_earns_no_verdict_and_the_row_says_what_to_do(flag: str) -> None:
     row = row_of(member("checkpoint", 50 * MIB, flags=(flag, "noisy")))
     assert {flag, "noisy"} <= set(row.flags)
-    assert not row.ranked
-    assert row_of(member("checkpoint", 50 * MIB, flags=("noisy",))).ranked
+    assert (row.memory, row.verdict, row.reasons) == (None, "withheld", (f"no verdict: {WITHHELD[flag]}",))
+    doubtful = row_of(member("checkpoint", 50 * MIB), member("baseline", flags=(flag,)))
+    assert (doubtful.verdict, doubtful.reasons) == ("withheld", (f"no verdict: of the baseline, {WITHHELD[flag]}",))
+    assert row_of(member("checkpoint", 50 * MIB, flags=("noisy",))).verdict == "wins"
 
 
 # Grouping
@@ -424,7 +472,9 @@ def test_the_later_attempt_counts() -> None:
 
 def test_a_comparison_without_its_baseline_claims_nothing() -> None:
     row = judged(member("checkpoint", 50 * MIB)).rows[0]
-    assert (row.memory, row.speed, row.effect, row.peak_ratio, row.verdict) == (None, None, None, None, "withheld")
+    assert (row.memory, row.speed, row.peak_ratio, row.verdict) == (None, None, None, "withheld")
+    assert row.step_seconds == 1.0, "its own"
+    assert row.reasons == ("no verdict: its baseline is not among these records: run the whole suite",)
 
 
 def test_records_that_belong_nowhere_are_passed_over() -> None:
@@ -452,8 +502,148 @@ def test_the_time_to_expect_follows_from_the_work_and_the_rates_of_the_machine()
     assert table.rows[0].predicted_time_ratio is None
 
 
+# Times that say little, and times that nobody may believe
+
+
+def rounds_of(records: list[Record], **changes: Any) -> list[Record]:
+    """Change the records of all timed processes; a list has one value for each round."""
+    number = 0
+    changed = []
+    for record in records:
+        if record.slot and record.slot.kind == "time":
+            own = {name: each[number] if isinstance(each, list) else each for name, each in changes.items()}
+            record, number = record.model_copy(update=own), number + 1
+        changed.append(record)
+    return changed
+
+
+def steps(*seconds: float) -> Times:
+    """Make the times of a process, whatever they are: unchecked."""
+    return Times().model_copy(update={"step_seconds": seconds})
+
+
 @pytest.mark.parametrize(("peak", "verdict"), [(50, "saves"), (100, "same"), (150, "costs")])
-def test_one_round_says_nothing_about_speed(peak: int, verdict: str) -> None:
+def test_one_round_says_nothing_about_time(peak: int, verdict: str) -> None:
     row = row_of(member("checkpoint", peak * MIB, (3.9,)), member("baseline", seconds=(1.0,)))
-    assert row.effect is not None and row.effect.rounds == 1
+    assert row.speed is not None
+    assert (row.speed.word, row.speed.rounds, row.speed.standard_error) == ("open", 1, None)
     assert row.verdict == verdict
+
+
+def test_few_members_have_a_range_and_no_word() -> None:
+    row = judged(member("baseline"), member("checkpoint", 50 * MIB, SLOWER)).rows[1]
+    assert row.speed is not None
+    assert (row.speed.word, row.speed.ratio, row.verdict) == ("open", pytest.approx(1.25), "saves")
+
+
+def test_an_open_row_says_how_many_more_rounds_would_decide_it() -> None:
+    row = row_of(member("checkpoint", 50 * MIB, SCATTERED))
+    assert row.speed is not None and row.speed.more_rounds is not None
+    assert (row.speed.word, row.verdict) == ("open", "saves, time open")
+    assert 1 <= row.speed.more_rounds <= 100
+
+
+def test_a_control_that_came_out_slower_is_said_and_decides_nothing() -> None:
+    table = judged(
+        member("baseline"), member("nothing", seconds=(1.1,) * 6), member("checkpoint", 50 * MIB, SLOWER), member("b")
+    )
+    assert table.control is not None and table.control.ratio == pytest.approx(1.1, abs=0.01)
+    assert any("rows are compared with both" in note for note in table.notes)
+    assert table.rows[2].speed is not None and table.rows[2].speed.word == "slower"
+
+
+def test_a_clean_control_leaves_no_note() -> None:
+    assert judged(member("baseline"), member("nothing"), member("checkpoint"), member("fused_loss")).notes == ()
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, 1e12, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["baseline", "checkpoint", "nothing"])
+def test_a_clock_that_jumped_leaves_its_process_out_and_the_row_says_so(bad: float, name: str) -> None:
+    times = [steps(1.0, 1.0), steps(1.0, bad), *[steps(1.0, 1.0)] * 4]
+    members = [member(each) for each in ("baseline", "nothing", "checkpoint", "fused_loss")]
+    table = judged(*(rounds_of(each, times=times) if each[0].case == case_of(name) else each for each in members))
+    row = next(row for row in table.rows if row.label == name)
+    assert "impossible_times" in row.flags
+    assert "1 timed process left out: their clock gave times that no step can take" in row.notes
+    assert row.step_seconds == pytest.approx(1.0)
+    speeds = [row.speed for row in table.rows if row.speed is not None]
+    assert speeds and all(speed.word == "within 5 %" for speed in speeds)
+    assert all("impossible_times" not in row.flags for row in table.rows if row.label != name)
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan")])
+def test_a_row_whose_clock_never_worked_has_no_time(bad: float) -> None:
+    row = row_of(rounds_of(member("checkpoint", 50 * MIB), times=steps(bad, bad)))
+    assert (row.speed, row.step_seconds, row.verdict) == (None, None, "saves")
+    assert "6 timed processes left out: their clock gave times that no step can take" in row.notes
+
+
+def test_a_baseline_that_died_halfway_leaves_words_to_what_it_saw() -> None:
+    dead = [*["ok"] * 2, *["crash"] * 4]
+    baseline = rounds_of(member("baseline"), status=dead)
+    row = row_of(member("checkpoint", 50 * MIB, SLOWER), baseline)
+    assert row.speed is not None and row.speed.word == "slower", "the control is a baseline as well"
+    table = judged(baseline, member("checkpoint", 50 * MIB, SLOWER), member("fused_loss"))
+    speed = table.rows[1].speed
+    assert speed is not None and (speed.word, speed.ratio) == ("open", pytest.approx(1.25))
+    assert table.rows[1].verdict == "saves"
+
+
+def test_a_machine_that_steals_half_of_the_time_earns_no_wrong_word_and_is_flagged() -> None:
+    draw = random.Random(5)
+    wrong = 0
+    for _ in range(40):
+        names = ("baseline", "nothing", "checkpoint", "fused_loss", "offload", "blocks")
+        members = [
+            rounds_of(
+                member(name),
+                times=[steps(*[1.0 + (draw.random() < 0.5)] * 2) for _ in range(6)],
+                flags=("stolen",),
+            )
+            for name in names
+        ]
+        table = judged(*members)
+        assert all("stolen" in row.flags for row in table.rows)
+        wrong += any(row.speed is not None and row.speed.word in ("slower", "faster") for row in table.rows[2:])
+    assert wrong <= 2, "all are equal"
+
+
+def test_only_complete_rounds_are_judged() -> None:
+    """Interrupted in mid-round: the run will time the round again whole, and must not have decided by a part of it."""
+    members = [
+        member("baseline", seconds=(*SCATTERED, 1.0)),
+        member("nothing", seconds=SCATTERED[::-1]),
+        member("checkpoint", 50 * MIB, (*SCATTERED[1:], 0.9, 9.0)),
+        member("fused_loss", seconds=SCATTERED[::-1]),
+    ]
+    row = judged(*members).rows[2]
+    complete = judged(*members[:2], member("checkpoint", 50 * MIB, (*SCATTERED[1:], 0.9)), members[3]).rows[2]
+    assert row.speed is not None and complete.speed is not None
+    assert (row.speed.rounds, row.speed.ratio) == (6, complete.speed.ratio)
+
+
+def test_a_round_that_was_timed_again_counts_as_its_newest_run_timed_it() -> None:
+    """The blocks of the second try may be others, and the first try's processes have no neighbours any more."""
+
+    def of_run(records: list[Record], run: str, block: int) -> list[Record]:
+        """Put the last round into a block of a later run."""
+        case = records[0].slot.case if records[0].slot else ""
+        slots = [Slot(case=case, kind="time", round=number, block=block if number == 5 else 0) for number in range(6)]
+        return rounds_of(records, slot=slots, origin=[Origin(run_id="1")] * 5 + [Origin(run_id=run)])
+
+    names = ("baseline", "nothing", "checkpoint", "fused_loss")
+    second = [of_run(member(name, seconds=SCATTERED), "2", 1) for name in names]
+    first = of_run(member("checkpoint", seconds=(*SCATTERED[:5], 9.0)), "1", 0)
+    stale = [record for record in first if record.slot and (record.slot.kind, record.slot.round) == ("time", 5)]
+    for order in ([*second, stale], [stale, *second]):
+        row = next(row for row in judged(*order).rows if row.label == "checkpoint")
+        timed = [record.slot.round for record in row.records if record.slot and record.slot.kind == "time"]
+        assert timed == list(range(6))
+        assert row.speed is not None and row.speed.ratio == pytest.approx(1.0)
+
+
+def test_a_member_that_failed_in_a_round_does_not_hold_it_up() -> None:
+    failing = rounds_of(member("checkpoint", 50 * MIB, SLOWER), status=[*["ok"] * 4, "timeout", "ok"])
+    row = row_of(failing)
+    assert row.speed is not None
+    assert (row.speed.rounds, row.speed.word) == (4, "slower"), "decided at the look after four rounds"

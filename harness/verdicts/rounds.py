@@ -1,12 +1,13 @@
-"""Which members of a comparison are timed next, and when its times are decided."""
+"""Which members of a comparison are timed next, which rounds are complete, and when its times are decided."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from harness.verdicts import looks
 
 Seconds = Mapping[tuple[int, int], float]
 """Step times of a member by round and block."""
+Timed = TypeVar("Timed")
 
 
 class Turn(NamedTuple):
@@ -32,12 +33,31 @@ def next_turn(
             if number not in {at for at, _ in times.get(member, {})} | failed.get(member, set()):
                 return Turn(number, present)
         if number + 1 in planned:
-            earlier = {
-                member: {at: seconds for at, seconds in times.get(member, {}).items() if at[0] <= number}
-                for member in members
-            }
-            look = looks.replayed(earlier, planned)
+            look = looks.replayed(before({member: times.get(member, {}) for member in members}, number + 1), planned)
             if look.finished:
                 return Turn(number + 1, ())
             present = tuple(member for member in present if member in look.remaining)
     return Turn(rounds, ())
+
+
+def before(times: Mapping[str, Mapping[tuple[int, int], Any]], round: int) -> dict[str, dict[tuple[int, int], Any]]:
+    """Return the times of the rounds before one."""
+    return {member: {at: each for at, each in rounds.items() if at[0] < round} for member, rounds in times.items()}
+
+
+def newest(
+    timed: Mapping[str, Mapping[tuple[int, int], Timed]], runs: Mapping[str, Mapping[tuple[int, int], str]]
+) -> dict[str, dict[tuple[int, int], Timed]]:
+    """Return of each round what its newest run timed; `runs` names the run of each process, and names sort by time.
+
+    A round that was interrupted is timed again whole, in blocks that may be others: what was timed before of it has no
+    neighbours any more.
+    """
+    latest: dict[int, str] = {}
+    for each in runs.values():
+        for (number, _), run in each.items():
+            latest[number] = max(latest.get(number, ""), run)
+    return {
+        member: {at: value for at, value in rounds.items() if runs[member][at] == latest[at[0]]}
+        for member, rounds in timed.items()
+    }

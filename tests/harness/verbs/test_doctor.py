@@ -1,0 +1,90 @@
+"""What equal cases are said to be: no more than their interval, and never equal on a noisy machine."""
+
+import random
+
+import pytest
+
+from harness.contract import plugins
+from harness.machine import checkups
+from harness.machine.checkups import Checkup, Noise
+from harness.records import Record, Times
+from harness.report import doctor as report
+from harness.verbs import doctor
+
+LOADED = plugins.load()
+
+
+def timed(monkeypatch, scatter, seed=1):
+    """Let processes take a second, but for their scatter."""
+    draw = random.Random(seed)
+    tasks = []
+
+    def run(task, threads, deadline):
+        tasks.append(task)
+        return [Record(times=Times(step_seconds=(1 + draw.uniform(-scatter, scatter),) * 2))]
+
+    monkeypatch.setattr(doctor.runner, "run", run)
+    return tasks
+
+
+def text_of(noise):
+    return report.text(Checkup("now", "m", (), noise, ()))
+
+
+def test_four_equal_cases_are_timed_in_every_round(monkeypatch):
+    tasks = timed(monkeypatch, 0.005)
+    noise = doctor.aa_noise(LOADED, 4)
+    assert len(tasks) == 16
+    labels = [task.case.label for task in tasks]
+    assert labels.count("baseline") == labels.count("nothing") == 8
+    assert {tuple(sorted(labels[at : at + 4])) for at in range(0, 16, 4)} == {("baseline",) * 2 + ("nothing",) * 2}
+    assert len({tuple(labels[at : at + 4]) for at in range(0, 16, 4)}) > 1, "in an order drawn anew"
+    assert (noise.rounds, noise.word) == (4, "within 5 %")
+    assert noise.low < 1 < noise.high and 0 < noise.scatter < 0.01
+    assert "equal within 5 %; processes scatter by" in text_of(noise)
+
+
+def test_a_noisy_machine_is_too_noisy_to_say(monkeypatch):
+    for seed in range(10):
+        timed(monkeypatch, 0.4, seed=seed)
+        noise = doctor.aa_noise(LOADED)
+        assert noise.scatter > 0.1
+        assert "open: this machine is too noisy to say" in text_of(noise)
+
+
+def test_equal_cases_are_rarely_called_different(monkeypatch):
+    words = []
+    for seed in range(40):
+        timed(monkeypatch, 0.05, seed=seed)
+        words.append(doctor.aa_noise(LOADED).word)
+    assert sum(word in ("slower", "faster") for word in words) <= 4
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("open", "0.85 x (0.63-1.30), open: this machine is too noisy to say"),
+        ("at most 5 % slower", "open: this machine"),
+        ("at most 5 % faster", "open: this machine"),
+        ("slower", "NOT equal"),
+        ("faster", "NOT equal"),
+        ("within 5 %", "equal within 5 %"),
+    ],
+)
+def test_words_follow_the_interval(word, shown):
+    text = text_of(Noise(6, 0.85, 0.63, 1.3, word, None))
+    assert shown in text and "scatter" not in text
+
+
+@pytest.mark.parametrize("broken", [Record(status="crash"), Record()])
+def test_a_case_that_fails_gives_no_noise(monkeypatch, broken):
+    monkeypatch.setattr(doctor.runner, "run", lambda *rest: [broken])
+    assert doctor.aa_noise(LOADED) is None
+
+
+def test_the_scatter_is_kept_for_the_records_of_later_runs(tmp_path):
+    checkups.keep(
+        Checkup("now", "m", (doctor.Calibration("torch", 64, 65),), Noise(6, 1, 0.9, 1.1, "open", 0.04), ()), tmp_path
+    )
+    machine = checkups.kept(tmp_path)
+    assert (machine["noise_low"], machine["noise_high"], machine["noise_scatter"]) == (0.9, 1.1, 0.04)
