@@ -53,7 +53,7 @@ class Watcher(session.Progress):
 
     def start(self, task: str, case: Case) -> None:
         self.label = f"{task} {case.place} {case.label}"
-        if task == "predict" and not self.live:  # its many results are not told one by one
+        if task == "predict" and not self.live:  # its many results are not listed one by one
             self.console.print("predicting the cases, which may take a minute")
         self.bar.update(self.id, description=self.label)
 
@@ -81,7 +81,7 @@ class Watcher(session.Progress):
 
 @contextmanager
 def counted(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show how many of a known number are done, while somebody watches; give the function that counts one more."""
+    """Show how many of a known number are done, on a terminal; yield the function that counts one more."""
     done = 0
     with console.status(f"{what} 0 of {total}") as status:
 

@@ -1,10 +1,8 @@
-"""A doctor's findings as text."""
+"""What the doctor found, as text."""
 
 from tabulate import tabulate
 
-from harness.machine.checkups import Calibration, Checkup
-
-MIB = 1 << 20
+from harness.machine.checkups import MIB, Calibration, Checkup
 
 
 def text(checkup: Checkup) -> str:
@@ -16,11 +14,11 @@ def text(checkup: Checkup) -> str:
     ]
     if checkup.noise is not None:
         noise = checkup.noise
-        told = "equal" if noise.clean else "NOT equal: withhold speed verdicts, or use more rounds"
+        verdict = "equal" if noise.clean else "NOT equal: trust no speed verdict here, or use more rounds"
         spread = f"{noise.ratio:.3f} x ({noise.low:.3f}-{noise.high:.3f})"
-        pieces.append(f"two equal cases over {noise.rounds} rounds: {spread}, {told}")
-    found = [f"- {finding.what}: {finding.remedy}" for finding in checkup.findings]
-    pieces.append("\n".join(found) if found else "nothing that would spoil figures was found")
+        pieces.append(f"two equal cases over {noise.rounds} rounds: {spread}, {verdict}")
+    findings = [f"- {finding.what}: {finding.remedy}" for finding in checkup.findings]
+    pieces.append("\n".join(findings) if findings else "nothing that would spoil figures was found")
     return "\n\n".join(pieces) + "\n"
 
 

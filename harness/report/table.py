@@ -9,7 +9,9 @@ from tabulate import tabulate
 from harness.contract.assembly import shape_of
 from harness.contract.plugins import Plugins
 from harness.records import Case
+from harness.records.record import WRONG
 from harness.report.results import Results
+from harness.report.text import escaped, row_name
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import LEAST_FOR_PERCENT, Row, Table
 from harness.workloads.data.frames import GENERATED
@@ -34,11 +36,11 @@ FETCH_SHARE = 0.02
 
 def of_results(results: Results, plugins: Plugins, headed: bool = True, title: str = "") -> str:
     """Write the tables of a results file, where `headed` under a title or the suite's name."""
-    known = tokens_per_step(results.tables, plugins)
+    tokens = tokens_per_step(results.tables, plugins)
     if not headed:  # within a section of another document
-        return markdown(results.tables, known, level="####", answers=results.answers)
+        return markdown(results.tables, tokens, level="####", answers=results.answers)
     name = title or (results.suite if results.records else "no records")
-    return markdown(results.tables, known, name, answers=results.answers)
+    return markdown(results.tables, tokens, name, answers=results.answers)
 
 
 def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str]) -> str:
@@ -66,13 +68,13 @@ def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str]) -> 
 
 
 def tokens_per_step(tables: Sequence[Table], plugins: Plugins) -> dict[str, int]:
-    """Give the tokens of a step by group, where they are known."""
+    """Return the tokens of a step by group, where they are known."""
     tokens = {table.case.group: _tokens(table.case, plugins) for table in tables}
     return {group: count for group, count in tokens.items() if count is not None}
 
 
 def _tokens(case: Case, plugins: Plugins) -> int | None:
-    """Give the tokens of a step; None for a record of a workload that is not, or no longer, such a one."""
+    """Return the tokens of a step; None for a record of a workload or shape that is no longer known."""
     workload = plugins.workloads.get(case.workload)
     try:
         return None if workload is None else workload.tokens_per_step(shape_of(plugins, case))
@@ -114,16 +116,15 @@ def claimed(answers: Sequence[Answer]) -> str:
 
 def heading(case: Case) -> str:
     shape = case.shape
-    told = [f"{case.workload} on {case.place}"]
-    if "network" in shape:
-        told[0] = f"{case.workload} ({shape['network']}) on {case.place}"
-    told += [f"{_grouped(shape[name])} {name.replace('_', ' ')}" for name in COUNTED if shape.get(name)]
-    told += [f"{name} {_grouped(shape[name])}" for name in SIZES if shape.get(name)]
+    network = f" ({shape['network']})" if "network" in shape else ""
+    words = [f"{case.workload}{network} on {case.place}"]
+    words += [f"{_grouped(shape[name])} {name.replace('_', ' ')}" for name in COUNTED if shape.get(name)]
+    words += [f"{name} {_grouped(shape[name])}" for name in SIZES if shape.get(name)]
     if case.corpus not in ("standard_library", GENERATED) or (case.tokenizer != "bpe" and "vocabulary" in shape):
-        told.append(case.corpus if case.corpus == "zipf" else f"{case.tokenizer} of {case.corpus}")
+        words.append(case.corpus if case.corpus == "zipf" else f"{case.tokenizer} of {case.corpus}")
     if case.budget_bytes:
-        told.append(f"budget {case.budget_bytes / MIB:,.0f} MiB")
-    return ", ".join(told)
+        words.append(f"budget {case.budget_bytes / MIB:,.0f} MiB")
+    return ", ".join(words)
 
 
 def _grouped(value: object) -> str:
@@ -131,7 +132,7 @@ def _grouped(value: object) -> str:
 
 
 def _untested(table: Table) -> str | None:
-    """Say why nothing of a comparison could be measured here, or None when something was."""
+    """Return why nothing of a comparison could be measured here, or None when something was."""
     if not all(row.status in ("unsupported", "open") for row in table.rows):
         return None
     if any(row.status == "open" for row in table.rows):
@@ -143,7 +144,7 @@ def _predicted(table: Table) -> list[str]:
     """Show what is known of a place that this machine lacks: the predictions."""
     rows = [
         (
-            _name(row),
+            row_name(row.label),
             mib(peak),
             escaped(phase_name(row.predicted_phase)),
             f"{peak / row.floor_bytes:.1f}" if row.floor_bytes else "",
@@ -156,14 +157,10 @@ def _predicted(table: Table) -> list[str]:
     return [tabulate(rows, headers, tablefmt="pipe", colalign=aligned, disable_numparse=True)] if rows else []
 
 
-def _name(row: Row) -> str:
-    return f"`{escaped(row.label)}`" if row.case.strategies else "baseline"
-
-
 def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
     tokens = tokens_per_step.get(row.case.group)
     return [
-        _name(row),
+        row_name(row.label),
         _peak(row),
         "" if row.peak_ratio is None or row.case.is_baseline else f"{row.peak_ratio:.2f} x {row.memory or ''}".strip(),
         _native(row),
@@ -244,40 +241,40 @@ def _time(row: Row) -> str:
 
 
 def _remarks(table: Table) -> Iterable[str]:
-    """Say below a table what its cells could not hold: failures, wrong answers, flags."""
+    """Return the lines below a table, for what its cells cannot hold: failures, wrong answers, flags."""
     measured = [row for row in table.rows if row.status == "ok"]
     shared = set.intersection(*(set(row.flags) for row in measured)) if measured else set()
     common = [note for note in measured[0].notes if all(note in row.notes for row in measured)] if measured else []
     everyone = [*common, *([f"flags: {', '.join(sorted(shared))}"] if shared else [])]
     lines = [f"- all: {escaped('; '.join(everyone))}"] if everyone else []
     for row in table.rows:
-        told = [*row.reasons, *(note for note in row.notes if note not in common)]
-        if row.answer in ("diverged", "invalid"):
-            told.append(f"{row.answer}: {row.answer_reason}")
+        remarks = [*row.reasons, *(note for note in row.notes if note not in common)]
+        if row.answer in WRONG:
+            remarks.append(f"{row.answer}: {row.answer_reason}")
         elif row.answer is None and row.answer_reason and row.answer_reason not in row.reasons:
-            told.append(f"no answer: {row.answer_reason}")
+            remarks.append(f"no answer: {row.answer_reason}")
         if own := [flag for flag in row.flags if flag not in shared]:
-            told.append(f"flags: {', '.join(own)}")
-        if told:
-            lines.append(f"- {escaped(row.label)}: {escaped('; '.join(told))}")
+            remarks.append(f"flags: {', '.join(own)}")
+        if remarks:
+            lines.append(f"- {escaped(row.label)}: {escaped('; '.join(remarks))}")
     lines += [*_contributions(table), *_predicted_times(table)]
     return ["\n".join(lines)] if lines else []
 
 
 def _predicted_times(table: Table) -> Iterable[str]:
-    """Set the ratios of step times that were expected beside those that were measured."""
-    told = [
+    """Yield a line with the expected ratios of step times beside the measured ones."""
+    ratios = [
         f"{row.label} {row.predicted_time_ratio:.2f} x ({row.speed.ratio / row.predicted_time_ratio - 1:+.0%})"
         for row in table.rows
         if row.predicted_time_ratio and row.speed is not None and not row.case.is_control
     ]
-    if told:
-        said = "step times expected from the work, and how far the measured ones lie off"
-        yield f"- {said}: {escaped('; '.join(told))}"
+    if ratios:
+        sentence = "step times expected from the work, and how far the measured ones lie off"
+        yield f"- {sentence}: {escaped('; '.join(ratios))}"
 
 
 def _contributions(table: Table) -> Iterable[str]:
-    """Say of each combination what it would take more without each member, where those rows are there too."""
+    """Yield for each combination what it would take more without each member, where those rows are there too."""
     peaks = {tuple(map(str, row.case.strategies)): row.peak_bytes or 0 for row in table.rows if row.status == "ok"}
     for members, peak in peaks.items():
         without = [peaks.get(members[:at] + members[at + 1 :], 0) for at in range(len(members))]
@@ -289,11 +286,3 @@ def _contributions(table: Table) -> Iterable[str]:
 
 def _more(difference: int) -> str:
     return f"{mib(abs(difference))} MiB {'more' if difference >= 0 else 'less'}"
-
-
-def escaped(text: str) -> str:
-    """Make text inert in markdown and in a terminal: no markup, no control characters, no new cells."""
-    printable = "".join(c if c.isprintable() else " " for c in text)
-    for character in "\\`*<>|[]":
-        printable = printable.replace(character, "\\" + character) if character not in "<>" else printable
-    return printable.replace("<", "&lt;").replace(">", "&gt;")

@@ -1,11 +1,12 @@
 """Sizes as people write them: `8GiB`, `512MiB`, `80GB`."""
 
-import re
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
-UNITS = {"": 1, "B": 1}
-UNITS |= {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", 1)}
-UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {"KB": 1000}
+from harness.contract.plugins import printable
+
 LARGEST = 1 << 60
+UNITS = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
+_SIZE = TypeAdapter(ByteSize)
 
 
 class SizeError(Exception):
@@ -13,19 +14,22 @@ class SizeError(Exception):
 
 
 def size(text: str) -> int:
-    """Read a size in bytes; raise SizeError for anything else than a number above 0 and a unit."""
-    found = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]{0,3})\s*", text)
-    unit = UNITS.get(found[2]) if found else None
-    if found is None or unit is None or not 0 < float(found[1]) * unit <= LARGEST:
-        shown = text.encode("unicode_escape").decode()[:40]
-        raise SizeError(f"'{shown}' is not a size: write a number and a unit, such as 8GiB, 512MiB or 80GB")
-    return round(float(found[1]) * unit)
+    """Read a size in bytes, units as pydantic knows them; raise SizeError for all but a number above 0 and a unit."""
+    try:
+        value = int(_SIZE.validate_python(text))
+    except ValidationError:
+        value = 0
+    if not 0 < value <= LARGEST:
+        raise SizeError(
+            f"'{printable(text)[:40]}' is not a size: write a number and a unit, such as 8GiB, 512MiB or 80GB"
+        )
+    return value
 
 
 def shown(size: int) -> str:
     """Write a size with three digits or so in the unit that suits it."""
-    for name in ("TiB", "GiB", "MiB", "KiB"):
-        if size >= UNITS[name]:
-            value = size / UNITS[name]
+    for name, unit in UNITS.items():
+        if size >= unit:
+            value = size / unit
             return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
     return f"{size} B"

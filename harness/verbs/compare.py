@@ -1,11 +1,10 @@
-"""Compare two runs of the same cases: what became better or worse, what stayed, and what cannot be told."""
+"""Compare two runs of the same cases: what became better or worse, what stayed, and what is unresolved."""
 
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from harness.records import Case, Record
 from harness.records.record import LADDER, WRONG
@@ -48,15 +47,16 @@ class Condition:
     @classmethod
     def parse(cls, text: str) -> "Condition":
         """Read `peak>5%`, `time>10%`, `answer`, `status` or `missing`; raise ConditionError for anything else."""
-        found = CONDITION.fullmatch(text.strip())
-        if found is None:
-            told = "use peak>5%, time>10%, answer, status or missing"
-            raise ConditionError(f"there is no condition '{text[:40]}': {told}")
-        figure, share, word = found.groups()
+        match = CONDITION.fullmatch(text.strip())
+        if match is None:
+            raise ConditionError(
+                f"there is no condition '{text[:40]}': use peak>5%, time>10%, answer, status or missing"
+            )
+        figure, share, word = match.groups()
         return cls(word or figure, float(share) / 100 if share else 0.0)
 
     def met(self, change: Change) -> bool:
-        """Say whether a change is one of those to fail on."""
+        """Return whether a change is one of those to fail on."""
         if change.figure != self.figure or change.verdict != WORSE:
             return False
         return change.ratio is None or change.ratio > 1 + self.above
@@ -79,32 +79,36 @@ def compare(before: Sequence[Table], after: Sequence[Table]) -> list[Change]:
 
 
 def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
-    """Say in sentences what else differs between two runs: machines, regimes, versions."""
-    told = []
-    for what, key in (("machine", "name"), ("processor", "cpu"), ("GPU", "gpu"), ("libc", "libc")):
-        old, new = (_all(record.origin.machine.get(key) for record in found) for found in (before, after))
-        if old != new:
-            told.append(f"The {what} differs: {_listed(old)} before, {_listed(new)} after.")
-    old, new = (_all(record.memory.regime for record in found if record.memory.regime) for found in (before, after))
-    if old != new:
-        told.append(f"The memory was measured in other regimes: {_listed(old)} before, {_listed(new)} after.")
-    packages = dict.fromkeys(name for record in (*before, *after) for name in record.origin.versions)
-    for name in packages:
-        old, new = (
-            _all(record.origin.versions.get(name) for record in found if record.origin.versions)
-            for found in (before, after)
-        )
-        if old != new:
-            told.append(f"The version of {name} differs: {_listed(old)} before, {_listed(new)} after.")
-    return told
+    """Return sentences on what else differs between two runs: machines, regimes, versions."""
+    old, new = _conditions(before), _conditions(after)
+    return [
+        f"{sentence}: {_listed(old.get(sentence))} before, {_listed(new.get(sentence))} after."
+        for sentence in dict.fromkeys([*old, *new])
+        if old.get(sentence) != new.get(sentence)
+    ]
 
 
-def _all(values: Any) -> tuple[str, ...]:
-    return tuple(sorted({str(value) for value in values if value is not None}))
+def _conditions(records: Sequence[Record]) -> dict[str, set[str]]:
+    """Return what decides figures besides the code, under the sentence that says that it differs."""
+    conditions: dict[str, set[str]] = {}
+    for record in records:
+        machine = record.origin.machine
+        values = {
+            "The machine differs": machine.get("name"),
+            "The processor differs": machine.get("cpu"),
+            "The GPU differs": machine.get("gpu"),
+            "The libc differs": machine.get("libc"),
+            "The memory was measured in other regimes": record.memory.regime,
+            **{f"The version of {name} differs": version for name, version in record.origin.versions.items()},
+        }
+        for sentence, value in values.items():
+            if value is not None:
+                conditions.setdefault(sentence, set()).add(str(value))
+    return conditions
 
 
-def _listed(values: Sequence[str]) -> str:
-    return ", ".join(values) or "unknown"
+def _listed(values: set[str] | None) -> str:
+    return ", ".join(sorted(values or ())) or "unknown"
 
 
 def _rows(tables: Sequence[Table]) -> dict[str, tuple[Row, Table]]:
@@ -112,7 +116,7 @@ def _rows(tables: Sequence[Table]) -> dict[str, tuple[Row, Table]]:
 
 
 def _margin(table: Table) -> float:
-    """Give the noise of a comparison: by how much its control, which changes nothing, differed."""
+    """Return the noise of a comparison: by how much its control, which changes nothing, differed."""
     ratio = table.control.ratio if table.control is not None else 1.0
     return max(LEAST_EFFECT - 1, ratio - 1, 1 / ratio - 1)
 
@@ -140,20 +144,20 @@ def _of_answers(old: str, new: str) -> str:
 
 
 def _of_peaks(old: Row, new: Row) -> Change:
-    """Judge two peaks: a difference counts beyond the meters' resolution and 1 %."""
+    """Judge two peaks: a difference counts beyond the resolution of the meter and 1 %."""
     assert old.peak_bytes and new.peak_bytes
     ratio = new.peak_bytes / old.peak_bytes
     resolution = max((record.memory.resolution_bytes or 0 for row in (old, new) for record in row.records), default=0)
-    held = sorted(WITHHELD & {*old.flags, *new.flags})
+    doubts = sorted(WITHHELD & {*old.flags, *new.flags})
     if abs(new.peak_bytes - old.peak_bytes) <= max(resolution, MEMORY_MARGIN * old.peak_bytes):
         verdict = SAME
     else:
-        verdict = UNRESOLVED if held else WORSE if ratio > 1 else BETTER
-    return Change(old.case, "peak", old.peak_bytes, new.peak_bytes, verdict, ratio, ", ".join(held))
+        verdict = UNRESOLVED if doubts else WORSE if ratio > 1 else BETTER
+    return Change(old.case, "peak", old.peak_bytes, new.peak_bytes, verdict, ratio, ", ".join(doubts))
 
 
 def _medians(row: Row) -> list[float]:
-    """Give the median step of each round in seconds."""
+    """Return the median step of each round in seconds."""
     return [
         median(record.times.step_seconds)
         for record in row.records

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from harness import Place
 from harness.records import Applied, Case
-from harness.report.table import FETCH, HEADERS, escaped, markdown
+from harness.report.table import FETCH, HEADERS, markdown
+from harness.report.text import escaped
 from harness.verdicts import effects
 from harness.verdicts.judge import Row, Table
 
