@@ -52,7 +52,7 @@ def read(pid: int | str = "self") -> Reading:
 
 
 def reset_peak() -> None:
-    """Set the high-water mark back to the resident set; raise OSError where the kernel forbids it."""
+    """Reset the high-water mark to the resident set; raise OSError where the kernel forbids it."""
     with open("/proc/self/clear_refs", "wb", buffering=0) as clear:
         clear.write(b"5")
 
@@ -196,7 +196,7 @@ class PhaseMeter:
         reset_peak()
 
     def _close(self, name: str, entry: Reading, now: Reading) -> None:
-        seen = PhasePeak(
+        phase = PhasePeak(
             name,
             entry.rss - self.base.rss,
             max(now.peak, now.rss) - self.base.rss,
@@ -205,9 +205,9 @@ class PhaseMeter:
             now.file - self.base.file,
             now.shmem - self.base.shmem,
         )
-        self.readings.setdefault(name, []).append(seen.exit_bytes)
+        self.readings.setdefault(name, []).append(phase.exit_bytes)
         before = self.phases.get(name)
-        self.phases[name] = seen if before is None else before.widened(seen)
+        self.phases[name] = phase if before is None else before.widened(phase)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -57,7 +57,7 @@ class Report:
         return as_json(self.figures)
 
     def put_into(self, path: Path) -> None:
-        """Put the tables of each folder, and the answers to documents, between their marks where a document has them.
+        """Insert the tables of each folder, and the answers to documents, where a document has their marks.
 
         Raises InsertError where it cannot be read, or where a mark chooses what is not there.
         """

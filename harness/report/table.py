@@ -108,7 +108,7 @@ def markdown(
 
 
 def claimed(answers: Sequence[Answer]) -> str:
-    """Write one row for each claim: what is said, what was found, and the verdict."""
+    """Write one row for each claim: what is claimed, the verdict, and the figures."""
     rows = [(escaped(a.claim.id), escaped(a.claim.says), a.verdict, escaped(a.reason)) for a in answers]
     headers = ("claim", "says", "verdict", "figures")
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)

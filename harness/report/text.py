@@ -5,19 +5,19 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 MARKUP = str.maketrans({"<": "&lt;", ">": "&gt;"} | {character: f"\\{character}" for character in "\\`*|[]"})
 
 
-def visible(text: str, kept: str = "") -> str:
-    """Replace what a terminal obeys or hides by spaces, but for the characters in `kept`."""
-    return "".join(character if character.isprintable() or character in kept else " " for character in text)
+def visible(text: str, allowed: str = "") -> str:
+    """Replace what a terminal obeys or hides by spaces, but for the characters in `allowed`."""
+    return "".join(character if character.isprintable() or character in allowed else " " for character in text)
 
 
 def escaped(text: str) -> str:
-    """Make text harmless in markdown and on a terminal: no markup, no control characters, no new cells."""
+    """Return text that is harmless in markdown and on a terminal: no markup, no control characters, no new cells."""
     return visible(text).translate(MARKUP)
 
 
 def cell(text: str) -> str:
-    """Make text harmless in a spreadsheet and on a terminal: no formula, no control characters but line ends."""
-    line = visible(text, kept="\n")
+    """Return text that is harmless in a spreadsheet and on a terminal: no formula, no control characters."""
+    line = visible(text, allowed="\n")
     return f"'{line}" if line.startswith(FORMULA) else line
 
 

@@ -1,12 +1,13 @@
 """Sizes as people write them: `8GiB`, `512MiB`, `80GB`."""
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+import re
 
 from harness.contract.plugins import printable
 
+UNITS = {"": 1, "B": 1}
+UNITS |= {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", 1)}
+UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {"KB": 1000}
 LARGEST = 1 << 60
-UNITS = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
-_SIZE = TypeAdapter(ByteSize)
 
 
 class SizeError(Exception):
@@ -14,22 +15,20 @@ class SizeError(Exception):
 
 
 def size(text: str) -> int:
-    """Read a size in bytes, units as pydantic knows them; raise SizeError for all but a number above 0 and a unit."""
-    try:
-        value = int(_SIZE.validate_python(text))
-    except ValidationError:
-        value = 0
-    if not 0 < value <= LARGEST:
+    """Read a size in bytes; raise SizeError for all but a number above 0 and a unit (ByteSize reads `8;GiB` as 8)."""
+    match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]{0,3})\s*", text)
+    unit = UNITS.get(match[2]) if match else None
+    if match is None or unit is None or not 0 < float(match[1]) * unit <= LARGEST:
         raise SizeError(
             f"'{printable(text)[:40]}' is not a size: write a number and a unit, such as 8GiB, 512MiB or 80GB"
         )
-    return value
+    return round(float(match[1]) * unit)
 
 
 def shown(size: int) -> str:
     """Write a size with three digits or so in the unit that suits it."""
-    for name, unit in UNITS.items():
-        if size >= unit:
-            value = size / unit
+    for name in ("TiB", "GiB", "MiB", "KiB"):
+        if size >= UNITS[name]:
+            value = size / UNITS[name]
             return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
     return f"{size} B"

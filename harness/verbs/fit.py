@@ -91,7 +91,7 @@ class Bracket:
         return min(max(guess, value + grain(value)), above - 1)
 
     def take(self, value: int, row: PlanRow) -> None:
-        """Note what was predicted for a value."""
+        """Narrow the bracket by what was predicted for a value."""
         if row.peak_bytes is None:
             self.reason = row.reason or "it cannot be predicted"
         elif row.fits:

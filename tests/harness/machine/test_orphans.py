@@ -19,9 +19,9 @@ pytestmark = pytest.mark.alone
 
 PARENT = """
 import os, subprocess, sys, time
-from harness import keeper
-keeper.start()
-child = subprocess.Popen(["sleep", "300"], env={**os.environ, keeper.VARIABLE: keeper.mark()}, start_new_session=True)
+from harness.machine import orphans
+orphans.start()
+child = subprocess.Popen(["sleep", "300"], env={**os.environ, orphans.VARIABLE: orphans.mark()}, start_new_session=True)
 print(child.pid, flush=True)
 time.sleep(float(sys.argv[1]))
 """
@@ -60,13 +60,13 @@ def test_what_a_worker_started_in_a_session_of_its_own_ends_with_the_harness(end
 def test_threads_that_start_it_at_once_start_one() -> None:
     program = """
 import pathlib, threading
-from harness import keeper
+from harness.machine import orphans
 at_once = threading.Barrier(8)
-threads = [threading.Thread(target=lambda: (at_once.wait(), keeper.start())) for _ in range(8)]
+threads = [threading.Thread(target=lambda: (at_once.wait(), orphans.start())) for _ in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 words = [path.read_bytes().split(bytes(1)) for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")]
-print(sum(keeper.mark().encode() in each for each in words))
+print(sum(orphans.mark().encode() in each for each in words))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
