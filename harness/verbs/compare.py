@@ -144,7 +144,7 @@ def _of_answers(old: str, new: str) -> str:
 
 
 def _of_peaks(old: Row, new: Row) -> Change:
-    """Judge two peaks: a difference counts beyond the resolution of the meter and 1 %."""
+    """Judge two peaks: a difference counts beyond the resolution of the meter and 2 %."""
     assert old.peak_bytes and new.peak_bytes
     ratio = new.peak_bytes / old.peak_bytes
     resolution = max((record.memory.resolution_bytes or 0 for row in (old, new) for record in row.records), default=0)

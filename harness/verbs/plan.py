@@ -159,6 +159,6 @@ def shortfall(rows: Sequence[PlanRow]) -> str:
     assert leanest is not None and leanest.peak_bytes is not None and leanest.limit_bytes is not None
     over = leanest.peak_bytes - leanest.limit_bytes
     return (
-        f"nothing fits: the leanest, {leanest.case.label}, takes {shown(leanest.peak_bytes)}, "
-        f"{shown(over)} more than the {shown(leanest.limit_bytes)} there are"
+        f"nothing fits: the leanest, {leanest.case.label}, takes {shown(leanest.peak_bytes)} "
+        f"and is {shown(over)} over {shown(leanest.limit_bytes)}"
     )
