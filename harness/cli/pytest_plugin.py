@@ -2,7 +2,7 @@
 
 A YAML file is a suite where it is named on the command line, and nowhere else. Its cases are measured as by
 `harness run`, in workers of their own and in rounds, when the first of its tests runs; the benchmark fixture is then
-given the steps that each worker timed. A wrong answer, a case that ends in an error, and with `--harness-against`
+passed the steps that each worker timed. A wrong answer, a case that ends in an error, and with `--harness-against`
 whatever became worse than there fails its test.
 """
 
@@ -73,7 +73,7 @@ class SuiteFile(pytest.File):
                 yield item
 
     def row(self, case: Any) -> Any:
-        """Give the judged row of a case; measure those that were selected where that is not done yet.
+        """Return the judged row of a case; at the first call measure all cases that were selected.
 
         What cannot be measured for a reason that a user can mend fails every test with that reason.
         """
@@ -91,7 +91,7 @@ class SuiteFile(pytest.File):
         return self._rows.get(case.digest())
 
     def worse(self, case: Any) -> list[str]:
-        """Say what became worse than in earlier results."""
+        """Return what became worse than in earlier results."""
         return self._worse.get(case.digest(), [])
 
     def _measure(self) -> Iterator[Any]:
@@ -99,8 +99,8 @@ class SuiteFile(pytest.File):
         from harness.run import session
         from harness.verdicts import judge
 
-        mine = (item for item in self.session.items if isinstance(item, CaseTest) and item.parent is self)
-        wanted = {item.case.digest() for item in mine}
+        items = (item for item in self.session.items if isinstance(item, CaseTest) and item.parent is self)
+        wanted = {item.case.digest() for item in items}
         rounds = self.config.getoption("--harness-rounds")
         folder = Path(self.config.getoption("--harness-results"))
         options = session.Options(folder, self.names, rounds, fresh=True)
@@ -121,8 +121,8 @@ class SuiteFile(pytest.File):
         against = self.config.getoption("--harness-against")
         if against is None:
             return None
-        found = [record for file in store.newest(Path(against)) for record in store.read(file, self.loaded.aliases)[0]]
-        return judge.judge(found)
+        files = store.newest(Path(against))
+        return judge.judge([record for file in files for record in store.read(file, self.loaded.aliases)[0]])
 
     def _compared(self, before: Sequence[Any] | None, after: Sequence[Any]) -> dict[str, list[str]]:
         from harness.verbs import compare
@@ -131,8 +131,8 @@ class SuiteFile(pytest.File):
         for change in compare.compare(before, after) if before is not None else ():
             if any(condition.met(change) for condition in self.conditions):
                 ratio = f" ({change.ratio:.2f} x)" if change.ratio is not None else ""
-                told = f"{change.figure} became worse: {change.before} before, {change.after} now{ratio}"
-                worse.setdefault(change.case.digest(), []).append(told)
+                sentence = f"{change.figure} became worse: {change.before} before, {change.after} now{ratio}"
+                worse.setdefault(change.case.digest(), []).append(sentence)
         return worse
 
 
@@ -158,8 +158,8 @@ class Clock:
 
 
 def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
-    """Give the benchmark the steps of a case and what else was found out; fail where it is wrong or became worse."""
-    from harness.verdicts.judge import WRONG
+    """Pass the steps of a case and its figures to the benchmark; fail where it is wrong or became worse."""
+    from harness.records.record import WRONG
 
     case, clock, file = request.node.case, request.node.clock, request.node.parent
     row = file.row(case)
@@ -195,5 +195,5 @@ def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
 
 
 def _varying(shapes: Sequence[dict[str, Any]]) -> list[str]:
-    """Name the sizes in which comparisons differ."""
+    """Return the names of the sizes in which comparisons differ."""
     return [name for name in shapes[0] if len({str(shape.get(name)) for shape in shapes}) > 1]

@@ -1,4 +1,4 @@
-"""What a checkup of this machine says, and where it is stored."""
+"""What a checkup of this machine shows, and where it is stored."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ TOLERANCE = max(MIB // 2, SIZE // 100)
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the meter saw of bytes that are known; `seen_bytes` None with a reason where it could not be tried."""
+    """What the meter saw of bytes that are known; `seen_bytes` is None, with a reason, where it could not be tried."""
 
     way: str
     true_bytes: int
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checkup:
-    """All that the doctor found, kept for the records of later runs."""
+    """All that the doctor found, for the records of later runs."""
 
     utc: str
     machine: str
@@ -61,7 +61,7 @@ class Checkup:
 
 
 def keep(checkup: Checkup, cache: Path) -> Path:
-    """Keep the findings where later runs find them."""
+    """Write a checkup where later runs find it; return the file."""
     cache.mkdir(parents=True, exist_ok=True)
     path = cache / f"doctor-{facts.name()}.json"
     path.write_text(json.dumps(asdict(checkup), indent=1), encoding="utf-8")
@@ -69,13 +69,17 @@ def keep(checkup: Checkup, cache: Path) -> Path:
 
 
 def kept(cache: Path) -> dict[str, object]:
-    """Give the figures of the last checkup of this machine for the machine block of a record; empty without one."""
+    """Return the figures of the last checkup of this machine for the records of a run; empty without one."""
     try:
-        told = json.loads((cache / f"doctor-{facts.name()}.json").read_text(encoding="utf-8"))
-        errors = [c["seen_bytes"] - c["true_bytes"] for c in told["calibrations"] if c["seen_bytes"] is not None]
-        noise = told["noise"]
+        checkup = json.loads((cache / f"doctor-{facts.name()}.json").read_text(encoding="utf-8"))
+        errors = [
+            each["seen_bytes"] - each["true_bytes"]
+            for each in checkup["calibrations"]
+            if each["seen_bytes"] is not None
+        ]
+        noise = checkup["noise"]
         return {
-            "doctor_utc": told["utc"],
+            "doctor_utc": checkup["utc"],
             "calibration_error_bytes": max(errors, key=abs),
             "noise_low": noise["low"] if noise else None,
             "noise_high": noise["high"] if noise else None,

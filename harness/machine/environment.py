@@ -42,7 +42,6 @@ BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 """The library starts its threads when NumPy is imported."""
 RUN_VARIABLE = "HARNESS_RUN"
 """By this a process shows of which run it is, and by `orphans.VARIABLE` of which harness."""
-HEADROOM = 0.95
 COMPILED_BEFORE = ("predict", "reference", "numerics", "contract", "pilot", "time")
 """Kinds whose JAX programs may come from a cache: what compiling costs, and leaves in the heap, is no figure of theirs.
 
@@ -98,7 +97,7 @@ def _jax_variables(kind: Kind, device: str, budget: int | None, ranks: int) -> d
         env["JAX_NUM_CPU_DEVICES"] = str(ranks)
     if device == "cuda":
         total = gpu_bytes()
-        share = min(HEADROOM, budget / total) if budget and total else HEADROOM
+        share = min(facts.DEVICE_SHARE, budget / total) if budget and total else facts.DEVICE_SHARE
         env["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{share:.6f}"
         if kind not in ("time", "pilot"):
             env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"

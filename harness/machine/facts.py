@@ -5,6 +5,7 @@ import os
 import platform
 import resource
 import subprocess
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any
 
 import psutil
 
+HOST_SHARE = 0.8
+"""The share of a machine's memory that a case may take: the process itself and others need some."""
+DEVICE_SHARE = 0.95
+"""The share of a GPU's memory that a case may take: the driver needs some."""
 PACKAGES = ("torch", "jax", "jaxlib", "numpy", "tokenizers")
 
 
@@ -36,7 +41,7 @@ def facts() -> dict[str, Any]:
 
 @cache
 def name() -> str:
-    """Give a short name that is the same for the same machine: system, CPUs, memory, and a hash of the host."""
+    """Return a short name that is the same for the same machine: system, CPUs, memory, and a hash of the host."""
     memory = round(psutil.virtual_memory().total / 2**30)
     host = hashlib.sha256(f"{platform.node()}{_read('/etc/machine-id')}{_cpu_model()}".encode()).hexdigest()[:6]
     return f"{platform.system().lower()}-{platform.machine()}-{os.cpu_count()}cpu-{memory}gib-{host}"
@@ -44,19 +49,17 @@ def name() -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """Give the versions of Python and of the packages that compute, without importing them."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the packages that compute, without importing them."""
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
 
 
 @cache
 def commit() -> str:
-    """Name the commit of the code that runs, with `-dirty` where it differs, or `unversioned` outside git."""
+    """Return the commit of the code that runs, with `-dirty` where files differ, or `unversioned` outside git."""
     folder = Path(__file__).resolve().parents[2]
     try:
         head = _git(folder, "rev-parse", "--short=12", "HEAD")

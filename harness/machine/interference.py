@@ -27,7 +27,7 @@ def snapshot() -> Snapshot:
 
 
 def disturbances(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
-    """Name what disturbed the time between two snapshots.
+    """Return what disturbed the time between two snapshots.
 
     `stolen`: the hypervisor gave more than 1 % of the time to others. `crowded`: more than half as many other tasks
     as CPUs wanted to run at the start (the load average would count the worker before). `throttled`: heat.

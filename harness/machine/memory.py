@@ -52,13 +52,13 @@ def read(pid: int | str = "self") -> Reading:
 
 
 def reset_peak() -> None:
-    """Set the high-water mark back to the resident set; raise OSError where the kernel forbids it."""
+    """Reset the high-water mark to the resident set; raise OSError where the kernel forbids it."""
     with open("/proc/self/clear_refs", "wb", buffering=0) as clear:
         clear.write(b"5")
 
 
 def kernel_kills() -> int:
-    """Count the processes that the kernel killed in this control group for want of memory; 0 where it does not tell."""
+    """Count the processes that the kernel killed in this control group for want of memory; 0 where unknown."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         with suppress(OSError, ValueError), open(path) as events:
             lines = (line.split() for line in events)
@@ -68,23 +68,23 @@ def kernel_kills() -> int:
 
 def children(pid: int | str = "self") -> list[int]:
     """List the processes that a process has started, from any of its threads, and that still live."""
-    found: list[int] = []
+    pids: list[int] = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-            found += [int(child) for child in file.read().split()]
-    return found
+            pids += [int(child) for child in file.read().split()]
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
     """List the children of a process, theirs, and so on."""
-    found: list[int] = []
-    open_ends = [pid]
-    while open_ends:
+    pids: list[int] = []
+    parents = [pid]
+    while parents:
         with suppress(OSError):
-            born = children(open_ends.pop())
-            found += born
-            open_ends += born
-    return found
+            born = children(parents.pop())
+            pids += born
+            parents += born
+    return pids
 
 
 def proportional(pid: int) -> int:
@@ -121,7 +121,7 @@ def settle(seconds: float = 3.0) -> bool:
 
 
 def trim() -> None:
-    """Give free pages inside the heap back (malloc_trim): a compiler leaves many, and what fills them would be free."""
+    """Return free heap pages to the system: a compiler leaves many, and what fills them would be free."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -129,7 +129,7 @@ def trim() -> None:
 def calm(seconds: float = 0.2) -> None:
     """Wait until the resident set stands still: a runtime that frees in the background would charge the next phase.
 
-    Free pages inside the heap are given back first: what a compiler left in one phase would hide the next one's use.
+    Free pages inside the heap go back first: what a compiler left in one phase would hide the next one's use.
     """
     trim()
     deadline = time.monotonic() + seconds
@@ -143,7 +143,7 @@ def calm(seconds: float = 0.2) -> None:
 
 @contextmanager
 def budget(bytes_above_base: int | None) -> Iterator[int | None]:
-    """Bound the private writable memory to what is held now plus the budget (RLIMIT_DATA); yield the limit.
+    """Bound the private writable memory to what is in use now plus the budget (RLIMIT_DATA); yield the limit.
 
     A request beyond it fails cleanly: torch RuntimeError, JAX RESOURCE_EXHAUSTED, NumPy MemoryError.
     """
@@ -176,12 +176,12 @@ class PhaseMeter:
     _entry: Reading | None = None
 
     def start(self) -> None:
-        """Take the base: everything is counted above it."""
+        """Read the base: everything is counted above it."""
         self.base = read()
         reset_peak()
 
     def reset_works(self) -> bool:
-        """Say whether the kernel did lower the mark at `start`."""
+        """Return whether the kernel did lower the mark at `start`."""
         now = read()
         return now.peak <= now.rss + resolution_bytes()
 
@@ -196,7 +196,7 @@ class PhaseMeter:
         reset_peak()
 
     def _close(self, name: str, entry: Reading, now: Reading) -> None:
-        seen = PhasePeak(
+        phase = PhasePeak(
             name,
             entry.rss - self.base.rss,
             max(now.peak, now.rss) - self.base.rss,
@@ -205,9 +205,9 @@ class PhaseMeter:
             now.file - self.base.file,
             now.shmem - self.base.shmem,
         )
-        self.readings.setdefault(name, []).append(seen.exit_bytes)
+        self.readings.setdefault(name, []).append(phase.exit_bytes)
         before = self.phases.get(name)
-        self.phases[name] = seen if before is None else before.widened(seen)
+        self.phases[name] = phase if before is None else before.widened(phase)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -1,9 +1,9 @@
 """End what a harness leaves behind, however it ends: a small process that outlives it by a moment, and a sweep.
 
 A worker dies with the thread that started it (`PR_SET_PDEATHSIG`), what it has started does not. So every worker
-carries in its environment which harness it is of, and hands that on. The keeper waits for the end of a pipe that its
+carries in its environment which harness it is of, and hands that on. The guard waits for the end of a pipe that its
 harness holds, which the kernel closes, and kills all processes of that mark; `sweep` does the same for every harness
-that is gone, should its keeper be gone as well. Only processes of the same user are seen; none is killed by its name.
+that is gone, should its guard be gone as well. Only processes of the same user are seen; none is killed by its name.
 """
 
 import os
@@ -18,29 +18,31 @@ VARIABLE = "HARNESS_OF"
 PATIENCE_SECONDS = 5.0
 PAUSE_SECONDS = 0.02
 
-_kept: dict[int, int] = {}
-"""The pipe of the keeper of a process: of this one, not of one that it was forked from."""
+_pipes: dict[int, int] = {}
+"""The pipe of the guard of a process: of this one, not of one that it was forked from."""
 _starting = threading.Lock()
 
 
 def mark() -> str:
-    """Name this process for as long as the machine runs: its number, when it began, and where numbers count so."""
+    """Return a name of this process that no other has while the machine runs: its number, beginning and namespace."""
     return f"{os.getpid()}:{_began(os.getpid())}:{_namespace()}"
 
 
 def start() -> None:
-    """Start the keeper of this process, once, whichever threads ask for it."""
+    """Start the guard of this process, once, whichever threads ask for it."""
     with _starting:
-        if os.getpid() not in _kept:
-            _kept[os.getpid()] = _started()
+        if os.getpid() not in _pipes:
+            _pipes[os.getpid()] = _started()
 
 
 def _started() -> int:
-    """Start a keeper and return the end of the pipe that holds it."""
+    """Start a guard and return the end of the pipe whose closing frees it."""
     end, hold = os.pipe()
     command = [sys.executable, "-I", "-S", __file__, mark()]
-    quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
-    pid = os.posix_spawn(sys.executable, command, {}, file_actions=[(os.POSIX_SPAWN_DUP2, end, 0), *quiet], setsid=True)
+    silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
+    pid = os.posix_spawn(
+        sys.executable, command, {}, file_actions=[(os.POSIX_SPAWN_DUP2, end, 0), *silent], setsid=True
+    )
     os.close(end)
     os.waitpid(pid, 0)  # it leaves a child of its own behind, which is nobody's
     return hold
@@ -48,7 +50,7 @@ def _started() -> int:
 
 def sweep() -> list[int]:
     """Kill what harnesses that are gone have left; return the processes."""
-    return _end({each for each in map(_mark_of, _processes()) if each and _gone(each)})
+    return _end({mark for mark in map(_mark_of, _processes()) if mark and _gone(mark)})
 
 
 def _end(marks: set[str]) -> list[int]:
@@ -72,7 +74,7 @@ def _processes() -> list[int]:
 
 
 def _mark_of(pid: int) -> str | None:
-    """Read of which harness a process is; None for those of nobody, and of others."""
+    """Read the mark of the harness that a process is of; None for those of no harness, and of other users."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -82,9 +84,9 @@ def _mark_of(pid: int) -> str | None:
 
 
 def _gone(mark: str) -> bool:
-    """Say whether the harness of a mark has ended, and only another process, if any, has its number.
+    """Return whether the harness of a mark has ended, and only another process, if any, has its number.
 
-    That of a container counts its processes anew, so what is marked there is left to those who are there.
+    A container counts its processes anew, so what is marked there is left to the harnesses there.
     """
     pid, began, namespace = (*mark.split(":"), "", "")[:3]
     known = pid.isdigit() and began != "" and namespace == _namespace()
@@ -92,7 +94,7 @@ def _gone(mark: str) -> bool:
 
 
 def _namespace() -> str:
-    """Name the set of processes whose numbers this one shares."""
+    """Return the name of the set of processes whose numbers this one shares."""
     return str(os.stat("/proc/self/ns/pid").st_ino)
 
 
@@ -103,7 +105,7 @@ def _began(pid: int) -> str:
 
 
 def _over(pid: int) -> bool:
-    """Say whether a process has ended and only waits to be reaped."""
+    """Return whether a process has ended and only waits to be reaped."""
     return _fields(pid)[:1] in ([], ["Z"], ["X"])
 
 

@@ -5,84 +5,88 @@ from collections.abc import Sequence
 import yaml
 from tabulate import tabulate
 
+from harness.records.case import CONTROL
 from harness.report.plan import grid
-from harness.report.table import escaped, heading, mib
+from harness.report.text import escaped, row_name
+from harness.report.words import heading, mib
 from harness.suite.units import shown
 from harness.verbs.advise import Advice
-from harness.verbs.plan import Foreseen, shortfall
+from harness.verbs.plan import PlanRow, shortfall
 from harness.verdicts.judge import Row
 
 FRONT = 8
 """How many rows of the front are shown."""
 
 
-def text(found: Sequence[Advice]) -> str:
-    """Write what to use for each group, why, and how to ask for it."""
+def text(answers: Sequence[Advice]) -> str:
+    """Write what to use for each group, why, and the lines that ask for it in a suite."""
     pieces = []
-    for advice in found:
+    for advice in answers:
         pieces.append(f"## {escaped(heading(advice.case))}")
         pieces.append(_sentence(advice))
-        pieces.append(_measured(advice.rows) if advice.rows else grid([advice.foreseen[0], *_shown(advice)]))
+        pieces.append(_measured(advice.rows) if advice.rows else grid([advice.predicted[0], *_shown(advice)]))
         if advice.choice is not None:
-            pieces += [line for line in (_parts(advice),) if line]
+            if parts := _parts(advice):
+                pieces.append(parts)
             pieces.append(f"```yaml\nstrategies:\n{_lines(_chosen(advice))}```")
     return "\n\n".join(pieces) + "\n"
 
 
-def _shown(advice: Advice) -> list[Foreseen]:
-    """Give the front, with the choice on it, without the baseline."""
-    return [row for row in advice.front if row.case.strategies][:FRONT]
+def _shown(advice: Advice) -> list[PlanRow]:
+    """Return the front, with the choice on it, without the baseline."""
+    return [row for row in advice.front if not row.case.is_baseline][:FRONT]
 
 
-def _chosen(advice: Advice) -> Foreseen:
-    return next(row for row in advice.foreseen if row.case.label == advice.choice)
+def _chosen(advice: Advice) -> PlanRow:
+    return next(row for row in advice.predicted if row.case.label == advice.choice)
 
 
 def _sentence(advice: Advice) -> str:
-    count = len(advice.foreseen)
-    limit = advice.foreseen[0].limit_bytes
+    count = len(advice.predicted)
+    limit = advice.predicted[0].limit_bytes
     if advice.choice is None:
-        if not any(row.fits for row in advice.foreseen) and limit is not None:
-            return f"Of {count} combinations, {escaped(shortfall(advice.foreseen))}."
+        if not any(row.fits for row in advice.predicted) and limit is not None:
+            return f"Of {count} combinations, {escaped(shortfall(advice.predicted))}."
         return f"Of {count} combinations none that was measured gave a right answer within its budget."
     if advice.rows:
         return _measured_sentence(advice, count)
-    row, plain = _chosen(advice), advice.foreseen[0]
-    told = f"Use **{escaped(row.case.label)}**: of {count} combinations it is predicted to be the fastest that fits"
-    told += f" {shown(limit)}" if limit is not None else ""
-    told += f", with a peak of {shown(row.peak_bytes or 0)}"
-    if row.case.strategies and plain.peak_bytes and row.seconds and plain.seconds:
-        told += f", {(row.peak_bytes or 0) / plain.peak_bytes:.2f} x the baseline's"
-        told += f", and {row.seconds / plain.seconds:.2f} x its time"
-    return told + ". Nothing was measured."
+    row, plain = _chosen(advice), advice.predicted[0]
+    sentence = f"Use **{escaped(row.case.label)}**: of {count} combinations it is predicted to be the fastest that fits"
+    sentence += f" {shown(limit)}" if limit is not None else ""
+    sentence += f", with a peak of {shown(row.peak_bytes or 0)}"
+    if not row.case.is_baseline and plain.peak_bytes and row.seconds and plain.seconds:
+        sentence += f", {(row.peak_bytes or 0) / plain.peak_bytes:.2f} x the baseline's"
+        sentence += f", and {row.seconds / plain.seconds:.2f} x its time"
+    return sentence + ". Nothing was measured."
 
 
 def _measured_sentence(advice: Advice, count: int) -> str:
-    done = sorted((row for row in advice.rows if row.step_seconds), key=lambda row: row.step_seconds or 0.0)
-    row = next(row for row in done if row.label == advice.choice)
-    plain = next((each for each in advice.rows if not each.case.strategies), None)
-    told = f"Use **{escaped(row.label)}**: of {count} combinations it was the fastest that fits"
+    timed = sorted((row for row in advice.rows if row.step_seconds), key=lambda row: row.step_seconds or 0.0)
+    row = next(row for row in timed if row.label == advice.choice)
+    plain = next((each for each in advice.rows if each.case.is_baseline), None)
+    sentence = f"Use **{escaped(row.label)}**: of {count} combinations it was the fastest that fits"
     if row.case.budget_bytes:
-        told += f" {shown(row.case.budget_bytes)}"
-    told += f", with a peak of {mib(row.peak_bytes)} MiB and {(row.step_seconds or 0.0) * 1e3:,.0f} ms a step"
-    if plain is not None and row.case.strategies:
+        sentence += f" {shown(row.case.budget_bytes)}"
+    sentence += f", with a peak of {mib(row.peak_bytes)} MiB and {(row.step_seconds or 0.0) * 1e3:,.0f} ms a step"
+    if plain is not None and row is not plain:
         if plain.peak_bytes and plain.status == "ok":
-            told += f" ({row.peak_ratio:.2f} x the baseline's memory"
-            told += f", {row.speed.ratio:.2f} x its time)" if row.speed is not None else ")"
+            sentence += f" ({row.peak_ratio:.2f} x the baseline's memory"
+            sentence += f", {row.speed.ratio:.2f} x its time)" if row.speed is not None else ")"
         else:
-            told += "; the baseline does not fit"
-    told += f". Its answer is {escaped(row.answer)}." if row.answer else "."
-    others = [each for each in done if each.label != advice.choice and each.case.strategies and each.label != "nothing"]
-    if others:
-        ratio = (others[0].step_seconds or 0.0) / (row.step_seconds or 1.0)
-        told += f" Next best: {escaped(others[0].label)}, {ratio:.2f} x its time, {mib(others[0].peak_bytes)} MiB."
-    return told
+            sentence += "; the baseline does not fit"
+    sentence += f". Its answer is {escaped(row.answer)}." if row.answer else "."
+    others = (each for each in timed if each is not row and not each.case.is_baseline and not each.case.is_control)
+    second = next(others, None)
+    if second is not None:
+        ratio = (second.step_seconds or 0.0) / (row.step_seconds or 1.0)
+        sentence += f" Next best: {escaped(second.label)}, {ratio:.2f} x its time, {mib(second.peak_bytes)} MiB."
+    return sentence
 
 
 def _measured(rows: Sequence[Row]) -> str:
     cells = [
         (
-            f"`{escaped(row.label)}`" if row.case.strategies else "baseline",
+            row_name(row.label),
             mib(row.peak_bytes) if row.status == "ok" else row.status,
             mib(row.predicted_bytes),
             f"{row.step_seconds * 1e3:,.0f}" if row.step_seconds else "",
@@ -96,12 +100,12 @@ def _measured(rows: Sequence[Row]) -> str:
 
 
 def _parts(advice: Advice) -> str:
-    """Say what each member of the choice contributes: the predicted peak and time without it."""
+    """Write what each member of the choice contributes: the predicted peak and time without it."""
     whole = _chosen(advice)
     if len(whole.case.strategies) < 2:
         return ""
-    by_label = {row.case.label: row for row in advice.foreseen}
-    told = []
+    by_label = {row.case.label: row for row in advice.predicted}
+    contributions = []
     for at, member in enumerate(whole.case.strategies):
         rest = whole.case.strategies[:at] + whole.case.strategies[at + 1 :]
         other = by_label.get(" + ".join(map(str, rest)) or "baseline")
@@ -109,13 +113,14 @@ def _parts(advice: Advice) -> str:
             continue
         time = f", {whole.seconds / other.seconds:.2f} x the time" if whole.seconds and other.seconds else ""
         more = other.peak_bytes - whole.peak_bytes
-        told.append(f"{escaped(str(member))} saves {shown(more) if more > 0 else 'nothing'}{time}")
-    return f"As predicted, {'; '.join(told)}." if told else ""
+        contributions.append(f"{escaped(str(member))} saves {shown(more) if more > 0 else 'nothing'}{time}")
+    return f"As predicted, {'; '.join(contributions)}." if contributions else ""
 
 
-def _lines(row: Foreseen) -> str:
+def _lines(row: PlanRow) -> str:
     """Write the choice as an entry of a suite's `strategies`."""
-    entries = [{a.name: dict(a.knobs)} if a.knobs else a.name for a in row.case.strategies] or ["nothing"]
+    entries = [{each.name: dict(each.knobs)} if each.knobs else each.name for each in row.case.strategies]
+    entries = entries or [CONTROL]
     entry = entries if len(entries) > 1 else entries[0]
     return "".join(
         f"  {line}\n" for line in yaml.safe_dump([entry], default_flow_style=None, sort_keys=False).splitlines()

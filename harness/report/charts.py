@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.records.case import CONTROL
+from harness.records.record import OUT_OF_MEMORY
 from harness.report.export import Figures
 
 MIB = 1 << 20
@@ -28,17 +29,17 @@ class PicturesError(Exception):
 
 def of_rows(rows: Sequence[Figures]) -> dict[str, Any]:
     """Draw every chart that rows of one suite have figures for; a name for each."""
-    found: dict[str, Any] = {}
+    drawn: dict[str, Any] = {}
     comparisons = list(dict.fromkeys(row["comparison"] for row in rows))
     for number, comparison in enumerate(comparisons):
         members = [row for row in rows if row["comparison"] == comparison]
         for name, draw in COMPARED.items():
             if (chart := draw(members)) is not None:
-                found[f"{name}-{number + 1}"] = chart
+                drawn[f"{name}-{number + 1}"] = chart
     for place in dict.fromkeys(row["place"] for row in rows):
         if (chart := lengths([row for row in rows if row["place"] == place])) is not None:
-            found[f"lengths-{place.replace('/', '-')}"] = chart
-    return found
+            drawn[f"lengths-{place.replace('/', '-')}"] = chart
+    return drawn
 
 
 def save(charts: dict[str, Any], folder: Path, prefix: str) -> Iterator[Path]:
@@ -77,18 +78,18 @@ def tradeoff(rows: Sequence[Figures]) -> Any:
         interpolate="step-after", color="#999", strokeDash=[4, 3]
     )
     points = all_.mark_point(filled=True, size=70, opacity=1).encode(
-        color=_verdicts(alt, measured), shape=alt.Shape("answer:N"), tooltip=TOLD
+        color=_verdicts(alt, measured), shape=alt.Shape("answer:N"), tooltip=TOOLTIP
     )
     layers = [beaten.encode(x=x, y=y), points.encode(x=x, y=y)]
     for (side, dy), members in _places(measured).items():
         dx = 8 if side == "left" else -8
         labels = alt.Chart(alt.Data(values=members)).mark_text(align=side, dx=dx, dy=dy, fontSize=10)
         layers.append(labels.encode(x=x, y=y, text="strategy:N"))
-    failed = [_plain(row) for row in rows if row["status"].startswith("oom") and row["budget_bytes"]]
+    failed = [_plain(row) for row in rows if row["status"] in OUT_OF_MEMORY and row["budget_bytes"]]
     if failed:
         crosses = alt.Chart(alt.Data(values=failed)).mark_text(text="✕", color="#c33", fontSize=14)
         lowest = min(row["tokens_per_second"] for row in measured)
-        layers.append(crosses.encode(x=alt.X("budget_mib:Q"), y=alt.datum(lowest), tooltip=TOLD))
+        layers.append(crosses.encode(x=alt.X("budget_mib:Q"), y=alt.datum(lowest), tooltip=TOOLTIP))
     return _titled(alt.layer(*layers), rows)
 
 
@@ -136,8 +137,11 @@ def contributions(rows: Sequence[Figures]) -> Any:
 
 def lengths(rows: Sequence[Figures]) -> Any:
     """Draw the peak against the length of the context, both as logarithms; predictions hollow, the budget a line."""
-    kept = [row for row in rows if row["shape"].get(SIZE) and row["strategy"] != CONTROL]
-    sized = [_plain(row) | {SIZE: row["shape"][SIZE]} for row in kept]
+    sized = [
+        _plain(row) | {SIZE: row["shape"][SIZE]}
+        for row in rows
+        if row["shape"].get(SIZE) and row["strategy"] != CONTROL
+    ]
     if len({row[SIZE] for row in sized}) < 2:
         return None
     alt = altair()
@@ -152,15 +156,15 @@ def lengths(rows: Sequence[Figures]) -> Any:
     lines = alt.Chart(alt.Data(values=measured)).mark_line(point=alt.OverlayMarkDef(filled=True, size=50))
     hollow = alt.Chart(alt.Data(values=predicted)).mark_point(filled=False, size=110)
     layers = [
-        lines.encode(x=x, y=alt.Y("peak_mib:Q", title="peak MiB", scale=log), color=color, tooltip=TOLD),
-        hollow.encode(x=x, y=alt.Y("predicted_mib:Q", scale=log), color=color, tooltip=TOLD),
+        lines.encode(x=x, y=alt.Y("peak_mib:Q", title="peak MiB", scale=log), color=color, tooltip=TOOLTIP),
+        hollow.encode(x=x, y=alt.Y("predicted_mib:Q", scale=log), color=color, tooltip=TOOLTIP),
     ]
     budgets = sorted({row["budget_mib"] for row in sized if row["budget_mib"]})
     layers += [alt.Chart().mark_rule(strokeDash=[6, 4], color="#c33").encode(y=alt.datum(budget)) for budget in budgets]
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=f"{rows[0]['suite']} on {rows[0]['place']}")
 
 
-TOLD = ["strategy:N", "peak_mib:Q", "predicted_mib:Q", "tokens_per_second:Q", "answer:N", "verdict:N", "status:N"]
+TOOLTIP = ["strategy:N", "peak_mib:Q", "predicted_mib:Q", "tokens_per_second:Q", "answer:N", "verdict:N", "status:N"]
 COMPARED: dict[str, Callable[[Sequence[Figures]], Any]] = {
     "tradeoff": tradeoff,
     "phases": phases,
@@ -169,7 +173,7 @@ COMPARED: dict[str, Callable[[Sequence[Figures]], Any]] = {
 
 
 def front(rows: Sequence[Figures]) -> list[Figures]:
-    """Give the rows that no other beats in both peak and throughput, by growing peak."""
+    """Return the rows that no other beats in both peak and throughput, by growing peak."""
     best: list[Figures] = []
     for row in sorted(rows, key=lambda row: (row["peak_bytes"], -row["tokens_per_second"])):
         if not best or row["tokens_per_second"] > best[-1]["tokens_per_second"]:
@@ -178,7 +182,7 @@ def front(rows: Sequence[Figures]) -> list[Figures]:
 
 
 def _plain(row: Figures) -> Figures:
-    """Give what a chart needs of a row, bytes as MiB."""
+    """Return what a chart needs of a row, bytes as MiB."""
     names = ("strategy", "status", "verdict", "answer", "peak_bytes", "predicted_bytes", "tokens_per_second")
     sizes = {
         f"{name}_mib": row[f"{name}_bytes"] and row[f"{name}_bytes"] / MIB for name in ("peak", "predicted", "budget")
@@ -187,13 +191,13 @@ def _plain(row: Figures) -> Figures:
 
 
 def _of_steps(peaks: dict[str, int]) -> dict[str, int]:
-    """Give the peaks of the phases within a steady step, and that of the beginning."""
-    found = {name: peaks[name] for name in PHASES if name in peaks}
+    """Return the peaks of the phases within a steady step, and that of the beginning."""
+    phases = {name: peaks[name] for name in PHASES if name in peaks}
     for name, peak in peaks.items():
         outer, _, phase = name.rpartition("/")
         if outer == "steady_step" and phase in PHASES:
-            found[phase] = peak
-    return found
+            phases[phase] = peak
+    return phases
 
 
 def _places(rows: Sequence[Figures]) -> dict[tuple[str, int], list[Figures]]:

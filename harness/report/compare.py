@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from harness.report.table import escaped, heading, mib
+from harness.report.text import escaped, row_name
+from harness.report.words import heading, mib
 from harness.verbs.compare import BETTER, SAME, UNRESOLVED, WORSE, Change
 
 HEADERS = ("case", "figure", "before", "after", "change", "verdict")
@@ -16,9 +17,9 @@ ORDER = (WORSE, UNRESOLVED, BETTER, SAME)
 def text(changes: Sequence[Change], notes: Sequence[str], everything: bool = False) -> str:
     """Write what differs, the worst first, under a sentence that counts it; with `everything` what stayed as well."""
     counts = Counter(change.verdict for change in changes)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER)
-    pieces = [f"Of {len(changes)} figures: {told}."]
-    pieces += ["\n".join(f"- {escaped(note)}" for note in notes)] if notes else []
+    pieces = [f"Of {len(changes)} figures: {', '.join(f'{counts[verdict]} {verdict}' for verdict in ORDER)}."]
+    if notes:
+        pieces.append("\n".join(f"- {escaped(note)}" for note in notes))
     groups: dict[str, list[Change]] = {}
     for change in changes:
         if everything or change.verdict != SAME:
@@ -32,9 +33,9 @@ def text(changes: Sequence[Change], notes: Sequence[str], everything: bool = Fal
 
 def _cells(change: Change) -> tuple[str, ...]:
     verdict = f"{change.verdict} ({escaped(change.reason)})" if change.reason else change.verdict
-    name = f"`{escaped(change.case.label)}`" if change.case.strategies else "baseline"
     ratio = "" if change.ratio is None else f"{change.ratio:.2f} x"
-    return name, change.figure, _shown(change, change.before), _shown(change, change.after), ratio, verdict
+    before, after = _shown(change, change.before), _shown(change, change.after)
+    return row_name(change.case.label), change.figure, before, after, ratio, verdict
 
 
 def _shown(change: Change, value: float | str | None) -> str:

@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from harness.report.table import heading
+from harness.report.text import cell
+from harness.report.words import heading
 from harness.verdicts.judge import Row, Table
 
 Figures = dict[str, Any]
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet would take for the beginning of a formula."""
 
 
 def of_tables(suite: str, tables: Sequence[Table], tokens_per_step: Mapping[str, int]) -> list[Figures]:
-    """Give one flat mapping for each row: bytes, seconds and ratios as numbers, unknown ones as None."""
+    """Return one flat mapping for each row: bytes, seconds and ratios as numbers, unknown ones as None."""
     return [_of_row(suite, table, row, tokens_per_step.get(row.case.group)) for table in tables for row in table.rows]
 
 
@@ -31,16 +30,10 @@ def as_csv(rows: Sequence[Figures]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _inert(value) for name, value in row.items()} for row in rows)
+    writer.writerows(
+        {name: cell(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows
+    )
     return out.getvalue()
-
-
-def _inert(value: Any) -> Any:
-    """Make text harmless to a spreadsheet and, printed, to a terminal."""
-    if not isinstance(value, str):
-        return value
-    text = "".join(c if c.isprintable() or c == "\n" else " " for c in value)
-    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def _of_row(suite: str, table: Table, row: Row, tokens: int | None) -> Figures:
@@ -92,6 +85,6 @@ def _of_row(suite: str, table: Table, row: Row, tokens: int | None) -> Figures:
 
 
 def _first_step(row: Row) -> float | None:
-    """Give the median first step, in which a compiler may have worked."""
-    found = [record.times.first_step_seconds for record in row.records if record.times.first_step_seconds]
-    return median(found) if found else None
+    """Return the median first step, in which a compiler may have worked."""
+    seconds = [record.times.first_step_seconds for record in row.records if record.times.first_step_seconds]
+    return median(seconds) if seconds else None

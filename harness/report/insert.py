@@ -1,4 +1,4 @@
-"""Put generated text between its two marks in a document, so that no figure is typed by hand."""
+"""Insert generated text between its two marks in a document, so that no figure is typed by hand."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ def insert(document: str, name: str, text: Text) -> str:
 
 
 def insert_into(path: Path, name: str, text: Text) -> bool:
-    """Put the text into a file; return whether the file changed. Raises InsertError where it cannot be read."""
+    """Insert the text into a file; return whether the file changed. Raises InsertError where it cannot be read."""
     try:
         old = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

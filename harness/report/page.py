@@ -35,16 +35,16 @@ def html(
         raise charts.PicturesError("a page needs the package jinja2: pip install '.[pictures]'") from None
     import vl_convert
 
-    told = [name for name, of in (*answers.items(), *(limits or {}).items()) if of]
-    suites = list(dict.fromkeys([*(row["suite"] for row in rows), *told]))
+    others = [name for name, entries in (*answers.items(), *(limits or {}).items()) if entries]
+    suites = list(dict.fromkeys([*(row["suite"] for row in rows), *others]))
     drawn = {suite: charts.of_rows([row for row in rows if row["suite"] == suite]) for suite in suites}
-    specs = {suite: {name: chart.to_dict() for name, chart in found.items()} for suite, found in drawn.items()}
+    specs = {suite: {name: chart.to_dict() for name, chart in each.items()} for suite, each in drawn.items()}
     loader = PackageLoader("harness.report", "")
     page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.j2")
     return page.render(
         title=title,
         suites=suites,
-        specs={suite: list(found) for suite, found in specs.items()},
+        specs={suite: list(each) for suite, each in specs.items()},
         answers={suite: [_claim(each) for each in answers.get(suite, [])] for suite in suites},
         limits={suite: (limits or {}).get(suite, []) for suite in suites},
         limit_headers=LIMITS,
@@ -68,7 +68,7 @@ def _claim(answer: Answer) -> dict[str, str]:
 
 
 def _shown(row: Figures) -> Figures:
-    """Give what the table shows of a row, and the command that measures it again."""
+    """Return what the table shows of a row, and the command that measures it again."""
     left_out = ("shape", "phases")
     only = "" if row["strategy"] == "baseline" else f" -k {shlex.quote(row['strategy'])}"
     again = f"harness run suites/{row['suite']}.yaml --place {row['place']}{only}"

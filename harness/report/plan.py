@@ -1,27 +1,27 @@
-"""What was foreseen, as markdown: plans and limits."""
+"""A plan as markdown: what each case is predicted to take."""
 
 from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from harness.report.table import escaped, heading, mib, phase_name
+from harness.report.text import escaped, row_name
+from harness.report.words import heading, mib, phase_name
 from harness.suite.units import shown
-from harness.verbs.plan import Foreseen, Remedy, shortfall
+from harness.verbs.plan import PlanRow, Remedy, shortfall
 
 HEADERS = ("strategy", "predicted MiB", "peak in", "x floor", "of baseline", "step time", "fits")
 ALIGNED = ("left", "right", "left", "right", "right", "right", "left")
 SEVERAL = 3
 
 
-def plan(groups: Sequence[Sequence[Foreseen]], helps: Sequence[Sequence[Remedy]]) -> str:
+def text(groups: Sequence[Sequence[PlanRow]], helps: Sequence[Sequence[Remedy]]) -> str:
     """Write one table for each group, and below it what to change where nothing fits."""
     pieces = []
     for rows, remedies in zip(groups, helps, strict=True):
         limit = rows[0].limit_bytes
-        told = (
-            f"may use {shown(limit)}" if limit is not None else "its memory is not known: give --gpu-memory or --budget"
-        )
-        pieces.append(f"## {escaped(heading(rows[0].case))}; {told}")
+        unknown = "its memory is not known: give --gpu-memory or --budget"
+        limited = unknown if limit is None else f"may use {shown(limit)}"
+        pieces.append(f"## {escaped(heading(rows[0].case))}; {limited}")
         if all(row.peak_bytes is None for row in rows):
             pieces.append(f"Not predicted: {escaped('; '.join(dict.fromkeys(row.reason or '' for row in rows)))}.")
             continue
@@ -31,15 +31,15 @@ def plan(groups: Sequence[Sequence[Foreseen]], helps: Sequence[Sequence[Remedy]]
     return "\n\n".join(pieces) + "\n"
 
 
-def grid(rows: Sequence[Foreseen]) -> str:
+def grid(rows: Sequence[PlanRow]) -> str:
     """Write one row for each case; ratios are to the baseline among them."""
-    baseline = next((row for row in rows if not row.case.strategies), None)
+    baseline = next((row for row in rows if row.case.is_baseline), None)
     cells = [_cells(row, baseline) for row in rows]
     return tabulate(cells, HEADERS, tablefmt="pipe", colalign=ALIGNED, disable_numparse=True)
 
 
-def _cells(row: Foreseen, baseline: Foreseen | None) -> tuple[str, ...]:
-    other = baseline if row.case.strategies else None
+def _cells(row: PlanRow, baseline: PlanRow | None) -> tuple[str, ...]:
+    other = None if row.case.is_baseline else baseline
     peak, floor = row.peak_bytes, row.floor_bytes
     return (
         row_name(row.case.label),
@@ -52,25 +52,23 @@ def _cells(row: Foreseen, baseline: Foreseen | None) -> tuple[str, ...]:
     )
 
 
-def row_name(label: str) -> str:
-    return label if label == "baseline" else f"`{escaped(label)}`"
+def _remarks(rows: Sequence[PlanRow]) -> list[str]:
+    reasons = [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
+    return ["\n".join(reasons)] if reasons else []
 
 
-def _remarks(rows: Sequence[Foreseen]) -> list[str]:
-    told = [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
-    return ["\n".join(told)] if told else []
-
-
-def _helpful(rows: Sequence[Foreseen], remedies: Sequence[Remedy]) -> str:
-    """Name what saves most among the strategies, and what halving a size would bring."""
-    whole = next((row.peak_bytes for row in rows if not row.case.strategies), None)
+def _helpful(rows: Sequence[PlanRow], remedies: Sequence[Remedy]) -> str:
+    """Write which strategies save most, and what half of a size would bring."""
+    whole = next((row.peak_bytes for row in rows if row.case.is_baseline), None)
     saved = [(whole - row.peak_bytes, row.case.label) for row in rows if whole and row.peak_bytes]
     best = [(size, label) for size, label in sorted(saved, reverse=True) if size > 0][:SEVERAL]
     pieces = []
     if best:
-        told = [f"{escaped(label)} saves {shown(size)}" for size, label in best]
-        pieces.append("In order of effect: " + ", ".join(told) + ".")
+        savings = ", ".join(f"{escaped(label)} saves {shown(size)}" for size, label in best)
+        pieces.append(f"In order of effect: {savings}.")
     if remedies:
-        told = [f"{each.change} takes {shown(each.peak_bytes)}{' and fits' if each.fits else ''}" for each in remedies]
-        pieces.append("The leanest with half of a size: " + ", ".join(told) + ".")
+        halves = [
+            f"{each.change} takes {shown(each.peak_bytes)}{' and fits' if each.fits else ''}" for each in remedies
+        ]
+        pieces.append(f"The leanest with half of a size: {', '.join(halves)}.")
     return " ".join(pieces)

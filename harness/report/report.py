@@ -7,13 +7,11 @@ from pathlib import Path
 
 from harness.contract.plugins import Plugins
 from harness.records.store import StoreError
-from harness.report import charts, fit, insert, page, table
-from harness.report import documents as sentences
+from harness.report import charts, documents, fit, insert, page, table
 from harness.report.export import Figures, as_csv, as_json, of_tables
 from harness.report.results import Results
-from harness.verdicts import documents
 from harness.verdicts.claims import Answer
-from harness.verdicts.documents import Documents, Sentence
+from harness.verdicts.documents import Documents, Found, Sentence, answered
 
 TITLE = "Memory strategies, measured"
 DOCUMENTS = "documents"
@@ -22,7 +20,7 @@ DOCUMENTS = "documents"
 
 @dataclass(frozen=True)
 class Report:
-    """Results in the order they are told, and what documents say of them, if any was asked."""
+    """Results in the order of the report, and what documents say of them, if that is asked."""
 
     results: tuple[Results, ...]
     plugins: Plugins
@@ -33,8 +31,7 @@ class Report:
         """What documents say, answered. Raises ClaimError where an expression cannot be read."""
         if self.documents is None:
             return []
-        found = [documents.Found(each.folder, each.tables, each.answers) for each in self.results]
-        return documents.answered(self.documents, found)
+        return answered(self.documents, [Found(each.folder, each.tables, each.answers) for each in self.results])
 
     @cached_property
     def figures(self) -> list[Figures]:
@@ -48,7 +45,7 @@ class Report:
     def markdown(self, title: str = "") -> str:
         """Write the answers to documents where they were asked for, else all tables, each under its suite's name."""
         if self.documents is not None:
-            return sentences.text(self.documents, self.sentences)
+            return documents.text(self.documents, self.sentences)
         return "\n".join(self._tables(each, True, title) for each in self.results)
 
     def csv(self) -> str:
@@ -60,7 +57,7 @@ class Report:
         return as_json(self.figures)
 
     def put_into(self, path: Path) -> None:
-        """Put the tables of each folder, and the answers to documents, between their marks where a document has them.
+        """Insert the tables of each folder, and the answers to documents, where a document has their marks.
 
         Raises InsertError where it cannot be read, or where a mark chooses what is not there.
         """
@@ -69,8 +66,8 @@ class Report:
             by_folder.setdefault(each.folder, []).append(each)
         for name, results in by_folder.items():
             insert.insert_into(path, name, partial(self._chosen, results))
-        if (known := self.documents) is not None:
-            insert.insert_into(path, DOCUMENTS, lambda choice: sentences.text(known, self.sentences))
+        if (said := self.documents) is not None:
+            insert.insert_into(path, DOCUMENTS, lambda choice: documents.text(said, self.sentences))
 
     def pictures(self, folder: Path, only: str = "") -> Iterator[Path]:
         """Draw the charts of each suite, or those whose name contains `only`; yield the files."""
@@ -89,8 +86,7 @@ class Report:
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
-            told = f"the page cannot be written to '{path}' ({error.strerror}): name another file"
-            raise StoreError(told) from None
+            raise StoreError(f"the page cannot be written to '{path}' ({error.strerror}): name another file") from None
 
     def _chosen(self, results: Sequence[Results], choice: Mapping[str, str]) -> str:
         if not choice:
@@ -103,5 +99,5 @@ class Report:
 
     def _tables(self, results: Results, headed: bool, title: str) -> str:
         if results.searched:
-            return fit.fits(results.records, "##" if headed else "####")
+            return fit.text(results.records, "##" if headed else "####")
         return table.of_results(results, self.plugins, headed, title)

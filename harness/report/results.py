@@ -35,12 +35,12 @@ class Results:
 
 
 def read(files: Iterable[Path], warn: Callable[[str], None], aliases: Mapping[str, str] | None = None) -> list[Results]:
-    """Read results files, former names of strategies by `aliases`; `warn` hears of lines that are no records."""
-    found = []
+    """Read results files, former names of strategies by `aliases`; `warn` is called for lines that are no records."""
+    results = []
     for file in files:
-        kept, problems = store.read(file, aliases)
+        records, problems = store.read(file, aliases)
         for problem in problems:
             warn(problem)
-        name = next((record.origin.suite for record in kept if record.origin.suite), file.stem)
-        found.append(Results(name, file.parent.parent.name, tuple(kept)))
-    return found
+        name = next((record.origin.suite for record in records if record.origin.suite), file.stem)
+        results.append(Results(name, file.parent.parent.name, tuple(records)))
+    return results

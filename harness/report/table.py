@@ -9,11 +9,13 @@ from tabulate import tabulate
 from harness.contract.assembly import shape_of
 from harness.contract.plugins import Plugins
 from harness.records import Case
+from harness.records.record import WRONG
+from harness.report.answer import sentence
 from harness.report.results import Results
-from harness.verdicts.choice import choice
+from harness.report.text import escaped, row_name
+from harness.report.words import heading, mib, phase_name
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import LEAST_FOR_PERCENT, Row, Table
-from harness.workloads.data.frames import GENERATED
 
 MIB = 1 << 20
 FETCH = "fetch ms"
@@ -27,19 +29,17 @@ ALIGNED = (
 )  # fmt: skip
 BRIEF = ("strategy", "peak MiB", "memory", NATIVE, "predicted", "time", "answer", "verdict")
 """The columns of some chosen rows."""
-COUNTED = ("corpus_tokens", "tokens", "frames", "features")
-SIZES = ("window", "stride", "layers", "width", "vocabulary", "batch")
 FETCH_SHARE = 0.02
 """The share of a step from which on the wait for its batch is worth a column."""
 
 
 def of_results(results: Results, plugins: Plugins, headed: bool = True, title: str = "") -> str:
     """Write the tables of a results file, where `headed` under a title or the suite's name."""
-    known = tokens_per_step(results.tables, plugins)
+    tokens = tokens_per_step(results.tables, plugins)
     if not headed:  # within a section of another document
-        return markdown(results.tables, known, level="####", answers=results.answers)
+        return markdown(results.tables, tokens, level="####", answers=results.answers)
     name = title or (results.suite if results.records else "no records")
-    return markdown(results.tables, known, name, answers=results.answers)
+    return markdown(results.tables, tokens, name, answers=results.answers)
 
 
 def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str]) -> str:
@@ -67,13 +67,13 @@ def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str]) -> 
 
 
 def tokens_per_step(tables: Sequence[Table], plugins: Plugins) -> dict[str, int]:
-    """Give the tokens of a step by group, where they are known."""
+    """Return the tokens of a step by group, where they are known."""
     tokens = {table.case.group: _tokens(table.case, plugins) for table in tables}
     return {group: count for group, count in tokens.items() if count is not None}
 
 
 def _tokens(case: Case, plugins: Plugins) -> int | None:
-    """Give the tokens of a step; None for a record of a workload that is not, or no longer, such a one."""
+    """Return the tokens of a step; None for a record of a workload or shape that is no longer known."""
     workload = plugins.workloads.get(case.workload)
     try:
         return None if workload is None else workload.tokens_per_step(shape_of(plugins, case))
@@ -107,32 +107,14 @@ def markdown(
 
 
 def claimed(answers: Sequence[Answer]) -> str:
-    """Write one row for each claim: what is said, what was found, and the verdict."""
+    """Write one row for each claim: what is claimed, the verdict, and the figures."""
     rows = [(escaped(a.claim.id), escaped(a.claim.says), a.verdict, escaped(a.reason)) for a in answers]
     headers = ("claim", "says", "verdict", "figures")
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
 
 
-def heading(case: Case) -> str:
-    shape = case.shape
-    told = [f"{case.workload} on {case.place}"]
-    if "network" in shape:
-        told[0] = f"{case.workload} ({shape['network']}) on {case.place}"
-    told += [f"{_grouped(shape[name])} {name.replace('_', ' ')}" for name in COUNTED if shape.get(name)]
-    told += [f"{name} {_grouped(shape[name])}" for name in SIZES if shape.get(name)]
-    if case.corpus not in ("standard_library", GENERATED) or (case.tokenizer != "bpe" and "vocabulary" in shape):
-        told.append(case.corpus if case.corpus == "zipf" else f"{case.tokenizer} of {case.corpus}")
-    if case.budget_bytes:
-        told.append(f"budget {case.budget_bytes / MIB:,.0f} MiB")
-    return ", ".join(told)
-
-
-def _grouped(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int | float) else str(value)
-
-
 def _untested(table: Table) -> str | None:
-    """Say why nothing of a comparison could be measured here, or None when something was."""
+    """Return why nothing of a comparison could be measured here, or None when something was."""
     if not all(row.status in ("unsupported", "open") for row in table.rows):
         return None
     if any(row.status == "open" for row in table.rows):
@@ -144,7 +126,7 @@ def _predicted(table: Table) -> list[str]:
     """Show what is known of a place that this machine lacks: the predictions."""
     rows = [
         (
-            _name(row),
+            row_name(row.label),
             mib(peak),
             escaped(phase_name(row.predicted_phase)),
             f"{peak / row.floor_bytes:.1f}" if row.floor_bytes else "",
@@ -157,14 +139,10 @@ def _predicted(table: Table) -> list[str]:
     return [tabulate(rows, headers, tablefmt="pipe", colalign=aligned, disable_numparse=True)] if rows else []
 
 
-def _name(row: Row) -> str:
-    return f"`{escaped(row.label)}`" if row.case.strategies else "baseline"
-
-
 def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
     tokens = tokens_per_step.get(row.case.group)
     return [
-        _name(row),
+        row_name(row.label),
         _peak(row),
         "" if row.peak_ratio is None or row.case.is_baseline else f"{row.peak_ratio:.2f} x {row.memory or ''}".strip(),
         _native(row),
@@ -203,19 +181,6 @@ def _peak(row: Row) -> str:
     return row.status
 
 
-def mib(value: int | None) -> str:
-    return "" if value is None else f"{value / MIB:,.0f}" if value >= 100 * MIB else f"{value / MIB:,.1f}"
-
-
-def phase_name(name: str | None) -> str:
-    """Show the phase that sets the peak, and how many tie with it."""
-    if not name:
-        return ""
-    first, *others = [phase.removeprefix("steady_step/").removeprefix("first_step/") for phase in name.split(", ")]
-    more = len(dict.fromkeys(other for other in others if other != first))
-    return first + (f" (+{more})" if more else "")
-
-
 def _native(row: Row) -> str:
     """Show the peaks of the timed processes, whose allocator is as the system has it, and their ratio."""
     if row.native_bytes is None:
@@ -245,40 +210,40 @@ def _time(row: Row) -> str:
 
 
 def _remarks(table: Table) -> Iterable[str]:
-    """Say below a table what its cells could not hold: failures, wrong answers, flags."""
+    """Return the lines below a table, for what its cells cannot hold: failures, wrong answers, flags."""
     measured = [row for row in table.rows if row.status == "ok"]
     shared = set.intersection(*(set(row.flags) for row in measured)) if measured else set()
     common = [note for note in measured[0].notes if all(note in row.notes for row in measured)] if measured else []
     everyone = [*common, *([f"flags: {', '.join(sorted(shared))}"] if shared else [])]
     lines = [f"- all: {escaped('; '.join(everyone))}"] if everyone else []
     for row in table.rows:
-        told = [*row.reasons, *(note for note in row.notes if note not in common)]
-        if row.answer in ("diverged", "invalid"):
-            told.append(f"{row.answer}: {row.answer_reason}")
+        remarks = [*row.reasons, *(note for note in row.notes if note not in common)]
+        if row.answer in WRONG:
+            remarks.append(f"{row.answer}: {row.answer_reason}")
         elif row.answer is None and row.answer_reason and row.answer_reason not in row.reasons:
-            told.append(f"no answer: {row.answer_reason}")
+            remarks.append(f"no answer: {row.answer_reason}")
         if own := [flag for flag in row.flags if flag not in shared]:
-            told.append(f"flags: {', '.join(own)}")
-        if told:
-            lines.append(f"- {escaped(row.label)}: {escaped('; '.join(told))}")
+            remarks.append(f"flags: {', '.join(own)}")
+        if remarks:
+            lines.append(f"- {escaped(row.label)}: {escaped('; '.join(remarks))}")
     lines += [*_contributions(table), *_predicted_times(table)]
     return ["\n".join(lines)] if lines else []
 
 
 def _predicted_times(table: Table) -> Iterable[str]:
-    """Set the ratios of step times that were expected beside those that were measured."""
-    told = [
+    """Yield a line with the expected ratios of step times beside the measured ones."""
+    ratios = [
         f"{row.label} {row.predicted_time_ratio:.2f} x ({row.speed.ratio / row.predicted_time_ratio - 1:+.0%})"
         for row in table.rows
         if row.predicted_time_ratio and row.speed is not None and not row.case.is_control
     ]
-    if told:
-        said = "step times expected from the work, and how far the measured ones lie off"
-        yield f"- {said}: {escaped('; '.join(told))}"
+    if ratios:
+        sentence = "step times expected from the work, and how far the measured ones lie off"
+        yield f"- {sentence}: {escaped('; '.join(ratios))}"
 
 
 def _contributions(table: Table) -> Iterable[str]:
-    """Say of each combination what it would take more without each member, where those rows are there too."""
+    """Yield for each combination what it would take more without each member, where those rows are there too."""
     peaks = {tuple(map(str, row.case.strategies)): row.peak_bytes or 0 for row in table.rows if row.status == "ok"}
     for members, peak in peaks.items():
         without = [peaks.get(members[:at] + members[at + 1 :], 0) for at in range(len(members))]
@@ -290,49 +255,3 @@ def _contributions(table: Table) -> Iterable[str]:
 
 def _more(difference: int) -> str:
     return f"{mib(abs(difference))} MiB {'more' if difference >= 0 else 'less'}"
-
-
-def sentence(table: Table) -> str:
-    """Return the answer of a comparison, or an empty text where nothing of it was measured."""
-    best = choice(table)
-    if best is None:
-        return ""
-    if best.row is None and best.inexact is None:
-        return "No strategy here saves memory." if best.baseline_fits else "Nothing here fits the budget."
-    pieces = []
-    if best.row is not None:
-        lead = "Use" if best.baseline_fits else "The baseline runs out of memory; use"
-        pieces.append(f"{lead} **{escaped(best.row.label)}**: {_cost(best.row)}, answers as before")
-    else:
-        pieces.append(
-            "No strategy that answers as before saves memory here" if best.baseline_fits else "No exact row fits"
-        )
-    if best.inexact is not None:
-        kind = (best.inexact.answer or "").replace("_", " ")
-        pieces.append(f"with {kind} **{escaped(best.inexact.label)}**: {_cost(best.inexact)}")
-    return "; ".join(pieces) + "."
-
-
-def last_lines(tables: Sequence[Table]) -> str:
-    """Return the answers of a run, one line for each comparison."""
-    answers = [(table, text) for table in tables if (text := sentence(table))]
-    lines = [f"- {escaped(heading(table.case))}: {text}" for table, text in answers]
-    return "\n".join(lines)
-
-
-def _cost(row: Row) -> str:
-    memory = f"{mib(row.peak_bytes)} MiB" if row.peak_ratio is None else f"{row.peak_ratio:.2f} x the memory"
-    speed = row.speed
-    if speed is None or (row.peak_ratio is None and speed.standard_error is None):
-        return memory
-    if speed.standard_error is None:
-        return f"{memory} at about {speed.ratio:.2f} x the time"
-    return f"{memory} at {speed.low:.2f} to {speed.high:.2f} x the time"
-
-
-def escaped(text: str) -> str:
-    """Make text inert in markdown and in a terminal: no markup, no control characters, no new cells."""
-    printable = "".join(c if c.isprintable() else " " for c in text)
-    for character in "\\`*<>|[]":
-        printable = printable.replace(character, "\\" + character) if character not in "<>" else printable
-    return printable.replace("<", "&lt;").replace(">", "&gt;")

@@ -1,8 +1,8 @@
 """Run a plan on the workers of a Dask cluster: each group whole on one machine, each record sent here as it comes.
 
 A task of Dask is a group (`cluster_worker`), and this process alone writes records. Where a worker is lost, Dask gives
-its group to another, which begins anew: with its first word all that the lost attempt measured is withdrawn, and what
-that may still say is not heard. So no group has figures of two machines.
+its group to another, which begins anew: with its first message all that the lost attempt measured is withdrawn, and
+later messages of that are ignored. So no group has figures of two machines.
 """
 
 import logging
@@ -42,7 +42,7 @@ def run(address: str, plan: Plan, loaded: Plugins, options: Options, progress: P
     """Run everything of a plan that has no result yet on a cluster; return the results file.
 
     Raises what `session.run` raises, and ClusterError for a cluster that cannot be used, before anything is measured.
-    KeyboardInterrupt leaves the records that came, and ends what runs.
+    KeyboardInterrupt leaves the records that came, and ends the tasks.
     """
     folder = options.results / plan.name / facts.name()
     with locks.measuring(folder, ()):
@@ -65,7 +65,7 @@ def _absolute(name: str) -> str:
 
 
 def finished(schedule: Schedule, latest: Latest) -> Iterator[bool]:
-    """Say of each group whether every case has its result; that it cannot run, or would not fit, is one."""
+    """Yield for each group whether every case has its result; that it cannot run, or would not fit, is one."""
     for group in schedule.plan.groups:
         known = latest.get(Slot(case=schedule.digest(group.baseline), kind="memory"))
         if known is not None and known.status == "unsupported":  # one of each case says so
@@ -75,7 +75,7 @@ def finished(schedule: Schedule, latest: Latest) -> Iterator[bool]:
 
 
 def wanted(schedule: Schedule, group: Group, latest: Latest) -> list[Slot]:
-    """List the slots of a group: where its baseline cannot run, one of each case says so."""
+    """Return the slots of a group: where its baseline cannot run, one of each case says so."""
     memory = [Slot(case=schedule.digest(case), kind="memory") for case in group.cases]
     known = latest.get(memory[0])
     return memory if known is not None and known.status == "unsupported" else list(schedule.measured(group))
@@ -83,21 +83,22 @@ def wanted(schedule: Schedule, group: Group, latest: Latest) -> list[Slot]:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Give a client of the cluster at an address; start one of N processes for `local:N`, and end it."""
+    """Yield a client of the cluster at an address; start one of N processes for `local:N`, and end it."""
     try:
         import dask
         import distributed
     except ImportError:
-        told = "--cluster needs the package distributed: pip install 'memory-strategy-harness[cluster]'"
-        raise ClusterError(told) from None
-    for logger in ("distributed", "distributed.client"):  # what matters is told in sentences
+        raise ClusterError(
+            "--cluster needs the package distributed: pip install 'memory-strategy-harness[cluster]'"
+        ) from None
+    for logger in ("distributed", "distributed.client"):  # this file writes what matters in sentences
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     if not address.startswith("local"):
         try:
             client = distributed.Client(address, timeout=PATIENCE_SECONDS)
         except (OSError, ValueError, TypeError) as error:
-            told = "name the one that `dask scheduler` prints, such as tcp://host:8786, or local:2"
-            raise ClusterError(f"no cluster answers at '{address}' ({_first_line(error)}): {told}") from None
+            remedy = "name the one that `dask scheduler` prints, such as tcp://host:8786, or local:2"
+            raise ClusterError(f"no cluster answers at '{address}' ({_first_line(error)}): {remedy}") from None
         with client:
             yield client
         return
@@ -118,14 +119,14 @@ def connected(address: str) -> Iterator[Any]:
             dask.config.set({"temporary-directory": str(folder), "distributed.worker.profile.enabled": False}),
             ExitStack() as started,
         ):
-            with _unheard(signal.SIGINT):
+            with _blocked(signal.SIGINT):
                 cluster = started.enter_context(distributed.LocalCluster(**settings))
             yield started.enter_context(distributed.Client(cluster))
 
 
 @contextmanager
-def _unheard(number: signal.Signals) -> Iterator[None]:
-    """Hold a signal back; the threads that start meanwhile, and the processes that those start, never hear of it.
+def _blocked(number: signal.Signals) -> Iterator[None]:
+    """Block a signal; the threads that start meanwhile, and the processes that those start, never receive it.
 
     A terminal sends Ctrl-C to all of them, and one is to answer.
     """
@@ -144,15 +145,15 @@ def _refuse(address: str, client: Any, schedule: Schedule, names: tuple[str, ...
     try:
         client.wait_for_workers(1, timeout=PATIENCE_SECONDS)
     except TimeoutError:
-        told = f"start one with `dask worker {client.scheduler.address} --nthreads 1`"
-        raise ClusterError(f"the cluster at '{address}' has no worker: {told}") from None
+        remedy = f"start one with `dask worker {client.scheduler.address} --nthreads 1`"
+        raise ClusterError(f"the cluster at '{address}' has no worker: {remedy}") from None
     workers = client.scheduler_info()["workers"]
     offered = any(worker["resources"].get(GPU) for worker in workers.values())
     for place in dict.fromkeys(group.baseline.place for group in schedule.plan.groups):
         if _on_gpu(place) and not offered:
-            told = f"start one with `--resources {GPU}=1`, or choose places with --place"
-            raise ClusterError(f"no worker of '{address}' offers the resource {GPU} for the place {place}: {told}")
-    own = Code(schedule.versions, facts.commit())
+            remedy = f"start one with `--resources {GPU}=1`, or choose places with --place"
+            raise ClusterError(f"no worker of '{address}' offers the resource {GPU} for the place {place}: {remedy}")
+    here = Code(schedule.versions, facts.commit())
     for worker, described in client.run(describe, names, on_error="return").items():
         if isinstance(described, plugins.PluginError):
             raise described
@@ -160,7 +161,7 @@ def _refuse(address: str, client: Any, schedule: Schedule, names: tuple[str, ...
             raise ClusterError(
                 f"the worker {worker} cannot run the harness ({_first_line(described)}): install it there"
             )
-        own.refuse_other(described[1], f"the worker {worker} on {described[0]}")
+        here.refuse_other(described[1], f"the worker {worker} on {described[0]}")
 
 
 def _first_line(error: Exception) -> str:
@@ -173,7 +174,7 @@ def _on_gpu(place: Place) -> bool:
 
 @dataclass
 class FanOut:
-    """One run on a cluster, as the process sees it that writes the records."""
+    """One run on a cluster, in the process that writes the records."""
 
     address: str
     client: Any
@@ -187,7 +188,7 @@ class FanOut:
     tasks: dict[int, Any] = field(default_factory=dict)
     attempts: dict[int, str] = field(default_factory=dict)
     lost: Counter[int] = field(default_factory=Counter)
-    heard: Counter[str] = field(default_factory=Counter)
+    received: Counter[str] = field(default_factory=Counter)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -198,17 +199,17 @@ class FanOut:
         planned = list(dict.fromkeys(self.schedule.slots()))
         done = list(finished(self.schedule, self.latest))
         shares = list(zip(map(self.slots, self.groups), done, strict=True))
-        kept = {slot for slots, is_done in shares if is_done for slot in slots & self.latest.keys()}
+        measured = {slot for slots, is_done in shares if is_done for slot in slots & self.latest.keys()}
         again = {slot for slots, is_done in shares if not is_done for slot in slots}
-        left = [slot for slot in planned if slot not in kept or slot in again]
-        self.progress.begin(left, len(kept - again))
+        left = [slot for slot in planned if slot not in measured or slot in again]
+        self.progress.begin(left, len(measured - again))
         self.client.subscribe_topic(TOPIC, lambda event: self.inbox.put(event[1]))
         try:
             for number, is_done in enumerate(done):
                 if not is_done:
                     self.submit(number)
             while self.tasks:
-                self.take()
+                self.receive()
         finally:
             self.client.cancel(list(self.tasks.values()), force=True)
 
@@ -231,26 +232,26 @@ class FanOut:
         self.tasks[number] = task
         task.add_done_callback(lambda task: self.inbox.put((number, task)))
 
-    def take(self) -> None:
-        """Take the next message: an event of a worker, or a task that ended."""
+    def receive(self) -> None:
+        """Handle the next message: an event of a worker, or a task that ended."""
         try:
             message = self.inbox.get(timeout=DESERTED_SECONDS)
         except Empty:
-            self.refuse_desert()
+            self.refuse_without_workers()
             return
         if isinstance(message, tuple):
             number, task = message
             if self.tasks.get(number) is task:
                 self.ended(number, task)
         elif message["run"] == self.run_id and message["group"] in self.tasks:
-            self.hear(message["group"], message)
+            self.handle(message["group"], message)
 
-    def refuse_desert(self) -> None:
+    def refuse_without_workers(self) -> None:
         if not self.client.scheduler_info()["workers"]:
-            told = "what is measured is kept; start workers, and the same command resumes"
-            raise ClusterError(f"no worker is left at '{self.address}': {told}")
+            remedy = "what is measured is kept; start workers, and the same command resumes"
+            raise ClusterError(f"no worker is left at '{self.address}': {remedy}")
 
-    def hear(self, number: int, message: dict[str, Any]) -> None:
+    def handle(self, number: int, message: dict[str, Any]) -> None:
         if "begun" in message:
             self.begun(number, message["attempt"], message["begun"])
         if message["attempt"] != self.attempts.get(number):
@@ -260,14 +261,14 @@ class FanOut:
         if "started" in message:
             self.progress.start(message["started"], Case.model_validate_json(message["case"]))
         if "record" in message:
-            self.heard[message["attempt"]] += 1
+            self.received[message["attempt"]] += 1
             record = store.parse(message["record"])
             self.append(record)
             if record.case is not None:
                 self.progress.finish(record, record.case)
 
     def begun(self, number: int, attempt: str, name: str) -> None:
-        """Take an attempt for the one that counts: nothing of one before it is left beside it."""
+        """Make an attempt the one that counts, and withdraw what one before it measured."""
         if number in self.attempts and not self.may_try_again(number):
             return
         self.attempts[number] = attempt
@@ -277,10 +278,10 @@ class FanOut:
         from distributed import KilledWorker
 
         if task.status == "cancelled":
-            told = "what is measured is kept; the same command resumes"
-            raise ClusterError(f"the connection to '{self.address}' was lost: {told}")
+            remedy = "what is measured is kept; the same command resumes"
+            raise ClusterError(f"the connection to '{self.address}' was lost: {remedy}")
         error = task.exception() if task.status == "error" else None
-        if error is None and task.result() == self.heard[self.attempts.get(number, "")] and self.is_answered(number):
+        if error is None and task.result() == self.received[self.attempts.get(number, "")] and self.is_answered(number):
             del self.tasks[number]
         elif error is None or isinstance(error, KilledWorker):  # which tasks that only stood in line get as well
             self.attempts.pop(number, None)  # counted here, not when it begins
@@ -290,32 +291,32 @@ class FanOut:
             raise error
 
     def is_answered(self, number: int) -> bool:
-        """Say whether every answer of a group came: one that it left to another group may have been lost with that."""
+        """Return whether every answer of a group came: one that it left to another may have been lost with that."""
         slots = wanted(self.schedule, self.groups[number], self.latest)
         return all(slot in self.latest for slot in slots if slot.kind == "numerics")
 
     def may_try_again(self, number: int) -> bool:
-        """Count a lost worker; give the group up where there were too many, so that its rows say so."""
+        """Count a lost worker and return whether to try again; after too many, the rows of the group say so."""
         self.lost[number] += 1
         case = self.groups[number].baseline
         if self.lost[number] <= LOSSES:
             self.progress.warn(f"the worker that measured on {case.place} was lost: its group is run again")
             return True
         self.tasks.pop(number).cancel(force=True)
-        told = f"its worker was lost {self.lost[number]} times: see the logs of the workers, and run it again"
-        self.withdraw(self.groups[number], told, all_rows=True)
-        self.progress.warn(f"a group on {case.place} was given up: {told}")
+        reason = f"its worker was lost {self.lost[number]} times: see the logs of the workers, and run it again"
+        self.withdraw(self.groups[number], reason, all_rows=True)
+        self.progress.warn(f"a group on {case.place} was given up: {reason}")
         return False
 
-    def withdraw(self, group: Group, told: str, all_rows: bool = False) -> None:
-        """Put what is no figure in the place of all that was measured of a group."""
+    def withdraw(self, group: Group, reason: str, all_rows: bool = False) -> None:
+        """Replace all that was measured of a group by records without figures."""
         by_digest = {self.schedule.digest(case): case for case in group.cases}
         for slot in self.schedule.measured(group):
             known = self.latest.get(slot)
             stale = slot.kind in ("memory", "time") and known is not None and known.status != "killed_unknown"
             if stale or (all_rows and slot.kind == "memory"):
                 origin = session.origin(self.schedule, self.run_id).model_copy(update={"machine": {}})
-                case, evidence = by_digest[slot.case], {"message": told}
+                case, evidence = by_digest[slot.case], {"message": reason}
                 self.append(Record(status="killed_unknown", evidence=evidence, slot=slot, case=case, origin=origin))
 
     def append(self, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""What a worker of a cluster does: measure one group on its machine, and send each record away as it comes.
+"""What a worker of a cluster does: measure one group on its machine, and send each record as it comes.
 
 It is the session that runs without a cluster, for a plan of one group. Records travel as JSON in events of Dask.
 """
@@ -19,7 +19,7 @@ from harness.run.session import Options, Progress
 from harness.suite.plan import Plan
 
 TOPIC = "harness"
-"""The topic of Dask's events by which workers speak: one for all runs, since a scheduler forgets no topic."""
+"""The topic of Dask's events that workers send: one for all runs, since a scheduler forgets no topic."""
 
 
 class ClusterError(Exception):
@@ -39,18 +39,18 @@ class Code:
 
     def refuse_other(self, other: "Code", where: str) -> None:
         """Raise ClusterError unless the code of another machine is this."""
-        own, its = ({**code.versions, "commit": code.commit} for code in (self, other))
-        for name in sorted(own | its):
-            if own.get(name) != its.get(name):
-                told = f"{name} is {its.get(name, 'missing')} there and {own.get(name, 'missing')} here"
-                raise ClusterError(f"{where} has other code ({told}): install the same versions on both")
+        here, there = ({**code.versions, "commit": code.commit} for code in (self, other))
+        for name in sorted(here | there):
+            if here.get(name) != there.get(name):
+                difference = f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
+                raise ClusterError(f"{where} has other code ({difference}): install the same versions on both")
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is told: a plan of one group, and how its records are to be known.
+    """What a worker is to do: measure a plan of one group, as part of a run.
 
-    Unless it is to be `whole`, answers that the same run has found on the same machine are left out.
+    Unless the group is to be measured `whole`, answers that the same run has found on the same machine are left out.
     """
 
     plan: Plan
@@ -65,8 +65,8 @@ class _Cancelled(Exception):
     """Nobody waits for this group any more."""
 
 
-class _Teller(Progress):
-    """Send what happens to whoever ordered it, and stop when nobody waits for it."""
+class _Sender(Progress):
+    """Send what happens to the process that ordered it, and stop when that no longer waits."""
 
     def __init__(self, order: Order) -> None:
         from distributed import get_worker
@@ -74,9 +74,9 @@ class _Teller(Progress):
         self.order, self.worker, self.token, self.sent = order, get_worker(), secrets.token_hex(8), 0
         self.key = self.worker.get_current_task()
 
-    def tell(self, **message: Any) -> None:
-        known = {"run": self.order.run_id, "group": self.order.number, "attempt": self.token}
-        self.worker.log_event(TOPIC, known | message)
+    def send(self, **message: Any) -> None:
+        address = {"run": self.order.run_id, "group": self.order.number, "attempt": self.token}
+        self.worker.log_event(TOPIC, address | message)
 
     def check(self) -> None:
         """Raise where the task was cancelled, or its client or this worker is going."""
@@ -90,14 +90,14 @@ class _Teller(Progress):
 
     def start(self, task: str, case: Case) -> None:
         self.check()
-        self.tell(started=task, case=case.model_dump_json())
+        self.send(started=task, case=case.model_dump_json())
 
     def warn(self, sentence: str) -> None:
-        self.tell(warning=sentence)
+        self.send(warning=sentence)
 
     def write(self, record: Record) -> None:
         self.sent += 1
-        self.tell(record=store.encoded(record).decode())
+        self.send(record=store.encoded(record).decode())
 
 
 class _Answers:
@@ -108,10 +108,10 @@ class _Answers:
 
     def read(self) -> dict[Slot, Known]:
         try:
-            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            runs = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        cases = kept.get(self.run_id, {}) if isinstance(kept, dict) else {}
+        cases = runs.get(self.run_id, {}) if isinstance(runs, dict) else {}
         return {Slot(case=case, kind="numerics"): Known(status, 1, self.run_id) for case, status in cases.items()}
 
     def write(self, latest: Latest) -> None:
@@ -121,27 +121,35 @@ class _Answers:
 
 
 def describe(names: tuple[str, ...]) -> tuple[str, Code]:
-    """Say which machine this is, and what code it has."""
+    """Return the name of this machine, and what code it has."""
     return facts.name(), Code.here(plugins.load(names))
 
 
 def measure(order: Order) -> int:
     """Run a group on this machine as soon as nothing else is measured here; return how many records were sent."""
-    teller = _Teller(order)
+    sender = _Sender(order)
     loaded = plugins.load(order.options.plugins)
     order.code.refuse_other(Code.here(loaded), f"the worker on {facts.name()}")
     options = replace(order.options, cache=session.cache_folder())
     places = [group.baseline.place for group in order.plan.groups]
-    with locks.in_turn(places, teller.check), temporary.folder("harness-reference-") as reference:
+    with locks.in_turn(places, sender.check), temporary.folder("harness-reference-") as reference:
         orphans.sweep()
-        teller.tell(begun=facts.name())
-        plan, found = prepare_data.prepare(
+        sender.send(begun=facts.name())
+        plan, corpora = prepare_data.prepare(
             order.plan, loaded, options.cache, lambda case: obstacle(loaded, case) is None
         )
         answers = _Answers(options.cache, order.run_id)
         latest = {} if order.whole else answers.read()
         schedule = session.schedule_of(plan, loaded, options)
-        told = order.run_id, reference, found, latest, teller.write
-        session.Session(schedule, options, teller, *told).measure()
+        session.Session(
+            schedule,
+            options,
+            progress=sender,
+            run_id=order.run_id,
+            reference=reference,
+            corpora=corpora,
+            latest=latest,
+            write=sender.write,
+        ).measure()
         answers.write(latest)
-    return teller.sent
+    return sender.sent

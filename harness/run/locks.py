@@ -18,32 +18,32 @@ PAUSE_SECONDS = 0.1
 
 
 class _Taken(StoreError):
-    """Somebody else holds it."""
+    """A lock that another process has."""
 
 
 @contextmanager
 def measuring(folder: Path, places: Iterable[Place]) -> Iterator[None]:
-    """Hold a folder of results, and the GPU where a place is on one, or raise StoreError at once.
+    """Lock a folder of results, and the GPU where a place is on one; raise StoreError at once where that fails.
 
-    A lock goes with its process, however that ends; no child inherits it.
+    A lock ends with its process, however that ends; no child inherits it.
     """
-    with _held(_in(folder), f"another harness is writing to '{folder}'", "--results"), _gpu(places):
+    with _locked(_in(folder), f"another harness is writing to '{folder}'", "--results"), _gpu(places):
         yield
 
 
 @contextmanager
 def in_turn(places: Iterable[Place], meanwhile: Callable[[], None]) -> Iterator[None]:
-    """Hold this machine, and its GPU where a place is on one, as soon as nobody else does.
+    """Lock this machine, and its GPU where a place is on one, as soon as they are free.
 
     `meanwhile` is called several times a second, and what it raises ends the waiting. A file in the folder for
     temporary files stands for the machine: containers that do not share that folder are machines of their own.
     """
-    with ExitStack() as held:
+    with ExitStack() as locks:
         for lock in (_machine, partial(_gpu, tuple(places))):
             while True:
                 meanwhile()
                 try:
-                    held.enter_context(lock())
+                    locks.enter_context(lock())
                     break
                 except _Taken:
                     time.sleep(PAUSE_SECONDS)
@@ -57,13 +57,13 @@ def _gpu(places: Iterable[Place]) -> Iterator[None]:
         return
     number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     file = Path(tempfile.gettempdir()) / f"harness-gpu-{re.sub(r'[^A-Za-z0-9-]', '_', number)}.lock"
-    told = f"another harness measures on the GPU {number}, and two would spoil each other's figures"
-    with _held(file, told, "CUDA_VISIBLE_DEVICES"):
+    reason = f"another harness measures on the GPU {number}, and two would spoil each other's figures"
+    with _locked(file, reason, "CUDA_VISIBLE_DEVICES"):
         yield
 
 
 def _machine() -> AbstractContextManager[None]:
-    return _held(Path(tempfile.gettempdir()) / "harness-machine.lock", "another harness measures here", "TMPDIR")
+    return _locked(Path(tempfile.gettempdir()) / "harness-machine.lock", "another harness measures here", "TMPDIR")
 
 
 def _in(folder: Path) -> Path:
@@ -75,8 +75,8 @@ def _in(folder: Path) -> Path:
 
 
 @contextmanager
-def _held(file: Path, taken: str, other: str) -> Iterator[None]:
-    """Hold a lock file for this process alone; `taken` says who has it, `other` what names another one."""
+def _locked(file: Path, reason: str, option: str) -> Iterator[None]:
+    """Lock a file for this process alone; where another has it, refuse with the reason and the option for another."""
     try:
         descriptor = _opened(file)
     except OSError as error:
@@ -85,7 +85,7 @@ def _held(file: Path, taken: str, other: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _Taken(f"{taken}: wait for it, or name another with {other}") from None
+            raise _Taken(f"{reason}: wait for it, or name another with {option}") from None
         yield
     finally:
         os.close(descriptor)

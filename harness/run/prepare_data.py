@@ -1,8 +1,6 @@
 """Make the rows that the cases of a plan read, in processes of their own: this one never loads numpy."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from harness.contract.assembly import shape_of
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.machine import environment
+from harness.machine.child import AnswerError, answer_of
 from harness.records import Case
 from harness.records.task import FrameFile, TokenFile
 from harness.run import temporary
@@ -24,19 +23,19 @@ Corpus = TokenFile | FrameFile
 def prepare(
     plan: Plan, plugins: Plugins, cache: Path, runs: Callable[[Case], bool]
 ) -> tuple[Plan, dict[str, Corpus | None]]:
-    """Make the rows of every group that `runs`, by the key of the group; raise SuiteError where they cannot be had.
+    """Make the rows of every group that `runs`, by the key of the group; raise SuiteError where that fails.
 
     A vocabulary of 0 becomes as many tokens as the corpus has, so the plan that is returned is the one to follow.
     """
-    groups, found = [], {}
+    groups, corpora = [], {}
     for group in plan.groups:
         open_ended = group.baseline.shape.get("vocabulary") == 0
         corpus = of_group(plan, group, plugins, cache) if open_ended or runs(group.baseline) else None
         if open_ended and isinstance(corpus, TokenFile):
             group = _with_vocabulary(group, corpus.vocabulary)
         groups.append(group)
-        found[group.baseline.group] = corpus
-    return replace(plan, groups=tuple(groups)), found
+        corpora[group.baseline.group] = corpus
+    return replace(plan, groups=tuple(groups)), corpora
 
 
 def _with_vocabulary(group: Group, size: int) -> Group:
@@ -80,14 +79,11 @@ def made(data: str, spec: dict[str, Any]) -> Corpus:
         with temporary.refusing():
             path.write_text(json.dumps(spec), encoding="utf-8")
         env = environment.variables("predict", Place("torch", "cpu"), "corpus", 1, None)
-        command = [sys.executable, "-m", f"harness.workloads.data.{data}", str(path)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    try:
-        told = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        raise SuiteError(f"corpus '{spec['corpus']}': it could not be prepared: {done.stderr.strip()[-300:]}") from None
-    if "error" in told:
-        raise SuiteError(told["error"])
-    if data == "tokens":
-        return TokenFile(**{**told, "path": Path(told["path"])})
-    return FrameFile(**{**told, "path": Path(told["path"]), "labels": Path(told["labels"])})
+        try:
+            answer = answer_of(f"harness.workloads.data.{data}", str(path), env=env)
+        except AnswerError as error:
+            raise SuiteError(f"corpus '{spec['corpus']}': it could not be prepared: {error}") from None
+    if "error" in answer:
+        raise SuiteError(answer["error"])
+    fields = answer | {key: Path(answer[key]) for key in ("path", "labels") if key in answer}
+    return TokenFile(**fields) if data == "tokens" else FrameFile(**fields)

@@ -27,7 +27,6 @@ from harness.verdicts import blocks, claims
 from harness.verdicts.judge import MEMORY_MARGIN
 
 ATTEMPTS = 2
-MEMORY_SHARE = 0.8
 REFERENCE_SECONDS = 300.0
 
 
@@ -292,7 +291,7 @@ class Session:
         if predicted is None or case.place.device != "cpu":
             return None
         need = case.ranks * min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
-        available = int(psutil.virtual_memory().available * MEMORY_SHARE)
+        available = int(psutil.virtual_memory().available * facts.HOST_SHARE)
         limit = min(available, self.options.max_bytes or available)
         if need <= limit:
             return None

@@ -1,4 +1,4 @@
-"""Folders among the temporary files, for what the processes of a run give each other; each goes with its use."""
+"""Temporary folders, for what the processes of a run pass to each other; each is removed after its use."""
 
 import shutil
 import tempfile
@@ -14,10 +14,10 @@ ROOM_BYTES = 4 << 20
 
 @contextmanager
 def folder(prefix: str) -> Iterator[Path]:
-    """Make a folder and remove it in the end; raise StoreError where none can be made, or nothing written into it."""
+    """Make a folder and remove it in the end; raise StoreError where none can be made or nothing written into it."""
     with refusing():
-        made = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
-    with made as name:
+        directory = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+    with directory as name:
         if (left := shutil.disk_usage(name).free) < ROOM_BYTES:
             raise _unwritable(f"{left >> 10} KiB are left in '{Path(name).parent}'")
         yield Path(name)
@@ -32,7 +32,7 @@ def refusing() -> Iterator[None]:
         raise _unwritable(str(error.strerror)) from None
 
 
-def _unwritable(why: str) -> StoreError:
+def _unwritable(reason: str) -> StoreError:
     return StoreError(
-        f"temporary files cannot be written ({why}): make room, or name another folder for them with TMPDIR"
+        f"temporary files cannot be written ({reason}): make room, or name another folder for them with TMPDIR"
     )

@@ -1,13 +1,12 @@
 """What a suite asks for, written out: groups of cases."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.contract.place import Place
 from harness.contract.plugins import nearest
 from harness.records import Applied, Case
-from harness.records.case import CONTROL
 from harness.suite.schema import Suite, SuiteError
 
 CONTRIBUTIONS = "contributions"
@@ -44,22 +43,22 @@ class Plan:
         return [case for group in self.groups for case in group.cases]
 
     def having(self, wanted: Callable[[Case], bool]) -> "Plan":
-        """Keep the cases that are wanted, and of their groups the baseline and the control."""
+        """Return the plan with the wanted cases alone, and the baseline and control of their groups."""
         groups = []
         for group in self.groups:
             if any(wanted(case) for case in group.cases):
-                kept = [case for case in group.cases if case.label in ("baseline", CONTROL) or wanted(case)]
-                groups.append(Group(tuple(kept)))
-        return Plan(self.name, self.path, self.suite, tuple(groups))
+                cases = (case for case in group.cases if case.is_baseline or case.is_control or wanted(case))
+                groups.append(Group(tuple(cases)))
+        return replace(self, groups=tuple(groups))
 
 
 def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:
-    """Keep the places named and the rows whose label contains `only`; baseline and control always stay."""
+    """Return the plan for the places named and the rows whose label contains `only`, with baseline and control."""
     for place in places or []:
         if place not in plan.suite.places:
             raise SuiteError(f"{plan.path}: it has no place '{place}'{nearest(place, plan.suite.places)}")
-    here = tuple(group for group in plan.groups if not places or str(group.baseline.place) in places)
-    chosen = Plan(plan.name, plan.path, plan.suite, here)
+    groups = (group for group in plan.groups if not places or str(group.baseline.place) in places)
+    chosen = replace(plan, groups=tuple(groups))
     if only is None:
         return chosen
     if not any(only in case.label for case in chosen.cases):
@@ -68,7 +67,7 @@ def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:
 
 
 def contributions(row: tuple[Applied, ...]) -> list[tuple[Applied, ...]]:
-    """Give each member alone, the whole without each, and the whole: what shows what each contributes."""
+    """Return each member alone, the whole without each, and the whole: the rows that show what each contributes."""
     alone = [(member,) for member in row]
     without = [row[:at] + row[at + 1 :] for at in range(len(row))] if len(row) > 2 else []
     return [*alone, *without, row]

@@ -24,6 +24,7 @@ from harness.workloads.data.frames import GENERATED
 from harness.workloads.data.tokens import TOKENIZERS
 
 GIB = 1 << 30
+PLACES = [f"{backend}/{device}" for backend in NAMES for device in DEVICES]
 Location = tuple[str | int, ...]
 
 
@@ -84,10 +85,10 @@ class _Reader:
             raise self.too_many((), total)
         return Plan(self.path.stem, self.path, suite, tuple(groups))
 
-    def corpus(self, given: Any, workload: Workload, location: Location) -> str:
-        """Name the corpus, the workload's usual one where none is given; refuse one that is not there."""
+    def corpus(self, name: Any, workload: Workload, location: Location) -> str:
+        """Return the name of the corpus, the workload's usual one for None; refuse one that is not there."""
         usual, drawn = {"tokens": ("standard_library", None), "frames": (GENERATED, GENERATED)}[workload.data]
-        name = usual if given is None else given
+        name = usual if name is None else name
         if not isinstance(name, str):
             raise self.refusal(location, f"{_shown(name)} is not the name of a corpus")
         if name != drawn:
@@ -104,19 +105,19 @@ class _Reader:
             raise self.explained(error, (), Suite) from None
 
     def explained(self, error: ValidationError, at: Location, model: type[BaseModel]) -> SuiteError:
-        """Turn the first error of pydantic into a sentence about the key it is at."""
+        """Return the first error of pydantic as a sentence about its key."""
         first = error.errors()[0]
         inner = tuple(first["loc"])
         location = (*at, *inner)
         if first["type"] == "extra_forbidden":
-            known = Claim.model_fields if inner[0] == "claims" else model.model_fields
-            return self.refusal(location, f"there is no such key{nearest(str(inner[-1]), known)}")
+            keys = Claim.model_fields if inner[0] == "claims" else model.model_fields
+            return self.refusal(location, f"there is no such key{nearest(str(inner[-1]), keys)}")
         if first["type"] == "missing":
             return self.refusal((*at, *inner[:-1]), f"the key '{inner[-1]}' is missing: add it")
         if first["type"] == "value_error":
             return self.refusal(location, str(first["ctx"]["error"]))
-        told = first["msg"][0].lower() + first["msg"][1:]
-        return self.refusal(location, f"{told}, not {_shown(first['input'])}")
+        sentence = first["msg"][0].lower() + first["msg"][1:]
+        return self.refusal(location, f"{sentence}, not {_shown(first['input'])}")
 
     def places(self, suite: Suite) -> list[Place]:
         places = []
@@ -125,36 +126,37 @@ class _Reader:
                 place = Place.parse(text)
             except ValueError as error:
                 raise self.refusal(("places", index), str(error)) from None
-            if place.backend not in NAMES or place.device not in DEVICES:
-                known = [f"{b}/{d}" for b in NAMES for d in DEVICES]
-                raise self.refusal(("places", index), f"there is no place '{text}'{nearest(text, known)}")
+            if text not in PLACES:
+                raise self.refusal(("places", index), f"there is no place '{text}'{nearest(text, PLACES)}")
             if place in places:
                 raise self.refusal(("places", index), f"the place '{text}' is named twice: remove one")
             places.append(place)
         return places
 
     def settings(self, suite: Suite, workload: Workload, place: Place) -> Iterator[_Setting]:
-        """Give each setting of a place: `shape`, then what `at` says of the place, then each of `each` in turn."""
+        """Yield each setting of a place: `shape`, changed by `at` for the place, then by each of `each` in turn."""
         overrides: list[tuple[Location, dict[str, Any]]] = [
             (("at", pattern), override) for pattern, override in suite.at.items() if fnmatch(str(place), pattern)
         ]
-        turns = [(("each", index), override) for index, override in enumerate(suite.each)]
-        for turn in [[one] for one in turns] or [[]]:
-            yield from self.setting(suite, workload, [*overrides, *turn])
+        if not suite.each:
+            yield from self.setting(suite, workload, overrides)
+        for index, override in enumerate(suite.each):
+            yield from self.setting(suite, workload, [*overrides, (("each", index), override)])
 
     def setting(
         self, suite: Suite, workload: Workload, overrides: list[tuple[Location, dict[str, Any]]]
     ) -> Iterator[_Setting]:
-        """Give each shape that these overrides lead to: a list means each value in turn."""
+        """Yield each shape that these overrides lead to: a list means each value in turn."""
         location: Location = ("shape",)
         values = dict(suite.shape)
         beside: dict[str, Any] = {"budget_gib": suite.budget_gib, "corpus": suite.corpus, "tokenizer": suite.tokenizer}
         for location, override in overrides:
-            given = {key: value for key, value in override.items() if key not in beside}
+            sizes = {key: value for key, value in override.items() if key not in beside}
             for key in beside.keys() & override.keys():
                 beside[key] = self.checked(key, override[key], workload, (*location, key))
-            values = given if "preset" in given else values | given
-        values = self.preset(workload, values, location) | {k: v for k, v in values.items() if k != "preset"}
+            values = sizes if "preset" in sizes else values | sizes
+        values = self.preset(workload, values, location) | values
+        values.pop("preset", None)
         budget = beside["budget_gib"]
         for combination in self.turns(values, location):
             try:
@@ -178,16 +180,15 @@ class _Reader:
         return value
 
     def refuse_patterns(self, suite: Suite) -> None:
-        known = [f"{backend}/{device}" for backend in NAMES for device in DEVICES]
         for pattern in suite.at:
-            if not any(fnmatch(place, pattern) for place in known):
-                raise self.refusal(("at", pattern), f"no place matches '{pattern}'{nearest(pattern, known)}")
+            if not any(fnmatch(place, pattern) for place in PLACES):
+                raise self.refusal(("at", pattern), f"no place matches '{pattern}'{nearest(pattern, PLACES)}")
 
     def too_many(self, location: Location, count: int) -> SuiteError:
         return self.refusal(location, f"{count} cases are more than {MAX_CASES}: shorten its lists")
 
     def turns(self, values: Mapping[str, Any], location: Location) -> Iterator[dict[str, Any]]:
-        """Take each combination of the values that are lists, the last one fastest."""
+        """Yield each combination of the values that are lists, the last one fastest."""
         choices = [value if isinstance(value, list) else [value] for value in values.values()]
         for key, choice in zip(values, choices, strict=True):
             if not choice:
@@ -214,7 +215,7 @@ class _Reader:
         return dict(workload.presets[name])
 
     def rows(self, suite: Suite, workload: Workload) -> list[tuple[Applied, ...]]:
-        """Give the rows of every comparison: the baseline, then each entry of `strategies`.
+        """Return the rows of every comparison: the baseline, then each entry of `strategies`.
 
         The control joins where there can be speed verdicts, listed or not: without it nobody would believe them.
         """
@@ -239,12 +240,12 @@ class _Reader:
         return list(rows.values())
 
     def applied(self, entry: Any, location: Location, workload: Workload) -> Iterator[Applied]:
-        """Read `name` or `name: {knob: value}`; a list of values means each in turn."""
+        """Yield what `name` or `name: {knob: value}` asks for; a list of values means each in turn."""
         if isinstance(entry, dict) and len(entry) == 1:
-            name, given = next(iter(entry.items()))
+            name, values = next(iter(entry.items()))
         else:
-            name, given = entry, {}
-        if not isinstance(name, str) or not isinstance(given, dict | None):
+            name, values = entry, {}
+        if not isinstance(name, str) or not isinstance(values, dict | None):
             raise self.refusal(location, f"{_shown(entry)} is not a strategy: write NAME, or NAME: {{knob: value}}")
         name = self.plugins.aliases.get(name, name)
         strategy = self.plugins.strategies.get(name)
@@ -252,7 +253,7 @@ class _Reader:
             raise self.refusal(location, f"there is no strategy '{name}'{nearest(name, self.plugins.strategies)}")
         if (misfit := strategy.misfit(workload)) is not None:
             raise self.refusal(location, f"{misfit}: leave it out, or choose another workload")
-        for knobs in self.turns(given or {}, location):
+        for knobs in self.turns(values or {}, location):
             yield Applied(name=name, knobs={key: self.knob(strategy, key, knobs[key], location) for key in knobs})
 
     def knob(self, strategy: Strategy, key: str, value: Any, location: Location) -> Any:
@@ -269,7 +270,7 @@ class _Reader:
         return float(value) if wanted is float else value
 
     def on_ranks(self, suite: Suite, rows: list[tuple[Applied, ...]]) -> list[_Row]:
-        """Give each row with its number of ranks: 1, or where a strategy divides the run each that the suite names."""
+        """Return each row with its ranks: 1, or where a strategy divides the run each number that the suite names."""
         counts = suite.ranks if isinstance(suite.ranks, list) else [suite.ranks]
         if not counts or not all(2 <= count <= MAX_RANKS for count in counts) or len(set(counts)) < len(counts):
             raise self.refusal(("ranks",), f"{_shown(suite.ranks)}: give numbers from 2 to {MAX_RANKS}, each once")
@@ -300,5 +301,6 @@ class _Reader:
 
 
 def _shown(value: Any) -> str:
+    """Return a value as a refusal quotes it, in at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -23,12 +23,12 @@ class Model(BaseModel):
 class Suite(Model):
     """What a suite file may say."""
 
-    title: str = Field(min_length=1, max_length=200)
-    workload: str
-    places: list[str] = Field(["torch/cpu"], min_length=1, max_length=16)
+    title: str = Field(min_length=1, max_length=200, description="heading of the tables")
+    workload: str = Field(description="what is trained: decoder, scoring, temporal, or a plugin's")
+    places: list[str] = Field(["torch/cpu"], min_length=1, max_length=16, description="backend/device of each")
     corpus: str | None = Field(None, description="by default standard_library for tokens, generated for frames")
-    tokenizer: Literal["bytes", "words", "bpe"] = "bpe"
-    shape: dict[str, Any] = Field(default_factory=dict)
+    tokenizer: Literal["bytes", "words", "bpe"] = Field("bpe", description="how a text becomes tokens")
+    shape: dict[str, Any] = Field(default_factory=dict, description="sizes of the workload, or a preset of them")
     at: dict[str, dict[str, Any]] = Field(default_factory=dict, description="shapes for places that match a pattern")
     each: list[dict[str, Any]] = Field(
         default_factory=list,
@@ -36,7 +36,9 @@ class Suite(Model):
         description="shapes to take in turn, with a corpus or tokenizer of their own",
     )
     budget_gib: float | None = Field(None, ge=1 / 64, le=1 << 16, description="memory above the settled base")
-    strategies: list[Any] = Field(min_length=1, max_length=1000)
+    strategies: list[Any] = Field(
+        min_length=1, max_length=1000, description="rows: a name, {name: knobs}, or a list that is applied in order"
+    )
     ranks: int | list[int] = Field(2, description="on how many ranks rows run whose strategies divide the run")
     rounds: int = Field(3, ge=0, le=100, description="time rounds at most; rows whose time is decided leave earlier")
     timing_minutes: float = Field(
@@ -45,6 +47,6 @@ class Suite(Model):
     steps: int | None = Field(None, ge=2, le=10_000, description="timed steps; found by a pilot where not given")
     warmup: int | None = Field(None, ge=0, le=1000, description="untimed steps; found by a pilot where not given")
     memory_steps: int = Field(3, ge=3, le=1000, description="steps of the run whose peak is taken")
-    seed: int = Field(0, ge=0, le=1 << 31)
-    timeout_seconds: float = Field(600, gt=0, le=1 << 20)
-    claims: list[Claim] = Field(default_factory=list)
+    seed: int = Field(0, ge=0, le=1 << 31, description="of the parameters, the data and the order of the rounds")
+    timeout_seconds: float = Field(600, gt=0, le=1 << 20, description="how long one process may take")
+    claims: list[Claim] = Field(default_factory=list, description="sentences that the measured figures decide")

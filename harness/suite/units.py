@@ -2,6 +2,8 @@
 
 import re
 
+from harness.contract.plugins import printable
+
 UNITS = {"": 1, "B": 1}
 UNITS |= {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", 1)}
 UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {"KB": 1000}
@@ -13,13 +15,14 @@ class SizeError(Exception):
 
 
 def size(text: str) -> int:
-    """Read a size in bytes; raise SizeError for anything else than a number above 0 and a unit."""
-    found = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]{0,3})\s*", text)
-    unit = UNITS.get(found[2]) if found else None
-    if found is None or unit is None or not 0 < float(found[1]) * unit <= LARGEST:
-        shown = text.encode("unicode_escape").decode()[:40]
-        raise SizeError(f"'{shown}' is not a size: write a number and a unit, such as 8GiB, 512MiB or 80GB")
-    return round(float(found[1]) * unit)
+    """Read a size in bytes; raise SizeError for all but a number above 0 and a unit (ByteSize reads `8;GiB` as 8)."""
+    match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]{0,3})\s*", text)
+    unit = UNITS.get(match[2]) if match else None
+    if match is None or unit is None or not 0 < float(match[1]) * unit <= LARGEST:
+        raise SizeError(
+            f"'{printable(text)[:40]}' is not a size: write a number and a unit, such as 8GiB, 512MiB or 80GB"
+        )
+    return round(float(match[1]) * unit)
 
 
 def shown(size: int) -> str:

@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 
 import yaml
 
+from harness.contract.plugins import printable
+
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
 MAX_EVENTS = 20_000
@@ -43,7 +45,7 @@ _REFUSED = {
 
 
 class YamlError(ValueError):
-    """Say in one sentence what is wrong in a YAML file and what to do.
+    """A YAML file that cannot be read, in one sentence.
 
     `where` is the file's name, with control characters escaped; `line` and `column` count from 1 and are None
     where the whole file is meant.
@@ -56,7 +58,7 @@ class YamlError(ValueError):
 
 @dataclass(frozen=True)
 class Document:
-    """Hold what a file says, and on which line it says it.
+    """What a file says, and on which line it says it.
 
     `data` is made of dict, list, str, int, float, bool and None alone. `lines` gives the line, from 1, of
     every key and list item by its path from the root, such as `("strategies", 2, "chunked_loss")`.
@@ -77,7 +79,7 @@ def load(path: Path) -> Document:
             data = file.read(MAX_BYTES + 1) if regular else b""
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        _refuse(str(path), f"cannot be read ({_inert(reason)}); give the path of a readable YAML file")
+        _refuse(str(path), f"cannot be read ({printable(reason)}); give the path of a readable YAML file")
     if not regular:
         _refuse(str(path), "is not a regular file; give the path of a YAML file")
     return loads(data, str(path))
@@ -135,7 +137,7 @@ def _parse(text: str, name: str) -> Iterator[Any]:
 
 
 def _explain(error: yaml.MarkedYAMLError, text: str) -> tuple[str, Any]:
-    """Say what a syntax error most likely is, and where."""
+    """Return what a syntax error most likely is, and where."""
     start: Any = error.context_mark
     mark: Any = error.problem_mark or start
     places = [(text[place.index : place.index + 1], place) for place in (start, mark) if place]
@@ -148,7 +150,7 @@ def _explain(error: yaml.MarkedYAMLError, text: str) -> tuple[str, Any]:
         if sign == "\t":
             return "a tab may not indent or separate; write spaces", mark
     context = f"{error.context} from line {start.line + 1}: " if start else ""
-    problem = _inert(f"{context}{error.problem}")
+    problem = printable(f"{context}{error.problem}")
     return f"not YAML ({problem}); check quotes, brackets and indentation here", mark
 
 
@@ -243,7 +245,7 @@ def _text(event: Any, name: str) -> str:
 
 def _refuse(name: str, problem: str, mark: Any = None) -> NoReturn:
     """Raise the YamlError; the parser's own error, which quotes the file raw, is not shown with it."""
-    where = _inert(name)
+    where = printable(name)
     if mark is None:
         raise YamlError(f"{where}: {problem}", where) from None
     line, column = mark.line + 1, mark.column + 1
@@ -254,11 +256,6 @@ def _mark_after(before: str) -> yaml.Mark:
     """Return the mark of what follows the text `before`."""
     rows = _LINE_BREAK.split(before)
     return yaml.Mark("", len(before), len(rows) - 1, len(rows[-1]), None, 0)
-
-
-def _inert(text: str) -> str:
-    """Escape what a terminal would obey, hide or reorder instead of show."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def _quote(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Choose among combinations of strategies: predict all, measure the most promising few, say which one to use."""
+"""Choose among combinations of strategies: predict all, measure the most promising few, name the best."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +12,16 @@ from harness.run import session
 from harness.run.schedule import obstacle
 from harness.suite.plan import Group, Plan
 from harness.suite.schema import SuiteError
-from harness.verbs.plan import Foreseen, Machine, of_plan
+from harness.verbs.plan import Machine, PlanRow, of_plan
 from harness.verdicts import judge
 from harness.verdicts.judge import Row
 
 MOST = 2000
 """Combinations that are predicted at most: some minutes of work."""
 NEAR = 1.25
-"""Up to how many times the least predicted time a combination is measured: predicted ratios err by about as much."""
+"""A combination is measured up to this many times the least predicted time: predicted ratios err by about as much."""
 MEASURED = 6
+"""Combinations that are measured at most."""
 KINDS = ("exact", "reordered", "lower_precision", "approximate")
 ANSWERS = {
     "exact": {"bit_exact", "reassociated"},
@@ -33,21 +34,21 @@ DATA_PARTS = {"rows", "source", "windows", "order", "batches", "transfer"}
 
 @dataclass(frozen=True)
 class Advice:
-    """What was found for one group of a plan.
+    """Which combination to use for one group of a plan, and why.
 
-    `foreseen` are all combinations, the baseline first; `front` those that no other beats in both peak and time;
+    `predicted` are all combinations, the baseline first; `front` those that no other beats in both peak and time;
     `rows` what was measured; `choice` the label of the one to use, None where none will do.
     """
 
     case: Case
-    foreseen: tuple[Foreseen, ...]
-    front: tuple[Foreseen, ...]
+    predicted: tuple[PlanRow, ...]
+    front: tuple[PlanRow, ...]
     rows: tuple[Row, ...]
     choice: str | None
 
 
 def kind_of(strategy: Strategy) -> str:
-    """Say what a strategy does to the answer, as it declares itself."""
+    """Return what a strategy does to the answer, as it declares."""
     if strategy.approximate:
         return "approximate"
     if strategy.precision:
@@ -58,7 +59,7 @@ def kind_of(strategy: Strategy) -> str:
 def members(group: Group, plugins: Plugins, allowed: Sequence[str], everything: bool) -> list[Applied]:
     """List the strategies to combine: those that the group names, or all of the model's, of the kinds allowed.
 
-    Strategies of data are left out of `everything`: they take no part in what a step holds.
+    `everything` leaves out strategies of data: what a step holds does not depend on them.
     """
     case = group.baseline
     workload, place = plugins.workloads[case.workload], case.place
@@ -80,49 +81,51 @@ def members(group: Group, plugins: Plugins, allowed: Sequence[str], everything: 
     ]
 
 
-def combinations(found: Sequence[Applied], plugins: Plugins) -> Iterator[tuple[Applied, ...]]:
-    """Give every subset, in order, of which no two members rewrite the same part: the second would hide the first."""
+def combinations(members: Sequence[Applied], plugins: Plugins) -> Iterator[tuple[Applied, ...]]:
+    """Yield every subset, in order, of which no two members rewrite the same part: the second would hide the first."""
 
-    def grown(rest: Sequence[Applied], taken: frozenset[str]) -> Iterator[tuple[Applied, ...]]:
+    def subsets(rest: Sequence[Applied], rewritten: frozenset[str]) -> Iterator[tuple[Applied, ...]]:
         yield ()
         for at, applied in enumerate(rest):
             parts = set(plugins.strategies[applied.name].rewrites)
-            if not parts & taken:
-                for others in grown(rest[at + 1 :], taken | parts):
+            if not parts & rewritten:
+                for others in subsets(rest[at + 1 :], rewritten | parts):
                     yield (applied, *others)
 
-    return grown(found, frozenset())
+    return subsets(members, frozenset())
 
 
 def group_of(group: Group, plugins: Plugins, allowed: Sequence[str], everything: bool, name: str) -> Group:
-    """Give the group with every combination in it; raise SuiteError where there are too many, or none."""
-    found = members(group, plugins, allowed, everything)
-    if not found:
+    """Return the group with every combination in it; raise SuiteError where there are too many, or none."""
+    applied = members(group, plugins, allowed, everything)
+    if not applied:
         raise SuiteError(
             f"{name}: no strategy of it may be combined: add some, or give --allow lower_precision or --all"
         )
-    rows = list(itertools.islice(combinations(found, plugins), MOST + 1))
+    rows = list(itertools.islice(combinations(applied, plugins), MOST + 1))
     if len(rows) > MOST:
-        told = f"{name}: {len(found)} strategies give more than {MOST} combinations"
-        raise SuiteError(f"{told}: narrow them with -k, or name fewer in the suite")
+        raise SuiteError(
+            f"{name}: {len(applied)} strategies give more than {MOST} combinations: "
+            "narrow them with -k, or name fewer in the suite"
+        )
     return Group(tuple(group.baseline.model_copy(update={"strategies": row}) for row in rows))
 
 
-def front(rows: Sequence[Foreseen]) -> list[Foreseen]:
-    """Keep the rows that no other beats in both predicted peak and predicted time, the fastest first."""
+def front(rows: Sequence[PlanRow]) -> list[PlanRow]:
+    """Return the rows that no other beats in both predicted peak and predicted time, the fastest first."""
     known = sorted(
         (row for row in rows if row.peak_bytes is not None and row.seconds is not None),
         key=lambda row: (row.seconds or 0.0, row.peak_bytes or 0, len(row.case.strategies)),
     )
-    kept: list[Foreseen] = []
+    best: list[PlanRow] = []
     for row in known:
-        if not kept or (row.peak_bytes or 0) < (kept[-1].peak_bytes or 0):
-            kept.append(row)
-    return kept
+        if not best or (row.peak_bytes or 0) < (best[-1].peak_bytes or 0):
+            best.append(row)
+    return best
 
 
-def promising(rows: Sequence[Foreseen]) -> list[Foreseen]:
-    """Choose what to measure: those that fit and are predicted to be nearly the fastest, with fewer members first."""
+def promising(rows: Sequence[PlanRow]) -> list[PlanRow]:
+    """Return what to measure: rows that fit and are predicted to be nearly the fastest, with fewer members first."""
     fitting = [row for row in rows if row.fits]
     if not fitting:
         return []
@@ -140,25 +143,25 @@ def advise(
     everything: bool,
     predict_only: bool,
     progress: session.Progress,
-    tell: Callable[[Case], None] = lambda case: None,
+    on_case: Callable[[Case], None] = lambda case: None,
 ) -> list[Advice]:
-    """Advise on each group of a plan.
+    """Advise on each group of a plan; call `on_case` after each prediction.
 
     Raises SuiteError where there is nothing to combine, StoreError for results that cannot be written.
     """
     wide = [group_of(group, plugins, allowed, everything, str(plan.path)) for group in plan.groups]
-    seen = of_plan(replace(plan, groups=tuple(wide)), plugins, options.plugins, machine, tell)
-    chosen = [[] if predict_only or obstacle(plugins, rows[0].case) else promising(rows) for rows in seen]
-    measured = _measured(plan, plugins, options, seen, chosen, progress) if any(chosen) else {}
-    return [_advice(rows, measured.get(rows[0].case.group, ()), plugins, allowed) for rows in seen]
+    predicted = of_plan(replace(plan, groups=tuple(wide)), plugins, options.plugins, machine, on_case)
+    chosen = [[] if predict_only or obstacle(plugins, rows[0].case) else promising(rows) for rows in predicted]
+    measured = _measured(plan, plugins, options, predicted, chosen, progress) if any(chosen) else {}
+    return [_advice(rows, measured.get(rows[0].case.group, ()), allowed) for rows in predicted]
 
 
 def _measured(
     plan: Plan,
     plugins: Plugins,
     options: session.Options,
-    seen: Sequence[Sequence[Foreseen]],
-    chosen: Sequence[Sequence[Foreseen]],
+    predicted: Sequence[Sequence[PlanRow]],
+    chosen: Sequence[Sequence[PlanRow]],
     progress: session.Progress,
 ) -> dict[str, tuple[Row, ...]]:
     """Run the chosen rows of every group as a suite of its own; return the judged rows by group.
@@ -166,28 +169,28 @@ def _measured(
     The baseline and the control are measured with them, if only to say by how much they do not fit.
     """
     groups = []
-    for rows, few in zip(seen, chosen, strict=True):
+    for rows, few in zip(predicted, chosen, strict=True):
         if few:
             control = rows[0].case.model_copy(update={"strategies": (Applied(name=CONTROL),)})
-            cases = [row.case for row in few if row.case.strategies]
+            cases = [row.case for row in few if not row.case.is_baseline]
             groups.append(Group((rows[0].case, control, *cases)))
     narrow = replace(plan, name=f"{plan.name}-advice", groups=tuple(groups))
     path = session.run(narrow, plugins, replace(options, all_rounds=True), progress)
     return {table.case.group: table.rows for table in judge.judge(store.read(path)[0])}
 
 
-def _advice(rows: Sequence[Foreseen], measured: Sequence[Row], plugins: Plugins, allowed: Sequence[str]) -> Advice:
+def _advice(rows: Sequence[PlanRow], measured: Sequence[Row], allowed: Sequence[str]) -> Advice:
     right = set().union(*(ANSWERS[kind] for kind in ("exact", *allowed)))
     fitting = front([row for row in rows if row.fits])
     choice: str | None = fitting[0].case.label if fitting else None
     if measured:
-        done = [
+        usable = [
             row
             for row in measured
             if row.status == "ok"
-            and (row.answer in right or not row.case.strategies)
+            and (row.answer in right or row.case.is_baseline)
             and not row.case.is_control
             and row.step_seconds is not None
         ]
-        choice = min(done, key=lambda row: row.step_seconds or 0.0).label if done else None
+        choice = min(usable, key=lambda row: row.step_seconds or 0.0).label if usable else None
     return Advice(rows[0].case, tuple(rows), tuple(front(rows)), tuple(measured), choice)

@@ -1,4 +1,4 @@
-"""Check a plugin: what it says of itself here, what it does in workers of its own, and what its instruments cost."""
+"""Check a plugin: what it says of itself, what it does in workers of its own, and what its instruments cost."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +19,19 @@ RANKS = 2
 NEIGHBOURS = ("checkpoint", "fused_loss")
 """What a strategy must compose with in either order, and what must apply to a workload."""
 LONGEST = 120
+"""Characters of a summary."""
 DEADLINE = 900.0
+"""Seconds that one worker may take."""
 MIB = 1 << 20
 LIGHT = MIB
 """What an instrument may add to the peak that it watches."""
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of checking one thing in one place: broken promises, or why it could not be tried."""
+    """What one trial in one place showed: broken promises, or why it could not be made."""
 
     what: str
     where: str = ""
@@ -38,9 +40,9 @@ class Finding:
 
 
 @template.kept()
-def check(loaded: Plugins, names: Sequence[str], extra: Sequence[str], tell: Tell = lambda text: None) -> list[Finding]:
-    """Check everything that the plugins named offer; `extra` are those to load in workers beside the installed ones."""
-    found = []
+def check(loaded: Plugins, names: Sequence[str], extra: Sequence[str], log: Log = lambda text: None) -> list[Finding]:
+    """Check all that the plugins named offer; `extra` are those to load in workers beside the installed ones."""
+    findings = []
     for name in names:
         module = loaded.manager.get_plugin(name)
         strategies = [each.name for each in getattr(module, "harness_strategies", list)()]
@@ -51,22 +53,23 @@ def check(loaded: Plugins, names: Sequence[str], extra: Sequence[str], tell: Tel
             if implementation.plugin_name == name
         ]
         if not strategies and not workloads and not instruments:
-            told = "it implements no hook: decorate harness_strategies, harness_workloads or harness_measure"
-            found.append(Finding(f"plugin '{name}'", faults=(f"{told} with @hookimpl",)))
+            hooks = "harness_strategies, harness_workloads or harness_measure"
+            fault = f"it implements no hook: decorate {hooks} with @hookimpl"
+            findings.append(Finding(f"plugin '{name}'", faults=(fault,)))
         for strategy in strategies:
-            found.append(Finding(f"strategy '{strategy}'", faults=tuple(described(loaded.strategies[strategy]))))
-            found += _of_strategy(loaded, strategy, extra, tell)
+            findings.append(Finding(f"strategy '{strategy}'", faults=tuple(described(loaded.strategies[strategy]))))
+            findings += _of_strategy(loaded, strategy, extra, log)
         for workload in workloads:
-            found += _of_workload(loaded, workload, extra, tell)
-        found += [_of_instrument(loaded, implementation, extra, tell) for implementation in instruments]
-    return found
+            findings += _of_workload(loaded, workload, extra, log)
+        findings += [_of_instrument(loaded, implementation, extra, log) for implementation in instruments]
+    return findings
 
 
 def described(strategy: Strategy) -> Iterator[str]:
     """Yield what is wrong with what a strategy says of itself."""
     summary = strategy.summary
     if len(summary) > LONGEST:
-        yield f"the first line of `about` has {len(summary)} characters: say in {LONGEST} what it keeps and pays"
+        yield f"the first line of `about` has {len(summary)} characters: describe in {LONGEST} what it keeps and pays"
     if not summary.endswith(".") or ". " in summary:
         yield "the first line of `about` is not one sentence"
     for knob in strategy.knobs.values():
@@ -89,7 +92,7 @@ def described(strategy: Strategy) -> Iterator[str]:
         yield "it feeds rounded batches: declare their `precision`"
 
 
-def _of_strategy(loaded: Plugins, name: str, extra: Sequence[str], tell: Tell) -> Iterator[Finding]:
+def _of_strategy(loaded: Plugins, name: str, extra: Sequence[str], log: Log) -> Iterator[Finding]:
     strategy, obstacles, tried = loaded.strategies[name], [], False
     for backend in strategy.on:
         cases = []
@@ -108,12 +111,12 @@ def _of_strategy(loaded: Plugins, name: str, extra: Sequence[str], tell: Tell) -
                     _case(loaded, workload.name, backend, pair) for pair in ((name, neighbour), (neighbour, name))
                 ]
         tried = tried or bool(cases)
-        yield from _tried(f"strategy '{name}'", cases, extra, tell)
+        yield from _tried(f"strategy '{name}'", cases, extra, log)
     if not tried:
         yield Finding(f"strategy '{name}'", untested=obstacles[0] if obstacles else "it is for no backend")
 
 
-def _of_workload(loaded: Plugins, name: str, extra: Sequence[str], tell: Tell) -> Iterator[Finding]:
+def _of_workload(loaded: Plugins, name: str, extra: Sequence[str], log: Log) -> Iterator[Finding]:
     workload = loaded.workloads[name]
     for backend in workload.on:
         if (reason := backends.absent(backend, "cpu")) is not None:
@@ -123,11 +126,11 @@ def _of_workload(loaded: Plugins, name: str, extra: Sequence[str], tell: Tell) -
         place = Place(backend, "cpu")
         names = [(), *((each,) for each in fitting if not loaded.strategies[each].obstacle(place, workload))]
         cases = [_case(loaded, name, backend, each) for each in names]
-        yield from _tried(f"workload '{name}'", cases, extra, tell)
+        yield from _tried(f"workload '{name}'", cases, extra, log)
 
 
 def _case(loaded: Plugins, workload: str, backend: str, names: tuple[str, ...]) -> Case:
-    """Name what is to be tried; the worker makes the sizes."""
+    """Return a case without sizes, which the worker chooses."""
     strategies = tuple(Applied(name=name) for name in names)
     return Case(
         workload=workload,
@@ -140,11 +143,11 @@ def _case(loaded: Plugins, workload: str, backend: str, names: tuple[str, ...]) 
     )
 
 
-def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], tell: Tell) -> Iterator[Finding]:
-    """Try cases of one backend in one worker, and give a finding for each."""
+def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], log: Log) -> Iterator[Finding]:
+    """Try cases of one backend in one worker, and yield a finding for each."""
     if not cases:
         return
-    tell(f"{what} on {cases[0].place.backend}: {len(cases)} trials")
+    log(f"{what} on {cases[0].place.backend}: {len(cases)} trials")
     for case, record in zip(cases, _run("contract", cases, extra), strict=True):
         where = f"{case.workload} on {case.place.backend}"
         if len(case.strategies) > 1 or (case.strategies and what.startswith("workload")):
@@ -158,23 +161,23 @@ def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], tell: Tell) -
 
 
 def _ended(record: Record) -> str:
-    told = record.evidence.get("message") or record.evidence.get("stderr_tail") or "it said nothing"
-    return f"its worker ended with {record.status}: {told}"
+    reason = record.evidence.get("message") or record.evidence.get("stderr_tail") or "it wrote nothing"
+    return f"its worker ended with {record.status}: {reason}"
 
 
-def _of_instrument(loaded: Plugins, implementation: object, extra: Sequence[str], tell: Tell) -> Finding:
-    """Measure a tiny run, and hold what the instrument returned against what came in."""
+def _of_instrument(loaded: Plugins, implementation: object, extra: Sequence[str], log: Log) -> Finding:
+    """Measure a tiny run, and compare what the instrument returned with what it was passed."""
     what = "instrument"
     if not (getattr(implementation, "wrapper", False) or getattr(implementation, "hookwrapper", False)):
-        told = "harness_measure takes the measuring over: give it @hookimpl(wrapper=True) and yield for the record"
-        return Finding(what, faults=(told,))
+        fault = "harness_measure takes the measuring over: give it @hookimpl(wrapper=True) and yield for the record"
+        return Finding(what, faults=(fault,))
     backend = next((name for name in NAMES if backends.absent(name, "cpu") is None), None)
     if backend is None:
         return Finding(what, untested="neither torch nor JAX is installed")
     workload = loaded.workloads["decoder"]
     shape = workload.shape.model_validate(dict(workload.presets["tiny"]))  # type: ignore[attr-defined]
     case = _case(loaded, "decoder", backend, ()).model_copy(update={"shape": shape.model_dump()})
-    tell(f"{what} on {backend}: one run watched")
+    log(f"{what} on {backend}: one run watched")
     (record,) = _run("memory", [case], extra)
     if record.status != "ok":
         return Finding(what, backend, (_ended(record),))

@@ -1,11 +1,10 @@
-"""Compare two runs of the same cases: what became better or worse, what stayed, and what cannot be told."""
+"""Compare two runs of the same cases: what became better or worse, what stayed, and what is unresolved."""
 
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from harness.records import Case, Record
 from harness.records.record import LADDER, WRONG
@@ -51,13 +50,14 @@ class Condition:
         """Read `peak>5%`, `time>10%`, `answer`, `status` or `missing`; raise ConditionError for anything else."""
         match = CONDITION.fullmatch(text.strip())
         if match is None:
-            remedy = "use peak>5%, time>10%, answer, status or missing"
-            raise ConditionError(f"there is no condition '{text[:40]}': {remedy}")
+            raise ConditionError(
+                f"there is no condition '{text[:40]}': use peak>5%, time>10%, answer, status or missing"
+            )
         figure, share, word = match.groups()
         return cls(word or figure, float(share) / 100 if share else 0.0)
 
     def met(self, change: Change) -> bool:
-        """Check whether a change is one of those to fail on."""
+        """Return whether a change is one of those to fail on."""
         if change.figure != self.figure or change.verdict != WORSE:
             return False
         return change.ratio is None or change.ratio > 1 + self.above
@@ -80,29 +80,36 @@ def compare(before: Sequence[Table], after: Sequence[Table]) -> list[Change]:
 
 
 def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
-    """Return in sentences what else differs between two runs: machines, regimes, versions."""
-    sentences = []
-    for what, key in (("machine", "name"), ("processor", "cpu"), ("GPU", "gpu"), ("libc", "libc")):
-        old, new = (_all(record.origin.machine.get(key) for record in records) for records in (before, after))
-        if old != new:
-            sentences.append(f"The {what} differs: {_listed(old)} before, {_listed(new)} after.")
-    old, new = (_all(record.memory.regime for record in records) for records in (before, after))
-    if old != new:
-        sentences.append(f"The memory was measured in other regimes: {_listed(old)} before, {_listed(new)} after.")
-    packages = dict.fromkeys(name for record in (*before, *after) for name in record.origin.versions)
-    for name in packages:
-        old, new = (_all(record.origin.versions.get(name) for record in records) for records in (before, after))
-        if old != new:
-            sentences.append(f"The version of {name} differs: {_listed(old)} before, {_listed(new)} after.")
-    return sentences
+    """Return sentences on what else differs between two runs: machines, regimes, versions."""
+    old, new = _conditions(before), _conditions(after)
+    return [
+        f"{sentence}: {_listed(old.get(sentence))} before, {_listed(new.get(sentence))} after."
+        for sentence in dict.fromkeys([*old, *new])
+        if old.get(sentence) != new.get(sentence)
+    ]
 
 
-def _all(values: Any) -> tuple[str, ...]:
-    return tuple(sorted({str(value) for value in values if value is not None}))
+def _conditions(records: Sequence[Record]) -> dict[str, set[str]]:
+    """Return what decides figures besides the code, under the sentence that says that it differs."""
+    conditions: dict[str, set[str]] = {}
+    for record in records:
+        machine = record.origin.machine
+        values = {
+            "The machine differs": machine.get("name"),
+            "The processor differs": machine.get("cpu"),
+            "The GPU differs": machine.get("gpu"),
+            "The libc differs": machine.get("libc"),
+            "The memory was measured in other regimes": record.memory.regime,
+            **{f"The version of {name} differs": version for name, version in record.origin.versions.items()},
+        }
+        for sentence, value in values.items():
+            if value is not None:
+                conditions.setdefault(sentence, set()).add(str(value))
+    return conditions
 
 
-def _listed(values: Sequence[str]) -> str:
-    return ", ".join(values) or "unknown"
+def _listed(values: set[str] | None) -> str:
+    return ", ".join(sorted(values or ())) or "unknown"
 
 
 def _rows(tables: Sequence[Table]) -> dict[str, tuple[Row, Table]]:

@@ -11,13 +11,13 @@ from harness.contract.assembly import shape_of
 from harness.contract.plugins import Plugins
 from harness.machine import facts, orphans
 from harness.records import Case, Fit, Heading, Record, Task, store
-from harness.records.case import CONTROL
+from harness.records.record import OUT_OF_MEMORY
 from harness.run import locks, prepare_data, runner, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Group, Plan
 from harness.suite.schema import SuiteError
 from harness.suite.units import shown
-from harness.verbs.plan import Foreseen, Machine, foresee
+from harness.verbs.plan import Machine, PlanRow, of_cases
 from harness.verdicts import claims
 
 STEP = 1 / 20
@@ -27,16 +27,16 @@ GRAIN = 1 / 64
 RUNS = 5
 """Real runs for each strategy, at most."""
 LARGEST = 1 << 26
-OUT_OF_MEMORY = ("oom_budget", "oom_host", "oom_device")
+"""The largest value that is tried."""
 
 
 @template.kept()
 def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: bool) -> tuple[Path, list[Record]]:
-    """Search the limit of every row within each budget and keep what was found.
+    """Search the limit of every row within each budget and write what was found.
 
-    Returns the file and its records: one with the suite's claims, and one for each row.
+    Return the file and its records: one with the suite's claims, and one for each row.
 
-    Raises SuiteError for a size that the workload does not have, StoreError for results that cannot be written, and
+    Raise SuiteError for a size that the workload does not have, StoreError for results that cannot be written, and
     ClaimError for a claim that cannot be read.
     """
     for claim in search.plan.suite.claims:
@@ -50,10 +50,10 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
         store.append(path, rows[-1])
         for budget in budgets:
             for bracket in search.predicted(budget):
-                found = foretold(bracket, search.over, budget)
+                limit = limit_of(bracket, search.over, budget)
                 if not predict_only:
-                    found = search.confirmed(bracket, found, lambda run: store.append(path, search.record(run)))
-                rows.append(search.record(Record(case=bracket.case, limits=found)))
+                    limit = search.confirmed(bracket, limit, lambda run: store.append(path, search.record(run)))
+                rows.append(search.record(Record(case=bracket.case, limits=limit)))
                 store.append(path, rows[-1])
     return path, rows
 
@@ -73,7 +73,7 @@ class Bracket:
     seconds: float | None = None
 
     def next(self, budget: int) -> int | None:
-        """Give the value to predict next; None when the bracket is closed, or cannot be."""
+        """Return the value to predict next; None when the bracket is closed, or cannot be."""
         if self.reason:
             return None
         if self.fits is None:
@@ -91,8 +91,8 @@ class Bracket:
         guess = rounded(round(math.exp(math.log(value) + share * (math.log(above) - math.log(value)))))
         return min(max(guess, value + grain(value)), above - 1)
 
-    def take(self, value: int, row: Foreseen) -> None:
-        """Note what was predicted for a value."""
+    def take(self, value: int, row: PlanRow) -> None:
+        """Narrow the bracket by what was predicted for a value."""
         if row.peak_bytes is None:
             self.reason = row.reason or "it cannot be predicted"
         elif row.fits:
@@ -102,7 +102,7 @@ class Bracket:
 
 
 def grain(value: int) -> int:
-    """Give the step between values of about this size: a power of two, or 1."""
+    """Return the step between values of about this size: a power of two, or 1."""
     return 1 << max(0, math.floor(math.log2(max(1.0, value * GRAIN))))
 
 
@@ -111,8 +111,8 @@ def rounded(value: int) -> int:
     return max(1, value - value % grain(value))
 
 
-def foretold(bracket: Bracket, over: str, budget: int) -> Fit:
-    """Give the predicted limit of a row, or why there is none."""
+def limit_of(bracket: Bracket, over: str, budget: int) -> Fit:
+    """Return the predicted limit of a row, or why there is none."""
     reason = bracket.reason
     if bracket.fits is None and bracket.fails is not None:
         value, peak = bracket.fails
@@ -123,39 +123,40 @@ def foretold(bracket: Bracket, over: str, budget: int) -> Fit:
 def brackets(plan: Plan, over: str, budget: int) -> list[Bracket]:
     """Open a bracket for each row of each place, at the least value of the size that the plan has for it.
 
-    Raises SuiteError for what is no such size. The control is left out: it would be the baseline again.
+    Raise SuiteError for what is no such size. The control is left out: it would be the baseline again.
     """
-    found: dict[str, Bracket] = {}
+    brackets: dict[str, Bracket] = {}
     for case in plan.cases:
         value = case.shape.get(over)
         if isinstance(value, bool) or not isinstance(value, int):
-            known = [k for k, v in case.shape.items() if isinstance(v, int) and not isinstance(v, bool)]
+            sizes = [name for name, size in case.shape.items() if isinstance(size, int) and not isinstance(size, bool)]
             what = "is not a whole number" if over in case.shape else "is not a size"
-            told = f"'{over}' {what} of the workload '{case.workload}': use one of {', '.join(known)}"
-            raise SuiteError(f"{plan.path}: {told}")
-        if [applied.name for applied in case.strategies] == [CONTROL]:
+            raise SuiteError(
+                f"{plan.path}: '{over}' {what} of the workload '{case.workload}': use one of {', '.join(sizes)}"
+            )
+        if case.is_control:
             continue
         case = case.model_copy(update={"budget_bytes": budget})
-        bracket = found.setdefault(at(case, over, 1).digest(), Bracket(case, value))
+        bracket = brackets.setdefault(at(case, over, 1).digest(), Bracket(case, value))
         bracket.least = min(bracket.least, value)
-    return list(found.values())
+    return list(brackets.values())
 
 
 def at(case: Case, over: str, value: int) -> Case:
-    """Give the case at another value of the size."""
+    """Return the case at another value of the size."""
     return case.model_copy(update={"shape": case.shape | {over: value}})
 
 
 @dataclass
 class Search:
-    """One search: a plan, and the size that is varied; `tell` hears what is going on."""
+    """One search: a plan, and the size that is varied; `log` is called with what is going on."""
 
     plan: Plan
     plugins: Plugins
     names: tuple[str, ...]
     over: str
     cache: Path
-    tell: Callable[[str], None] = lambda text: None
+    log: Callable[[str], None] = lambda text: None
     machine: Machine = field(default_factory=Machine)
     run_id: str = field(default_factory=lambda: f"fit-{os.getpid()}")
 
@@ -167,32 +168,33 @@ class Search:
             turns = [(row, value) for row, value in wanted if self.valid(row, value)]
             if not turns:
                 return rows
-            self.tell(f"predicting {self.over} {', '.join(f'{value:,}' for value in sorted({v for _, v in turns}))}")
+            values = sorted({value for _, value in turns})
+            self.log(f"predicting {self.over} {', '.join(f'{value:,}' for value in values)}")
             cases = [at(row.case, self.over, value) for row, value in turns]
-            found = foresee(cases, self.plan, self.plugins, self.names, self.machine)
-            for (row, value), seen in zip(turns, found, strict=True):
-                row.take(value, seen)
+            predicted = of_cases(cases, self.plan, self.plugins, self.names, self.machine)
+            for (row, value), prediction in zip(turns, predicted, strict=True):
+                row.take(value, prediction)
 
     def valid(self, row: Bracket, value: int) -> bool:
-        """Close a row where the workload takes no such value."""
+        """Return whether the workload takes a value; close the row where it does not."""
         try:
             shape_of(self.plugins, at(row.case, self.over, value))
         except ValueError:
             row.reason = f"the workload takes no {self.over} of {value:,}"
         return not row.reason
 
-    def confirmed(self, row: Bracket, found: Fit, keep: Callable[[Record], None]) -> Fit:
-        """Run a row around its predicted limit, each in a process of its own held to the budget; `keep` each run."""
-        reason = obstacle(self.plugins, row.case) or ("" if found.predicted else found.reason) or self.too_long(row)
-        if reason or found.predicted is None:
-            return found.model_copy(update={"reason": reason})
+    def confirmed(self, row: Bracket, limit: Fit, write: Callable[[Record], None]) -> Fit:
+        """Run a row around its predicted limit, each time in a process with that budget; `write` each run."""
+        reason = obstacle(self.plugins, row.case) or ("" if limit.predicted else limit.reason) or self.too_long(row)
+        if reason or limit.predicted is None:
+            return limit.model_copy(update={"reason": reason})
         passed, failed, how = None, None, ""
         runs = 0
-        value: int | None = found.predicted
+        value: int | None = limit.predicted
         while value is not None and runs < RUNS:
-            self.tell(f"running {row.case.label} at {self.over} {value:,}")
+            self.log(f"running {row.case.label} at {self.over} {value:,}")
             record = self.measured(at(row.case, self.over, value))
-            keep(record)
+            write(record)
             runs += 1
             if record.status == "ok":
                 passed = value
@@ -202,10 +204,10 @@ class Search:
                 reason = str(record.evidence.get("message", record.status))
                 break
             value = following(passed, failed)
-        return found.model_copy(update={"passed": passed, "failed": failed, "how": how, "runs": runs, "reason": reason})
+        return limit.model_copy(update={"passed": passed, "failed": failed, "how": how, "runs": runs, "reason": reason})
 
     def too_long(self, row: Bracket) -> str:
-        """Say why a row is not run: what a run is expected to take, where that is more than the suite allows."""
+        """Return why a row is not run: a run is expected to take longer than the suite allows; else an empty text."""
         steps, allowed = self.plan.suite.memory_steps, self.plan.suite.timeout_seconds
         if row.seconds is None or steps * row.seconds <= allowed:
             return ""
@@ -256,7 +258,7 @@ def lasting(seconds: float) -> str:
 
 
 def following(passed: int | None, failed: int | None) -> int | None:
-    """Give the value to run next: a step beyond what is known, or between; None when both are about a step apart."""
+    """Return the value to run next: a step beyond what is known, or between; None when both are about a step apart."""
     if passed is None:
         return None if failed is None or failed <= 1 else rounded(max(1, round(failed * (1 - STEP))))
     step = max(grain(passed), round(passed * STEP))

@@ -1,55 +1,51 @@
-"""Foresee the cases of a plan without running any: peak, phase, whether it fits, and the time of a step."""
+"""Predict the cases of a plan without running any: peak, phase, whether it fits, and the time of a step."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
-from harness.machine import environment, throughput
+from harness.machine import environment, facts, throughput
 from harness.records import Case, Record
 from harness.records.roofline import Rates, seconds
 from harness.run import predictions, prepare_data
 from harness.suite.plan import Group, Plan
 from harness.suite.units import shown
 
-HOST_SHARE = 0.8
-"""The share of a machine's memory that a case may take: the process itself and others need some."""
-DEVICE_SHARE = 0.95
 SHRINKABLE = ("tokens", "batch", "layers")
-"""Sizes to halve, in the order in which people give them up, where nothing else helps."""
+"""Sizes to halve where nothing else helps, the one that people give up first in front."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What cases are held against: bytes of the host and of a GPU, and rates by place; None where not known."""
+    """What cases must fit: bytes of the host and of a GPU, and rates by place; None where not known."""
 
     host_bytes: int | None = None
     device_bytes: int | None = None
     rates: Mapping[Place, Rates] | None = None
 
     def limit(self, case: Case) -> int | None:
-        """Give the bytes that a case may take: its own budget, or a share of the memory of its place."""
+        """Return the bytes that a case may take: its own budget, or a share of the memory of its place."""
         if case.budget_bytes is not None:
             return case.budget_bytes
-        on_host = case.place.device == "cpu"
-        whole, share = (self.host_bytes, HOST_SHARE) if on_host else (self.device_bytes, DEVICE_SHARE)
-        return None if whole is None else int(whole * share)
+        if case.place.device == "cpu":
+            return None if self.host_bytes is None else int(self.host_bytes * facts.HOST_SHARE)
+        return None if self.device_bytes is None else int(self.device_bytes * facts.DEVICE_SHARE)
 
 
 def this_machine(places: Iterable[Place], cache: Path) -> Machine:
     """Describe the machine that this runs on; rates that are not known yet are measured."""
-    found = {place: Rates.read(throughput.of_place(place, cache)) for place in dict.fromkeys(places)}
-    known = {place: each for place, each in found.items() if each is not None}
-    return Machine(psutil.virtual_memory().total, environment.gpu_bytes(), known)
+    measured = {place: Rates.read(throughput.of_place(place, cache)) for place in dict.fromkeys(places)}
+    rates = {place: each for place, each in measured.items() if each is not None}
+    return Machine(psutil.virtual_memory().total, environment.gpu_bytes(), rates)
 
 
 @dataclass(frozen=True)
-class Foreseen:
-    """One case with its prediction; None where there is none, and why."""
+class PlanRow:
+    """One case with its prediction; None where there is none, and in `reason` why."""
 
     case: Case
     peak_bytes: int | None
@@ -67,37 +63,35 @@ class Foreseen:
         return self.peak_bytes <= self.limit_bytes
 
 
-def foreseen(case: Case, record: Record, machine: Machine) -> Foreseen:
-    """Hold a prediction against a machine."""
-    known = (machine.rates or {}).get(case.place)
-    return Foreseen(
+def row_of(case: Case, record: Record, machine: Machine) -> PlanRow:
+    """Return what a prediction means on a machine."""
+    rates, prediction = (machine.rates or {}).get(case.place), record.prediction
+    return PlanRow(
         case=case,
-        peak_bytes=record.prediction.predicted_peak_bytes,
-        phase=record.prediction.predicted_phase,
-        floor_bytes=record.prediction.floor_bytes,
+        peak_bytes=prediction.predicted_peak_bytes,
+        phase=prediction.predicted_phase,
+        floor_bytes=prediction.floor_bytes,
         limit_bytes=machine.limit(case),
-        seconds=seconds(record.prediction.predicted_work, known)
-        if known and record.prediction.predicted_work
-        else None,
+        seconds=seconds(prediction.predicted_work, rates) if rates and prediction.predicted_work else None,
         reason=record.missing.get("predicted_peak_bytes") or record.evidence.get("message"),
     )
 
 
-def foresee(
+def of_cases(
     cases: Sequence[Case],
     plan: Plan,
     plugins: Plugins,
     names: tuple[str, ...],
     machine: Machine,
-    tell: Callable[[Case], None] = lambda case: None,
-) -> list[Foreseen]:
-    """Predict cases, in their order; the rows that they read are supposed and not made. `tell` hears of each."""
+    on_case: Callable[[Case], None] = lambda case: None,
+) -> list[PlanRow]:
+    """Predict cases, in their order, and call `on_case` after each; the data that they read are supposed, not made."""
     supposed = {case.group: prepare_data.supposed(plan, case, plugins) for case in cases}
-    found: dict[str, Foreseen] = {}
+    rows: dict[str, PlanRow] = {}
     for case, record in predictions.of_cases(list(cases), supposed, plugins, names):
-        found[case.digest()] = foreseen(case, record, machine)
-        tell(case)
-    return [found[case.digest()] for case in cases]
+        rows[case.digest()] = row_of(case, record, machine)
+        on_case(case)
+    return [rows[case.digest()] for case in cases]
 
 
 def of_plan(
@@ -105,21 +99,20 @@ def of_plan(
     plugins: Plugins,
     names: tuple[str, ...],
     machine: Machine,
-    tell: Callable[[Case], None] = lambda case: None,
-) -> list[list[Foreseen]]:
-    """Foresee all cases of a plan, group by group."""
-    found = iter(foresee(plan.cases, plan, plugins, names, machine, tell))
-    return [[next(found) for _ in group.cases] for group in plan.groups]
+    on_case: Callable[[Case], None] = lambda case: None,
+) -> list[list[PlanRow]]:
+    """Predict all cases of a plan, group by group."""
+    rows = iter(of_cases(plan.cases, plan, plugins, names, machine, on_case))
+    return [[next(rows) for _ in group.cases] for group in plan.groups]
 
 
 def with_budget(plan: Plan, budget: int | None) -> Plan:
-    """Give every case of a plan another budget; None leaves each its own."""
-    return plan if budget is None else _changed(plan, {"budget_bytes": budget})
-
-
-def _changed(plan: Plan, update: dict[str, Any]) -> Plan:
-    groups = tuple(Group(tuple(case.model_copy(update=update) for case in group.cases)) for group in plan.groups)
-    return Plan(plan.name, plan.path, plan.suite, groups)
+    """Return a plan with another budget for every case; None leaves each its own."""
+    if budget is None:
+        return plan
+    update = {"budget_bytes": budget}
+    groups = (Group(tuple(case.model_copy(update=update) for case in group.cases)) for group in plan.groups)
+    return replace(plan, groups=tuple(groups))
 
 
 @dataclass(frozen=True)
@@ -132,35 +125,38 @@ class Remedy:
 
 
 def remedies(
-    rows: Sequence[Foreseen], plan: Plan, plugins: Plugins, names: tuple[str, ...], machine: Machine
+    rows: Sequence[PlanRow], plan: Plan, plugins: Plugins, names: tuple[str, ...], machine: Machine
 ) -> list[Remedy]:
-    """Say what would help a group of which nothing fits, the most helpful first: each size halved in the leanest row.
+    """Return what would help a group of which nothing fits, the most helpful first: the leanest row with half a size.
 
     Empty where something fits, or nothing is known.
     """
-    known = [row for row in rows if row.peak_bytes is not None and row.limit_bytes is not None]
-    if not known or any(row.fits for row in known):
+    leanest = _leanest(rows)
+    if leanest is None or any(row.fits for row in rows):
         return []
-    leanest = min(known, key=lambda row: row.peak_bytes or 0)
     halved = {
         name: leanest.case.model_copy(update={"shape": leanest.case.shape | {name: leanest.case.shape[name] // 2}})
         for name in SHRINKABLE
         if isinstance(leanest.case.shape.get(name), int) and leanest.case.shape[name] > 1
     }
-    found = foresee(list(halved.values()), plan, plugins, names, machine)
-    told = [
+    predicted = of_cases(list(halved.values()), plan, plugins, names, machine)
+    remedies = [
         Remedy(f"{name} {row.case.shape[name]:,}", row.peak_bytes, bool(row.fits))
-        for name, row in zip(halved, found, strict=True)
+        for name, row in zip(halved, predicted, strict=True)
         if row.peak_bytes is not None
     ]
-    return sorted(told, key=lambda remedy: remedy.peak_bytes)
+    return sorted(remedies, key=lambda remedy: remedy.peak_bytes)
 
 
-def shortfall(rows: Sequence[Foreseen]) -> str:
-    """Say in one sentence how much the leanest row of a group is too large."""
-    known = [row for row in rows if row.peak_bytes is not None and row.limit_bytes is not None]
-    leanest = min(known, key=lambda row: row.peak_bytes or 0)
-    assert leanest.peak_bytes is not None and leanest.limit_bytes is not None
+def _leanest(rows: Sequence[PlanRow]) -> PlanRow | None:
+    known = (row for row in rows if row.peak_bytes is not None and row.limit_bytes is not None)
+    return min(known, key=lambda row: row.peak_bytes or 0, default=None)
+
+
+def shortfall(rows: Sequence[PlanRow]) -> str:
+    """Write in one sentence by how much the leanest row of a group is too large; nothing of the group fits."""
+    leanest = _leanest(rows)
+    assert leanest is not None and leanest.peak_bytes is not None and leanest.limit_bytes is not None
     over = leanest.peak_bytes - leanest.limit_bytes
     return (
         f"nothing fits: the leanest, {leanest.case.label}, takes {shown(leanest.peak_bytes)} "

@@ -17,6 +17,7 @@ import pytest
 
 from harness.cli import commands
 from harness.records import Case, Record, Slot, store
+from harness.suite.schema import Suite
 
 HARNESS = [sys.executable, "-m", "harness"]
 PARENT_LIMIT = 80 << 10
@@ -43,10 +44,10 @@ LABELS = ["baseline", "nothing", "checkpoint + fused_loss(chunk=64)"]
 WATCHED = """
 import json, re, sys
 from pathlib import Path
-from harness import cli
+from harness.cli.commands import main
 note = Path(sys.argv.pop(1))
 try:
-    cli.main()
+    main()
 finally:
     status = Path("/proc/self/status").read_text()
     heavy = sorted({"torch", "jax", "jaxlib", "numpy", "tokenizers"} & set(sys.modules))
@@ -112,10 +113,24 @@ def test_show_tells_the_sizes_and_presets_of_a_workload(tmp_path: Path) -> None:
     assert "\npreset tiny: layers=2, width=64" in done.stdout
 
 
-def test_help_names_the_verbs(tmp_path: Path) -> None:
+def test_python_m_harness_is_harness_and_its_help_names_the_verbs(tmp_path: Path) -> None:
+    assert HARNESS[1:] == ["-m", "harness"]
     done = harness(tmp_path, "--help")
     assert done.returncode == 0
-    assert all(re.search(rf"^\W*{verb}\b", done.stdout, re.MULTILINE) for verb in ("run", "report", "list", "show"))
+    assert done.stdout.startswith("Usage: python -m harness [OPTIONS] COMMAND")
+    named = re.findall(r"^  (\w+)  +\S", done.stdout.partition("Commands:")[2], re.MULTILINE)
+    assert named == list(commands.VERBS)
+
+
+@pytest.mark.parametrize(("name", "model"), [("suite", Suite), ("record", Record)])
+def test_show_prints_the_schema_of_a_file(name: str, model: type[Suite] | type[Record], tmp_path: Path) -> None:
+    done = harness(tmp_path, "show", "--schema", name)
+    assert (done.returncode, done.stderr) == (0, "")
+    schema = json.loads(done.stdout)
+    assert schema["properties"].keys() == model.model_fields.keys()
+    assert schema["additionalProperties"] is False, "an editor marks a misspelt key"
+    assert all(field.get("description") for field in schema["properties"].values())
+    assert schema.get("required", []) == [key for key, field in model.model_fields.items() if field.is_required()]
 
 
 # What is refused
@@ -172,6 +187,9 @@ def broken_plugin(folder: Path) -> None:
 
 REFUSALS: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
     "a misspelt name": (nothing, "show chekpoint", ["'chekpoint'", "did you mean 'checkpoint'?"]),
+    "nothing to show": (nothing, "show", ["strategy", "--schema"]),
+    "two things to show": (nothing, "show decoder --schema suite", ["strategy", "--schema"]),
+    "a misspelt schema": (nothing, "show --schema suit", ["'suit'", "'record'"]),
     "a misspelt verb": (nothing, "rnu x.yaml", ["rnu"]),
     "a missing suite": (nothing, "run missing.yaml", ["missing.yaml", "cannot be read", "give the path"]),
     "no suite": (nothing, "run", ["SUITE"]),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from harness import Place
 from harness.records import Applied, Case
-from harness.report.table import FETCH, HEADERS, NATIVE, escaped, markdown
+from harness.report.table import FETCH, HEADERS, NATIVE, markdown
+from harness.report.text import escaped
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Row, Table
 from harness.verdicts.pooled import Speed

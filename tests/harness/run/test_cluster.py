@@ -50,15 +50,15 @@ import json, os, signal, time
 from pathlib import Path
 
 from harness import hookimpl
-from harness.numerics import Verdict
-from harness.records import Record
+from harness.records import Memory, Origin, Prediction, Record, Times
+from harness.records.record import Verdict
 
 HERE = Path(__file__).parent
 MADE = {
-    "predict": {"predicted_peak_bytes": 1 << 20, "floor_bytes": 1 << 19},
-    "numerics": {"answer": Verdict("bit_exact", 1.0, None, None, None, (), "it is")},
-    "memory": {"peak_host_bytes": 1 << 20, "losses": (1.0, 0.9, 0.8), "resolution_bytes": 1 << 12},
-    "time": {"step_seconds": (0.1, 0.1, 0.1)},
+    "predict": {"prediction": Prediction(predicted_peak_bytes=1 << 20, floor_bytes=1 << 19)},
+    "numerics": {"numerics": Verdict("bit_exact", 1.0, None, None, None, (), "it is")},
+    "memory": {"memory": Memory(peak_host_bytes=1 << 20, losses=(1.0, 0.9, 0.8), resolution_bytes=1 << 12)},
+    "time": {"times": Times(step_seconds=(0.1, 0.1, 0.1))},
 }
 
 
@@ -77,7 +77,7 @@ def harness_measure(task):
     with open(HERE / "spans", "a") as spans:
         spans.write(json.dumps([os.getppid(), began, time.monotonic()]) + "\\n")
     name = {"name": f"machine-{os.getppid()}"} if (HERE / "many").exists() else {}
-    return Record(**MADE.get(task.kind, {}), machine=name)
+    return Record(**MADE.get(task.kind, {}), origin=Origin(machine=name))
 '''
 LISTENING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 # A shell starts what it puts in the background with SIGINT ignored, and children inherit that.
@@ -299,7 +299,7 @@ def test_ctrl_c_keeps_what_came_and_the_same_command_resumes(place: Place, plain
     assert len({record.origin.run_id for record in after if record.case and record.case.shape["tokens"] == 96}) == 2
     last = [record for record in {record.slot: record for record in after}.values() if record.case]
     runs = {record.origin.run_id for record in last if record.case and record.case.shape["tokens"] == 96}
-    assert runs == {after[-1].run_id}, "a group was resumed by halves"
+    assert runs == {after[-1].origin.run_id}, "a group was resumed by halves"
 
 
 @pytest.mark.parametrize("endings", [[signal.SIGINT] * 3, [signal.SIGTERM], [signal.SIGKILL]], ids=str)

@@ -7,13 +7,13 @@ import pytest
 
 from harness.contract import plugins
 from harness.records import Case, Claim, Fit, Record, store
-from harness.report.fit import fits
+from harness.report.fit import text
 from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
 from harness.verbs import fit
-from harness.verbs.fit import Bracket, Search, at, brackets, following, foretold, grain, rounded
-from harness.verbs.plan import Foreseen
+from harness.verbs.fit import Bracket, Search, at, brackets, following, grain, limit_of, rounded
+from harness.verbs.plan import PlanRow
 from harness.verdicts.claims import answer, answered
 from harness.verdicts.judge import searched as searched_tables
 
@@ -45,7 +45,7 @@ def searched(peak_of, budget, least=64):
         asked += 1
         assert asked < 40, "it does not end"
         peak = peak_of(value)
-        bracket.take(value, Foreseen(CASE, peak, "", None, budget, None))
+        bracket.take(value, PlanRow(CASE, peak, "", None, budget, None))
     return bracket, asked
 
 
@@ -72,7 +72,7 @@ def test_the_bracket_closes_around_the_limit_in_few_predictions(peak_of, budget)
 def test_what_never_fits_says_what_the_least_value_takes():
     bracket, asked = searched(lambda value: 2 << 30, 1 << 30)
     assert asked == 1
-    assert foretold(bracket, "tokens", 1 << 30).reason == "tokens 64 is predicted to take 2 GiB already"
+    assert limit_of(bracket, "tokens", 1 << 30).reason == "tokens 64 is predicted to take 2 GiB already"
 
 
 def test_what_always_fits_ends_at_the_largest_value():
@@ -82,9 +82,9 @@ def test_what_always_fits_ends_at_the_largest_value():
 
 def test_what_cannot_be_predicted_ends_with_the_reason():
     bracket = Bracket(CASE, 64)
-    bracket.take(64, Foreseen(CASE, None, None, None, 1, None, "the compiler is missing"))
+    bracket.take(64, PlanRow(CASE, None, None, None, 1, None, "the compiler is missing"))
     assert bracket.next(1 << 30) is None
-    assert foretold(bracket, "tokens", 1).reason == "the compiler is missing"
+    assert limit_of(bracket, "tokens", 1).reason == "the compiler is missing"
 
 
 def test_values_are_multiples_of_their_grain():
@@ -157,7 +157,7 @@ def test_a_row_that_would_run_too_long_is_not_run_and_says_so(tmp_path, monkeypa
     search = Search(plan(tmp_path, SUITE + "timeout_seconds: 60\nmemory_steps: 4\n"), LOADED, (), "tokens", tmp_path)
     monkeypatch.setattr(search, "measured", lambda case: pytest.fail("it was run"))
     bracket = Bracket(CASE, 64, fits=(128, 1000), seconds=150.0)
-    found = search.confirmed(bracket, foretold(bracket, "tokens", 2000), lambda run: None)
+    found = search.confirmed(bracket, limit_of(bracket, "tokens", 2000), lambda run: None)
     assert found.reason == "not run: 4 steps are expected to take 10 minutes, and the suite's timeout_seconds are 60"
     assert (found.predicted, found.passed, found.runs, found.longest) == (128, None, 0, 128)
 
@@ -185,7 +185,7 @@ def test_claims_about_limits_are_answered_below_the_table(tmp_path, monkeypatch)
     }
     again, problems = store.read(path)
     assert not problems
-    told = fits(again)
+    told = text(again)
     assert "| reach   | the checkpoint reaches 128" in told and told.count("verified") == 2
 
 

@@ -1,4 +1,4 @@
-"""What is foreseen and advised: limits, remedies, combinations, and the verbs as a user types them."""
+"""What is predicted and advised: limits, remedies, combinations, and the verbs as a user types them."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
 from harness.verbs.advise import combinations, front, group_of, members, promising
-from harness.verbs.plan import Foreseen, Machine, of_plan, remedies
+from harness.verbs.plan import Machine, PlanRow, of_plan, remedies
 
 LOADED = plugins.load()
 SUITE = """
@@ -66,8 +66,8 @@ def case(*names: str, place: str = "torch/cpu", budget: int | None = None) -> Ca
     )
 
 
-def seen(name: str, peak: int | None, seconds: float | None, limit: int | None = 100) -> Foreseen:
-    return Foreseen(case(*name.split("+")) if name else case(), peak, "", None, limit, seconds)
+def seen(name: str, peak: int | None, seconds: float | None, limit: int | None = 100) -> PlanRow:
+    return PlanRow(case(*name.split("+")) if name else case(), peak, "", None, limit, seconds)
 
 
 def test_a_case_is_held_against_its_budget_or_a_share_of_the_machine() -> None:

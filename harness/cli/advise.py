@@ -1,0 +1,57 @@
+"""`harness advise`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.options import (
+    BudgetOption,
+    GpuMemoryOption,
+    MemoryOption,
+    OnlyOption,
+    PlaceOption,
+    PluginOption,
+    PredictOnlyOption,
+    ResultsOption,
+    SuiteArgument,
+    machine_of,
+    plan_of,
+)
+from harness.cli.progress import Watcher
+from harness.cli.screen import err, out
+from harness.contract import plugins
+from harness.report.advise import text
+from harness.run import session
+from harness.suite.schema import SuiteError
+from harness.verbs.advise import KINDS, advise
+
+
+def command(
+    path: SuiteArgument,
+    budget: BudgetOption = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="An answer to allow: reordered, lower_precision or approximate."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Combine all strategies, not only the suite's.")] = False,
+    predict_only: PredictOnlyOption = False,
+    memory: MemoryOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    results: ResultsOption = Path("results"),
+    place: PlaceOption = None,
+    only: OnlyOption = None,
+    plugin: PluginOption = None,
+) -> None:
+    """Choose a combination of strategies: predict all of them, and measure the most promising few on this machine."""
+    names = tuple(plugin or ())
+    loaded = plugins.load(names)
+    for kind in allow or []:
+        if kind not in KINDS:
+            raise SuiteError(f"--allow: there is no answer '{kind}'{plugins.nearest(kind, KINDS)}")
+    plan = plan_of(path, loaded, place, only, budget)
+    options = session.Options(results, names)
+    machine = machine_of(plan, memory, gpu_memory)
+    with Watcher(err, loaded) as watcher:
+        advice = advise(plan, loaded, options, machine, allow or (), everything, predict_only, watcher)
+    out.print(text(advice), end="")

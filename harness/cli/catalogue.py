@@ -1,0 +1,78 @@
+"""`harness list` and `harness show`: what the plugins offer, and what files may say."""
+
+import json
+from enum import StrEnum, auto
+from typing import Annotated
+
+import typer
+from pydantic import BaseModel
+
+from harness.cli.options import PluginOption
+from harness.cli.screen import out
+from harness.contract import plugins
+from harness.contract.strategy import Strategy
+from harness.contract.workload import Workload
+from harness.records import Record
+from harness.suite.schema import Suite
+
+
+class Schema(StrEnum):
+    """The files that have a schema."""
+
+    record = auto()
+    suite = auto()
+
+
+MODELS: dict[Schema, type[BaseModel]] = {Schema.record: Record, Schema.suite: Suite}
+
+
+def list_all(plugin: PluginOption = None) -> None:
+    """List the strategies by the part they rewrite, and the workloads."""
+    loaded = plugins.load(tuple(plugin or ()))
+    by_part: dict[str, list[str]] = {}
+    for strategy in loaded.strategies.values():
+        part = strategy.rewrites[0] if strategy.rewrites else "(none)"
+        by_part.setdefault(part, []).append(f"  {strategy.name:<16} {strategy.summary}")
+    for part, lines in by_part.items():
+        out.print(f"{part}\n" + "\n".join(lines))
+    out.print("workloads")
+    for workload in loaded.workloads.values():
+        out.print(f"  {workload.name:<16} presets: {', '.join(workload.presets)}")
+
+
+def show(
+    name: Annotated[str | None, typer.Argument(help="A strategy or a workload.")] = None,
+    schema: Annotated[Schema | None, typer.Option(help="Print the JSON schema of such a file instead.")] = None,
+    plugin: PluginOption = None,
+) -> None:
+    """Show what a strategy keeps and pays, its knobs and where it runs; or a workload's sizes; or a JSON schema."""
+    if (name is None) == (schema is None):
+        raise plugins.PluginError("name either a strategy or workload, or a schema with --schema")
+    if schema is not None:
+        out.print(json.dumps(MODELS[schema].model_json_schema(), indent=1))
+        return
+    assert name is not None
+    loaded = plugins.load(tuple(plugin or ()))
+    name = loaded.aliases.get(name, name)
+    if name in loaded.strategies:
+        _show_strategy(loaded.strategies[name])
+    elif name in loaded.workloads:
+        _show_workload(loaded.workloads[name])
+    else:
+        names = [*loaded.strategies, *loaded.workloads]
+        raise plugins.PluginError(f"there is no strategy or workload '{name}'{plugins.nearest(name, names)}")
+
+
+def _show_strategy(strategy: Strategy) -> None:
+    out.print(f"{strategy.name}: {strategy.about.strip()}\n")
+    out.print(f"rewrites: {', '.join(strategy.rewrites) or 'nothing'}\nbackends: {', '.join(strategy.on)}")
+    for knob in strategy.knobs.values():
+        out.print(f"knob {knob.name}: {knob.type.__name__}, default {str(knob.default).lower()}")
+
+
+def _show_workload(workload: Workload) -> None:
+    out.print(f"{workload.name}: {workload.about.strip()}\n")
+    for field, info in workload.shape.model_fields.items():  # type: ignore[attr-defined]
+        out.print(f"{field}: default {info.default}{'; ' + info.description if info.description else ''}")
+    for preset, values in workload.presets.items():
+        out.print(f"preset {preset}: {', '.join(f'{key}={value}' for key, value in values.items())}")

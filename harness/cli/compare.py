@@ -1,0 +1,39 @@
+"""`harness compare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.options import results_of
+from harness.cli.screen import note, out
+from harness.contract import plugins
+from harness.records.store import StoreError
+from harness.report.compare import text
+from harness.verbs.compare import Condition, compare, differences
+from harness.verdicts.judge import judge
+
+
+def command(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A results file, or a folder of them.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Another of the same cases.")],
+    fail_on: Annotated[
+        list[str] | None, typer.Option(help="End with status 1 on this: peak>5%, time>10%, answer, status, missing.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show what stayed the same as well.")] = False,
+) -> None:
+    """Compare two runs of the same cases, for a pull request: what became better or worse beyond the noise of both.
+
+    Ends with status 0; with 1 where something met a condition of --fail-on; with 2 where it could not compare.
+    """
+    conditions = [Condition.parse(each) for each in fail_on or ()]
+    loaded = plugins.load()
+    before, after = ([record for each in results_of([path], loaded) for record in each.records] for path in (old, new))
+    changes = compare(judge(before), judge(after))
+    if not any(change.figure != "missing" for change in changes):
+        raise StoreError(f"'{old}' and '{new}' have no case in common: compare two runs of one suite")
+    out.print(text(changes, differences(before, after), everything), end="")
+    failing = [change for change in changes if any(condition.met(change) for condition in conditions)]
+    if failing:
+        note(f"harness: {len(failing)} figures became worse than --fail-on allows")
+        raise typer.Exit(1)

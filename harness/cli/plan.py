@@ -1,0 +1,37 @@
+"""`harness plan`."""
+
+from harness.cli.options import (
+    BudgetOption,
+    GpuMemoryOption,
+    MemoryOption,
+    OnlyOption,
+    PlaceOption,
+    PluginOption,
+    SuiteArgument,
+    machine_of,
+    plan_of,
+)
+from harness.cli.progress import counted
+from harness.cli.screen import err, out
+from harness.contract import plugins
+from harness.report.plan import text
+from harness.verbs.plan import of_plan, remedies
+
+
+def command(
+    path: SuiteArgument,
+    budget: BudgetOption = None,
+    memory: MemoryOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    place: PlaceOption = None,
+    only: OnlyOption = None,
+    plugin: PluginOption = None,
+) -> None:
+    """Predict every case of a suite without running any: its peak, whether it fits, the time of a step."""
+    names = tuple(plugin or ())
+    loaded = plugins.load(names)
+    plan = plan_of(path, loaded, place, only, budget)
+    machine = machine_of(plan, memory, gpu_memory)
+    with counted(err, "predicted", len(plan.cases)) as count_one:
+        groups = of_plan(plan, loaded, names, machine, lambda case: count_one())
+    out.print(text(groups, [remedies(rows, plan, loaded, names, machine) for rows in groups]), end="")

@@ -1,0 +1,56 @@
+"""`harness report`."""
+
+from enum import StrEnum, auto
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.options import PluginOption, results_of
+from harness.cli.screen import note, out
+from harness.contract import plugins
+from harness.report.report import Report
+from harness.verdicts import documents
+
+
+class Form(StrEnum):
+    """What `report` can print."""
+
+    markdown = auto()
+    csv = auto()
+    json = auto()
+
+
+def command(
+    paths: Annotated[list[Path], typer.Argument(metavar="RESULTS", help="Results files, or folders of them.")],
+    into: Annotated[Path | None, typer.Option(help="A document to put the tables into.")] = None,
+    form: Annotated[Form, typer.Option("--format", help="What to print.")] = Form.markdown,
+    pictures: Annotated[Path | None, typer.Option(help="A folder to draw the charts into, as SVG and PNG.")] = None,
+    only: Annotated[str | None, typer.Option("-k", help="Draw only charts whose name contains this.")] = None,
+    page: Annotated[Path | None, typer.Option(help="A file for one offline HTML page of everything.")] = None,
+    sentences: Annotated[
+        Path | None, typer.Option("--documents", help="What documents say (a YAML file): print the answers to it.")
+    ] = None,
+    plugin: PluginOption = None,
+) -> None:
+    """Print the tables of results; of a folder, the newest file of each suite and machine.
+
+    With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`, and
+    the answers to --documents between those of `documents`. The first mark may choose tables and rows of a suite:
+    `generated: SUITE place=torch/cpu tokens=1024 rows=baseline|checkpoint`. As csv and json there is one row or object
+    for each strategy, with every figure as a number.
+    """
+    said = documents.read(sentences) if sentences is not None else None
+    loaded = plugins.load(tuple(plugin or ()))
+    whole = Report(tuple(results_of(paths, loaded)), loaded, said)
+    if pictures is not None:
+        for picture in whole.pictures(pictures, only or ""):
+            note(f"picture: {picture}")
+    if page is not None:
+        whole.write_page(page)
+        note(f"page: {page}")
+    if into is not None:
+        whole.put_into(into)
+    elif pictures is None and page is None:
+        text_of = {Form.markdown: whole.markdown, Form.csv: whole.csv, Form.json: whole.json}
+        out.print(text_of[form](), end="")

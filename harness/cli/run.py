@@ -1,0 +1,83 @@
+"""`harness run`."""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.options import PluginOption, ResultsOption, SuiteArgument, plan_of, results_of
+from harness.cli.progress import Watcher
+from harness.cli.screen import err, note, out
+from harness.contract import plugins
+from harness.machine import facts
+from harness.report import answer, table
+from harness.report.results import Results
+from harness.report.text import escaped
+from harness.run import cluster, session
+
+
+def command(
+    path: SuiteArgument,
+    results: ResultsOption = Path("results"),
+    place: Annotated[list[str] | None, typer.Option("--place", help="Run only these places.")] = None,
+    only: Annotated[str | None, typer.Option("-k", help="Run only strategies whose name contains this.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Time rounds, in place of the suite's.", min=0, max=100)] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of resuming.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Measure nothing that this code has measured.")] = False,
+    max_bytes: Annotated[int | None, typer.Option(help="Skip cases predicted to need more than this.", min=1)] = None,
+    try_all: Annotated[
+        bool, typer.Option("--try-all", help="Run cases that are predicted to exceed the machine's memory as well.")
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", metavar="ADDRESS", help="Run on Dask workers: tcp://host:8786, or local:2 for two here."
+        ),
+    ] = None,
+    plugin: PluginOption = None,
+) -> None:
+    """Measure every case of a suite and print the tables. Run it again to resume after an interruption."""
+    names = tuple(plugin or ())
+    loaded = plugins.load(names)
+    plan = plan_of(path, loaded, place, only)
+    options = session.Options(results, names, rounds, fresh, max_bytes, try_all, once=once)
+    show = _titled(plan.suite.title or plan.name)
+    with Watcher(err, loaded, show) as watcher:
+        try:
+            if address is None:
+                file = session.run(plan, loaded, options, watcher)
+            else:
+                file = cluster.run(address, plan, loaded, options, watcher)
+        except KeyboardInterrupt:
+            files = sorted((results / plan.name / facts.name()).glob("*.jsonl"))
+            for each in results_of(files[-1:], loaded) if files else []:
+                _show_rest(each, loaded, watcher.printed, show)
+            raise
+    for each in results_of([file], loaded):
+        _show_rest(each, loaded, watcher.printed, show)
+        if each.answers:
+            show(f"## Claims\n\n{table.claimed(each.answers)}\n")
+        note(f"records: {file}")
+        out.print(answer.last_lines(each.tables))
+
+
+def _titled(title: str) -> Callable[[str], None]:
+    """Return a function that prints text, the first under a title."""
+    titles = iter([f"# {escaped(title)}\n"])
+
+    def show(text: str) -> None:
+        for line in titles:
+            out.print(line)
+        out.print(text)
+
+    return show
+
+
+def _show_rest(
+    results: Results, loaded: plugins.Plugins, printed: Collection[str], show: Callable[[str], None]
+) -> None:
+    """Print the tables that were not printed as they came."""
+    tables = [each for each in results.tables if each.case.group not in printed]
+    if tables:
+        show(table.markdown(tables, table.tokens_per_step(tables, loaded)))

@@ -1,0 +1,26 @@
+"""Text that is harmless where it is shown: in markdown, in a spreadsheet, on a terminal."""
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet would take for the beginning of a formula."""
+MARKUP = str.maketrans({"<": "&lt;", ">": "&gt;"} | {character: f"\\{character}" for character in "\\`*|[]"})
+
+
+def visible(text: str, allowed: str = "") -> str:
+    """Replace what a terminal obeys or hides by spaces, but for the characters in `allowed`."""
+    return "".join(character if character.isprintable() or character in allowed else " " for character in text)
+
+
+def escaped(text: str) -> str:
+    """Return text that is harmless in markdown and on a terminal: no markup, no control characters, no new cells."""
+    return visible(text).translate(MARKUP)
+
+
+def cell(text: str) -> str:
+    """Return text that is harmless in a spreadsheet and on a terminal: no formula, no control characters."""
+    line = visible(text, allowed="\n")
+    return f"'{line}" if line.startswith(FORMULA) else line
+
+
+def row_name(label: str) -> str:
+    """Return the label of a row as markdown, as code unless it is the baseline's."""
+    return label if label == "baseline" else f"`{escaped(label)}`"

@@ -1,0 +1,38 @@
+"""How bytes, phases and comparisons are written."""
+
+from harness.records import Case
+from harness.workloads.data.frames import GENERATED
+
+MIB = 1 << 20
+COUNTED = ("corpus_tokens", "tokens", "frames", "features")
+SIZES = ("window", "stride", "layers", "width", "vocabulary", "batch")
+
+
+def heading(case: Case) -> str:
+    shape = case.shape
+    network = f" ({shape['network']})" if "network" in shape else ""
+    words = [f"{case.workload}{network} on {case.place}"]
+    words += [f"{_grouped(shape[name])} {name.replace('_', ' ')}" for name in COUNTED if shape.get(name)]
+    words += [f"{name} {_grouped(shape[name])}" for name in SIZES if shape.get(name)]
+    if case.corpus not in ("standard_library", GENERATED) or (case.tokenizer != "bpe" and "vocabulary" in shape):
+        words.append(case.corpus if case.corpus == "zipf" else f"{case.tokenizer} of {case.corpus}")
+    if case.budget_bytes:
+        words.append(f"budget {case.budget_bytes / MIB:,.0f} MiB")
+    return ", ".join(words)
+
+
+def _grouped(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def mib(value: int | None) -> str:
+    return "" if value is None else f"{value / MIB:,.0f}" if value >= 100 * MIB else f"{value / MIB:,.1f}"
+
+
+def phase_name(name: str | None) -> str:
+    """Show the phase that sets the peak, and how many tie with it."""
+    if not name:
+        return ""
+    first, *others = [phase.removeprefix("steady_step/").removeprefix("first_step/") for phase in name.split(", ")]
+    more = len(dict.fromkeys(other for other in others if other != first))
+    return first + (f" (+{more})" if more else "")
