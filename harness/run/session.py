@@ -140,9 +140,10 @@ def origin(schedule: Schedule, run_id: str) -> Origin:
 
 @dataclass
 class Session:
-    """Groups of cases, measured on this machine; `write` is given every record as it comes.
+    """Groups of cases, measured on this machine; `write` gets every record as it comes.
 
-    `latest` is what is known of the slots, from before and from this run.
+    `latest` is what is known of the slots, from before and from this run; `records` are those of this run that the table
+    of the group at hand is made from.
     """
 
     schedule: Schedule
@@ -158,7 +159,7 @@ class Session:
         self.plan, self.plugins = self.schedule.plan, self.schedule.plugins
         self.threads = len(os.sched_getaffinity(0))
         self.checkup = checkups.kept(self.options.cache)
-        self.records: list[Record] = []
+        self.records = [Record(heading=Heading(rounds=self.schedule.rounds))]
 
     def is_open(self, slot: Slot) -> bool:
         record = self.latest.get(slot)
@@ -171,7 +172,7 @@ class Session:
             self.measure_group(group)
             self.progress.left(self.schedule.due(self.latest))
             self.progress.group(group, self.records)
-            self.records = []
+            self.records = [record for record in self.records if record.slot is None or record.slot.kind == "numerics"]
 
     def measure_group(self, group: Group) -> None:
         """Predict a group, then measure its answers, its memory and its times."""
