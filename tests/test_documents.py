@@ -148,8 +148,8 @@ def test_a_yaml_block_is_a_suite_or_a_part_of_one(block: Block, tmp_path: Path) 
 def test_the_suite_means_what_its_comments_say(tmp_path: Path) -> None:
     (block,) = (block for block in blocks("yaml") if "title: Does it fit" in block.text)
     plan = planned(block, tmp_path)
-    assert len(plan.groups) == 2, "one for each number of tokens"
-    assert [case.label for case in plan.groups[0].cases] == [
+    assert len(plan.comparisons) == 2, "one for each number of tokens"
+    assert [case.label for case in plan.comparisons[0].cases] == [
         "baseline",
         "nothing",
         "checkpoint(every=1)",

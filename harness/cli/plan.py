@@ -33,5 +33,5 @@ def command(
     plan = plan_of(path, loaded, place, only, budget)
     machine = machine_of(plan, memory, gpu_memory)
     with counted(err, "predicted", len(plan.cases)) as count_one:
-        groups = of_plan(plan, loaded, names, machine, lambda case: count_one())
-    out.print(text(groups, [remedies(rows, plan, loaded, names, machine) for rows in groups]), end="")
+        comparisons = of_plan(plan, loaded, names, machine, lambda case: count_one())
+    out.print(text(comparisons, [remedies(rows, plan, loaded, names, machine) for rows in comparisons]), end="")

@@ -12,7 +12,7 @@ from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Slot
 from harness.report import table
 from harness.run import session
-from harness.suite.plan import Group
+from harness.suite.plan import Comparison
 from harness.verdicts import judge
 
 USUAL_SECONDS = {"predict": 0.5, "numerics": 4.0, "memory": 3.0, "time": 2.0}
@@ -110,13 +110,13 @@ class Watcher(session.Progress):
             left = f", {self._left()}" if self.open else ""
             self.console.print(f"[{self.done}/{self.total}] {kind} {case.place} {case.label}: {record.status}{left}")
 
-    def group(self, group: Group, records: Sequence[Record]) -> None:
-        """Print the table of a group that this run measured whole; of others the run prints it at the end."""
+    def comparison(self, comparison: Comparison, records: Sequence[Record]) -> None:
+        """Print the table of a comparison that this run measured whole; of others the run prints it at the end."""
         tables = judge.judge(records)
         rows = sum(len(each.rows) for each in tables)
-        if rows < len(group.cases):
+        if rows < len(comparison.cases):
             return
-        self.printed.add(group.baseline.group)
+        self.printed.add(comparison.baseline.comparison_key)
         self.out(table.markdown(tables, table.tokens_per_step(tables, self.plugins)))
 
     def _show(self) -> None:

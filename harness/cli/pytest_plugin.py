@@ -62,8 +62,8 @@ class SuiteFile(pytest.File):
                 raise compare.ConditionError("a case that is missing has no test to fail: use `harness compare` for it")
         except (plugins.PluginError, schema.SuiteError, compare.ConditionError) as error:
             raise self.CollectError(str(error)) from None
-        varying = _varying([group.baseline.shape for group in self.plan.groups])
-        for group in self.plan.groups:
+        varying = _varying([group.baseline.shape for group in self.plan.comparisons])
+        for group in self.plan.comparisons:
             sizes = [f"{name}={group.baseline.shape[name]}" for name in varying]
             for case in group.cases:
                 name = f"[{'-'.join([str(case.place), *sizes, case.label])}]"

@@ -78,6 +78,6 @@ def _show_rest(
     results: Results, loaded: plugins.Plugins, printed: Collection[str], show: Callable[[str], None]
 ) -> None:
     """Print the tables that were not printed as they came."""
-    tables = [each for each in results.tables if each.case.group not in printed]
+    tables = [each for each in results.tables if each.case.comparison_key not in printed]
     if tables:
         show(table.markdown(tables, table.tokens_per_step(tables, loaded)))

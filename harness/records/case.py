@@ -99,7 +99,7 @@ class Case(Value):
         return self.model_copy(update={"strategies": (), "ranks": 1})
 
     @property
-    def group(self) -> str:
+    def comparison_key(self) -> str:
         """A key that a case shares with those it is compared to: all but the strategies and their ranks."""
         return self.plain.digest()
 

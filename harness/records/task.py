@@ -70,4 +70,4 @@ class Task(Value):
     @property
     def corpus(self) -> TokenFile | FrameFile | None:
         """The rows of the first case."""
-        return self.corpora.get(self.case.group)
+        return self.corpora.get(self.case.comparison_key)

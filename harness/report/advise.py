@@ -19,7 +19,7 @@ FRONT = 8
 
 
 def text(answers: Sequence[Advice]) -> str:
-    """Write what to use for each group, why, and the lines that ask for it in a suite."""
+    """Write what to use for each comparison, why, and the lines that ask for it in a suite."""
     pieces = []
     for advice in answers:
         pieces.append(f"## {escaped(heading(advice.case))}")

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from harness.report.text import escaped
 from harness.report.words import heading, mib
 from harness.verdicts.choice import choice
-from harness.verdicts.judge import Row, Table
+from harness.verdicts.judge import Comparison, Row
 
 
-def sentence(table: Table) -> str:
+def sentence(table: Comparison) -> str:
     """Return the answer of a comparison, or an empty text where nothing of it was measured."""
     best = choice(table)
     if best is None:
@@ -29,7 +29,7 @@ def sentence(table: Table) -> str:
     return "; ".join(pieces) + "."
 
 
-def last_lines(tables: Sequence[Table]) -> str:
+def last_lines(tables: Sequence[Comparison]) -> str:
     """Return the answers of a run, one line for each comparison."""
     answers = [(table, text) for table in tables if (text := sentence(table))]
     lines = [f"- {escaped(heading(table.case))}: {text}" for table, text in answers]

@@ -9,14 +9,18 @@ from typing import Any
 
 from harness.report.text import cell
 from harness.report.words import heading
-from harness.verdicts.judge import Row, Table
+from harness.verdicts.judge import Comparison, Row
 
 Figures = dict[str, Any]
 
 
-def of_tables(suite: str, tables: Sequence[Table], tokens_per_step: Mapping[str, int]) -> list[Figures]:
+def of_tables(suite: str, tables: Sequence[Comparison], tokens_per_step: Mapping[str, int]) -> list[Figures]:
     """Return one flat mapping for each row: bytes, seconds and ratios as numbers, unknown ones as None."""
-    return [_of_row(suite, table, row, tokens_per_step.get(row.case.group)) for table in tables for row in table.rows]
+    return [
+        _of_row(suite, table, row, tokens_per_step.get(row.case.comparison_key))
+        for table in tables
+        for row in table.rows
+    ]
 
 
 def as_json(rows: Sequence[Figures]) -> str:
@@ -36,7 +40,7 @@ def as_csv(rows: Sequence[Figures]) -> str:
     return out.getvalue()
 
 
-def _of_row(suite: str, table: Table, row: Row, tokens: int | None) -> Figures:
+def _of_row(suite: str, table: Comparison, row: Row, tokens: int | None) -> Figures:
     case, speed, seconds = row.case, row.speed, row.step_seconds
     first = next(iter(row.records), None)
     return {

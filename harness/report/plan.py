@@ -14,10 +14,10 @@ ALIGNED = ("left", "right", "left", "right", "right", "right", "left")
 SEVERAL = 3
 
 
-def text(groups: Sequence[Sequence[PlanRow]], helps: Sequence[Sequence[Remedy]]) -> str:
-    """Write one table for each group, and below it what to change where nothing fits."""
+def text(comparisons: Sequence[Sequence[PlanRow]], helps: Sequence[Sequence[Remedy]]) -> str:
+    """Write one table for each comparison, and below it what to change where nothing fits."""
     pieces = []
-    for rows, remedies in zip(groups, helps, strict=True):
+    for rows, remedies in zip(comparisons, helps, strict=True):
         limit = rows[0].limit_bytes
         unknown = "its memory is not known: give --gpu-memory or --budget"
         limited = unknown if limit is None else f"may use {shown(limit)}"

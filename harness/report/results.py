@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.records import Record, store
 from harness.verdicts import claims, judge
-from harness.verdicts.judge import Table
+from harness.verdicts.judge import Comparison
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Results:
         return any(record.limits is not None for record in self.records)
 
     @cached_property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[Comparison]:
         """The judged comparisons, or the limits by what they are compared to."""
         return judge.searched(self.records) if self.searched else judge.judge(self.records)
 

@@ -15,7 +15,7 @@ from harness.report.results import Results
 from harness.report.text import escaped, row_name
 from harness.report.words import heading, mib, phase_name
 from harness.verdicts.claims import Answer
-from harness.verdicts.judge import LEAST_FOR_PERCENT, Row, Table
+from harness.verdicts.judge import LEAST_FOR_PERCENT, Comparison, Row
 
 MIB = 1 << 20
 FETCH = "fetch ms"
@@ -66,9 +66,9 @@ def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str]) -> 
     return "\n\n".join(pieces)
 
 
-def tokens_per_step(tables: Sequence[Table], plugins: Plugins) -> dict[str, int]:
+def tokens_per_step(tables: Sequence[Comparison], plugins: Plugins) -> dict[str, int]:
     """Return the tokens of a step by group, where they are known."""
-    tokens = {table.case.group: _tokens(table.case, plugins) for table in tables}
+    tokens = {table.case.comparison_key: _tokens(table.case, plugins) for table in tables}
     return {group: count for group, count in tokens.items() if count is not None}
 
 
@@ -82,7 +82,7 @@ def _tokens(case: Case, plugins: Plugins) -> int | None:
 
 
 def markdown(
-    tables: Sequence[Table],
+    tables: Sequence[Comparison],
     tokens_per_step: "dict[str, int]",
     title: str = "",
     level: str = "##",
@@ -113,7 +113,7 @@ def claimed(answers: Sequence[Answer]) -> str:
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
 
 
-def _untested(table: Table) -> str | None:
+def _untested(table: Comparison) -> str | None:
     """Return why nothing of a comparison could be measured here, or None when something was."""
     if not all(row.status in ("unsupported", "open") for row in table.rows):
         return None
@@ -122,7 +122,7 @@ def _untested(table: Table) -> str | None:
     return "; ".join(dict.fromkeys(reason for row in table.rows for reason in row.reasons))
 
 
-def _predicted(table: Table) -> list[str]:
+def _predicted(table: Comparison) -> list[str]:
     """Show what is known of a place that this machine lacks: the predictions."""
     rows = [
         (
@@ -140,7 +140,7 @@ def _predicted(table: Table) -> list[str]:
 
 
 def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
-    tokens = tokens_per_step.get(row.case.group)
+    tokens = tokens_per_step.get(row.case.comparison_key)
     return [
         row_name(row.label),
         _peak(row),
@@ -158,7 +158,7 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
     ]
 
 
-def _grid(table: Table, tokens_per_step: "dict[str, int]", names: Sequence[str] = HEADERS) -> str:
+def _grid(table: Comparison, tokens_per_step: "dict[str, int]", names: Sequence[str] = HEADERS) -> str:
     """Write the rows of one comparison, without the waits for batches where none matters."""
     waits = any((row.fetch_seconds or 0.0) > FETCH_SHARE * (row.step_seconds or 0.0) > 0 for row in table.rows)
     absent = {*(() if waits else (FETCH,)), *(() if any(row.native_bytes for row in table.rows) else (NATIVE,))}
@@ -209,7 +209,7 @@ def _time(row: Row) -> str:
     return f"{speed.ratio:.2f} x ({speed.low:.2f}-{speed.high:.2f}) {speed.word}{more}"
 
 
-def _remarks(table: Table) -> Iterable[str]:
+def _remarks(table: Comparison) -> Iterable[str]:
     """Return the lines below a table, for what its cells cannot hold: failures, wrong answers, flags."""
     measured = [row for row in table.rows if row.status == "ok"]
     shared = set.intersection(*(set(row.flags) for row in measured)) if measured else set()
@@ -230,7 +230,7 @@ def _remarks(table: Table) -> Iterable[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def _predicted_times(table: Table) -> Iterable[str]:
+def _predicted_times(table: Comparison) -> Iterable[str]:
     """Yield a line with the expected ratios of step times beside the measured ones."""
     ratios = [
         f"{row.label} {row.predicted_time_ratio:.2f} x ({row.speed.ratio / row.predicted_time_ratio - 1:+.0%})"
@@ -242,7 +242,7 @@ def _predicted_times(table: Table) -> Iterable[str]:
         yield f"- {sentence}: {escaped('; '.join(ratios))}"
 
 
-def _contributions(table: Table) -> Iterable[str]:
+def _contributions(table: Comparison) -> Iterable[str]:
     """Yield for each combination what it would take more without each member, where those rows are there too."""
     peaks = {tuple(map(str, row.case.strategies)): row.peak_bytes or 0 for row in table.rows if row.status == "ok"}
     for members, peak in peaks.items():

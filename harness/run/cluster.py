@@ -1,8 +1,8 @@
-"""Run a plan on the workers of a Dask cluster: each group whole on one machine, each record sent here as it comes.
+"""Run a plan on the workers of a Dask cluster: each comparison whole on one machine, each record sent here as it comes.
 
-A task of Dask is a group (`cluster_worker`), and this process alone writes records. Where a worker is lost, Dask gives
-its group to another, which begins anew: with its first message all that the lost attempt measured is withdrawn, and
-later messages of that are ignored. So no group has figures of two machines.
+A task of Dask is a comparison (`cluster_worker`), and this process alone writes records. Where a worker is lost, Dask
+gives its comparison to another, which begins anew: with its first message all that the lost attempt measured is
+withdrawn, and later messages of that are ignored. So no comparison has figures of two machines.
 """
 
 import logging
@@ -26,12 +26,12 @@ from harness.run import locks, prepare_data, session, temporary
 from harness.run.cluster_worker import TOPIC, ClusterError, Code, Order, describe, measure
 from harness.run.schedule import Known, Latest, Schedule
 from harness.run.session import Options, Progress
-from harness.suite.plan import Group, Plan
+from harness.suite.plan import Comparison, Plan
 
 GPU = "gpu"
-"""The resource that a worker must offer to get groups of a place on a GPU."""
+"""The resource that a worker must offer to get comparisons of a place on a GPU."""
 LOSSES = 2
-"""How often a group may lose its worker, and yet be tried again."""
+"""How often a comparison may lose its worker, and yet be tried again."""
 PATIENCE_SECONDS = 5.0
 """How long to wait for an answer, or for a first worker."""
 DESERTED_SECONDS = 60.0
@@ -65,20 +65,20 @@ def _absolute(name: str) -> str:
 
 
 def finished(schedule: Schedule, latest: Latest) -> Iterator[bool]:
-    """Yield for each group whether every case has its result; that it cannot run, or would not fit, is one."""
-    for group in schedule.plan.groups:
-        known = latest.get(Slot(case=schedule.digest(group.baseline), kind="memory"))
+    """Yield for each comparison whether every case has its result; that it cannot run, or would not fit, is one."""
+    for comparison in schedule.plan.comparisons:
+        known = latest.get(Slot(case=schedule.digest(comparison.baseline), kind="memory"))
         if known is not None and known.status == "unsupported":  # one of each case says so
-            yield all(slot in latest for slot in wanted(schedule, group, latest))
+            yield all(slot in latest for slot in wanted(schedule, comparison, latest))
         else:
-            yield not any(True for _ in schedule.due_of(group, latest))
+            yield not any(True for _ in schedule.due_of(comparison, latest))
 
 
-def wanted(schedule: Schedule, group: Group, latest: Latest) -> list[Slot]:
-    """Return the slots of a group: where its baseline cannot run, one of each case says so."""
-    memory = [Slot(case=schedule.digest(case), kind="memory") for case in group.cases]
+def wanted(schedule: Schedule, comparison: Comparison, latest: Latest) -> list[Slot]:
+    """Return the slots of a comparison: where its baseline cannot run, one of each case says so."""
+    memory = [Slot(case=schedule.digest(case), kind="memory") for case in comparison.cases]
     known = latest.get(memory[0])
-    return memory if known is not None and known.status == "unsupported" else list(schedule.measured(group))
+    return memory if known is not None and known.status == "unsupported" else list(schedule.measured(comparison))
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def _refuse(address: str, client: Any, schedule: Schedule, names: tuple[str, ...
         raise ClusterError(f"the cluster at '{address}' has no worker: {remedy}") from None
     workers = client.scheduler_info()["workers"]
     offered = any(worker["resources"].get(GPU) for worker in workers.values())
-    for place in dict.fromkeys(group.baseline.place for group in schedule.plan.groups):
+    for place in dict.fromkeys(comparison.baseline.place for comparison in schedule.plan.comparisons):
         if _on_gpu(place) and not offered:
             remedy = f"start one with `--resources {GPU}=1`, or choose places with --place"
             raise ClusterError(f"no worker of '{address}' offers the resource {GPU} for the place {place}: {remedy}")
@@ -191,14 +191,14 @@ class FanOut:
     received: Counter[str] = field(default_factory=Counter)
 
     @property
-    def groups(self) -> tuple[Group, ...]:
-        return self.schedule.plan.groups
+    def comparisons(self) -> tuple[Comparison, ...]:
+        return self.schedule.plan.comparisons
 
     def run(self) -> None:
-        """Hand out every group that is not finished, and write what comes until all of them are."""
+        """Hand out every comparison that is not finished, and write what comes until all of them are."""
         planned = list(dict.fromkeys(self.schedule.slots()))
         done = list(finished(self.schedule, self.latest))
-        shares = list(zip(map(self.slots, self.groups), done, strict=True))
+        shares = list(zip(map(self.slots, self.comparisons), done, strict=True))
         measured = {slot for slots, is_done in shares if is_done for slot in slots & self.latest.keys()}
         again = {slot for slots, is_done in shares if not is_done for slot in slots}
         left = [slot for slot in planned if slot not in measured or slot in again]
@@ -213,20 +213,20 @@ class FanOut:
         finally:
             self.client.cancel(list(self.tasks.values()), force=True)
 
-    def slots(self, group: Group) -> set[Slot]:
-        predicted = (Slot(case=self.schedule.digest(case), kind="predict") for case in group.cases)
-        return {*predicted, *self.schedule.measured(group)}
+    def slots(self, comparison: Comparison) -> set[Slot]:
+        predicted = (Slot(case=self.schedule.digest(case), kind="predict") for case in comparison.cases)
+        return {*predicted, *self.schedule.measured(comparison)}
 
     def submit(self, number: int) -> None:
-        group = self.groups[number]
+        comparison = self.comparisons[number]
         code = Code(self.schedule.versions, facts.commit())
-        plan = replace(self.schedule.plan, groups=(group,))
+        plan = replace(self.schedule.plan, comparisons=(comparison,))
         order = Order(plan, self.options, code, self.run_id, number, whole=self.lost[number] > 0)
         task = self.client.submit(
             measure,
             order,
             key=f"harness-{self.run_id}-{number}-{self.lost[number]}",
-            resources={GPU: 1} if _on_gpu(group.baseline.place) else None,
+            resources={GPU: 1} if _on_gpu(comparison.baseline.place) else None,
             pure=False,
         )
         self.tasks[number] = task
@@ -243,8 +243,8 @@ class FanOut:
             number, task = message
             if self.tasks.get(number) is task:
                 self.ended(number, task)
-        elif message["run"] == self.run_id and message["group"] in self.tasks:
-            self.handle(message["group"], message)
+        elif message["run"] == self.run_id and message["comparison"] in self.tasks:
+            self.handle(message["comparison"], message)
 
     def refuse_without_workers(self) -> None:
         if not self.client.scheduler_info()["workers"]:
@@ -272,7 +272,7 @@ class FanOut:
         if number in self.attempts and not self.may_try_again(number):
             return
         self.attempts[number] = attempt
-        self.withdraw(self.groups[number], f"withdrawn: its group was begun anew on {name}")
+        self.withdraw(self.comparisons[number], f"withdrawn: its comparison was begun anew on {name}")
 
     def ended(self, number: int, task: Any) -> None:
         from distributed import KilledWorker
@@ -291,27 +291,27 @@ class FanOut:
             raise error
 
     def is_answered(self, number: int) -> bool:
-        """Return whether every answer of a group came: one that it left to another may have been lost with that."""
-        slots = wanted(self.schedule, self.groups[number], self.latest)
+        """Return whether every answer of a comparison came: one that another was to give may be lost with it."""
+        slots = wanted(self.schedule, self.comparisons[number], self.latest)
         return all(slot in self.latest for slot in slots if slot.kind == "numerics")
 
     def may_try_again(self, number: int) -> bool:
-        """Count a lost worker and return whether to try again; after too many, the rows of the group say so."""
+        """Count a lost worker and return whether to try again; after too many, the rows of the comparison say so."""
         self.lost[number] += 1
-        case = self.groups[number].baseline
+        case = self.comparisons[number].baseline
         if self.lost[number] <= LOSSES:
-            self.progress.warn(f"the worker that measured on {case.place} was lost: its group is run again")
+            self.progress.warn(f"the worker that measured on {case.place} was lost: its comparison is run again")
             return True
         self.tasks.pop(number).cancel(force=True)
         reason = f"its worker was lost {self.lost[number]} times: see the logs of the workers, and run it again"
-        self.withdraw(self.groups[number], reason, all_rows=True)
-        self.progress.warn(f"a group on {case.place} was given up: {reason}")
+        self.withdraw(self.comparisons[number], reason, all_rows=True)
+        self.progress.warn(f"a comparison on {case.place} was given up: {reason}")
         return False
 
-    def withdraw(self, group: Group, reason: str, all_rows: bool = False) -> None:
-        """Replace all that was measured of a group by records without figures."""
-        by_digest = {self.schedule.digest(case): case for case in group.cases}
-        for slot in self.schedule.measured(group):
+    def withdraw(self, comparison: Comparison, reason: str, all_rows: bool = False) -> None:
+        """Replace all that was measured of a comparison by records without figures."""
+        by_digest = {self.schedule.digest(case): case for case in comparison.cases}
+        for slot in self.schedule.measured(comparison):
             known = self.latest.get(slot)
             stale = slot.kind in ("memory", "time") and known is not None and known.status != "killed_unknown"
             if stale or (all_rows and slot.kind == "memory"):

@@ -1,6 +1,6 @@
-"""What a worker of a cluster does: measure one group on its machine, and send each record as it comes.
+"""What a worker of a cluster does: measure one comparison on its machine, and send each record as it comes.
 
-It is the session that runs without a cluster, for a plan of one group. Records travel as JSON in events of Dask.
+It is the session that runs without a cluster, for a plan of one comparison. Records travel as JSON in events of Dask.
 """
 
 import json
@@ -48,9 +48,9 @@ class Code:
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is to do: measure a plan of one group, as part of a run.
+    """What a worker is to do: measure a plan of one comparison, as part of a run.
 
-    Unless the group is to be measured `whole`, answers that the same run has found on the same machine are left out.
+    Unless the comparison is to be measured `whole`, answers that the run has from the same machine are left out.
     """
 
     plan: Plan
@@ -62,7 +62,7 @@ class Order:
 
 
 class _Cancelled(Exception):
-    """Nobody waits for this group any more."""
+    """Nobody waits for this comparison any more."""
 
 
 class _Sender(Progress):
@@ -75,7 +75,7 @@ class _Sender(Progress):
         self.key = self.worker.get_current_task()
 
     def send(self, **message: Any) -> None:
-        address = {"run": self.order.run_id, "group": self.order.number, "attempt": self.token}
+        address = {"run": self.order.run_id, "comparison": self.order.number, "attempt": self.token}
         self.worker.log_event(TOPIC, address | message)
 
     def check(self) -> None:
@@ -101,7 +101,7 @@ class _Sender(Progress):
 
 
 class _Answers:
-    """The answers that the last run found on this machine, in its cache: groups often share them."""
+    """The answers that the last run found on this machine, in its cache: comparisons often share them."""
 
     def __init__(self, cache: Path, run_id: str) -> None:
         self.path, self.run_id = cache / f"answers-{facts.name()}.json", run_id
@@ -126,12 +126,12 @@ def describe(names: tuple[str, ...]) -> tuple[str, Code]:
 
 
 def measure(order: Order) -> int:
-    """Run a group on this machine as soon as nothing else is measured here; return how many records were sent."""
+    """Run a comparison on this machine as soon as nothing else is measured here; return how many records were sent."""
     sender = _Sender(order)
     loaded = plugins.load(order.options.plugins)
     order.code.refuse_other(Code.here(loaded), f"the worker on {facts.name()}")
     options = replace(order.options, cache=session.cache_folder())
-    places = [group.baseline.place for group in order.plan.groups]
+    places = [comparison.baseline.place for comparison in order.plan.comparisons]
     with locks.in_turn(places, sender.check), temporary.folder("harness-reference-") as reference:
         orphans.sweep()
         sender.send(begun=facts.name())

@@ -32,7 +32,7 @@ def of_cases(
     watch: Watch = lambda phase: None,
     seconds: float = SECONDS,
 ) -> Iterator[Found]:
-    """Yield each case with its prediction, place by place and in no order; `corpora` are the rows by group.
+    """Yield each case with its prediction, place by place and in no order; `corpora` are the rows by comparison.
 
     Cases that no machine could run give the reason. Where one ends the process, or takes longer than `seconds`, the
     next ones go on in another.
@@ -46,7 +46,7 @@ def of_cases(
                 run_id=run_id,
                 parent=os.getpid(),
                 folder="",
-                corpora={case.group: corpora.get(case.group) for case in share},
+                corpora={case.comparison_key: corpora.get(case.comparison_key) for case in share},
                 plugins=names,
                 steps=STEPS,
             )

@@ -14,7 +14,7 @@ from harness.machine.child import AnswerError, answer_of
 from harness.records import Case
 from harness.records.task import FrameFile, TokenFile
 from harness.run import temporary
-from harness.suite.plan import Group, Plan
+from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
 
 Corpus = TokenFile | FrameFile
@@ -23,28 +23,30 @@ Corpus = TokenFile | FrameFile
 def prepare(
     plan: Plan, plugins: Plugins, cache: Path, runs: Callable[[Case], bool]
 ) -> tuple[Plan, dict[str, Corpus | None]]:
-    """Make the rows of every group that `runs`, by the key of the group; raise SuiteError where that fails.
+    """Make the rows of every comparison that `runs`, by the key of the comparison; raise SuiteError where that fails.
 
     A vocabulary of 0 becomes as many tokens as the corpus has, so the plan that is returned is the one to follow.
     """
-    groups, corpora = [], {}
-    for group in plan.groups:
-        open_ended = group.baseline.shape.get("vocabulary") == 0
-        corpus = of_group(plan, group, plugins, cache) if open_ended or runs(group.baseline) else None
+    comparisons, corpora = [], {}
+    for comparison in plan.comparisons:
+        open_ended = comparison.baseline.shape.get("vocabulary") == 0
+        corpus = of_group(plan, comparison, plugins, cache) if open_ended or runs(comparison.baseline) else None
         if open_ended and isinstance(corpus, TokenFile):
-            group = _with_vocabulary(group, corpus.vocabulary)
-        groups.append(group)
-        corpora[group.baseline.group] = corpus
-    return replace(plan, groups=tuple(groups)), corpora
+            comparison = _with_vocabulary(comparison, corpus.vocabulary)
+        comparisons.append(comparison)
+        corpora[comparison.baseline.comparison_key] = corpus
+    return replace(plan, comparisons=tuple(comparisons)), corpora
 
 
-def _with_vocabulary(group: Group, size: int) -> Group:
-    return Group(tuple(case.model_copy(update={"shape": case.shape | {"vocabulary": size}}) for case in group.cases))
+def _with_vocabulary(comparison: Comparison, size: int) -> Comparison:
+    return Comparison(
+        tuple(case.model_copy(update={"shape": case.shape | {"vocabulary": size}}) for case in comparison.cases)
+    )
 
 
-def of_group(plan: Plan, group: Group, plugins: Plugins, cache: Path) -> Corpus | None:
-    """Make the rows of one group; None for a workload that draws its own."""
-    case = group.baseline
+def of_group(plan: Plan, comparison: Comparison, plugins: Plugins, cache: Path) -> Corpus | None:
+    """Make the rows of one comparison; None for a workload that draws its own."""
+    case = comparison.baseline
     workload = plugins.workloads[case.workload]
     if workload.wanted is None:
         return None

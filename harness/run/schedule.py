@@ -13,7 +13,7 @@ from harness.contract.plugins import Plugins
 from harness.machine import facts
 from harness.records import Case, Record, Slot
 from harness.records.record import OPEN_STATUSES
-from harness.suite.plan import Group, Plan
+from harness.suite.plan import Comparison, Plan
 from harness.verdicts import rounds
 from harness.verdicts.claims import memory_rows, plain_label
 from harness.verdicts.observed import possible, step_time
@@ -64,7 +64,7 @@ Latest = Mapping[Slot, Known]
 class Schedule:
     """The slots of a plan; `rounds` are the time rounds, which the command line may change.
 
-    Where it runs `elsewhere`, the machines that get its groups say what they lack, and what they said is a result.
+    Where it runs `elsewhere`, the machines that get its comparisons say what they lack, and what they said is a result.
     """
 
     plan: Plan
@@ -107,21 +107,21 @@ class Schedule:
         """Yield every slot of the plan, in the order of the run."""
         for case in self.plan.cases:
             yield Slot(case=self.digest(case), kind="predict")
-        for group in self.plan.groups:
-            yield from self.measured(group)
+        for comparison in self.plan.comparisons:
+            yield from self.measured(comparison)
 
-    def measured(self, group: Group) -> Iterator[Slot]:
-        """Yield the slots of a group, but for its predictions."""
-        if self.obstacle(group.baseline) is not None:
-            for case in group.cases:
+    def measured(self, comparison: Comparison) -> Iterator[Slot]:
+        """Yield the slots of a comparison, but for its predictions."""
+        if self.obstacle(comparison.baseline) is not None:
+            for case in comparison.cases:
                 yield Slot(case=self.digest(case), kind="memory")
             return
-        for case in group.cases:
+        for case in comparison.cases:
             yield Slot(case=self.digest(probe_of(self.plugins, case)), kind="numerics")
             for repeat in range(self.repeats(case)):
                 yield Slot(case=self.digest(case), kind="memory", repeat=repeat)
         for number in range(self.rounds):
-            for case in group.cases:
+            for case in comparison.cases:
                 yield Slot(case=self.digest(case), kind="time", round=number)
 
     def obstacle(self, case: Case) -> str | None:
@@ -133,24 +133,27 @@ class Schedule:
         predictions = (Slot(case=self.digest(case), kind="predict") for case in self.plan.cases)
         open_ = [slot for slot in dict.fromkeys(predictions) if not self._is_done(latest.get(slot))]
         timed = by_case(latest)
-        return [*open_, *(slot for group in self.plan.groups for slot in self.due_of(group, latest, timed))]
+        return [
+            *open_,
+            *(slot for comparison in self.plan.comparisons for slot in self.due_of(comparison, latest, timed)),
+        ]
 
-    def due_of(self, group: Group, latest: Latest, timed: "Timed | None" = None) -> Iterator[Slot]:
-        """Yield the slots of a group that still want a result, but for its predictions."""
-        for slot in dict.fromkeys(self.measured(group)):
+    def due_of(self, comparison: Comparison, latest: Latest, timed: "Timed | None" = None) -> Iterator[Slot]:
+        """Yield the slots of a comparison that still want a result, but for its predictions."""
+        for slot in dict.fromkeys(self.measured(comparison)):
             if slot.kind != "time" and not self._is_done(latest.get(slot)):
                 yield slot
-        if self.obstacle(group.baseline) is None:
-            number, members = self.turn(group, latest, by_case(latest) if timed is None else timed)
-            for later in range(number, self.rounds_of(group, latest)):
+        if self.obstacle(comparison.baseline) is None:
+            number, members = self.turn(comparison, latest, by_case(latest) if timed is None else timed)
+            for later in range(number, self.rounds_of(comparison, latest)):
                 yield from (Slot(case=self.digest(case), kind="time", round=later) for case in members)
 
-    def turn(self, group: Group, latest: Latest, timed: "Timed") -> tuple[int, list[Case]]:
-        """Return the time round that comes next in a group, and its members: none when its times are decided.
+    def turn(self, comparison: Comparison, latest: Latest, timed: "Timed") -> tuple[int, list[Case]]:
+        """Return the time round that comes next in a comparison, and its members: none when its times are decided.
 
         Cases whose memory was not measured are not timed, since they did not run; before it was measured all are.
         """
-        cases = [case for case in group.cases if not self._cannot_run(self.digest(case), latest)]
+        cases = [case for case in comparison.cases if not self._cannot_run(self.digest(case), latest)]
         every = {case.label: timed.get(self.digest(case), {}) for case in cases}
         spent = sum(known.worker_seconds for processes in every.values() for known in processes.values())
         runs = {label: {at: known.run_id for at, known in processes.items()} for label, processes in every.items()}
@@ -163,17 +166,17 @@ class Schedule:
             label: {at[0] for at, known in processes.items() if known.seconds is None and self._is_done(known)}
             for label, processes in latest_of.items()
         }
-        number, members = rounds.next_turn(list(every), times, failed, self.rounds_of(group, latest))
+        number, members = rounds.next_turn(list(every), times, failed, self.rounds_of(comparison, latest))
         if spent > 60 * self.plan.suite.timing_minutes:
             return number, []
         return number, [case for case in cases if case.label in members]
 
-    def rounds_of(self, group: Group, latest: Latest) -> int:
-        """Return the time rounds of a group: one where the baseline does not run, since no ratio can be formed.
+    def rounds_of(self, comparison: Comparison, latest: Latest) -> int:
+        """Return the time rounds of a comparison: one where the baseline does not run, since no ratio can be formed.
 
         Unless all are asked for, to compare the rows with each other.
         """
-        compared = self.all_rounds or not self._cannot_run(self.digest(group.baseline), latest)
+        compared = self.all_rounds or not self._cannot_run(self.digest(comparison.baseline), latest)
         return self.rounds if compared else min(1, self.rounds)
 
     def _cannot_run(self, case: str, latest: Latest) -> bool:

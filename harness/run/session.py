@@ -22,7 +22,7 @@ from harness.records.task import TokenFile
 from harness.run import locks, prediction_cache, predictions, prepare_data, runner, template, temporary
 from harness.run.pacing import UNKNOWN, Pacing, pace
 from harness.run.schedule import REPEATS, Known, Latest, Schedule, by_case, is_done, obstacle
-from harness.suite.plan import Group, Plan
+from harness.suite.plan import Comparison, Plan
 from harness.verdicts import blocks, claims
 from harness.verdicts.judge import MEMORY_MARGIN
 
@@ -38,7 +38,7 @@ class Progress:
 
     def left(self, slots: Sequence[Slot]) -> None: ...
 
-    def group(self, group: Group, records: Sequence[Record]) -> None: ...
+    def comparison(self, comparison: Comparison, records: Sequence[Record]) -> None: ...
 
     def warn(self, sentence: str) -> None: ...
 
@@ -140,10 +140,10 @@ def origin(schedule: Schedule, run_id: str) -> Origin:
 
 @dataclass
 class Session:
-    """Groups of cases, measured on this machine; `write` gets every record as it comes.
+    """Comparisons, measured on this machine; `write` gets every record as it comes.
 
-    `latest` is what is known of the slots, from before and from this run; `records` are those of this run that the table
-    of the group at hand is made from.
+    `latest` is what is known of the slots, from before and from this run; `records` are those of this run that the
+    table of the comparison at hand is made from.
     """
 
     schedule: Schedule
@@ -167,37 +167,37 @@ class Session:
 
     @template.kept()
     def measure(self) -> None:
-        """Predict and measure one group after the other."""
-        for group in self.plan.groups:
-            self.measure_group(group)
+        """Predict and measure one comparison after the other."""
+        for comparison in self.plan.comparisons:
+            self.measure_group(comparison)
             self.progress.left(self.schedule.due(self.latest))
-            self.progress.group(group, self.records)
+            self.progress.comparison(comparison, self.records)
             self.records = [record for record in self.records if record.slot is None or record.slot.kind == "numerics"]
 
-    def measure_group(self, group: Group) -> None:
-        """Predict a group, then measure its answers, its memory and its times."""
-        self.predict(group)
-        if (reason := self.schedule.obstacle(group.baseline)) is not None:
-            for case in group.cases:
+    def measure_group(self, comparison: Comparison) -> None:
+        """Predict a comparison, then measure its answers, its memory and its times."""
+        self.predict(comparison)
+        if (reason := self.schedule.obstacle(comparison.baseline)) is not None:
+            for case in comparison.cases:
                 self.keep(_unsupported(reason), case, Slot(case=self.schedule.digest(case), kind="memory"))
             return
-        self.warn_of_memory(group)
-        for case in group.cases:
+        self.warn_of_memory(comparison)
+        for case in comparison.cases:
             self.numerics(case)
             self.memory(case)
-        self.repeat_near_bounds(group)
-        self.time(group)
+        self.repeat_near_bounds(comparison)
+        self.time(comparison)
 
-    def predict(self, group: Group) -> None:
-        """Predict the open cases of a group; what an earlier run predicted with the same code is taken from there."""
-        slots = {case.digest(): Slot(case=self.schedule.digest(case), kind="predict") for case in group.cases}
+    def predict(self, comparison: Comparison) -> None:
+        """Predict the open cases of a comparison, but for what an earlier run predicted with the same code."""
+        slots = {case.digest(): Slot(case=self.schedule.digest(case), kind="predict") for case in comparison.cases}
         folder = self.options.cache / "predictions"
         names: dict[str, str] = {}
         cases = []
-        for case in group.cases:
+        for case in comparison.cases:
             if not self.is_open(slots[case.digest()]):
                 continue
-            corpus = self.corpora.get(case.group)
+            corpus = self.corpora.get(case.comparison_key)
             names[case.digest()] = prediction_cache.key(case, self.plugins, self.schedule.versions, corpus)
             if (record := prediction_cache.read(folder, names[case.digest()])) is not None:
                 self.keep(record, case, slots[case.digest()])
@@ -219,14 +219,14 @@ class Session:
             prediction_cache.write(folder, names[case.digest()], record)
             self.keep(record, case, slots[case.digest()])
 
-    def warn_of_memory(self, group: Group) -> None:
-        """Warn before a group is measured of its cases that are predicted to take more memory than may be used."""
-        over = [case.label for case in group.cases if self.over_memory(case) is not None]
+    def warn_of_memory(self, comparison: Comparison) -> None:
+        """Warn before a comparison is measured of its cases that are predicted to take more memory than may be used."""
+        over = [case.label for case in comparison.cases if self.over_memory(case) is not None]
         if over:
             action = "tried all the same" if self.options.try_all else "skipped (--try-all runs them)"
             self.progress.warn(
-                f"{len(over)} of {len(group.cases)} cases are predicted to take more memory than may be used here, and "
-                f"are {action}: {', '.join(over)[:200]}"
+                f"{len(over)} of {len(comparison.cases)} cases are predicted to take more memory than may be used here, "
+                f"and are {action}: {', '.join(over)[:200]}"
             )
 
     def numerics(self, case: Case) -> None:
@@ -262,19 +262,19 @@ class Session:
                 self.progress.start("memory", case)
                 self.keep(self.work("memory", [case], steps=self.plan.suite.memory_steps)[0], case, slot)
 
-    def repeat_near_bounds(self, group: Group) -> None:
+    def repeat_near_bounds(self, comparison: Comparison) -> None:
         """Measure those rows again whose peak is so near to the bound of `less` or `more` that one run cannot say."""
-        peaks = {case.label: self.peak(case) for case in group.cases}
-        baseline = peaks.get(group.baseline.label)
+        peaks = {case.label: self.peak(case) for case in comparison.cases}
+        baseline = peaks.get(comparison.baseline.label)
         if baseline is None or not self.schedule.rounds:
             return
         bound = MEMORY_MARGIN * baseline
         near = [
             case
-            for case in group.cases
+            for case in comparison.cases
             if (peak := peaks[case.label]) is not None and abs(abs(peak - baseline) - bound) < bound / 2
         ]
-        for case in [group.baseline, *near] if near else []:
+        for case in [comparison.baseline, *near] if near else []:
             self.memory(case, REPEATS)
 
     def peak(self, case: Case) -> int | None:
@@ -299,22 +299,24 @@ class Session:
         told = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here: set a budget, or shorten it"
         return Record(status="skipped_guard", evidence={"message": told, "need_bytes": need, "limit_bytes": limit})
 
-    def time(self, group: Group) -> None:
-        """Time a group round by round, until all its rows are decided or the suite's time is spent."""
+    def time(self, comparison: Comparison) -> None:
+        """Time a comparison round by round, until all its rows are decided or the suite's time is spent."""
         tried: Counter[int] = Counter()
         while True:
-            number, members = self.schedule.turn(group, self.latest, by_case(self.latest))
+            number, members = self.schedule.turn(comparison, self.latest, by_case(self.latest))
             members = [case for case in members if self.measured(case)]
             if not members or tried[number] == ATTEMPTS:
                 return
             tried[number] += 1
-            self.time_round(group, number, members)
+            self.time_round(comparison, number, members)
 
-    def time_round(self, group: Group, number: int, members: list[Case]) -> None:
+    def time_round(self, comparison: Comparison, number: int, members: list[Case]) -> None:
         """Time every member once, in random order, in blocks of neighbours in time with the baseline in each."""
         by_label = {case.label: case for case in members}
         lives = {case.label: seconds for case in members if (seconds := self.life(case))}
-        cut = blocks.blocks(list(by_label), lives, f"{self.plan.suite.seed}/{group.baseline.group}", number)
+        cut = blocks.blocks(
+            list(by_label), lives, f"{self.plan.suite.seed}/{comparison.baseline.comparison_key}", number
+        )
         for block, labels in enumerate(cut):
             for label in labels:
                 case = by_label[label]
@@ -364,7 +366,7 @@ class Session:
             run_id=self.run_id,
             parent=os.getpid(),
             folder="",
-            corpora={case.group: self.corpora.get(case.group) for case in cases},
+            corpora={case.comparison_key: self.corpora.get(case.comparison_key) for case in cases},
             plugins=self.options.plugins,
             environment=self.environment(cases[0]) if kind in ("memory", "pilot", "time") else {},
             **settings,
@@ -412,7 +414,7 @@ class Session:
 
     def notes(self, case: Case) -> dict[str, str]:
         """Say what a reader of the record would not guess: a corpus that has fewer tokens than the model has rows."""
-        corpus = self.corpora.get(case.group)
+        corpus = self.corpora.get(case.comparison_key)
         rows = case.shape.get("vocabulary")
         if not isinstance(corpus, TokenFile) or not isinstance(rows, int) or corpus.vocabulary >= rows:
             return {}

@@ -1,1 +1,1 @@
-"""From YAML to a plan: the groups of cases that a suite asks for."""
+"""From YAML to a plan: the comparisons of cases that a suite asks for."""

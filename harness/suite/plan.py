@@ -1,4 +1,4 @@
-"""What a suite asks for, written out: groups of cases."""
+"""What a suite asks for, written out: comparisons of cases."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ CONTRIBUTIONS = "contributions"
 
 
 @dataclass(frozen=True)
-class Group:
+class Comparison:
     """The cases that are compared with each other: one workload, shape, place and budget; the baseline first."""
 
     cases: tuple[Case, ...]
@@ -26,12 +26,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """A suite read against the plugins: its groups in order, and where it came from."""
+    """A suite read against the plugins: its comparisons in order, and where it came from."""
 
     name: str
     path: Path
     suite: Suite
-    groups: tuple[Group, ...]
+    comparisons: tuple[Comparison, ...]
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -40,16 +40,16 @@ class Plan:
 
     @property
     def cases(self) -> list[Case]:
-        return [case for group in self.groups for case in group.cases]
+        return [case for comparison in self.comparisons for case in comparison.cases]
 
     def having(self, wanted: Callable[[Case], bool]) -> "Plan":
-        """Return the plan with the wanted cases alone, and the baseline and control of their groups."""
-        groups = []
-        for group in self.groups:
-            if any(wanted(case) for case in group.cases):
-                cases = (case for case in group.cases if case.is_baseline or case.is_control or wanted(case))
-                groups.append(Group(tuple(cases)))
-        return replace(self, groups=tuple(groups))
+        """Return the plan with the wanted cases alone, and the baseline and control of their comparisons."""
+        comparisons = []
+        for comparison in self.comparisons:
+            if any(wanted(case) for case in comparison.cases):
+                cases = (case for case in comparison.cases if case.is_baseline or case.is_control or wanted(case))
+                comparisons.append(Comparison(tuple(cases)))
+        return replace(self, comparisons=tuple(comparisons))
 
 
 def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:
@@ -57,8 +57,10 @@ def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:
     for place in places or []:
         if place not in plan.suite.places:
             raise SuiteError(f"{plan.path}: it has no place '{place}'{nearest(place, plan.suite.places)}")
-    groups = (group for group in plan.groups if not places or str(group.baseline.place) in places)
-    chosen = replace(plan, groups=tuple(groups))
+    comparisons = (
+        comparison for comparison in plan.comparisons if not places or str(comparison.baseline.place) in places
+    )
+    chosen = replace(plan, comparisons=tuple(comparisons))
     if only is None:
         return chosen
     if not any(only in case.label for case in chosen.cases):

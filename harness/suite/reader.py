@@ -17,7 +17,7 @@ from harness.contract.workload import Workload
 from harness.records import Applied, Case, Claim
 from harness.records.case import CONTROL, VERDICT_ROUNDS
 from harness.suite import yaml
-from harness.suite.plan import CONTRIBUTIONS, Group, Plan, contributions
+from harness.suite.plan import CONTRIBUTIONS, Comparison, Plan, contributions
 from harness.suite.schema import MAX_CASES, MAX_RANKS, Suite, SuiteError
 from harness.workloads.data import sources
 from harness.workloads.data.frames import GENERATED
@@ -39,7 +39,7 @@ def read(path: Path, plugins: Plugins) -> Plan:
 
 
 class _Setting(NamedTuple):
-    """What the cases of one group share besides the place."""
+    """What the cases of one comparison share besides the place."""
 
     shape: Any
     budget_bytes: int | None
@@ -75,15 +75,15 @@ class _Reader:
         self.corpus(suite.corpus, workload, ("corpus",))
         self.refuse_patterns(suite)
         rows = self.on_ranks(suite, self.rows(suite, workload))
-        groups = [
-            self.group(suite, place, setting, rows)
+        comparisons = [
+            self.comparison(suite, place, setting, rows)
             for place in self.places(suite)
             for setting in self.settings(suite, workload, place)
         ]
-        total = sum(len(group.cases) for group in groups)
+        total = sum(len(comparison.cases) for comparison in comparisons)
         if total > MAX_CASES:
             raise self.too_many((), total)
-        return Plan(self.path.stem, self.path, suite, tuple(groups))
+        return Plan(self.path.stem, self.path, suite, tuple(comparisons))
 
     def corpus(self, name: Any, workload: Workload, location: Location) -> str:
         """Return the name of the corpus, the workload's usual one for None; refuse one that is not there."""
@@ -282,7 +282,7 @@ class _Reader:
             raise self.refusal(("ranks",), "no strategy of the suite divides the run among ranks: leave the key out")
         return [_Row(row, count) for row in rows for count in (counts if divides(row) else [1])]
 
-    def group(self, suite: Suite, place: Place, setting: _Setting, rows: list[_Row]) -> Group:
+    def comparison(self, suite: Suite, place: Place, setting: _Setting, rows: list[_Row]) -> Comparison:
         cases = [
             Case(
                 workload=suite.workload,
@@ -297,7 +297,7 @@ class _Reader:
             )
             for row, ranks in rows
         ]
-        return Group(tuple(cases))
+        return Comparison(tuple(cases))
 
 
 def _shown(value: Any) -> str:

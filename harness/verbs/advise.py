@@ -10,7 +10,7 @@ from harness.records import Applied, Case, store
 from harness.records.case import CONTROL
 from harness.run import session
 from harness.run.schedule import obstacle
-from harness.suite.plan import Group, Plan
+from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
 from harness.verbs.plan import Machine, PlanRow, of_plan
 from harness.verdicts import judge
@@ -34,7 +34,7 @@ DATA_PARTS = {"rows", "source", "windows", "order", "batches", "transfer"}
 
 @dataclass(frozen=True)
 class Advice:
-    """Which combination to use for one group of a plan, and why.
+    """Which combination to use for one comparison of a plan, and why.
 
     `predicted` are all combinations, the baseline first; `front` those that no other beats in both peak and time;
     `rows` what was measured; `choice` the label of the one to use, None where none will do.
@@ -56,14 +56,14 @@ def kind_of(strategy: Strategy) -> str:
     return "reordered" if strategy.feeds == "reordered" else "exact"
 
 
-def members(group: Group, plugins: Plugins, allowed: Sequence[str], everything: bool) -> list[Applied]:
-    """List the strategies to combine: those that the group names, or all of the model's, of the kinds allowed.
+def members(comparison: Comparison, plugins: Plugins, allowed: Sequence[str], everything: bool) -> list[Applied]:
+    """List the strategies to combine: those that the comparison names, or all of the model's, of the kinds allowed.
 
     `everything` leaves out strategies of data: what a step holds does not depend on them.
     """
-    case = group.baseline
+    case = comparison.baseline
     workload, place = plugins.workloads[case.workload], case.place
-    named = {str(applied): applied for each in group.cases for applied in each.strategies}
+    named = {str(applied): applied for each in comparison.cases for applied in each.strategies}
     if everything:
         named |= {
             name: Applied(name=name)
@@ -95,9 +95,11 @@ def combinations(members: Sequence[Applied], plugins: Plugins) -> Iterator[tuple
     return subsets(members, frozenset())
 
 
-def group_of(group: Group, plugins: Plugins, allowed: Sequence[str], everything: bool, name: str) -> Group:
-    """Return the group with every combination in it; raise SuiteError where there are too many, or none."""
-    applied = members(group, plugins, allowed, everything)
+def group_of(
+    comparison: Comparison, plugins: Plugins, allowed: Sequence[str], everything: bool, name: str
+) -> Comparison:
+    """Return the comparison with every combination in it; raise SuiteError where there are too many, or none."""
+    applied = members(comparison, plugins, allowed, everything)
     if not applied:
         raise SuiteError(
             f"{name}: no strategy of it may be combined: add some, or give --allow lower_precision or --all"
@@ -108,7 +110,7 @@ def group_of(group: Group, plugins: Plugins, allowed: Sequence[str], everything:
             f"{name}: {len(applied)} strategies give more than {MOST} combinations: "
             "narrow them with -k, or name fewer in the suite"
         )
-    return Group(tuple(group.baseline.model_copy(update={"strategies": row}) for row in rows))
+    return Comparison(tuple(comparison.baseline.model_copy(update={"strategies": row}) for row in rows))
 
 
 def front(rows: Sequence[PlanRow]) -> list[PlanRow]:
@@ -145,15 +147,15 @@ def advise(
     progress: session.Progress,
     on_case: Callable[[Case], None] = lambda case: None,
 ) -> list[Advice]:
-    """Advise on each group of a plan; call `on_case` after each prediction.
+    """Advise on each comparison of a plan; call `on_case` after each prediction.
 
     Raises SuiteError where there is nothing to combine, StoreError for results that cannot be written.
     """
-    wide = [group_of(group, plugins, allowed, everything, str(plan.path)) for group in plan.groups]
-    predicted = of_plan(replace(plan, groups=tuple(wide)), plugins, options.plugins, machine, on_case)
+    wide = [group_of(comparison, plugins, allowed, everything, str(plan.path)) for comparison in plan.comparisons]
+    predicted = of_plan(replace(plan, comparisons=tuple(wide)), plugins, options.plugins, machine, on_case)
     chosen = [[] if predict_only or obstacle(plugins, rows[0].case) else promising(rows) for rows in predicted]
     measured = _measured(plan, plugins, options, predicted, chosen, progress) if any(chosen) else {}
-    return [_advice(rows, measured.get(rows[0].case.group, ()), allowed) for rows in predicted]
+    return [_advice(rows, measured.get(rows[0].case.comparison_key, ()), allowed) for rows in predicted]
 
 
 def _measured(
@@ -164,19 +166,19 @@ def _measured(
     chosen: Sequence[Sequence[PlanRow]],
     progress: session.Progress,
 ) -> dict[str, tuple[Row, ...]]:
-    """Run the chosen rows of every group as a suite of its own; return the judged rows by group.
+    """Run the chosen rows of every comparison as a suite of its own; return the judged rows by comparison.
 
     The baseline and the control are measured with them, if only to say by how much they do not fit.
     """
-    groups = []
+    comparisons = []
     for rows, few in zip(predicted, chosen, strict=True):
         if few:
             control = rows[0].case.model_copy(update={"strategies": (Applied(name=CONTROL),)})
             cases = [row.case for row in few if not row.case.is_baseline]
-            groups.append(Group((rows[0].case, control, *cases)))
-    narrow = replace(plan, name=f"{plan.name}-advice", groups=tuple(groups))
+            comparisons.append(Comparison((rows[0].case, control, *cases)))
+    narrow = replace(plan, name=f"{plan.name}-advice", comparisons=tuple(comparisons))
     path = session.run(narrow, plugins, replace(options, all_rounds=True), progress)
-    return {table.case.group: table.rows for table in judge.judge(store.read(path)[0])}
+    return {table.case.comparison_key: table.rows for table in judge.judge(store.read(path)[0])}
 
 
 def _advice(rows: Sequence[PlanRow], measured: Sequence[Row], allowed: Sequence[str]) -> Advice:

@@ -8,7 +8,7 @@ from statistics import median
 
 from harness.records import Case, Record
 from harness.records.record import LADDER, WRONG
-from harness.verdicts.judge import MEMORY_MARGIN, WITHHELD, Row, Table
+from harness.verdicts.judge import MEMORY_MARGIN, WITHHELD, Comparison, Row
 from harness.verdicts.observed import step_time
 from harness.verdicts.pooled import LEAST_EFFECT
 
@@ -63,7 +63,7 @@ class Condition:
         return change.ratio is None or change.ratio > 1 + self.above
 
 
-def compare(before: Sequence[Table], after: Sequence[Table]) -> list[Change]:
+def compare(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[Change]:
     """Pair the rows of two runs by their cases and judge each figure; cases of one run alone are changes as well."""
     old, new = _rows(before), _rows(after)
     margins = {digest: max(_margin(old[digest][1]), _margin(new[digest][1])) for digest in old.keys() & new.keys()}
@@ -112,11 +112,11 @@ def _listed(values: set[str] | None) -> str:
     return ", ".join(sorted(values or ())) or "unknown"
 
 
-def _rows(tables: Sequence[Table]) -> dict[str, tuple[Row, Table]]:
+def _rows(tables: Sequence[Comparison]) -> dict[str, tuple[Row, Comparison]]:
     return {row.case.digest(): (row, table) for table in tables for row in table.rows}
 
 
-def _margin(table: Table) -> float:
+def _margin(table: Comparison) -> float:
     """Return the noise of a comparison: by how much its control, which changes nothing, differed."""
     ratio = table.control.ratio if table.control is not None else 1.0
     return max(LEAST_EFFECT - 1, ratio - 1, 1 / ratio - 1)

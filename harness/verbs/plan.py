@@ -12,7 +12,7 @@ from harness.machine import environment, facts, throughput
 from harness.records import Case, Record
 from harness.records.roofline import Rates, seconds
 from harness.run import predictions, prepare_data
-from harness.suite.plan import Group, Plan
+from harness.suite.plan import Comparison, Plan
 from harness.suite.units import shown
 
 SHRINKABLE = ("tokens", "batch", "layers")
@@ -86,7 +86,7 @@ def of_cases(
     on_case: Callable[[Case], None] = lambda case: None,
 ) -> list[PlanRow]:
     """Predict cases, in their order, and call `on_case` after each; the data that they read are supposed, not made."""
-    supposed = {case.group: prepare_data.supposed(plan, case, plugins) for case in cases}
+    supposed = {case.comparison_key: prepare_data.supposed(plan, case, plugins) for case in cases}
     rows: dict[str, PlanRow] = {}
     for case, record in predictions.of_cases(list(cases), supposed, plugins, names):
         rows[case.digest()] = row_of(case, record, machine)
@@ -101,9 +101,9 @@ def of_plan(
     machine: Machine,
     on_case: Callable[[Case], None] = lambda case: None,
 ) -> list[list[PlanRow]]:
-    """Predict all cases of a plan, group by group."""
+    """Predict all cases of a plan, comparison by comparison."""
     rows = iter(of_cases(plan.cases, plan, plugins, names, machine, on_case))
-    return [[next(rows) for _ in group.cases] for group in plan.groups]
+    return [[next(rows) for _ in comparison.cases] for comparison in plan.comparisons]
 
 
 def with_budget(plan: Plan, budget: int | None) -> Plan:
@@ -111,8 +111,11 @@ def with_budget(plan: Plan, budget: int | None) -> Plan:
     if budget is None:
         return plan
     update = {"budget_bytes": budget}
-    groups = (Group(tuple(case.model_copy(update=update) for case in group.cases)) for group in plan.groups)
-    return replace(plan, groups=tuple(groups))
+    comparisons = (
+        Comparison(tuple(case.model_copy(update=update) for case in comparison.cases))
+        for comparison in plan.comparisons
+    )
+    return replace(plan, comparisons=tuple(comparisons))
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class Remedy:
 def remedies(
     rows: Sequence[PlanRow], plan: Plan, plugins: Plugins, names: tuple[str, ...], machine: Machine
 ) -> list[Remedy]:
-    """Return what would help a group of which nothing fits, the most helpful first: the leanest row with half a size.
+    """Return what would help where nothing fits, the most helpful first: the leanest row with half a size.
 
     Empty where something fits, or nothing is known.
     """
@@ -154,7 +157,7 @@ def _leanest(rows: Sequence[PlanRow]) -> PlanRow | None:
 
 
 def shortfall(rows: Sequence[PlanRow]) -> str:
-    """Write in one sentence by how much the leanest row of a group is too large; nothing of the group fits."""
+    """Write in one sentence by how much the leanest row of a comparison is too large where nothing of it fits."""
     leanest = _leanest(rows)
     assert leanest is not None and leanest.peak_bytes is not None and leanest.limit_bytes is not None
     over = leanest.peak_bytes - leanest.limit_bytes

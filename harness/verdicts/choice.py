@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.records.record import EXACT, OUT_OF_MEMORY, WRONG
-from harness.verdicts.judge import Row, Table
+from harness.verdicts.judge import Comparison, Row
 
 CHEAP = 1.10
 """Rows whose time is surely below this are preferred, however lean the others are."""
@@ -22,7 +22,7 @@ class Choice:
     baseline_fits: bool
 
 
-def choice(table: Table) -> Choice | None:
+def choice(table: Comparison) -> Choice | None:
     """Choose among the rows of a comparison; None where nothing of it was measured."""
     baseline = next((row for row in table.rows if row.case.is_baseline), None)
     if baseline is None or not any(row.status == "ok" for row in table.rows):

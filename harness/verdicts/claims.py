@@ -22,7 +22,7 @@ from typing import Any
 from harness.records import Claim, Record
 from harness.verdicts import dunnett
 from harness.verdicts.comparisons import estimate_of
-from harness.verdicts.judge import Row, Table
+from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.observed import possible, step_time
 from harness.verdicts.pooled import BASELINES, ERROR, SHORTEST_SECONDS, Pooled, pooled
 
@@ -99,7 +99,7 @@ class _Outcome:
     rows: tuple[Row, ...]
 
 
-def answer(claim: Claim, tables: Sequence[Table]) -> Answer:
+def answer(claim: Claim, tables: Sequence[Comparison]) -> Answer:
     """Decide one claim by all comparisons that fit its `where`.
 
     Raises ClaimError for an expression that cannot be read.
@@ -135,7 +135,7 @@ def _counted(count: Mapping[str, int]) -> str:
     return f"{count['verified']} of {sum(count.values())} comparisons verified{''.join(others)}"
 
 
-def _corrected(tree: ast.expr, tables: Sequence[Table], settings: Sequence[Where]) -> list[_Outcome]:
+def _corrected(tree: ast.expr, tables: Sequence[Comparison], settings: Sequence[Where]) -> list[_Outcome]:
     """Evaluate an expression at each setting so that all of them together err no more often than one (Holm 1979).
 
     What is joined by `and`, or has a bound on either side, may be refuted in so many ways and shares the error.
@@ -149,7 +149,7 @@ def _corrected(tree: ast.expr, tables: Sequence[Table], settings: Sequence[Where
     return [decided[place] for place in range(len(settings))]
 
 
-def answered(records: Sequence[Record], tables: Sequence[Table]) -> list[Answer]:
+def answered(records: Sequence[Record], tables: Sequence[Comparison]) -> list[Answer]:
     """Decide the claims that the newest run among records was made for."""
     claims: tuple[Claim, ...] = next(
         (record.heading.claims for record in reversed(records) if record.slot is None and record.heading.claims), ()
@@ -286,7 +286,7 @@ def _predicted(row: Row, phase: str | None) -> Figure:
     return _known(max(peaks, default=None), f"predicted phase '{phase}'", row, "B")
 
 
-def pooled_times(table: Table, field: str = "step_seconds") -> tuple[dict[str, dict[Any, float]], Pooled]:
+def pooled_times(table: Comparison, field: str = "step_seconds") -> tuple[dict[str, dict[Any, float]], Pooled]:
     """Return the median of each process of a comparison, by row, round and block, and what they say together."""
     times: dict[str, dict[Any, float]] = {}
     for row in table.rows:
@@ -299,7 +299,7 @@ def pooled_times(table: Table, field: str = "step_seconds") -> tuple[dict[str, d
     return times, pooled(times)
 
 
-def _seconds(row: Row, table: Table, field: str, error: float, paired: bool) -> Figure:
+def _seconds(row: Row, table: Comparison, field: str, error: float, paired: bool) -> Figure:
     """Return a time: the baseline's, times the row's ratio to it.
 
     Where all times of a comparison are of one table, the baseline's own doubt cancels and is left out.
@@ -332,7 +332,7 @@ def _absolute(rounds: Mapping[Any, float], error: float, label: str) -> Figure:
     return Figure(math.exp(middle - width), math.exp(middle), math.exp(middle + width), "s")
 
 
-def _with_residuals(figure: Figure, row: Row, tables: Sequence[Table]) -> Figure:
+def _with_residuals(figure: Figure, row: Row, tables: Sequence[Comparison]) -> Figure:
     """Widen a prediction by what nine of ten measured rows of its backend were beside theirs."""
     backend = row.case.place.backend
     rows = (each for table in tables for each in table.rows if each.case.place.backend == backend)
@@ -389,20 +389,20 @@ FIGURES: dict[str, Callable[[Row, dict[str, Any]], Figure | str]] = {
 NAMES = (*FIGURES, *TIMES)
 
 
-def _settings(claim: Claim, tables: Sequence[Table]) -> Iterator[Where]:
+def _settings(claim: Claim, tables: Sequence[Comparison]) -> Iterator[Where]:
     """Yield one setting for each comparison that fits the claim; figures with keywords may then look at others."""
     for table in tables:
         if fits(table, claim.where):
             yield {**_sizes(table), **claim.where}
 
 
-def _sizes(table: Table) -> dict[str, Any]:
+def _sizes(table: Comparison) -> dict[str, Any]:
     case = table.case
     budget = {} if case.budget_bytes is None else {"budget_gib": case.budget_bytes / GIB}
     return {**case.shape, **budget, "place": str(case.place), "corpus": case.corpus, "tokenizer": case.tokenizer}
 
 
-def fits(table: Table, where: Where) -> bool:
+def fits(table: Comparison, where: Where) -> bool:
     """Check whether a comparison has the sizes, place and corpus that are asked for."""
     sizes = _sizes(table)
     return all(sizes.get(key) == value for key, value in where.items() if key != RANKS)
@@ -411,7 +411,7 @@ def fits(table: Table, where: Where) -> bool:
 class _Evaluation:
     """Evaluate one expression at one comparison; intervals of times err with the chance `error`."""
 
-    def __init__(self, tables: Sequence[Table], where: Where, error: float) -> None:
+    def __init__(self, tables: Sequence[Comparison], where: Where, error: float) -> None:
         self.tables, self.where, self.error = tables, where, error
         self.rows: list[Row] = []
         self.paired = True
@@ -481,7 +481,7 @@ class _Evaluation:
             raise ClaimError(f"'{ast.unparse(node)}' is a word: only == compares it")
         return value
 
-    def row(self, label: str, keywords: Where) -> tuple[Table, Row]:
+    def row(self, label: str, keywords: Where) -> tuple[Comparison, Row]:
         """Find the row of a label in the comparison meant; raise Unknown where there is none or more than one."""
         where = {**self.where, **keywords}
         ranks = where.get(RANKS)

@@ -10,7 +10,7 @@ from harness.records import Claim, Value
 from harness.suite import yaml
 from harness.verdicts import claims
 from harness.verdicts.claims import Answer, ClaimError
-from harness.verdicts.judge import Table
+from harness.verdicts.judge import Comparison
 
 
 class Said(Value):
@@ -44,7 +44,7 @@ class Found:
     """The results of one suite: the folder they lie in, their judged comparisons and the answers to its own claims."""
 
     folder: str
-    tables: Sequence[Table]
+    tables: Sequence[Comparison]
     answers: Sequence[Answer]
 
 

@@ -82,7 +82,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class Comparison:
     """The rows of one comparison, the baseline first, and notes about all of them.
 
     `control` is the step time of the control as a multiple of the baseline's: by how much equal things differed.
@@ -101,32 +101,32 @@ class Table:
         return tuple(dict.fromkeys(name for name in measured if name))
 
 
-def judge(records: Iterable[Record]) -> list[Table]:
-    """Group records by what they are compared to, and judge each group against its baseline."""
+def judge(records: Iterable[Record]) -> list[Comparison]:
+    """Comparison records by what they are compared to, and judge each group against its baseline."""
     records = list(records)
     rounds = max((record.heading.rounds for record in records), default=0)
     return [_judged(group, rounds) for group in grouped(records)]
 
 
-def searched(records: Iterable[Record]) -> list[Table]:
-    """Group the limits that `harness fit` searched by what they are compared to, the budget included."""
+def searched(records: Iterable[Record]) -> list[Comparison]:
+    """Comparison the limits that `harness fit` searched by what they are compared to, the budget included."""
     groups: dict[str, list[Row]] = {}
     for record in records:
         if record.case is not None and record.limits is not None:
             reasons = (record.limits.reason,) if record.limits.reason else ()
             row = Row(record.case, "searched", reasons=reasons, records=(record,))
-            groups.setdefault(record.case.group, []).append(row)
-    return [Table(rows[0].case, tuple(rows)) for rows in groups.values()]
+            groups.setdefault(record.case.comparison_key, []).append(row)
+    return [Comparison(rows[0].case, tuple(rows)) for rows in groups.values()]
 
 
-def _judged(group: list[Observed], planned: int) -> Table:
+def _judged(group: list[Observed], planned: int) -> Comparison:
     baseline = next((observed for observed in group if observed.case.is_baseline), None)
     control = next((observed for observed in group if observed.case.is_control), None)
     times, rounds = comparable(group, planned)
     speeds = looks.replayed(times, looks.planned(rounds)).pooled if any(times.values()) else Pooled({})
     least = _least_difference(baseline, control)
     rows = tuple(_row(observed, baseline, control, speeds, least) for observed in group)
-    return Table(group[0].case, rows, (*_mixed(group), *_control_notes(speeds, control, baseline)), speeds.control)
+    return Comparison(group[0].case, rows, (*_mixed(group), *_control_notes(speeds, control, baseline)), speeds.control)
 
 
 def _mixed(group: list[Observed]) -> list[str]:
@@ -441,6 +441,6 @@ def _remedies(observed: Observed, baseline: Observed | None) -> list[str]:
     return remedies
 
 
-def timed_rows(tables: Sequence[Table]) -> list[tuple[Table, Row]]:
+def timed_rows(tables: Sequence[Comparison]) -> list[tuple[Comparison, Row]]:
     """Return every row whose step time is compared with its baseline's, controls left out."""
     return [(table, row) for table in tables for row in table.rows if row.speed and not row.case.is_control]

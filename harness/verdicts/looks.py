@@ -1,8 +1,8 @@
 """Stop timing a group early without erring more often: planned looks, each at a lower error, the same at all.
 
-Pocock, Group sequential methods in the design and analysis of clinical trials, Biometrika 64 (1977), 191-199, with
+Pocock, Comparison sequential methods in the design and analysis of clinical trials, Biometrika 64 (1977), 191-199, with
 the nominal error in place of the critical value, so that it holds for t statistics of any degrees of freedom (Jennison
-and Turnbull, Group Sequential Methods, section 4.4).
+and Turnbull, Comparison Sequential Methods, section 4.4).
 """
 
 import math

@@ -100,7 +100,7 @@ def grouped(records: Iterable[Record]) -> list[list[Observed]]:
     groups: dict[str, list[Observed]] = {}
     for members in sorted(by_case.values(), key=lambda members: members[0].position):
         observed = _observed(members, answers)
-        groups.setdefault(observed.case.group, []).append(observed)
+        groups.setdefault(observed.case.comparison_key, []).append(observed)
     return [_of_newest_runs(group) for group in groups.values()]
 
 

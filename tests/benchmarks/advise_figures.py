@@ -42,7 +42,7 @@ def main() -> None:
         options = session.Options(folder / "results")
         machine = this_machine(plan.places, options.cache)
         found = advise(plan, loaded, options, machine, (), False, False, session.Progress())[0]
-        whole = replace(plan, name="whole", groups=(group_of(plan.groups[0], loaded, (), False, "small"),))
+        whole = replace(plan, name="whole", comparisons=(group_of(plan.comparisons[0], loaded, (), False, "small"),))
         (table,) = judge.judge(
             store.read(session.run(whole, loaded, replace(options, all_rounds=True), session.Progress()))[0]
         )

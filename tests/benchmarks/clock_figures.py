@@ -35,7 +35,7 @@ DRIFT = 0.049
 """Robust standard deviation between rounds, of a trial of 36 rounds within 10 s each."""
 ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
 DATA_PATH = {"source", "windows", "batches"}
-Group = dict[str, dict[tuple[int, int], float]]
+Comparison = dict[str, dict[tuple[int, int], float]]
 Noise = Callable[[random.Random], Callable[[], float]]
 """Draws the source of errors of one group."""
 
@@ -78,18 +78,18 @@ def committed() -> list[Record]:
     return [record for path in store.newest(RESULTS) for record in store.read(path)[0]]
 
 
-def times(records: Iterable[Record], statistic: Callable[[Sequence[float]], float]) -> dict[str, Group]:
+def times(records: Iterable[Record], statistic: Callable[[Sequence[float]], float]) -> dict[str, Comparison]:
     """Return one figure of each timed process, by group, member and round, in seconds."""
-    groups: dict[str, Group] = {}
+    groups: dict[str, Comparison] = {}
     for record in records:
         if record.slot and record.case and record.slot.kind == "time" and record.status == "ok" and record.step_seconds:
-            group = groups.setdefault(record.case.group, {})
+            group = groups.setdefault(record.case.comparison_key, {})
             block = record.slot.round, record.slot.repeat
             group.setdefault(record.case.label, {})[block] = statistic(record.step_seconds)
     return groups
 
 
-def residuals(groups: Iterable[Group]) -> list[float]:
+def residuals(groups: Iterable[Comparison]) -> list[float]:
     """Return what is left of each process after its member and round, over the groups' own standard deviations."""
     shape: list[float] = []
     for group in groups:
@@ -113,7 +113,7 @@ def null_rows(records: Iterable[Record]) -> set[tuple[str, str]]:
     harmless: dict[tuple[str, str], bool] = {}
     for record in records:
         if record.slot and record.case and record.slot.kind == "time" and record.status == "ok":
-            key = record.case.group, record.case.label
+            key = record.case.comparison_key, record.case.label
             waits.setdefault(key, []).extend(record.fetch_seconds)
             steps.setdefault(key, []).extend(record.step_seconds)
             names = [applied.name for applied in record.case.strategies]
@@ -132,7 +132,7 @@ def null_rows(records: Iterable[Record]) -> set[tuple[str, str]]:
     }
 
 
-def three_rounds(group: Group) -> dict[str, Speed]:
+def three_rounds(group: Comparison) -> dict[str, Speed]:
     """Judge as before: every round on one side of a margin that the control widens, or withholds for all."""
     pairs = {
         name: [each[r] / group["baseline"][r] for r in each if r in group["baseline"]] for name, each in group.items()
@@ -203,7 +203,7 @@ def _statistics(records: list[Record]) -> None:
         print(f"| {name} | {places} | {tails:.1%} | {kurtosis:.1f} |")
 
 
-def _rounds(group: Group) -> int:
+def _rounds(group: Comparison) -> int:
     return max(map(len, group.values()))
 
 
@@ -241,7 +241,7 @@ def play(rng: random.Random, truths: Sequence[float], noise: Noise, looks: Seque
     `cost` is what a process takes in seconds; a round that is long by it is cut into blocks, each with its own drift.
     """
     ratios = {"baseline": 1.0, "nothing": 1.0, **{f"row {i}": truth for i, truth in enumerate(truths)}}
-    seconds: Group = {name: {} for name in ratios}
+    seconds: Comparison = {name: {} for name in ratios}
     remaining: Sequence[str] = tuple(ratios)
     latest: Look | None = None
     error = noise(rng)

@@ -201,4 +201,8 @@ def test_cases_that_differ_in_size_alone_share_their_probe(loaded):
     assert probe_of(loaded, large) == probe_of(loaded, case_of("a"))
     assert probe_of(loaded, large).digest() == probe_of(loaded, case_of("a")).digest()
     assert probe_of(loaded, case_of("b")) != probe_of(loaded, case_of("a"))
-    assert large.group == large.model_copy(update={"strategies": ()}).group != case_of("a").group
+    assert (
+        large.comparison_key
+        == large.model_copy(update={"strategies": ()}).comparison_key
+        != case_of("a").comparison_key
+    )

@@ -274,7 +274,7 @@ DIGEST = """
 import sys
 from harness.records import Case
 case = Case.model_validate_json(sys.stdin.read())
-print(case.digest("commit"), case.group)
+print(case.digest("commit"), case.comparison_key)
 """
 
 
@@ -288,7 +288,7 @@ def test_a_case_has_the_same_digest_in_every_process(seed: str) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.split() == [CASE.digest("commit"), CASE.group]
+    assert done.stdout.split() == [CASE.digest("commit"), CASE.comparison_key]
 
 
 def test_a_digest_does_not_depend_on_the_order_of_the_sizes() -> None:
@@ -312,7 +312,7 @@ def test_a_digest_does_not_depend_on_the_order_of_the_sizes() -> None:
 def test_everything_but_the_strategies_makes_another_group(change: "dict[str, object]") -> None:
     other = CASE.model_copy(update=change)
     assert other.digest() != CASE.digest()
-    assert other.group != CASE.group
+    assert other.comparison_key != CASE.comparison_key
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_everything_but_the_strategies_makes_another_group(change: "dict[str, ob
 def test_the_strategies_make_another_case_of_the_same_group(strategies: "tuple[Applied, ...]") -> None:
     other = CASE.model_copy(update={"strategies": strategies})
     assert other.digest() != CASE.digest()
-    assert other.group == CASE.group
+    assert other.comparison_key == CASE.comparison_key
 
 
 def test_the_versions_make_another_digest() -> None:
@@ -356,7 +356,7 @@ def test_a_task_travels_to_a_worker_whole(tmp_path: Path) -> None:
         run_id="r",
         parent=1,
         folder="f",
-        corpora={CASE.group: corpus},
+        corpora={CASE.comparison_key: corpus},
         plugins=("p.py",),
     )
     assert Task.model_validate_json(task.model_dump_json()) == task

@@ -13,7 +13,7 @@ from harness.records import Applied, Case, Memory, Origin, Phase, Record
 from harness.report import charts, export
 from harness.report.charts import PicturesError
 from harness.verdicts.interval import Interval
-from harness.verdicts.judge import Row, Table
+from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
 
 MIB = 1 << 20
@@ -48,7 +48,7 @@ def row(*names: str, tokens: int = 64, peak: int = 100 * MIB, seconds: float = 1
 
 
 def rows_of(*rows: Row) -> list[export.Figures]:
-    return export.of_tables("mine", [Table(rows[0].case, rows)], {rows[0].case.group: 64})
+    return export.of_tables("mine", [Comparison(rows[0].case, rows)], {rows[0].case.comparison_key: 64})
 
 
 def test_every_figure_is_a_number_in_json():

@@ -13,7 +13,7 @@ from harness.records import Applied, Case
 from harness.report.table import FETCH, HEADERS, NATIVE, markdown
 from harness.report.text import escaped
 from harness.verdicts.interval import Interval
-from harness.verdicts.judge import Row, Table
+from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
 
 MIB = 1 << 20
@@ -24,7 +24,7 @@ CASE = Case(
     corpus="zipf",
     tokenizer="bytes",
 )
-TOKENS = {CASE.group: 2048}
+TOKENS = {CASE.comparison_key: 2048}
 
 
 SLOWER = Speed(1.25, Interval(1.2, 1.3), "slower", 6, None, 0.01, 15)
@@ -58,7 +58,7 @@ BASELINE = row(memory=None, speed=None, verdict="baseline", peak_ratio=1.0)
 
 
 def text_of(*rows: Row, notes: "tuple[str, ...]" = (), title: str = "") -> str:
-    return markdown([Table(rows[0].case, rows, notes)], TOKENS, title)
+    return markdown([Comparison(rows[0].case, rows, notes)], TOKENS, title)
 
 
 def cells_of(text: str) -> list[dict[str, str]]:
@@ -118,7 +118,7 @@ def test_the_heading_names_what_is_compared() -> None:
 
 def test_the_tables_follow_each_other_and_end_with_one_line_end() -> None:
     other = CASE.model_copy(update={"place": Place("jax", "cpu")})
-    text = markdown([Table(CASE, (BASELINE,)), Table(other, (replace(BASELINE, case=other),))], {})
+    text = markdown([Comparison(CASE, (BASELINE,)), Comparison(other, (replace(BASELINE, case=other),))], {})
     assert [line for line in text.splitlines() if line.startswith("## ")][1].startswith("## decoder on jax/cpu")
     assert text.endswith("|\n")
     assert not text.endswith("\n\n")

@@ -105,7 +105,7 @@ def schedule(smallest, tmp_path):
 
 def known_of(schedule, seconds, run="1", lives=1.0, status="ok"):
     """Make what a run knows: all predicted, answered, measured, and some timed."""
-    (group,) = schedule.plan.groups
+    (group,) = schedule.plan.comparisons
     latest = {slot: Known("ok", run_id=run) for slot in schedule.slots() if slot.kind != "time"}
     for case in group.cases:
         for (number, block), each in seconds.get(case.label, {}).items():
@@ -115,7 +115,7 @@ def known_of(schedule, seconds, run="1", lives=1.0, status="ok"):
 
 
 def turn_of(schedule, latest):
-    number, members = schedule.turn(schedule.plan.groups[0], latest, by_case(latest))
+    number, members = schedule.turn(schedule.plan.comparisons[0], latest, by_case(latest))
     return number, tuple(case.label for case in members)
 
 

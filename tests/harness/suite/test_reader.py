@@ -75,7 +75,7 @@ def refusal_of(plan_of: Any, tmp_path: Path) -> Any:
 
 
 def labels(plan: Plan) -> list[list[str]]:
-    return [[case.label for case in group.cases] for group in plan.groups]
+    return [[case.label for case in group.cases] for group in plan.comparisons]
 
 
 # What a suite means
@@ -85,11 +85,11 @@ def labels(plan: Plan) -> list[list[str]]:
 def test_every_suite_of_the_project_is_valid(path: Path) -> None:
     plan = read(path, plugins.load())
     assert plan.name == path.stem
-    for group in plan.groups:
+    for group in plan.comparisons:
         assert group.baseline.strategies == ()
         assert len({case.digest() for case in group.cases}) == len(group.cases) > 1
-        assert {case.group for case in group.cases} == {group.baseline.group}
-    assert len({group.baseline.group for group in plan.groups}) == len(plan.groups)
+        assert {case.comparison_key for case in group.cases} == {group.baseline.comparison_key}
+    assert len({group.baseline.comparison_key for group in plan.comparisons}) == len(plan.comparisons)
 
 
 def test_there_are_suites() -> None:
@@ -98,9 +98,11 @@ def test_there_are_suites() -> None:
 
 def test_lists_in_shape_mean_each_value_in_turn(plan_of: Any) -> None:
     plan = plan_of("shape: {tokens: [64, 128], width: 32, batch: [1, 2]}")
-    sizes = [(g.baseline.shape["tokens"], g.baseline.shape["batch"], g.baseline.shape["width"]) for g in plan.groups]
+    sizes = [
+        (g.baseline.shape["tokens"], g.baseline.shape["batch"], g.baseline.shape["width"]) for g in plan.comparisons
+    ]
     assert sizes == [(64, 1, 32), (64, 2, 32), (128, 1, 32), (128, 2, 32)]
-    assert plan.groups[0].baseline.shape["heads"] == 4, "a default that the suite leaves out belongs to the case"
+    assert plan.comparisons[0].baseline.shape["heads"] == 4, "a default that the suite leaves out belongs to the case"
 
 
 def test_lists_in_knobs_and_rows_expand_and_the_baseline_comes_first(plan_of: Any) -> None:
@@ -128,7 +130,7 @@ strategies:
 
 def test_places_and_shapes_make_groups_whose_cases_share_all_but_the_strategies(plan_of: Any) -> None:
     plan = plan_of("places: [torch/cpu, jax/cpu]\nshape: {tokens: [64, 128]}\nseed: 7\nbudget_gib: 0.5")
-    assert [(str(g.baseline.place), g.baseline.shape["tokens"]) for g in plan.groups] == [
+    assert [(str(g.baseline.place), g.baseline.shape["tokens"]) for g in plan.comparisons] == [
         ("torch/cpu", 64),
         ("torch/cpu", 128),
         ("jax/cpu", 64),
@@ -136,7 +138,7 @@ def test_places_and_shapes_make_groups_whose_cases_share_all_but_the_strategies(
     ]
     for case in plan.cases:
         assert (case.workload, case.corpus, case.seed, case.budget_bytes) == ("decoder", "zipf", 7, 1 << 29)
-    assert len({case.group for case in plan.cases}) == 4
+    assert len({case.comparison_key for case in plan.cases}) == 4
 
 
 def test_at_adds_to_the_shape_or_replaces_it_by_a_preset(plan_of: Any) -> None:
@@ -149,7 +151,8 @@ at:
   "jax/*": {preset: qwen3-4b, tokens: 4096}
 """)
     cpu, cuda, jax = (
-        [g.baseline for g in plan.groups if str(g.baseline.place) == p] for p in ("torch/cpu", "torch/cuda", "jax/cuda")
+        [g.baseline for g in plan.comparisons if str(g.baseline.place) == p]
+        for p in ("torch/cpu", "torch/cuda", "jax/cuda")
     )
     assert [(c.shape["layers"], c.shape["tokens"], c.shape["width"]) for c in cpu] == [(3, 64, 256), (3, 128, 256)]
     assert [(c.shape["layers"], c.shape["tokens"], c.shape["width"]) for c in cuda] == [(3, 64, 512), (3, 128, 512)]
@@ -159,7 +162,7 @@ at:
 
 
 def test_a_preset_is_filled_in_and_overridden(plan_of: Any) -> None:
-    shape = plan_of("shape: {preset: pythia-70m, tokens: 96}").groups[0].baseline.shape
+    shape = plan_of("shape: {preset: pythia-70m, tokens: 96}").comparisons[0].baseline.shape
     assert (shape["layers"], shape["feed"], shape["vocabulary"], shape["tokens"]) == (6, "gelu", 50_304, 96)
 
 
@@ -326,7 +329,7 @@ strategies: [nothing, checkpoint, {chunked_loss: {chunk: 8}}, [checkpoint, {fuse
 
 def test_selecting_keeps_baseline_and_control(plan_of: Any) -> None:
     plan = plan_of(CHOICE)
-    assert selected(plan, None, None).groups == plan.groups
+    assert selected(plan, None, None).comparisons == plan.comparisons
     assert labels(selected(plan, None, "fused")) == 2 * [["baseline", "nothing", "checkpoint + fused_loss(chunk=8)"]]
     only = selected(plan, ["jax/cpu"], "checkpoint")
     assert {str(case.place) for case in only.cases} == {"jax/cpu"}
@@ -381,8 +384,8 @@ def test_any_mapping_is_a_plan_or_is_refused(
     except SuiteError as refused:
         assert str(file) in str(refused)
         return
-    assert plan.groups, "a plan without anything to run"
-    for group in plan.groups:
+    assert plan.comparisons, "a plan without anything to run"
+    for group in plan.comparisons:
         assert group.baseline.label == "baseline"
         assert all(case.budget_bytes is None or math.isfinite(case.budget_bytes) for case in group.cases)
         assert len({case.digest() for case in group.cases}) == len(group.cases) > 1
@@ -396,7 +399,7 @@ def test_each_takes_settings_in_turn_with_a_corpus_and_a_tokenizer_of_their_own(
     )
     told = [
         (case.shape["vocabulary"], case.shape["tokens"], case.corpus, case.tokenizer, case.budget_bytes)
-        for case in (group.baseline for group in plan.groups)
+        for case in (group.baseline for group in plan.comparisons)
     ]
     assert told == [
         (300, 64, "standard_library", "bytes", None),

@@ -12,7 +12,7 @@ from harness.records import Applied, Case, Memory, Origin, Record, Times, store
 from harness.report import compare as changed
 from harness.verbs.compare import Condition, ConditionError, compare, differences
 from harness.verdicts.interval import Interval
-from harness.verdicts.judge import Row, Table
+from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
 
 MIB = 1 << 20
@@ -41,7 +41,7 @@ def row(
 
 
 def verdicts(old: Row, new: Row) -> dict[str, str]:
-    found = compare([Table(old.case, (old,))], [Table(new.case, (new,))])
+    found = compare([Comparison(old.case, (old,))], [Comparison(new.case, (new,))])
     return {change.figure: change.verdict for change in found}
 
 
@@ -78,7 +78,7 @@ def test_a_time_changes_where_the_rounds_lie_apart(rounds, told):
 def test_what_a_control_differed_by_is_noise_in_both_runs():
     control = Speed(1.3, Interval(1.2, 1.4), "slower", 6, None, 0.02, 15)
     old, new = row(), row(rounds=(1.2, 1.2, 1.2))
-    found = compare([Table(old.case, (old,), control=control)], [Table(new.case, (new,))])
+    found = compare([Comparison(old.case, (old,), control=control)], [Comparison(new.case, (new,))])
     assert next(change.verdict for change in found if change.figure == "time") == "same", "1.2 is within 1.3"
 
 
@@ -119,14 +119,14 @@ def test_a_case_that_ran_and_no_longer_does_is_worse():
 
 def test_cases_of_one_run_alone_are_told():
     plain, extra = row(), row("checkpoint")
-    found = compare([Table(plain.case, (plain, extra))], [Table(plain.case, (plain,))])
+    found = compare([Comparison(plain.case, (plain, extra))], [Comparison(plain.case, (plain,))])
     assert [(c.figure, c.verdict, c.case.label) for c in found][-1] == ("missing", "worse", "checkpoint")
-    found = compare([Table(plain.case, (plain,))], [Table(plain.case, (plain, extra))])
+    found = compare([Comparison(plain.case, (plain,))], [Comparison(plain.case, (plain, extra))])
     assert [(c.figure, c.verdict) for c in found][-1] == ("missing", "better")
 
 
 def test_a_condition_is_met_above_its_share_alone():
-    found = compare([Table(case(), (row(),))], [Table(case(), (row(peak=104 * MIB),))])
+    found = compare([Comparison(case(), (row(),))], [Comparison(case(), (row(peak=104 * MIB),))])
     change = next(change for change in found if change.figure == "peak")
     assert Condition.parse("peak>3%").met(change) and Condition.parse("peak > 3.5 %").met(change)
     assert not Condition.parse("peak>5%").met(change) and not Condition.parse("time>1%").met(change)
@@ -148,8 +148,8 @@ def test_other_machines_regimes_and_versions_are_told():
 
 
 def test_the_text_shows_the_worst_first_and_hides_what_stayed():
-    tables = [Table(case(), (row(), row("checkpoint")))]
-    after = [Table(case(), (row(), row("checkpoint", peak=50 * MIB, rounds=(2.0, 2.0, 2.0))))]
+    tables = [Comparison(case(), (row(), row("checkpoint")))]
+    after = [Comparison(case(), (row(), row("checkpoint", peak=50 * MIB, rounds=(2.0, 2.0, 2.0))))]
     text = changed.text(compare(tables, after), ["<b>"])
     assert text.startswith("Of 6 figures: 1 worse, 0 unresolved, 1 better, 4 same.")
     lines = [line for line in text.splitlines() if "`checkpoint`" in line]

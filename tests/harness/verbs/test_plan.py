@@ -102,7 +102,7 @@ def test_combinations_never_rewrite_a_part_twice() -> None:
 
 
 def test_only_exact_answers_are_combined_unless_others_are_allowed(path: Path) -> None:
-    group = plan(path).groups[0]
+    group = plan(path).comparisons[0]
     assert [str(each) for each in members(group, LOADED, (), False)] == ["checkpoint", "fused_loss"]
     assert "bfloat16" in [str(each) for each in members(group, LOADED, ("lower_precision",), False)]
     everything = [each.name for each in members(group, LOADED, (), True)]
@@ -111,13 +111,13 @@ def test_only_exact_answers_are_combined_unless_others_are_allowed(path: Path) -
 
 
 def test_what_divides_a_run_among_ranks_is_not_combined(path: Path) -> None:
-    (group,) = reader.read(path, LOADED).groups
+    (group,) = reader.read(path, LOADED).comparisons
     assert not [each.name for each in members(group, LOADED, (), True) if LOADED.strategies[each.name].ranks]
 
 
 def test_too_many_combinations_are_refused(path: Path) -> None:
     with pytest.raises(SuiteError, match="give more than 2000 combinations: narrow them"):
-        group_of(plan(path).groups[0], LOADED, ("lower_precision", "approximate"), True, "small.yaml")
+        group_of(plan(path).comparisons[0], LOADED, ("lower_precision", "approximate"), True, "small.yaml")
 
 
 def test_plan_shows_what_fits_without_running_it(path: Path, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_advice_from_predictions_alone_ends_with_lines_to_paste(path: Path, tmp_
     pasted = yaml.safe_load(done.stdout.split("```yaml\n")[1].split("```")[0])
     path.write_text(SUITE[: SUITE.index("strategies:")] + yaml.safe_dump(pasted) + "rounds: 0\n")
     again = plan(path)
-    assert len(again.groups[0].cases) == 2 and "bfloat16" in again.groups[0].cases[1].label
+    assert len(again.comparisons[0].cases) == 2 and "bfloat16" in again.comparisons[0].cases[1].label
 
 
 @pytest.mark.slow

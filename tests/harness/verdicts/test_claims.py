@@ -7,7 +7,7 @@ import pytest
 from harness.records import Applied, Case, Claim, Memory, Phase, Prediction, Record, Slot, Times
 from harness.verdicts import claims
 from harness.verdicts.claims import ClaimError, answer, parsed
-from harness.verdicts.judge import Row, Table
+from harness.verdicts.judge import Comparison, Row
 
 MIB = 1 << 20
 
@@ -47,7 +47,7 @@ def row(*applied, peak=100 * MIB, times=1.0, status="ok", tokens=1024, budget=No
 
 
 def table(*rows):
-    return Table(rows[0].case, rows)
+    return Comparison(rows[0].case, rows)
 
 
 CHUNKED = Applied(name="chunked_loss", knobs={"chunk": 1024, "recompute": False})
@@ -265,7 +265,7 @@ def test_what_rests_on_a_prediction_has_its_residuals_and_says_so():
     ]  # fmt: skip
     assert verdict(limit.format(115), tables).reason == "predicted: 100 MiB, at most 115 MiB"
     rows = [row(predicted_bytes=100 * MIB, residual_ratio=0.3 * at / 20) for at in range(21)]
-    seen = [table(rows[0]), *(Table(case_of(tokens=2), (each,)) for each in rows[1:])]
+    seen = [table(rows[0]), *(Comparison(case_of(tokens=2), (each,)) for each in rows[1:])]
     assert verdict(limit.format(115), seen, tokens=1024).verdict == "inconclusive", "these were up to 30 % off"
     assert verdict(limit.format(131), seen, tokens=1024).verdict == "verified"
     far = [table(row(predicted_bytes=100 * MIB), row("checkpoint", peak=10 * MIB))]

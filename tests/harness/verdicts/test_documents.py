@@ -9,7 +9,7 @@ from harness.report import documents as sentences
 from harness.verdicts import documents
 from harness.verdicts.claims import Answer, ClaimError
 from harness.verdicts.documents import Found
-from harness.verdicts.judge import Row, Table
+from harness.verdicts.judge import Comparison, Row
 
 MIB = 1 << 20
 TEXT = """
@@ -33,7 +33,7 @@ def found(*verdicts: tuple[str, str], folder: str = "mine", peak: int = 50 * MIB
     memory = Record(memory=Memory(phases=(Phase(name="loss", entry_bytes=0, peak_bytes=peak, exit_bytes=0),)))
     row = Row(case.model_copy(update={"strategies": (Applied(name="checkpoint"),)}), "ok", peak, records=(memory,))
     answers = [Answer(Claim(id=id, says=f"{id}?", that="1 < 2"), verdict, "told") for id, verdict in verdicts]
-    return Found(folder, [Table(case, (row,))], answers)
+    return Found(folder, [Comparison(case, (row,))], answers)
 
 
 def test_each_sentence_is_decided_by_its_own_claims(tmp_path: Path) -> None:

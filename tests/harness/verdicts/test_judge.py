@@ -13,7 +13,7 @@ from harness.records import Applied, Case, Memory, Origin, Prediction, Record, S
 from harness.records.record import Verdict
 from harness.records.roofline import Operations
 from harness.verdicts.interval import Interval
-from harness.verdicts.judge import WITHHELD, Row, Table, judge, trade
+from harness.verdicts.judge import WITHHELD, Comparison, Row, judge, trade
 from harness.verdicts.pooled import MARGIN, Speed, word_of
 
 MIB = 1 << 20
@@ -71,7 +71,7 @@ def member(
     ]
 
 
-def judged(*members: list[Record]) -> Table:
+def judged(*members: list[Record]) -> Comparison:
     (table,) = judge(record for records in members for record in records)
     return table
 

@@ -273,7 +273,7 @@ def test_the_guard_counts_the_memory_of_all_ranks():
 
 
 def test_a_case_on_ranks_is_compared_to_one_process():
-    assert case("fsdp").group == case("fsdp", count=4).group == case().group
+    assert case("fsdp").comparison_key == case("fsdp", count=4).comparison_key == case().comparison_key
     assert case("fsdp").plain == case() and case("fsdp").digest() != case("fsdp", count=4).digest()
     kept = store.parse(store.encoded(Record(case=case("fsdp"), memory=Memory(ranks=(Rank(peak_bytes=1),)))))
     assert kept.case == case("fsdp") and kept.memory.ranks[0].peak_bytes == 1
