@@ -22,7 +22,7 @@ from harness.records import Case
 from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import Suite
-from harness.verdicts.claims import FIGURES
+from harness.verdicts.expressions import NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
@@ -215,7 +215,7 @@ def test_every_document_is_linked_from_the_readme() -> None:
 def test_the_lists_are_whole() -> None:
     assert table("docs/plugins.md", "part") == [RENAMED.get(name, name) for name in parts_in_order()]
     assert set(table("docs/suites.md", "key")) == set(Suite.model_fields)
-    assert set(table("docs/suites.md", "figure")) >= set(FIGURES)
+    assert set(table("docs/suites.md", "figure")) >= set(NAMES)
     shown = set(table("docs/plugins.md", "field"))
     assert shown == set(Strategy.__dataclass_fields__) - {"name", "on", "about"}
 

@@ -16,7 +16,7 @@ from harness.run.cluster_worker import ClusterError
 from harness.suite.schema import SuiteError
 from harness.suite.units import SizeError
 from harness.verbs.compare import ConditionError
-from harness.verdicts.claims import ClaimError
+from harness.verdicts.expressions import ClaimError
 
 VERBS: dict[str, Callable[..., None]] = {
     "run": run.command,

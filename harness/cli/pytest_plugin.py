@@ -79,12 +79,12 @@ class SuiteFile(pytest.File):
         """
         from harness.records import store
         from harness.suite import schema
-        from harness.verdicts import claims
+        from harness.verdicts import expressions
 
         if self._rows is None and self._refusal is None:
             try:
                 self._rows = {row.case.digest(): row for row in self._measure()}
-            except (schema.SuiteError, claims.ClaimError, store.StoreError) as error:
+            except (schema.SuiteError, expressions.ClaimError, store.StoreError) as error:
                 self._refusal = str(error)
         if self._rows is None:
             pytest.fail(self._refusal or "", pytrace=False)

@@ -15,7 +15,7 @@ from harness.records import Case, Record, Slot
 from harness.records.record import OPEN_STATUSES
 from harness.suite.plan import Comparison, Plan
 from harness.verdicts import rounds
-from harness.verdicts.claims import memory_rows, plain_label
+from harness.verdicts.expressions import memory_rows, plain_label
 from harness.verdicts.observed import possible, step_time
 
 REPEATS = 3

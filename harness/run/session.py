@@ -23,7 +23,7 @@ from harness.run import locks, prediction_cache, predictions, prepare_data, runn
 from harness.run.pacing import UNKNOWN, Pacing, pace
 from harness.run.schedule import REPEATS, Known, Latest, Schedule, by_case, is_done, obstacle
 from harness.suite.plan import Comparison, Plan
-from harness.verdicts import blocks, claims
+from harness.verdicts import blocks, expressions
 from harness.verdicts.judge import MEMORY_MARGIN
 
 ATTEMPTS = 2
@@ -93,7 +93,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
 def refuse_claims(plan: Plan) -> None:
     """Raise ClaimError for a claim that cannot be read, before anything is measured."""
     for claim in plan.suite.claims:
-        claims.parsed(claim.that)
+        expressions.parsed(claim.that)
 
 
 def schedule_of(plan: Plan, plugins: Plugins, options: Options, elsewhere: bool = False) -> Schedule:
@@ -225,8 +225,8 @@ class Session:
         if over:
             action = "tried all the same" if self.options.try_all else "skipped (--try-all runs them)"
             self.progress.warn(
-                f"{len(over)} of {len(comparison.cases)} cases are predicted to take more memory than may be used here, "
-                f"and are {action}: {', '.join(over)[:200]}"
+                f"{len(over)} of {len(comparison.cases)} cases are predicted to take more memory than may be used "
+                f"here, and are {action}: {', '.join(over)[:200]}"
             )
 
     def numerics(self, case: Case) -> None:

@@ -18,7 +18,7 @@ from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
 from harness.suite.units import shown
 from harness.verbs.plan import Machine, PlanRow, of_cases
-from harness.verdicts import claims
+from harness.verdicts import expressions
 
 STEP = 1 / 20
 """How far apart the largest value that passed and the smallest that failed may end, as a share of the value."""
@@ -40,7 +40,7 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
     ClaimError for a claim that cannot be read.
     """
     for claim in search.plan.suite.claims:
-        claims.parsed(claim.that)
+        expressions.parsed(claim.that)
     folder = results / f"{search.plan.name}_fit" / facts.name()
     rows = []
     with locks.measuring(folder, () if predict_only else search.plan.places):

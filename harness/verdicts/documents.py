@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.records import Claim, Value
 from harness.suite import yaml
 from harness.verdicts import claims
-from harness.verdicts.claims import Answer, ClaimError
+from harness.verdicts.claims import Answer
+from harness.verdicts.expressions import ClaimError
 from harness.verdicts.judge import Comparison
 
 

@@ -18,7 +18,7 @@ from harness.suite import reader
 from harness.suite.schema import SuiteError
 from harness.verbs import compare
 from harness.verdicts import documents, judge
-from harness.verdicts.claims import ClaimError
+from harness.verdicts.expressions import ClaimError
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADED = plugins.load()

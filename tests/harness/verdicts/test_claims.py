@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from harness.records import Applied, Case, Claim, Memory, Phase, Prediction, Record, Slot, Times
-from harness.verdicts import claims
-from harness.verdicts.claims import ClaimError, answer, parsed
+from harness.verdicts.claims import answer
+from harness.verdicts.expressions import ClaimError, Figure, parsed
 from harness.verdicts.judge import Comparison, Row
 
 MIB = 1 << 20
@@ -294,7 +294,7 @@ def test_words_and_numbers_do_not_mix():
 
 
 def test_intervals_contain_what_they_stand_for():
-    a, b = claims.Figure(1, 2, 3), claims.Figure(-2, 1, 4)
-    assert a * b == claims.Figure(-6, 2, 12)
-    assert a - b == claims.Figure(-3, 1, 5)
-    assert b / a == claims.Figure(-2, 0.5, 4)
+    a, b = Figure(1, 2, 3), Figure(-2, 1, 4)
+    assert a * b == Figure(-6, 2, 12)
+    assert a - b == Figure(-3, 1, 5)
+    assert b / a == Figure(-2, 0.5, 4)

@@ -7,8 +7,9 @@ import pytest
 from harness.records import Applied, Case, Claim, Memory, Phase, Record
 from harness.report import documents as sentences
 from harness.verdicts import documents
-from harness.verdicts.claims import Answer, ClaimError
+from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Found
+from harness.verdicts.expressions import ClaimError
 from harness.verdicts.judge import Comparison, Row
 
 MIB = 1 << 20

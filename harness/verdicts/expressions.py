@@ -1,0 +1,225 @@
+"""The expressions of claims: what may be written, the figures they compute with, and how they are put in words."""
+
+import ast
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+DEEPEST = 40
+
+
+class ClaimError(Exception):
+    """An expression that says nothing, in one sentence."""
+
+
+class Unknown(Exception):
+    """A figure that was not measured, and why."""
+
+
+class Open(Exception):
+    """A figure with too few measurements for an interval, and what would give one."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value, the interval that it lies in, and its unit: `B`, `s`, or none."""
+
+    low: float
+    value: float
+    high: float
+    unit: str = ""
+
+    def __neg__(self) -> "Figure":
+        return Figure(-self.high, -self.value, -self.low, self.unit)
+
+    def __add__(self, other: "Figure") -> "Figure":
+        return Figure(self.low + other.low, self.value + other.value, self.high + other.high, self.unit or other.unit)
+
+    def __sub__(self, other: "Figure") -> "Figure":
+        return self + -other
+
+    def __mul__(self, other: "Figure") -> "Figure":
+        corners = [0.0 if 0 in (x, y) else x * y for x in (self.low, self.high) for y in (other.low, other.high)]
+        return Figure(min(corners), self.value * other.value, max(corners), self.unit or other.unit)
+
+    def __truediv__(self, other: "Figure") -> "Figure":
+        if other.low <= 0 <= other.high:
+            raise Unknown("it divides by what may be zero")
+        quotient = self * Figure(1 / other.high, 1 / other.value, 1 / other.low)
+        return replace(quotient, unit="" if self.unit == other.unit else self.unit)
+
+
+def exact(value: float, unit: str = "") -> Figure:
+    """Return a figure without doubt."""
+    return Figure(value, value, value, unit)
+
+
+def parsed(expression: str) -> ast.expr:
+    """Read an expression and refuse all but the grammar; raise ClaimError with one sentence."""
+    try:
+        tree = ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ClaimError(f"'{expression}' is not an expression: write for example peak(x) <= 0.5 * peak(y)") from None
+    comparisons = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
+    for each in comparisons:
+        if not isinstance(each, ast.Compare):
+            raise ClaimError(f"'{expression}' compares nothing: write for example peak(x) <= 0.5 * peak(y)")
+        if not all(isinstance(op, tuple(COMPARISONS)) for op in each.ops):
+            raise ClaimError(f"'{expression}' compares in an unknown way: use <, <=, >, >= or ==")
+        for term in (each.left, *each.comparators):
+            _check(term, expression, 0)
+    return tree
+
+
+def memory_rows(expression: str) -> set[str]:
+    """Return the labels, without blanks, of the rows whose measured memory an expression asks for."""
+    calls = (node for node in ast.walk(parsed(expression)) if isinstance(node, ast.Call))
+    asked = (node for node in calls if isinstance(node.func, ast.Name) and node.func.id in MEASURED_MEMORY)
+    return {plain_label(ast.unparse(node.args[0])) for node in asked}
+
+
+def _check(node: ast.expr, expression: str, depth: int) -> None:
+    if depth > DEEPEST:
+        raise ClaimError(f"'{expression[:60]}...' is nested too deeply: write it in fewer brackets")
+    if (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, int | float | str)
+        and not isinstance(node.value, bool)
+    ):
+        return
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+        _check(node.left, expression, depth + 1)
+        _check(node.right, expression, depth + 1)
+        return
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return _check(node.operand, expression, depth + 1)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id not in NAMES:
+            raise ClaimError(f"there is no figure '{node.func.id}': use one of {', '.join(NAMES)}")
+        if len(node.args) != 1 or any(key.arg is None for key in node.keywords):
+            raise ClaimError(f"'{ast.unparse(node)}' names no row: write {node.func.id}(STRATEGY)")
+        for key in node.keywords:
+            if not isinstance(key.value, ast.Constant):
+                raise ClaimError(f"'{ast.unparse(node)}': {key.arg} is a plain number or text in quotes")
+        return
+    raise ClaimError(f"'{ast.unparse(node)[:60]}' is no number and no figure: use one of {', '.join(NAMES)}")
+
+
+OPERATIONS: dict[type[ast.operator], Callable[[Figure, Figure], Figure]] = {
+    ast.Add: Figure.__add__,
+    ast.Sub: Figure.__sub__,
+    ast.Mult: Figure.__mul__,
+    ast.Div: Figure.__truediv__,
+}
+
+
+def _less(a: Figure, b: Figure) -> bool | None:
+    """Check whether a <= b: True, False, or None where the intervals overlap."""
+    if a.high <= b.low:
+        return True
+    return False if a.low > b.high else None
+
+
+def _equal(a: Figure, b: Figure) -> bool | None:
+    if a.low > b.high or b.low > a.high:
+        return False
+    return True if a.low == a.high == b.low == b.high else None
+
+
+COMPARISONS: dict[type[ast.cmpop], Callable[[Figure, Figure], bool | None]] = {
+    ast.LtE: _less,
+    ast.Lt: _less,
+    ast.GtE: lambda a, b: _less(b, a),
+    ast.Gt: lambda a, b: _less(b, a),
+    ast.Eq: lambda a, b: _equal(a, b),
+}
+
+
+TIMES = {"seconds": "step_seconds", "fetch_seconds": "fetch_seconds"}
+
+
+PREDICTED = ("predicted", "foretold")
+
+
+MEASURED_MEMORY = ("peak", "held", "file_bytes", "anonymous_bytes", "all_ranks")
+
+
+NAMES = (*MEASURED_MEMORY, *PREDICTED, *TIMES, "floor", "parameters", "longest", "noted", "size", "answer", "verdict")
+"""What may be asked of a row."""
+
+
+def plain_label(label: str) -> str:
+    """Return a label without blanks and quotation marks, in lower case."""
+    return label.replace(" ", "").replace("'", "").replace('"', "").lower()
+
+
+def compared(op: ast.cmpop, left: Figure | str, right: Figure | str) -> bool | None:
+    if isinstance(left, str) or isinstance(right, str):
+        if type(left) is not type(right) or not isinstance(op, ast.Eq):
+            raise ClaimError(f"{left!r} and {right!r} do not compare: words take == and numbers numbers")
+        return left == right
+    return COMPARISONS[type(op)](left, right)
+
+
+WORDS: dict[type[ast.cmpop], str] = {
+    ast.LtE: "at most",
+    ast.Lt: "below",
+    ast.GtE: "at least",
+    ast.Gt: "above",
+    ast.Eq: "equal to",
+}
+
+
+TURNED = {
+    "at most": "at least",
+    "below": "above",
+    "at least": "at most",
+    "above": "below",
+    "equal to": "equal to",
+}
+"""The words of a comparison, read from its right side."""
+
+
+def in_words(links: "list[tuple[ast.cmpop, Figure | str, Figure | str]]", holds: list[bool | None]) -> str:
+    """Put a comparison in words, all sides in the unit of any: a plain number is meant in that of the figure.
+
+    The figure between two bounds comes first. What is not decided gets its reason.
+    """
+    sides = [links[0][1], *(right for _, _, right in links)]
+    unit = next((side.unit for side in sides if isinstance(side, Figure) and side.unit), "")
+    shown = [_shown_in(unit, side) for side in sides]
+    words = [("not " if hold is False else "") + WORDS[type(op)] for (op, _, _), hold in zip(links, holds, strict=True)]
+    if len(links) == 2:
+        turned = ("not " if holds[0] is False else "") + TURNED[WORDS[type(links[0][0])]]
+        text = f"{shown[1]}, {turned} {shown[0]} and {words[1]} {shown[2]}"
+    else:
+        text = f"{shown[0]}, {', '.join(f'{word} {side}' for word, side in zip(words, shown[1:], strict=True))}"
+    if None not in holds:
+        return text
+    endless = any(isinstance(side, Figure) and math.isinf(side.high) for side in sides)
+    reason = "one of them ran out of its budget" if endless else _span(unit, sides)
+    return f"{text}: undecided, {reason}"
+
+
+def _span(unit: str, sides: "Sequence[Figure | str]") -> str:
+    """Name the widest interval among the sides of a comparison."""
+    figures = [side for side in sides if isinstance(side, Figure)]
+    widest = max(figures, key=lambda side: (side.high - side.low) / max(abs(side.value), 1e-12))
+    return f"{_figure(widest.value, unit)} may be {_figure(widest.low, unit)} to {_figure(widest.high, unit)}"
+
+
+def _shown_in(unit: str, side: Figure | str) -> str:
+    if isinstance(side, str):
+        return side
+    return f"more than {_figure(side.low, unit)}" if math.isinf(side.high) else _figure(side.value, unit)
+
+
+def _figure(value: float, unit: str) -> str:
+    """Show bytes in MiB, seconds down to microseconds, all else as a number."""
+    if unit == "B":
+        size = value / (1 << 20)
+        return f"{size:,.0f} MiB" if abs(size) >= 1000 else f"{size:.3g} MiB"
+    if unit == "s":
+        factor, name = next((pair for pair in ((1, "s"), (1e3, "ms")) if abs(value) * pair[0] >= 1), (1e6, "us"))
+        return f"{value * factor:.3g} {name}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

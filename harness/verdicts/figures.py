@@ -1,0 +1,168 @@
+"""Figures of rows that claims can ask for, each with its interval."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median, quantiles, stdev
+from typing import Any
+
+from harness.records import Record
+from harness.verdicts import dunnett
+from harness.verdicts.comparisons import estimate_of
+from harness.verdicts.expressions import PREDICTED, Figure, Open, Unknown, exact
+from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.observed import possible, step_time
+from harness.verdicts.pooled import BASELINES, SHORTEST_SECONDS, Pooled, pooled
+
+USUAL_RESIDUALS = (-0.12, 0.12)
+"""Between these lie nine of ten residuals of predictions; used where too few rows were measured to say."""
+
+
+LEAST_RESIDUALS = 20
+
+
+def _memory(row: Row, phase: str | None, field: str) -> Figure:
+    """Return a byte figure of one phase, or the peak of all."""
+    if row.status == "oom_budget" and row.case.budget_bytes and phase is None:
+        return Figure(row.case.budget_bytes, row.case.budget_bytes, math.inf, "B")
+    if row.status != "ok" or not row.records:
+        raise Unknown(f"{row.label}: {row.status}" + (f" ({row.reasons[0]})" if row.reasons else ""))
+    resolution = row.records[0].memory.resolution_bytes or 0
+    if phase is None and field == "peak_bytes":
+        value = row.peak_bytes
+    else:
+        names = [
+            each for each in row.records[0].memory.phases if phase in (None, each.name, each.name.rpartition("/")[2])
+        ]
+        value = max((getattr(each, field) for each in names if getattr(each, field) is not None), default=None)
+    if value is None:
+        raise Unknown(f"{row.label} has no {field.replace('_', ' ')}" + (f" of the phase {phase}" if phase else ""))
+    return Figure(max(0, value - resolution), value, value + resolution, "B")
+
+
+def _known(value: float | None, what: str, row: Row, unit: str = "") -> Figure:
+    if not isinstance(value, int | float) or not math.isfinite(value):  # a size may be a word
+        reason = f" ({row.reasons[0]})" if row.reasons else ""
+        raise Unknown(f"{row.label} has no {what}{reason}")
+    return exact(value, unit)
+
+
+def _rung(row: Row) -> str:
+    """Return the rung of the ladder on which the answer of a row stands."""
+    if row.answer is None:
+        raise Unknown(f"{row.label} has no answer: {row.status}")
+    return row.answer
+
+
+def _all_ranks(row: Row) -> Figure:
+    """Return what all ranks of a row hold together."""
+    record = row.records[0] if row.records else Record()
+    return _known(record.memory.all_ranks_bytes, "sum over ranks", row, "B")
+
+
+def _predicted(row: Row, phase: str | None) -> Figure:
+    """Return the predicted peak, or that of one phase."""
+    if phase is None:
+        return _known(row.predicted_bytes, "prediction", row, "B")
+    phases = row.prediction.prediction.predicted_phases if row.prediction else ()
+    peaks = [each.peak_bytes for each in phases if phase in (each.name, each.name.rpartition("/")[2])]
+    return _known(max(peaks, default=None), f"predicted phase '{phase}'", row, "B")
+
+
+def pooled_times(table: Comparison, field: str = "step_seconds") -> tuple[dict[str, dict[Any, float]], Pooled]:
+    """Return the median of each process of a comparison, by row, round and block, and what they say together."""
+    times: dict[str, dict[Any, float]] = {}
+    for row in table.rows:
+        for record in row.records:
+            values = getattr(record.times, field)
+            if record.slot and record.slot.kind == "time" and step_time(record) is not None and values:
+                seconds = max(median(values), SHORTEST_SECONDS)  # a batch that is there already takes no time
+                if possible(seconds):
+                    times.setdefault(row.label, {})[record.slot.round, record.slot.block] = seconds
+    return times, pooled(times)
+
+
+def seconds(row: Row, table: Comparison, field: str, error: float, paired: bool) -> Figure:
+    """Return a time: the baseline's, times the row's ratio to it.
+
+    Where all times of a comparison are of one table, the baseline's own doubt cancels and is left out.
+    """
+    times, group = pooled_times(table, field)
+    if row.label not in times:
+        raise Unknown(f"{row.label} was not timed")
+    anchor = BASELINES[0] if BASELINES[0] in times else row.label
+    reference = exact(median(times[anchor].values()), "s")
+    if not paired:
+        reference = _absolute(times[anchor], error, row.label)
+    if row.label == anchor:
+        return reference
+    speed = group.control if row.case.is_control else group.speeds.get(row.label)
+    estimate = estimate_of(speed) if speed is not None else None
+    if speed is None or estimate is None:
+        rounds = len(times[row.label])
+        raise Open(f"{row.label} was timed in {rounds} round{'s' if rounds > 1 else ''} beside too few others")
+    interval = estimate.interval(error)
+    return Figure(interval.low, speed.ratio, interval.high) * reference
+
+
+def _absolute(rounds: Mapping[Any, float], error: float, label: str) -> Figure:
+    """Return the time of a baseline by itself, whose rounds differ by the machine's drift as well."""
+    logs = [math.log(seconds) for seconds in rounds.values()]
+    if len(logs) < 3:
+        raise Open(f"the baseline of {label} was timed in {len(logs)} rounds, and times apart need 3")
+    width = dunnett.quantile(1, 0.0, len(logs) - 1, error) * stdev(logs) / math.sqrt(len(logs))
+    middle = sum(logs) / len(logs)
+    return Figure(math.exp(middle - width), math.exp(middle), math.exp(middle + width), "s")
+
+
+def with_residuals(figure: Figure, row: Row, tables: Sequence[Comparison]) -> Figure:
+    """Widen a prediction by what nine of ten measured rows of its backend were beside theirs."""
+    backend = row.case.place.backend
+    rows = (each for table in tables for each in table.rows if each.case.place.backend == backend)
+    residuals = [each.residual_ratio for each in rows if each.residual_ratio is not None]
+    low, high = USUAL_RESIDUALS
+    if len(residuals) >= LEAST_RESIDUALS:
+        cuts = quantiles(residuals, n=20, method="inclusive")
+        low, high = min(0.0, cuts[0]), max(0.0, cuts[-1])
+    return Figure(figure.low * (1 + low), figure.value, figure.high * (1 + high), figure.unit)
+
+
+def _noted(row: Row, name: str | None) -> Figure:
+    values = [record.extra[name] for record in row.records if name in record.extra]
+    return _known(values[0] if values else None, f"figure '{name}'", row)
+
+
+def _longest(row: Row, field: str) -> Figure:
+    """Return the longest value that `harness fit` found: at least what passed, and less than what failed."""
+    fit = row.records[0].limits if row.records else None
+    if fit is None:
+        raise Unknown(f"{row.label}: no limit was searched: run `harness fit`")
+    value = getattr(fit, field)
+    known = _known(value, f"{field} limit of {fit.over}", row)
+    return replace(known, high=fit.failed or known.value) if field == "longest" and fit.runs else known
+
+
+def rests_on_prediction(name: str, row: Row) -> bool:
+    """Check whether a figure was predicted and not measured."""
+    limits = row.records[0].limits if row.records else None
+    return name in PREDICTED or (name == "longest" and limits is not None and not limits.runs)
+
+
+FIGURES: dict[str, Callable[[Row, dict[str, Any]], Figure | str]] = {
+    "peak": lambda row, own: _memory(row, own.pop("phase", None), "peak_bytes"),
+    "held": lambda row, own: _memory(row, own.pop("phase", None), "exit_bytes"),
+    "file_bytes": lambda row, own: _memory(row, own.pop("phase", None), "file_bytes"),
+    "anonymous_bytes": lambda row, own: _memory(row, own.pop("phase", None), "anon_bytes"),
+    "all_ranks": lambda row, own: _all_ranks(row),
+    "predicted": lambda row, own: _predicted(row, own.pop("phase", None)),
+    "floor": lambda row, own: _known(row.floor_bytes, "floor", row, "B"),
+    "parameters": lambda row, own: _known(
+        row.prediction.prediction.parameters if row.prediction else None, "count of parameters", row
+    ),
+    "longest": lambda row, own: _longest(row, "longest"),
+    "foretold": lambda row, own: _longest(row, "predicted"),
+    "noted": lambda row, own: _noted(row, own.pop("figure", None)),
+    "size": lambda row, own: _known(row.case.shape.get(str(own.pop("of", ""))), "such size", row),
+    "answer": lambda row, own: _rung(row),
+    "verdict": lambda row, own: row.verdict,
+}
