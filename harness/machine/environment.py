@@ -109,14 +109,14 @@ def gpu_bytes() -> int | None:
     """Ask the driver for the memory of the first GPU; None where there is none."""
     asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
-        return int(told.splitlines()[0]) << 20
+        lines = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
+        return int(lines.splitlines()[0]) << 20
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 
 
 def regime() -> str:
-    """Say whether the allocator of this process is pinned, or native."""
+    """Check whether the allocator of this process is pinned, or native."""
     glibc = hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
     pinned = all(os.environ.get(name) == value for name, value in PINS.items())
     return "glibc-pinned" if glibc and pinned else "native"

@@ -40,12 +40,12 @@ def write(folder: Path, name: str, record: Record) -> None:
     """Keep a prediction; a folder that cannot be written keeps nothing, and the next run predicts again."""
     if record.status != "ok" or record.prediction.predicted_peak_bytes is None:
         return
-    kept = Record(prediction=record.prediction, notes=record.notes, missing=record.missing)
+    entry = Record(prediction=record.prediction, notes=record.notes, missing=record.missing)
     path = folder / f"{name}.json"
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        partial.write_text(kept.model_dump_json(exclude_defaults=True), encoding="utf-8")
+        partial.write_text(entry.model_dump_json(exclude_defaults=True), encoding="utf-8")
         os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)

@@ -50,11 +50,11 @@ def of_cases(
                 plugins=names,
                 steps=STEPS,
             )
-            found = runner.run(task, len(os.sched_getaffinity(0)), seconds, watch)
+            records = runner.run(task, len(os.sched_getaffinity(0)), seconds, watch)
             ended = next(
-                (at for at, record in enumerate(found) if record.origin.worker_seconds is None), len(share) - 1
+                (at for at, record in enumerate(records) if record.origin.worker_seconds is None), len(share) - 1
             )
-            yield from zip(share[: ended + 1], found[: ended + 1], strict=True)
+            yield from zip(share[: ended + 1], records[: ended + 1], strict=True)
             share = share[ended + 1 :]
 
     for place in dict.fromkeys(case.place for case in cases):
@@ -96,9 +96,9 @@ def _side_by_side(
 
 
 def impossible(plugins: Plugins, case: Case) -> str | None:
-    """Say why a case cannot be predicted here: a GPU may be absent, the framework may not."""
+    """Return why a case cannot be predicted here: a GPU may be absent, the framework may not."""
     at = case.place
     if (absent := backends.absent(at.backend, "cpu")) is not None:
         return absent
-    told = obstacle(plugins, case)
-    return None if told == backends.absent(at.backend, at.device, case.ranks) else told
+    reason = obstacle(plugins, case)
+    return None if reason == backends.absent(at.backend, at.device, case.ranks) else reason

@@ -129,10 +129,10 @@ def _monitor(process: Process, folder: Path, seen: _Watched, deadline: float, wa
 
 def _read_phase(folder: Path, seen: _Watched) -> None:
     with suppress(OSError, ValueError, KeyError):
-        told = json.loads((folder / "phase.json").read_bytes())
-        if told["base"] != seen.base:
+        line = json.loads((folder / "phase.json").read_bytes())
+        if line["base"] != seen.base:
             seen.peak = 0  # polls before the base saw imports, priming and compiling
-        seen.phase, seen.phase_peak, seen.base = told["phase"], int(told["peak_bytes"]), int(told["base"])
+        seen.phase, seen.phase_peak, seen.base = line["phase"], int(line["peak_bytes"]), int(line["base"])
 
 
 def _read_children(worker: int, seen: _Watched) -> None:
@@ -174,10 +174,10 @@ def _signal(group: int, number: int) -> None:
 
 def _left_over(before: set[int]) -> list[psutil.Process]:
     with template.starting:
-        found = psutil.Process().children(recursive=True)
+        children = psutil.Process().children(recursive=True)
         own = _running | template.processes()
         others = {pid for process in own for pid in (process, *memory.descendants(process))}
-    return [child for child in found if child.pid not in before | others]
+    return [child for child in children if child.pid not in before | others]
 
 
 def _adopt_orphans() -> None:
@@ -191,8 +191,8 @@ def _records(task: Task, code: int, folder: Path, seen: _Watched) -> list[Record
     # ranks that are processes tell of themselves
     alone = backends.processes(task.case.place.backend, task.case.ranks) == 1
     if seen.children_peaks and alone:
-        told = {"child_peak_bytes": seen.children_sum, "child_peak_bound_bytes": sum(seen.children_peaks.values())}
-        records = [_with_children(record, told) for record in records]
+        peaks = {"child_peak_bytes": seen.children_sum, "child_peak_bound_bytes": sum(seen.children_peaks.values())}
+        records = [_with_children(record, peaks) for record in records]
     if seen.ended_by is None and code == 0 and fault is None and len(records) == len(task.cases):
         return records
     records = records[: len(task.cases) - 1]  # a worker that ended badly is not believed about its last case
@@ -200,9 +200,9 @@ def _records(task: Task, code: int, folder: Path, seen: _Watched) -> list[Record
     return [*records, *(failure.model_copy(update={"case": case}) for case in task.cases[len(records) :])]
 
 
-def _with_children(record: Record, told: dict[str, int]) -> Record:
+def _with_children(record: Record, peaks: dict[str, int]) -> Record:
     flags = tuple(dict.fromkeys((*record.flags, "child_processes")))
-    return record.model_copy(update={**told, "flags": flags})
+    return record.model_copy(update={**peaks, "flags": flags})
 
 
 def _believed(path: Path, cases: int) -> tuple[list[Record], str | None]:

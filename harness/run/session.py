@@ -75,7 +75,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
     with locks.measuring(folder, plan.places), temporary.folder("harness-reference-") as reference:
         orphans.sweep()
         refuse_claims(plan)
-        plan, found = prepare_data.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
+        plan, corpora = prepare_data.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
         schedule = schedule_of(plan, plugins, options)
 
         path, latest = opened(folder, schedule, options, lambda latest: bool(schedule.due(latest)))
@@ -86,7 +86,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         def write(record: Record) -> None:
             store.append(path, record)
 
-        Session(schedule, options, progress, run_id, reference, found, latest, write).measure()
+        Session(schedule, options, progress, run_id, reference, corpora, latest, write).measure()
         return path
 
 
@@ -119,7 +119,7 @@ def opened(
 
 
 def beginning(schedule: Schedule, run_id: str) -> Record:
-    """Say what the suite says beside its cases: who reads the results need not have it."""
+    """Return what the suite says beside its cases: who reads the results need not have it."""
     plan = schedule.plan
     heading = Heading(title=plan.suite.title, claims=tuple(plan.suite.claims), rounds=schedule.rounds)
     return Record(heading=heading, origin=origin(schedule, run_id))
@@ -287,7 +287,7 @@ class Session:
         return None if self.options.try_all else self.over_memory(case)
 
     def over_memory(self, case: Case) -> Record | None:
-        """Say of a case that it needs more than may be used, all ranks together; a budget bounds each already."""
+        """Return the record of a case that needs more than may be used, all ranks together; None for others."""
         predicted = self.latest.get(Slot(case=self.schedule.digest(case), kind="predict"))
         if predicted is None or case.place.device != "cpu":
             return None
@@ -296,8 +296,8 @@ class Session:
         limit = min(available, self.options.max_bytes or available)
         if need <= limit:
             return None
-        told = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here: set a budget, or shorten it"
-        return Record(status="skipped_guard", evidence={"message": told, "need_bytes": need, "limit_bytes": limit})
+        message = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here: set a budget, or shorten it"
+        return Record(status="skipped_guard", evidence={"message": message, "need_bytes": need, "limit_bytes": limit})
 
     def time(self, comparison: Comparison) -> None:
         """Time a comparison round by round, until all its rows are decided or the suite's time is spent."""
@@ -343,7 +343,7 @@ class Session:
         return median(lives) if lives else memory.worker_seconds if memory is not None else 0.0
 
     def measured(self, case: Case) -> bool:
-        """Say whether the memory of a case was measured, so that it is worth timing."""
+        """Check whether the memory of a case was measured, so that it is worth timing."""
         record = self.latest.get(Slot(case=self.schedule.digest(case), kind="memory"))
         return record is not None and record.status == "ok"
 
@@ -356,8 +356,8 @@ class Session:
         if slot not in self.latest or not self.latest[slot].step_seconds:
             self.progress.start("pilot", case)
             self.keep(self.work("pilot", [case])[0], case, slot)
-        found = pace(pilot) if (pilot := self.latest[slot].step_seconds) else UNKNOWN
-        return Pacing(found.warmup if suite.warmup is None else suite.warmup, suite.steps or found.steps, found.flags)
+        paced = pace(pilot) if (pilot := self.latest[slot].step_seconds) else UNKNOWN
+        return Pacing(paced.warmup if suite.warmup is None else suite.warmup, suite.steps or paced.steps, paced.flags)
 
     def work(self, kind: Kind, cases: Sequence[Case], deadline: float | None = None, **settings: Any) -> list[Record]:
         task = Task(
@@ -408,12 +408,12 @@ class Session:
         self.progress.finish(complete, case)
 
     def rates(self, case: Case, slot: Slot) -> dict[str, Any]:
-        """Give what the place of a predicted case does in a second, so that its work becomes time."""
-        found = throughput.of_place(case.place, self.options.cache) if slot.kind == "predict" else None
-        return {} if found is None else {"rates": found}
+        """Return what the place of a predicted case does in a second, so that its work becomes time."""
+        rates = throughput.of_place(case.place, self.options.cache) if slot.kind == "predict" else None
+        return {} if rates is None else {"rates": rates}
 
     def notes(self, case: Case) -> dict[str, str]:
-        """Say what a reader of the record would not guess: a corpus that has fewer tokens than the model has rows."""
+        """Return what a reader would not guess: that a corpus has fewer tokens than the model has rows."""
         corpus = self.corpora.get(case.comparison_key)
         rows = case.shape.get("vocabulary")
         if not isinstance(corpus, TokenFile) or not isinstance(rows, int) or corpus.vocabulary >= rows:

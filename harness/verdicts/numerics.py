@@ -152,7 +152,7 @@ def compare(
 
 
 def _beyond_precision(error: float, bias_ratio: float, allowed: float, source: str) -> str | None:
-    """Say what a declared precision does not explain, or None."""
+    """Return what a declared precision does not explain, or None."""
     if error > allowed:
         return f"gradient error {error:.2g} is above {allowed:.2g}, {source}"
     if bias_ratio > 0.35:
@@ -221,18 +221,18 @@ def load(path: Path) -> Outcome:
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        told = json.loads(arrays["names"].tobytes())
+        names = json.loads(arrays["names"].tobytes())
         loss, *trajectory = arrays["losses"].tolist()
         gradients, parameters = (
-            {name: arrays.get(f"{kind}_{index}") for index, name in enumerate(told[kind])}
+            {name: arrays.get(f"{kind}_{index}") for index, name in enumerate(names[kind])}
             for kind in ("gradients", "parameters")
         )
-        found = [(name, array) for named in (gradients, parameters) for name, array in named.items()]
-        if [name for name, array in found if array is None] != told["missing"]:
+        pairs = [(name, array) for named in (gradients, parameters) for name, array in named.items()]
+        if [name for name, array in pairs if array is None] != names["missing"]:
             raise ValueError("an array is lost")
-        if any(array.dtype.kind != "f" for _, array in found if array is not None):
+        if any(array.dtype.kind != "f" for _, array in pairs if array is not None):
             raise ValueError("an array is not of a float dtype")
-        return Outcome(loss, gradients, dict(told["dtypes"]), parameters, tuple(trajectory))
+        return Outcome(loss, gradients, dict(names["dtypes"]), parameters, tuple(trajectory))
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a saved outcome: delete it and run the numerics again") from error
 
@@ -244,21 +244,21 @@ def _roundoff(dtype: str) -> float:
 
 
 def _arrays(run: Outcome) -> "Iterator[tuple[str, int, str, Array | None]]":
-    for kind, found in (("gradients", run.gradients), ("parameters", run.parameters)):
-        for index, (name, array) in enumerate(found.items()):
+    for kind, arrays_of_kind in (("gradients", run.gradients), ("parameters", run.parameters)):
+        for index, (name, array) in enumerate(arrays_of_kind.items()):
             yield kind, index, name, array
 
 
 def _fault(run: Outcome, like: Outcome, any_dtype: bool = False) -> str | None:
-    """Say what makes a run incomparable with the one it should be like, or None."""
+    """Return what makes a run incomparable with the one it should be like, or None."""
     import numpy as np
 
-    for kind, found, wanted in (
+    for kind, arrays, wanted in (
         ("gradient", run.gradients, like.gradients),
         ("updated parameter", run.parameters, like.parameters),
     ):
         for name, expected in wanted.items():
-            array = found.get(name)
+            array = arrays.get(name)
             if array is None or expected is None:
                 return f"there is no {kind} of {name}"
             if array.shape != expected.shape:
@@ -270,7 +270,7 @@ def _fault(run: Outcome, like: Outcome, any_dtype: bool = False) -> str | None:
                 return f"the {kind} of {name} is {dtype}, not {due}, and no precision is declared"
             if not np.isfinite(array).all():
                 return f"the {kind} of {name} holds NaN or infinity"
-        if extra := next((name for name in found if name not in wanted), None):
+        if extra := next((name for name in arrays if name not in wanted), None):
             return f"there is an extra {kind} of {extra}"
     if not all(map(math.isfinite, (run.loss, *run.trajectory))):
         return "a loss is NaN or infinite"
@@ -286,10 +286,10 @@ def _sizes(run: Outcome) -> dict[str, tuple[int, ...]]:
 def _same_bits(run: Outcome, other: Outcome) -> bool:
     import numpy as np
 
-    def same(mine: "Array | None", its: "Array | None") -> bool:
-        if mine is None or its is None:
-            return mine is its
-        return mine.dtype == its.dtype and mine.shape == its.shape and mine.tobytes() == its.tobytes()
+    def same(a: "Array | None", b: "Array | None") -> bool:
+        if a is None or b is None:
+            return a is b
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
     return (
         same(np.float64(run.loss), np.float64(other.loss))  # type: ignore[arg-type]

@@ -127,8 +127,8 @@ def _of_newest_runs(group: Sequence[Observed]) -> list[Observed]:
     """Return a group without the times of rounds that a later run timed again."""
     times = {observed.case.digest(): observed.times for observed in group}
     runs = {case: {at: record.origin.run_id for at, record in each.items()} for case, each in times.items()}
-    kept = rounds.newest(times, runs)
-    return [replace(observed, times=kept[observed.case.digest()]) for observed in group]
+    newest = rounds.newest(times, runs)
+    return [replace(observed, times=newest[observed.case.digest()]) for observed in group]
 
 
 def machine_of(record: Record) -> str:

@@ -91,8 +91,8 @@ def seen(way: str, size: int) -> int:
     meter = memory.PhaseMeter()
     meter.start()
     with meter.phase("touch"):
-        held = WAYS[way](size)
-    del held
+        block = WAYS[way](size)
+    del block
     return meter.peak_bytes
 
 

@@ -39,14 +39,14 @@ def measure(task: Task, loaded: Plugins, backend: Any) -> Record:
     contract, name = _contract(loaded), case.place.backend
     names = tuple(applied.name for applied in case.strategies)
     if not names:
-        found = contract.of_workload(case.workload, name)
+        broken = contract.of_workload(case.workload, name)
     elif len(names) == 1:
-        found = contract.of_strategy(names[0], case.workload, name)
+        broken = contract.of_strategy(names[0], case.workload, name)
     else:
-        found = contract.of_composition(names, case.workload, name)
+        broken = contract.of_composition(names, case.workload, name)
     faults: list[str] = []
     try:
-        faults.extend(found)
+        faults.extend(broken)
     except Exception as error:  # whatever the plugin raises is its fault
         faults.append(f"it raises {type(error).__name__}: {first_line(str(error))}")
     return Record(extra={"faults": faults})
@@ -132,14 +132,14 @@ class Contract:
         applied = [self.loaded.strategies[name] for name in names]
         rewrites = {part for strategy in applied for part in strategy.rewrites}
         network = EVERY_PART if IN_LAYERS & rewrites else CHEAP
-        mine = self.outcome(workload, backend, names, network)
-        if not all(loss == loss and abs(loss) != float("inf") for loss in mine.trajectory):
-            yield f"its losses are not finite: {', '.join(map(str, mine.trajectory))}"
+        outcome = self.outcome(workload, backend, names, network)
+        if not all(loss == loss and abs(loss) != float("inf") for loss in outcome.trajectory):
+            yield f"its losses are not finite: {', '.join(map(str, outcome.trajectory))}"
             return
         if any(strategy.approximate for strategy in applied):
             return
         bound = LOWER if any(strategy.precision for strategy in applied) else EXACT
-        yield from _differences(mine, self.outcome(workload, backend, (), network), bound)
+        yield from _differences(outcome, self.outcome(workload, backend, (), network), bound)
         if feeds_of(self.loaded, self.case(workload, backend, names)) == "same":
             yield from self._other_batches(names, workload, backend)
 
@@ -169,8 +169,8 @@ class Contract:
         if strategy.holds is None:
             yield "it rewrites data and does not say what it holds: give `holds(extent, **knobs) -> Held`"
         elif extent is not None:
-            held = strategy.holds(extent(before.shape, None, 3), **strategy.probe)
-            if not all(isinstance(size, int | None) for size in vars(held).values()):
+            sizes = strategy.holds(extent(before.shape, None, 3), **strategy.probe)
+            if not all(isinstance(size, int | None) for size in vars(sizes).values()):
                 yield "`holds` gives sizes that are no whole bytes"
 
     def of_workload(self, name: str, backend: str) -> Iterator[str]:
@@ -189,19 +189,19 @@ class Contract:
                 yield f"`{size}` gives {figure!r}, and not a whole number above 0"
         source = parts.source(parts)
         x, y = next(iter(parts.batches(parts, parts.windows(parts, source))))
-        told, found = made.abstract_batch(shape), (tuple(x.shape), tuple(y.shape))
-        if tuple(tuple(sizes) for sizes, _ in told) != found:
-            yield f"its batches are {found[0]} and {found[1]}, and `abstract_batch` says {told}"
+        abstract, shapes = made.abstract_batch(shape), (tuple(x.shape), tuple(y.shape))
+        if tuple(tuple(sizes) for sizes, _ in abstract) != shapes:
+            yield f"its batches are {shapes[0]} and {shapes[1]}, and `abstract_batch` says {abstract}"
         module = backends.load(backend)
         module.start(Place(backend, "cpu"))
         recast = replace(parts, draw=module.cast(parts.draw, "bfloat16"))
-        kept = [
+        undrawn = [
             parameter
             for parameter, (_, dtype) in module.arrays(recast.init(recast, recast.source(recast))["params"]).items()
             if dtype != "bfloat16"
         ]
-        if kept:
-            yield f"its parameter '{kept[0]}' is not made by `parts.draw`, so it cannot be had in another precision"
+        if undrawn:
+            yield f"its parameter '{undrawn[0]}' is not made by `parts.draw`, so it cannot be had in another precision"
         first = self.outcome(name, backend, (), EVERY_PART)
         if not all(loss == loss and abs(loss) != float("inf") for loss in first.trajectory):
             yield f"its losses are not finite: {', '.join(map(str, first.trajectory))}"
@@ -212,23 +212,23 @@ class Contract:
         )
 
 
-def _differences(mine: Outcome, its: Outcome, bound: float) -> Iterator[str]:
+def _differences(own: Outcome, plain: Outcome, bound: float) -> Iterator[str]:
     """Yield where losses or gradients lie further apart than the bound, relative to the second."""
     import numpy as np
 
     remedy = "mend it, or declare `precision` or `approximate`"
-    off = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(mine.trajectory, its.trajectory, strict=True))
+    off = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(own.trajectory, plain.trajectory, strict=True))
     if off > bound:
         yield f"its losses lie {off:.1e} from those of the untouched parts (at most {bound:.0e}): {remedy}"
-    if mine.gradients.keys() != its.gradients.keys():
-        odd = sorted(mine.gradients.keys() ^ its.gradients.keys())
+    if own.gradients.keys() != plain.gradients.keys():
+        odd = sorted(own.gradients.keys() ^ plain.gradients.keys())
         yield f"its gradients are of other parameters: '{odd[0]}' is on one side alone"
         return
-    lost = [name for name in its.gradients if mine.gradients[name] is None and its.gradients[name] is not None]
+    lost = [name for name in plain.gradients if own.gradients[name] is None and plain.gradients[name] is not None]
     if lost:
         yield f"it loses the gradient of '{lost[0]}'"
         return
-    pairs = [(np.asarray(mine.gradients[n], np.float64), np.asarray(g, np.float64)) for n, g in its.gradients.items()]
+    pairs = [(np.asarray(own.gradients[n], np.float64), np.asarray(g, np.float64)) for n, g in plain.gradients.items()]
     norm = sum(float(np.sum(b**2)) for _, b in pairs) ** 0.5
     away = sum(float(np.sum((a - b) ** 2)) for a, b in pairs) ** 0.5 / max(norm, 1e-30)
     if not away <= bound:

@@ -64,10 +64,10 @@ def _order(plugins: Plugins, case: Case, calls: Counter[tuple[str, str]]) -> str
         return _batches(parts, plain)
     same = True
     for epoch in range(2):
-        mine, its = (p.order(p, source, epoch)(0, source.count) for p in (parts, plain))
-        if sorted(mine) != list(range(source.count)):
-            return f"an epoch gives {len(set(map(int, mine)))} of {source.count} windows, {len(mine)} in all"
-        same = same and list(mine) == list(its)
+        own, untouched = (p.order(p, source, epoch)(0, source.count) for p in (parts, plain))
+        if sorted(own) != list(range(source.count)):
+            return f"an epoch gives {len(set(map(int, own)))} of {source.count} windows, {len(own)} in all"
+        same = same and list(own) == list(untouched)
     return "same" if same else "reordered"
 
 
@@ -80,10 +80,10 @@ def _batches(parts: Parts, plain: Parts) -> str:
     for each in (parts, plain):
         of_epoch = islice(each.batches(each, each.windows(each, each.source(each))), source.count // source.batch)
         seen.append([mark for x, y in of_epoch for mark in _fingerprints(each, x, y)])
-    mine, its = seen
-    if len(mine) != len(its) or Counter(mine) - known:
-        return f"an epoch gives {len(mine)} windows that are not all among the {source.count} of the source, each once"
-    return "same" if mine == its else "reordered"
+    own, untouched = seen
+    if len(own) != len(untouched) or Counter(own) - known:
+        return f"an epoch gives {len(own)} windows that are not all among the {source.count} of the source, each once"
+    return "same" if own == untouched else "reordered"
 
 
 def _fingerprints(parts: Parts, x: Any, y: Any) -> list[str]:
@@ -99,8 +99,8 @@ def _with_order(verdict: Verdict, order: str) -> Verdict:
     if order == "same" or verdict.verdict not in ("bit_exact", "reassociated"):
         return verdict
     if order == "reordered":
-        told = f"each epoch has the same windows in another order; on the same batches {verdict.verdict}"
-        return replace(verdict, verdict="reordered", reason=told)
+        reason = f"each epoch has the same windows in another order; on the same batches {verdict.verdict}"
+        return replace(verdict, verdict="reordered", reason=reason)
     return replace(verdict, verdict="invalid", reason=order)
 
 

@@ -31,13 +31,13 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     try:
         extent = workload.extent(shape, task.corpus, task.steps) if workload.extent is not None else None
         extent = replace(extent, backend=place.backend) if extent is not None else None
-        host, held = host_peaks(plugins, case, extent) if place.device == "cpu" else ({}, 0)
-        forecast = backend.predict(build, place, workload.abstract_batch(shape), held, task.steps, case.ranks)
+        host, source_bytes = host_peaks(plugins, case, extent) if place.device == "cpu" else ({}, 0)
+        forecast = backend.predict(build, place, workload.abstract_batch(shape), source_bytes, task.steps, case.ranks)
     except Exception as error:
         explained = isinstance(error, Undeclared | Unavailable)
-        told = str(error) if explained else f"{type(error).__name__}: {first_line(str(error))}"
+        reason = str(error) if explained else f"{type(error).__name__}: {first_line(str(error))}"
         known = Prediction(floor_bytes=floor, parameters=parameters)
-        return Record(missing={"predicted_peak_bytes": told}, prediction=known)
+        return Record(missing={"predicted_peak_bytes": reason}, prediction=known)
     peaks = forecast.peaks | host
     top = max(peaks, key=lambda name: peaks[name])
     phases = tuple(Phase(name=name, entry_bytes=0, peak_bytes=peak, exit_bytes=0) for name, peak in peaks.items())
@@ -71,8 +71,8 @@ def host_peaks(plugins: Plugins, case: Case, extent: Extent | None) -> tuple[dic
         declared.append(strategy.holds(extent, **applied.knobs))
     if extent is None:
         return {}, 0
-    source = next((held.source for held in reversed(declared) if held.source is not None), extent.base)
-    windows = source + sum(held.windows for held in declared)
-    held = windows + sum(held.batches for held in declared)
+    source = next((each.source for each in reversed(declared) if each.source is not None), extent.base)
+    windows = source + sum(each.windows for each in declared)
+    resident = windows + sum(each.batches for each in declared)
     making = sum(each.making for each in declared)
-    return {"source": source, "windows": windows + making, "batches": held + 2 * extent.batch_bytes}, held
+    return {"source": source, "windows": windows + making, "batches": resident + 2 * extent.batch_bytes}, resident

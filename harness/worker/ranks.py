@@ -23,13 +23,13 @@ SPEC, RESULT = "rank.json", "rank-{}.jsonl"
 
 
 def own() -> int | None:
-    """Give the rank of this process, None where it is none."""
+    """Return the rank of this process, None where it is none."""
     rank = os.environ.get(VARIABLE)
     return None if rank is None else int(rank)
 
 
 def are_processes(task: Task) -> bool:
-    """Say whether the ranks of a task are processes; a prediction pretends to have them."""
+    """Check whether the ranks of a task are processes; a prediction pretends to have them."""
     return task.kind != "predict" and backends.processes(task.case.place.backend, task.case.ranks) > 1
 
 
@@ -63,8 +63,8 @@ def lead(task: Task) -> Record:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     folder, kills = Path(task.folder), kernel_kills()
-    told = task.model_copy(update={"parent": os.getpid()})
-    (folder / SPEC).write_text(told.model_dump_json(), encoding="utf-8")
+    spec = task.model_copy(update={"parent": os.getpid()})
+    (folder / SPEC).write_text(spec.model_dump_json(), encoding="utf-8")
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -81,45 +81,49 @@ def lead(task: Task) -> Record:
         elastic_launch(config, sys.executable)("-m", "harness.worker", str(folder / SPEC), str(folder / RESULT))
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-    found = _left(folder, task.case.ranks)
-    if len(found) == task.case.ranks and all(record.status == "ok" for record in found.values()):
-        return together(list(found.values()))
-    return _first_failure(found, codes, task.case.ranks, kernel_kills() > kills)
+    records = _left(folder, task.case.ranks)
+    if len(records) == task.case.ranks and all(record.status == "ok" for record in records.values()):
+        return together(list(records.values()))
+    return _first_failure(records, codes, task.case.ranks, kernel_kills() > kills)
 
 
 def _left(folder: Path, ranks: int) -> dict[int, Record]:
     """Read the records that ranks left, in the order in which they were written."""
-    found: list[tuple[int, int, Record]] = []
+    left: list[tuple[int, int, Record]] = []
     for rank in range(ranks):
         path = folder / RESULT.format(rank)
         with suppress(OSError, ValueError):
-            found.append((path.stat().st_mtime_ns, rank, parse(path.read_bytes())))
-    return {rank: record for _, rank, record in sorted(found, key=lambda each: each[:2])}
+            left.append((path.stat().st_mtime_ns, rank, parse(path.read_bytes())))
+    return {rank: record for _, rank, record in sorted(left, key=lambda each: each[:2])}
 
 
-def _first_failure(found: Mapping[int, Record], codes: Mapping[int, int], ranks: int, kernel_killed: bool) -> Record:
-    """Give the record of the rank that failed first: a killed one left none, and the others failed by its end.
+def _first_failure(records: Mapping[int, Record], codes: Mapping[int, int], ranks: int, kernel_killed: bool) -> Record:
+    """Return the record of the rank that failed first: a killed one left none, and the others failed by its end.
 
     The launcher ends those that remain by SIGTERM, which is no cause.
     """
-    silent = {rank: code for rank, code in codes.items() if rank not in found and code != -signal.SIGTERM}
+    silent = {rank: code for rank, code in codes.items() if rank not in records and code != -signal.SIGTERM}
     killed = next((rank for rank, code in silent.items() if code < 0), None)
     if killed is not None:
         name = signal.Signals(-codes[killed]).name
-        told: dict[str, Any] = {"rank": killed, "signal": name, "message": f"rank {killed} of {ranks} ended by {name}"}
+        evidence: dict[str, Any] = {
+            "rank": killed,
+            "signal": name,
+            "message": f"rank {killed} of {ranks} ended by {name}",
+        }
         if -codes[killed] != signal.SIGKILL:
-            return Record(status="crash", evidence=told)
+            return Record(status="crash", evidence=evidence)
         if kernel_killed:
             proof = "the kernel counted an out-of-memory kill in this control group"
-            return Record(status="oom_host", evidence={**told, "proof": proof})
-        return Record(status="killed_unknown", evidence=told)
-    for rank, record in found.items():
+            return Record(status="oom_host", evidence={**evidence, "proof": proof})
+        return Record(status="killed_unknown", evidence=evidence)
+    for rank, record in records.items():
         if record.status != "ok" and not silent:
             message = f"rank {rank} of {ranks}: {record.evidence.get('message', record.status)}"
             return record.model_copy(update={"evidence": {**record.evidence, "rank": rank, "message": message}})
-    lost = next(iter(silent), next((rank for rank in range(ranks) if rank not in found), 0))
-    told = {"rank": lost, "exit_code": codes.get(lost), "message": f"rank {lost} of {ranks} left no result"}
-    return Record(status="error", evidence=told)
+    lost = next(iter(silent), next((rank for rank in range(ranks) if rank not in records), 0))
+    evidence = {"rank": lost, "exit_code": codes.get(lost), "message": f"rank {lost} of {ranks} left no result"}
+    return Record(status="error", evidence=evidence)
 
 
 def together(records: Sequence[Record]) -> Record:

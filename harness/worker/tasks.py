@@ -66,10 +66,10 @@ def failure(
 def first_line(text: str) -> str:
     """Shorten a message to its first line; where that announces a traceback, to the error at its end."""
     lines = text.strip().splitlines() or [""]
-    told, announced, _ = lines[0].partition("Traceback (most recent call last):")
+    line, announced, _ = lines[0].partition("Traceback (most recent call last):")
     if announced:
-        told += next((line for line in reversed(lines) if line[:1].strip() and line != lines[0]), "")
-    return told[:400]
+        line += next((line for line in reversed(lines) if line[:1].strip() and line != lines[0]), "")
+    return line[:400]
 
 
 def _in_reach(limit: int, data_bytes: int) -> bool:

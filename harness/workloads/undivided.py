@@ -11,12 +11,12 @@ def shard_batch(parts: Parts, x: Any, y: Any) -> tuple[Any, Any, None]:
 
 
 def reduce_gradients(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
-    """Give loss and gradients as they are: they are those of the whole batch."""
+    """Return loss and gradients as they are: they are those of the whole batch."""
     return loss, grads
 
 
 def gather_parameters(parts: Parts, params: Any) -> Any:
-    """Give parameters as they are: each is whole."""
+    """Return parameters as they are: each is whole."""
     return params
 
 
