@@ -10,7 +10,7 @@ from harness.records import Memory, Prediction, Record, Slot, Times
 from harness.records.record import Verdict
 from harness.run import session
 from harness.run.pacing import UNKNOWN, Pacing
-from harness.run.session import Campaign, Options, Progress, schedule_of
+from harness.run.session import Options, Progress, Session, schedule_of
 from harness.suite.reader import read
 from harness.verdicts.judge import judge
 from harness.verdicts.looks import LOOKS
@@ -51,7 +51,7 @@ class Workers:
 
 
 @pytest.fixture
-def campaign(smallest, tmp_path, monkeypatch):
+def measuring(smallest, tmp_path, monkeypatch):
     """Return a function that goes on with a run: the same records, another run."""
     path = tmp_path / "mine.yaml"
     monkeypatch.setattr(session.interference, "disturbances", lambda before, after: ())
@@ -75,7 +75,7 @@ def campaign(smallest, tmp_path, monkeypatch):
         latest = {record.slot: session.Known.of(record) for record in records if record.slot is not None}
         run_id = str(len({record.origin.run_id for record in records if record.slot is not None}) + 1)
         records.append(session.beginning(schedule, run_id))
-        return Campaign(schedule, options, Progress(), run_id, tmp_path, {}, latest, records.append)
+        return Session(schedule, options, Progress(), run_id, tmp_path, {}, latest, records.append)
 
     begin.records = records
     return begin
@@ -90,60 +90,60 @@ def rounds_by_row(records):
     return rounds
 
 
-def test_rows_leave_as_they_are_decided_and_the_group_stops_at_a_look(campaign):
+def test_rows_leave_as_they_are_decided_and_the_group_stops_at_a_look(measuring):
     workers = Workers()
-    campaign(workers).measure()
-    rounds = rounds_by_row(campaign.records)
+    measuring(workers).measure()
+    rounds = rounds_by_row(measuring.records)
     assert rounds["checkpoint"] == [0, 1, 2, 3], "40 % are clear at the first look"
     last = len(rounds["baseline"])
     assert 4 < last <= 24 and last in LOOKS
     assert rounds["baseline"] == rounds["nothing"] == list(range(last))
     assert max(len(rounds["chunked_loss"]), len(rounds["fused_loss"])) == last
-    (table,) = judge(campaign.records)
+    (table,) = judge(measuring.records)
     row = next(row for row in table.rows if row.label == "checkpoint")
     assert (row.verdict, row.speed.word, row.speed.rounds) == ("trades", "slower", 4)
 
 
-def test_a_quiet_machine_needs_four_rounds(campaign):
+def test_a_quiet_machine_needs_four_rounds(measuring):
     workers = Workers(scatter=0.005)
-    campaign(workers).measure()
-    assert {len(rounds) for rounds in rounds_by_row(campaign.records).values()} == {4}
-    (table,) = judge(campaign.records)
+    measuring(workers).measure()
+    assert {len(rounds) for rounds in rounds_by_row(measuring.records).values()} == {4}
+    (table,) = judge(measuring.records)
     assert {row.speed.word for row in table.rows[2:]} == {"slower", "within 5 %"}
 
 
-def test_a_finished_run_measures_nothing_twice(campaign):
-    campaign(Workers()).measure()
+def test_a_finished_run_measures_nothing_twice(measuring):
+    measuring(Workers()).measure()
     again = Workers()
-    going_on = campaign(again)
+    going_on = measuring(again)
     assert going_on.schedule.due(going_on.latest) == []
     going_on.measure()
     assert again.kinds == Counter()
 
 
 @pytest.mark.parametrize("stop_after", [2, 7, 15, 22])
-def test_an_interruption_in_mid_round_costs_that_round_and_nothing_else(campaign, stop_after):
+def test_an_interruption_in_mid_round_costs_that_round_and_nothing_else(measuring, stop_after):
     interrupted = Workers()
     interrupted.stop_after = stop_after
     with pytest.raises(KeyboardInterrupt):
-        campaign(interrupted).measure()
-    before = judge(campaign.records)
+        measuring(interrupted).measure()
+    before = judge(measuring.records)
     assert all(row.speed is None or row.speed.rounds <= max(1, stop_after // 5) for row in before[0].rows)
     resumed = Workers()
-    going_on = campaign(resumed)
+    going_on = measuring(resumed)
     assert not {slot for slot in going_on.schedule.due(going_on.latest) if slot.kind != "time"}
     going_on.measure()
     assert set(resumed.kinds) == {"time"}, "answers and memory are known"
-    rounds = rounds_by_row(campaign.records)
+    rounds = rounds_by_row(measuring.records)
     whole, begun = divmod(stop_after, 5)
     counts = Counter(number for each in rounds.values() for number in each)
     if stop_after < 20:
         assert all(counts[number] == 5 for number in range(whole))
         assert counts[whole] == 5 + begun
     assert all(count == 1 for count in Counter(rounds["baseline"]).values() if count != 2)
-    runs = {record.slot.round: record.origin.run_id for record in campaign.records if _is_time(record)}
+    runs = {record.slot.round: record.origin.run_id for record in measuring.records if _is_time(record)}
     assert set(runs.values()) == ({"1", "2"} if whole else {"2"})
-    (table,) = judge(campaign.records)
+    (table,) = judge(measuring.records)
     assert next(row for row in table.rows if row.label == "checkpoint").speed.rounds == 4
 
 
@@ -151,69 +151,69 @@ def _is_time(record):
     return record.slot is not None and record.slot.kind == "time"
 
 
-def test_long_rounds_are_cut_into_blocks_with_the_baseline_in_each(campaign):
-    campaign(Workers(scatter=0.005, lives=8.0), strategies="checkpoint, chunked_loss, fused_loss, bfloat16").measure()
+def test_long_rounds_are_cut_into_blocks_with_the_baseline_in_each(measuring):
+    measuring(Workers(scatter=0.005, lives=8.0), strategies="checkpoint, chunked_loss, fused_loss, bfloat16").measure()
     blocks = {}
-    for record in campaign.records:
+    for record in measuring.records:
         if _is_time(record):
             blocks.setdefault((record.slot.round, record.slot.block), []).append(record.case.label)
     assert len(blocks) > 4
     assert all("baseline" in members for members in blocks.values())
     assert all(len(members) == len(set(members)) >= 3 for members in blocks.values())
-    (table,) = judge(campaign.records)
+    (table,) = judge(measuring.records)
     assert next(row for row in table.rows if row.label == "checkpoint").speed.word == "slower"
 
 
-def test_time_that_is_spent_ends_it_after_the_round(campaign):
-    campaign(Workers(scatter=0.2, lives=20.0), keys="rounds: 24\ntiming_minutes: 8").measure()
-    rounds = rounds_by_row(campaign.records)
+def test_time_that_is_spent_ends_it_after_the_round(measuring):
+    measuring(Workers(scatter=0.2, lives=20.0), keys="rounds: 24\ntiming_minutes: 8").measure()
+    rounds = rounds_by_row(measuring.records)
     assert len(set(rounds["nothing"])) < 24
     assert {max(each) for each in rounds.values()} >= {max(rounds["baseline"])}
-    assert judge(campaign.records)[0].rows[3].speed.word == "open"
+    assert judge(measuring.records)[0].rows[3].speed.word == "open"
 
 
-def test_a_process_that_was_disturbed_is_run_again_once_and_both_are_written(campaign, monkeypatch):
+def test_a_process_that_was_disturbed_is_run_again_once_and_both_are_written(measuring, monkeypatch):
     monkeypatch.setattr(session.interference, "disturbances", lambda before, after: ("stolen",))
-    campaign(Workers(scatter=0.005), keys="rounds: 1").measure()
-    counts = Counter(record.slot for record in campaign.records if _is_time(record))
+    measuring(Workers(scatter=0.005), keys="rounds: 1").measure()
+    counts = Counter(record.slot for record in measuring.records if _is_time(record))
     assert set(counts.values()) == {2}
-    assert all("stolen" in record.flags for record in campaign.records if _is_time(record))
-    assert all("stolen" in row.flags for row in judge(campaign.records)[0].rows)
+    assert all("stolen" in record.flags for record in measuring.records if _is_time(record))
+    assert all("stolen" in row.flags for row in judge(measuring.records)[0].rows)
 
 
-def test_a_member_that_fails_in_time_leaves_the_others_their_rounds(campaign):
+def test_a_member_that_fails_in_time_leaves_the_others_their_rounds(measuring):
     class Failing(Workers):
         def __call__(self, task, *rest):
             (record,) = super().__call__(task, *rest)
             fails = task.kind == "time" and task.case.label == "fused_loss"
             return [Record(status="timeout")] if fails else [record]
 
-    campaign(Failing(scatter=0.005)).measure()
-    rounds = rounds_by_row(campaign.records)
+    measuring(Failing(scatter=0.005)).measure()
+    rounds = rounds_by_row(measuring.records)
     assert rounds["fused_loss"] == rounds["checkpoint"] == [0, 1, 2, 3]
-    (table,) = judge(campaign.records)
+    (table,) = judge(measuring.records)
     row = next(row for row in table.rows if row.label == "fused_loss")
     assert (row.speed, row.verdict) == (None, "same")
 
 
-def test_peaks_near_the_bound_are_measured_three_times(campaign):
+def test_peaks_near_the_bound_are_measured_three_times(measuring):
     class Near(Workers):
         def peak(self, label):
             return {"chunked_loss": 97 * MIB + MIB // 2, "checkpoint": 50 * MIB}.get(label, 100 * MIB)
 
-    campaign(Near(scatter=0.005)).measure()
-    repeats = Counter(r.case.label for r in campaign.records if r.slot is not None and r.slot.kind == "memory")
+    measuring(Near(scatter=0.005)).measure()
+    repeats = Counter(r.case.label for r in measuring.records if r.slot is not None and r.slot.kind == "memory")
     assert repeats == {"baseline": 3, "nothing": 1, "chunked_loss": 3, "checkpoint": 1, "fused_loss": 1}
 
 
-def test_pace_comes_from_the_suite_or_from_one_pilot_that_is_remembered(campaign):
-    going_on = campaign(Workers())
+def test_pace_comes_from_the_suite_or_from_one_pilot_that_is_remembered(measuring):
+    going_on = measuring(Workers())
     case = going_on.plan.cases[0]
     assert going_on.pacing(case) == Pacing(1, 2)
     suite = going_on.plan.suite.model_copy(update={"steps": None})
     object.__setattr__(going_on.plan, "suite", suite)
     assert [going_on.pacing(case) for _ in range(2)] == 2 * [Pacing(1, 2)]
-    pilots = [record for record in campaign.records if record.slot is not None and record.slot.kind == "pilot"]
+    pilots = [record for record in measuring.records if record.slot is not None and record.slot.kind == "pilot"]
     assert len(pilots) == 1
     slot = Slot(case=going_on.schedule.digest(case), kind="pilot")
     going_on.latest[slot] = session.Known("error")
