@@ -235,7 +235,9 @@ def test_every_word_of_a_table_is_explained(document: str) -> None:
         columns = [cell.strip() for cell in head.strip("|").split("|")]
         for row in rows.splitlines():
             cells = dict(zip(columns, (cell.strip() for cell in row.strip("|").split("|")), strict=True))
-            shown |= {cells.get("answer", ""), cells.get("verdict", ""), cells.get("step time", "").partition(") ")[2]}
+            time = cells.get("time", "").partition(") ")[2] or cells.get("time", "").partition(": ")[2]
+            memory = cells.get("memory", "").partition(" x ")[2]
+            shown |= {cells.get("answer", ""), cells.get("verdict", ""), time.partition(",")[0], memory}
     assert {"baseline", "bit_exact"} <= shown
     assert shown - {""} <= explained
 

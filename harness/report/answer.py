@@ -24,7 +24,7 @@ def sentence(table: Comparison) -> str:
             "No strategy that answers as before saves memory here" if best.baseline_fits else "No exact row fits"
         )
     if best.inexact is not None:
-        kind = (best.inexact.answer or "").replace("_", " ")
+        kind = escaped((best.inexact.answer or "").replace("_", " "))
         pieces.append(f"with {kind} **{escaped(best.inexact.label)}**: {_cost(best.inexact)}")
     return "; ".join(pieces) + "."
 

@@ -53,7 +53,9 @@ def run(address: str, plan: Plan, loaded: Plugins, options: Options, progress: P
         schedule = session.schedule_of(plan, loaded, options, elsewhere=True)
         with connected(address) as client:
             _refuse(address, client, schedule, options.plugins)
-            path, latest = session.opened(folder, schedule, options, lambda latest: not all(finished(schedule, latest)))
+            path, latest, _ = session.opened(
+                folder, schedule, options, lambda latest: not all(finished(schedule, latest))
+            )
             run_id = session.new_id()
             store.append(path, session.beginning(schedule, run_id))
             FanOut(address, client, schedule, options, progress, run_id, path, latest).run()

@@ -78,7 +78,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         plan, corpora = prepare_data.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
         schedule = schedule_of(plan, plugins, options)
 
-        path, latest = opened(folder, schedule, options, lambda latest: bool(schedule.due(latest)))
+        path, latest, earlier = opened(folder, schedule, options, lambda latest: bool(schedule.due(latest)))
         run_id = new_id()
         store.append(path, beginning(schedule, run_id))
         progress.begin(schedule.due(latest), len(latest))
@@ -86,7 +86,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         def write(record: Record) -> None:
             store.append(path, record)
 
-        Session(schedule, options, progress, run_id, reference, corpora, latest, write).measure()
+        Session(schedule, options, progress, run_id, reference, corpora, latest, write, earlier).measure()
         return path
 
 
@@ -103,10 +103,10 @@ def schedule_of(plan: Plan, plugins: Plugins, options: Options, elsewhere: bool 
 
 def opened(
     folder: Path, schedule: Schedule, options: Options, unfinished: Callable[[Latest], bool]
-) -> tuple[Path, dict[Slot, Known]]:
-    """Continue the newest file when it has some, but not all, of this very plan; else begin one.
+) -> tuple[Path, dict[Slot, Known], list[Record]]:
+    """Return the file to write, what it says of its slots, and its records.
 
-    A file that has all of it is continued, with nothing left to do, where the options ask for results only `once`.
+    It is the newest when that has some, but not all, of this very plan; else a new one. A file that has all of it is continued, with nothing left to do, where the options ask for results only `once`.
     """
     files = sorted(folder.glob("*.jsonl"))
     if files and not options.fresh:
@@ -114,8 +114,8 @@ def opened(
         latest = {record.slot: Known.of(record) for record in records if record.slot is not None}
         same = any(record.origin.plan == schedule.plan_digest for record in records)
         if same and (options.once or unfinished(latest)):
-            return files[-1], latest
-    return store.next_file(folder, facts.commit()), {}
+            return files[-1], latest, records
+    return store.next_file(folder, facts.commit()), {}, []
 
 
 def beginning(schedule: Schedule, run_id: str) -> Record:
@@ -154,6 +154,7 @@ class Session:
     corpora: dict[str, prepare_data.Corpus | None]
     latest: dict[Slot, Known]
     write: Callable[[Record], None]
+    earlier: Sequence[Record] = ()
 
     def __post_init__(self) -> None:
         self.plan, self.plugins = self.schedule.plan, self.schedule.plugins
@@ -171,8 +172,17 @@ class Session:
         for comparison in self.plan.comparisons:
             self.measure_group(comparison)
             self.progress.left(self.schedule.due(self.latest))
-            self.progress.comparison(comparison, self.records)
+            self.progress.comparison(comparison, [*self.earlier_of(comparison), *self.records])
             self.records = [record for record in self.records if record.slot is None or record.slot.kind == "numerics"]
+
+    def earlier_of(self, comparison: Comparison) -> list[Record]:
+        """Return what earlier runs of the same plan wrote of a comparison, answers of all included."""
+        key = comparison.baseline.comparison_key
+        return [
+            record
+            for record in self.earlier
+            if record.case and record.slot and (record.slot.kind == "numerics" or record.case.comparison_key == key)
+        ]
 
     def measure_group(self, comparison: Comparison) -> None:
         """Predict a comparison, then measure its answers, its memory and its times."""

@@ -82,10 +82,16 @@ def times(records: Iterable[Record], statistic: Callable[[Sequence[float]], floa
     """Return one figure of each timed process, by group, member and round, in seconds."""
     groups: dict[str, Comparison] = {}
     for record in records:
-        if record.slot and record.case and record.slot.kind == "time" and record.status == "ok" and record.step_seconds:
+        if (
+            record.slot
+            and record.case
+            and record.slot.kind == "time"
+            and record.status == "ok"
+            and record.times.step_seconds
+        ):
             group = groups.setdefault(record.case.comparison_key, {})
-            block = record.slot.round, record.slot.repeat
-            group.setdefault(record.case.label, {})[block] = statistic(record.step_seconds)
+            block = record.slot.round, record.slot.block
+            group.setdefault(record.case.label, {})[block] = statistic(record.times.step_seconds)
     return groups
 
 
@@ -114,8 +120,8 @@ def null_rows(records: Iterable[Record]) -> set[tuple[str, str]]:
     for record in records:
         if record.slot and record.case and record.slot.kind == "time" and record.status == "ok":
             key = record.case.comparison_key, record.case.label
-            waits.setdefault(key, []).extend(record.fetch_seconds)
-            steps.setdefault(key, []).extend(record.step_seconds)
+            waits.setdefault(key, []).extend(record.times.fetch_seconds)
+            steps.setdefault(key, []).extend(record.times.step_seconds)
             names = [applied.name for applied in record.case.strategies]
             harmless[key] = record.feeds == "same" and all(
                 name in known and set(known[name].rewrites) <= DATA_PATH for name in names
