@@ -106,7 +106,8 @@ def opened(
 ) -> tuple[Path, dict[Slot, Known], list[Record]]:
     """Return the file to write, what it says of its slots, and its records.
 
-    It is the newest when that has some, but not all, of this very plan; else a new one. A file that has all of it is continued, with nothing left to do, where the options ask for results only `once`.
+    It is the newest when that has some, but not all, of this very plan; else a new one. A file that has all of it is
+    continued, with nothing left to do, where the options ask for results only `once`.
     """
     files = sorted(folder.glob("*.jsonl"))
     if files and not options.fresh:

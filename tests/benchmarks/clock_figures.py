@@ -26,7 +26,7 @@ from harness.records import Record, store
 from harness.verdicts import pooled as model
 from harness.verdicts.blocks import blocks
 from harness.verdicts.looks import LOOKS, Look, look
-from harness.verdicts.pooled import MARGIN, Pooled, Speed, pooled
+from harness.verdicts.pooled import DECIDED, MARGIN, Pooled, Speed, pooled
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 MIXED = (1.0, 1.0, 1.02, 1.05, 1.05, 1.1, 1.1, 1.2)
@@ -309,9 +309,7 @@ class Figures:
 
 HEADER = (
     "| rounds | half-width | equal: false rows | false groups | all: false words | rows covered | groups covered | "
-    "+2 % found | +5 % | +10 % | +20 % | equal: within 5 % | mean rounds at 1, 1.05, 1.1, 1.2 |\n|:--"
-    + "|--:" * 12
-    + "|"
+    "+2 % found | +5 % | +10 % | +20 % | equal: decided | mean rounds at 1, 1.05, 1.1, 1.2 |\n|:--" + "|--:" * 12 + "|"
 )
 
 
@@ -339,7 +337,7 @@ def simulate(noise: Noise, looks: Sequence[int], count: int, cost: float = 0.0) 
         group_coverage=fmean(covered),
         half_width=fmean(speed.half_width for _, speed, _ in rows),
         found={truth: fmean(s.word == "slower" for s, _ in each) for truth, each in by_truth.items()},
-        equal=fmean(s.word == "within 5 %" for s, _ in by_truth[1.0]),
+        equal=fmean(s.word in DECIDED for s, _ in by_truth[1.0]),
         rounds={truth: fmean(r for _, r in each) for truth, each in by_truth.items()},
     )
 

@@ -369,9 +369,9 @@ def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None
     )
     slots = Counter(record.slot for record in found if record.slot)
     assert len(slots) == 12
-    # Only a round of times that something disturbed is run again, once and whole.
-    disturbed = any(DISTURBANCES & set(record.flags) for record in found)
-    expected = {slot: 2 if disturbed and slot.kind == "time" else 1 for slot in slots if slot}
+    # Only a process that something disturbed is run again, once.
+    disturbed = {record.slot for record in reversed(found) if DISTURBANCES & set(record.flags)}
+    expected = {slot: 2 if slot.kind == "time" and slot in disturbed else 1 for slot in slots if slot}
     assert slots == expected
     assert {record.status for record in found} == {"ok"}
     assert len({record.origin.run_id for record in found}) == 2
@@ -383,7 +383,7 @@ def test_the_records_hold_what_was_measured(runs: Runs) -> None:
     assert [record.case.label for record in of_kind["memory"] if record.case] == LABELS
     assert all(record.memory.peak_host_bytes and len(record.memory.losses) == 3 for record in of_kind["memory"])
     assert len({record.memory.batches_digest for record in of_kind["memory"]} - {None}) == 1
-    assert all(len(record.times.step_seconds) == 3 and min(record.times.step_seconds) > 0 for record in of_kind["time"])
+    assert all(len(record.times.step_seconds) >= 2 and min(record.times.step_seconds) > 0 for record in of_kind["time"])
     assert [record.numerics.verdict for record in of_kind["numerics"] if record.numerics][:2] == [
         "bit_exact",
         "bit_exact",
@@ -409,7 +409,11 @@ def test_a_run_prints_a_table_with_verdicts(runs: Runs) -> None:
 
 def test_a_report_prints_the_same_table(runs: Runs) -> None:
     assert (runs.reported.returncode, runs.reported.stderr) == (0, "")
-    assert runs.reported.stdout.partition("\n## ")[2] == runs.resumed.stdout.partition("\n## ")[2] != ""
+    tables = runs.reported.stdout.partition("\n## ")[2].strip()
+    assert tables and runs.resumed.stdout.partition("\n## ")[2].startswith(tables)
+    assert runs.resumed.stdout.strip().splitlines()[-1].startswith("- decoder on torch/cpu"), (
+        "the last line is the answer"
+    )
 
 
 def test_a_complete_run_is_followed_by_a_new_file(runs: Runs) -> None:
