@@ -381,7 +381,7 @@ def test_the_records_hold_what_was_measured(runs: Runs) -> None:
     found, _ = store.read(runs.files[0])
     of_kind = {kind: [r for r in found if r.slot and r.slot.kind == kind] for kind in ("memory", "time", "numerics")}
     assert [record.case.label for record in of_kind["memory"] if record.case] == LABELS
-    assert all(record.memory.peak_host_bytes and len(record.memory.losses) == 3 for record in of_kind["memory"])
+    assert all(r.memory.peak_host_bytes is not None and len(r.memory.losses) == 3 for r in of_kind["memory"])
     assert len({record.memory.batches_digest for record in of_kind["memory"]} - {None}) == 1
     assert all(len(record.times.step_seconds) >= 2 and min(record.times.step_seconds) > 0 for record in of_kind["time"])
     assert [record.numerics.verdict for record in of_kind["numerics"] if record.numerics][:2] == [
