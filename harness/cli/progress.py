@@ -14,6 +14,7 @@ from harness.report import table
 from harness.run import session
 from harness.suite.plan import Comparison
 from harness.verdicts import judge
+from harness.verdicts.looks import LOOKS
 
 USUAL_SECONDS = {"predict": 0.5, "numerics": 4.0, "memory": 3.0, "time": 2.0}
 """How long a task takes, until this run has shown it."""
@@ -57,7 +58,7 @@ class Watcher(session.Progress):
             disable=not self.live,
         )
         self.pace = Pace()
-        self.done = 0
+        self.done = self.round = 0
         self.open: dict[Slot, None] = {}
         self.label = "preparing"
         self.printed: set[str] = set()
@@ -82,9 +83,15 @@ class Watcher(session.Progress):
         self._show()
 
     @property
+    def ahead(self) -> list[Slot]:
+        """The results to come, with time rounds up to the next look: most rows are decided by then."""
+        look = next((each for each in LOOKS if each > self.round), self.round + 1)
+        return [slot for slot in self.open if slot.kind != "time" or slot.round < look]
+
+    @property
     def total(self) -> int:
-        """The results that there will be, if no row is decided early."""
-        return self.done + len(self.open)
+        """The results that there will be, as far as is known."""
+        return self.done + len(self.ahead)
 
     def warn(self, sentence: str) -> None:
         self.console.print(f"warning: {sentence}")
@@ -104,6 +111,7 @@ class Watcher(session.Progress):
             if planned in self.open:  # what was disturbed is run again, and counts once
                 del self.open[planned]
                 self.done += 1
+            self.round = slot.round
         self.pace.ended(kind)
         self._show()
         if not self.live and kind != "predict":
@@ -123,7 +131,7 @@ class Watcher(session.Progress):
         self.bar.update(self.id, total=self.total, completed=self.done, left=self._left() if self.open else "")
 
     def _left(self) -> str:
-        seconds = self.pace.left(Counter(slot.kind for slot in self.open))
+        seconds = self.pace.left(Counter(slot.kind for slot in self.ahead))
         return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {max(1, round(seconds))} s left"
 
 
