@@ -46,7 +46,7 @@ def main() -> None:
         (table,) = judge.judge(
             store.read(session.run(whole, loaded, replace(options, all_rounds=True), session.Progress()))[0]
         )
-    timed = {row.label: row.step_median_seconds for row in table.rows if row.status == "ok" and row.step_median_seconds}
+    timed = {row.label: row.step_seconds for row in table.rows if row.status == "ok" and row.step_seconds}
     rows = [
         (label, f"{seconds * 1e3:.0f}", "advised" if label == found.choice else "")
         for label, seconds in sorted(timed.items(), key=lambda item: item[1])

@@ -123,7 +123,7 @@ def null_rows(records: Iterable[Record]) -> set[tuple[str, str]]:
             waits.setdefault(key, []).extend(record.times.fetch_seconds)
             steps.setdefault(key, []).extend(record.times.step_seconds)
             names = [applied.name for applied in record.case.strategies]
-            harmless[key] = record.feeds == "same" and all(
+            harmless[key] = record.memory.feeds == "same" and all(
                 name in known and set(known[name].rewrites) <= DATA_PATH for name in names
             )
     return {

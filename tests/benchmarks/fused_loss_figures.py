@@ -205,7 +205,7 @@ def floors() -> bool:
 
     head = ["tokens", "loss", "peak", "/ its floor", "time", "/ native time", "error", "of dHidden", "of dWeight"]
     table(*head, head=True)
-    verdicts = []
+    verdicts: list[bool] = []
     for tokens in LENGTHS:
         sizes, gradients = (str(tokens), str(NARROW), str(VOCABULARY)), (tokens + VOCABULARY) * NARROW * 4
         peaks = {

@@ -52,8 +52,15 @@ def extra(place: str, kind: str, strategies: tuple[Applied, ...]) -> dict[str, f
     framework = place.split("/")[0]
     workload = plugins.load().workloads["decoder"]
     shape = workload.shape.model_validate(SHAPE).model_dump()  # type: ignore[attr-defined]
-    case = Case(workload="decoder", shape=shape, place=place, corpus="drawn", tokenizer="none", strategies=strategies)
-    env = environment.variables(kind, Place.parse(place), "figures", 2, None)  # type: ignore[arg-type]
+    case = Case(
+        workload="decoder",
+        shape=shape,
+        place=Place.parse(place),
+        corpus="drawn",
+        tokenizer="none",
+        strategies=strategies,
+    )
+    env = environment.variables(kind, case.place, "figures", 2, None)  # type: ignore[arg-type]
     task = Task(kind=kind, cases=(case,), run_id="figures", parent=0, folder="", steps=3, warmup=1)  # type: ignore[arg-type]
     steps = 3 if kind == "memory" else 5
     seen: dict[str, list[float]] = {"worker": [], "start": [], "import": [], "work": []}

@@ -128,7 +128,7 @@ def one(case: Case, way: Way, name: str, steps: int) -> Times | None:
         kind="time", cases=(case,), run_id=f"noise-{os.getpid()}", parent=os.getpid(), folder="", steps=steps, warmup=1
     )
     threads = len(os.sched_getaffinity(0))
-    variables = environment.variables("time", case.place, task.run_id, threads, None) | way.variables
+    variables = environment.variables("time", case.place, task.run_id, threads, None) | dict(way.variables)
     with tempfile.TemporaryDirectory() as folder:
         spec, result = Path(folder) / "task.json", Path(folder) / "result.jsonl"
         spec.write_text(json.dumps({**task.model_dump(mode="json"), "folder": folder}), encoding="utf-8")

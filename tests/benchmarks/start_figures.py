@@ -12,6 +12,7 @@ from statistics import median
 
 from tabulate import tabulate
 
+from harness import Place
 from harness.contract import plugins
 from harness.machine import memory
 from harness.records import Case, Record, Task
@@ -28,9 +29,9 @@ def once(task: Task, forked: bool, threads: int) -> tuple[float, Record]:
         started = time.perf_counter()
         (record,) = runner.run(task, threads, 120)
         seconds = time.perf_counter() - started
-    assert record.status == "ok" and record.worker_seconds is not None, record.evidence
+    assert record.status == "ok" and record.origin.worker_seconds is not None, record.evidence
     assert record.origin.start == ("forked" if forked else "fresh")
-    return seconds - record.worker_seconds, record
+    return seconds - record.origin.worker_seconds, record
 
 
 def main(rounds: int) -> int:
@@ -38,9 +39,9 @@ def main(rounds: int) -> int:
     shape = workload.shape.model_validate(SHAPE).model_dump()  # type: ignore[attr-defined]
     rows, failed = [], False
     for place in ALLOWED_SECONDS:
-        case = Case(workload="decoder", shape=shape, place=place, corpus="drawn", tokenizer="none")
+        case = Case(workload="decoder", shape=shape, place=Place.parse(place), corpus="drawn", tokenizer="none")
         for kind in ("predict", "memory", "time"):
-            task = Task(kind=kind, cases=(case,), run_id="figures", parent=0, folder="", steps=5, warmup=2)  # type: ignore[arg-type]
+            task = Task(kind=kind, cases=(case,), run_id="figures", parent=0, folder="", steps=5, warmup=2)
             seen: dict[bool, list[tuple[float, Record]]] = {True: [], False: []}
             with template.kept():
                 once(task, True, threads)  # starts the template
@@ -49,13 +50,13 @@ def main(rounds: int) -> int:
                         seen[forked].append(once(task, forked, threads))
             cost = {way: median(seconds for seconds, _ in seen[way]) for way in seen}
             peaks = {way: median(_peak(record) for _, record in seen[way]) for way in seen}
-            steps = {way: median(median(r.step_seconds) for _, r in seen[way]) if kind == "time" else 1 for way in seen}
+            steps = {way: median(_step(record) for _, record in seen[way]) for way in seen}
             apart = peaks[True] - peaks[False]
             failed |= cost[True] > ALLOWED_SECONDS[place] or (
                 kind == "memory" and abs(apart) > memory.resolution_bytes()
             )
             ratio = f"{steps[True] / steps[False]:.3f}" if kind == "time" else ""
-            works = [median(record.worker_seconds or 0 for _, record in seen[way]) for way in (True, False)]
+            works = [median(record.origin.worker_seconds or 0 for _, record in seen[way]) for way in (True, False)]
             rows.append([place, kind, *(f"{cost[way]:.3f}" for way in seen), *(f"{work:.2f}" for work in works)])
             rows[-1] += [f"{peaks[True] / MIB:.2f}", f"{peaks[False] / MIB:.2f}", f"{apart / MIB:+.3f}", ratio]
     headers = ("place", "worker", "forked s", "fresh s", "work forked s", "work fresh s", "peak forked MiB")
@@ -66,7 +67,12 @@ def main(rounds: int) -> int:
 
 
 def _peak(record: Record) -> int:
-    return record.peak_host_bytes or record.native_peak_host_bytes or record.predicted_peak_bytes or 0
+    timed = record.times.native_peak_host_bytes
+    return record.memory.peak_host_bytes or timed or record.prediction.predicted_peak_bytes or 0
+
+
+def _step(record: Record) -> float:
+    return median(record.times.step_seconds or (1.0,))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from harness.suite import reader
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = """
 import resource, sys, time
-from harness import cli
+from harness.cli import commands
 started = time.perf_counter()
 try:
-    cli.main()
+    commands.main()
 finally:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(time.perf_counter() - started, peak, file=sys.stderr)

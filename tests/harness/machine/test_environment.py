@@ -18,8 +18,8 @@ SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 128, "batch": 1, "t
 def predicted() -> int:
     case = Case(workload="decoder", shape=SHAPE, place="jax/cpu", corpus="drawn", tokenizer="none")
     (record,) = runner.run(Task(kind="predict", cases=(case,), run_id="cache", parent=os.getpid(), folder=""), 1, 120.0)
-    assert record.status == "ok" and record.predicted_peak_bytes, record
-    return record.predicted_peak_bytes
+    assert record.status == "ok" and record.prediction.predicted_peak_bytes, record
+    return record.prediction.predicted_peak_bytes
 
 
 def test_a_cache_that_is_new_used_garbage_or_no_folder_gives_the_same_figure(

@@ -23,9 +23,9 @@ from harness.worker import steadiness
 
 pytestmark = pytest.mark.alone
 
-BLOCKS = Path(__file__).parent / "known_bytes" / "blocks.py"
+BLOCKS = Path(__file__).parents[1] / "known_bytes" / "blocks.py"
 MIB = 1 << 20
-SLACK = memory.memory.resolution_bytes() if len(os.sched_getaffinity(0)) > 4 else 0
+SLACK = memory.resolution_bytes() if len(os.sched_getaffinity(0)) > 4 else 0
 LIBRARIES = ["numpy", "torch", "jax", "locked"]
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 

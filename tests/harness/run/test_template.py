@@ -27,6 +27,12 @@ CHILD = "import subprocess\nsubprocess.Popen(['sleep', '300'])\n"
 DEAD = "import os, sys\nif 'template' in str(sys.orig_argv): os._exit(3)\n"
 
 
+@pytest.fixture(autouse=True)
+def none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin without the templates that the other tests share."""
+    monkeypatch.setattr(template, "_kept", template._Kept())
+
+
 def task(*names: str, kind: str = "predict", place: str = "torch/cpu", **settings: object) -> Task:
     case = Case(workload="decoder", shape=SHAPE, place=place, corpus="drawn", tokenizer="none")
     common = {"run_id": "templates", "parent": os.getpid(), "folder": "", "plugins": names, **settings}
@@ -144,7 +150,7 @@ def test_the_peak_of_a_forked_worker_is_that_of_a_fresh_one(place: str) -> None:
         with template.kept() if start == "forked" else template.suspended():
             (record,) = runner.run(task(kind="memory", place=place), 1, 120.0)
         assert (record.status, record.origin.start) == ("ok", start)
-        peaks[start] = record.peak_host_bytes or 0
+        peaks[start] = record.memory.peak_host_bytes or 0
     assert abs(peaks["forked"] - peaks["fresh"]) < memory.resolution_bytes(), peaks
 
 

@@ -157,7 +157,8 @@ from harness.machine import memory
 from harness.records import Task
 from harness.worker.tasks import run
 records = [run(Task.model_validate_json(line), plugins.load()) for line in sys.stdin]
-print(json.dumps([[record.predicted_peak_bytes, record.predicted_phase, record.missing] for record in records]))
+found = [(record.prediction, record.missing) for record in records]
+print(json.dumps([[each.predicted_peak_bytes, each.predicted_phase, missing] for each, missing in found]))
 print(memory.read().peak)
 """
 
