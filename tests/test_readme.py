@@ -95,7 +95,7 @@ def test_a_mark_chooses_tables_and_rows(results: Path, tmp_path: Path) -> None:
     document = tmp_path / "document.md"
     place = "<!-- generated: long_context{} -->\nold\n<!-- end: long_context -->\n"
     document.write_text(
-        place.format(" place=torch/cpu tokens=4096") + place.format(" place=torch/cpu rows=checkpoint+fused_loss"),
+        place.format(" place=torch/cpu tokens=2560") + place.format(" place=torch/cpu rows=checkpoint+fused_loss"),
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "harness", "report", str(results / "long_context"), "--into", str(document)]
@@ -104,8 +104,8 @@ def test_a_mark_chooses_tables_and_rows(results: Path, tmp_path: Path) -> None:
     first, second = document.read_text(encoding="utf-8").split("<!-- end: long_context -->\n")[:2]
     assert "old" not in first + second
     assert (
-        first.count("#### decoder on torch/cpu, 4,096 tokens") == first.count("#### ") == first.count("| baseline") == 1
+        first.count("#### decoder on torch/cpu, 2,560 tokens") == first.count("#### ") == first.count("| baseline") == 1
     )
     rows = [line for line in second.splitlines() if line.startswith("| `")]
-    assert len(rows) == second.count("#### decoder on torch/cpu") == second.count("#### ") == 3
+    assert len(rows) == second.count("#### decoder on torch/cpu") == second.count("#### ") == 2
     assert all(row.startswith("| `checkpoint + fused_loss`") for row in rows)

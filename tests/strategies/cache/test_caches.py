@@ -288,7 +288,7 @@ def test_a_process_that_is_killed_leaves_no_file(tmp_path):
 import time, torch
 from harness import Place
 from harness.workloads.scoring import Shape, on_torch
-from strategies import mapped_cache
+from strategies.cache import mapped_cache
 shape = Shape(layers=2, width=16, heads=2, vocabulary=11, tokens=8, prompt=4)
 parts = mapped_cache.on_torch(on_torch(shape, Place("torch", "cpu"), None), folder={str(tmp_path)!r})
 state = parts.init(parts)
