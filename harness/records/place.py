@@ -20,5 +20,5 @@ class Place(NamedTuple):
         """Read `backend/device`; raise ValueError for anything else."""
         backend, slash, device = str(text).partition("/")
         if not (backend and slash and device) or "/" in device:
-            raise ValueError(f"'{text}' is not a place: write backend/device, for example torch/cpu")
+            raise ValueError(f"{text!r} is not a place: write backend/device, for example torch/cpu")
         return cls(backend, device)
