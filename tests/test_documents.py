@@ -28,7 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
     ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RESULTS.md", "examples/plugin/README.md")
 ] + sorted((ROOT / "docs").glob("*.md"))
-VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+PROGRAM: Any = typer.main.get_command(app)
+VERBS = {name: PROGRAM.get_command(None, name) for name in PROGRAM.list_commands(None)}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 RENAMED = {"share": "shard_batch", "reduce": "reduce_gradients", "gather": "gather_parameters"}
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.inputs import machine_of, plan_of
 from harness.cli.options import (
     BudgetOption,
     GpuMemoryOption,
@@ -15,8 +16,6 @@ from harness.cli.options import (
     PredictOnlyOption,
     ResultsOption,
     SuiteArgument,
-    machine_of,
-    plan_of,
 )
 from harness.cli.progress import Watcher
 from harness.cli.screen import err, out

@@ -2,18 +2,15 @@
 
 import json
 from enum import StrEnum, auto
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel
 
 from harness.cli.options import PluginOption
 from harness.cli.screen import out
 from harness.contract import plugins
 from harness.contract.strategy import Strategy
 from harness.contract.workload import Workload
-from harness.records import Record
-from harness.suite.schema import Suite
 
 
 class Schema(StrEnum):
@@ -21,9 +18,6 @@ class Schema(StrEnum):
 
     record = auto()
     suite = auto()
-
-
-MODELS: dict[Schema, type[BaseModel]] = {Schema.record: Record, Schema.suite: Suite}
 
 
 def list_all(plugin: PluginOption = None) -> None:
@@ -49,7 +43,7 @@ def show(
     if (name is None) == (schema is None):
         raise plugins.PluginError("name either a strategy or workload, or a schema with --schema")
     if schema is not None:
-        out.print(json.dumps(MODELS[schema].model_json_schema(), indent=1))
+        out.print(json.dumps(_schema(schema), indent=1))
         return
     assert name is not None
     loaded = plugins.load(tuple(plugin or ()))
@@ -61,6 +55,13 @@ def show(
     else:
         names = [*loaded.strategies, *loaded.workloads]
         raise plugins.PluginError(f"there is no strategy or workload '{name}'{plugins.nearest(name, names)}")
+
+
+def _schema(file: Schema) -> dict[str, Any]:
+    from harness.records import Record
+    from harness.suite.schema import Suite
+
+    return (Record if file is Schema.record else Suite).model_json_schema()
 
 
 def _show_strategy(strategy: Strategy) -> None:

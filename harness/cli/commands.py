@@ -1,50 +1,75 @@
-"""The command line: every verb, and how it ends."""
+"""The command line: every verb, and how it ends. A verb is imported when it is called: `--help` waits for none."""
 
+import ast
+import importlib
+import importlib.util
 import signal
 import sys
-from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from harness.cli import advise, catalogue, check, compare, doctor, fit, plan, report, run
 from harness.cli.screen import err
-from harness.contract.plugins import PluginError
-from harness.records.store import StoreError
-from harness.report.charts import PicturesError
-from harness.report.insert import InsertError
-from harness.run.cluster_worker import ClusterError
-from harness.suite.schema import SuiteError
-from harness.suite.units import SizeError
-from harness.verbs.compare import ConditionError
-from harness.verdicts.expressions import ClaimError
+from harness.refusal import Refusal
 
-VERBS: dict[str, Callable[..., None]] = {
-    "run": run.command,
-    "plan": plan.command,
-    "fit": fit.command,
-    "advise": advise.command,
-    "report": report.command,
-    "compare": compare.command,
-    "doctor": doctor.command,
-    "check": check.command,
-    "list": catalogue.list_all,
-    "show": catalogue.show,
+VERBS = {
+    "run": "harness.cli.run:command",
+    "plan": "harness.cli.plan:command",
+    "fit": "harness.cli.fit:command",
+    "advise": "harness.cli.advise:command",
+    "report": "harness.cli.report:command",
+    "compare": "harness.cli.compare:command",
+    "doctor": "harness.cli.doctor:command",
+    "check": "harness.cli.check:command",
+    "list": "harness.cli.catalogue:list_all",
+    "show": "harness.cli.catalogue:show",
 }
-REFUSALS = (
-    SuiteError, SizeError, PluginError, StoreError, ClusterError, ConditionError, ClaimError, InsertError,
-    PicturesError,
-)  # fmt: skip
+"""The function of each verb: its module and its name."""
 REFUSED, INTERRUPTED = 2, 130
 
+
+class Verbs(TyperGroup):
+    """The verbs as commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names, in their order."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a verb; None where there is none of that name."""
+        if cmd_name not in VERBS:
+            return None
+        module, _, function = VERBS[cmd_name].partition(":")
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        alone.command(cmd_name)(getattr(importlib.import_module(module), function))
+        return typer.main.get_command(alone)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a line for each verb without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _summary(place)) for name, place in VERBS.items()])
+
+
+def _summary(place: str) -> str:
+    """Read the first line of a function's docstring from its source."""
+    module, _, function = place.partition(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    found = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+    return (ast.get_docstring(found) or "").partition("\n")[0]
+
+
 app = typer.Typer(
-    help="Compare memory strategies: what each costs, what it saves, and whether the answer is still right.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    cls=Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for _name, _command in VERBS.items():
-    app.command(_name)(_command)
+
+
+@app.callback()
+def _all() -> None:
+    """Compare memory strategies: what each costs, what it saves, and whether the answer is still right."""
 
 
 def run_app() -> object:
@@ -67,7 +92,7 @@ def main() -> None:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
-    except REFUSALS as error:
+    except Refusal as error:
         err.print(f"harness: {error}")
         sys.exit(REFUSED)
     except (typer.Exit, typer.Abort) as stop:

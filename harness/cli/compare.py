@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.options import results_of
+from harness.cli.inputs import results_of
 from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.records.store import StoreError

@@ -1,19 +1,13 @@
 """`harness fit`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from harness.cli.options import (
-    OnlyOption,
-    PlaceOption,
-    PluginOption,
-    PredictOnlyOption,
-    ResultsOption,
-    SuiteArgument,
-    plan_of,
-)
+from harness.cli.inputs import plan_of
+from harness.cli.options import OnlyOption, PlaceOption, PluginOption, PredictOnlyOption, ResultsOption, SuiteArgument
 from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.report.fit import text
@@ -42,7 +36,7 @@ def command(
     loaded = plugins.load(names)
     plan = plan_of(path, loaded, place, only)
     cache = session.cache_folder()
-    machine = Machine() if predict_only else this_machine(plan.places, cache)
+    machine = Machine() if predict_only else replace(this_machine(plan.places, cache), cache=None)  # rates will do
     search = Search(plan, loaded, names, over, cache, note, machine)
     file, rows = run(search, [size(each) for each in budget], results, predict_only)
     out.print(text(rows), end="")

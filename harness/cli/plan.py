@@ -1,5 +1,6 @@
 """`harness plan`."""
 
+from harness.cli.inputs import machine_of, plan_of
 from harness.cli.options import (
     BudgetOption,
     GpuMemoryOption,
@@ -8,8 +9,6 @@ from harness.cli.options import (
     PlaceOption,
     PluginOption,
     SuiteArgument,
-    machine_of,
-    plan_of,
 )
 from harness.cli.progress import counted
 from harness.cli.screen import err, out

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.options import PluginOption, results_of
+from harness.cli.inputs import results_of
+from harness.cli.options import PluginOption
 from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.report.report import Report

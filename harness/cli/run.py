@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.options import PluginOption, ResultsOption, SuiteArgument, plan_of, results_of
+from harness.cli.inputs import plan_of, results_of
+from harness.cli.options import PluginOption, ResultsOption, SuiteArgument
 from harness.cli.progress import Watcher
 from harness.cli.screen import err, note, out
 from harness.contract import plugins

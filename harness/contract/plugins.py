@@ -18,13 +18,14 @@ from harness.contract import hooks, place
 from harness.contract.parts import PART_NAMES
 from harness.contract.strategy import Strategy
 from harness.contract.workload import Workload
+from harness.refusal import Refusal
 
 GROUP = "harness"
 T = TypeVar("T", Strategy, Workload)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class PluginError(Exception):
+class PluginError(Refusal):
     """A plugin that cannot be used, in one sentence."""
 
     def __init__(self, sentence: str) -> None:

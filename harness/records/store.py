@@ -12,13 +12,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from harness.records.record import SCHEMA_VERSION, Record, upgraded
+from harness.refusal import Refusal
 
 STAMP = "%Y%m%dT%H%M%SZ"
 """How the time is written in the name of a file."""
 NAME = re.compile(r"[\w.-]+")
 
 
-class StoreError(Exception):
+class StoreError(Refusal):
     """A results file or folder that cannot be used, in one sentence."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.records.case import CONTROL
 from harness.records.record import OUT_OF_MEMORY
+from harness.refusal import Refusal
 from harness.report.export import Figures
 
 MIB = 1 << 20
@@ -23,7 +24,7 @@ VERDICTS = {
 }  # fmt: skip
 
 
-class PicturesError(Exception):
+class PicturesError(Refusal):
     """Pictures that cannot be made, in one sentence."""
 
 

@@ -4,11 +4,13 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from harness.refusal import Refusal
+
 Text = Callable[[Mapping[str, str]], str]
 """What writes the text of a place, from the choice that its mark makes."""
 
 
-class InsertError(Exception):
+class InsertError(Refusal):
     """A document without the marks that generated text goes between, or a mark that chooses nothing."""
 
 

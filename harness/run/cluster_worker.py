@@ -13,6 +13,7 @@ from harness.contract import plugins
 from harness.contract.plugins import Plugins
 from harness.machine import facts, orphans
 from harness.records import Case, Record, Slot, store
+from harness.refusal import Refusal
 from harness.run import locks, prepare_data, session, temporary
 from harness.run.schedule import Known, Latest, obstacle
 from harness.run.session import Options, Progress
@@ -22,7 +23,7 @@ TOPIC = "harness"
 """The topic of Dask's events that workers send: one for all runs, since a scheduler forgets no topic."""
 
 
-class ClusterError(Exception):
+class ClusterError(Refusal):
     """A cluster that cannot be used, in one sentence."""
 
 

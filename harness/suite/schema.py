@@ -5,12 +5,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.records import Claim
+from harness.refusal import Refusal
 
 MAX_CASES = 10_000
 MAX_RANKS = 1024
 
 
-class SuiteError(Exception):
+class SuiteError(Refusal):
     """A suite that cannot be run, in one sentence with its place and the remedy."""
 
 

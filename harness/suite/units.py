@@ -3,6 +3,7 @@
 import re
 
 from harness.contract.plugins import printable
+from harness.refusal import Refusal
 
 UNITS = {"": 1, "B": 1}
 UNITS |= {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", 1)}
@@ -10,7 +11,7 @@ UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} |
 LARGEST = 1 << 60
 
 
-class SizeError(Exception):
+class SizeError(Refusal):
     """A size that cannot be read, in one sentence."""
 
 

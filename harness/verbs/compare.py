@@ -8,6 +8,7 @@ from statistics import median
 
 from harness.records import Case, Record
 from harness.records.record import LADDER, WRONG
+from harness.refusal import Refusal
 from harness.verdicts.judge import MEMORY_MARGIN, WITHHELD, Comparison, Row
 from harness.verdicts.observed import step_time
 from harness.verdicts.pooled import LEAST_EFFECT
@@ -18,7 +19,7 @@ LEAST_ROUNDS = 3
 BETTER, WORSE, SAME, UNRESOLVED = "better", "worse", "same", "unresolved"
 
 
-class ConditionError(Exception):
+class ConditionError(Refusal):
     """A condition that cannot be read, in one sentence."""
 
 

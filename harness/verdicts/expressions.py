@@ -5,10 +5,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from harness.refusal import Refusal
+
 DEEPEST = 40
 
 
-class ClaimError(Exception):
+class ClaimError(Refusal):
     """An expression that says nothing, in one sentence."""
 
 

@@ -15,7 +15,8 @@ FRAMEWORKS = {"torch", "torchvision", "triton", "jax", "jaxlib", "flax", "optax"
 STANDARD = set(sys.stdlib_module_names)
 
 # Lowest first: a room imports only from floors below its own, or from within itself. What stands beside the rooms is
-# the door: `harness/__init__.py`, a plugin author's whole world, is of the contract, `harness/__main__.py` of the cli.
+# the door: `harness/__init__.py`, a plugin author's whole world, is of the contract, `harness/__main__.py` of the cli,
+# and `harness/refusal.py`, which every room may raise, of the lowest floor.
 ROOMS = {
     "records": "cases, tasks and records: what travels between processes and into files",
     "contract": "parts, strategies and workloads, plugins, the only loop, tools for authors",
@@ -89,7 +90,7 @@ def _imports(node: ast.AST, known: "dict[str, Path]", inside: bool, for_types: b
 def room_of(module: str) -> str:
     """Name the room of a module of the harness."""
     name = module.removeprefix("harness").removeprefix(".").partition(".")[0]
-    return {"": "contract", "__main__": "cli"}.get(name, name)
+    return {"": "contract", "__main__": "cli", "refusal": "records"}.get(name, name)
 
 
 def floor_of(room: str) -> int:
@@ -212,7 +213,7 @@ def test_a_strategy_imports_the_harness_and_its_own_group(module: str) -> None:
 
 LIGHT = """
 import json, sys
-import harness.cli.commands, harness.run.session, harness.verdicts.judge, harness.report.table
+import harness.cli.run, harness.run.session, harness.verdicts.judge, harness.report.table
 from harness import plugins
 loaded = plugins.load()
 for strategy in loaded.strategies.values():

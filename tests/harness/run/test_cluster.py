@@ -451,7 +451,7 @@ def test_without_the_package_the_sentence_names_it(tmp_path: Path) -> None:
 
 
 def test_the_command_line_loads_dask_only_for_a_cluster() -> None:
-    code = "import sys, harness.cli.commands; print({'dask', 'distributed', 'tornado'} & set(sys.modules))"
+    code = "import sys, harness.cli.run; print({'dask', 'distributed', 'tornado'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
