@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from harness.backends.torch_calls import text_of
 from harness.records.roofline import Operations, gathered
 
 aten = torch.ops.aten
@@ -59,7 +60,7 @@ class Work(TorchDispatchMode):
         elif (formula := flop_registry.get(IN_PLACE.get(packet, packet))) is not None:
             flops = float(formula(*args, **(kwargs or {}), out_val=result))
         kind = str(read[0].dtype if read else "").removeprefix("torch.")
-        self.operations.append(Operations(kind, flops, moved))
+        self.operations.append(Operations(kind, flops, moved, text_of(func, args, kwargs or {})))
         return result
 
 

@@ -1,14 +1,23 @@
-"""What this machine computes in a second at each place, measured once and stored."""
+"""What this machine computes in a second at each place, and what operators take on it: measured once and stored."""
 
 import json
 import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from harness import backends
 from harness.contract.place import Place
-from harness.machine import environment, facts
+from harness.machine import environment, facts, interference
 from harness.machine.child import AnswerError, answer_of
+from harness.records.roofline import Operations, Rates, roofline
+
+LONGEST, LARGEST = 2.0, 1 / 8
+"""Seconds that a call takes, and the share of the memory that it moves, above which it is not timed."""
 
 
 def of_place(place: Place, cache: Path, anew: bool = False) -> dict[str, Any] | None:
@@ -20,24 +29,65 @@ def of_place(place: Place, cache: Path, anew: bool = False) -> dict[str, Any] | 
         return None
     path = cache / f"rates-{facts.name()}.json"
     rates = _read(path)
-    key = f"{place} {facts.versions().get(place.backend, '')} {len(os.sched_getaffinity(0))} threads"
-    if anew or key not in rates:
+    if anew or _key(place) not in rates:
         measured_rates = measured(place)
         if measured_rates is None:
             return None
-        rates[key] = measured_rates
-        cache.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(rates, indent=1), encoding="utf-8")
-    return rates[key]
+        rates[_key(place)] = measured_rates
+        _write(path, rates)
+    return rates[_key(place)]
 
 
 def measured(place: Place) -> dict[str, Any] | None:
     """Measure in a process of its own; None where that fails."""
-    env = environment.variables("time", place, "rates", len(os.sched_getaffinity(0)), None)
     try:
-        return answer_of("harness.worker.throughput", place.backend, place.device, env=env)
+        return answer_of("harness.worker.throughput", place.backend, place.device, env=_environment(place))
     except AnswerError:
         return None
+
+
+def with_calls(rates: Rates, place: Place, work: Iterable[Operations], cache: Path) -> Rates:
+    """Add the seconds of the calls in some work; those that are not known yet are timed.
+
+    Left out are calls that take long or move much, those that cannot be made alone, and all that were timed while
+    something else ran.
+    """
+    path = cache / f"calls-{facts.name()}.json"
+    stored = _read(path)
+    known: dict[str, float | None] = stored.setdefault(_key(place), {})
+    calls = {each.call: each for each in work if each.call}
+    missing = [call for call, each in calls.items() if call not in known and _small(each, rates)]
+    if missing:
+        before = interference.snapshot()
+        timed = _timed(place, missing)
+        if not interference.disturbances(before, interference.snapshot()):
+            known |= dict.fromkeys(missing) | timed
+            _write(path, stored)
+    return replace(rates, calls={call: seconds for call in calls if (seconds := known.get(call)) is not None})
+
+
+def _small(work: Operations, rates: Rates) -> bool:
+    seconds = roofline(work, rates)
+    moved = work.moved / psutil.virtual_memory().total
+    return seconds is not None and seconds <= LONGEST * work.times and moved <= LARGEST * work.times
+
+
+def _timed(place: Place, calls: list[str]) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        json.dump(calls, file)
+        file.flush()
+        try:
+            return answer_of("harness.worker.operators", place.device, file.name, env=_environment(place))
+        except AnswerError:
+            return {}
+
+
+def _environment(place: Place) -> dict[str, str]:
+    return environment.variables("time", place, "rates", len(os.sched_getaffinity(0)), None)
+
+
+def _key(place: Place) -> str:
+    return f"{place} {facts.versions().get(place.backend, '')} {len(os.sched_getaffinity(0))} threads"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -46,3 +96,8 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return rates if isinstance(rates, dict) else {}
+
+
+def _write(path: Path, figures: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(figures, indent=1), encoding="utf-8")

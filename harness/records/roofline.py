@@ -1,4 +1,4 @@
-"""The work of a step, counted without running it, and the time it takes at the rates of a machine."""
+"""The work of a step, counted without running it, and the time it takes on a machine."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,14 +7,17 @@ from typing import Any, NamedTuple
 
 
 class Operations(NamedTuple):
-    """Work of one intensity on one dtype: what is multiplied (floating-point operations), and bytes read and written.
+    """Work of one kind on one dtype: what is multiplied (floating-point operations), and bytes read and written.
 
-    What multiplies nothing has no dtype.
+    What multiplies nothing has no dtype. The kind is one operator `call`, made so many `times`, with its arguments as
+    text; without one it is all work of like intensity.
     """
 
     dtype: str
     flops: float
     moved: int
+    call: str = ""
+    times: int = 1
 
 
 class Forecast(NamedTuple):
@@ -30,10 +33,14 @@ class Forecast(NamedTuple):
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine does in a second: floating-point operations of a product by dtype, and bytes read and written."""
+    """What a machine does in a second: floating-point operations of a product by dtype, and bytes read and written.
+
+    `calls` are the seconds of operator calls that were timed on it.
+    """
 
     bandwidth: float
     flops: Mapping[str, float] = field(default_factory=dict)
+    calls: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, figures: Any) -> "Rates | None":
@@ -46,27 +53,53 @@ class Rates:
 
 
 def gathered(operations: Iterable[Operations]) -> tuple[Operations, ...]:
-    """Add up operations of one dtype and of like intensity: within a factor of 2, the same of both rates binds them."""
-    sums: dict[tuple[str, int], Operations] = {}
+    """Add up operations of the same call; without calls, of one dtype and of like intensity: within a factor of 2."""
+    sums: dict[tuple[str, str, int], Operations] = {}
     for each in operations:
         if not (each.flops or each.moved):
             continue
         intensity = round(math.log2(each.flops / max(each.moved, 1))) if each.flops else 0
-        key = (each.dtype if each.flops else "", intensity)
-        before = sums.get(key, Operations(key[0], 0.0, 0))
-        sums[key] = Operations(key[0], before.flops + each.flops, before.moved + each.moved)
+        dtype = each.dtype if each.flops else ""
+        key = (each.call, dtype, intensity)
+        before = sums.get(key, Operations(dtype, 0.0, 0, each.call, 0))
+        sums[key] = Operations(
+            dtype, before.flops + each.flops, before.moved + each.moved, each.call, before.times + each.times
+        )
     return tuple(sums[key] for key in sorted(sums))
 
 
-def seconds(work: Iterable[Operations], rates: Rates) -> float | None:
-    """Estimate the time of a step: each kind of work takes what the slower of its two rates allows (a roofline).
+def by_intensity(operations: Iterable[Operations]) -> tuple[Operations, ...]:
+    """Forget the calls: all that a roofline needs, in a few entries."""
+    return tuple(each._replace(times=1) for each in gathered(each._replace(call="") for each in operations))
 
-    Williams et al., 2009. None where the rate of a dtype is not known.
+
+class Estimate(NamedTuple):
+    """The seconds of a step, and the share of them that comes from calls that were timed."""
+
+    seconds: float
+    timed: float
+
+
+def estimate(work: Iterable[Operations], rates: Rates) -> Estimate | None:
+    """Estimate the time of a step: the sum of its calls, those that were not timed by the roofline.
+
+    None without work, or where the rate of a dtype is not known.
     """
-    total = 0.0
+    total = timed = 0.0
     for each in work:
-        if each.flops and each.dtype not in rates.flops:
+        if each.call in rates.calls:
+            timed += each.times * rates.calls[each.call]
+        elif (bound := roofline(each, rates)) is None:
             return None
-        multiplied = each.flops / rates.flops[each.dtype] if each.flops else 0.0
-        total += max(multiplied, each.moved / rates.bandwidth)
-    return total
+        else:
+            total += bound
+    total += timed
+    return Estimate(total, timed / total) if total else None
+
+
+def roofline(work: Operations, rates: Rates) -> float | None:
+    """Return what the slower of the two rates allows (Williams et al., 2009), in seconds; None without the rate."""
+    if work.flops and work.dtype not in rates.flops:
+        return None
+    multiplied = work.flops / rates.flops[work.dtype] if work.flops else 0.0
+    return max(multiplied, work.moved / rates.bandwidth)

@@ -48,7 +48,8 @@ class Task(Value):
     """What a worker is to do. `cases` holds one case, but for the predictor, which takes many.
 
     `corpora` are the rows that each group of cases reads, None where the workload draws its own. `environment` are
-    variables that the strategies set beside those of the harness.
+    variables that the strategies set beside those of the harness. With `calls` a prediction lists the work of a step
+    call by call, for those who want its time.
     """
 
     kind: Kind
@@ -62,6 +63,7 @@ class Task(Value):
     warmup: int = 1
     reference: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
+    calls: bool = False
 
     @property
     def case(self) -> Case:

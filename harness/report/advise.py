@@ -54,9 +54,9 @@ def _sentence(advice: Advice) -> str:
     sentence = f"Use **{escaped(row.case.label)}**: of {count} combinations it is predicted to be the fastest that fits"
     sentence += f" {shown(limit)}" if limit is not None else ""
     sentence += f", with a peak of {shown(row.peak_bytes or 0)}"
-    if not row.case.is_baseline and plain.peak_bytes and row.seconds and plain.seconds:
+    if not row.case.is_baseline and plain.peak_bytes:
         sentence += f", {(row.peak_bytes or 0) / plain.peak_bytes:.2f} x the baseline's"
-        sentence += f", and {row.seconds / plain.seconds:.2f} x its time"
+        sentence += f", and {ratio:.2f} x its time" if (ratio := row.time_ratio(plain)) else ""
     return sentence + ". Nothing was measured."
 
 
@@ -111,7 +111,8 @@ def _parts(advice: Advice) -> str:
         other = by_label.get(" + ".join(map(str, rest)) or "baseline")
         if other is None or other.peak_bytes is None or whole.peak_bytes is None:
             continue
-        time = f", {whole.seconds / other.seconds:.2f} x the time" if whole.seconds and other.seconds else ""
+        ratio = whole.time_ratio(other)
+        time = f", {ratio:.2f} x the time" if ratio else ""
         more = other.peak_bytes - whole.peak_bytes
         contributions.append(f"{escaped(str(member))} saves {shown(more) if more > 0 else 'nothing'}{time}")
     return f"As predicted, {'; '.join(contributions)}." if contributions else ""

@@ -75,7 +75,6 @@ def _of_row(suite: str, table: Comparison, row: Row, tokens: int | None) -> Figu
         "rounds": speed.rounds if speed else None,
         "time": speed.word if speed else None,
         "more_rounds": speed.more_rounds if speed else None,
-        "predicted_time_ratio": row.predicted_time_ratio,
         "phases": {phase.name: phase.peak_bytes for phase in first.memory.phases} if first else {},
         "flags": ", ".join(row.flags),
         "notes": "; ".join(row.notes),

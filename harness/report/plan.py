@@ -7,10 +7,11 @@ from tabulate import tabulate
 from harness.report.text import escaped, row_name
 from harness.report.words import heading, mib, phase_name
 from harness.suite.units import shown
-from harness.verbs.plan import PlanRow, Remedy, shortfall
+from harness.verbs.plan import TIMED, PlanRow, Remedy, shortfall
 
 HEADERS = ("strategy", "predicted MiB", "peak in", "x floor", "of baseline", "step time", "fits")
 ALIGNED = ("left", "right", "left", "right", "right", "right", "left")
+ROUGH = "- step time: shown only where its operators were timed on this machine while nothing else ran"
 SEVERAL = 3
 
 
@@ -41,20 +42,23 @@ def grid(rows: Sequence[PlanRow]) -> str:
 def _cells(row: PlanRow, baseline: PlanRow | None) -> tuple[str, ...]:
     other = None if row.case.is_baseline else baseline
     peak, floor = row.peak_bytes, row.floor_bytes
+    ratio = row.time_ratio(other) if other else None
     return (
         row_name(row.case.label),
         mib(peak),
         escaped(phase_name(row.phase)),
         f"{peak / floor:.1f}" if peak and floor else "",
         f"{peak / other.peak_bytes:.2f} x" if peak and other and other.peak_bytes else "",
-        f"{row.seconds / other.seconds:.2f} x" if row.seconds and other and other.seconds else "",
+        f"{ratio:.2f} x" if ratio else "",
         "" if row.fits is None else "yes" if row.fits else "NO",
     )
 
 
 def _remarks(rows: Sequence[PlanRow]) -> list[str]:
-    reasons = [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
-    return ["\n".join(reasons)] if reasons else []
+    remarks = [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
+    if any(row.seconds and row.timed < TIMED for row in rows):
+        remarks.append(ROUGH)
+    return ["\n".join(remarks)] if remarks else []
 
 
 def _helpful(rows: Sequence[PlanRow], remedies: Sequence[Remedy]) -> str:

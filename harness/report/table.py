@@ -226,20 +226,8 @@ def _remarks(table: Comparison) -> Iterable[str]:
             remarks.append(f"flags: {', '.join(own)}")
         if remarks:
             lines.append(f"- {escaped(row.label)}: {escaped('; '.join(remarks))}")
-    lines += [*_contributions(table), *_predicted_times(table)]
+    lines += _contributions(table)
     return ["\n".join(lines)] if lines else []
-
-
-def _predicted_times(table: Comparison) -> Iterable[str]:
-    """Yield a line with the expected ratios of step times beside the measured ones."""
-    ratios = [
-        f"{row.label} {row.predicted_time_ratio:.2f} x ({row.speed.ratio / row.predicted_time_ratio - 1:+.0%})"
-        for row in table.rows
-        if row.predicted_time_ratio and row.speed is not None and not row.case.is_control
-    ]
-    if ratios:
-        sentence = "step times expected from the work, and how far the measured ones lie off"
-        yield f"- {sentence}: {escaped('; '.join(ratios))}"
 
 
 def _contributions(table: Comparison) -> Iterable[str]:

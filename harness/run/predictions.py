@@ -31,8 +31,11 @@ def of_cases(
     run_id: str = "forecast",
     watch: Watch = lambda phase: None,
     seconds: float = SECONDS,
+    calls: bool = False,
 ) -> Iterator[Found]:
     """Yield each case with its prediction, place by place and in no order; `corpora` are the rows by comparison.
+
+    With `calls` the work of a step is listed call by call.
 
     Cases that no machine could run give the reason. Where one ends the process, or takes longer than `seconds`, the
     next ones go on in another.
@@ -49,6 +52,7 @@ def of_cases(
                 corpora={case.comparison_key: corpora.get(case.comparison_key) for case in share},
                 plugins=names,
                 steps=STEPS,
+                calls=calls,
             )
             records = runner.run(task, len(os.sched_getaffinity(0)), seconds, watch)
             ended = next(

@@ -15,7 +15,7 @@ import psutil
 
 from harness.contract.assembly import probe_of
 from harness.contract.plugins import Plugins
-from harness.machine import checkups, facts, interference, orphans, throughput
+from harness.machine import checkups, facts, interference, orphans
 from harness.machine.environment import cache_folder
 from harness.records import Case, Heading, Kind, Origin, Record, Slot, Task, store
 from harness.records.task import TokenFile
@@ -393,7 +393,7 @@ class Session:
     def keep(self, record: Record, case: Case, slot: Slot) -> None:
         """Complete a record, write it, and tell the watcher."""
         before = self.latest.get(slot)
-        machine = {**facts.facts(), **self.checkup, **record.origin.machine, **self.rates(case, slot)}
+        machine = {**facts.facts(), **self.checkup, **record.origin.machine}
         attempt = 1 if before is None else before.attempt + 1
         known = {
             "attempt": attempt,
@@ -417,11 +417,6 @@ class Session:
         self.records.append(complete)
         self.latest[slot] = Known.of(complete)
         self.progress.finish(complete, case)
-
-    def rates(self, case: Case, slot: Slot) -> dict[str, Any]:
-        """Return what the place of a predicted case does in a second, so that its work becomes time."""
-        rates = throughput.of_place(case.place, self.options.cache) if slot.kind == "predict" else None
-        return {} if rates is None else {"rates": rates}
 
     def notes(self, case: Case) -> dict[str, str]:
         """Return what a reader would not guess: that a corpus has fewer tokens than the model has rows."""

@@ -10,22 +10,28 @@ from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.machine import environment, facts, throughput
 from harness.records import Case, Record
-from harness.records.roofline import Rates, seconds
+from harness.records.roofline import Rates, estimate
 from harness.run import predictions, prepare_data
 from harness.suite.plan import Comparison, Plan
 from harness.suite.units import shown
 
 SHRINKABLE = ("tokens", "batch", "layers")
 """Sizes to halve where nothing else helps, the one that people give up first in front."""
+TIMED = 0.9
+"""The share of a step's expected time that operators which were timed must have, for a ratio of times."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What cases must fit: bytes of the host and of a GPU, and rates by place; None where not known."""
+    """What cases must fit: bytes of the host and of a GPU; and rates by place, with the folder that keeps more of them.
+
+    None where not known.
+    """
 
     host_bytes: int | None = None
     device_bytes: int | None = None
     rates: Mapping[Place, Rates] | None = None
+    cache: Path | None = None
 
     def limit(self, case: Case) -> int | None:
         """Return the bytes that a case may take: its own budget, or a share of the memory of its place."""
@@ -40,12 +46,15 @@ def this_machine(places: Iterable[Place], cache: Path) -> Machine:
     """Describe the machine that this runs on; rates that are not known yet are measured."""
     measured = {place: Rates.read(throughput.of_place(place, cache)) for place in dict.fromkeys(places)}
     rates = {place: each for place, each in measured.items() if each is not None}
-    return Machine(psutil.virtual_memory().total, environment.gpu_bytes(), rates)
+    return Machine(psutil.virtual_memory().total, environment.gpu_bytes(), rates, cache)
 
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One case with its prediction; None where there is none, and in `reason` why."""
+    """One case with its prediction; None where there is none, and in `reason` why.
+
+    `seconds` is what a step is expected to take, of which `timed` is the share of operators that were timed here.
+    """
 
     case: Case
     peak_bytes: int | None
@@ -54,6 +63,13 @@ class PlanRow:
     limit_bytes: int | None
     seconds: float | None
     reason: str | None = None
+    timed: float = 0.0
+
+    def time_ratio(self, other: "PlanRow") -> float | None:
+        """Return how its step compares with another's; None where it rests on rates, which are too rough for a ratio."""
+        if not (self.seconds and other.seconds) or min(self.timed, other.timed) < TIMED:
+            return None
+        return self.seconds / other.seconds
 
     @property
     def fits(self) -> bool | None:
@@ -66,14 +82,16 @@ class PlanRow:
 def row_of(case: Case, record: Record, machine: Machine) -> PlanRow:
     """Return what a prediction means on a machine."""
     rates, prediction = (machine.rates or {}).get(case.place), record.prediction
+    step = estimate(prediction.predicted_work, rates) if rates is not None else None
     return PlanRow(
         case=case,
         peak_bytes=prediction.predicted_peak_bytes,
         phase=prediction.predicted_phase,
         floor_bytes=prediction.floor_bytes,
         limit_bytes=machine.limit(case),
-        seconds=seconds(prediction.predicted_work, rates) if rates and prediction.predicted_work else None,
+        seconds=step.seconds if step is not None else None,
         reason=record.missing.get("predicted_peak_bytes") or record.evidence.get("message"),
+        timed=step.timed if step is not None else 0.0,
     )
 
 
@@ -85,13 +103,33 @@ def of_cases(
     machine: Machine,
     on_case: Callable[[Case], None] = lambda case: None,
 ) -> list[PlanRow]:
-    """Predict cases, in their order, and call `on_case` after each; the data that they read are supposed, not made."""
+    """Predict cases, in their order, and call `on_case` after each; the data that they read are supposed, not made.
+
+    Then the operators of their steps are timed where they are not known yet.
+    """
     supposed = {case.comparison_key: prepare_data.supposed(plan, case, plugins) for case in cases}
-    rows: dict[str, PlanRow] = {}
-    for case, record in predictions.of_cases(list(cases), supposed, plugins, names):
-        rows[case.digest()] = row_of(case, record, machine)
+    records: dict[str, Record] = {}
+    for case, record in predictions.of_cases(list(cases), supposed, plugins, names, calls=machine.cache is not None):
+        records[case.digest()] = record
         on_case(case)
-    return [rows[case.digest()] for case in cases]
+    machine = _with_calls(machine, [(case, records[case.digest()]) for case in cases])
+    return [row_of(case, records[case.digest()], machine) for case in cases]
+
+
+def _with_calls(machine: Machine, predicted: Sequence[tuple[Case, Record]]) -> Machine:
+    """Return the machine with the times of the calls that the predicted steps make."""
+    if machine.cache is None:
+        return machine
+    rates = {
+        place: throughput.with_calls(
+            each,
+            place,
+            [work for case, record in predicted if case.place == place for work in record.prediction.predicted_work],
+            machine.cache,
+        )
+        for place, each in (machine.rates or {}).items()
+    }
+    return replace(machine, rates=rates)
 
 
 def of_plan(

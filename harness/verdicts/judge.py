@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from harness.records import Case, Record, roofline
+from harness.records import Case, Record
 from harness.records.record import OUT_OF_MEMORY, WRONG
 from harness.verdicts import looks
 from harness.verdicts.observed import Observed, comparable, grouped, machine_of
@@ -68,7 +68,6 @@ class Row:
     loss_difference: float | None = None
     verdict: str = ""
     predicted_phase: str | None = None
-    predicted_time_ratio: float | None = None
     fetch_seconds: float | None = None
     notes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
@@ -216,7 +215,6 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         native_ratio=native_ratio,
         predicted_bytes=predicted,
         predicted_phase=observed.predict.prediction.predicted_phase if observed.predict else None,
-        predicted_time_ratio=_predicted_time(observed, baseline),
         residual_bytes=peak - predicted if ok and peak and predicted else None,
         residual_ratio=(peak - predicted) / predicted if ok and peak and predicted else None,
         floor_bytes=floor,
@@ -251,19 +249,6 @@ def _native_ratio(observed: Observed, baseline: Observed | None) -> float | None
         return None
     other = median(baseline.natives)
     return median(observed.natives) / other if other > 0 else None
-
-
-def _predicted_time(observed: Observed, baseline: Observed | None) -> float | None:
-    """Return the ratio of step times that the counted work and the machine's rates lead to expect."""
-    if baseline is None or observed is baseline:
-        return None
-    own, other = (_expected_seconds(each.predict) for each in (observed, baseline))
-    return own / other if own and other else None
-
-
-def _expected_seconds(predicted: Record | None) -> float | None:
-    rates = roofline.Rates.read(predicted.origin.machine.get("rates")) if predicted is not None else None
-    return None if rates is None or predicted is None else roofline.seconds(predicted.prediction.predicted_work, rates)
 
 
 def _fetch(observed: Observed) -> float | None:

@@ -9,6 +9,7 @@ from harness.contract.data import Extent, Held
 from harness.contract.parts import Parts
 from harness.contract.plugins import Plugins
 from harness.records import Case, Phase, Prediction, Record, Task
+from harness.records.roofline import by_intensity
 from harness.worker.tasks import first_line
 
 GUESSED = "a step asks for the value of a number, which was taken to be 1 or true"
@@ -41,13 +42,14 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     peaks = forecast.peaks | host
     top = max(peaks, key=lambda name: peaks[name])
     phases = tuple(Phase(name=name, entry_bytes=0, peak_bytes=peak, exit_bytes=0) for name, peak in peaks.items())
+    work = forecast.work if task.calls else by_intensity(forecast.work)
     figures = Prediction(
         floor_bytes=floor,
         parameters=parameters,
         predicted_peak_bytes=peaks[top],
         predicted_phase=top,
         predicted_phases=phases,
-        predicted_work=forecast.work if case.ranks == 1 else (),  # what passes between ranks is not counted
+        predicted_work=work if case.ranks == 1 else (),  # what passes between ranks is not counted
     )
     return Record(notes={"prediction": GUESSED} if forecast.supposed else {}, prediction=figures)
 

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.backends.jax_flops import work
 from harness.backends.torch_flops import Work
-from harness.records.roofline import Operations, Rates, gathered, seconds
+from harness.records.roofline import Operations, Rates, by_intensity, estimate, gathered
 from harness.suite.units import SizeError, shown, size
 
 
@@ -102,17 +102,40 @@ def test_elementwise_chains_in_jax_move_their_ends_alone():
 
 def test_work_of_one_intensity_is_added_up():
     found = gathered([Operations("float32", 100.0, 10), Operations("float32", 100.0, 10), Operations("int64", 0.0, 7)])
-    assert set(found) == {Operations("float32", 200.0, 20), Operations("", 0.0, 7)}
+    assert set(found) == {Operations("float32", 200.0, 20, times=2), Operations("", 0.0, 7)}
     far = gathered([Operations("float32", 100.0, 10), Operations("float32", 100.0, 1000)])
     assert len(far) == 2
 
 
+def test_equal_calls_are_counted_and_can_be_forgotten():
+    x = torch.ones(64, 64)
+
+    def step():
+        return torch.exp(x + x) + (x + x)
+
+    added, exponents = sorted(counted(step), key=lambda each: -each.times)
+    assert (added.times, exponents.times) == (3, 1)
+    assert '"aten.add.Tensor"' in added.call and added.moved == 3 * 3 * 4 * 64**2
+    assert by_intensity(counted(step)) == (Operations("", 0.0, added.moved + exponents.moved),)
+
+
 def test_the_slower_of_two_rates_binds():
     rates = Rates(bandwidth=100.0, flops={"float32": 1000.0})
-    assert seconds([Operations("float32", 5000.0, 100)], rates) == 5.0
-    assert seconds([Operations("float32", 500.0, 300)], rates) == 3.0
-    assert seconds([Operations("", 0.0, 50)], rates) == 0.5
-    assert seconds([Operations("float16", 1.0, 1)], rates) is None
+
+    def seconds(operations):
+        return estimate([operations], rates)
+
+    assert seconds(Operations("float32", 5000.0, 100)) == (5.0, 0.0)
+    assert seconds(Operations("float32", 500.0, 300)) == (3.0, 0.0)
+    assert seconds(Operations("", 0.0, 50)) == (0.5, 0.0)
+    assert seconds(Operations("float16", 1.0, 1)) is None
+    assert estimate([], rates) is None
+
+
+def test_a_call_that_was_timed_takes_its_own_time():
+    rates = Rates(bandwidth=100.0, flops={"float32": 1000.0}, calls={"a": 0.25})
+    timed, other = Operations("float32", 5000.0, 100, "a", 3), Operations("float32", 250.0, 10, "b")
+    assert estimate([timed, other], rates) == (1.0, 0.75)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def row(**changes):
         "peak_phase": "loss", "predicted_bytes": 1 << 20, "residual_ratio": 0.0, "floor_bytes": 1, "floor_ratio": 1.0,
         "budget_bytes": None, "step_seconds": 1.0, "first_step_seconds": None, "fetch_seconds": None,
         "tokens_per_second": 1.0, "time_ratio": None, "time_ratio_low": None, "time_ratio_high": None, "rounds": None,
-        "speed": None, "predicted_time_ratio": None, "phases": {}, "flags": "", "notes": "", "reasons": "",
+        "speed": None, "phases": {}, "flags": "", "notes": "", "reasons": "",
         "corpus": "x", "tokenizer": "bytes", "machine": "m", "commit": "c", "shape": {"tokens": 64},
     }  # fmt: skip
     return given | changes

@@ -327,10 +327,3 @@ def test_a_combination_says_what_each_member_contributes() -> None:
     text = text_of(*rows)
     assert "- checkpoint + fused_loss: without checkpoint: 50.0 MiB more; without fused_loss: 100 MiB more" in text
     assert "without bfloat16" not in text, "there is no row of bfloat16 alone"
-
-
-def test_expected_step_times_stand_beside_what_was_measured() -> None:
-    told = text_of(BASELINE, row("checkpoint", predicted_time_ratio=1.0), row("nothing", predicted_time_ratio=1.0))
-    assert "step times expected from the work, and how far the measured ones lie off: checkpoint 1.00 x (+25%)" in told
-    assert "nothing 1.00 x (" not in told
-    assert "expected from the work" not in text_of(BASELINE, row("checkpoint"))

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from harness import Place
 from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Slot, Times
 from harness.records.record import Verdict
-from harness.records.roofline import Operations
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import WITHHELD, Comparison, Row, judge, trade
 from harness.verdicts.pooled import MARGIN, Speed, word_of
@@ -482,24 +481,6 @@ def test_records_that_belong_nowhere_are_passed_over() -> None:
     assert judge(stray) == []
     assert judge([]) == []
     assert len(judge([*stray, *member("baseline")])) == 1
-
-
-def with_work(records: list[Record], flops: float, rates: "dict[str, Any] | None") -> list[Record]:
-    work = (Operations("float32", flops, 8),)
-    first, *rest = records
-    prediction = first.prediction.model_copy(update={"predicted_work": work})
-    origin = Origin(machine={"rates": rates} if rates else {})
-    return [first.model_copy(update={"prediction": prediction, "origin": origin}), *rest]
-
-
-def test_the_time_to_expect_follows_from_the_work_and_the_rates_of_the_machine() -> None:
-    rates = {"bandwidth": 1e9, "flops": {"float32": 1e6}}
-    baseline, own = with_work(member("baseline"), 1e6, rates), with_work(member("checkpoint"), 1.5e6, rates)
-    assert row_of(own, baseline).predicted_time_ratio == pytest.approx(1.5)
-    assert row_of(with_work(member("checkpoint"), 1.5e6, None), baseline).predicted_time_ratio is None
-    assert row_of(member("checkpoint")).predicted_time_ratio is None
-    (table,) = judge(record for records in (baseline, member("nothing"), own) for record in records)
-    assert table.rows[0].predicted_time_ratio is None
 
 
 # Times that say little, and times that nobody may believe

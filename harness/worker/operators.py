@@ -1,0 +1,48 @@
+"""Time operator calls of torch on this machine: `python -m harness.worker.operators DEVICE FILE`.
+
+The file is a JSON list of calls. Printed is an object of seconds by call, without those that fail here. A figure is
+the median of a few turns, whose results lie in new memory each time, as within a step.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from harness import backends
+from harness.backends.torch_calls import ready
+from harness.contract.place import Place
+
+TURNS, ENOUGH = 3, 0.03
+"""Turns of a call at least, and the seconds that are spent on more of them."""
+
+
+def timed(device: str, calls: list[str]) -> dict[str, float]:
+    """Return the seconds of each call that can be made."""
+    backend = backends.load("torch")
+    backend.start(Place("torch", device))
+    seconds: dict[str, float] = {}
+    for call in calls:
+        try:
+            seconds[call] = one(ready(call, device), backend.wait)
+        except Exception:
+            continue
+    return seconds
+
+
+def one(turn: Callable[[], Any], wait: Callable[[Any], None]) -> float:
+    """Return the seconds of a turn."""
+    wait(turn())
+    times: list[float] = []
+    while len(times) < TURNS or sum(times) < ENOUGH:
+        started = time.perf_counter()
+        wait(turn())
+        times.append(time.perf_counter() - started)
+    return median(times)
+
+
+if __name__ == "__main__":
+    print(json.dumps(timed(sys.argv[1], json.loads(Path(sys.argv[2]).read_text(encoding="utf-8")))))
