@@ -31,6 +31,7 @@ class Noise:
     """Equal cases, timed in rounds: the ratio of one to others with its interval, and the word that it earned.
 
     `scatter` is that of a process around its case and round, as a fraction; None where it could not be inferred.
+    `drift` is the scatter of rounds, `within` that of the steps of one process: both robust, as fractions.
     """
 
     rounds: int
@@ -39,6 +40,8 @@ class Noise:
     high: float
     word: str
     scatter: float | None
+    drift: float | None = None
+    within: float | None = None
 
 
 @dataclass(frozen=True)

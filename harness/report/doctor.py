@@ -28,8 +28,13 @@ def _noise(noise: Noise) -> str:
     """Write how equal cases came out, in a word that says no more than the interval."""
     word = WORDS.get(noise.word, "open: this machine is too noisy to say")
     ratio = f"{noise.ratio:.2f} x ({noise.low:.2f}-{noise.high:.2f})"
-    scatter = "" if noise.scatter is None else f"; processes scatter by {noise.scatter:.1%}"
-    return f"equal cases over {noise.rounds} rounds: {ratio}, {word}{scatter}"
+    figures = (
+        ("rounds drift by", noise.drift),
+        ("processes of a round scatter by", noise.scatter),
+        ("steps of a process by", noise.within),
+    )
+    shown = ", ".join(f"{what} {figure:.1%}" for what, figure in figures if figure is not None)
+    return f"equal cases over {noise.rounds} rounds: {ratio}, {word}{f'; {shown}' if shown else ''}"
 
 
 def _seen(calibration: Calibration) -> str:

@@ -5,9 +5,10 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 import psutil
 
@@ -16,7 +17,7 @@ from harness.contract.place import NAMES, Place
 from harness.contract.plugins import Plugins
 from harness.machine import environment, facts, memory
 from harness.machine.checkups import MIB, SIZE, Calibration, Checkup, Finding, Noise
-from harness.records import Applied, Case, Task
+from harness.records import Applied, Case, Record, Task
 from harness.records.case import CONTROL
 from harness.run import runner, template
 from harness.verdicts import blocks
@@ -72,20 +73,37 @@ def aa_noise(plugins: Plugins, rounds: int = ROUNDS) -> Noise | None:
     control = plain.model_copy(update={"strategies": (Applied(name=CONTROL),)})
     members = {"baseline": plain, CONTROL: control, "baseline again": plain, "nothing again": control}
     times: dict[str, dict[tuple[int, int], float]] = {name: {} for name in members}
+    within: list[float] = []
     for number in range(rounds):
         for block, names in enumerate(blocks.blocks(list(members), {}, "doctor", number)):
             for name in names:
-                seconds = _step_time(members[name])
+                record = _process(members[name])
+                seconds = step_time(record)
                 if seconds is None:
                     return None
                 times[name][number, block] = seconds
+                within.append(_spread(record.times.step_seconds))
     judged = pooled(times)
     speed = max(judged.speeds.values(), key=lambda speed: abs(math.log(speed.ratio)))
-    return Noise(rounds, speed.ratio, speed.low, speed.high, speed.word, judged.scatter)
+    levels = [median(_relative(each)[at] for each in times.values()) for at in times["baseline"]]
+    drift = _spread(levels)
+    return Noise(rounds, speed.ratio, speed.low, speed.high, speed.word, judged.scatter, drift, median(within))
 
 
-def _step_time(case: Case) -> float | None:
-    """Time one fresh process; None where it fails."""
+def _relative(seconds: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """Divide the times of one member by their median."""
+    middle = median(seconds.values())
+    return {at: each / middle for at, each in seconds.items()}
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Return the robust standard deviation, as a fraction of the median: 1.48 times the median distance from it."""
+    middle = median(seconds)
+    return 1.4826 * median(abs(each - middle) for each in seconds) / middle
+
+
+def _process(case: Case) -> Record:
+    """Time one process."""
     task = Task(
         kind="time",
         cases=(case,),
@@ -95,7 +113,7 @@ def _step_time(case: Case) -> float | None:
         steps=STEPS,
         warmup=WARMUP,
     )
-    return step_time(runner.run(task, len(os.sched_getaffinity(0)), 120)[0])
+    return runner.run(task, len(os.sched_getaffinity(0)), 120)[0]
 
 
 def findings() -> tuple[Finding, ...]:

@@ -66,7 +66,7 @@ class PlanRow:
     timed: float = 0.0
 
     def time_ratio(self, other: "PlanRow") -> float | None:
-        """Return how its step compares with another's; None where it rests on rates, which are too rough for a ratio."""
+        """Return how its step compares with another's; None where it rests on rates, too rough for a ratio."""
         if not (self.seconds and other.seconds) or min(self.timed, other.timed) < TIMED:
             return None
         return self.seconds / other.seconds

@@ -41,7 +41,21 @@ def test_four_equal_cases_are_timed_in_every_round(monkeypatch):
     assert len({tuple(labels[at : at + 4]) for at in range(0, 16, 4)}) > 1, "in an order drawn anew"
     assert (noise.rounds, noise.word) == (4, "within 5 %")
     assert noise.low < 1 < noise.high and 0 < noise.scatter < 0.01
-    assert "equal within 5 %; processes scatter by" in text_of(noise)
+    assert "equal within 5 %; rounds drift by" in text_of(noise)
+
+
+def test_drift_of_rounds_and_scatter_of_steps_are_told_apart(monkeypatch):
+    begun = []
+
+    def run(task, threads, deadline):
+        begun.append(task)
+        level = 1.0 if (len(begun) - 1) // 4 % 2 else 1.2  # every second round is slower
+        return [Record(times=Times(step_seconds=tuple(level * (1 + 0.001 * at) for at in range(-10, 11))))]
+
+    monkeypatch.setattr(doctor.runner, "run", run)
+    noise = doctor.aa_noise(LOADED, 8)
+    assert noise.drift > 0.1 and noise.scatter < 0.01
+    assert noise.within == pytest.approx(1.4826 * 0.005)
 
 
 def test_a_noisy_machine_is_too_noisy_to_say(monkeypatch):
