@@ -19,9 +19,11 @@ from torch.utils._pytree import tree_leaves
 
 from harness.backends.torch_flops import Work
 from harness.backends.torch_operators import Operators
+from harness.backends.torch_turns import Turns
 from harness.contract.instruments import metered
 from harness.contract.loop import training
 from harness.contract.parts import Parts
+from harness.contract.toolkit.turns import recorded
 from harness.records.roofline import Forecast
 
 CUDA_BLOCK = 512
@@ -49,6 +51,7 @@ class LiveStorage(TorchDispatchMode):
         self.current: str | None = None
         self.peaks: dict[str, int] = {}
         self.supposed = 0
+        self.changes: list[int] = []
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def enter(self, name: str | None) -> None:
@@ -97,11 +100,13 @@ class LiveStorage(TorchDispatchMode):
         size = -(-(storage.nbytes() + hidden) // self.block) * self.block
         self._known[key] = weakref.ref(storage, lambda _: self._forget(key, size))
         self.live += size
+        self.changes.append(size)
         self._raise_peak()
 
     def _forget(self, key: int, size: int) -> None:
         self._known.pop(key, None)
         self.live -= size
+        self.changes.append(-size)
 
 
 def run(
@@ -116,6 +121,7 @@ def run(
     with (
         FakeTensorMode(allow_non_fake_inputs=True) as fake,
         LiveStorage(source_bytes, block, Operators(fake, work)) as live,
+        recorded(Turns(live, work)),
     ):
         parts = metered(build(), live)
         device = parts.place.device

@@ -21,6 +21,8 @@ PLAIN = frozenset(
 )
 """Types of arguments that say all about a value."""
 FROM_FILE = torch.ops.aten.from_file.default
+FROM_THE_START = {torch.ops.aten.as_strided.default, torch.ops.aten.view.dtype}
+"""Views whose place is counted from the start of the storage, and not from that of the tensor that is viewed."""
 CHANGES_A_VIEW = torch.Tag.inplace_view
 """Marks operators that change the sizes or the storage of a tensor in place."""
 
@@ -36,7 +38,10 @@ class Same(NamedTuple):
 
 
 class New(NamedTuple):
-    """An output in a storage of its own, or in that of the argument `of`; `like` are the fields of the fake tensor."""
+    """An output in a storage of its own, or in that of the argument `of` and `offset` elements behind its first.
+
+    `like` are the fields of the fake tensor.
+    """
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -101,7 +106,7 @@ class Operators:
                 inner = torch.empty_strided(size, stride, dtype=dtype, device="meta")
             else:
                 inner = torch.empty(0, dtype=dtype, device="meta")
-                inner.set_(args[of].untyped_storage(), offset, size, stride)
+                inner.set_(args[of].untyped_storage(), args[of].storage_offset() + offset, size, stride)
             made = torch.Tensor._make_subclass(
                 FakeTensor, inner, False, dispatch_device=True, device_for_backend_keys=device
             )
@@ -116,6 +121,8 @@ def described(func: Any, args: Any, kwargs: Any) -> Any:
         raise Undescribed
     key: list[Any] = [func, torch.get_default_dtype()]
     _describe(key, args)
+    if func in FROM_THE_START:
+        key.append(args[0].storage_offset())
     if kwargs:
         key.extend(kwargs)
         _describe(key, kwargs.values())
@@ -128,8 +135,7 @@ def _describe(key: list[Any], values: Iterable[Any]) -> None:
         if kind is FakeTensor:
             if value.constant is not None or value.layout is not torch.strided or value.is_complex() or value.is_neg():
                 raise Undescribed
-            key += (value.dtype, value.shape, value.stride(), value.storage_offset())
-            key += (value.fake_device, value.requires_grad)
+            key += (value.dtype, value.shape, value.stride(), value.fake_device, value.requires_grad)
         elif kind in PLAIN:
             key += (kind, value)  # 1 and 1.0 are equal, and give different types
         elif kind is list or kind is tuple:
@@ -165,13 +171,13 @@ def _is_fresh(output: Same | New | None) -> bool:
 def _described_output(output: Any, args: Any, kwargs: Any) -> Same | New | None:
     if output is None:
         return None
+    for at, value in (*enumerate(args), *kwargs.items()):
+        if value is output:
+            return Same(at)
     if type(output) is not FakeTensor or output.constant is not None or output.requires_grad:
         raise Undescribed
     if output.layout is not torch.strided or output.is_complex() or output.is_neg():
         raise Undescribed
-    for at, value in (*enumerate(args), *kwargs.items()):
-        if value is output:
-            return Same(at)
     storage = output.untyped_storage()
     within = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     sharing = [leaf for leaf in within if leaf.untyped_storage()._cdata == storage._cdata]
@@ -184,7 +190,7 @@ def _described_output(output: Any, args: Any, kwargs: Any) -> Same | New | None:
     return New(
         output.shape,
         output.stride(),
-        output.storage_offset(),
+        output.storage_offset() - (0 if of is None else args[of].storage_offset()),
         output.dtype,
         output.fake_device,
         dict(output.__dict__),
