@@ -64,7 +64,11 @@ class Operators:
     """Run operators for a fake mode, and count their work."""
 
     def __init__(self, fake: FakeTensorMode, work: Work) -> None:
-        self._fake, self._work = fake, work
+        self._work = work
+        lenient = fake._allow_unsafe_data_ptr_access
+        self._guard = (
+            torch._C._set_warn_deprecated_on_mutable_data_ptr if lenient else torch._C._set_throw_on_mutable_data_ptr
+        )
         self._known: dict[Any, Outcome | None] = {}
 
     def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -110,7 +114,7 @@ class Operators:
             made = torch.Tensor._make_subclass(
                 FakeTensor, inner, False, dispatch_device=True, device_for_backend_keys=device
             )
-        torch._C._set_throw_on_mutable_data_ptr(made)
+        self._guard(made)
         made.__dict__.update(like)
         return made
 
