@@ -102,7 +102,7 @@ class Operators:
     def _output(self, output: Same | New | None, args: Any, kwargs: Any) -> Any:
         if output is None:
             return None
-        if type(output) is Same:
+        if isinstance(output, Same):
             return kwargs[output.at] if isinstance(output.at, str) else args[output.at]
         size, stride, offset, dtype, device, like, of = output
         with torch._C._DisableTorchDispatch():
@@ -194,7 +194,7 @@ def _described_output(output: Any, args: Any, kwargs: Any) -> Same | New | None:
     return New(
         output.shape,
         output.stride(),
-        output.storage_offset() - (0 if of is None else args[of].storage_offset()),
+        int(output.storage_offset()) - (0 if of is None else int(args[of].storage_offset())),
         output.dtype,
         output.fake_device,
         dict(output.__dict__),

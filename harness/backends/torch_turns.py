@@ -1,4 +1,4 @@
-"""Watch the turns of a loop in a prediction for torch: what they take and give back, and the operators that they run."""
+"""Watch the turns of a loop in a prediction for torch: the memory they take and give back, the operators they run."""
 
 from typing import TYPE_CHECKING, Any
 
