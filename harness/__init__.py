@@ -11,6 +11,7 @@ from harness.contract.strategy import Strategy
 from harness.contract.toolkit import optimizers, rows_on_disk
 from harness.contract.toolkit import trees as tree
 from harness.contract.toolkit.rows_on_disk import RowsOnDisk
+from harness.contract.toolkit.turns import alike
 from harness.contract.workload import Workload
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "Strategy",
     "Windows",
     "Workload",
+    "alike",
     "hookimpl",
     "of_jax",
     "of_torch",

@@ -27,6 +27,12 @@ _LIBRARY_RESULT = re.compile(r"%ynn_fusion[.\d]* = b?f(\d+)\[([\d,]+)\]")
 EAGER = False
 """A compiled step is one phase."""
 
+QUICK = {"xla_backend_optimization_level": 0}
+"""How a program is compiled that never runs: on the CPU without LLVM's optimisation, which comes after the buffers.
+
+Half of the time goes with it, and no byte of the analysis. A GPU's compiler is left as it is.
+"""
+
 _base: dict[int, int] = {}
 """The bytes in use on each device, from which its peak counts."""
 
@@ -223,7 +229,7 @@ def predict(
     if place.device == "cuda" and jax.default_backend() == "cpu":
         raise Unavailable("jax/cuda is predicted by the compiler for the GPU, and this machine has none")
     parts = build()
-    compiled = lowered(parts, like(batch), parts).compile()
+    compiled = lowered(parts, like(batch), parts).compile(QUICK if place.device == "cpu" else None)
     analysis = compiled.memory_analysis()
     if analysis is None:
         raise Unavailable("this jaxlib gives no memory analysis")

@@ -45,23 +45,27 @@ class Work(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.count(func, args, kwargs or {}, result)
+        return result
+
+    def count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Add the operations of one operator, called with these arguments."""
         packet = func._overloadpacket
         written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if func.is_view or packet in UNTOUCHED or not written:
-            return result
+            return
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         moved = _bytes(written) + (_bytes(written) if packet in GATHERS else _bytes(read))
         flops = 0.0
         if packet in ATTENTION:
-            flops = _attention(packet, args, kwargs or {})
+            flops = _attention(packet, args, kwargs)
         elif str(packet) == CHUNKED_LOSS:
             (n, D), V = args[0].shape, len(args[1])
             flops = 3 * 2.0 * n * V * D
         elif (formula := flop_registry.get(IN_PLACE.get(packet, packet))) is not None:
-            flops = float(formula(*args, **(kwargs or {}), out_val=result))
+            flops = float(formula(*args, **kwargs, out_val=result))
         kind = str(read[0].dtype if read else "").removeprefix("torch.")
-        self.operations.append(Operations(kind, flops, moved, text_of(func, args, kwargs or {})))
-        return result
+        self.operations.append(Operations(kind, flops, moved, text_of(func, args, kwargs)))
 
 
 def _attention(packet: Any, args: Any, kwargs: Any) -> float:

@@ -120,7 +120,7 @@ class Origin(Value):
     machine: dict[str, Any] = Field(default_factory=dict, description="what decides a figure on this machine")
     versions: dict[str, str] = Field(default_factory=dict, description="versions of Python and of the packages")
     start: str = Field("", description="'forked' from a template process, or 'fresh': how the worker began")
-    worker_seconds: float | None = Field(None, description="life of the worker until this record, seconds")
+    worker_seconds: float | None = Field(None, description="since the worker's start or last record, seconds")
 
 
 class Heading(Value):

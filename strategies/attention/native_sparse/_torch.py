@@ -1,11 +1,14 @@
 """Native sparse attention in torch, some queries at a time."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from harness import alike
 
 
 class Sizes(NamedTuple):
@@ -103,7 +106,7 @@ class ByChunks(torch.autograd.Function):
         ctx.sizes = sizes
         y = torch.empty_like(inputs[0])
         k, v = in_blocks(inputs, sizes)
-        for first in range(0, y.shape[2], sizes.chunk):
+        for first in chunks(y.shape[2], sizes):
             y[:, :, first : first + sizes.chunk] = some(read(inputs, first, sizes), k, v, first, sizes)[0]
         return y
 
@@ -114,7 +117,7 @@ class ByChunks(torch.autograd.Function):
         inputs = ctx.saved_tensors
         sums = [torch.zeros_like(x, dtype=wide(x)) for x in inputs]
         (k, v), block_sums = in_blocks(inputs, sizes), in_blocks(sums, sizes)
-        for first in range(0, dy.shape[2], sizes.chunk):
+        for first in chunks(dy.shape[2], sizes):
             with torch.enable_grad():
                 leaves = [x.detach().requires_grad_() for x in read(inputs, first, sizes)]
                 y, picked, rows = some(leaves, k, v, first, sizes)
@@ -124,6 +127,14 @@ class ByChunks(torch.autograd.Function):
             for total, part in zip(block_sums, gradients[5:], strict=True):
                 total.flatten(0, 2).index_add_(0, rows, part.to(total.dtype))
         return None, *(total.to(x.dtype) for total, x in zip(sums, inputs, strict=True))
+
+
+def chunks(tokens: int, sizes: Sizes) -> Iterable[int]:
+    """Number the first token of each chunk; all chunks do the same behind the first window, but for a shorter last."""
+    return alike(
+        range(0, tokens, sizes.chunk),
+        lambda first: (min(sizes.chunk, tokens - first), min(first, sizes.window - 1)),
+    )
 
 
 def read(inputs: Any, first: int, sizes: Sizes) -> list[Tensor]:

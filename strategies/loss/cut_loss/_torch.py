@@ -10,12 +10,13 @@ Of each row the largest logit and the sum of exponentials below it are kept, not
 round a difference that is larger by log V / 2 or so, and with it every probability.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness import IGNORED, Objective
+from harness import IGNORED, Objective, alike
 from strategies.loss.fused_loss import HALF
 
 PLAIN = Objective()
@@ -67,10 +68,10 @@ class _CutLoss(torch.autograd.Function):
         dx_nD = torch.zeros(x_nD.shape, dtype=wide, device=x_nD.device)
         dw_VD = torch.zeros_like(w_VD)
         room, slopes = _room(x_nD, w_VD, rows, tile), _room(x_nD, w_VD, rows if cap else 0, tile)
-        for first in range(0, len(w_VD), tile):
+        for first in steps(len(w_VD), tile):
             w_tD, dw_tD = w_VD[first : first + tile], dw_VD[first : first + tile]
             sum_tD = dw_tD if dtype == wide else torch.zeros(w_tD.shape, dtype=wide, device=w_VD.device)
-            for row in range(0, len(x_nD), rows):
+            for row in steps(len(x_nD), rows):
                 chunk = slice(row, row + rows)
                 x_CD, top_C1, total_C = x_nD[chunk], top_n[chunk, None], total_n[chunk]
                 g_Ct = _logits(x_CD, w_tD, cap, room)
@@ -97,11 +98,16 @@ class _CutLoss(torch.autograd.Function):
         return dx_nD.to(dtype), dw_VD, None, None, None, None
 
 
+def steps(size: int, step: int) -> Iterable[int]:
+    """Number the first of so many rows of a size; all take the same, but for a shorter last."""
+    return alike(range(0, size, step), lambda first: min(step, size - first))
+
+
 def _less_targets_(
     dw_VD: Tensor, dx_nD: Tensor, x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rest_n1: Tensor, rows: int
 ) -> None:
     """Subtract from both gradients, chunk by chunk, what the targets give whose 1 was not subtracted before."""
-    for row in range(0, len(x_nD), rows):
+    for row in steps(len(x_nD), rows):
         chunk = slice(row, row + rows)
         at_C = y_n[chunk].clamp(min=0)
         dx_nD[chunk].addcmul_(rest_n1[chunk], w_VD[at_C], value=-1)
@@ -120,7 +126,7 @@ def _statistics(
         x_CD, y_C = x_nD[row : row + rows], y_n[row : row + rows]
         top_C = torch.full((len(x_CD),), -torch.inf, dtype=room.dtype, device=x_nD.device)
         total_C, picked_C, mean_C = torch.zeros_like(top_C), torch.zeros_like(top_C), torch.zeros_like(top_C)
-        for first in range(0, len(w_VD), tile):
+        for first in steps(len(w_VD), tile):
             z_Ct = _logits(x_CD, w_VD[first : first + tile], objective.soft_cap, room)
             inside_C, at_C = _within(y_C, first, z_Ct.shape[1])
             picked_C = torch.where(inside_C, z_Ct.gather(1, at_C[:, None])[:, 0], picked_C)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness import IGNORED, Objective
+from harness import IGNORED, Objective, alike
 from strategies.loss.fused_loss import HALF
 
 TILE = 4096  # rows of the weight per 16-bit product; its scratch is 6 D TILE bytes
@@ -151,7 +151,7 @@ def _loss_and_gradients(
     loss_n1 = torch.empty(n, 1, **new)
     rest_n1 = torch.zeros(n, 1, **new)
 
-    for start in range(0, n, chunk):
+    for start in alike(range(0, n, chunk), lambda start: min(chunk, n - start)):
         x_CD = x_nD[start : start + chunk].to(dtype)
         z = z_CV[: len(x_CD)]
         torch.mm(x_CD, w.t(), out=z)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from harness import Parts, optimizers, tree
+from harness import Parts, alike, optimizers, tree
 from strategies.optimizers.adam_8bit import BLOCK, SLICE, levels, middles
 
 
@@ -40,7 +40,8 @@ def _whole(tables: list[Any], move: Any, p: Any, g: Any, moments: list[Any]) -> 
         return
     first, first_scale, second, second_scale = moments
     p_N, g_N = p.view(-1), g.reshape(-1)
-    for row in range(0, len(first), SLICE // BLOCK):
+    step = SLICE // BLOCK
+    for row in alike(range(0, len(first), step), lambda row: min(p_N.numel(), (row + step) * BLOCK) - row * BLOCK):
         rows = slice(row, row + SLICE // BLOCK)
         span = slice(row * BLOCK, min(p_N.numel(), (row + SLICE // BLOCK) * BLOCK))
         m = widened(first[rows], first_scale[rows], tables[0])
