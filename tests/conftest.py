@@ -1,10 +1,13 @@
 """One compute thread and quick compiling for what runs inside the tests themselves; workers set their own."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from harness.machine import facts
 from harness.machine.environment import cache_folder
 from harness.run import template
 
@@ -23,6 +26,31 @@ def templates() -> Iterator[None]:
     """Fork the workers of all tests from the same few processes."""
     with template.kept():
         yield
+
+
+@pytest.fixture(scope="session")
+def rates_in() -> Callable[[Path], Path]:
+    """Write rates of this machine into a new folder for caches: to measure them takes more than a small suite."""
+
+    def write(folder: Path) -> Path:
+        made_up = {"flops": {"float32": 1e11, "bfloat16": 1e11, "float16": 1e11}, "bandwidth": 1e10}
+        threads = len(os.sched_getaffinity(0))
+        rates = {
+            f"{name}/cpu {version} {threads} threads": made_up
+            for name, version in facts.versions().items()
+            if name in ("torch", "jax")
+        }
+        (folder / "harness").mkdir(parents=True)
+        (folder / "harness" / f"rates-{facts.name()}.json").write_text(json.dumps(rates))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def cache(rates_in: Callable[[Path], Path], tmp_path: Path) -> Path:
+    """A folder for caches of one test alone."""
+    return rates_in(tmp_path / "cache")
 
 
 @pytest.fixture

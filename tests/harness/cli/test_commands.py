@@ -302,8 +302,9 @@ def carriers(run_id: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(tmp_path_factory: pytest.TempPathFactory, rates_in: Callable[[Path], Path]) -> Runs:
     folder = tmp_path_factory.mktemp("runs")
+    rates_in(folder / "cache")
     suite_in(folder)
     interrupted = interrupt_when(folder, lambda: any('"memory"' in path.read_text() for path in results_in(folder)))
     kept = [record for path in results_in(folder) for record in store.read(path)[0]]
@@ -431,7 +432,9 @@ def test_the_parent_process_stays_small(runs: Runs) -> None:
     assert runs.peak_kib < PARENT_LIMIT
 
 
-def test_what_would_exceed_the_memory_is_said_before_anything_runs_and_skipped_or_tried(tmp_path: Path) -> None:
+def test_what_would_exceed_the_memory_is_said_before_anything_runs_and_skipped_or_tried(
+    tmp_path: Path, cache: Path
+) -> None:
     suite_in(tmp_path)
     skipped = harness(tmp_path, "run", "small.yaml", "--max-bytes", "1", "--rounds", "0")
     assert skipped.returncode == 0, skipped.stderr

@@ -13,8 +13,6 @@ from harness.machine import memory, orphans
 from harness.records import Case, Task
 from harness.run import runner, template
 
-pytestmark = pytest.mark.alone
-
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 128, "batch": 1, "tokens": 33}
 MIB = 1 << 20
 COUNTING = """
