@@ -240,10 +240,10 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 @pytest.mark.parametrize("full", ["results", pytest.param("temporary files", marks=pytest.mark.slow)])
 def test_a_full_disk_is_one_sentence_and_the_run_is_continued(
-    full: str, disk, smallest: str, tmp_path: Path, cache: Path
+    full: str, disk, smallest: str, tmp_path: Path, cache: Path, made_up: Path
 ) -> None:
     (tmp_path / "small.yaml").write_text(smallest + "rounds: 0\n")
-    command = [sys.executable, "-m", "harness", "run", "small.yaml", "--results"]
+    command = [sys.executable, "-m", "harness", "run", "small.yaml", "--plugin", str(made_up), "--results"]
     results = {"results": "disk", "temporary files": "kept"}[full]
     env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     if full == "temporary files":

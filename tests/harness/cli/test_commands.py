@@ -433,16 +433,17 @@ def test_the_parent_process_stays_small(runs: Runs) -> None:
 
 
 def test_what_would_exceed_the_memory_is_said_before_anything_runs_and_skipped_or_tried(
-    tmp_path: Path, cache: Path
+    tmp_path: Path, cache: Path, made_up: Path
 ) -> None:
     suite_in(tmp_path)
-    skipped = harness(tmp_path, "run", "small.yaml", "--max-bytes", "1", "--rounds", "0")
+    words = ("run", "small.yaml", "--max-bytes", "1", "--rounds", "0", "--plugin", made_up)
+    skipped = harness(tmp_path, *words)
     assert skipped.returncode == 0, skipped.stderr
     told = skipped.stderr.splitlines()
     (at,) = (number for number, line in enumerate(told) if line.startswith("warning: 3 of 3 cases are predicted"))
     assert "skipped (--try-all runs them): baseline, nothing, checkpoint + fused_loss(chunk=64)" in told[at]
     assert not any(line.startswith("[") for line in told[:at]), "something ran before"
     assert skipped.stdout.count("skipped_guard") == 3 and "0 MiB may be used here: set a budget" in skipped.stdout
-    tried = harness(tmp_path, "run", "small.yaml", "--max-bytes", "1", "--rounds", "0", "--try-all")
+    tried = harness(tmp_path, *words, "--try-all")
     assert "tried all the same" in tried.stderr and tried.stderr.startswith("resuming")
     assert "skipped_guard" not in tried.stdout and "| bit_exact" in tried.stdout
