@@ -9,7 +9,7 @@ run: $(READY)
 	$(BIN)/harness run suites/long_context.yaml
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not alone" --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not slow and not gpu and not alone" --numprocesses 4 --dist worksteal
 	$(BIN)/python -m pytest -m "alone and not slow and not gpu"
 
 test-all: $(READY)

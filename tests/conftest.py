@@ -1,13 +1,21 @@
 """One compute thread and quick compiling for what runs inside the tests themselves; workers set their own."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from harness.machine import facts
 from harness.machine.environment import cache_folder
 from harness.run import template
 
+worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+if worker.isdigit():
+    # Side by side, each process keeps to one core: threads of several, which wait by spinning, would starve each other.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(worker) % len(cores)]})
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
@@ -23,6 +31,75 @@ def templates() -> Iterator[None]:
     """Fork the workers of all tests from the same few processes."""
     with template.kept():
         yield
+
+
+@pytest.fixture(scope="session")
+def rates_in() -> Callable[[Path], Path]:
+    """Write rates of this machine into a new folder for caches: to measure them takes more than a small suite."""
+
+    def write(folder: Path) -> Path:
+        made_up = {"flops": {"float32": 1e11, "bfloat16": 1e11, "float16": 1e11}, "bandwidth": 1e10}
+        threads = len(os.sched_getaffinity(0))
+        rates = {
+            f"{name}/cpu {version} {threads} threads": made_up
+            for name, version in facts.versions().items()
+            if name in ("torch", "jax")
+        }
+        (folder / "harness").mkdir(parents=True)
+        (folder / "harness" / f"rates-{facts.name()}.json").write_text(json.dumps(rates))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def cache(rates_in: Callable[[Path], Path], tmp_path: Path) -> Path:
+    """A folder for caches of one test alone."""
+    return rates_in(tmp_path / "cache")
+
+
+MADE_UP = '''
+"""Figures that are made up: of memory in a worker that is forked as any other, all else without one."""
+
+from pathlib import Path
+
+from harness import hookimpl
+from harness.records import Memory, Origin, Prediction, Record, Times
+from harness.records.record import Verdict
+from harness.run import runner
+
+FIGURES = {
+    "predict": {"prediction": Prediction(predicted_peak_bytes=1 << 20, floor_bytes=1 << 19)},
+    "numerics": {"numerics": Verdict("bit_exact", 1.0, None, None, None, (), "it is")},
+    "memory": {"memory": Memory(peak_host_bytes=1 << 20, losses=(1.0, 0.9, 0.8), resolution_bytes=1 << 12)},
+    "time": {"times": Times(step_seconds=(0.1, 0.1, 0.1))},
+}
+begin = getattr(runner.run, "real", runner.run)
+
+
+def run(task, *rest):
+    if task.kind == "memory":
+        return begin(task, *rest)
+    if task.kind == "reference":
+        Path(task.reference).mkdir()
+    return [Record(**FIGURES.get(task.kind, {}), origin=Origin(worker_seconds=0.1)) for case in task.cases]
+
+
+run.real, runner.run = begin, run
+
+
+@hookimpl(tryfirst=True)
+def harness_measure(task):
+    return Record(**FIGURES[task.kind])
+'''
+
+
+@pytest.fixture
+def made_up(tmp_path: Path) -> Path:
+    """A plugin with which a run of any suite takes a few seconds."""
+    path = tmp_path / "made_up.py"
+    path.write_text(MADE_UP)
+    return path
 
 
 @pytest.fixture

@@ -44,7 +44,6 @@ def test_an_example_is_predicted(suite: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.stem)
 def test_an_example_is_measured(suite: Path, tmp_path: Path) -> None:
     harness("run", suite, tmp_path, "--rounds", "0", "-k", "fused_loss")

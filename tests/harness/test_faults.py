@@ -6,14 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from harness.machine import orphans
 from harness.records import store
-
-pytestmark = pytest.mark.alone
 
 DEADLINES = {"torch": 8, "jax": 15}
 """Seconds: JAX compiles first."""
@@ -165,10 +164,14 @@ timeout_seconds: {{deadline}}
 """
 
 
-def left_over() -> list[str]:
-    """The marks of processes that some harness has started and not ended."""
-    marks = (orphans._mark_of(pid) for pid in orphans._processes() if not orphans._over(pid))
-    return [mark for mark in marks if mark and mark != orphans.mark()]
+def left_over(cache: Path) -> list[str]:
+    """The marks of processes that a harness with this folder for caches has started and not ended."""
+    found = []
+    for pid in orphans._processes():
+        with suppress(OSError):
+            if bytes(cache) in Path(f"/proc/{pid}/environ").read_bytes() and not orphans._over(pid):
+                found.append(orphans._mark_of(pid) or "none")
+    return found
 
 
 @pytest.mark.slow
@@ -181,12 +184,12 @@ def left_over() -> list[str]:
         pytest.param("jax/cuda", marks=pytest.mark.gpu),
     ],
 )
-def test_every_way_to_die_is_a_row_and_the_run_goes_on(place: str, tmp_path: Path) -> None:
+def test_every_way_to_die_is_a_row_and_the_run_goes_on(place: str, tmp_path: Path, cache: Path) -> None:
     (tmp_path / "faults.py").write_text(PLUGIN)
     deadline = DEADLINES[place.partition("/")[0]]
     (tmp_path / "faults.yaml").write_text(SUITE.format(place=place, deadline=deadline))
     command = [sys.executable, "-m", "harness", "run", "faults.yaml", "--plugin", "faults.py"]
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     started = time.monotonic()
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
@@ -214,7 +217,7 @@ def test_every_way_to_die_is_a_row_and_the_run_goes_on(place: str, tmp_path: Pat
     assert all(messages) and not any("Traceback" in message for message in messages)
     rows = [line for line in done.stdout.splitlines() if line.startswith("| `dies_")]
     assert len(rows) == len(DUE), "every fault is a row"
-    assert left_over() == []
+    assert left_over(cache) == []
     assert all(json.loads(line) for line in path.read_text().splitlines()), "the file stays readable"
 
 
@@ -236,11 +239,13 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 
 @pytest.mark.parametrize("full", ["results", pytest.param("temporary files", marks=pytest.mark.slow)])
-def test_a_full_disk_is_one_sentence_and_the_run_is_continued(full: str, disk, smallest: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_sentence_and_the_run_is_continued(
+    full: str, disk, smallest: str, tmp_path: Path, cache: Path, made_up: Path
+) -> None:
     (tmp_path / "small.yaml").write_text(smallest + "rounds: 0\n")
-    command = [sys.executable, "-m", "harness", "run", "small.yaml", "--results"]
+    command = [sys.executable, "-m", "harness", "run", "small.yaml", "--plugin", str(made_up), "--results"]
     results = {"results": "disk", "temporary files": "kept"}[full]
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     if full == "temporary files":
         env["TMPDIR"] = str(tmp_path / "disk")
 
@@ -260,7 +265,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_is_continued(full: str, disk, s
     assert found[: len(before)] == before and {record.status for record in found} == {"ok"}
     slots = [record.slot for record in found if record.slot]
     assert len(slots) == len(set(slots)), "nothing is measured twice"
-    assert left_over() == []
+    assert left_over(cache) == []
 
 
 @pytest.mark.parametrize(

@@ -95,12 +95,12 @@ def test_a_damaged_suite_is_a_plan_or_refused_in_one_line(tmp_path: Path) -> Non
     plans = 0
     for chance in numbers("suite"):
         path.write_bytes(damaged(chance.choice(texts), chance))
-        started = time.perf_counter()
+        started = time.process_time()
         try:
             plans += bool(reader.read(path, LOADED).cases)
         except SuiteError as refusal:
             assert str(refusal).isprintable() and len(str(refusal)) < 2000
-        assert time.perf_counter() - started < SECONDS, path.read_bytes()
+        assert time.process_time() - started < SECONDS, path.read_bytes()
     assert 0 < plans < MUTATIONS
     assert everything(tmp_path) == {"mine.yaml"}
 
@@ -121,7 +121,7 @@ def test_damaged_results_are_reported_as_far_as_they_go_and_write_nothing(tmp_pa
     for chance in numbers("results"):
         way = chance.choice((damaged, edited))
         path.write_bytes(way(few_lines(chance.choice(RESULTS), chance), chance))
-        started = time.perf_counter()
+        started = time.process_time()
         problems: list[str] = []
         try:
             read = results.read([path], problems.append)
@@ -135,7 +135,7 @@ def test_damaged_results_are_reported_as_far_as_they_go_and_write_nothing(tmp_pa
         except (StoreError, ClaimError) as refusal:
             assert "\n" not in str(refusal)
         assert all(problem.isprintable() for problem in problems)
-        assert time.perf_counter() - started < SECONDS, path.read_bytes()
+        assert time.process_time() - started < SECONDS, path.read_bytes()
     assert told > MUTATIONS / 4
     assert everything(tmp_path / "results") == {"suite", "suite/machine", "suite/machine/20260101T000000Z-x.jsonl"}
 
@@ -146,10 +146,10 @@ def test_a_suite_of_any_size_is_refused_at_once(size: int, tmp_path: Path) -> No
     with open(path, "wb") as file:
         file.write(b"title: x\n" * bool(size))
         file.truncate(max(size, file.tell() if size else 0))
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(SuiteError):
         reader.read(path, LOADED)
-    assert time.perf_counter() - started < SECONDS
+    assert time.process_time() - started < SECONDS
 
 
 def test_results_that_were_cut_at_any_byte_lose_one_record_at_most(tmp_path: Path) -> None:

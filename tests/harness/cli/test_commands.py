@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from harness.cli import commands
 from harness.records import Case, Record, Slot, store
 from harness.suite.schema import Suite
 
+Here = Callable[..., tuple[object, str, str]]
 HARNESS = [sys.executable, "-m", "harness"]
 PARENT_LIMIT = 80 << 10
 """KiB that the process which only plans, starts workers and reports may hold at its peak."""
@@ -136,17 +137,35 @@ def test_show_prints_the_schema_of_a_file(name: str, model: type[Suite] | type[R
 # What is refused
 
 
-def refused(folder: Path, *arguments: "str | Path") -> str:
-    """Run what must be refused; return the one sentence."""
-    done = harness(folder, *arguments)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
+def sentence(code: object, out: str, err: str) -> str:
+    """Return the one sentence of what was refused."""
+    assert code == 2, err
+    assert "Traceback" not in err
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == 1, err
     assert lines[0].startswith("harness: ")
     assert lines[0].isprintable()
     return lines[0]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Here]:
+    """Run the command line in a folder, but within this process: return its status, and what it printed."""
+
+    def run(folder: Path, *arguments: str) -> tuple[object, str, str]:
+        monkeypatch.chdir(folder)
+        for name, value in environment(folder).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        return ended.value.code, *capfd.readouterr()
+
+    kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    yield run
+    for each, handler in kept.items():
+        signal.signal(each, handler)
 
 
 def nothing(folder: Path) -> None:
@@ -211,12 +230,20 @@ REFUSALS: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_mistake_is_one_sentence_with_place_and_remedy(tmp_path: Path, name: str) -> None:
+def test_a_mistake_is_one_sentence_with_place_and_remedy(tmp_path: Path, name: str, here: Here) -> None:
     prepare, arguments, words = REFUSALS[name]
     prepare(tmp_path)
-    sentence = refused(tmp_path, *arguments.split())
+    told = sentence(*here(tmp_path, *arguments.split()))
     for word in words:
-        assert word in sentence
+        assert word in told
+
+
+@pytest.mark.parametrize("name", ["a misspelt name", "a bad value", "a misspelt strategy"])
+def test_a_process_ends_with_that_sentence(tmp_path: Path, name: str) -> None:
+    prepare, arguments, words = REFUSALS[name]
+    prepare(tmp_path)
+    done = harness(tmp_path, *arguments.split())
+    assert words[-1] in sentence(done.returncode, done.stdout, done.stderr)
 
 
 def test_lines_that_are_no_records_are_warned_of(tmp_path: Path) -> None:
@@ -302,8 +329,9 @@ def carriers(run_id: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(tmp_path_factory: pytest.TempPathFactory, rates_in: Callable[[Path], Path]) -> Runs:
     folder = tmp_path_factory.mktemp("runs")
+    rates_in(folder / "cache")
     suite_in(folder)
     interrupted = interrupt_when(folder, lambda: any('"memory"' in path.read_text() for path in results_in(folder)))
     kept = [record for path in results_in(folder) for record in store.read(path)[0]]
@@ -431,15 +459,18 @@ def test_the_parent_process_stays_small(runs: Runs) -> None:
     assert runs.peak_kib < PARENT_LIMIT
 
 
-def test_what_would_exceed_the_memory_is_said_before_anything_runs_and_skipped_or_tried(tmp_path: Path) -> None:
+def test_what_would_exceed_the_memory_is_said_before_anything_runs_and_skipped_or_tried(
+    tmp_path: Path, cache: Path, made_up: Path
+) -> None:
     suite_in(tmp_path)
-    skipped = harness(tmp_path, "run", "small.yaml", "--max-bytes", "1", "--rounds", "0")
+    words = ("run", "small.yaml", "--max-bytes", "1", "--rounds", "0", "--plugin", made_up)
+    skipped = harness(tmp_path, *words)
     assert skipped.returncode == 0, skipped.stderr
     told = skipped.stderr.splitlines()
     (at,) = (number for number, line in enumerate(told) if line.startswith("warning: 3 of 3 cases are predicted"))
     assert "skipped (--try-all runs them): baseline, nothing, checkpoint + fused_loss(chunk=64)" in told[at]
     assert not any(line.startswith("[") for line in told[:at]), "something ran before"
     assert skipped.stdout.count("skipped_guard") == 3 and "0 MiB may be used here: set a budget" in skipped.stdout
-    tried = harness(tmp_path, "run", "small.yaml", "--max-bytes", "1", "--rounds", "0", "--try-all")
+    tried = harness(tmp_path, *words, "--try-all")
     assert "tried all the same" in tried.stderr and tried.stderr.startswith("resuming")
     assert "skipped_guard" not in tried.stdout and "| bit_exact" in tried.stdout

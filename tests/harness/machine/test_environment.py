@@ -10,8 +10,6 @@ from harness.machine import environment
 from harness.records import Case, Task
 from harness.run import runner
 
-pytestmark = pytest.mark.alone
-
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 128, "batch": 1, "tokens": 33}
 
 

@@ -21,7 +21,8 @@ from harness.records import Applied, Case, Task
 from harness.run import runner
 from harness.worker import steadiness
 
-pytestmark = pytest.mark.alone
+alone = pytest.mark.alone
+"""For what measures this very process: beside other tests that would hold their frameworks, and threads of them."""
 
 BLOCKS = Path(__file__).parents[1] / "known_bytes" / "blocks.py"
 MIB = 1 << 20
@@ -176,6 +177,7 @@ def test_a_request_beyond_the_budget_fails_cleanly_and_the_limit_is_lifted(libra
     assert seen["lifted"]
 
 
+@alone
 def test_no_budget_sets_no_limit():
     with memory.budget(None) as limit:
         assert limit is None
@@ -208,6 +210,7 @@ def near(size, mib):
     return abs(size - mib * MIB) <= 1.5 * MIB + SLACK
 
 
+@alone
 def test_the_peak_of_a_run_is_that_of_its_largest_phase_which_is_named(meter):
     with meter.phase("small"):
         block(8)
@@ -226,6 +229,7 @@ def test_the_peak_of_a_run_is_that_of_its_largest_phase_which_is_named(meter):
     assert len(held) == 16 * MIB
 
 
+@alone
 def test_phases_whose_peaks_differ_by_less_than_the_meter_resolves_are_all_named(meter):
     for name, mib in (("first", 24), ("low", 16), ("second", 24.25)):
         with meter.phase(name):
@@ -233,6 +237,7 @@ def test_phases_whose_peaks_differ_by_less_than_the_meter_resolves_are_all_named
     assert set(meter.peak_phase.split(", ")) == {"first", "second"}
 
 
+@alone
 def test_a_phase_that_comes_again_keeps_its_larger_occurrence(meter):
     for mib in (4, 24, 8):
         with meter.phase("step"):
@@ -241,6 +246,7 @@ def test_a_phase_that_comes_again_keeps_its_larger_occurrence(meter):
     assert len(meter.readings["step"]) == 3
 
 
+@alone
 def test_entering_a_phase_ends_the_one_before(meter):
     meter.enter("a")
     block(16)
@@ -255,6 +261,7 @@ def test_entering_a_phase_ends_the_one_before(meter):
     assert (meter.current, meter.last) == (None, "c")
 
 
+@alone
 def test_what_stays_after_each_step_shows_as_a_slope(meter):
     held = []
     for _ in range(6):
@@ -263,6 +270,7 @@ def test_what_stays_after_each_step_shows_as_a_slope(meter):
     assert steadiness.slope(meter.readings["steady_step"]) == pytest.approx(3 * MIB, rel=0.1)
 
 
+@alone
 def test_shared_pages_are_counted_apart(meter):
     with meter.phase("share"):
         held = block(16, shared=True)
@@ -272,6 +280,7 @@ def test_shared_pages_are_counted_apart(meter):
     assert len(held) == 16 * MIB
 
 
+@alone
 def test_a_phase_that_raises_is_measured_too(meter):
     with pytest.raises(ValueError, match="on purpose"), meter.phase("raises"):
         block(16)
@@ -280,6 +289,7 @@ def test_a_phase_that_raises_is_measured_too(meter):
     assert meter.current is None
 
 
+@alone
 def test_a_watcher_is_told_of_every_boundary_with_the_peaks_so_far(meter):
     seen = []
     meter.on_change = lambda meter: seen.append((meter.current, meter.peak_bytes))
@@ -292,6 +302,7 @@ def test_a_watcher_is_told_of_every_boundary_with_the_peaks_so_far(meter):
     assert all(near(peak, 16) for _, peak in seen[1:])
 
 
+@alone
 def test_settling_says_when_the_resident_set_does_not_stand_still():
     stop, held = threading.Event(), []
 

@@ -15,8 +15,6 @@ from harness.machine import orphans
 from harness.records import Record, store
 from harness.verdicts import judge
 
-pytestmark = pytest.mark.alone
-
 PARENT = """
 import os, subprocess, sys, time
 from harness.machine import orphans
@@ -72,6 +70,8 @@ print(sum(orphans.mark().encode() in each for each in words))
     assert done.stdout.strip() == "1"
 
 
+# A run in another process of the tests would sweep what is left here for this one to find.
+@pytest.mark.alone
 def test_a_sweep_ends_what_is_of_no_living_harness_and_nothing_else() -> None:
     def sleeper(mark: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(["sleep", "300"], env={**os.environ, orphans.VARIABLE: mark})
@@ -91,36 +91,38 @@ def test_a_sweep_ends_what_is_of_no_living_harness_and_nothing_else() -> None:
             process.wait()
 
 
-def test_pressing_ctrl_c_twice_ends_at_once_without_a_traceback(smallest: str, tmp_path: Path) -> None:
+def test_pressing_ctrl_c_twice_ends_at_once_without_a_traceback(smallest: str, tmp_path: Path, cache: Path) -> None:
     (tmp_path / "small.yaml").write_text(smallest + ROUNDS)
     listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = [sys.executable, "-c", f"{listening}; from harness.cli.commands import main; main()", "run", "small.yaml"]
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     for pause in (0.0, 0.02, 0.3):
         process = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
-        assert within(60, lambda: bool(carriers()))
+        assert within(60, lambda process=process: bool(carriers(process.pid)))
         process.send_signal(signal.SIGINT)
         time.sleep(pause)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=20)
         assert process.returncode == 130 and "Traceback" not in told, told
-        assert within(1.0, lambda: not carriers())
+        assert within(1.0, lambda process=process: not carriers(process.pid))
 
 
-def carriers() -> list[int]:
-    """Every process that some harness started, but for those of this very process."""
-    marks = {pid: orphans._mark_of(pid) for pid in orphans._processes()}
-    return [pid for pid, mark in marks.items() if mark and mark != orphans.mark() and not orphans._over(pid)]
+def carriers(harness: int) -> list[int]:
+    """Every process that the harness of this number started."""
+    marks = {pid: orphans._mark_of(pid) or "" for pid in orphans._processes()}
+    return [pid for pid, mark in marks.items() if mark.startswith(f"{harness}:") and not orphans._over(pid)]
 
 
-def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(smallest: str, tmp_path: Path) -> None:
+def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(
+    smallest: str, tmp_path: Path, cache: Path
+) -> None:
     (tmp_path / "small.yaml").write_text(smallest + ROUNDS)
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     command = [sys.executable, "-m", "harness", "run", "small.yaml", "--results"]
     chance = random.Random(7)
 
-    def killed_after(seconds: float, results: str) -> bool:
-        """Say whether the run was killed, and had not ended before."""
+    def killed_after(seconds: float, results: str) -> int | None:
+        """Give the number of the run that was killed; None where it had ended before."""
         process = subprocess.Popen(
             [*command, results], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -129,8 +131,8 @@ def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            return True
-        return False
+            return process.pid
+        return None
 
     def lines(results: str) -> tuple[list[Record], list[str]]:
         (file,) = (tmp_path / results).rglob("*.jsonl")  # one run, however often it is continued
@@ -148,9 +150,13 @@ def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(
     kills, runs, moments = 0, 0, []
     while kills < KILLS:
         results, before, now = f"killed-{runs}", 0, 0
-        while now < RESUMES and kills < KILLS and killed_after(moment := chance.uniform(0.05, 6.0), results):
+        while (
+            now < RESUMES and kills < KILLS and (killed := killed_after(moment := chance.uniform(0.05, 6.0), results))
+        ):
             kills, now, moments = kills + 1, now + 1, [*moments, moment]
-            assert within(1.0, lambda: not carriers()), f"kill {kills}: somebody outlived the harness"
+            assert within(1.0, lambda killed=killed: not carriers(killed)), (
+                f"kill {kills}: somebody outlived the harness"
+            )
             assert kept(results) >= before, "a finished case was lost"
             before = kept(results)
         subprocess.run([*command, results], cwd=tmp_path, env=env, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""What operators take on this machine: timed once, stored, and only while nothing else runs."""
+"""What a machine does in a second, and what operators take on it: measured once, and read from then on."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,50 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness import Place
 from harness.backends.torch_calls import text_of
-from harness.contract.place import Place
 from harness.machine import interference, throughput
 from harness.records.roofline import Operations, Rates
+from harness.worker import throughput as measuring
 
-PLACE = Place("torch", "cpu")
+TORCH = Place("torch", "cpu")
 RATES = Rates(bandwidth=1e9, flops={"float32": 1e9})
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_every_dtype_has_a_rate(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(backend)
+    monkeypatch.setattr(measuring, "SIDE", {"cpu": 32})
+    monkeypatch.setattr(measuring, "LENGTH", {"cpu": 1 << 10})
+    rates = measuring.measured(Place(backend, "cpu"))
+    assert rates["flops"].keys() == set(measuring.DTYPES)
+    assert min(rates["bandwidth"], *rates["flops"].values()) > 0
+
+
+def test_rates_are_measured_once_and_anew_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def answer(module: str, *words: str, env: dict[str, str]) -> dict[str, float]:
+        asked.append((module, *words))
+        return {"bandwidth": float(len(asked))}
+
+    monkeypatch.setattr(throughput, "answer_of", answer)
+    found = [throughput.of_place(TORCH, tmp_path, anew=anew) for anew in (False, False, True, False)]
+    assert found == [{"bandwidth": rate} for rate in (1.0, 1.0, 2.0, 2.0)]
+    assert asked == [("harness.worker.throughput", "torch", "cpu")] * 2
+
+
+def test_what_cannot_be_measured_or_read_is_no_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    def fails(*words: str, env: dict[str, str]) -> None:
+        raise throughput.AnswerError("it ended")
+
+    monkeypatch.setattr(throughput, "answer_of", fails)
+    (tmp_path / f"rates-{throughput.facts.name()}.json").write_text("[]")
+    assert throughput.of_place(TORCH, tmp_path) is None
+    assert throughput.of_place(Place("torch", "cuda"), tmp_path) is None
 
 
 def product(side: int) -> Operations:
@@ -28,32 +65,32 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quiet")
 def test_a_call_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = product(64), product(512)
-    timed = throughput.with_calls(RATES, PLACE, [small, large], tmp_path).calls
+    timed = throughput.with_calls(RATES, TORCH, [small, large], tmp_path).calls
     assert set(timed) == {small.call, large.call} and all(0 < seconds < 1 for seconds in timed.values())
     monkeypatch.setattr(throughput, "answer_of", lambda *words, **options: pytest.fail("it was timed again"))
-    assert throughput.with_calls(RATES, PLACE, [large], tmp_path).calls == {large.call: timed[large.call]}
-    assert throughput.with_calls(RATES, PLACE, [Operations("float32", 1e9, 10)], tmp_path).calls == {}
+    assert throughput.with_calls(RATES, TORCH, [large], tmp_path).calls == {large.call: timed[large.call]}
+    assert throughput.with_calls(RATES, TORCH, [Operations("float32", 1e9, 10)], tmp_path).calls == {}
 
 
 @pytest.mark.usefixtures("quiet")
 def test_what_cannot_be_made_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Operations("float32", 10.0, 10, json.dumps(["aten.nothing.default", [], {"options": {}}]))
-    assert throughput.with_calls(RATES, PLACE, [wrong], tmp_path).calls == {}
+    assert throughput.with_calls(RATES, TORCH, [wrong], tmp_path).calls == {}
     monkeypatch.setattr(throughput, "answer_of", lambda *words, **options: pytest.fail("it was tried again"))
-    assert throughput.with_calls(RATES, PLACE, [wrong], tmp_path).calls == {}
+    assert throughput.with_calls(RATES, TORCH, [wrong], tmp_path).calls == {}
 
 
 @pytest.mark.usefixtures("quiet")
 def test_a_call_that_takes_long_or_moves_much_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "answer_of", lambda *words, **options: pytest.fail("it was timed"))
     long, much = product(8)._replace(flops=1e13), product(8)._replace(moved=1 << 50)
-    assert throughput.with_calls(RATES, PLACE, [long], tmp_path).calls == {}
-    assert throughput.with_calls(RATES, PLACE, [much], tmp_path).calls == {}
+    assert throughput.with_calls(RATES, TORCH, [long], tmp_path).calls == {}
+    assert throughput.with_calls(RATES, TORCH, [much], tmp_path).calls == {}
 
 
 def test_what_was_timed_beside_something_else_is_neither_used_nor_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interference, "disturbances", lambda before, after: ("crowded",))
-    assert throughput.with_calls(RATES, PLACE, [product(64)], tmp_path).calls == {}
+    assert throughput.with_calls(RATES, TORCH, [product(64)], tmp_path).calls == {}
     assert not list(tmp_path.iterdir())

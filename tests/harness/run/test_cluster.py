@@ -26,7 +26,6 @@ from harness.run.schedule import Known, Schedule
 from harness.suite import reader
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
-pytestmark = pytest.mark.alone
 
 SUITE = """
 title: As small as it gets
@@ -40,13 +39,15 @@ rounds: 1
 warmup: 1
 steps: 3
 """
+WITH_CUDA = SUITE.replace("[torch/cpu]", "[torch/cpu, torch/cuda]")
 GROUPS, CASES = 2, 4
-# Takes the place of every measurement, within the worker of its case, so that a case takes no second. Each process of
-# the cluster passes for a machine of its own.
+# Takes the place of every measurement, so that a case takes no second. Memory is made up within a worker of its case,
+# forked where a test asks for it, all else within the process that would start a worker. Each process of the cluster
+# can pass for a machine of its own.
 PLUGIN = '''
 """Figures that are made up; a case can be held, and can kill the process that started its worker."""
 
-import json, os, signal, time
+import json, os, signal, sys, time
 from pathlib import Path
 
 from harness import hookimpl
@@ -62,22 +63,46 @@ MADE = {
 }
 
 
-@hookimpl(tryfirst=True)
-def harness_measure(task):
+def made_up(task, parent):
     began, case = time.monotonic(), task.case
     if task.kind == "reference":
         Path(task.reference).mkdir()
     if task.kind == "memory" and case.strategies and case.shape["tokens"] == 96:
         if (HERE / "fatal").exists():
-            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(parent, signal.SIGKILL)
             time.sleep(60)
         while (HERE / "hold").exists():
-            (HERE / "held").write_text(json.dumps([os.getpid(), os.getppid()]))
+            (HERE / "held").write_text(json.dumps([os.getpid(), parent]))
             time.sleep(0.05)
     with open(HERE / "spans", "a") as spans:
-        spans.write(json.dumps([os.getppid(), began, time.monotonic()]) + "\\n")
-    name = {"name": f"machine-{os.getppid()}"} if (HERE / "many").exists() else {}
-    return Record(**MADE.get(task.kind, {}), origin=Origin(machine=name))
+        spans.write(json.dumps([parent, began, time.monotonic()]) + "\\n")
+    name = {"name": f"machine-{parent}"} if (HERE / "many").exists() else {}
+    return Record(**MADE.get(task.kind, {}), origin=Origin(machine=name, worker_seconds=0.1))
+
+
+@hookimpl(tryfirst=True)
+def harness_measure(task):
+    return made_up(task, os.getppid())
+
+
+def instead_of_workers():
+    from harness.run import runner, template
+
+    begin = getattr(runner.run, "real", runner.run)  # this file is loaded for each comparison
+
+    def run(task, threads, deadline, watch):
+        if task.kind == "memory":
+            return begin(task, threads, deadline, watch)
+        watch("made up")
+        return [made_up(task.model_copy(update={"cases": (case,)}), os.getpid()) for case in task.cases]
+
+    run.real, runner.run = begin, run
+    if not (HERE / "forked").exists():
+        template.ready = lambda *rest: "without a framework a worker starts at once"
+
+
+if "harness.worker.process" not in sys.modules:
+    instead_of_workers()
 '''
 LISTENING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 # A shell starts what it puts in the background with SIGINT ignored, and children inherit that.
@@ -221,23 +246,16 @@ def test_a_cluster_gives_what_a_run_here_gives(place: Place, plain: str) -> None
     for name in set.union(*machines.values()):
         assert f"\n\nMeasured on {name}.\n\n" in done.stdout
     assert "mixed" not in done.stdout
-
-
-def test_groups_on_one_machine_take_turns(place: Place) -> None:
-    done = place.run("--cluster", "local:2")
-    assert done.returncode == 0, done.stderr
     spans = [json.loads(line) for line in (place.folder / "spans").read_text().splitlines()]
-    own = Counter(pid for pid, *_ in spans)
-    assert len(own) == 2, "both processes had a group"
+    assert len({pid for pid, *_ in spans}) == 2
     by_start = sorted(spans, key=lambda span: span[1])
     changes = sum(one[0] != other[0] for one, other in pairwise(by_start))
-    assert changes == 1, "one measured while the other did"
-    assert "Measured on" not in done.stdout, "there is one machine"
+    assert changes == 1, "one measured while the other did: they share this machine, whatever they say"
 
 
 def test_a_worker_that_is_killed_loses_nothing_and_leaves_nobody(place: Place, plain: str) -> None:
-    (place.folder / "hold").touch()
-    (place.folder / "many").touch()
+    for each in ("hold", "many", "forked"):
+        (place.folder / each).touch()
     with place.start("--cluster", "local:2") as process:
         worker, dask = place.held()
         before = place.records()
@@ -292,6 +310,7 @@ def test_ctrl_c_keeps_what_came_and_the_same_command_resumes(place: Place, plain
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stderr.startswith("resuming: ")
     assert told(resumed.stdout) == told(plain)
+    assert "Measured on" not in resumed.stdout, "there is one machine"
     after = place.records()
     counts = Counter(record.slot for record in after if record.case and record.case.shape["tokens"] == 64)
     own = [count for slot, count in counts.items() if slot and slot.kind in ("predict", "memory")]
@@ -305,6 +324,8 @@ def test_ctrl_c_keeps_what_came_and_the_same_command_resumes(place: Place, plain
 @pytest.mark.parametrize("endings", [[signal.SIGINT] * 3, [signal.SIGTERM], [signal.SIGKILL]], ids=str)
 def test_however_a_run_ends_its_cluster_ends_with_it(place: Place, endings: list[signal.Signals]) -> None:
     (place.folder / "hold").touch()
+    if signal.SIGKILL in endings:  # nobody is left to end the templates of the workers
+        (place.folder / "forked").touch()
     with place.start("--cluster", "local:2") as process:
         place.held()
         before = place.records()
@@ -343,18 +364,21 @@ def cluster(place: Place, *options: str, workers: int = 1, path: str = "") -> It
     env = {**place.env, "PYTHONPATH": os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH", "")]))}
     started = [["distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]]
     started += [["distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard", *options]] * workers
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", *words, "--scheduler-file", str(file)],
-            cwd=place.folder,
-            env=env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for words in started
-    ]
+    log = place.folder / "cluster.log"
+    with open(log, "w") as told:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", *words, "--scheduler-file", str(file)],
+                cwd=place.folder,
+                env=env,
+                stdout=subprocess.DEVNULL,
+                stderr=told,
+            )
+            for words in started
+        ]
     try:
         assert within(60, lambda: file.exists() and file.read_text().endswith("}"))
+        assert within(60, lambda: log.read_text().count(" Registered to:") == workers), log.read_text()
         yield json.loads(file.read_text())["address"]
     finally:
         for process in reversed(processes):
@@ -396,18 +420,14 @@ def test_what_is_no_cluster_is_refused_in_a_sentence(place: Place) -> None:
     assert place.records() == []
 
 
-def test_a_place_on_a_gpu_wants_a_worker_that_offers_one(place: Place) -> None:
-    (place.folder / "small.yaml").write_text(SUITE.replace("[torch/cpu]", "[torch/cpu, torch/cuda]"))
-    with cluster(place) as address:
-        refused = sentence(place.run("--cluster", address))
-    (place.folder / "scheduler.json").unlink(missing_ok=True)
+def test_a_place_on_a_gpu_goes_to_a_worker_that_offers_one(place: Place) -> None:
+    (place.folder / "small.yaml").write_text(WITH_CUDA)
     with cluster(place, "--resources", "gpu=1") as address:
         done = place.run("--cluster", address)
     assert done.returncode == 0, done.stderr
     assert "resuming" not in done.stderr
     if backends.absent("torch", "cuda") is not None:
         assert done.stdout.count("Untested: ") == 2, "the worker says what it lacks"
-    assert "offers the resource gpu for the place torch/cuda" in refused and "--resources gpu=1" in refused
 
 
 def test_a_scheduler_that_is_lost_is_a_sentence_and_loses_nothing(place: Place) -> None:
@@ -429,7 +449,7 @@ def scheduler_of(place: Place) -> int:
     return found
 
 
-def test_a_worker_with_other_versions_is_refused(place: Place) -> None:
+def test_a_worker_with_other_versions_or_without_the_gpu_is_refused(place: Place) -> None:
     other = place.folder / "other"
     other.mkdir()
     (other / "sitecustomize.py").write_text(
@@ -439,7 +459,10 @@ def test_a_worker_with_other_versions_is_refused(place: Place) -> None:
     )
     with cluster(place, path=str(other)) as address:
         refused = sentence(place.run("--cluster", address))
+        (place.folder / "small.yaml").write_text(WITH_CUDA)
+        lacks = sentence(place.run("--cluster", address))
     assert "has other code (torch is 0.1 there and " in refused and "install the same versions" in refused
+    assert "offers the resource gpu for the place torch/cuda" in lacks and "--resources gpu=1" in lacks
 
 
 def test_without_the_package_the_sentence_names_it(tmp_path: Path) -> None:

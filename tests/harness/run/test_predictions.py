@@ -10,7 +10,6 @@ from harness.contract import plugins
 from harness.records import Applied, Case
 from harness.run import predictions, template
 
-pytestmark = pytest.mark.alone
 LOADED = plugins.load()
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "batch": 1}
 

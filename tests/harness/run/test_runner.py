@@ -17,8 +17,6 @@ from harness.machine import environment
 from harness.records import Applied, Case, Task
 from harness.run import runner, template
 
-pytestmark = pytest.mark.alone
-
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 128, "batch": 1, "tokens": 33}
 LOGITS_MIB = 64
 LARGE = {**SHAPE, "vocabulary": 1 << 14, "tokens": 1024}

@@ -13,7 +13,8 @@ from harness.machine import memory, orphans
 from harness.records import Case, Task
 from harness.run import runner, template
 
-pytestmark = pytest.mark.alone
+alone = pytest.mark.alone
+"""For what needs all cores: beside others, a process of the tests has one."""
 
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 128, "batch": 1, "tokens": 33}
 MIB = 1 << 20
@@ -122,6 +123,7 @@ def test_no_more_than_a_handful_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(template.processes()) == 1 and first not in template.processes()
 
 
+@alone
 def test_forked_workers_draw_anew_and_have_their_own_threads(tmp_path) -> None:
     (tmp_path / "drawing.py").write_text(
         "import os, threading\nimport numpy as np\nfrom harness import hookimpl\n"
@@ -143,6 +145,7 @@ def test_forked_workers_draw_anew_and_have_their_own_threads(tmp_path) -> None:
     assert found["forked"] == found["fresh"]
 
 
+@alone
 @pytest.mark.parametrize("place", ["torch/cpu", "jax/cpu"])
 def test_the_peak_of_a_forked_worker_is_that_of_a_fresh_one(place: str) -> None:
     peaks = {}

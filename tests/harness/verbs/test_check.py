@@ -130,8 +130,7 @@ def check(*names: str, **environment: str) -> "subprocess.CompletedProcess[str]"
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=500)
 
 
-@pytest.mark.alone
-def test_the_example_is_installed_found_and_keeps_its_contract(tmp_path: Path) -> None:
+def test_the_example_is_installed_found_and_keeps_its_contract(tmp_path: Path, made_up: Path) -> None:
     """The package as a third party would have it: built, installed, known by its entry points alone."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-build-isolation", "--target", str(tmp_path / "site"), str(EXAMPLE)]
@@ -149,13 +148,13 @@ def test_the_example_is_installed_found_and_keeps_its_contract(tmp_path: Path) -
         "shape: {preset: tiny, vocabulary: 256}\nstrategies: [checkpoint_mix]\nrounds: 0\n"
     )
     command = [sys.executable, "-m", "harness", "run", str(suite), "--results", str(tmp_path / "results")]
+    command += ["--plugin", str(made_up)]  # instruments see it as any other measurement
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     ran = subprocess.run(command, capture_output=True, text=True, env=env)
     assert "| `checkpoint_mix`" in ran.stdout, ran.stderr
     assert "minor faults" in ran.stdout, "what the instrument counted is shown"
 
 
-@pytest.mark.alone
 def test_instruments_are_held_to_what_they_add_and_cost(tmp_path: Path) -> None:
     (tmp_path / "heavy.py").write_text(
         "from harness import hookimpl\nkept = []\n"

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,10 +36,10 @@ steps: 3
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let all commands share what they know of this machine: its rates are measured once."""
+def one_cache(tmp_path_factory: pytest.TempPathFactory, rates_in: Callable[[Path], Path]) -> Iterator[None]:
+    """Let all commands share what they know, and rates of this machine that are made up."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(rates_in(tmp_path_factory.mktemp("cache"))))
         yield
 
 

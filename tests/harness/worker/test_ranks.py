@@ -20,7 +20,6 @@ from harness.verdicts import claims, judge
 from harness.worker import ranks
 
 pytest.importorskip("torch", reason="the ranks are torch's")
-alone = pytest.mark.alone
 
 PLUGIN = '''
 """Strategies of which one rank of two dies, in the second step."""
@@ -113,7 +112,6 @@ def workers():
     return [pid for pid in started - template.processes() if not orphans._over(pid)]
 
 
-@alone
 def test_ranks_leave_one_record_of_all_of_them():
     plain, divided = run("memory"), run("memory", "fsdp")
     assert (plain.status, divided.status) == ("ok", "ok")
@@ -129,14 +127,12 @@ def test_ranks_leave_one_record_of_all_of_them():
     )
 
 
-@alone
 def test_ranks_are_timed_together_and_a_pilot_ends_on_all_of_them():
     timed = run("time", "ddp", steps=5, warmup=1)
     assert timed.status == "ok" and len(timed.times.step_seconds) == 5
     assert run("pilot", "ddp").status == "ok"
 
 
-@alone
 @pytest.mark.parametrize(
     ("fault", "status", "told"),
     [
@@ -157,7 +153,6 @@ def test_a_rank_that_dies_ends_the_case_with_its_evidence(fault, status, told, t
     assert not workers()
 
 
-@alone
 def test_a_rank_that_hangs_and_does_not_listen_ends_at_the_deadline(tmp_path: Path):
     plugin = tmp_path / "dying.py"
     plugin.write_text(PLUGIN)
@@ -167,8 +162,7 @@ def test_a_rank_that_hangs_and_does_not_listen_ends_at_the_deadline(tmp_path: Pa
     assert not workers()
 
 
-@alone
-def test_no_rank_outlives_the_harness(tmp_path: Path):
+def test_no_rank_outlives_the_harness(tmp_path: Path, cache: Path):
     plugin = tmp_path / "dying.py"
     plugin.write_text(PLUGIN)
     (tmp_path / "ranks.yaml").write_text(
@@ -177,7 +171,7 @@ def test_no_rank_outlives_the_harness(tmp_path: Path):
         "strategies: [rank_hang]\nrounds: 0\n"
     )
     command = [sys.executable, "-m", "harness", "run", "ranks.yaml", "--plugin", str(plugin)]
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     process = subprocess.Popen(
         command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -280,7 +274,6 @@ def test_a_case_on_ranks_is_compared_to_one_process():
     assert kept.case == case("fsdp") and kept.memory.ranks[0].peak_bytes == 1
 
 
-@alone
 def test_a_prediction_is_that_of_each_rank():
     cases = (case(), case("fsdp"), case("fsdp", count=4), case("ring_attention"))
     task = Task(kind="predict", cases=cases, run_id="test", parent=os.getpid(), folder="", steps=2)

@@ -22,7 +22,8 @@ from harness.run import runner
 from harness.run.pacing import pace
 from harness.worker import memory, timing
 
-pytestmark = pytest.mark.alone
+alone = pytest.mark.alone
+"""For what measures time."""
 
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 128, "batch": 1, "tokens": 33}
 LONG = {"layers": 2, "width": 256, "heads": 4, "vocabulary": 8192, "batch": 1, "tokens": 512}
@@ -75,6 +76,7 @@ def thawed():
     gc.enable()
 
 
+@alone
 @pytest.mark.parametrize("waits", [True, False])
 def test_steps_that_were_not_waited_for_are_an_error_never_a_time(thawed, loaded, waits):
     backend = backends.load("jax")
@@ -103,6 +105,7 @@ def slow_at_first(tmp_path_factory):
     return pilot, pacing, timed
 
 
+@alone
 def test_the_pilot_keeps_every_step_and_the_slow_first_one_lies_before_the_warm_up_ends(slow_at_first):
     pilot, pacing, _ = slow_at_first
     assert len(pilot.times.step_seconds) == timing.PILOT_STEPS
@@ -110,6 +113,7 @@ def test_the_pilot_keeps_every_step_and_the_slow_first_one_lies_before_the_warm_
     assert pacing.warmup >= 1
 
 
+@alone
 def test_the_slow_first_step_is_in_no_sample(slow_at_first):
     _, pacing, timed = slow_at_first
     assert timed.times.first_step_seconds >= SLOW_SECONDS
@@ -117,6 +121,7 @@ def test_the_slow_first_step_is_in_no_sample(slow_at_first):
     assert timed.times.warmup_steps == pacing.warmup
 
 
+@alone
 def test_every_timed_step_is_kept_raw(slow_at_first):
     _, pacing, timed = slow_at_first
     assert len(timed.times.step_seconds) == pacing.steps >= 10
@@ -125,6 +130,7 @@ def test_every_timed_step_is_kept_raw(slow_at_first):
     assert sum(timed.times.step_seconds) + timed.times.first_step_seconds < timed.origin.worker_seconds
 
 
+@alone
 def test_a_time_worker_runs_unmetered_with_its_own_allocator(slow_at_first):
     _, _, timed = slow_at_first
     assert timed.times.regime == "native"
@@ -152,6 +158,7 @@ def observed(parts, strategy, folder):
     return metered(counted(parts, strategy, Counter()), meter), meter
 
 
+@alone
 def test_a_phase_boundary_costs_less_than_a_millisecond(tmp_path):
     tell = memory._phase_file(tmp_path)
     meter = PhaseMeter(lambda meter: tell(meter.current, meter.peak_bytes, meter.base.rss))
@@ -164,6 +171,7 @@ def test_a_phase_boundary_costs_less_than_a_millisecond(tmp_path):
     assert median(seconds) < 1e-3
 
 
+@alone
 @pytest.mark.slow
 def test_all_meters_together_cost_at_most_one_percent_of_a_step_of_200_milliseconds(tmp_path, loaded):
     """Bare and observed steps of one process take turns; CPU time leaves out what the neighbours do."""

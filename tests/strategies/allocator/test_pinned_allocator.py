@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import pytest
-
 from harness import plugins
 from harness.machine.environment import PINS
 from harness.records import Applied, Case, store
@@ -31,12 +29,11 @@ def test_the_variables_are_those_of_the_memory_workers() -> None:
     assert not set(strategy.environment) & set(os.environ)
 
 
-@pytest.mark.alone
-def test_the_timed_process_has_them(tmp_path: Path) -> None:
+def test_the_timed_process_has_them(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "small.yaml").write_text(SUITE)
     loaded = plugins.load()
     plan = reader.read(tmp_path / "small.yaml", loaded)
-    options = session.Options(tmp_path / "results", cache=tmp_path / "cache")
+    options = session.Options(tmp_path / "results", cache=cache / "harness")
     records, _ = store.read(session.run(plan, loaded, options, session.Progress()))
     times = {r.case.label: r.times for r in records if r.case and r.slot and r.slot.kind == "time" and r.status == "ok"}
     memory = {r.case.label: r.memory for r in records if r.case and r.slot and r.slot.kind == "memory"}

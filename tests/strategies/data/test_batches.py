@@ -19,6 +19,9 @@ from harness import Extent, Parts, Place, Source, Windows
 from harness.contract import plugins
 from harness.workloads.data import rows
 
+alone = pytest.mark.alone
+"""For what measures time."""
+
 STRATEGIES = plugins.load().strategies
 SAME = {
     "preallocated_batches": {},
@@ -355,7 +358,7 @@ class Slow:
         return took
 
 
-@pytest.mark.alone
+@alone
 def test_a_thread_overlaps_with_the_consumer():
     slow = Slow()
     parts = with_strategies("prefetch_thread")
@@ -380,7 +383,7 @@ np.lib.stride_tricks.as_strided = lambda *given, **more: as_strided(*given, **mo
 """
 
 
-@pytest.mark.alone
+@alone
 @pytest.mark.parametrize("name", PROCESSES)
 def test_workers_overlap_with_the_consumer(name, tmp_path, monkeypatch):
     """Workers are told to gather slowly by what every interpreter loads when it starts."""

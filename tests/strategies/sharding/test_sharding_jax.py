@@ -119,7 +119,6 @@ def test_ranks_share_what_their_process_holds():
     assert shared(whole, 1) is whole
 
 
-@pytest.mark.alone
 def test_a_share_is_measured_as_predicted():
     from harness.records import Applied, Case, Task
     from harness.run import runner
