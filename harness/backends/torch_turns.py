@@ -24,7 +24,10 @@ class Turns:
         changed = self._live.changes[changes:]
         if sum(changed):
             return None
-        return changed, self._work.operations[operations:], self._live.supposed - supposed
+        work = [
+            each._replace(call="") for each in self._work.operations[operations:]
+        ]  # a turn's number is in its calls
+        return changed, work, self._live.supposed - supposed
 
     def again(self, mark: tuple[int, int, int], times: int) -> None:
         """Count the work from there on so many more times."""

@@ -73,13 +73,13 @@ def _all() -> None:
 
 
 def run_app() -> object:
-    """Run the command; a signal that came while a lock was taken, and ended as an error of the lock, is one again."""
+    """Run the command; a signal that ended as an error of what it came in (a lock, a serializer) is one again."""
     try:
         return app(standalone_mode=False)
-    except RuntimeError as error:
+    except Exception as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, KeyboardInterrupt | SystemExit):
-            cause = cause.__context__
+            cause = cause.__cause__ or cause.__context__
         raise (cause or error) from None
 
 

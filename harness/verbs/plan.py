@@ -180,7 +180,7 @@ def remedies(
         for name in SHRINKABLE
         if isinstance(leanest.case.shape.get(name), int) and leanest.case.shape[name] > 1
     }
-    predicted = of_cases(list(halved.values()), plan, plugins, names, machine)
+    predicted = of_cases(list(halved.values()), plan, plugins, names, replace(machine, cache=None))
     remedies = [
         Remedy(f"{name} {row.case.shape[name]:,}", row.peak_bytes, bool(row.fits))
         for name, row in zip(halved, predicted, strict=True)

@@ -16,7 +16,7 @@ from harness import backends
 from harness.backends.torch_calls import ready
 from harness.contract.place import Place
 
-TURNS, ENOUGH = 3, 0.03
+TURNS, ENOUGH = 3, 0.01
 """Turns of a call at least, and the seconds that are spent on more of them."""
 
 

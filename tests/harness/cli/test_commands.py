@@ -363,12 +363,13 @@ def test_an_interruption_ends_with_130_and_keeps_what_was_measured(runs: Runs) -
 
 
 @pytest.mark.parametrize(("signalled", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
-def test_a_signal_that_comes_while_a_lock_is_taken_ends_the_run_as_any_other(signalled, code, monkeypatch, capsys):
+@pytest.mark.parametrize("where", [RuntimeError("release unlocked lock"), ValueError("Error calling function `str`")])
+def test_a_signal_that_ends_as_an_error_of_what_it_came_in_ends_the_run(where, signalled, code, monkeypatch, capsys):
     def app(standalone_mode: bool) -> None:
         try:
             raise signalled
-        finally:
-            raise RuntimeError("release unlocked lock")
+        except BaseException as error:
+            raise where from error
 
     kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     monkeypatch.setattr(commands, "app", app)

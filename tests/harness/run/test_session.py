@@ -55,7 +55,6 @@ def measuring(smallest, tmp_path, monkeypatch):
     """Return a function that goes on with a run: the same records, another run."""
     path = tmp_path / "mine.yaml"
     monkeypatch.setattr(session.interference, "disturbances", lambda before, after: ())
-    monkeypatch.setattr(session.throughput, "of_place", lambda place, cache: None)
     monkeypatch.setattr(
         session.predictions,
         "of_cases",

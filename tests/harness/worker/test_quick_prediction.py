@@ -95,8 +95,7 @@ from dataclasses import replace
 
 import torch
 
-from harness import Strategy, hookimpl
-from harness.contract.toolkit.turns import alike
+from harness import Strategy, alike, hookimpl
 
 
 def on_torch(parts):
