@@ -83,13 +83,15 @@ class Estimate(NamedTuple):
 def estimate(work: Iterable[Operations], rates: Rates) -> Estimate | None:
     """Estimate the time of a step: the sum of its calls, those that were not timed by the roofline.
 
-    None without work, or where the rate of a dtype is not known.
+    A call takes no less than its roofline: alone it may find in the cache what a step fetches from memory. None without
+    work, or where the rate of a dtype is not known.
     """
     total = timed = 0.0
     for each in work:
+        bound = roofline(each, rates)
         if each.call in rates.calls:
-            timed += each.times * rates.calls[each.call]
-        elif (bound := roofline(each, rates)) is None:
+            timed += max(each.times * rates.calls[each.call], bound or 0.0)
+        elif bound is None:
             return None
         else:
             total += bound

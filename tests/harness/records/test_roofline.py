@@ -134,8 +134,10 @@ def test_the_slower_of_two_rates_binds():
 
 def test_a_call_that_was_timed_takes_its_own_time():
     rates = Rates(bandwidth=100.0, flops={"float32": 1000.0}, calls={"a": 0.25})
-    timed, other = Operations("float32", 5000.0, 100, "a", 3), Operations("float32", 250.0, 10, "b")
+    timed, other = Operations("float32", 500.0, 10, "a", 3), Operations("float32", 250.0, 10, "b")
     assert estimate([timed, other], rates) == (1.0, 0.75)
+    warm = timed._replace(moved=150)  # alone it found in the cache what a step fetches from memory
+    assert estimate([warm, other], rates) == (1.75, 1.5 / 1.75)
 
 
 @pytest.mark.parametrize(
