@@ -56,9 +56,8 @@ def main() -> int:
                 kind = f"{row.case.place}, {'timed' if min(row.timed, baseline.timed) >= 0.9 else 'by rates'}"
                 pairs.setdefault(kind, []).append((math.log(expected), math.log(speed.ratio)))
                 if options.all:
-                    print(
-                        f"{suite.stem} {row.case.place} {row.case.label}: {expected:.2f} x expected, {speed.ratio:.2f} x measured"
-                    )
+                    ratios = f"{expected:.2f} x expected, {speed.ratio:.2f} x measured"
+                    print(f"{suite.stem} {row.case.place} {row.case.label}: {ratios}")
     report(pairs)
     return 0
 
