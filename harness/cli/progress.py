@@ -79,6 +79,7 @@ class Watcher(session.Progress):
 
     def left(self, slots: Sequence[Slot]) -> None:
         self.open = dict.fromkeys(slots)  # rows whose time was decided are not timed on
+        self.round = 0
         self.pace.last = time.monotonic()
         self._show()
 

@@ -196,6 +196,8 @@ class Session:
         for case in comparison.cases:
             self.numerics(case)
             self.memory(case)
+            if case.is_baseline:  # one that cannot run takes all rounds but the first along
+                self.progress.left(self.schedule.due(self.latest))
         self.repeat_near_bounds(comparison)
         self.time(comparison)
 

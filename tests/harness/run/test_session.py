@@ -218,3 +218,23 @@ def test_pace_comes_from_the_suite_or_from_one_pilot_that_is_remembered(measurin
     going_on.latest[slot] = session.Known("error")
     session.runner.run = lambda *rest: [Record(status="error")]
     assert going_on.pacing(case).flags == UNKNOWN.flags
+
+
+def test_what_is_left_counts_one_round_where_the_baseline_cannot_run(measuring):
+    class OutOfMemory(Workers):
+        def __call__(self, task, *rest):
+            (record,) = super().__call__(task, *rest)
+            return [Record(status="oom_budget")] if task.kind == "memory" and task.case.is_baseline else [record]
+
+    class Heard(Progress):
+        def __init__(self):
+            self.rounds = []
+
+        def left(self, slots):
+            self.rounds.append({slot.round for slot in slots if slot.kind == "time"})
+
+    going_on = measuring(OutOfMemory())
+    object.__setattr__(going_on, "progress", heard := Heard())
+    going_on.measure()
+    assert heard.rounds == [{0}, set()], "once the baseline was tried, and at the end of the group"
+    assert {round for rounds in rounds_by_row(measuring.records).values() for round in rounds} == {0}
