@@ -23,18 +23,20 @@ LONGEST, LARGEST = 2.0, 1 / 8
 def of_place(place: Place, cache: Path, anew: bool = False) -> dict[str, Any] | None:
     """Return the measured rates of a place as plain figures, from the cache if they are there; None without the place.
 
-    Measuring takes a few seconds; nothing else should run meanwhile.
+    Measuring takes a few seconds; figures of a time when something else ran are not stored.
     """
     if backends.absent(place.backend, place.device) is not None:
         return None
     path = cache / f"rates-{facts.name()}.json"
     rates = _read(path)
     if anew or _key(place) not in rates:
+        before = interference.snapshot()
         measured_rates = measured(place)
         if measured_rates is None:
             return None
         rates[_key(place)] = measured_rates
-        _write(path, rates)
+        if not interference.disturbances(before, interference.snapshot()):
+            _write(path, rates)
     return rates[_key(place)]
 
 

@@ -83,15 +83,14 @@ class Estimate(NamedTuple):
 def estimate(work: Iterable[Operations], rates: Rates) -> Estimate | None:
     """Estimate the time of a step: the sum of its calls, those that were not timed by the roofline.
 
-    A call takes no less than its roofline: alone it may find in the cache what a step fetches from memory. None without
-    work, or where the rate of a dtype is not known.
+    A call takes no less than to read and write its bytes: alone it may find in the cache what a step fetches. None
+    without work, or where the rate of a dtype is not known.
     """
     total = timed = 0.0
     for each in work:
-        bound = roofline(each, rates)
         if each.call in rates.calls:
-            timed += max(each.times * rates.calls[each.call], bound or 0.0)
-        elif bound is None:
+            timed += max(each.times * rates.calls[each.call], each.moved / rates.bandwidth)
+        elif (bound := roofline(each, rates)) is None:
             return None
         else:
             total += bound

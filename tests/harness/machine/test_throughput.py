@@ -26,6 +26,7 @@ def test_every_dtype_has_a_rate(backend: str, monkeypatch: pytest.MonkeyPatch) -
     assert min(rates["bandwidth"], *rates["flops"].values()) > 0
 
 
+@pytest.mark.usefixtures("quiet")
 def test_rates_are_measured_once_and_anew_where_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,9 +89,9 @@ def test_a_call_that_takes_long_or_moves_much_is_left_out(tmp_path: Path, monkey
     assert throughput.with_calls(RATES, TORCH, [much], tmp_path).calls == {}
 
 
-def test_what_was_timed_beside_something_else_is_neither_used_nor_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_timed_beside_something_else_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interference, "disturbances", lambda before, after: ("crowded",))
     assert throughput.with_calls(RATES, TORCH, [product(64)], tmp_path).calls == {}
+    monkeypatch.setattr(throughput, "measured", lambda place: {"bandwidth": 1.0, "flops": {}})
+    assert throughput.of_place(TORCH, tmp_path) == {"bandwidth": 1.0, "flops": {}}
     assert not list(tmp_path.iterdir())
