@@ -16,8 +16,9 @@ from harness.records import Record, store
 from harness.verdicts import judge
 
 PARENT = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
 from harness.machine import orphans
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who starts the tests may ignore it
 orphans.start()
 child = subprocess.Popen(["sleep", "300"], env={**os.environ, orphans.VARIABLE: orphans.mark()}, start_new_session=True)
 print(child.pid, flush=True)
