@@ -40,8 +40,8 @@ def warm(place: Place) -> None:
     """Multiply once at the library's full block size, so that its packing buffers lie in the base.
 
     They are kept for the life of the process, and a product that needs larger ones takes new ones beside them: in an
-    order that grows, 33 MiB on two threads. After 1024 x 384 with 384 x 8192, the least that takes the largest, they
-    grow by less than 1 MiB more. Products in bfloat16 keep something else, see `torch_memory.KERNEL`.
+    order that grows, 33 MiB on two threads. After 1024 x 384 with 384 x 8192, the least of those tried that takes the
+    largest, they grow by less than 1 MiB more. Products in bfloat16 keep something else, see `torch_memory.KERNEL`.
     """
     left, right = torch.ones(1024, 384, device=place.device), torch.ones(384, 8192, device=place.device)
     left @ right

@@ -157,7 +157,7 @@ def outcome_of(func: Any, args: Any, kwargs: Any, result: Any, work: tuple[Opera
     if sequence not in (None, list, tuple):
         return None
     try:
-        outputs = tuple(_described_output(each, args, kwargs) for each in (result if sequence else (result,)))
+        outputs = tuple(_described_output(each, args, kwargs) for each in _flat(result))
     except Undescribed:
         return None
     fresh = [each.untyped_storage()._cdata for each, out in zip(_flat(result), outputs, strict=True) if _is_fresh(out)]

@@ -58,8 +58,8 @@ def _summary(place: str) -> str:
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    found = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
-    return (ast.get_docstring(found) or "").partition("\n")[0]
+    command = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+    return (ast.get_docstring(command) or "").partition("\n")[0]
 
 
 app = typer.Typer(

@@ -85,8 +85,8 @@ def aa_noise(plugins: Plugins, rounds: int = ROUNDS) -> Noise | None:
                 within.append(_spread(record.times.step_seconds))
     judged = pooled(times)
     speed = max(judged.speeds.values(), key=lambda speed: abs(math.log(speed.ratio)))
-    levels = [median(_relative(each)[at] for each in times.values()) for at in times["baseline"]]
-    drift = _spread(levels)
+    relative = [_relative(each) for each in times.values()]
+    drift = _spread([median(each[at] for each in relative if at in each) for at in times["baseline"]])
     return Noise(rounds, speed.ratio, speed.low, speed.high, speed.word, judged.scatter, drift, median(within))
 
 
