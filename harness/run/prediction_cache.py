@@ -20,8 +20,9 @@ ROOMS = ("backends", "contract", "workloads", "worker/prediction.py", "worker/ta
 
 def key(case: Case, plugins: Plugins, versions: Mapping[str, str], *rest: object) -> str:
     """Return the name under which the prediction of a case is kept."""
-    modules = {plugins.strategies[applied.name].on[case.place.backend].__module__ for applied in case.strategies}
-    modules.add(plugins.workloads[case.workload].on[case.place.backend].__module__)
+    plugged = [plugins.workloads[case.workload], *(plugins.strategies[applied.name] for applied in case.strategies)]
+    forms = [each.on.get(case.place.backend) for each in plugged]  # none where there is no form for this backend
+    modules = {form.__module__ for form in forms if form is not None}
     code = [_harness(), *(_code(name) for name in sorted(modules))]
     text = json.dumps([case.digest(), code, dict(versions), *map(str, rest)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

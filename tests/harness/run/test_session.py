@@ -249,3 +249,11 @@ def test_what_is_left_counts_one_round_where_the_baseline_cannot_run(measuring):
     going_on.measure()
     assert heard.rounds == [{0}, set()], "once the baseline was tried, and at the end of the group"
     assert {round for rounds in rounds_by_row(measuring.records).values() for round in rounds} == {0}
+
+
+def test_a_row_without_a_form_for_its_backend_takes_the_run_no_further_than_its_own_row(measuring):
+    workers = Workers()
+    measuring(workers, "rounds: 4", "jax_vmap, checkpoint").measure()
+    measured = {record.slot.kind for record in measuring.records if record.slot is not None}
+    assert {"numerics", "memory", "time"} <= measured
+    assert "checkpoint" in workers.timed
