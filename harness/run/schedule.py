@@ -181,7 +181,7 @@ class Schedule:
 
     def _cannot_run(self, case: str, latest: Latest) -> bool:
         memory = latest.get(Slot(case=case, kind="memory"))
-        return memory is not None and self._is_done(memory) and memory.status != "ok"
+        return memory is not None and memory.status != "ok"
 
     def _is_done(self, record: Known | None) -> bool:
         return is_done(record) or (self.elsewhere and record is not None and record.status in REFUSED)

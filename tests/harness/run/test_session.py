@@ -251,9 +251,9 @@ def test_what_is_left_counts_one_round_where_the_baseline_cannot_run(measuring):
     assert {round for rounds in rounds_by_row(measuring.records).values() for round in rounds} == {0}
 
 
-def test_a_row_without_a_form_for_its_backend_takes_the_run_no_further_than_its_own_row(measuring):
-    workers = Workers()
-    measuring(workers, "rounds: 4", "jax_vmap, checkpoint").measure()
-    measured = {record.slot.kind for record in measuring.records if record.slot is not None}
-    assert {"numerics", "memory", "time"} <= measured
-    assert "checkpoint" in workers.timed
+def test_a_row_that_cannot_run_here_leaves_the_others_all_their_rounds(measuring):
+    workers = Workers(scatter=0.2)
+    measuring(workers, "rounds: 6", "jax_vmap, checkpoint, chunked_loss, fused_loss").measure()
+    timed = rounds_by_row(measuring.records)
+    assert "jax_vmap" not in timed
+    assert timed["baseline"] == [0, 1, 2, 3, 4, 5]
