@@ -20,8 +20,9 @@ ROOMS = ("backends", "contract", "workloads", "worker/prediction.py", "worker/ta
 
 def key(case: Case, plugins: Plugins, versions: Mapping[str, str], *rest: object) -> str:
     """Return the name under which the prediction of a case is kept."""
-    plugged = [plugins.workloads[case.workload], *(plugins.strategies[applied.name] for applied in case.strategies)]
-    forms = [each.on.get(case.place.backend) for each in plugged]  # none where there is no form for this backend
+    backend = case.place.backend
+    forms = [plugins.workloads[case.workload].on.get(backend)]  # none where there is no form for this backend
+    forms += [plugins.strategies[applied.name].on.get(backend) for applied in case.strategies]
     modules = {form.__module__ for form in forms if form is not None}
     code = [_harness(), *(_code(name) for name in sorted(modules))]
     text = json.dumps([case.digest(), code, dict(versions), *map(str, rest)], sort_keys=True)

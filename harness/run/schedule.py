@@ -28,7 +28,7 @@ REFUSED = ("unsupported", "skipped_guard")
 class Known(NamedTuple):
     """What a run must remember of a record that it has written: a night of them would fill the memory.
 
-    `step_seconds` are the steps of a pilot, `seconds` the median step of a time measurement, `worker_seconds` the life
+    `step_seconds` are the steps of a pilot, `seconds` the step time of a time measurement, `worker_seconds` the life
     of its process; `need_bytes` is what was predicted, `peak_bytes` what was measured.
     """
 

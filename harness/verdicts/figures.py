@@ -11,7 +11,7 @@ from harness.verdicts import dunnett
 from harness.verdicts.comparisons import estimate_of
 from harness.verdicts.expressions import PREDICTED, Figure, Open, Unknown, exact
 from harness.verdicts.judge import Comparison, Row
-from harness.verdicts.observed import possible, step_time
+from harness.verdicts.observed import of_steps, possible, step_time
 from harness.verdicts.pooled import BASELINES, SHORTEST_SECONDS, Pooled, pooled
 
 USUAL_RESIDUALS = (-0.12, 0.12)
@@ -70,13 +70,17 @@ def _predicted(row: Row, phase: str | None) -> Figure:
 
 
 def pooled_times(table: Comparison, field: str = "step_seconds") -> tuple[dict[str, dict[Any, float]], Pooled]:
-    """Return the median of each process of a comparison, by row, round and block, and what they say together."""
+    """Return a time of each process of a comparison, by row, round and block, and what they say together.
+
+    Of steps it is the step time, of anything else the median.
+    """
+    statistic = of_steps if field == "step_seconds" else median
     times: dict[str, dict[Any, float]] = {}
     for row in table.rows:
         for record in row.records:
             values = getattr(record.times, field)
             if record.slot and record.slot.kind == "time" and step_time(record) is not None and values:
-                seconds = max(median(values), SHORTEST_SECONDS)  # a batch that is there already takes no time
+                seconds = max(statistic(values), SHORTEST_SECONDS)  # a batch that is there already takes no time
                 if possible(seconds):
                     times.setdefault(row.label, {})[record.slot.round, record.slot.block] = seconds
     return times, pooled(times)

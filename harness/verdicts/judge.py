@@ -236,7 +236,7 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
 
 
 def _step_seconds(observed: Observed, baseline: Observed | None, speed: Speed | None) -> float | None:
-    """Return the baseline's median step times the row's ratio; without a baseline the row's own median."""
+    """Return the baseline's median step time times the row's ratio; without a baseline the row's own median."""
     reference = baseline if speed is not None and baseline is not None and baseline.seconds else observed
     if not reference.seconds:
         return None

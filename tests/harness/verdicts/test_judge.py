@@ -63,7 +63,7 @@ def member(
             Record(
                 slot=Slot(case=key, kind="time", round=number),
                 **common,
-                times=Times(step_seconds=(median, 2 * median, 0.1)),
+                times=Times(step_seconds=(1.1 * median, 9 * median, 0.9 * median)),
             )
             for number, median in enumerate(seconds)
         ),
