@@ -68,6 +68,12 @@ class Backend(Protocol):
     def peak(self, place: Place) -> dict[str, int]:
         """Read the peak since then in bytes above the base, by meter; {} on the CPU."""
 
+    def held(self, place: Place) -> int | None:
+        """Read the bytes that the device holds now, above its base; None on the CPU."""
+
+    def tracing(self) -> bool:
+        """Return whether a compiler is looking at the code that runs."""
+
     def peaks(self, place: Place) -> list[int]:
         """Read the peak of each device of this process, in bytes above its base; [] on the CPU."""
 

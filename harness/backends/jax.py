@@ -188,6 +188,17 @@ def peak(place: Place) -> dict[str, int]:
     return {"allocated": max(of_devices)} if of_devices else {}
 
 
+def held(place: Place) -> int | None:
+    """Read the bytes that the largest device holds now, above its base; None on the CPU."""
+    in_use = [stats.get("bytes_in_use", 0) - _base.get(at, 0) for at, stats in enumerate(_stats(place))]
+    return max(in_use, default=None)
+
+
+def tracing() -> bool:
+    """Return True: all of a step is traced before it runs."""
+    return True
+
+
 def peaks(place: Place) -> list[int]:
     """Read the peak of each device so far, in bytes above its base; none on the CPU."""
     counters = enumerate(_stats(place))

@@ -139,6 +139,16 @@ def peak(place: Place) -> dict[str, int]:
     }
 
 
+def held(place: Place) -> int | None:
+    """Read the bytes that the device's allocator holds now, above the base; None on the CPU."""
+    return torch.cuda.memory_allocated() - _base.get("allocated", 0) if place.device == "cuda" else None
+
+
+def tracing() -> bool:
+    """Return whether torch's compiler is looking at the code that runs."""
+    return bool(torch.compiler.is_compiling())
+
+
 def peaks(place: Place) -> list[int]:
     """Read the allocator's peak of the one device that this process uses; none on the CPU."""
     return [peak(place)["allocated"]] if place.device == "cuda" else []

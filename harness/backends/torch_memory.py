@@ -7,9 +7,10 @@ asks for the value of a number (is all of it finite? which step is this?) it get
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from torch.utils._pytree import tree_leaves
 from harness.backends.torch_flops import Work
 from harness.backends.torch_operators import Operators
 from harness.backends.torch_turns import Turns
+from harness.contract import kinds
 from harness.contract.instruments import metered
 from harness.contract.loop import training
-from harness.contract.parts import Parts
+from harness.contract.parts import ABSENT, Parts
+from harness.contract.stages import Profile
 from harness.contract.toolkit.turns import recorded
 from harness.records.roofline import Forecast
 
@@ -43,6 +46,8 @@ An empirical figure: the resident memory grows by 0.5 to 0.6 MiB at the first ca
 """
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm}
 DEVICE = torch.ops.prim.device.default
+MADE_IN = {"batches": "batch", "forward": "activations", "loss": "logits"}
+"""The kind of what a phase makes, where nothing names it."""
 SUPPOSED = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.int64: 1}
 """What a step gets where it asks for a number that a fake tensor does not have."""
 
@@ -58,7 +63,10 @@ class LiveStorage(TorchDispatchMode):
         self.peaks: dict[str, int] = {}
         self.supposed = 0
         self.changes: list[int] = []
-        self._known: dict[int, weakref.ref[Any]] = {}
+        self.born: list[str] = []
+        self.kinds: dict[int, str] = {}
+        self._log: list[tuple[int, int]] = []
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._kernels: set[Any] = set()
 
     def enter(self, name: str | None) -> None:
@@ -107,9 +115,12 @@ class LiveStorage(TorchDispatchMode):
         if key in self._known:
             return
         size = -(-(storage.nbytes() + hidden) // self.block) * self.block
-        self._known[key] = weakref.ref(storage, lambda _: self._forget(key, size))
+        number = len(self.born)
+        self.born.append(self.current or "")
+        self._known[key] = weakref.ref(storage, lambda _: self._forget(key, size, number)), number
         self.live += size
         self.changes.append(size)
+        self._log.append((number, size))
         self._raise_peak()
 
     def _keep_kernel(self, func: Any, args: Any) -> None:
@@ -119,10 +130,29 @@ class LiveStorage(TorchDispatchMode):
             self._kernels.add(key)
             self.live += KERNEL
 
-    def _forget(self, key: int, size: int) -> None:
+    def _forget(self, key: int, size: int, number: int) -> None:
         self._known.pop(key, None)
         self.live -= size
         self.changes.append(-size)
+        self._log.append((number, -size))
+
+    def name(self, members: Mapping[str, list[Any]]) -> None:
+        """Say of which kind the storages of these tensors are."""
+        for kind, tensors in members.items():
+            for tensor in tensors:
+                known = self._known.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
+                if known is not None:
+                    self.kinds[known[1]] = kind
+
+    def most(self) -> dict[str, int]:
+        """Return the most bytes that each kind took at any time; what was not named is of the phase that made it."""
+        now: dict[str, int] = {}
+        most: dict[str, int] = {}
+        for number, size in self._log:
+            kind = self.kinds.get(number) or MADE_IN.get(self.born[number].rpartition("/")[2], "workspace")
+            now[kind] = now.get(kind, 0) + size
+            most[kind] = max(most.get(kind, 0), now[kind])
+        return {kind: most[kind] for kind in kinds.KINDS if kind in most}
 
 
 def run(
@@ -139,7 +169,8 @@ def run(
         LiveStorage(source_bytes, block, Operators(fake, work)) as live,
         recorded(Turns(live, work)),
     ):
-        parts = metered(build(), live)
+        profile = Profile(lambda: live.live, partial(_most_of_loss, live), torch.compiler.is_compiling)
+        parts = metered(profile.of(_named(build(), live)), live)
         device = parts.place.device
 
         def batches(parts: Parts, windows: Any) -> Iterator[tuple[Any, Any]]:
@@ -147,9 +178,33 @@ def run(
                 yield tuple(_ids(size, dtype, device) for size, dtype in batch)  # type: ignore[misc]
 
         without_data = replace(parts, source=_no_data, windows=_no_data, batches=batches)
-        for _ in zip(range(steps), training(without_data, _step(without_data), live.phase), strict=False):
+        loop = training(without_data, _step(without_data), live.phase, partial(_name_state, live))
+        for _ in zip(range(steps), loop, strict=False):
             last = work.taken()
-        return Forecast(dict(live.peaks), last, live.supposed)
+        return Forecast(dict(live.peaks), last, live.supposed, profile.stages, live.most())
+
+
+def _most_of_loss(live: LiveStorage) -> int:
+    """Return the peak since the loss of the first step began."""
+    return max(live.peaks.get(f"first_step/{name}", 0) for name in ("loss", "backward"))
+
+
+def _name_state(live: LiveStorage, outputs: Any) -> None:
+    """Name what the state keeps, at the end of `init` and of each step."""
+    live.name(kinds.of_state(outputs[0] if isinstance(outputs, tuple) else outputs))
+
+
+def _named(parts: Parts, live: LiveStorage) -> Parts:
+    """Name the gradients that reach the update."""
+    inner = parts.update
+    if inner is ABSENT:
+        return parts
+
+    def update(parts: Parts, state: Any, grads: Any) -> Any:
+        live.name({"gradients": kinds.arrays(grads)})
+        return inner(parts, state, grads)
+
+    return replace(parts, update=update)
 
 
 def _no_data(*_: Any) -> Any:

@@ -13,14 +13,17 @@ from harness.contract import plugins
 from harness.report.fit import text
 from harness.run import session
 from harness.suite.units import size
-from harness.verbs.fit import Search, run
+from harness.verbs.fit import Search, of_this_machine, run
 from harness.verbs.plan import Machine, this_machine
 
 
 def command(
     path: SuiteArgument,
     over: Annotated[str, typer.Option(help="The size to make as large as it goes: tokens, batch, ...")],
-    budget: Annotated[list[str], typer.Option(help="What a case may take: 8GiB. May be given several times.")],
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="What a case may take: 8GiB; several times if wanted. By default the memory there is."),
+    ] = None,
     predict_only: PredictOnlyOption = False,
     results: ResultsOption = Path("results"),
     place: PlaceOption = None,
@@ -38,6 +41,7 @@ def command(
     cache = session.cache_folder()
     machine = Machine() if predict_only else replace(this_machine(plan.places, cache), cache=None)  # rates will do
     search = Search(plan, loaded, names, over, cache, note, machine)
-    file, rows = run(search, [size(each) for each in budget], results, predict_only)
+    budgets = [size(each) for each in budget or ()] or [of_this_machine(plan.places)]
+    file, rows = run(search, budgets, results, predict_only)
     out.print(text(rows), end="")
     note(f"records: {file}")

@@ -29,9 +29,9 @@ def machine_of(plan: Plan, memory: str | None, gpu_memory: str | None) -> Machin
     )
 
 
-def results_of(paths: list[Path], loaded: Plugins) -> list[Results]:
-    """Read the newest results below each path, and warn of lines that are no records."""
+def results_of(paths: list[Path], loaded: Plugins, suites: Path | None = None) -> list[Results]:
+    """Read the newest results below each path, with the claims of `suites`, and warn of lines that are no records."""
     files = [file for path in paths for file in store.newest(path)]
     if not files:
         raise store.StoreError(f"there are no results in '{paths[0]}': run a suite first")
-    return read(files, lambda problem: note(f"warning: {problem}"), loaded.aliases)
+    return read(files, lambda problem: note(f"warning: {problem}"), loaded.aliases, suites)

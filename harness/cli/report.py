@@ -36,6 +36,9 @@ def command(
 ) -> None:
     """Print the tables of results; of a folder, the newest file of each suite and machine.
 
+    With --documents the claims are those of the suites beside that file, as they stand now; else those that a run was
+    made for.
+
     With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`, and
     the answers to --documents between those of `documents`. The first mark may choose tables and rows of a suite:
     `generated: SUITE place=torch/cpu tokens=1024 rows=baseline|checkpoint`. As csv and json there is one row or object
@@ -43,7 +46,8 @@ def command(
     """
     said = documents.read(sentences) if sentences is not None else None
     loaded = plugins.load(tuple(plugin or ()))
-    whole = Report(tuple(results_of(paths, loaded)), loaded, said)
+    suites = sentences.parent if sentences is not None else None
+    whole = Report(tuple(results_of(paths, loaded, suites)), loaded, said)
     if pictures is not None:
         for picture in whole.pictures(pictures, only or ""):
             note(f"picture: {picture}")

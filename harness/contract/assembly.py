@@ -71,7 +71,7 @@ def probe_of(plugins: Plugins, case: Case) -> Case:
     """Reduce a case to the one at which its answer is compared; cases that differ in size alone share it."""
     workload = plugins.workloads[case.workload]
     shape = workload.probe(shape_of(plugins, case))
-    return with_probe_knobs(plugins, case).model_copy(
+    return with_probe_knobs(plugins, case, shape).model_copy(
         update={
             "shape": shape.model_dump(),
             "corpus": "drawn",
@@ -81,10 +81,11 @@ def probe_of(plugins: Plugins, case: Case) -> Case:
     )
 
 
-def with_probe_knobs(plugins: Plugins, case: Case) -> Case:
+def with_probe_knobs(plugins: Plugins, case: Case, small: Any) -> Case:
     """Set the knobs that count rows to what suits a small shape, so that there too a chunk is not the whole."""
+    shape = shape_of(plugins, case)
     strategies = (
-        applied.model_copy(update={"knobs": {**applied.knobs, **plugins.strategies[applied.name].probe}})
+        applied.model_copy(update={"knobs": plugins.strategies[applied.name].probed(applied.knobs, shape, small)})
         for applied in case.strategies
     )
     return case.model_copy(update={"strategies": tuple(strategies)})

@@ -30,7 +30,9 @@ class Strategy:
     parts. `needs` are importable packages. `excludes` maps a place where the strategy cannot work, or would change
     nothing, to the reason (`"jax/cpu": "..."`). `ranks` declares that the strategy divides the run among the ranks of a
     case: the suite sets their number. `probe` sets knobs for the small shape at which answers are compared, so that
-    a chunk is smaller than the whole there too. `aliases` are former names, which older suites and results use.
+    a chunk is smaller than the whole there too. `scaled` has functions of a knob's value, the shape and the small one,
+    for knobs that decide by size what a row does: there it is to do the same. `aliases` are former names, which older
+    suites and results use.
     `environment` are variables of the process that trains, for strategies that are none of the parts: of memory and
     time workers, where they are set before the interpreter starts.
 
@@ -50,11 +52,18 @@ class Strategy:
     needs: tuple[str, ...] = ()
     excludes: Mapping[str, str] = field(default_factory=dict)
     probe: Mapping[str, Any] = field(default_factory=dict)
+    scaled: Mapping[str, Callable[[Any, Any, Any], Any]] = field(default_factory=dict)
     feeds: str = "same"
     data: str | None = None
     holds: Callable[..., Held] | None = None
     aliases: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    def probed(self, knobs: Mapping[str, Any], shape: Any, small: Any) -> dict[str, Any]:
+        """Return the knobs for a small shape that stands for another: those given, but for `scaled` and `probe`."""
+        given = {name: knob.default for name, knob in self.knobs.items()} | dict(knobs)
+        scaled = {name: function(given[name], shape, small) for name, function in self.scaled.items()}
+        return {**knobs, **scaled, **self.probe}
 
     @property
     def summary(self) -> str:

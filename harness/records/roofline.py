@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -20,15 +21,21 @@ class Operations(NamedTuple):
     times: int = 1
 
 
+NONE: Mapping[str, int] = MappingProxyType({})
+
+
 class Forecast(NamedTuple):
     """What a run on abstract arrays showed: the peak bytes of each phase, and the work of one steady step.
 
     `supposed` counts the numbers that the run asked for and that had to be made up: the path that it took is a guess.
+    `stages` are the bytes held after each stage of the first step, `kinds` the most that each kind takes at any time.
     """
 
     peaks: dict[str, int]
     work: tuple[Operations, ...]
     supposed: int = 0
+    stages: Mapping[str, int] = NONE
+    kinds: Mapping[str, int] = NONE
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from harness.records import Case, Record
 from harness.report.table import claimed
 from harness.report.text import escaped, row_name
 from harness.suite.units import shown
-from harness.verdicts.claims import answered
+from harness.verdicts.claims import Answer, answered
 from harness.verdicts.judge import searched
 
 LIMITS = ("strategy", "predicted", "passed", "failed", "of baseline", "runs")
@@ -47,8 +47,8 @@ def _where(case: Case) -> str:
     return f"{case.workload} on {case.place}" + (f", vocabulary {vocabulary:,}" if vocabulary else "")
 
 
-def text(records: Sequence[Record], level: str = "##") -> str:
-    """Write the limits as markdown, and below them the answers to the claims that the records begin with."""
+def text(records: Sequence[Record], level: str = "##", answers: Sequence[Answer] | None = None) -> str:
+    """Write the limits as markdown, then the answers; by default to the claims that the records begin with."""
     pieces = []
     for table in limits(records):
         cells = [(row_name(row[0]), *map(escaped, row[1:])) for row in table.rows]
@@ -57,7 +57,8 @@ def text(records: Sequence[Record], level: str = "##") -> str:
         pieces.append(tabulate(cells, LIMITS, tablefmt="pipe", colalign=aligned, disable_numparse=True))
         if table.reasons:
             pieces.append("\n".join(f"- {escaped(reason)}" for reason in table.reasons))
-    answers = answered(records, searched(records))
+    if answers is None:
+        answers = answered(records, searched(records))
     if answers:
         pieces += [f"{level} Claims", claimed(answers)]
     return "\n\n".join(pieces) + "\n"

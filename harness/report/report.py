@@ -99,5 +99,5 @@ class Report:
 
     def _tables(self, results: Results, headed: bool, title: str) -> str:
         if results.searched:
-            return fit.text(results.records, "##" if headed else "####")
+            return fit.text(results.records, "##" if headed else "####", results.answers)
         return table.of_results(results, self.plugins, headed, title)

@@ -5,18 +5,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from harness.records import Record, store
+from harness.records import Claim, Record, store
+from harness.suite.claims import claims_of
 from harness.verdicts import claims, judge
 from harness.verdicts.judge import Comparison
 
 
 @dataclass(frozen=True)
 class Results:
-    """The records of one file, under the name of their suite; `folder` is that of the suite among all results."""
+    """The records of one file, under the name of their suite; `folder` is that of the suite among all results.
+
+    `asked` are claims that are answered in the place of those that the run was made for.
+    """
 
     suite: str
     folder: str
     records: tuple[Record, ...]
+    asked: tuple[Claim, ...] | None = None
 
     @cached_property
     def searched(self) -> bool:
@@ -31,16 +36,34 @@ class Results:
     @cached_property
     def answers(self) -> list[claims.Answer]:
         """The answers to the claims of the run. Raises ClaimError for one that cannot be read."""
-        return claims.answered(self.records, self.tables)
+        if self.asked is None:
+            return claims.answered(self.records, self.tables)
+        return [claims.answer(claim, self.tables) for claim in self.asked]
 
 
-def read(files: Iterable[Path], warn: Callable[[str], None], aliases: Mapping[str, str] | None = None) -> list[Results]:
-    """Read results files, former names of strategies by `aliases`; `warn` is called for lines that are no records."""
+def read(
+    files: Iterable[Path],
+    warn: Callable[[str], None],
+    aliases: Mapping[str, str] | None = None,
+    suites: Path | None = None,
+) -> list[Results]:
+    """Read results files, former names of strategies by `aliases`; `warn` is called for lines that are no records.
+
+    With a folder of `suites` the claims that are answered are theirs as they stand now. Raises SuiteError for a suite
+    that cannot be read.
+    """
     results = []
     for file in files:
         records, problems = store.read(file, aliases)
         for problem in problems:
             warn(problem)
         name = next((record.origin.suite for record in records if record.origin.suite), file.stem)
-        results.append(Results(name, file.parent.parent.name, tuple(records)))
+        folder = file.parent.parent.name
+        results.append(Results(name, folder, tuple(records), _asked(suites, folder)))
     return results
+
+
+def _asked(suites: Path | None, folder: str) -> tuple[Claim, ...] | None:
+    """Return the claims of the suite that a folder of results was made from, if it is there."""
+    path = None if suites is None else suites / f"{folder.removesuffix('_fit')}.yaml"
+    return claims_of(path) if path is not None and path.is_file() else None

@@ -42,7 +42,7 @@ def write(folder: Path, name: str, record: Record) -> None:
     """Keep a prediction; a folder that cannot be written keeps nothing, and the next run predicts again."""
     if record.status != "ok" or record.prediction.predicted_peak_bytes is None:
         return
-    entry = Record(prediction=record.prediction, notes=record.notes, missing=record.missing)
+    entry = Record(prediction=record.prediction, notes=record.notes, extra=record.extra, missing=record.missing)
     path = folder / f"{name}.json"
     partial = path.with_suffix(f".{os.getpid()}")
     try:

@@ -82,6 +82,9 @@ def described(strategy: Strategy) -> Iterator[str]:
             yield f"`probe` sets '{name}', which is no knob"
         elif type(value) is not strategy.knobs[name].type:
             yield f"the probe value of '{name}' is no {strategy.knobs[name].type.__name__}"
+    for name in strategy.scaled:
+        if name not in strategy.knobs or name in strategy.probe:
+            yield f"`scaled` has '{name}', which is no knob, or which `probe` sets already"
     if unknown := [part for part in strategy.calls if part not in PART_NAMES]:
         yield f"`calls` names '{unknown[0]}', which is no part"
     if strategy.feeds not in FEEDS or strategy.data not in (None, "tokens", "frames"):

@@ -2,14 +2,17 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
+
 from harness.contract.assembly import shape_of
+from harness.contract.place import Place
 from harness.contract.plugins import Plugins
-from harness.machine import facts, orphans
+from harness.machine import environment, facts, orphans
 from harness.records import Case, Fit, Heading, Record, Task, store
 from harness.records.record import OUT_OF_MEMORY
 from harness.run import locks, prepare_data, runner, template
@@ -99,6 +102,18 @@ class Bracket:
             self.fits, self.seconds = (value, row.peak_bytes), row.seconds
         else:
             self.fails = (value, row.peak_bytes)
+
+
+def of_this_machine(places: Iterable[Place]) -> int:
+    """Return the bytes that a case may take here: of the GPU where all places are on one, else of the host.
+
+    Raises SuiteError where no GPU is seen.
+    """
+    if any(place.device == "cpu" for place in places):
+        return int(psutil.virtual_memory().total * facts.HOST_SHARE)
+    if (device := environment.gpu_bytes()) is None:
+        raise SuiteError("the memory of a GPU is not known, as this machine has none: give --budget")
+    return int(device * facts.DEVICE_SHARE)
 
 
 def grain(value: int) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 
 from harness.records import Claim, Record
 from harness.verdicts.expressions import (
+    COUNTED,
     OPERATIONS,
     TIMES,
     ClaimError,
@@ -199,7 +200,7 @@ class _Evaluation:
         value = FIGURES[name](row, own)
         if isinstance(value, Figure) and rests_on_prediction(name, row):
             self.predicted = True
-            return with_residuals(value, row, self.tables)
+            return value if name in COUNTED else with_residuals(value, row, self.tables)
         return value
 
     def number(self, node: ast.expr) -> Figure:

@@ -137,16 +137,23 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Figure, Figure], bool | None]] = {
 }
 
 
-TIMES = {"seconds": "step_seconds", "fetch_seconds": "fetch_seconds"}
+TIMES = {"seconds": "step_seconds", "fetch_seconds": "fetch_seconds", "prepare_seconds": "prepare_seconds"}
 
 
-PREDICTED = ("predicted", "foretold")
+PREDICTED = ("predicted", "predicted_stage", "predicted_kind", "foretold")
+COUNTED = ("predicted_stage", "predicted_kind", "noted")
+"""Figures that are exact where they are predicted: sums of the sizes of arrays, and choices."""
 
 
-MEASURED_MEMORY = ("peak", "held", "file_bytes", "anonymous_bytes", "all_ranks")
+MEASURED_MEMORY = ("peak", "held", "stage", "kind", "file_bytes", "anonymous_bytes", "all_ranks")
 
 
-NAMES = (*MEASURED_MEMORY, *PREDICTED, *TIMES, "floor", "parameters", "longest", "noted", "size", "answer", "verdict")
+NAMES = (
+    *MEASURED_MEMORY,
+    *PREDICTED,
+    *TIMES,
+    *("residual", "floor", "parameters", "longest", "noted", "size", "answer", "verdict"),
+)
 """What may be asked of a row."""
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import median, quantiles, stdev
 from typing import Any
 
-from harness.records import Record
+from harness.records import Prediction, Record
 from harness.verdicts import dunnett
 from harness.verdicts.comparisons import estimate_of
 from harness.verdicts.expressions import PREDICTED, Figure, Open, Unknown, exact
@@ -52,6 +52,14 @@ def _rung(row: Row) -> str:
     if row.answer is None:
         raise Unknown(f"{row.label} has no answer: {row.status}")
     return row.answer
+
+
+def _residual(row: Row) -> Figure:
+    """Return how far the measured peak lies from the predicted one, as a share of that."""
+    known = _known(row.residual_ratio, "measured peak beside a predicted one", row)
+    resolution = (row.records[0].memory.resolution_bytes or 0) if row.records else 0
+    doubt = resolution / row.predicted_bytes if row.predicted_bytes else 0.0
+    return Figure(known.value - doubt, known.value, known.value + doubt)
 
 
 def _all_ranks(row: Row) -> Figure:
@@ -132,8 +140,28 @@ def with_residuals(figure: Figure, row: Row, tables: Sequence[Comparison]) -> Fi
 
 
 def _noted(row: Row, name: str | None) -> Figure:
-    values = [record.extra[name] for record in row.records if name in record.extra]
+    """Return a number that the run wrote down, or where nothing ran its prediction."""
+    records = (*row.records, *([row.prediction] if row.prediction else []))
+    values = [record.extra[name] for record in records if name in record.extra]
     return _known(values[0] if values else None, f"figure '{name}'", row)
+
+
+def _part(row: Row, what: str, name: str | None) -> Figure:
+    """Return what was measured of one `stage` or `kind`, as far as the meter resolves it."""
+    if row.status != "ok" or not row.records:
+        raise Unknown(f"{row.label}: {row.status}" + (f" ({row.reasons[0]})" if row.reasons else ""))
+    memory = row.records[0].memory
+    known = _known({"stage": memory.stages, "kind": memory.kinds}[what].get(str(name)), f"{what} '{name}'", row, "B")
+    metered = what == "stage" or name in ("activations", "logits")  # the others are sizes of arrays
+    resolution = (memory.resolution_bytes or 0) if metered else 0
+    return Figure(max(0, known.value - resolution), known.value, known.value + resolution, "B")
+
+
+def _predicted_part(row: Row, what: str, name: str | None) -> Figure:
+    """Return what is predicted of one `stage` or `kind`."""
+    prediction = row.prediction.prediction if row.prediction else Prediction()
+    sizes = {"stage": prediction.predicted_stages, "kind": prediction.predicted_kinds}[what]
+    return _known(sizes.get(str(name)), f"predicted {what} '{name}'", row, "B")
 
 
 def _longest(row: Row, field: str) -> Figure:
@@ -149,7 +177,8 @@ def _longest(row: Row, field: str) -> Figure:
 def rests_on_prediction(name: str, row: Row) -> bool:
     """Check whether a figure was predicted and not measured."""
     limits = row.records[0].limits if row.records else None
-    return name in PREDICTED or (name == "longest" and limits is not None and not limits.runs)
+    supposed = name == "noted" and not row.records
+    return supposed or name in PREDICTED or (name == "longest" and limits is not None and not limits.runs)
 
 
 FIGURES: dict[str, Callable[[Row, dict[str, Any]], Figure | str]] = {
@@ -159,6 +188,11 @@ FIGURES: dict[str, Callable[[Row, dict[str, Any]], Figure | str]] = {
     "anonymous_bytes": lambda row, own: _memory(row, own.pop("phase", None), "anon_bytes"),
     "all_ranks": lambda row, own: _all_ranks(row),
     "predicted": lambda row, own: _predicted(row, own.pop("phase", None)),
+    "stage": lambda row, own: _part(row, "stage", own.pop("of", None)),
+    "kind": lambda row, own: _part(row, "kind", own.pop("of", None)),
+    "predicted_stage": lambda row, own: _predicted_part(row, "stage", own.pop("of", None)),
+    "predicted_kind": lambda row, own: _predicted_part(row, "kind", own.pop("of", None)),
+    "residual": lambda row, own: _residual(row),
     "floor": lambda row, own: _known(row.floor_bytes, "floor", row, "B"),
     "parameters": lambda row, own: _known(
         row.prediction.prediction.parameters if row.prediction else None, "count of parameters", row

@@ -34,7 +34,7 @@ WITHHELD = {
     "no_reset": "its peak could not be reset: run `harness doctor`",
     "native_regime": "its allocator was not pinned: measure memory on a system with glibc",
     "lower_bound": "its worker died before the peak was read: measure it again",
-    "child_processes": "its peak lacks what its child processes hold: weigh it by their bounds, noted here",
+    "child_processes": "what its child processes hold was not seen: measure it again",
 }
 """Flags of a memory measurement that withhold its verdict, and what to do about each."""
 
@@ -173,8 +173,16 @@ def _memory(observed: Observed, baseline: Observed | None, least: float) -> str 
     """Compare peaks; None where one of them is not known, or not to be believed."""
     if baseline is None or not _usable(observed, baseline) or _doubts(observed) or _doubts(baseline):
         return None
-    difference = (observed.peak or 0) - (baseline.peak or 0)
-    if abs(difference) <= max(observed.resolution, baseline.resolution, least):
+    margin = max(observed.resolution, baseline.resolution, least)
+    low, high = (_against(observed, baseline, margin, bound) for bound in (0, 1))
+    return low if low == high else None
+
+
+def _against(observed: Observed, baseline: Observed, margin: float, bound: int) -> str:
+    """Compare peaks by one bound of what child processes take, 0 the lower and 1 the upper."""
+    children = observed.children[bound] if observed.children else 0
+    difference = (observed.own_peak or 0) + children - (baseline.peak or 0)
+    if abs(difference) <= margin:
         return "same"
     return "less" if difference < 0 else "more"
 
@@ -182,6 +190,8 @@ def _memory(observed: Observed, baseline: Observed | None, least: float) -> str 
 def _doubts(observed: Observed) -> list[str]:
     """Return the flags of a row's memory that withhold its verdict."""
     flags = {flag for record in observed.memory for flag in record.flags}
+    if observed.children is not None:
+        flags.discard("child_processes")
     return [flag for flag in WITHHELD if flag in flags or (flag == "unstable" and _unstable(observed))]
 
 
@@ -198,7 +208,7 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
     speed = speeds.control if observed is control else speeds.speeds.get(case.label)
     memory = None if case.is_baseline else _memory(observed, baseline, least)
     answer, answer_reason, difference = _answer(observed, baseline)
-    ok = observed.status == "ok"
+    ok, own = observed.status == "ok", observed.own_peak
     other = baseline.peak if baseline is not None and baseline.status == "ok" else None
     first = observed.memory[0] if observed.memory else None
     growth = _growth(observed, baseline)
@@ -215,8 +225,8 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         native_ratio=native_ratio,
         predicted_bytes=predicted,
         predicted_phase=observed.predict.prediction.predicted_phase if observed.predict else None,
-        residual_bytes=peak - predicted if ok and peak and predicted else None,
-        residual_ratio=(peak - predicted) / predicted if ok and peak and predicted else None,
+        residual_bytes=own - predicted if ok and own and predicted else None,
+        residual_ratio=(own - predicted) / predicted if ok and own and predicted else None,
         floor_bytes=floor,
         floor_ratio=peak / floor if ok and peak and floor else None,
         step_seconds=_step_seconds(observed, baseline, speed),
@@ -227,7 +237,7 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         answer_reason=answer_reason,
         loss_difference=difference,
         verdict=verdict,
-        flags=(*_flags(observed, peak, predicted), *(("growing",) if growth else ())),
+        flags=(*_flags(observed, own, predicted), *(("growing",) if growth else ())),
         notes=(*_notes(observed, growth), *_native_note(ratio, native_ratio)),
         reasons=(*_reasons(observed), *(_remedies(observed, baseline) if verdict == "withheld" else ())),
         records=(*observed.memory, *observed.times.values(), *([observed.answer] if observed.answer else [])),
@@ -283,7 +293,7 @@ def _notes(observed: Observed, growth: float | None) -> tuple[str, ...]:
         notes.append(f"each of {observed.case.ranks} ranks holds {each}, together {together}")
     if record.child_peak_bound_bytes:
         low, high = (record.child_peak_bytes or 0) / MIB, record.child_peak_bound_bytes / MIB
-        notes.append(f"its child processes take {low:,.0f} to {high:,.0f} MiB more")
+        notes.append(f"its child processes take {low:,.0f} to {high:,.0f} MiB of it")
     if growth:
         notes.append(f"it grew by {growth / MIB:,.1f} MiB with each step")
     if observed.impossible:
@@ -317,6 +327,9 @@ def _answer(observed: Observed, baseline: Observed | None) -> tuple[str | None, 
     difference = max((abs(a - b) / abs(b) for a, b in zip(own.losses, other.losses, strict=False) if b), default=None)
     if own.feeds == "same" and own.batches_digest != other.batches_digest:
         return "invalid", "it trained on other batches than the baseline", difference
+    unchanged = observed.memory[0].notes.get("unchanged")
+    if unchanged is not None and own.losses == other.losses:
+        return "bit_exact", f"it left everything as it was: {unchanged}", difference
     exact = rung in ("bit_exact", "reassociated")
     if exact and own.feeds == "other":
         return "approximate", "it was fed other batches than the baseline", difference
@@ -417,6 +430,8 @@ def _remedies(observed: Observed, baseline: Observed | None) -> list[str]:
         return [f"no verdict: the baseline ended with {baseline.status}: mend that, and run the suite with --fresh"]
     remedies = [f"no verdict: {WITHHELD[flag]}" for flag in _doubts(observed)]
     remedies += [f"no verdict: of the baseline, {WITHHELD[flag]}" for flag in _doubts(baseline)]
+    if not remedies and observed.children is not None:
+        remedies.append("no verdict: whether it takes more hangs on what its child processes share, see their bounds")
     if not remedies and not _usable(observed, baseline):
         remedies.append("no verdict: a peak is missing: run `harness doctor`")
     if observed.answer is None:

@@ -1,5 +1,6 @@
 """What was measured of each case: its records by kind, and the cases that are compared."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -22,8 +23,14 @@ class Observed:
 
     @property
     def status(self) -> str:
-        """How its memory measurement ended; "open" without one."""
-        return next((record.status for record in self.memory if record.status != "ok"), "ok") if self.memory else "open"
+        """How its memory measurement ended; "open" without one. With its children above the budget it ran out of it."""
+        if not self.memory:
+            return "open"
+        status = next((record.status for record in self.memory if record.status != "ok"), "ok")
+        over = self.children is not None and (self.own_peak or 0) + self.children[0] > (
+            self.case.budget_bytes or math.inf
+        )
+        return "oom_budget" if status == "ok" and over else status
 
     @property
     def peaks(self) -> list[int]:
@@ -35,9 +42,26 @@ class Observed:
         return [peak for peak in peaks if peak is not None]
 
     @property
-    def peak(self) -> int | None:
-        """The largest of the repetitions in bytes."""
+    def own_peak(self) -> int | None:
+        """The largest of the repetitions in bytes, of the process alone."""
         return max(self.peaks, default=None)
+
+    @property
+    def peak(self) -> int | None:
+        """The largest of the repetitions in bytes, child processes included by their upper bound."""
+        return None if self.own_peak is None else self.own_peak + (self.children[1] if self.children else 0)
+
+    @property
+    def children(self) -> tuple[int, int] | None:
+        """What the child processes of a run took at least and at most, in bytes; None where it had none."""
+        if self.case.place.device != "cpu":
+            return None
+        bounds = [
+            (record.child_peak_bytes or 0, record.child_peak_bound_bytes)
+            for record in self.memory
+            if record.child_peak_bound_bytes
+        ]
+        return max(bounds, key=lambda each: each[1], default=None)
 
     @property
     def resolution(self) -> int:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +19,13 @@ from harness.contract.instruments import digested, metered
 from harness.contract.loop import Phase, training
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
+from harness.contract.stages import Profile
 from harness.machine import memory
 from harness.machine.environment import regime
 from harness.records import Memory, Record, Status, Task
 from harness.records import Phase as PhaseRecord
 from harness.worker import ranks, steadiness
+from harness.worker.contents import Contents
 from harness.worker.tasks import failure
 
 COMPARED = {"gather_parameters"}
@@ -47,6 +50,9 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     digests: list[str] = []
     parts = digested(assemble(plugins, task.case, corpus=task.corpus, calls=calls), digests)
     meter = memory.PhaseMeter(lambda meter: note_phase(meter.current, meter.peak_bytes, meter.base.rss))
+    held = partial(_held, backend, place, meter)
+    contents = Contents(backend, Profile(held, partial(_most_of_loss, backend, place, meter), backend.tracing))
+    parts = contents.watched(parts)
     if backend.EAGER:
         parts = metered(parts, meter)
     step, compiling = _compiled(parts, task, plugins, backend)
@@ -59,10 +65,14 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     if not meter.reset_works():
         reason = {"peak_host_bytes": "the kernel keeps the mark"}
         return Record(flags=(*flags, "no_reset"), missing=reason, memory=Memory(feeds=feeds, **compiling))
-    run = _trained(parts, step, task, backend, meter, cap)
+    run = _trained(parts, step, task, backend, meter, contents, cap)
     status, evidence = _ended(run, place, meter, calls)
-    figures = _figures(task, backend, meter, device).model_copy(
+    figures = _figures(task, backend, meter, device)
+    alone = ranks.in_process(task) == 1  # of several devices, arrays count as one
+    figures = figures.model_copy(
         update={
+            "stages": contents.profile.stages,
+            "kinds": contents.by_kind({phase.name: phase for phase in figures.phases}) if alone else {},
             "feeds": feeds,
             **compiling,
             "driver_device_bytes": run.driver.peak_bytes,
@@ -71,6 +81,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         }
     )
     notes, extra = _noted(parts, task, plugins) if status == "ok" else ({}, {})
+    extra = {**contents.counts, **extra}
     return Record(
         status=status,
         evidence=evidence,
@@ -80,6 +91,20 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         extra=extra,
         memory=figures,
     )
+
+
+def _held(backend: Any, place: Place, meter: memory.PhaseMeter) -> int:
+    """Count what is held now above the base: on the device, or on a CPU in the process."""
+    on_device: int | None = backend.held(place)
+    return memory.read().rss - meter.base.rss if on_device is None else on_device
+
+
+def _most_of_loss(backend: Any, place: Place, meter: memory.PhaseMeter) -> int:
+    """Return the peak since the loss of the first step began; on a device since the backward pass did."""
+    if place.device != "cpu":
+        return int(backend.peak(place)["allocated"])
+    loss = meter.phases.get("first_step/loss")
+    return max(memory.read().peak - meter.base.rss, loss.peak_bytes if loss else 0)
 
 
 class _Run(NamedTuple):
@@ -104,7 +129,9 @@ def _compiled(parts: Any, task: Task, plugins: Plugins, backend: Any) -> tuple[A
     return step, {"compile_peak_bytes": peak, "compile_seconds": time.monotonic() - started}
 
 
-def _trained(parts: Any, step: Any, task: Task, backend: Any, meter: memory.PhaseMeter, cap: int | None) -> _Run:
+def _trained(
+    parts: Any, step: Any, task: Task, backend: Any, meter: memory.PhaseMeter, contents: Contents, cap: int | None
+) -> _Run:
     """Train under the meters and the budget, which is that of each rank."""
     budget, place = task.case.budget_bytes, task.case.place
     bound = budget * ranks.in_process(task) if budget is not None and place.device == "cpu" else None
@@ -113,7 +140,7 @@ def _trained(parts: Any, step: Any, task: Task, backend: Any, meter: memory.Phas
     data_bytes = 0
     with nvml.sampled(place.device) as driver, memory.budget(bound) as limit:
         try:
-            loop = training(parts, step, _phases(meter, backend), backend.wait)
+            loop = training(parts, step, _phases(meter, backend), contents.finish)
             for loss, _ in islice(loop, task.steps):
                 losses.append(float(loss))
             loop.close()
@@ -207,10 +234,10 @@ def prime(task: Task, plugins: Plugins, backend: Any) -> None:
 
     Knobs are those of the probe: with its own, a strategy of large chunks would take the plain way there.
     """
-    case = with_probe_knobs(plugins, task.case)
+    tiny = plugins.workloads[task.case.workload].tiny(shape_of(plugins, task.case))
+    case = with_probe_knobs(plugins, task.case, tiny)
     backend.warm(case.place)
-    workload = plugins.workloads[case.workload]
-    parts = assemble(plugins, case, shape=workload.tiny(shape_of(plugins, case)))
+    parts = assemble(plugins, case, shape=tiny)
     loop = training(parts, backend.prepare(parts), finish=backend.wait)
     for loss, _ in islice(loop, 2):
         float(loss)

@@ -26,8 +26,11 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     place = case.place
     on_cpu = case.model_copy(update={"place": place._replace(device="cpu")})
 
+    built: list[Parts] = []
+
     def build() -> Parts:
-        return assemble(plugins, on_cpu, draw=lambda inner: backend.abstract_draw)
+        built.append(assemble(plugins, on_cpu, draw=lambda inner: backend.abstract_draw))
+        return built[-1]
 
     try:
         extent = workload.extent(shape, task.corpus, task.steps) if workload.extent is not None else None
@@ -50,8 +53,16 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         predicted_phase=top,
         predicted_phases=phases,
         predicted_work=work if case.ranks == 1 else (),  # what passes between ranks is not counted
+        predicted_stages=dict(forecast.stages),
+        predicted_kinds=dict(forecast.kinds),
     )
-    return Record(notes={"prediction": GUESSED} if forecast.supposed else {}, prediction=figures)
+    notes = {"prediction": GUESSED} if forecast.supposed else {}
+    return Record(notes=notes, extra=_numbers(built), prediction=figures)
+
+
+def _numbers(built: list[Parts]) -> dict[str, float]:
+    """Return the numbers that the parts wrote down while they were predicted: choices that they made."""
+    return {name: note for name, note in built[-1].notes.items() if isinstance(note, int | float)} if built else {}
 
 
 class Undeclared(Exception):

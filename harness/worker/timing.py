@@ -59,6 +59,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         first_step_seconds=first,
         step_seconds=tuple(steps),
         fetch_seconds=tuple(fetches.seconds[-len(steps) :] if steps else ()),
+        prepare_seconds=tuple(fetches.windows),
         warmup_steps=warmup,
         **usage,
     )
@@ -66,17 +67,19 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
 
 
 class _Fetches:
-    """Clock how long the loop waits for each batch."""
+    """Clock how long the loop waits for each batch, and how long the windows took to make."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.windows: list[float] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
-        if name == "batches":
-            self.seconds.append(time.perf_counter() - started)
+        if name in ("batches", "windows"):
+            clocked = self.seconds if name == "batches" else self.windows
+            clocked.append(time.perf_counter() - started)
 
 
 def _batch(plugins: Plugins, case: Any) -> Any:

@@ -83,6 +83,16 @@ def bytes_of(mebibytes: float) -> int:
     return int(mebibytes * 2**20)
 
 
+def share_of_activations(budget: float, shape: Any, small: Any) -> float:
+    """Return the same share of the activations of a smaller shape, by the hidden states of all layers."""
+    return budget * _hidden(small) / _hidden(shape)
+
+
+def _hidden(shape: Any) -> int:
+    tokens = getattr(shape, "tokens", getattr(shape, "window", 1))
+    return int(shape.layers * shape.batch * tokens * shape.width)
+
+
 def over_two(parts: Parts, costs_of: Callable[..., Costs], checkpointed: Any, budget: int) -> Parts:
     """Run the first layers of a stack in checkpointed segments and the last ones whole."""
     inner = parts.stack
@@ -182,6 +192,6 @@ def harness_strategies() -> list[Strategy]:
             rewrites=("stack",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
-            probe={"budget_mib": 0.0},
+            scaled={"budget_mib": share_of_activations},
         )
     ]

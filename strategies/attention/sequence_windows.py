@@ -47,6 +47,7 @@ def on_torch(parts: Parts, window: int = 4096, stride: int = 2048, merge: str = 
     def stack(parts: Parts, ps: Any, x_BTD: Any) -> Any:
         T = x_BTD.shape[1]
         if window >= T:
+            parts.notes["unchanged"] = f"{T:,} tokens fit one window of {window:,}"
             return inner(parts, ps, x_BTD)
         begins = starts(T, window, stride)
         # Between two borders the same windows cover all tokens. Adding into one long tensor would be quadratic: its
@@ -76,6 +77,7 @@ def on_jax(parts: Parts, window: int = 4096, stride: int = 2048, merge: str = "a
     def stack(parts: Parts, ps: Any, x_BTD: Any) -> Any:
         B, T, D = x_BTD.shape
         if window >= T:
+            parts.notes["unchanged"] = f"{T:,} tokens fit one window of {window:,}"
             return inner(parts, ps, x_BTD)
         begins = np.array(starts(T, window, stride))
         wide = jnp.promote_types(x_BTD.dtype, jnp.float32)

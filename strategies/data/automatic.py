@@ -1,9 +1,10 @@
-"""Read or map the rows, by their size and the available memory; pay nothing but the choice.
+"""Read or map the rows, and gather or copy the windows, by what there is of memory; pay nothing but the choice.
 
-Batches are gathered from the rows (`strided_view`). The rows are read where they take at most half of the available
-memory, and mapped where they take more (`mapped`). Windows are never copied up front: copies take `window / stride`
-times the rows, for a wait that was no shorter in torch and about two thirds as long in JAX. `available_gib` sets the
-available memory; 0 stands for that of this machine. The choice and its reason are noted.
+The rows are read where they take at most half of the available memory, and mapped where they take more (`mapped`).
+With `eager` "auto" every window is copied up front (`numpy_copy`) where rows and copies take at most half of it, and
+gathered when its batch is asked for (`strided_view`) where they take more; "always" and "never" leave no choice, and
+mapped rows are never copied by choice. `available_gib` sets the available memory; 0 stands for that of this machine.
+The choice and its reason are noted.
 """
 
 from dataclasses import replace
@@ -12,16 +13,18 @@ from typing import Any, NamedTuple
 
 from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 from strategies.data.rows import mapped
-from strategies.data.windows import strided_view
+from strategies.data.windows import numpy_copy, strided_view
 
 GIB = 1 << 30
-ROWS_SHARE = 0.5
+SHARE = 0.5
+EAGER = ("auto", "always", "never")
 
 
 class Choice(NamedTuple):
-    """Whether the rows are mapped, and the reason."""
+    """Whether the rows are mapped, whether all windows are copied, and the reason."""
 
     mapped: bool
+    eager: bool
     reason: str
 
 
@@ -32,19 +35,30 @@ def available_bytes(available_gib: float) -> int:
     return int(available_gib * GIB) or psutil.virtual_memory().available
 
 
-def choose(rows_bytes: int, eager_bytes: int, available: int) -> Choice:
+def choose(rows_bytes: int, copies_bytes: int, available: int, eager: str = "auto") -> Choice:
     """Choose by the bytes of the rows, of all windows as copies, and of the memory available."""
-    mapped = rows_bytes > ROWS_SHARE * available
-    place = "mapped rows" if mapped else "rows in memory"
-    reason = f"{place}, from which batches are gathered: they take {_mib(rows_bytes)} of {_mib(available)} available"
-    return Choice(mapped, f"{reason} (copies of all windows {_mib(eager_bytes)})")
+    on_disk = rows_bytes > SHARE * available
+    fits = not on_disk and rows_bytes + copies_bytes <= SHARE * available
+    copied = fits if eager == "auto" else eager == "always"
+    rows = "mapped rows" if on_disk else "rows in memory"
+    windows = "of which every window is copied" if copied else "from which batches are gathered"
+    told = "" if eager == "auto" else f" (eager: {eager})"
+    sizes = f"rows take {_mib(rows_bytes)} and copies {_mib(copies_bytes)} of {_mib(available)} available"
+    return Choice(on_disk, copied, f"{rows}, {windows}{told}: {sizes}")
 
 
 def _mib(size: int) -> str:
     return f"{size / (1 << 20):,.0f} MiB"
 
 
-def on_any(parts: Parts, available_gib: float = 0.0) -> Parts:
+def checked(eager: str) -> None:
+    """Raise ValueError for a word that says nothing."""
+    if eager not in EAGER:
+        raise ValueError(f"automatic: eager is one of {', '.join(EAGER)}, not '{eager}'")
+
+
+def on_any(parts: Parts, available_gib: float = 0.0, eager: str = "auto") -> Parts:
+    checked(eager)
     available = available_bytes(available_gib)
     plain = parts
 
@@ -54,22 +68,30 @@ def on_any(parts: Parts, available_gib: float = 0.0) -> Parts:
 
     def windows(parts: Parts, source: Source) -> Windows:
         rows_bytes = source.inputs.nbytes + (source.targets.nbytes if source.joined is None else 0)
-        per_row = source.inputs[0].nbytes + source.targets[0].nbytes
-        parts.notes["choice"] = choose(rows_bytes, source.count * source.window * per_row, available).reason
-        return strided_view.on_any(plain).windows(parts, source)
+        choice = choose(rows_bytes, _copies(source), available, eager)
+        parts.notes["choice"] = choice.reason
+        way = numpy_copy if choice.eager else strided_view
+        return way.on_any(plain).windows(parts, source)
 
     return replace(parts, rows=rows, windows=windows)
 
 
-def holds(extent: Extent, available_gib: float = 0.0) -> Held:
-    choice = choose(extent.base, 0, available_bytes(available_gib))
-    return mapped.holds(extent) if choice.mapped else strided_view.holds(extent)
+def _copies(source: Source) -> int:
+    """Count the bytes of all windows, as `numpy_copy` holds them."""
+    x, y = source.inputs, source.targets
+    extent = Extent(len(x), x[0].nbytes, y[0].nbytes, source.window, source.stride, source.batch)
+    return numpy_copy.holds(extent).windows
+
+
+def holds(extent: Extent, available_gib: float = 0.0, eager: str = "auto") -> Held:
+    copies = numpy_copy.holds(extent)
+    choice = choose(extent.base, copies.windows, available_bytes(available_gib), eager)
+    windows = copies.windows if choice.eager else 0
+    of_rows = mapped.holds(extent) if choice.mapped else Held()
+    return replace(of_rows, windows=of_rows.windows + windows)
 
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "automatic", rewrites=("rows", "windows"), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds
-        )
-    ]
+    on = {"torch": on_any, "jax": on_any}
+    return [Strategy("automatic", rewrites=("rows", "windows"), on=on, about=__doc__, holds=holds)]

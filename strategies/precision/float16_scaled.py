@@ -2,7 +2,8 @@
 
 Peak: about half of the activations that matrix products save, and 2 bytes for each parameter that has a 16-bit copy
 while the step runs; parameters, moments and updates stay in float32. The scale begins at `scale`, is halved when a
-gradient is not finite (that step changes no parameter, no moment and no step count), and doubled after `interval` good
+gradient is not finite (that step changes no parameter, no moment and no step count, and is counted), and doubled after
+`interval` good
 steps in a row, as in torch.amp.GradScaler (Micikevicius et al., 2018, arXiv:1710.03740). Gradients are unscaled
 once, before the update sees them. torch multiplies by its autocast; in JAX the parameters are cast within the step.
 """
@@ -13,6 +14,7 @@ from typing import Any
 from harness import Parts, Strategy, hookimpl, tree
 
 GROWTH, BACKOFF = 2.0, 0.5
+OWN = ("scale", "good_steps", "skipped_steps")
 
 
 def scaled(parts: Parts, scale: Any) -> Parts:
@@ -27,7 +29,7 @@ def on_torch(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Part
     inner_init, inner_grad, inner_update = parts.init, parts.grad, parts.update
 
     def init(parts: Parts, source: Any = None) -> Any:
-        return {**inner_init(parts, source), "scale": scale, "good_steps": 0}
+        return {**inner_init(parts, source), "scale": scale, "good_steps": 0, "skipped_steps": 0}
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
         with torch.autocast(parts.place.device, torch.float16):
@@ -38,7 +40,8 @@ def on_torch(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Part
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         if not all(bool(torch.isfinite(g).all()) for _, g in tree.leaves(grads)):
-            return {**state, "scale": state["scale"] * BACKOFF, "good_steps": 0}
+            skipped = {"good_steps": 0, "skipped_steps": state["skipped_steps"] + 1}
+            return {**state, "scale": state["scale"] * BACKOFF, **skipped}
         state = inner_update(parts, state, grads)
         good = state["good_steps"] + 1
         grown = good == interval
@@ -54,7 +57,8 @@ def on_jax(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Parts:
     inner_init, inner_grad, inner_update = parts.init, parts.grad, parts.update
 
     def init(parts: Parts, source: Any = None) -> Any:
-        scaling = {"scale": jnp.asarray(scale, jnp.float32), "good_steps": jnp.zeros((), jnp.int32)}
+        zero = jnp.zeros((), jnp.int32)
+        scaling = {"scale": jnp.asarray(scale, jnp.float32), "good_steps": zero, "skipped_steps": zero + 0}
         return {**inner_init(parts, source), **scaling}
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
@@ -64,14 +68,16 @@ def on_jax(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Parts:
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         finite = jnp.all(jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]))
-        training = {key: value for key, value in state.items() if key not in ("scale", "good_steps")}
+        training = {key: value for key, value in state.items() if key not in OWN}
         moved = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old), inner_update(parts, training, grads), training
         )
         good = jnp.where(finite, state["good_steps"] + 1, 0)
         grown = good == interval
         factor = jnp.where(finite, jnp.where(grown, GROWTH, 1.0), BACKOFF)
-        return {**moved, "scale": state["scale"] * factor, "good_steps": jnp.where(grown, 0, good)}
+        skipped = state["skipped_steps"] + (1 - finite.astype(jnp.int32))
+        own = {"scale": state["scale"] * factor, "good_steps": jnp.where(grown, 0, good), "skipped_steps": skipped}
+        return {**moved, **own}
 
     return replace(parts, init=init, grad=grad, update=update)
 
@@ -85,6 +91,5 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             precision="float16",
-            probe={"scale": 1024.0},
         )
     ]

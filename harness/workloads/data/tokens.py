@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from harness.records.task import TokenFile
 from harness.workloads.data.sources import ZIPF_EXPONENT, Corpus, CorpusError, digest, resolve, texts
@@ -253,7 +253,7 @@ def _stored(corpus: Corpus, vocabulary: int) -> tuple[int, Ids]:
             f"corpus {corpus.name!r}: {path} holds the id {value} at position {where}, outside 0 to "
             f"{limit - 1}; {remedy}"
         )
-    return vocabulary or largest + 1, iter([ids])
+    return vocabulary or largest + 1, (ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK))
 
 
 def _map_raw(corpus: Corpus, path: Path) -> np.ndarray:
@@ -290,30 +290,33 @@ def _map_npy(corpus: Corpus, path: Path) -> np.ndarray:
     return ids
 
 
-def _first(cap: int, chunks: Ids, vocabulary: int) -> np.ndarray:
-    """Join the first `cap` ids, all known to be below `vocabulary`, in the type that holds them."""
-    import numpy as np
-
-    dtype = "uint16" if vocabulary <= 1 << 16 else "uint32"
-    parts, count = [np.empty(0, dtype)], 0
+def _first(cap: int, chunks: Ids, vocabulary: int) -> Ids:
+    """Yield the first `cap` ids in pieces, all known to be below `vocabulary`, in the type that holds them."""
+    dtype, count = _dtype(vocabulary), 0
     for chunk in chunks:
-        parts.append(chunk[: cap - count].astype(dtype))
-        count += len(parts[-1])
+        piece = chunk[: cap - count].astype(dtype)
+        yield piece
+        count += len(piece)
         if count == cap:
             break
-    return np.concatenate(parts)
 
 
-def _store(path: Path, ids: np.ndarray, vocabulary: int) -> TokenFile:
-    """Write the array, then what it should be, each at once: a reader sees both, or prepares its own."""
-    import numpy as np
+def _dtype(vocabulary: int) -> str:
+    """Return the narrowest type that holds all ids of a vocabulary."""
+    return "uint16" if vocabulary <= 1 << 16 else "uint32"
 
-    file = TokenFile(path, len(ids), vocabulary, str(ids.dtype), _digest(ids))
+
+def _store(path: Path, pieces: Ids, vocabulary: int) -> TokenFile:
+    """Write the ids as one array as they come, then what it should be: a reader sees both, or prepares its own.
+
+    One piece at a time is held, so that a corpus may be larger than the memory.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.stem}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         with partial.open("wb") as out:
-            np.save(out, ids, allow_pickle=False)
+            count, digest = _write_array(out, pieces, _dtype(vocabulary))
+        file = TokenFile(path, count, vocabulary, _dtype(vocabulary), digest)
         partial.replace(path)
         partial.write_text(json.dumps(asdict(file) | {"path": path.name}))
         partial.replace(path.with_suffix(".json"))
@@ -322,19 +325,63 @@ def _store(path: Path, ids: np.ndarray, vocabulary: int) -> TokenFile:
     return file
 
 
+def _write_array(out: BinaryIO, pieces: Ids, dtype: str) -> tuple[int, str]:
+    """Write pieces as one `.npy` array; return their length in all and their hash."""
+    import numpy as np
+
+    def head(length: int) -> None:
+        header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (length,)}
+        out.seek(0)
+        np.lib.format.write_array_header_1_0(out, header)  # of one size whatever the length: it leaves room to grow
+
+    head(0)
+    count, hashed = 0, hashlib.sha256()
+    for piece in pieces:
+        data = _little(piece)
+        out.write(data)
+        hashed.update(data)
+        count += len(piece)
+    head(count)
+    return count, hashed.hexdigest()
+
+
 def _cached(path: Path) -> TokenFile | None:
     """Return the file if it is whole and the one that was written; anything else is prepared again."""
     try:
         sidecar = json.loads(path.with_suffix(".json").read_text())
         file = TokenFile(**sidecar | {"path": path})
-        whole = sidecar["path"] == path.name and _digest(open_tokens(file)) == file.digest
+        whole = sidecar["path"] == path.name and _digest(_map_tokens(file)) == file.digest
     except (OSError, ValueError, TypeError, KeyError):  # CorpusError is a ValueError
         return None
     return file if whole else None
 
 
+def _map_tokens(file: TokenFile) -> np.ndarray:
+    """Map the ids of a file; raise ValueError where it is not as described."""
+    import numpy as np
+
+    try:
+        ids = np.lib.format.open_memmap(file.path, mode="r")
+    except Exception as error:  # a spoilt header makes numpy raise nearly anything
+        raise ValueError(f"{file.path} cannot be read ({error})") from error
+    if ids.shape != (file.tokens,) or ids.dtype.str != np.dtype(file.dtype).str:
+        raise ValueError(f"{file.path} holds {ids.dtype}{list(ids.shape)}")
+    return ids
+
+
 def _digest(ids: np.ndarray) -> str:
-    return hashlib.sha256(ids.astype(ids.dtype.newbyteorder("<"), copy=False).data).hexdigest()
+    """Hash ids, a piece at a time."""
+    hashed = hashlib.sha256()
+    for start in range(0, len(ids), CHUNK):
+        hashed.update(_little(ids[start : start + CHUNK]))
+    return hashed.hexdigest()
+
+
+def _little(ids: np.ndarray) -> memoryview:
+    """Return the bytes of ids in the order that files have."""
+    import numpy as np
+
+    return np.ascontiguousarray(ids.astype(ids.dtype.newbyteorder("<"), copy=False)).data
 
 
 def _words(text: str) -> list[str]:

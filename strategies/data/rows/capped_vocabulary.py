@@ -4,7 +4,8 @@ Peak: embedding and head (and their gradients and moments) have `size` rows inst
 their type. Source: the capped vocabularies of torchtext and Keras.
 
 Ids are ranked by frequency with 0 for the unknown word, as in the tokenizer `words`, so that ids from `size` on become
-0. Losses over different vocabularies are not comparable. A vocabulary of `size` words or fewer stays as it is.
+0. Losses over different vocabularies are not comparable. A vocabulary of `size` words or fewer stays as it
+is, which is noted.
 """
 
 from dataclasses import replace
@@ -22,6 +23,7 @@ def on_any(parts: Parts, size: int = 10000) -> Parts:
         raise ValueError(f"capped_vocabulary: size is {size}, and there must be a word beside the unknown one: give 2")
     whole = parts.shape
     if size >= whole.vocabulary:
+        parts.notes["unchanged"] = f"the vocabulary has {whole.vocabulary:,} words, no more than {size:,}"
         return parts
     inner, shape = parts.source, whole.model_copy(update={"vocabulary": size})
 

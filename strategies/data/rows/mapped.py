@@ -2,7 +2,8 @@
 
 Peak: no anonymous memory. Touched pages count as resident, up to the whole file, but the kernel can take them back:
 read the file pages apart from the rest. A fault also maps the cached pages around it (64 KiB). `advise` is the access
-pattern that the kernel expects: `random`, `normal` or `sequential` (madvise).
+pattern that the kernel expects: `random`, `normal` or `sequential` (madvise). With `cold` the kernel is asked to drop
+the file from its cache before it is mapped (posix_fadvise), so that every page comes from the disk once.
 """
 
 from dataclasses import replace
@@ -14,7 +15,7 @@ from harness import Extent, Held, Parts, Strategy, hookimpl
 AROUND = 64 << 10
 
 
-def on_any(parts: Parts, advise: str = "random") -> Parts:
+def on_any(parts: Parts, advise: str = "random", cold: bool = False) -> Parts:
     if advise not in ("random", "normal", "sequential"):
         raise ValueError(f"mapped: advise is 'random', 'normal' or 'sequential', not '{advise}'")
 
@@ -23,6 +24,8 @@ def on_any(parts: Parts, advise: str = "random") -> Parts:
 
         import numpy as np
 
+        if cold:
+            drop(path)
         mapped: Any = np.lib.format.open_memmap(path, mode="r")
         mapped._mmap.madvise(getattr(mmap, f"MADV_{advise.upper()}"))
         return mapped
@@ -30,7 +33,19 @@ def on_any(parts: Parts, advise: str = "random") -> Parts:
     return replace(parts, rows=rows)
 
 
-def holds(extent: Extent, advise: str = "random") -> Held:
+def drop(path: Path) -> None:
+    """Ask the kernel to drop the pages of a file from its cache; what was written to it goes to the disk first."""
+    import os
+
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def holds(extent: Extent, advise: str = "random", cold: bool = False) -> Held:
     touched = extent.steps * extent.batch * (extent.window * (extent.input_bytes + extent.target_bytes) + AROUND)
     return Held(source=0, batches=min(extent.base, touched))
 

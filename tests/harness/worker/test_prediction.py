@@ -249,3 +249,38 @@ def test_what_depends_on_data_is_not_predicted_but_explained(place, tmp_path):
     assert record.prediction.predicted_peak_bytes is None and not record.prediction.predicted_phases
     assert len(record.missing["predicted_peak_bytes"]) > 20
     assert record.prediction.floor_bytes > 0
+
+
+# What memory is for
+
+
+def test_the_stages_of_a_first_step_are_predicted_and_measured():
+    due, of = (predicted("torch/cpu", PLAIN).prediction, measured("torch/cpu", PLAIN).memory)
+    names = ["parameters", "embedding", "first layer", "forward", "loss"]
+    assert list(due.predicted_stages) == list(of.stages) == names
+    held = list(due.predicted_stages.values())
+    assert held == sorted(held) and held[0] == 4 * due.parameters
+    hidden = SHAPE["tokens"] * SHAPE["width"] * 4
+    assert due.predicted_stages["embedding"] - held[0] == pytest.approx(hidden, rel=0.05)
+    for name in names:
+        assert of.stages[name] == pytest.approx(due.predicted_stages[name], rel=0.05, abs=2 * MIB)
+
+
+def test_the_kinds_of_a_step_are_predicted_and_measured():
+    due, of = (predicted("torch/cpu", PLAIN).prediction, measured("torch/cpu", PLAIN).memory)
+    weights = 4 * due.parameters
+    exact = {"parameters": weights, "gradients": weights, "moments": 2 * weights, "batch": 2 * 8 * SHAPE["tokens"]}
+    for kinds in (due.predicted_kinds, of.kinds):
+        assert {kind: kinds[kind] for kind in exact} == exact
+    logits = SHAPE["tokens"] * SHAPE["vocabulary"] * 4
+    assert due.predicted_kinds["logits"] == pytest.approx(2 * logits, rel=0.02)
+    assert of.kinds["logits"] == pytest.approx(due.predicted_kinds["logits"], rel=0.1)
+    assert of.kinds["activations"] == pytest.approx(due.predicted_kinds["activations"], rel=0.15)
+    assert due.predicted_kinds["workspace"] > 0
+
+
+def test_jax_tells_the_kinds_that_its_state_shows():
+    (record,) = runner.run(task("memory", "jax/cpu", CHECKPOINT, shape=SHORT_ROWS), 1, 120.0)
+    kinds = record.memory.kinds
+    assert kinds["moments"] == 2 * kinds["parameters"] > 0
+    assert kinds.keys() == {"parameters", "moments", "batch"} and not record.memory.stages

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from harness import Parts, Place
 from harness.contract import plugins
-from strategies.loss.automatic_loss import chooses_fused
+from strategies.loss.automatic_loss import is_large
 from strategies.loss.cut_loss._jax import cut_loss as cut_loss_in_jax
 from strategies.loss.cut_loss._torch import cut_loss as cut_loss_in_torch
 from strategies.loss.fused_loss._jax import fused_loss as fused_loss_in_jax
@@ -170,7 +170,7 @@ def test_the_cut_loss_of_jax_takes_no_memory_for_logits():
 
 @pytest.mark.parametrize(("rows", "fused"), [(4_096, False), (40_000, True), (131_072, True)])
 def test_the_threshold_is_where_the_document_puts_it(rows, fused):
-    assert chooses_fused(rows, 151_936, 2, 10.0) is fused
+    assert is_large(rows, 151_936, 2, 10.0) is fused
     assert rows * 151_936 * 2 / 2**30 == pytest.approx({4_096: 1.16, 40_000: 11.32, 131_072: 37.09}[rows], abs=0.005)
 
 

@@ -1,0 +1,21 @@
+"""The claims of a suite, read without the plugins that its rows need."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from harness.records import Claim
+from harness.suite import yaml
+from harness.suite.schema import Suite, SuiteError
+
+
+def claims_of(path: Path) -> tuple[Claim, ...]:
+    """Return the claims of a suite; raise SuiteError where the file is none."""
+    try:
+        return tuple(Suite.model_validate(yaml.load(path).data).claims)
+    except yaml.YamlError as error:
+        raise SuiteError(str(error)) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise SuiteError(f"{path}: {where}: {first['msg']}") from None

@@ -1,0 +1,115 @@
+"""The suites of this project hang together: their claims name their rows, and results that are tracked are theirs."""
+
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from harness.contract import plugins
+from harness.contract.assembly import shape_of
+from harness.records import Case, store
+from harness.suite.plan import Plan
+from harness.suite.reader import read
+from harness.verdicts import documents
+from harness.verdicts.claims import answer
+from harness.verdicts.judge import Comparison, Row
+
+ROOT = Path(__file__).resolve().parents[1]
+SUITES = sorted(path for path in (ROOT / "suites").glob("*.yaml") if path.name != "claims.yaml")
+FITTED = {"pythia_batch", "ram_to_tokens"}
+"""Suites that `harness fit` alone answers: their claims are about limits within budgets that it is given."""
+WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
+STALE = {
+    "data_strategies": WAITS,
+    "kv_cache": WAITS,
+    "large_context": WAITS,
+    "long_windows": WAITS,
+    "loss_scale": WAITS,
+    "losses": WAITS,
+    "model_4b": WAITS,
+    "model_4b_two_gpus": WAITS,
+    "precision": WAITS,
+    "pythia_70m": WAITS,
+    "small_windows": WAITS,
+    "smoke": "it is a look at everything in a minute, and no table shows it",
+    "streaming": WAITS,
+    "vocabulary": WAITS,
+    "windowing": WAITS,
+}
+
+
+@cache
+def loaded() -> plugins.Plugins:
+    return plugins.load()
+
+
+@cache
+def plan(path: Path) -> Plan:
+    return read(path, loaded())
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_each_claim_names_rows_and_sizes_of_its_suite(path: Path) -> None:
+    tables = [
+        Comparison(group.baseline, tuple(Row(case, "open") for case in group.cases)) for group in plan(path).comparisons
+    ]
+    for claim in plan(path).suite.claims:
+        where = {key: value for key, value in claim.where.items() if path.stem not in FITTED or key != "budget_gib"}
+        reason = answer(claim.model_copy(update={"where": where}), tables).reason
+        wrong = ("rows are '", "comparisons have", "no comparison fits")
+        assert not any(words in reason for words in wrong), f"{claim.id}: {reason}"
+
+
+def test_each_sentence_of_the_documents_is_answered_by_a_claim_of_a_suite() -> None:
+    known = {claim.id for path in SUITES for claim in plan(path).suite.claims}
+    unanswered = []
+    for said in documents.read(ROOT / "suites" / "claims.yaml").said:
+        deciding = said.by or [said.id]
+        if not said.that:
+            unanswered += [name for name in deciding if name not in known]
+    assert not unanswered
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tracked")
+    subprocess.run([ROOT / ".ci" / "tracked_results", folder], cwd=ROOT, check=True)
+    return folder / "results"
+
+
+def as_today(case: Case) -> Case:
+    """Return the case of a record with the sizes that its workload has had since."""
+    shape = shape_of(loaded(), case).model_dump()
+    return case.model_copy(update={"shape": shape})
+
+
+def drift(path: Path, results: Path) -> str | None:
+    """Return how the results of a suite differ from its rows, or None where each has its own and there are no more."""
+    if not (results / path.stem).is_dir():
+        return "it was never measured"
+    due = {case.digest(): case for case in plan(path).cases}
+    for file in store.newest(results / path.stem):
+        records, _ = store.read(file, loaded().aliases)
+        known = {
+            as_today(record.case).digest(): record.case
+            for record in records
+            if record.case and record.slot and record.slot.kind in ("memory", "predict")
+        }
+        if absent := [case.label for key, case in due.items() if key not in known]:
+            return f"no result of {absent[0]}"
+        if extra := [case.label for key, case in known.items() if key not in due]:
+            return f"a result of {extra[0]}, which is none of its rows"
+        rounds = {record.heading.rounds for record in records if record.heading.rounds}
+        if rounds and plan(path).suite.rounds not in rounds:
+            return f"measured in {max(rounds)} rounds instead of {plan(path).suite.rounds}"
+    return None
+
+
+@pytest.mark.parametrize("path", [each for each in SUITES if each.stem not in FITTED], ids=lambda path: path.stem)
+def test_every_row_of_a_suite_has_its_result_and_none_more(path: Path, results: Path) -> None:
+    difference = drift(path, results)
+    if path.stem in STALE:
+        assert difference is not None, f"its results are those of the suite: take '{path.stem}' out of STALE"
+        pytest.skip(STALE[path.stem])
+    assert difference is None, f"{difference}: measure the suite anew, or name it among STALE with the reason"
