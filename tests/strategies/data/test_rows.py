@@ -250,22 +250,62 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("rows_mib", "available_mib", "mapped"),
-    [(416, 64 << 10, False), (416, 8 << 10, False), (416, 832, False), (417, 833, True), (416, 512, True)],
+    ("rows_mib", "available_mib", "eager", "mapped", "copied"),
+    [
+        (416, 64 << 10, "auto", False, True),
+        (416, 25_792, "auto", False, True),
+        (416, 25_791, "auto", False, False),
+        (416, 8 << 10, "auto", False, False),
+        (416, 8 << 10, "always", False, True),
+        (416, 64 << 10, "never", False, False),
+        (416, 832, "auto", False, False),
+        (417, 833, "auto", True, False),
+    ],
 )
-def test_automatic_chooses_by_size_and_memory(rows_mib, available_mib, mapped):
-    choice = automatic.choose(rows_mib * MIB, 12_480 * MIB, available_mib * MIB)
-    assert choice.mapped is mapped
-    assert f"{rows_mib} MiB of {available_mib:,} MiB available" in choice.reason and "12,480 MiB" in choice.reason
+def test_automatic_chooses_by_size_and_memory(rows_mib, available_mib, eager, mapped, copied):
+    choice = automatic.choose(rows_mib * MIB, 12_480 * MIB, available_mib * MIB, eager)
+    assert (choice.mapped, choice.eager) == (mapped, copied)
+    for size in (rows_mib, 12_480, available_mib):
+        assert f"{size:,} MiB" in choice.reason
 
 
-@pytest.mark.parametrize(("available_gib", "mapped"), [(1.0, False), (0.002, False), (0.0001, True)])
-def test_automatic_does_what_it_notes(corpus, available_gib, mapped):
-    parts = parts_of(corpus, "automatic", knobs={"available_gib": available_gib})
+@pytest.mark.parametrize(
+    ("available_gib", "eager", "mapped", "copied"),
+    [
+        (1.0, "auto", False, True),
+        (1.0, "never", False, False),
+        (0.002, "auto", False, False),
+        (0.0001, "auto", True, False),
+    ],
+)
+def test_automatic_does_what_it_notes(corpus, available_gib, eager, mapped, copied):
+    parts = parts_of(corpus, "automatic", knobs={"available_gib": available_gib, "eager": eager})
     assert_same(batches_of(parts, 30), batches_of(parts_of(corpus), 30))
+    assert ("every window is copied" in parts.notes["choice"]) == copied
     assert parts.notes["choice"].startswith("mapped rows" if mapped else "rows in memory")
     source = parts.source(parts)
     assert isinstance(source.inputs, np.memmap) == mapped
+
+
+def test_automatic_takes_no_other_word_for_its_way(corpus):
+    with pytest.raises(ValueError, match="eager is one of auto, always, never, not 'maybe'"):
+        parts_of(corpus, "automatic", knobs={"eager": "maybe"})
+
+
+def test_the_first_examples_alone_are_kept(corpus):
+    few, whole = parts_of(corpus, "max_examples", knobs={"count": 20}), parts_of(corpus)
+    source = few.source(few)
+    assert source.count == 20 and source.inputs.base is None  # a copy: a view would keep all rows
+    assert_same(batches_of(few, 2), batches_of(whole, 2))
+    assert "unchanged" not in few.notes
+    many = parts_of(corpus, "max_examples", knobs={"count": 10**6})
+    assert_same(batches_of(many, 2), batches_of(whole, 2))
+    assert "no more than 1,000,000" in many.notes["unchanged"]
+
+
+def test_a_cold_file_is_read_from_the_disk_again(corpus):
+    parts = parts_of(corpus, "mapped", knobs={"cold": True})
+    assert_same(batches_of(parts, 3), batches_of(parts_of(corpus), 3))
 
 
 def test_automatic_takes_the_memory_of_this_machine_where_none_is_pretended():

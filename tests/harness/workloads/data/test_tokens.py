@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -381,7 +382,7 @@ def test_failed_write_leaves_nothing(text: Corpus, tmp_path: Path, monkeypatch: 
     def full(*args: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np, "save", full)
+    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", full)
     assert "No space left" in refusal(text, "bytes", 256, tmp_path / "c")
     assert list((tmp_path / "c").iterdir()) == []
     (tmp_path / "file").touch()
@@ -462,3 +463,19 @@ def test_command_needs_one_readable_file(
     ):
         assert module.main(arguments) == 2
         assert json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_corpus_is_prepared_and_found_again_a_piece_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK", 1 << 14)
+    ids = np.random.default_rng(0).integers(0, 60_000, 1 << 21).astype(np.uint16)
+    corpus = npy(tmp_path, ids)
+    for _ in range(2):  # written, then taken from the cache
+        tracemalloc.start()
+        try:
+            file = prepare(corpus, "bytes", 0, len(ids), 0, tmp_path / "cache", exact=True)
+            assert tracemalloc.get_traced_memory()[1] < ids.nbytes / 4
+        finally:
+            tracemalloc.stop()
+    assert np.array_equal(open_tokens(file), ids)
