@@ -58,12 +58,23 @@ class Sentence:
 
     @property
     def verdict(self) -> str:
-        """What the deciding answers come to; `in part` where some hold and some do not."""
+        """What the deciding answers come to; `in part` where some hold and some do not.
+
+        It is verified only where each deciding claim is answered.
+        """
         deciding = self.said.by or [self.said.id]
-        verdicts = {answer.verdict for answer, _ in self.answers if answer.claim.id in deciding}
+        decided = {name: self._answered(name) - {"untested"} for name in deciding}
+        verdicts = set().union(*decided.values())
         if "in part" in verdicts or {"verified", "refuted"} <= verdicts:
             return "in part"
-        return next((verdict for verdict in ("refuted", "inconclusive", "verified") if verdict in verdicts), "untested")
+        if "refuted" in verdicts:
+            return "refuted"
+        if not all(decided.values()):
+            return "untested"
+        return "inconclusive" if "inconclusive" in verdicts else "verified"
+
+    def _answered(self, name: str) -> set[str]:
+        return {answer.verdict for answer, _ in self.answers if answer.claim.id == name}
 
 
 def read(path: Path) -> Documents:
