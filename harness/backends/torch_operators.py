@@ -21,6 +21,8 @@ PLAIN = frozenset(
 )
 """Types of arguments that say all about a value."""
 FROM_FILE = torch.ops.aten.from_file.default
+GROUPED = torch.ops.aten._grouped_mm.default
+"""Products of groups of rows with a matrix each: fake ones take bfloat16 alone, and real ones float32 as well."""
 FROM_THE_START = {torch.ops.aten.as_strided.default, torch.ops.aten.view.dtype}
 """Views whose place is counted from the start of the storage, and not from that of the tensor that is viewed."""
 CHANGES_A_VIEW = torch.Tag.inplace_view
@@ -77,6 +79,10 @@ class Operators:
             result = torch.empty(args[2] if len(args) > 2 else kwargs["size"], dtype=kwargs["dtype"])
             self._work.count(func, args, kwargs, result)
             return result
+        if func is GROUPED:
+            result = grouped(*args, **kwargs)
+            self._work.count(func, args, kwargs, result)
+            return result
         try:
             key = described(func, args, kwargs)
         except Undescribed:
@@ -117,6 +123,12 @@ class Operators:
         self._guard(made)
         made.__dict__.update(like)
         return made
+
+
+def grouped(a: Any, b: Any, offs: Any = None, *others: Any) -> Any:
+    """Multiply rows [M, K] by a matrix [K, N] for each group of rows, or make [G, M, N] where groups divide K."""
+    groups = (len(offs),) if b.dim() == 2 else ()
+    return a.new_empty((*groups, a.shape[-2], b.shape[-1]))
 
 
 def described(func: Any, args: Any, kwargs: Any) -> Any:

@@ -5,17 +5,21 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.inputs import machine_of, plan_of
+from harness.cli.inputs import machine_of, model_of, plan_of
 from harness.cli.options import (
+    BatchOption,
     BudgetOption,
     GpuMemoryOption,
     MemoryOption,
+    ModelOption,
     OnlyOption,
     PlaceOption,
     PluginOption,
     PredictOnlyOption,
     ResultsOption,
     SuiteArgument,
+    TokensOption,
+    WithOption,
 )
 from harness.cli.progress import Watcher
 from harness.cli.screen import err, out
@@ -27,7 +31,11 @@ from harness.verbs.advise import KINDS, advise
 
 
 def command(
-    path: SuiteArgument,
+    path: SuiteArgument = None,
+    model: ModelOption = None,
+    tokens: TokensOption = None,
+    batch: BatchOption = None,
+    rows: WithOption = None,
     budget: BudgetOption = None,
     allow: Annotated[
         list[str] | None,
@@ -48,7 +56,7 @@ def command(
     for kind in allow or []:
         if kind not in KINDS:
             raise SuiteError(f"--allow: there is no answer '{kind}'{plugins.nearest(kind, KINDS)}")
-    plan = plan_of(path, loaded, place, only, budget)
+    plan = plan_of(path, model_of(model, tokens, batch, rows), loaded, place, only, budget, gpu_memory is not None)
     options = session.Options(results, names)
     machine = machine_of(plan, memory, gpu_memory)
     with Watcher(err, loaded) as watcher:

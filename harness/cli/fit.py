@@ -6,8 +6,19 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.inputs import plan_of
-from harness.cli.options import OnlyOption, PlaceOption, PluginOption, PredictOnlyOption, ResultsOption, SuiteArgument
+from harness.cli.inputs import model_of, plan_of
+from harness.cli.options import (
+    BatchOption,
+    ModelOption,
+    OnlyOption,
+    PlaceOption,
+    PluginOption,
+    PredictOnlyOption,
+    ResultsOption,
+    SuiteArgument,
+    TokensOption,
+    WithOption,
+)
 from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.report.fit import text
@@ -18,12 +29,16 @@ from harness.verbs.plan import Machine, this_machine
 
 
 def command(
-    path: SuiteArgument,
     over: Annotated[str, typer.Option(help="The size to make as large as it goes: tokens, batch, ...")],
     budget: Annotated[
         list[str] | None,
         typer.Option(help="What a case may take: 8GiB; several times if wanted. By default the memory there is."),
     ] = None,
+    path: SuiteArgument = None,
+    model: ModelOption = None,
+    tokens: TokensOption = None,
+    batch: BatchOption = None,
+    rows: WithOption = None,
     predict_only: PredictOnlyOption = False,
     results: ResultsOption = Path("results"),
     place: PlaceOption = None,
@@ -37,11 +52,11 @@ def command(
     """
     names = tuple(plugin or ())
     loaded = plugins.load(names)
-    plan = plan_of(path, loaded, place, only)
+    plan = plan_of(path, model_of(model, tokens, batch, rows), loaded, place, only)
     cache = session.cache_folder()
     machine = Machine() if predict_only else replace(this_machine(plan.places, cache), cache=None)  # rates will do
     search = Search(plan, loaded, names, over, cache, note, machine)
     budgets = [size(each) for each in budget or ()] or [of_this_machine(plan.places)]
-    file, rows = run(search, budgets, results, predict_only)
-    out.print(text(rows), end="")
+    file, found = run(search, budgets, results, predict_only)
+    out.print(text(found), end="")
     note(f"records: {file}")

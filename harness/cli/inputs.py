@@ -1,21 +1,56 @@
 """What the arguments and options of several verbs mean: a plan, a machine, results."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cli.screen import note
+from harness.cli.screen import note, out
 from harness.contract.plugins import Plugins
+from harness.machine import environment
 from harness.records import store
 from harness.report.results import Results, read
 from harness.run import session
 from harness.suite import reader
+from harness.suite.of_model import Model
 from harness.suite.plan import Plan, selected
+from harness.suite.schema import SuiteError
 from harness.suite.units import size
 from harness.verbs.plan import Machine, this_machine, with_budget
 
 
-def plan_of(path: Path, loaded: Plugins, place: list[str] | None, only: str | None, budget: str | None = None) -> Plan:
-    """Read a suite and keep the rows that the options choose, each within the budget if one is given."""
-    return with_budget(selected(reader.read(path, loaded), place, only), size(budget) if budget else None)
+def model_of(name: str | None, tokens: int | None, batch: int | None, rows: Sequence[str] | None) -> Model | None:
+    """Return the model that the options name; None where there is none. Raises SuiteError for options without one."""
+    if name is not None:
+        return Model(name, tokens, batch, tuple(rows or ()))
+    for option, value in (("--tokens", tokens), ("--batch", batch), ("--with", rows)):
+        if value:
+            raise SuiteError(f"{option} goes with --model: a suite says it itself")
+    return None
+
+
+def plan_of(
+    path: Path | None,
+    model: Model | None,
+    loaded: Plugins,
+    place: list[str] | None,
+    only: str | None,
+    budget: str | None = None,
+    on_gpu: bool = False,
+) -> Plan:
+    """Read a suite, or write and show that of a model, and keep the rows that the options choose.
+
+    Each case has the budget if one is given. A model is for a GPU where there is one, or `on_gpu` says so.
+    """
+    if (path is None) == (model is None):
+        raise SuiteError("name either a suite or a model: a YAML file, or --model NAME")
+    if path is not None:
+        plan = reader.read(path, loaded)
+    else:
+        assert model is not None
+        on_gpu = on_gpu or environment.gpu_bytes() is not None
+        text = model.suite(place or ["torch/cuda" if on_gpu else "torch/cpu"])
+        out.print(f"```yaml\n{text}```\n")
+        plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text)
+    return with_budget(selected(plan, place, only), size(budget) if budget else None)
 
 
 def machine_of(plan: Plan, memory: str | None, gpu_memory: str | None) -> Machine:

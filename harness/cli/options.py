@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-SuiteArgument = Annotated[Path, typer.Argument(metavar="SUITE", help="A suite: a YAML file.")]
+SuiteArgument = Annotated[Path | None, typer.Argument(metavar="[SUITE]", help="A suite: a YAML file.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="A model in place of a suite: a published name such as qwen3-8b, or the path of a config.json."),
+]
+TokensOption = Annotated[int | None, typer.Option(help="Tokens in a row, with --model.", min=1, max=1 << 26)]
+BatchOption = Annotated[int | None, typer.Option(help="Rows in a batch, with --model.", min=1, max=1 << 20)]
+WithOption = Annotated[
+    list[str] | None,
+    typer.Option("--with", help="Strategies of a row, with --model: checkpoint,chunked_loss(chunk=512)."),
+]
 PluginOption = Annotated[list[str] | None, typer.Option("--plugin", help="A plugin: a .py file or a module.")]
 PlaceOption = Annotated[list[str] | None, typer.Option("--place", help="Only these places.")]
 OnlyOption = Annotated[str | None, typer.Option("-k", help="Only strategies whose name contains this.")]

@@ -1,14 +1,18 @@
 """`harness plan`."""
 
-from harness.cli.inputs import machine_of, plan_of
+from harness.cli.inputs import machine_of, model_of, plan_of
 from harness.cli.options import (
+    BatchOption,
     BudgetOption,
     GpuMemoryOption,
     MemoryOption,
+    ModelOption,
     OnlyOption,
     PlaceOption,
     PluginOption,
     SuiteArgument,
+    TokensOption,
+    WithOption,
 )
 from harness.cli.progress import counted
 from harness.cli.screen import err, out
@@ -18,7 +22,11 @@ from harness.verbs.plan import of_plan, remedies
 
 
 def command(
-    path: SuiteArgument,
+    path: SuiteArgument = None,
+    model: ModelOption = None,
+    tokens: TokensOption = None,
+    batch: BatchOption = None,
+    rows: WithOption = None,
     budget: BudgetOption = None,
     memory: MemoryOption = None,
     gpu_memory: GpuMemoryOption = None,
@@ -29,7 +37,7 @@ def command(
     """Predict every case of a suite without running any: its peak, whether it fits, the time of a step."""
     names = tuple(plugin or ())
     loaded = plugins.load(names)
-    plan = plan_of(path, loaded, place, only, budget)
+    plan = plan_of(path, model_of(model, tokens, batch, rows), loaded, place, only, budget, gpu_memory is not None)
     machine = machine_of(plan, memory, gpu_memory)
     with counted(err, "predicted", len(plan.cases)) as count_one:
         comparisons = of_plan(plan, loaded, names, machine, lambda case: count_one())

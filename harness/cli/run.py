@@ -6,8 +6,16 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.inputs import plan_of, results_of
-from harness.cli.options import PluginOption, ResultsOption, SuiteArgument
+from harness.cli.inputs import model_of, plan_of, results_of
+from harness.cli.options import (
+    BatchOption,
+    ModelOption,
+    PluginOption,
+    ResultsOption,
+    SuiteArgument,
+    TokensOption,
+    WithOption,
+)
 from harness.cli.progress import Watcher
 from harness.cli.screen import err, note, out
 from harness.contract import plugins
@@ -19,7 +27,11 @@ from harness.run import cluster, session
 
 
 def command(
-    path: SuiteArgument,
+    path: SuiteArgument = None,
+    model: ModelOption = None,
+    tokens: TokensOption = None,
+    batch: BatchOption = None,
+    rows: WithOption = None,
     results: ResultsOption = Path("results"),
     place: Annotated[list[str] | None, typer.Option("--place", help="Run only these places.")] = None,
     only: Annotated[str | None, typer.Option("-k", help="Run only strategies whose name contains this.")] = None,
@@ -41,7 +53,7 @@ def command(
     """Measure every case of a suite and print the tables. Run it again to resume after an interruption."""
     names = tuple(plugin or ())
     loaded = plugins.load(names)
-    plan = plan_of(path, loaded, place, only)
+    plan = plan_of(path, model_of(model, tokens, batch, rows), loaded, place, only)
     options = session.Options(results, names, rounds, fresh, max_bytes, try_all, once=once)
     show = _titled(plan.suite.title or plan.name)
     with Watcher(err, loaded, show) as watcher:

@@ -1,5 +1,7 @@
 """How bytes, phases and comparisons are written."""
 
+from typing import Any
+
 from harness.records import Case
 from harness.workloads.data.frames import GENERATED
 
@@ -10,7 +12,7 @@ SIZES = ("window", "stride", "layers", "width", "vocabulary", "batch")
 
 def heading(case: Case) -> str:
     shape = case.shape
-    network = f" ({shape['network']})" if "network" in shape else ""
+    network = f" ({name})" if (name := _model(shape)) else ""
     words = [f"{case.workload}{network} on {case.place}"]
     words += [f"{_grouped(shape[name])} {name.replace('_', ' ')}" for name in COUNTED if shape.get(name)]
     words += [f"{name} {_grouped(shape[name])}" for name in SIZES if shape.get(name)]
@@ -19,6 +21,12 @@ def heading(case: Case) -> str:
     if case.budget_bytes:
         words.append(f"budget {case.budget_bytes / MIB:,.0f} MiB")
     return ", ".join(words)
+
+
+def _model(shape: dict[str, Any]) -> str:
+    """Return the name of the network or configuration, of one without a name its architecture."""
+    config = shape.get("config", shape.get("network", ""))
+    return str(config.get("model_type", "")) if isinstance(config, dict) else str(config)
 
 
 def _grouped(value: object) -> str:

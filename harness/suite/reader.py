@@ -28,10 +28,10 @@ PLACES = [f"{backend}/{device}" for backend in NAMES for device in DEVICES]
 Location = tuple[str | int, ...]
 
 
-def read(path: Path, plugins: Plugins) -> Plan:
-    """Read a suite and check all of it; raise SuiteError before anything runs."""
+def read(path: Path, plugins: Plugins, text: str | None = None) -> Plan:
+    """Read a suite, or a `text` in place of the file, and check all of it; raise SuiteError before anything runs."""
     try:
-        document = yaml.load(path)
+        document = yaml.load(path) if text is None else yaml.loads(text, str(path))
     except yaml.YamlError as error:
         raise SuiteError(str(error)) from None
     reader = _Reader(path, document, plugins)

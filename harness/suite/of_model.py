@@ -1,0 +1,79 @@
+"""The suite that a command line asks for when it names a model in place of a file."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.suite.schema import SuiteError
+from harness.workloads.causal_lm import configs
+
+USUAL = ("checkpoint", "fused_loss", "checkpoint,fused_loss", "checkpoint,fused_loss,bfloat16")
+"""The rows of a suite that says nothing about strategies."""
+USUAL_TOKENS = 2048
+MEMBER = re.compile(r"\s*([\w.-]+)\s*(?:\(([^()]*)\))?\s*(?:,|$)")
+KNOB = re.compile(r"\s*(\w+)\s*=\s*([\w.+-]+)\s*")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, and how it is to be trained: `rows` are strategies as a table writes them, joined by commas."""
+
+    name: str
+    tokens: int | None = None
+    batch: int | None = None
+    rows: Sequence[str] = ()
+
+    @property
+    def stem(self) -> str:
+        """What the suite and its results are called."""
+        path = Path(self.name)
+        stem = path.parent.name if path.name == "config.json" else path.stem
+        return self.name if self.name in configs.published() else re.sub(r"[^\w.-]", "-", stem) or "model"
+
+    def suite(self, places: Sequence[str]) -> str:
+        """Write the suite as YAML. Raises SuiteError for a model that is not there and for a row that is none."""
+        try:
+            values = configs.read(self.name)
+            positions = configs.of(values, "max_position_embeddings")
+        except ValueError as error:
+            raise SuiteError(f"--model: {error}") from None
+        tokens = self.tokens or min(USUAL_TOKENS, positions)
+        key = "preset" if self.name in configs.published() else "config"
+        batch = f", batch: {self.batch}" if self.batch else ""
+        lines = [
+            f"title: {json.dumps(f'{self.stem} at {tokens:,} tokens')}",
+            "workload: causal_lm",
+            f"places: [{', '.join(places)}]",
+            "corpus: zipf",
+            f"shape: {{{key}: {json.dumps(self.name)}, tokens: {tokens}{batch}}}",
+            "strategies:",
+            *(f"  - {row(each)}" for each in self.rows or USUAL),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def row(text: str) -> str:
+    """Write `checkpoint, chunked_loss(chunk=512)` as an entry of `strategies`."""
+    members: list[str] = []
+    at = 0
+    while at < len(text) or not members:
+        match = MEMBER.match(text, at)
+        if match is None:
+            raise SuiteError(f"--with: '{text}' is no list of strategies: write NAME,NAME(knob=value),...")
+        at = match.end()
+        members.append(_member(match[1], match[2], text))
+    return members[0] if len(members) == 1 else f"[{', '.join(members)}]"
+
+
+def _member(name: str, knobs: str | None, text: str) -> str:
+    if not knobs:
+        return name
+    settings = []
+    for knob in knobs.split(","):
+        match = KNOB.fullmatch(knob)
+        if match is None:
+            raise SuiteError(f"--with: '{knob.strip()}' in '{text}' sets no knob: write knob=value")
+        settings.append(f"{match[1]}: {match[2]}")
+    return f"{{{name}: {{{', '.join(settings)}}}}}"

@@ -1,0 +1,157 @@
+"""Configurations of decoders: those that were published with well-known models, and those in a `config.json`.
+
+`published.json` has the values of the files that lie beside the weights, and where. Nothing here needs transformers:
+the process that reads a suite has no framework.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from harness.contract.plugins import nearest
+
+PUBLISHED = Path(__file__).with_name("published.json")
+Values = dict[str, Any]
+NAMES = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "vocab_size": ("vocab_size",),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len"),
+}
+"""Sizes that every decoder has, by the name that most give them, with those of the others."""
+BOUNDS = {
+    "hidden_size": 1 << 20,
+    "num_hidden_layers": 1000,
+    "num_attention_heads": 1 << 16,
+    "vocab_size": 1 << 22,
+    "max_position_embeddings": 1 << 26,
+}
+OF_NO_USE = ("torch_dtype", "dtype", "quantization_config", "auto_map", "architectures", "_name_or_path")
+"""Keys of a file that say how weights are stored, which are never read."""
+SMALL = {
+    "hidden_size": 64,
+    "n_embd": 64,
+    "d_model": 64,
+    "word_embed_proj_dim": 64,
+    "intermediate_size": 80,
+    "ffn_dim": 80,
+    "n_inner": 80,
+    "num_attention_heads": 4,
+    "n_head": 4,
+    "num_heads": 4,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "moe_intermediate_size": 48,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+"""Sizes at which a step costs milliseconds, for the keys that a configuration has."""
+
+
+@cache
+def published() -> dict[str, dict[str, Any]]:
+    """Return the configurations that ship with the harness by name, each with `config` and `source`."""
+    table: dict[str, dict[str, Any]] = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    return table
+
+
+def read(config: str | Values) -> Values:
+    """Return the values of a published name, of a `config.json` or its folder, or those given; of a model with
+    several parts those of its text decoder.
+
+    Raises ValueError for a name or file that is not there, and for values that describe no decoder.
+    """
+    if isinstance(config, str):
+        return dict(published()[config]["config"]) if config in published() else _text(_of_file(config), config)
+    return _text(config, "the configuration")
+
+
+def _of_file(path: str) -> Values:
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    if not file.is_file():
+        hint = nearest(path, published())
+        raise ValueError(f"there is no published configuration and no file '{path}'{hint}")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"'{path}' cannot be read as JSON ({error}): give the config.json of a model") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"'{path}' holds no JSON object: give the config.json of a model")
+    return values
+
+
+def _text(values: Values, name: str) -> Values:
+    inner = values.get("text_config")
+    values = inner if isinstance(inner, dict) else values
+    values = {key: value for key, value in values.items() if key not in OF_NO_USE}
+    if not isinstance(values.get("model_type"), str):
+        raise ValueError(f"{name} has no model_type: add the one of its architecture, such as llama")
+    for size in BOUNDS:
+        of(values, size, name)
+    return values
+
+
+def key(values: Mapping[str, Any], size: str) -> str:
+    """Return the name under which these values have a size; the usual one where they do not have it."""
+    return next((name for name in NAMES[size] if name in values), size)
+
+
+def of(values: Mapping[str, Any], size: str, name: str = "the configuration") -> int:
+    """Return a size. Raises ValueError where it is missing or absurd."""
+    value = values.get(key(values, size))
+    if value is None:
+        raise ValueError(f"{name} has no {size}: add it")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= BOUNDS[size]:
+        raise ValueError(f"{name} has a {key(values, size)} of {value!r}: give a whole number from 1 to {BOUNDS[size]}")
+    return value
+
+
+def changed(values: Values, changes: Mapping[str, Any]) -> Values:
+    """Return the values with some replaced. Raises ValueError for a key that they do not have."""
+    for name in changes:
+        if name not in values:
+            raise ValueError(f"changes: the configuration has no '{name}'{nearest(name, values)}")
+    return {**values, **changes}
+
+
+def with_sizes(values: Values, layers: int, vocabulary: int, soft_cap: float) -> Values:
+    """Return the values for so many layers, tokens and another soft cap; what is listed by layer follows."""
+    values = {**values, key(values, "num_hidden_layers"): layers, "vocab_size": vocabulary}
+    if "final_logit_softcapping" in values:
+        values["final_logit_softcapping"] = soft_cap or None
+    if isinstance(kinds := values.get("layer_types"), list) and kinds:
+        values["layer_types"] = [kinds[at % len(kinds)] for at in range(layers)]
+    values.setdefault("pad_token_id", None)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        token = values.get(name)
+        if isinstance(token, list) or (isinstance(token, int) and token >= vocabulary):
+            values[name] = None
+    return values
+
+
+def period(values: Mapping[str, Any]) -> int:
+    """Return after how many layers every kind of layer was there."""
+    kinds = values.get("layer_types")
+    if isinstance(kinds, list) and kinds:
+        return max(kinds.index(kind) for kind in kinds) + 1
+    pattern = values.get("sliding_window_pattern")
+    if isinstance(pattern, int):
+        return pattern
+    return 2 if values["model_type"] == "gemma2" else 1
+
+
+def small(values: Mapping[str, Any], tokens: int) -> Values:
+    """Return what to change for sizes at which a step costs milliseconds; windows that bind at `tokens` still do."""
+    changes = {name: size for name, size in SMALL.items() if isinstance(values.get(name), int)}
+    heads = of(values, "num_attention_heads")
+    if isinstance(groups := values.get("num_key_value_heads"), int):
+        changes["num_key_value_heads"] = 4 if groups == heads else 2
+    window = values.get("sliding_window")
+    if isinstance(window, int):
+        changes["sliding_window"] = 16 if window < tokens else 1 << 12
+    return changes

@@ -1,0 +1,310 @@
+"""Cut a decoder of transformers by itself, and prove on a small one that the parts compute what the whole does.
+
+A small model of the same architecture is run once with real numbers. What is called in which order says where its
+layers are, which modules follow them, which module of a layer attends and which is its feed part. The model of the size
+that was asked for is then made without values, in which the same modules have the same names.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from harness.contract.plugins import nearest
+from harness.refusal import Refusal
+from harness.workloads.causal_lm import configs, stand_ins
+
+MIX = ("self_attn", "attn", "attention")
+FEED = ("mlp",)
+"""What the modules of a layer are called that attend, and those that transform each token."""
+OF_PLACE = ("layer_idx", "layer_id", "training")
+"""Attributes of a module that say where it stands, not what it does."""
+
+
+class CutError(Refusal):
+    """A model that cannot be trained in parts, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Names within the model without its head: of the list of layers, of what follows them, and of a layer's parts.
+
+    `tuples`: a layer returns a tuple. `mix` and `feed` are None where a layer has no module for them, `outputs` is how
+    many values that for `mix` returns. `constant` are the deviations of parameters that are not drawn (0: ones, -1:
+    zeros), those of the layers by their names within one.
+    """
+
+    layers: str
+    after: tuple[str, ...]
+    tuples: bool
+    mix: str | None
+    outputs: int
+    feed: str | None
+    constant: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Shape and deviation of one parameter, as `Parts.draw` wants them."""
+
+    shape: tuple[int, ...]
+    deviation: float
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model in pieces that hold no parameters.
+
+    `base` is the model without its head, in which stand-ins take the place of the layers and of what follows them.
+    `kinds` names the kind of each layer; `layer`, `mix` and `feed` have the module of each kind, `linear` its matrix
+    products by name, `after` the modules that follow the layers. `parameters` are those of the whole by their names in
+    a state, shared ones once; `buffers` those tensors that are none, all layers' included. `tied` is the name of the
+    embedding's weight where that is the head as well.
+    """
+
+    base: nn.Module
+    anatomy: Anatomy
+    kinds: tuple[str, ...]
+    layer: dict[str, nn.Module]
+    mix: dict[str, nn.Module]
+    feed: dict[str, nn.Module]
+    linear: dict[str, dict[str, nn.Module]]
+    after: dict[str, nn.Module]
+    parameters: dict[str, Parameter]
+    buffers: dict[str, torch.Tensor]
+    tied: str | None
+
+
+def cut(shape: Any) -> Cut:
+    """Cut the model of a shape. Raises CutError with the reason where that cannot be done."""
+    return _cut(json.dumps(shape.values()))
+
+
+@cache
+def _cut(values: str) -> Cut:
+    with _disable_current_modes():  # a prediction runs on tensors without numbers
+        read = json.loads(values)
+        anatomy = proven(json.dumps(_small(read)))
+        with without_values():
+            model = made(read, stand_ins.ATTENTION)
+        return pieces(model, anatomy)
+
+
+def _small(values: configs.Values) -> configs.Values:
+    changes = configs.small(values, configs.of(values, "max_position_embeddings"))
+    cap = float(values.get("final_logit_softcapping") or 0.0)
+    return configs.with_sizes({**values, **changes}, max(2, configs.period(values)), 61, cap)
+
+
+@cache
+def proven(values: str) -> Anatomy:
+    """Look at a small model and compare what its parts compute with what it computes; raise CutError if they differ."""
+    from harness.workloads.causal_lm.proof import difference
+
+    read = json.loads(values)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = made(read, "eager")
+    anatomy = seen(model)
+    copy = deepcopy(model)
+    copy.set_attn_implementation(stand_ins.ATTENTION)
+    fault = difference(model, pieces(copy, anatomy))
+    if fault is not None:
+        raise CutError(f"the architecture '{read['model_type']}' cannot be cut into layers: {fault}")
+    return anatomy
+
+
+def made(values: configs.Values, attention: str) -> Any:
+    """Make the model of a configuration; raises CutError for one that transformers does not take."""
+    try:
+        import transformers
+    except ImportError:
+        raise CutError("'causal_lm' needs the package transformers: install it, or the extra 'models'") from None
+    stand_ins.register()
+    own = dict(values)
+    kind, version = own.pop("model_type"), transformers.__version__
+    if kind not in transformers.CONFIG_MAPPING:
+        near = nearest(kind, transformers.CONFIG_MAPPING)[:80]
+        raise CutError(f"transformers {version} knows no architecture '{kind}'{near}")
+    try:
+        config = transformers.AutoConfig.for_model(kind, **own)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CutError(f"transformers {version} makes no decoder of the architecture '{kind}': {first[:200]}") from None
+    return model.eval()  # without dropout
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Make modules whose parameters take no memory; buffers are computed as ever."""
+    register = nn.Module.register_parameter
+
+    def emptied(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = emptied  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def layers_of(model: Any) -> tuple[str, nn.ModuleList]:
+    """Return the list of layers and its name within the model without its head; raise CutError where there is none."""
+    count = model.config.num_hidden_layers
+    for name, module in model.base_model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return name, module
+    raise CutError(f"the architecture '{model.config.model_type}' cannot be cut: it has no list of its {count} layers")
+
+
+def seen(model: Any) -> Anatomy:
+    """Run a small model once and see what it calls."""
+    base = model.base_model
+    within, layers = layers_of(model)
+    order: list[str] = []
+    calls: dict[str, tuple[Any, Any, Any]] = {}
+
+    def watch(name: str, module: nn.Module) -> Any:
+        def called(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            order.append(name)
+            calls[name] = args, kwargs, output
+
+        return module.register_forward_hook(called, with_kwargs=True)
+
+    hooks = [watch(name, module) for name, module in base.named_modules()]
+    try:
+        with torch.no_grad():
+            base(input_ids=torch.arange(2, 9)[None], use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    first, last = f"{within}.0", f"{within}.{len(layers) - 1}"
+    if last not in calls:
+        raise CutError(f"the architecture '{model.config.model_type}' cannot be cut: its last layer is not called")
+    later = order[order.index(last) + 1 :]
+    mix = next((name for name in MIX if isinstance(calls.get(f"{first}.{name}", (None,) * 3)[2], tuple)), None)
+    return Anatomy(
+        layers=within,
+        after=tuple(name for name in later if name and not list(base.get_submodule(name).children())),
+        tuples=isinstance(calls[last][2], tuple),
+        mix=mix,
+        outputs=len(calls[f"{first}.{mix}"][2]) if mix else 0,
+        feed=next((name for name in FEED if _maps_tokens(calls.get(f"{first}.{name}"))), None),
+        constant=_constant(base, within),
+    )
+
+
+def _maps_tokens(call: tuple[Any, Any, Any] | None) -> bool:
+    """Return whether a module was called with hidden states alone, and returned hidden states alone."""
+    if call is None:
+        return False
+    args, kwargs, output = call
+    return len(args) == 1 and not kwargs and isinstance(output, torch.Tensor) and output.shape == args[0].shape
+
+
+def _constant(base: nn.Module, within: str) -> dict[str, float]:
+    """Find the parameters that begin with all ones (deviation 0) or all zeros (-1)."""
+    constant = {}
+    for name, parameter in base.named_parameters():
+        for value, deviation in ((1.0, 0.0), (0.0, -1.0)):
+            if bool((parameter == value).all()):
+                constant[_short(name, within)] = deviation
+    return constant
+
+
+def _short(name: str, within: str) -> str:
+    """Return the name of a parameter within its layer; of one outside of the layers the name as it is."""
+    return name.removeprefix(f"{within}.").partition(".")[2] if name.startswith(f"{within}.") else name
+
+
+def pieces(model: Any, anatomy: Anatomy) -> Cut:
+    """Take a model to pieces; it is not whole any more afterwards."""
+    base, (_, layers) = model.base_model, layers_of(model)
+    head = model.get_output_embeddings()
+    if getattr(head, "bias", None) is not None:
+        raise CutError(f"the architecture '{model.config.model_type}' cannot be cut: its head has a bias")
+    kinds = kinds_of(model, layers)
+    tied = next((name for name, p in base.named_parameters() if p is head.weight), None)
+    after = {name: base.get_submodule(name) for name in anatomy.after}
+    parameters = _parameters(model, anatomy, kinds, tied)
+    buffers = {name: buffer.detach() for name, buffer in base.named_buffers()}
+    of_kind = {kind: layers[kinds.index(kind)] for kind in dict.fromkeys(kinds)}
+    linear = {kind: stand_ins.replace_linear(layer) for kind, layer in of_kind.items()}
+    mix, feed = ({kind: layer.get_submodule(name) for kind, layer in of_kind.items()} if name else {}
+                 for name in (anatomy.mix, anatomy.feed))  # fmt: skip
+    for kind, layer in of_kind.items():
+        if anatomy.mix:
+            layer.set_submodule(anatomy.mix, stand_ins.Mix(mix[kind], anatomy.outputs))
+        if anatomy.feed:
+            layer.set_submodule(anatomy.feed, stand_ins.Feed(feed[kind]))
+    for at, kind in enumerate(kinds):
+        layers[at] = stand_ins.Layer(layers[at], kind, anatomy.tuples)
+    for name in after:
+        base.set_submodule(name, nn.Identity())
+    return Cut(base, anatomy, kinds, of_kind, mix, feed, linear, after, parameters, buffers, tied)
+
+
+def _parameters(model: Any, anatomy: Anatomy, kinds: tuple[str, ...], tied: str | None) -> dict[str, Parameter]:
+    """Name every parameter as it stands in a state, with how it is drawn."""
+    given = (getattr(model.config, name, None) for name in ("initializer_range", "init_std"))
+    deviation = float(next((value for value in given if value), 0.02))
+
+    def drawn(name: str, p: torch.Tensor) -> Parameter:
+        return Parameter(tuple(p.shape), anatomy.constant.get(_short(name, anatomy.layers), deviation))
+
+    parameters = {}
+    for name, p in model.base_model.named_parameters():
+        if name.startswith(f"{anatomy.layers}."):
+            at, _, short = name.removeprefix(f"{anatomy.layers}.").partition(".")
+            parameters[f"layers.{at}.{kinds[int(at)]}.{short}"] = drawn(name, p)
+        elif name.rpartition(".")[0] in anatomy.after:
+            parameters[f"norm.{name}"] = drawn(name, p)
+        else:
+            parameters[f"embed.{name}"] = drawn(name, p)
+    if tied is None:
+        parameters["head"] = Parameter(tuple(model.get_output_embeddings().weight.shape), deviation)
+    return parameters
+
+
+def kinds_of(model: Any, layers: nn.ModuleList) -> tuple[str, ...]:
+    """Name the kind of each layer: those of one kind differ in the values of their parameters alone."""
+    types = getattr(model.config, "layer_types", None)
+    known: dict[Any, str] = {}
+    for at, layer in enumerate(layers):
+        label = types[at] if types else "layer"
+        mark = (label, *_marks(layer))
+        if mark not in known:
+            known[mark] = label if label not in known.values() else f"{label}_{len(known)}"
+    return tuple(known[types[at] if types else "layer", *_marks(layer)] for at, layer in enumerate(layers))
+
+
+def _marks(layer: nn.Module) -> Iterator[Any]:
+    """Yield what a layer does: its modules with their plain settings, and the sizes of their parameters."""
+    for name, module in layer.named_modules():
+        settings = sorted(
+            (key, value)
+            for key, value in vars(module).items()
+            if key not in OF_PLACE and not key.startswith("_") and isinstance(value, bool | int | float | str)
+        )
+        yield (
+            name,
+            type(module),
+            tuple(settings),
+            tuple((key, p.shape) for key, p in module.named_parameters(recurse=False)),
+        )

@@ -1,0 +1,196 @@
+"""What takes the place of a module of transformers, so that what it did is a part that strategies can rewrite.
+
+A stand-in calls the part through the `parts` of the layer that is running. Attention comes through the interface of
+transformers for attention functions, under a name of its own.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from harness.contract.parts import Parts
+
+ATTENTION = "harness"
+"""The name under which the attention of the parts is known to transformers."""
+Layer_ = dict[str, dict[str, Any]]
+
+
+class Rest(NamedTuple):
+    """What a module is called with besides its hidden states, and the shape [B, T] of those."""
+
+    keyword: bool
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    size: tuple[int, ...]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, "Rest"]:
+        """Separate the hidden states from the rest."""
+        keyword = not args
+        x = kwargs["hidden_states"] if keyword else args[0]
+        rest = {name: value for name, value in kwargs.items() if name != "hidden_states"}
+        return x, cls(keyword, args[1:], rest, tuple(x.shape[:2]))
+
+    def with_states(self, x: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments as before, with these hidden states."""
+        if self.keyword:
+            return self.args, {"hidden_states": x, **self.kwargs}
+        return (x, *self.args), self.kwargs
+
+
+class Running(NamedTuple):
+    """The layer that is running: the parts, its parameters, and what modules of each kind are called with."""
+
+    parts: Parts
+    p: Any
+    rest: dict[Any, Rest]
+
+
+_running: list[Running] = []
+
+
+@contextmanager
+def running(parts: Parts, p: Any, rest: dict[Any, Rest]) -> Iterator[None]:
+    """Let stand-ins call these parts as long as this lasts."""
+    _running.append(Running(parts, p, rest))
+    try:
+        yield
+    finally:
+        _running.pop()
+
+
+class StandIn(nn.Module):
+    """Take the place of a module, and show its attributes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._instead_of = (module,)  # in a tuple, so that it is no part of this one
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_instead_of"][0], name)
+
+
+class Layer(StandIn):
+    """Note what a layer is called with, and pass its hidden states on."""
+
+    def __init__(self, module: nn.Module, kind: str, tuples: bool) -> None:
+        super().__init__(module)
+        self.kind, self.tuples = kind, tuples
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x, rest = Rest.of(args, kwargs)
+        _running[-1].rest[self.kind] = rest
+        return (x,) if self.tuples else x
+
+
+class Mix(StandIn):
+    """Call `parts.mix`."""
+
+    def __init__(self, module: nn.Module, outputs: int) -> None:
+        super().__init__(module)
+        self.outputs = outputs
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        parts, p, known = _running[-1]
+        x, known[next(iter(p)), "mix"] = Rest.of(args, kwargs)
+        return (parts.mix(parts, p, x), *[None] * (self.outputs - 1))
+
+
+class Feed(StandIn):
+    """Call `parts.feed`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts, p, _ = _running[-1]
+        return parts.feed(parts, p, x)
+
+
+class Linear(StandIn):
+    """Multiply by a matrix of the layer that is running."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__(module)
+        self.name = name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _, p, _ = _running[-1]
+        own = next(iter(p.values()))
+        weight, bias = own[f"{self.name}.weight"], own.get(f"{self.name}.bias")
+        if isinstance(self._instead_of[0], nn.Linear):
+            return F.linear(x, weight, bias)
+        return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
+
+
+def replace_linear(layer: nn.Module) -> dict[str, nn.Module]:
+    """Let stand-ins make the matrix products of a layer; return the modules that did."""
+    from transformers.pytorch_utils import Conv1D
+
+    found: dict[str, nn.Module] = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+    for name, module in found.items():
+        layer.set_submodule(name, Linear(module, name))
+    return found
+
+
+def register() -> None:
+    """Make the attention of the parts known to transformers, with the masks that torch's own attention takes."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ATTENTION, attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def attention(
+    module: nn.Module,
+    q_BHTK: torch.Tensor,
+    k_BGTK: torch.Tensor,
+    v_BGTK: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend by `parts.attend` where attention is causal and nothing else; what has a window or a cap by itself."""
+    if s_aux is not None:
+        raise ValueError("this architecture attends to sinks as well, and no part does")
+    K = q_BHTK.shape[-1]
+    scaling = K**-0.5 if scaling is None else scaling
+    if softcap:
+        return capped(q_BHTK, k_BGTK, v_BGTK, attention_mask, scaling, softcap), None
+    if attention_mask is not None:
+        grouped = k_BGTK.shape[1] < q_BHTK.shape[1]
+        y_BHTK = F.scaled_dot_product_attention(
+            q_BHTK, k_BGTK, v_BGTK, attention_mask, scale=scaling, enable_gqa=grouped
+        )
+        return y_BHTK.transpose(1, 2).contiguous(), None
+    factor = scaling * K**0.5  # `attend` scales by the root of the width
+    q_BHTK = q_BHTK if abs(factor - 1) < 1e-6 else q_BHTK * factor
+    parts = _running[-1].parts
+    return parts.attend(parts, *(each.transpose(1, 2) for each in (q_BHTK, k_BGTK, v_BGTK))), None
+
+
+def capped(
+    q_BHTK: torch.Tensor,
+    k_BGTK: torch.Tensor,
+    v_BGTK: torch.Tensor,
+    mask_TT: torch.Tensor | None,
+    scaling: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Attend with scores that are bent to stay within a cap (Gemma 2, arXiv:2408.00118): all of them at once."""
+    groups = q_BHTK.shape[1] // k_BGTK.shape[1]
+    k, v = (each.repeat_interleave(groups, 1) if groups > 1 else each for each in (k_BGTK, v_BGTK))
+    scores = softcap * torch.tanh(q_BHTK @ k.transpose(2, 3) * scaling / softcap)
+    if mask_TT is None:
+        mask_TT = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    scores = scores.masked_fill(~mask_TT, torch.finfo(scores.dtype).min)
+    shares = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
+    return (shares @ v).transpose(1, 2).contiguous()

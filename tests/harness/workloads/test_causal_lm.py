@@ -1,0 +1,180 @@
+"""Published decoders: the parts compute what transformers computes, sizes are those that were published."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from harness import Place, backends
+from harness.contract import plugins
+from harness.contract.assembly import assemble
+from harness.records import Applied, Case, Task
+from harness.worker import prediction, tasks
+from harness.workloads.causal_lm import Shape, configs, parameters, probe, tiny
+
+transformers = pytest.importorskip("transformers", reason="needs the package transformers")
+LOADED = plugins.load()
+
+PARAMETERS = {
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-7b": 7_615_616_512,
+    "deepseek-r1-distill-qwen-1.5b": 1_777_088_000,
+    "llama-2-7b": 6_738_415_616,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "tinyllama-1.1b": 1_100_048_384,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "smollm2-1.7b": 1_711_376_384,
+    "mistral-7b": 7_248_023_552,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_263_168,
+    "phi-3-mini": 3_821_079_552,
+    "olmo-2-7b": 7_298_617_344,
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "pythia-70m": 70_426_624,
+    "pythia-160m": 162_322_944,
+    "pythia-1b": 1_011_781_632,
+    "opt-125m": 125_239_296,
+    "opt-1.3b": 1_315_758_080,
+}
+"""As the files of their weights count them."""
+ARCHITECTURES = {configs.read(name)["model_type"]: name for name in sorted(configs.published(), reverse=True)}
+
+
+@pytest.mark.parametrize("name", configs.published())
+def test_a_published_configuration_has_the_parameters_that_were_published(name):
+    assert parameters(Shape(config=name)) == PARAMETERS[name]
+
+
+def whole(shape, attention):
+    """Make the model of a shape by transformers alone."""
+    values = shape.values()
+    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+
+
+def in_parts(shape, values):
+    """Build the parts of a shape, and a state of these values by the names that transformers has for them."""
+    parts = LOADED.workloads["causal_lm"].on["torch"](shape, Place("torch", "cpu"), None, 0)
+    heads = ("lm_head.weight", "embed_out.weight")
+
+    def draw(parts, name, size, deviation):
+        group, _, rest = name.partition(".")
+        if group == "layers":
+            at, _, rest = rest.partition(".")
+            rest = f"{at}.{rest.partition('.')[2]}"
+        (own,) = (own for own in values if (own in heads if group == "head" else own.endswith(f".{rest}")))
+        assert values[own].shape == size
+        return values[own].detach().clone()
+
+    parts = replace(parts, draw=draw)
+    return parts, parts.init(parts, None)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_loss_and_gradients_are_those_of_transformers(kind):
+    shape = probe(Shape(config=ARCHITECTURES[kind]))
+    model = whole(shape, "eager" if kind == "gemma2" else "sdpa")
+    named = dict(model.named_parameters())
+    parts, state = in_parts(shape, named)
+    ids = torch.randint(2, 67, (3, 37), generator=torch.Generator().manual_seed(1))
+    labels = torch.where(torch.rand(ids.shape, generator=torch.Generator().manual_seed(2)) < 0.2, -100, ids)
+    loss = model(input_ids=ids, labels=labels).loss
+    loss.backward()
+    own, grads = parts.grad(parts, state, ids[:, :-1], labels[:, 1:])
+    assert own == pytest.approx(loss.item(), rel=1e-6)
+    _, expected = in_parts(shape, {name: p.grad for name, p in named.items()})
+    pairs = zip(*(backends.load("torch").arrays(each).items() for each in (grads, expected["params"])), strict=True)
+    for (name, (one, _)), (other_name, (two, _)) in pairs:
+        assert name == other_name
+        assert abs(one - two).max() <= 1e-5 * abs(two).max() + 1e-8, name
+
+
+def case(name, *strategies, shape=probe, **sizes):
+    return Case(
+        workload="causal_lm",
+        shape=shape(Shape(config=name, **sizes)).model_dump(),
+        place="torch/cpu",
+        corpus="drawn",
+        tokenizer="none",
+        strategies=tuple(Applied(name=each) for each in strategies),
+    )
+
+
+def predicted(case):
+    task = Task(kind="predict", cases=(case,), run_id="", parent=0, folder="", steps=2)
+    return prediction.measure(task, LOADED, backends.load("torch"))
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_every_architecture_is_predicted(kind):
+    record = predicted(case(ARCHITECTURES[kind]))
+    figures = record.prediction
+    assert figures.predicted_peak_bytes is not None, record.missing
+    assert figures.predicted_peak_bytes >= figures.floor_bytes
+
+
+def test_a_strategy_of_attention_is_called_by_every_layer_without_a_window():
+    calls = []
+    parts = assemble(LOADED, case("gemma-3-1b", tokens=2048))
+    inner = parts.attend
+    watched = replace(parts, attend=lambda *args: calls.append(1) or inner(*args))
+    state = parts.init(parts, None)
+    ids = torch.randint(2, 67, (2, 37))
+    parts.grad(watched, state, ids, ids)
+    assert len(calls) == 1, "of six layers five see 16 tokens alone"
+
+
+BAD = [
+    ({"config": "qwen3-8c"}, "no published configuration and no file 'qwen3-8c'; did you mean 'qwen3-8b'?"),
+    ({"config": {"vocab_size": 5}}, "has no model_type"),
+    ({"config": {**configs.read("gpt2"), "n_layer": None}}, "has no num_hidden_layers: add it"),
+    ({"config": {**configs.read("gpt2"), "n_layer": -3}}, "n_layer of -3: give a whole number from 1 to 1000"),
+    ({"config": {**configs.read("gpt2"), "n_layer": True}}, "n_layer of True"),
+    ({"config": "gpt2", "tokens": 2048}, "2,048 tokens are more than the 1,024 positions of gpt2"),
+    ({"config": "gpt2", "changes": {"n_embed": 8}}, "has no 'n_embed'; did you mean 'n_embd'?"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "sentence"), BAD, ids=lambda value: value if isinstance(value, str) else "")
+def test_bad_input_is_refused_in_a_sentence(sizes, sentence):
+    with pytest.raises(ValidationError, match=re.escape(sentence)):
+        Shape(**sizes)
+
+
+def test_an_unknown_architecture_is_refused_in_a_sentence():
+    strange = case({**configs.read("smollm2-135m"), "model_type": "llamma"})
+    record = tasks.run(Task(kind="predict", cases=(strange,), run_id="", parent=0, folder=""), LOADED)
+    assert "knows no architecture 'llamma'; did you mean 'llama'?" in record.evidence["message"]
+
+
+def test_a_file_is_read_where_it_lies_and_its_values_go_into_the_case(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(configs.read("pythia-70m") | {"torch_dtype": "float16"}))
+    shape = Shape(config=str(tmp_path))
+    assert shape.config == configs.read("pythia-70m")
+    assert shape.layers == 6 and shape.vocabulary == 50304
+    assert Shape(**shape.model_dump()) == shape
+
+
+def test_reduced_shapes_keep_every_kind_of_layer():
+    assert tiny(Shape(config="gemma-3-1b")).layers == 6
+    assert probe(Shape(config="smollm2-135m")).layers == 3
