@@ -41,7 +41,7 @@ def plan_of(
     Each case has the budget if one is given. A model is for a GPU where there is one, or `on_gpu` says so.
     """
     if (path is None) == (model is None):
-        raise SuiteError("name either a suite or a model: a YAML file, or --model NAME")
+        raise SuiteError("name either a SUITE, which is a YAML file, or a model: --model NAME")
     if path is not None:
         plan = reader.read(path, loaded)
     else:

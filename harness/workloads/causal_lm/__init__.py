@@ -123,6 +123,6 @@ def harness_workloads() -> list[Workload]:
             tokens_per_step=lambda shape: shape.batch * shape.tokens,
             wanted=wanted,
             extent=extent,
-            lacks=("scan", "cache", "gather_parameters", "positions"),
+            lacks=("scan", "cache", "shard_batch", "reduce_gradients", "gather_parameters", "positions"),
         )
     ]

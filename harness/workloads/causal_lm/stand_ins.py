@@ -131,7 +131,9 @@ def replace_linear(layer: nn.Module) -> dict[str, nn.Module]:
     """Let stand-ins make the matrix products of a layer; return the modules that did."""
     from transformers.pytorch_utils import Conv1D
 
-    found: dict[str, nn.Module] = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+    found: dict[str, nn.Module] = {
+        name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear | Conv1D)
+    }
     for name, module in found.items():
         layer.set_submodule(name, Linear(module, name))
     return found

@@ -1,0 +1,48 @@
+"""A model on the command line is a suite that can be kept."""
+
+import json
+
+import pytest
+
+from harness.contract import plugins
+from harness.suite import reader
+from harness.suite.of_model import Model, row
+from harness.suite.schema import SuiteError
+from harness.workloads.causal_lm import configs
+
+LOADED = plugins.load()
+
+
+def test_a_model_with_rows_is_a_suite(tmp_path):
+    model = Model("qwen3-8b", 32768, 2, ("checkpoint,fused_loss(chunk=64)", "bfloat16"))
+    plan = reader.read(tmp_path / "qwen3-8b.yaml", LOADED, model.suite(["torch/cuda"]))
+    assert [case.label for case in plan.cases] == ["baseline", "nothing", "checkpoint + fused_loss(chunk=64)", "bfloat16"]
+    shape = plan.cases[0].shape
+    assert (shape["config"], shape["tokens"], shape["batch"], shape["layers"]) == ("qwen3-8b", 32768, 2, 36)
+    assert model.stem == "qwen3-8b" and str(plan.cases[0].place) == "torch/cuda"
+
+
+def test_a_path_is_named_for_the_folder_of_its_file(tmp_path):
+    folder = tmp_path / "my gpt"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(configs.read("gpt2")))
+    model = Model(str(folder / "config.json"))
+    assert model.stem == "my-gpt"
+    plan = reader.read(tmp_path / "suite.yaml", LOADED, model.suite(["torch/cpu"]))
+    assert plan.cases[0].shape["tokens"] == 1024, "no more than it has positions"
+    assert plan.cases[0].shape["config"] == configs.read("gpt2")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("", "is no list of strategies"), ("a,,b", "is no list of strategies"), ("a(b)", "'b' in 'a(b)' sets no knob")],
+)
+def test_a_row_that_is_none_is_refused(text, sentence):
+    with pytest.raises(SuiteError) as error:
+        row(text)
+    assert sentence in str(error.value)
+
+
+def test_a_model_that_is_not_there_is_refused():
+    with pytest.raises(SuiteError, match="did you mean 'gpt2-xl'"):
+        Model("gpt2-xxl").suite(["torch/cpu"])
