@@ -16,7 +16,12 @@ LOADED = plugins.load()
 def test_a_model_with_rows_is_a_suite(tmp_path):
     model = Model("qwen3-8b", 32768, 2, ("checkpoint,fused_loss(chunk=64)", "bfloat16"))
     plan = reader.read(tmp_path / "qwen3-8b.yaml", LOADED, model.suite(["torch/cuda"]))
-    assert [case.label for case in plan.cases] == ["baseline", "nothing", "checkpoint + fused_loss(chunk=64)", "bfloat16"]
+    assert [case.label for case in plan.cases] == [
+        "baseline",
+        "nothing",
+        "checkpoint + fused_loss(chunk=64)",
+        "bfloat16",
+    ]
     shape = plan.cases[0].shape
     assert (shape["config"], shape["tokens"], shape["batch"], shape["layers"]) == ("qwen3-8b", 32768, 2, 36)
     assert model.stem == "qwen3-8b" and str(plan.cases[0].place) == "torch/cuda"
