@@ -47,8 +47,11 @@ class Parts:
     draw               draw the first value of one parameter; deviation 0 means all ones, a negative one zeros
     init               make the state: parameters, and what the optimizer has before the first update
     embed              look up x_BTD of the ids x_BT (or map frames x_BTF to it)
+    linear             multiply by a weight of a layer, known by its short name, and add its bias where it has one
+    rotary             compute cosines and sines [T, rotated / 2] of the angles by which queries and keys are turned
     mix                mix across the tokens of one layer: attention, or a recurrence
     attend             attend causally, with H heads of queries and G of keys and values, H a multiple of G
+    recur              run an LSTM or a GRU over the frames from a state on, or from zeros; return its last state, too
     scan               run the recurrence of a selective scan
     feed               transform each token of one layer by itself
     block              apply one layer: `mix` and `feed` with their norms
@@ -97,8 +100,11 @@ class Parts:
     draw: protocols.DrawPart = ABSENT
     init: protocols.InitPart = ABSENT
     embed: protocols.EmbedPart = ABSENT
+    linear: protocols.LinearPart = ABSENT
+    rotary: protocols.RotaryPart = ABSENT
     mix: protocols.LayerPart = ABSENT
     attend: protocols.AttendPart = ABSENT
+    recur: protocols.RecurPart = ABSENT
     scan: protocols.ScanPart = ABSENT
     feed: protocols.LayerPart = ABSENT
     block: protocols.LayerPart = ABSENT

@@ -69,6 +69,14 @@ class EmbedPart(Protocol):
     def __call__(self, parts: "Parts", params: Tree, x_BT: Array, /) -> Array: ...
 
 
+class LinearPart(Protocol):
+    def __call__(self, parts: "Parts", p: Any, name: str, x: Array, /) -> Array: ...
+
+
+class RotaryPart(Protocol):
+    def __call__(self, parts: "Parts", positions: tuple[slice, ...], like: Array, /) -> tuple[Array, Array]: ...
+
+
 class LayerPart(Protocol):
     """Of `mix`, `feed` and `block`: hidden states in, hidden states out, with the parameters of one layer."""
 
@@ -77,6 +85,10 @@ class LayerPart(Protocol):
 
 class AttendPart(Protocol):
     def __call__(self, parts: "Parts", q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, /) -> Array: ...
+
+
+class RecurPart(Protocol):
+    def __call__(self, parts: "Parts", p: Any, x_BTD: Array, carried: Any, /) -> tuple[Array, Any]: ...
 
 
 class ScanPart(Protocol):

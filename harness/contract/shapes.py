@@ -46,3 +46,16 @@ class LayeredShape(Shape, Protocol):
     @property
     def head(self) -> int: ...
     def parameter_shapes(self) -> dict[str, tuple[tuple[int, ...], float]]: ...
+
+
+@runtime_checkable
+class RotaryShape(Protocol):
+    """The sizes of a workload with rotary positions: of each head the first `rotated` numbers are turned.
+
+    Pair k of these, k from 0 on, turns by rotary_base ** (-2 k / rotated) from one token to the next.
+    """
+
+    @property
+    def rotated(self) -> int: ...
+    @property
+    def rotary_base(self) -> float: ...

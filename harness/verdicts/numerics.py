@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 2.0**-7}
+UNIT_ROUNDOFF = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    "int8": 2.0**-7,
+    "float8": 2.0**-4,
+}
 DRIFT = 1700
 """How many roundoffs (1e-4 in float32) the loss of a later update may differ by."""
 # A tensor this much smaller than the whole gradient is zero but for the rounding of the float64 reference

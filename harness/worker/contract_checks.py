@@ -17,17 +17,17 @@ from harness.contract.parts import PART_NAMES
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.records import Applied, Case, Record, Task
-from harness.verdicts.numerics import Outcome
+from harness.verdicts.numerics import UNIT_ROUNDOFF, Outcome
 from harness.worker import numerics
 from harness.worker.prediction import DATA_PARTS
 from harness.worker.tasks import first_line
 
 UPDATES = 4
 EXACT, LOWER = 1e-5, 2e-2
-"""How far losses and gradients may lie from the baseline's: in float32, and where a lower precision is declared."""
+"""How far losses and gradients may lie from the baseline's: in float32, and at least where less is declared."""
 CHEAP, EVERY_PART = "lstm", "jamba"
 """Networks of the temporal workload: the one that costs least, and the one in which every part is called."""
-IN_LAYERS = {"mix", "attend", "scan", "feed", "block", "stack"}
+IN_LAYERS = {"linear", "rotary", "mix", "attend", "scan", "feed", "block", "stack"}
 
 Names = tuple[str, ...]
 _contracts: list["Contract"] = []
@@ -138,7 +138,8 @@ class Contract:
             return
         if any(strategy.approximate for strategy in applied):
             return
-        bound = LOWER if any(strategy.precision for strategy in applied) else EXACT
+        lowered = [LOWER, *(4 * UNIT_ROUNDOFF[each.precision] for each in applied if each.precision)]
+        bound = max(lowered) if len(lowered) > 1 else EXACT
         yield from _differences(outcome, self.outcome(workload, backend, (), network), bound)
         if feeds_of(self.loaded, self.case(workload, backend, names)) == "same":
             yield from self._other_batches(names, workload, backend)
@@ -181,7 +182,7 @@ class Contract:
         absent = {part for part in PART_NAMES if getattr(parts, part) is None}
         for part in sorted(absent - set(made.lacks)):
             yield f"the part '{part}' is None, and `lacks` does not name it"
-        for part in sorted(set(made.lacks) - absent - ({"scan"} if "network" in case.shape else set())):
+        for part in sorted(set(made.lacks) - absent - ({"recur", "scan"} if "network" in case.shape else set())):
             yield f"`lacks` names '{part}', which is there"
         shape = parts.shape
         for size, figure in (("floor", made.floor(shape)), ("tokens_per_step", made.tokens_per_step(shape))):

@@ -23,6 +23,8 @@ from harness.worker import ranks
 
 SEEDS = (0, 1, 2)
 UPDATES = 20
+COMPUTED = ("float32", "float16", "bfloat16")
+"""The types in which a whole model can compute; integers and 8 bits are for what is stored or multiplied."""
 
 Draw = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -108,7 +110,7 @@ def _judged(plugins: Plugins, case: Case, backend: Any, outcomes: dict[int, nume
     declared = [plugins.strategies[applied.name] for applied in case.strategies]
     precision = next((strategy.precision for strategy in declared if strategy.precision), None)
     low: Callable[[int], numerics.Outcome] | None = None
-    if precision is not None and precision.startswith(("float", "bfloat")):  # no model computes in integers
+    if precision is not None and precision in COMPUTED:
         plain = case.model_copy(update={"strategies": ()})
         low = observer(plugins, plain, backend, lambda inner: backend.cast(inner, precision))
     layers = getattr(shape_of(plugins, case), "layers", 1)

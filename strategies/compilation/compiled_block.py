@@ -9,9 +9,10 @@ above the measured peak of a steady step, and leaves out the compiler's own memo
 the last bits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, wraps
+from types import MappingProxyType
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
@@ -34,7 +35,9 @@ def ready() -> Any:
     return folder
 
 
-def compiled(inner: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+def compiled(
+    inner: Callable[..., Any], inductor: Mapping[str, Any] = MappingProxyType({}), **settings: Any
+) -> Callable[..., Any]:
     """Compile a part at its first call for each shape; `settings` are those of `torch._functorch.config`."""
     import warnings
 
@@ -46,7 +49,7 @@ def compiled(inner: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
     def backend(graph: Any, inputs: Any) -> Any:
         from torch._inductor.compile_fx import compile_fx
 
-        with torch._functorch.config.patch(**settings):
+        with torch._functorch.config.patch(**settings), torch._inductor.config.patch(dict(inductor)):
             return compile_fx(graph, inputs)
 
     @wraps(inner)

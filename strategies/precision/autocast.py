@@ -1,7 +1,9 @@
 """Multiply in 16 bits within the step, by the framework's own autocast; parameters and updates stay in float32.
 
 Peak: about half of the activations that matrix products save, and 2 bytes for each parameter that has a 16-bit copy
-while the step runs. The weights themselves do not become smaller. torch only: JAX has no such switch.
+while the step runs. The weights themselves do not become smaller. JAX has no such switch: there the products with the
+weights of layers, attention between them, and the product with the classifier get 16-bit inputs, and sums over layers,
+norms and the loss stay in float32; what recurrences and selective scans multiply stays as it is.
 """
 
 from dataclasses import replace
@@ -23,6 +25,28 @@ def on_torch(dtype: str, parts: Parts) -> Parts:
     return replace(parts, grad=grad)
 
 
+def on_jax(dtype: str, parts: Parts) -> Parts:
+    if parts.linear is None:
+        raise ValueError(
+            f"{dtype}_autocast narrows in JAX what the part 'linear' multiplies, and this model has none: use {dtype}"
+        )
+    inner = parts.grad
+
+    def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
+        linear_, loss_ = parts.linear, parts.loss
+
+        def linear(parts: Parts, p: Any, name: str, x: Any) -> Any:
+            own = {key: p[key].astype(dtype) for key in (name, f"b{name}") if key in p}
+            return linear_(parts, own, name, x.astype(dtype))
+
+        def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+            return loss_(parts, x_BTD.astype(dtype), w_VD.astype(dtype), y_BT)
+
+        return inner(replace(parts, linear=linear, loss=loss), state, x, y)
+
+    return replace(parts, grad=grad)
+
+
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     more = {
@@ -33,7 +57,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             f"{dtype}_autocast",
             rewrites=("grad",),
-            on={"torch": partial(on_torch, dtype)},
+            on={"torch": partial(on_torch, dtype), "jax": partial(on_jax, dtype)},
             about=f"{line}\n\n{__doc__}",
             precision=dtype,
         )

@@ -6,19 +6,22 @@ from harness import Strategy, hookimpl
 from strategies.sharding import (
     ddp,
     fsdp,
+    megatron_sequence_parallel,
     ring_attention,
-    sequence_parallel,
     tensor_parallel,
+    ulysses,
     vocabulary_parallel_loss,
     zero1,
+    zero2,
 )
 
 DIVIDED = ("shard_batch", "reduce_gradients")
 
 
 def _of(module: Any) -> tuple[dict[str, Any], str]:
-    """Return the two forms of a strategy and the docstring of its module."""
-    return {"torch": module.on_torch, "jax": module.on_jax}, module.__doc__
+    """Return the forms of a strategy, one for each framework, and the docstring of its module."""
+    forms = {"torch": module.on_torch}
+    return forms | ({"jax": module.on_jax} if hasattr(module, "on_jax") else {}), module.__doc__
 
 
 @hookimpl
@@ -29,6 +32,13 @@ def harness_strategies() -> list[Strategy]:
             "zero1",
             (*DIVIDED, "init", "gather_parameters", "update"),
             *_of(zero1),
+            ranks=True,
+        ),
+        Strategy(
+            "zero2",
+            (*DIVIDED, "init", "grad", "gather_parameters", "update"),
+            *_of(zero2),
+            calls=("embed", "block", "loss"),
             ranks=True,
         ),
         Strategy(
@@ -45,11 +55,18 @@ def harness_strategies() -> list[Strategy]:
             ranks=True,
         ),
         Strategy(
-            "sequence_parallel",
+            "megatron_sequence_parallel",
+            (*DIVIDED, "draw", "mix", "feed", "gather_parameters"),
+            *_of(megatron_sequence_parallel),
+            ranks=True,
+        ),
+        Strategy(
+            "ulysses",
             (*DIVIDED, "mix", "positions"),
-            *_of(sequence_parallel),
+            *_of(ulysses),
             calls=("attend",),
             ranks=True,
+            aliases=("sequence_parallel",),
         ),
         Strategy(
             "ring_attention",

@@ -214,6 +214,6 @@ def harness_workloads() -> list[Workload]:
             tokens_per_step=lambda shape: shape.batch * shape.tokens,
             wanted=wanted,
             extent=extent,
-            lacks=("scan", "cache"),
+            lacks=("recur", "scan", "cache"),
         )
     ]

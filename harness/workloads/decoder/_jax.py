@@ -20,7 +20,6 @@ from harness.workloads import parameters as drawing
 from harness.workloads import undivided
 from harness.workloads.data import rows
 from harness.workloads.decoder import Shape, both
-from harness.workloads.decoder.both import linear
 
 
 def at_least_float32(x: Any) -> Any:
@@ -37,7 +36,7 @@ def rotary_table(shape: Shape, positions: tuple[slice, ...], like: Any) -> tuple
     return jnp.asarray(np.cos(angles), dtype), jnp.asarray(np.sin(angles), dtype)
 
 
-def rotate(x_BTHK: Any, cos: Any, sin: Any, rotated: int) -> Any:
+def turn(x_BTHK: Any, cos: Any, sin: Any, rotated: int) -> Any:
     """Rotate the first `rotated` dimensions of each head, halves against each other; keep the dtype."""
     cos, sin = cos[:, None], sin[:, None]
     a, b, rest = jnp.split(x_BTHK, [rotated // 2, rotated], axis=-1)
@@ -57,25 +56,33 @@ def normalise(shape: Shape, x: Any, p: dict[str, Any], name: str) -> Any:
     return (scaled * weight).astype(x.dtype)
 
 
+def rotary(parts: Parts, positions: tuple[slice, ...], like: Any) -> tuple[Any, Any]:
+    """Put the angles of these positions into the program, as constants."""
+    return rotary_table(parts.shape, positions, like)
+
+
 def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
     """Attend with grouped queries and rotary positions."""
     tokens = x_BTD.shape[1]
-    table = rotary_table(parts.shape, parts.positions(parts, tokens), x_BTD)
+    table = parts.rotary(parts, parts.positions(parts, tokens), x_BTD)
     cos, sin = (mesh.own_rows(each, tokens) for each in table)
-    y_BTHK = parts.attend(parts, *projected(parts.shape, p, x_BTD, cos, sin))
-    return linear(p, "wo", y_BTHK.reshape(*x_BTD.shape[:2], -1))
+    y_BTHK = parts.attend(parts, *projected(parts, p, x_BTD, cos, sin))
+    return parts.linear(parts, p, "wo", y_BTHK.reshape(*x_BTD.shape[:2], -1))
 
 
-def projected(shape: Shape, p: dict[str, Any], x_BTD: Any, cos: Any, sin: Any) -> tuple[Any, Any, Any]:
+def projected(parts: Parts, p: dict[str, Any], x_BTD: Any, cos: Any, sin: Any) -> tuple[Any, Any, Any]:
     """Compute queries BTHK, keys and values BTGK of a layer, turned to the positions of these cosines and sines."""
+    shape: Shape = parts.shape
     B, T, _ = x_BTD.shape
-    q = linear(p, "wq", x_BTD).reshape(B, T, shape.heads, shape.head)
-    k = linear(p, "wk", x_BTD).reshape(B, T, shape.key_heads, shape.head)
-    v = linear(p, "wv", x_BTD).reshape(B, T, shape.key_heads, shape.head)
+
+    def heads(name: str, number: int) -> Any:
+        return parts.linear(parts, p, name, x_BTD).reshape(B, T, number, shape.head)
+
+    q, k, v = heads("wq", shape.heads), heads("wk", shape.key_heads), heads("wv", shape.key_heads)
     if shape.query_key_norm:
         rms = shape.model_copy(update={"norm": "rms"})
         q, k = normalise(rms, q, p, "query_norm"), normalise(rms, k, p, "key_norm")
-    return rotate(q, cos, sin, shape.rotated), rotate(k, cos, sin, shape.rotated), v
+    return turn(q, cos, sin, shape.rotated), turn(k, cos, sin, shape.rotated), v
 
 
 def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
@@ -91,10 +98,10 @@ def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
 
 def feed(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
     """Apply SwiGLU or GELU within each token."""
-    up = linear(p, "up", x_BTD)
+    up = parts.linear(parts, p, "up", x_BTD)
     swiglu = parts.shape.feed == "swiglu"
-    inner = jax.nn.silu(linear(p, "gate", x_BTD)) * up if swiglu else jax.nn.gelu(up, approximate=False)
-    return linear(p, "down", inner)
+    inner = jax.nn.silu(parts.linear(parts, p, "gate", x_BTD)) * up if swiglu else jax.nn.gelu(up, approximate=False)
+    return parts.linear(parts, p, "down", inner)
 
 
 def block(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
@@ -205,6 +212,8 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         draw=partial(draw, seed),
         init=init,
         embed=embed,
+        linear=both.linear,
+        rotary=rotary,
         mix=mix,
         attend=attend,
         feed=feed,

@@ -16,7 +16,6 @@ from harness.workloads import parameters as drawing
 from harness.workloads import undivided
 from harness.workloads.data import rows
 from harness.workloads.decoder import Shape, both
-from harness.workloads.decoder.both import linear
 
 
 class RotaryTable:
@@ -48,7 +47,7 @@ class RotaryTable:
         return torch.stack([angles.cos(), angles.sin()]).to(dtype)
 
 
-def rotate(x_BHTK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotated: int) -> torch.Tensor:
+def turn(x_BHTK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotated: int) -> torch.Tensor:
     """Rotate the first `rotated` dimensions of each head, halves against each other; keep the dtype."""
     a, b, rest = x_BHTK.split([rotated // 2, rotated // 2, x_BHTK.shape[-1] - rotated], -1)
     turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x_BHTK.dtype)
@@ -64,25 +63,35 @@ def normalise(shape: Shape, x: torch.Tensor, p: dict[str, torch.Tensor], name: s
     return F.rms_norm(wide, weight.shape, weight, 1e-6).to(x.dtype)
 
 
-def mix(table: RotaryTable, parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
+def rotary(
+    table: RotaryTable, parts: Parts, positions: tuple[slice, ...], like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take the angles of these positions from a table."""
+    return table(positions, like)
+
+
+def mix(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
     """Attend with grouped queries and rotary positions."""
-    positions = parts.positions(parts, x_BTD.shape[1])
-    y_BTHK = parts.attend(parts, *projected(parts.shape, p, x_BTD, *table(positions, x_BTD)))
-    return linear(p, "wo", y_BTHK.flatten(2))
+    angles = parts.rotary(parts, parts.positions(parts, x_BTD.shape[1]), x_BTD)
+    y_BTHK = parts.attend(parts, *projected(parts, p, x_BTD, *angles))
+    return parts.linear(parts, p, "wo", y_BTHK.flatten(2))
 
 
 def projected(
-    shape: Shape, p: dict[str, torch.Tensor], x_BTD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute queries BTHK, keys and values BTGK of a layer, turned to the positions of these cosines and sines."""
+    shape: Shape = parts.shape
     B, T, _ = x_BTD.shape
-    q = linear(p, "wq", x_BTD).view(B, T, shape.heads, shape.head).transpose(1, 2)
-    k = linear(p, "wk", x_BTD).view(B, T, shape.key_heads, shape.head).transpose(1, 2)
-    v = linear(p, "wv", x_BTD).view(B, T, shape.key_heads, shape.head).transpose(1, 2)
+
+    def heads(name: str, number: int) -> torch.Tensor:
+        return parts.linear(parts, p, name, x_BTD).view(B, T, number, shape.head).transpose(1, 2)
+
+    q, k, v = heads("wq", shape.heads), heads("wk", shape.key_heads), heads("wv", shape.key_heads)
     if shape.query_key_norm:
         rms = shape.model_copy(update={"norm": "rms"})
         q, k = normalise(rms, q, p, "query_norm"), normalise(rms, k, p, "key_norm")
-    q, k = rotate(q, cos, sin, shape.rotated), rotate(k, cos, sin, shape.rotated)
+    q, k = turn(q, cos, sin, shape.rotated), turn(k, cos, sin, shape.rotated)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
@@ -95,9 +104,9 @@ def attend(parts: Parts, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: tor
 
 def feed(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
     """Apply SwiGLU or GELU within each token."""
-    up = linear(p, "up", x_BTD)
-    inner = F.silu(linear(p, "gate", x_BTD)) * up if parts.shape.feed == "swiglu" else F.gelu(up)
-    return linear(p, "down", inner)
+    up = parts.linear(parts, p, "up", x_BTD)
+    inner = F.silu(parts.linear(parts, p, "gate", x_BTD)) * up if parts.shape.feed == "swiglu" else F.gelu(up)
+    return parts.linear(parts, p, "down", inner)
 
 
 def block(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
@@ -202,7 +211,9 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         draw=partial(draw, seed),
         init=init,
         embed=embed,
-        mix=partial(mix, RotaryTable(shape.rotated, shape.rotary_base)),
+        linear=both.linear,
+        rotary=partial(rotary, RotaryTable(shape.rotated, shape.rotary_base)),
+        mix=mix,
         attend=attend,
         feed=feed,
         block=block,

@@ -6,7 +6,7 @@ from typing import Any
 from harness.contract.parts import Parts
 
 
-def linear(p: dict[str, Any], name: str, x: Any) -> Any:
+def linear(parts: Parts, p: dict[str, Any], name: str, x: Any) -> Any:
     """Multiply by a weight [in, out] and add its bias where there is one."""
     bias = p.get(f"b{name}")
     return x @ p[name] if bias is None else x @ p[name] + bias

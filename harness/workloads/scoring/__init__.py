@@ -21,6 +21,7 @@ OF_TRAINING = ("learning_rate", "weight_decay", "ignored", "label_smoothing", "z
 LACKS = (
     "mix",
     "attend",
+    "recur",
     "scan",
     "block",
     "stack",

@@ -64,7 +64,7 @@ def through(
     """Run the tokens from `position` on through all layers; return the cache and the last hidden state [B, D]."""
     shape = parts.shape
     x_BTD = parts.embed(parts, params, x_BT)
-    angles = decoder.rotary_table(shape, (slice(0, shape.tokens),), x_BTD)
+    angles = parts.rotary(parts, (slice(0, shape.tokens),), x_BTD)
     cos, sin = (lax.dynamic_slice_in_dim(each, position, x_BT.shape[1]) for each in angles)
 
     def one(carry: Any, turn: Any) -> Any:
@@ -73,10 +73,10 @@ def through(
 
         def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
             nonlocal storage
-            q, k, v = decoder.projected(shape, p, x_BTD, cos, sin)
+            q, k, v = decoder.projected(parts, p, x_BTD, cos, sin)
             storage, k, v, seen = append(storage, layer, position, k, v)
             y_BTHK = attention(q, k, v, position, seen)
-            return both.linear(p, "wo", y_BTHK.reshape(*x_BTD.shape[:2], -1))
+            return parts.linear(parts, p, "wo", y_BTHK.reshape(*x_BTD.shape[:2], -1))
 
         x_BTD = decoder.block(replace(parts, mix=mix), p, x_BTD)
         return (x_BTD, storage), None
@@ -132,6 +132,8 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         draw=partial(decoder.draw, seed),
         init=init,
         embed=decoder.embed,
+        linear=both.linear,
+        rotary=decoder.rotary,
         feed=decoder.feed,
         step=step,
         cache=cache,

@@ -46,18 +46,16 @@ def attention(
     return y.transpose(1, 2)
 
 
-def through(
-    table: decoder.RotaryTable, parts: Parts, append: Any, state: dict[str, Any], position: int, x_BT: torch.Tensor
-) -> torch.Tensor:
+def through(parts: Parts, append: Any, state: dict[str, Any], position: int, x_BT: torch.Tensor) -> torch.Tensor:
     """Run the tokens from `position` on through all layers; return the last one's hidden state [B, D]."""
     shape, params = parts.shape, state["params"]
     x_BTD = parts.embed(parts, params, x_BT)
-    cos, sin = table((slice(position, position + x_BT.shape[1]),), x_BTD)
+    cos, sin = parts.rotary(parts, (slice(position, position + x_BT.shape[1]),), x_BTD)
 
     def mix(layer: int, parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
-        q, k, v = decoder.projected(shape, p, x_BTD, cos, sin)
+        q, k, v = decoder.projected(parts, p, x_BTD, cos, sin)
         state["kept"], k, v, seen = append(state["kept"], layer, position, k, v)
-        return both.linear(p, "wo", attention(q, k, v, seen).flatten(2))
+        return parts.linear(parts, p, "wo", attention(q, k, v, seen).flatten(2))
 
     for layer, p in enumerate(params["layers"]):
         x_BTD = decoder.block(replace(parts, mix=partial(mix, layer)), p, x_BTD)
@@ -73,16 +71,16 @@ def logits(shape: Shape, params: dict[str, Any], x_BD: torch.Tensor) -> torch.Te
 
 @torch.no_grad()
 def step(
-    table: decoder.RotaryTable, parts: Parts, state: dict[str, Any], x_BT: torch.Tensor, y_BT: torch.Tensor
+    parts: Parts, state: dict[str, Any], x_BT: torch.Tensor, y_BT: torch.Tensor
 ) -> tuple[dict[str, Any], torch.Tensor]:
     """Score one batch: the prompt at once, then token by token; the losses and the last logits are `observed`."""
     shape, params = parts.shape, state["params"]
     B, T = x_BT.shape
     _, append = parts.cache(parts, B, T, params["embed"])
-    through(table, parts, append, state, 0, x_BT[:, : shape.prompt])
+    through(parts, append, state, 0, x_BT[:, : shape.prompt])
     losses = []
     for position in range(shape.prompt, x_BT.shape[1]):
-        x_BD = through(table, parts, append, state, position, x_BT[:, position : position + 1])
+        x_BD = through(parts, append, state, position, x_BT[:, position : position + 1])
         logits_BV = logits(shape, params, x_BD)
         losses.append(F.cross_entropy(logits_BV, y_BT[:, position], ignore_index=IGNORED, reduction="none"))
     losses_BT = torch.stack(losses, 1)
@@ -106,7 +104,9 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         draw=partial(decoder.draw, seed),
         init=init,
         embed=decoder.embed,
+        linear=both.linear,
+        rotary=partial(decoder.rotary, decoder.RotaryTable(shape.rotated, shape.rotary_base)),
         feed=decoder.feed,
-        step=partial(step, decoder.RotaryTable(shape.rotated, shape.rotary_base)),
+        step=step,
         cache=cache,
     )

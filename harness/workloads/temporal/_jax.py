@@ -21,7 +21,12 @@ def embed(parts: Parts, params: dict[str, Any], x_BTF: Any) -> Any:
     return x_BTF.astype(params["embed"].dtype) @ params["embed"]
 
 
-def lstm(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
+def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
+    """Mix the frames by a recurrence that begins with zeros."""
+    return parts.recur(parts, p, x_BTD, None)[0]
+
+
+def lstm(parts: Parts, p: dict[str, Any], x_BTD: Any, carried: Any) -> tuple[Any, Any]:
     """Run an LSTM over the frames; gates are in the order of torch: input, forget, cell, output."""
 
     def tick(carry: tuple[Any, Any], gates_BG: Any) -> tuple[tuple[Any, Any], Any]:
@@ -32,10 +37,10 @@ def lstm(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
         return (h_BD, c_BD), h_BD
 
     zeros_BD = jnp.zeros_like(x_BTD[:, 0])
-    return over_frames(tick, (zeros_BD, zeros_BD), x_BTD @ p["wx"].T + p["bx"])
+    return over_frames(tick, carried or (zeros_BD, zeros_BD), x_BTD @ p["wx"].T + p["bx"])
 
 
-def gru(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
+def gru(parts: Parts, p: dict[str, Any], x_BTD: Any, carried: Any) -> tuple[Any, Any]:
     """Run a GRU over the frames; gates are in the order of torch: reset, update, new."""
 
     def tick(h_BD: Any, gates_BG: Any) -> tuple[Any, Any]:
@@ -45,12 +50,14 @@ def gru(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
         h_BD = new_BD + jax.nn.sigmoid(z_x + z_h) * (h_BD - new_BD)
         return h_BD, h_BD
 
-    return over_frames(tick, jnp.zeros_like(x_BTD[:, 0]), x_BTD @ p["wx"].T + p["bx"])
+    first_BD = jnp.zeros_like(x_BTD[:, 0]) if carried is None else carried
+    return over_frames(tick, first_BD, x_BTD @ p["wx"].T + p["bx"])
 
 
-def over_frames(tick: Any, first: Any, x_BTG: Any) -> Any:
-    """Scan over the second dimension; collect what each tick gives there again."""
-    return jnp.moveaxis(jax.lax.scan(tick, first, jnp.moveaxis(x_BTG, 1, 0))[1], 0, 1)
+def over_frames(tick: Any, first: Any, x_BTG: Any) -> tuple[Any, Any]:
+    """Scan over the second dimension; return what each tick gives, along it, and what the last one carries."""
+    last, y_TBD = jax.lax.scan(tick, first, jnp.moveaxis(x_BTG, 1, 0))
+    return jnp.moveaxis(y_TBD, 0, 1), last
 
 
 def mamba(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
@@ -113,7 +120,7 @@ def transfer(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:
 def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts."""
     parts = decoder.build(cast(Any, shape), place, corpus, seed)
-    mixes = {"lstm": lstm, "gru": gru, "mamba": mamba}
+    mixes = {"lstm": mix, "gru": mix, "mamba": mamba}
     return replace(
         parts,
         source=partial(rows.frame_source, seed=seed),
@@ -121,5 +128,6 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         embed=embed,
         mix=mixes.get(shape.network, parts.mix),
         block=jamba_block if shape.network == "jamba" else parts.block,
+        recur=gru if shape.network == "gru" else lstm,
         scan=scan,
     )

@@ -26,18 +26,25 @@ def embed(parts: Parts, params: dict[str, Any], x_BTF: torch.Tensor) -> torch.Te
     return x_BTF.to(params["embed"].dtype) @ params["embed"]
 
 
-def lstm(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
+def mix(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
+    """Mix the frames by a recurrence that begins with zeros."""
+    return parts.recur(parts, p, x_BTD, None)[0]
+
+
+def lstm(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor, carried: Any) -> tuple[torch.Tensor, Any]:
     """Run torch's own LSTM over the frames; gates are in the order input, forget, cell, output."""
-    zeros_1BD = x_BTD.new_zeros(1, len(x_BTD), parts.shape.width)
+    h_1BD, c_1BD = carried or [x_BTD.new_zeros(1, len(x_BTD), parts.shape.width)] * 2
     weights = [p["wx"], p["wh"], p["bx"], p["bh"]]
-    return torch.lstm(x_BTD, [zeros_1BD, zeros_1BD], weights, True, 1, 0.0, True, False, True)[0]
+    y_BTD, *carried = torch.lstm(x_BTD, [h_1BD, c_1BD], weights, True, 1, 0.0, True, False, True)
+    return y_BTD, carried
 
 
-def gru(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
+def gru(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor, carried: Any) -> tuple[torch.Tensor, Any]:
     """Run torch's own GRU over the frames; gates are in the order reset, update, new."""
-    zeros_1BD = x_BTD.new_zeros(1, len(x_BTD), parts.shape.width)
+    (h_1BD,) = carried or [x_BTD.new_zeros(1, len(x_BTD), parts.shape.width)]
     weights = [p["wx"], p["wh"], p["bx"], p["bh"]]
-    return torch.gru(x_BTD, zeros_1BD, weights, True, 1, 0.0, True, False, True)[0]
+    y_BTD, *carried = torch.gru(x_BTD, h_1BD, weights, True, 1, 0.0, True, False, True)
+    return y_BTD, carried
 
 
 def mamba(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
@@ -115,7 +122,7 @@ def transfer(parts: Parts, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts."""
     parts = decoder.build(cast(Any, shape), place, corpus, seed)
-    mixes = {"lstm": lstm, "gru": gru, "mamba": mamba}
+    mixes = {"lstm": mix, "gru": mix, "mamba": mamba}
     return replace(
         parts,
         source=partial(rows.frame_source, seed=seed),
@@ -123,5 +130,6 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         embed=embed,
         mix=mixes.get(shape.network, parts.mix),
         block=jamba_block if shape.network == "jamba" else parts.block,
+        recur=gru if shape.network == "gru" else lstm,
         scan=scan,
     )

@@ -16,7 +16,20 @@ from harness.contract.place import Place
 from harness.contract.workload import Workload
 from harness.workloads.settings import Text
 
-LACKS = ("mix", "attend", "feed", "scan", "cache", "shard_batch", "reduce_gradients", "gather_parameters", "positions")
+LACKS = (
+    "linear",
+    "rotary",
+    "mix",
+    "attend",
+    "recur",
+    "scan",
+    "feed",
+    "cache",
+    "shard_batch",
+    "reduce_gradients",
+    "gather_parameters",
+    "positions",
+)
 
 
 class Sizes(Text):

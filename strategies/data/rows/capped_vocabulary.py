@@ -8,6 +8,7 @@ Ids are ranked by frequency with 0 for the unknown word, as in the tokenizer `wo
 is, which is noted.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,16 @@ CHUNK = 1 << 20
 
 
 def on_any(parts: Parts, size: int = 10000) -> Parts:
+    return fewer_words("capped_vocabulary", parts, size, lambda ids_N: capped(ids_N, size))
+
+
+def fewer_words(name: str, parts: Parts, size: int, renumbered: Callable[[Any], tuple[Any, int]]) -> Parts:
+    """Give the model a vocabulary of `size`; `renumbered` returns the ids in it, and how many are of unknown words.
+
+    Raises ValueError for a size that leaves no word. A vocabulary that is not larger stays as it is.
+    """
     if size < 2:
-        raise ValueError(f"capped_vocabulary: size is {size}, and there must be a word beside the unknown one: give 2")
+        raise ValueError(f"{name}: size is {size}, and there must be a word beside the unknown one: give 2")
     whole = parts.shape
     if size >= whole.vocabulary:
         parts.notes["unchanged"] = f"the vocabulary has {whole.vocabulary:,} words, no more than {size:,}"
@@ -31,7 +40,7 @@ def on_any(parts: Parts, size: int = 10000) -> Parts:
         inner_rows = parts.rows
 
         def rows(parts: Parts, path: Path) -> Any:
-            ids_N, unknown = capped(inner_rows(parts, path), size)
+            ids_N, unknown = renumbered(inner_rows(parts, path))
             parts.notes["unknown"] = unknown / max(1, len(ids_N))
             return ids_N
 
@@ -47,17 +56,22 @@ def capped(ids_N: Any, size: int) -> tuple[Any, int]:
     """Replace the ids from `size` on, in place unless the array is mapped or read-only; return them and their count."""
     import numpy as np
 
-    mapped = isinstance(ids_N, np.memmap)
-    ids_N = np.asarray(ids_N)
-    if mapped or not ids_N.flags.writeable:
-        ids_N = ids_N.copy()
-    unknown = 0
-    for start in range(0, len(ids_N), CHUNK):
-        piece = ids_N[start : start + CHUNK]
+    def rare_to_unknown(piece: Any) -> int:
         rare = piece >= size
         piece[rare] = UNKNOWN
-        unknown += int(np.count_nonzero(rare))
-    return ids_N, unknown
+        return int(np.count_nonzero(rare))
+
+    ids_N = writeable(ids_N)
+    return ids_N, sum(rare_to_unknown(ids_N[start : start + CHUNK]) for start in range(0, len(ids_N), CHUNK))
+
+
+def writeable(ids_N: Any) -> Any:
+    """Return ids that may be changed: a copy of those that are mapped or read-only."""
+    import numpy as np
+
+    mapped = isinstance(ids_N, np.memmap)
+    ids_N = np.asarray(ids_N)
+    return ids_N.copy() if mapped or not ids_N.flags.writeable else ids_N
 
 
 def holds(extent: Extent, size: int = 10000) -> Held:

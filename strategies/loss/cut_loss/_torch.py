@@ -82,7 +82,8 @@ class _CutLoss(torch.autograd.Function):
                     g_Ct.mul_(1 + 2 * weight * (top_C1 + total_C[:, None].log()))
                 inside_C, at_C = _within(y_n[chunk], first, len(w_tD))
                 first_C = inside_C & sure_n[chunk]
-                g_Ct.scatter_add_(1, at_C[:, None], ((smoothing - 1) * first_C * total_C)[:, None])
+                # The number last: with a truth value alone it would be rounded to float32.
+                g_Ct.scatter_add_(1, at_C[:, None], (first_C * total_C * (smoothing - 1))[:, None])
                 if smoothing:
                     g_Ct.sub_(total_C[:, None] * (smoothing / len(w_VD)))
                 if cap:
@@ -93,7 +94,7 @@ class _CutLoss(torch.autograd.Function):
             if sum_tD is not dw_tD:
                 dw_tD.copy_(sum_tD)
         if dtype == wide:
-            rest_n1 = ((1 - smoothing) * ~sure_n * total_n * factor_n)[:, None]
+            rest_n1 = (~sure_n * total_n * factor_n * (1 - smoothing))[:, None]
             _less_targets_(dw_VD, dx_nD, x_nD, w_VD, y_n, rest_n1, rows)
         return dx_nD.to(dtype), dw_VD, None, None, None, None
 

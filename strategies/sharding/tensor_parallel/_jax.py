@@ -17,6 +17,18 @@ KEYS = ("wk", "wv")
 
 def tensor_parallel(parts: Parts) -> Parts:
     """Hold some heads of attention and some columns of the feed part; sum what each adds to the tokens of all."""
+    return dividing(in_columns_and_rows(parts, _same_tokens, over_ranks), for_all, WHOLE)
+
+
+def _same_tokens(parts: Parts, x_BTD: Any) -> Any:
+    """Return the tokens, which are those of all ranks; raise ValueError where each has others."""
+    if parts.division.granularity > WHOLE:
+        raise ValueError("tensor_parallel needs the same tokens on all ranks: leave out what divides the batch")
+    return x_BTD
+
+
+def in_columns_and_rows(parts: Parts, before: Callable[..., Any], after: Callable[..., Any]) -> Parts:
+    """Hold some heads and columns of every layer: `before` gives a part all tokens, `after` sums what the ranks add."""
     inner_draw, inner_mix, inner_feed = parts.draw, parts.mix, parts.feed
 
     def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
@@ -32,10 +44,8 @@ def tensor_parallel(parts: Parts) -> Parts:
 
     def added(parts: Parts, inner: Callable[..., Any], p: Any, x_BTD: Any, out: str) -> Any:
         """Sum what the ranks add; a bias is added by each, and so in parts."""
-        if parts.division.granularity > WHOLE:
-            raise ValueError("tensor_parallel needs the same tokens on all ranks: leave out what divides the batch")
         bias = {f"b{out}": p[f"b{out}"] / parts.ranks} if f"b{out}" in p else {}
-        return over_ranks(parts, inner(parts, {**p, **bias}, x_BTD))
+        return after(parts, inner(parts, {**p, **bias}, before(parts, x_BTD)))
 
     def mix(parts: Parts, p: Any, x_BTD: Any) -> Any:
         shape, ranks = parts.shape, parts.ranks
@@ -56,5 +66,4 @@ def tensor_parallel(parts: Parts) -> Parts:
         return added(parts, inner_feed, p, x_BTD, "down")
 
     gather_parameters = gathered(parts.gather_parameters)
-    parts = replace(parts, draw=draw, mix=mix, feed=feed, gather_parameters=gather_parameters)
-    return dividing(parts, for_all, WHOLE)
+    return replace(parts, draw=draw, mix=mix, feed=feed, gather_parameters=gather_parameters)

@@ -1,5 +1,6 @@
 """Layers in columns and rows, in torch."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,20 @@ from strategies.sharding.tensor_parallel import DIM
 
 def tensor_parallel(parts: Parts) -> Parts:
     """Hold some heads of attention and some columns of the feed part; sum what each adds to the tokens of all."""
+    return dividing(in_columns_and_rows(parts, _same_tokens, over_ranks), for_all, WHOLE)
+
+
+def _same_tokens(parts: Parts, x_BTD: Tensor) -> Tensor:
+    """Return the tokens, which are those of all ranks; raise ValueError where each has others."""
+    if parts.division.granularity > WHOLE:
+        raise ValueError("tensor_parallel needs the whole batch on every rank: leave out what divides the batch")
+    return x_BTD
+
+
+def in_columns_and_rows(
+    parts: Parts, before: Callable[[Parts, Tensor], Tensor], after: Callable[[Tensor], Tensor]
+) -> Parts:
+    """Hold some heads and columns of every layer: `before` gives a part all tokens, `after` sums what the ranks add."""
     inner_draw, inner_mix, inner_feed = parts.draw, parts.mix, parts.feed
     inner_gather_parameters = parts.gather_parameters
 
@@ -28,10 +43,10 @@ def tensor_parallel(parts: Parts) -> Parts:
         return filled(value, size * R, dim, 0).chunk(R, dim)[dist.get_rank()].clone()
 
     def mix(parts: Parts, p: Any, x_BTD: Tensor) -> Tensor:
-        return over_ranks(inner_mix(_of_own_heads(parts), _on_first(p, "bwo"), x_BTD))
+        return after(inner_mix(_of_own_heads(parts), _on_first(p, "bwo"), before(parts, x_BTD)))
 
     def feed(parts: Parts, p: Any, x_BTD: Tensor) -> Tensor:
-        return over_ranks(inner_feed(parts, _on_first(p, "bdown"), x_BTD))
+        return after(inner_feed(parts, _on_first(p, "bdown"), before(parts, x_BTD)))
 
     def gather_parameters(parts: Parts, params: Any) -> Any:
         def made(name: str, value: Tensor, size: Size) -> Tensor:
@@ -43,8 +58,7 @@ def tensor_parallel(parts: Parts) -> Parts:
 
         return inner_gather_parameters(parts, tree.mapped(made, tree.names(params), params, sized(parts, params)))
 
-    parts = replace(parts, draw=draw, mix=mix, feed=feed, gather_parameters=gather_parameters)
-    return dividing(parts, for_all, WHOLE)
+    return replace(parts, draw=draw, mix=mix, feed=feed, gather_parameters=gather_parameters)
 
 
 def _dim(name: str) -> int | None:
@@ -60,8 +74,6 @@ def _on_first(p: Any, bias: str) -> Any:
 def _of_own_heads(parts: Parts) -> Parts:
     """Set the heads of the layer to those of this rank; raise ValueError where they cannot be divided."""
     shape, R = parts.shape, dist.get_world_size()
-    if parts.division.granularity > WHOLE:
-        raise ValueError("tensor_parallel needs the whole batch on every rank: leave out what divides the batch")
     if shape.heads % R or shape.key_heads % R:
         raise ValueError(
             f"tensor_parallel gives each of {R} ranks as many of {shape.heads} heads and of {shape.key_heads} for "

@@ -78,7 +78,7 @@ class _Losses(torch.autograd.Function):
             g_Cv.mul_(factor_C[:, None])
             inside_C, at_C1 = _within(y_n[rows], first, len(w_vD))
             if len(w_vD):
-                g_Cv.scatter_add_(1, at_C1, ((smoothing - 1) * inside_C * up_C)[:, None])
+                g_Cv.scatter_add_(1, at_C1, (inside_C * up_C * (smoothing - 1))[:, None])
             if smoothing:
                 g_Cv.sub_((smoothing / vocabulary) * up_C[:, None])
             if slope_Cv is not None:

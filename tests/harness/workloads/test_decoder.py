@@ -123,10 +123,10 @@ def test_positions_beyond_256_stay_distinct_under_bfloat16():
 def test_rotation_depends_on_the_distance_alone_and_keeps_the_dtype():
     cos, sin = on_torch.RotaryTable(8, 10_000.0)((slice(0, 600),), torch.zeros(1, dtype=torch.float64))
     q, k = (torch.randn(1, 1, 1, 12, dtype=torch.float64).expand(1, 1, 600, 12) for _ in range(2))
-    q, k = on_torch.rotate(q, cos, sin, 8), on_torch.rotate(k, cos, sin, 8)
+    q, k = on_torch.turn(q, cos, sin, 8), on_torch.turn(k, cos, sin, 8)
     scores = (q[0, 0, 5:] * k[0, 0, :-5]).sum(-1)
     torch.testing.assert_close(scores, scores[:1].expand(595))
-    half = on_torch.rotate(torch.ones(1, 1, 600, 12, dtype=torch.bfloat16), cos.float(), sin.float(), 8)
+    half = on_torch.turn(torch.ones(1, 1, 600, 12, dtype=torch.bfloat16), cos.float(), sin.float(), 8)
     assert half.dtype == torch.bfloat16
     assert (half[..., 8:] == 1).all(), "the rest of a head is not rotated"
 

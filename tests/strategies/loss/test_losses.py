@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from harness import Parts, Place
 from harness.contract import plugins
+from harness.workloads.decoder import Shape, _torch
 from strategies.loss.automatic_loss import is_large
 from strategies.loss.cut_loss._jax import cut_loss as cut_loss_in_jax
 from strategies.loss.cut_loss._torch import cut_loss as cut_loss_in_torch
@@ -17,7 +18,8 @@ from strategies.loss.fused_loss._torch import fused_loss as fused_loss_in_torch
 
 STRATEGIES = plugins.load().strategies
 ROWS = {"cut_loss": {"rows": 7, "tile": 5}, "native_loss": {"chunk": 7}, "fused_loss": {"chunk": 7},
-        "chunked_loss": {"chunk": 7}, "automatic_loss": {"threshold_gib": 0.0}}  # fmt: skip
+        "chunked_loss": {"chunk": 7}, "chunked_backward_loss": {"chunk": 7}, "drop_ignored": {},
+        "automatic_loss": {"threshold_gib": 0.0}}  # fmt: skip
 IN_TORCH = sorted(ROWS)
 IN_JAX = sorted(ROWS.keys() - {"native_loss"})
 
@@ -100,7 +102,8 @@ def test_what_comes_from_above_scales_the_gradients(name, backend):
         np.testing.assert_allclose(answer, 3 * plain, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "backend"), [("cut_loss", "torch"), ("cut_loss", "jax")])
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("name", ["cut_loss", "chunked_backward_loss"])
 def test_without_a_target_the_loss_is_nan_and_no_gradient_is(name, backend):
     x, w, y = drawn()
     y[:] = -100
@@ -257,3 +260,88 @@ def test_confident_rows_keep_their_gradient(name, aim, least, most):
     assert least < sure.median() < most
     ours, plain = rounded(IN_FLOAT32[name], x, w, y), rounded(PLAIN, x, w, y)
     assert ours[0] <= 1.5 * plain[0] and ours[1] <= 1.5 * plain[1]
+
+
+# Rows that do not count
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_the_loss_inside_sees_the_rows_that_count_alone(backend):
+    x, w, y = drawn(rows=200, ignored=0.5)
+    seen = []
+
+    def inside(parts, x_BTD, w_VD, y_BT):
+        seen.append(y_BT)
+        return {"torch": plain_torch, "jax": plain_jax}[backend](parts, x_BTD, w_VD, y_BT)
+
+    parts = Parts(Shape(ignored=0.5), Place(backend, "cpu"), loss=inside)
+    parts = STRATEGIES["drop_ignored"].on[backend](parts)
+    array = torch.from_numpy if backend == "torch" else jnp.asarray
+    parts.loss(parts, *map(array, (x, w, y)))
+    seen_N = np.asarray(seen[0]).ravel()
+    assert np.array_equal(seen_N[seen_N != -100], y[y != -100])
+    kept = int((y != -100).sum())
+    assert len(seen_N) == kept if backend == "torch" else kept <= len(seen_N) < 150
+
+
+def test_more_targets_than_there_is_room_for_make_the_loss_nan():
+    x, w, y = drawn(rows=200, ignored=0.0)
+    parts = Parts(Shape(ignored=0.5), Place("jax", "cpu"), loss=plain_jax)
+    parts = STRATEGIES["drop_ignored"].on["jax"](parts)
+    assert np.isnan(parts.loss(parts, *map(jnp.asarray, (x, w, y))))
+
+
+# Gradients chunk by chunk
+
+
+def test_a_chunk_is_run_forward_and_backward_before_the_next():
+    x, w, y = drawn(rows=20, ignored=0.0)
+    order = []
+
+    class Told(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            order.append("forward")
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            order.append("backward")
+            return g
+
+    def inside(parts, x_BTD, w_VD, y_BT):
+        return plain_torch(parts, Told.apply(x_BTD), w_VD, y_BT)
+
+    parts = STRATEGIES["chunked_backward_loss"].on["torch"](Parts(None, Place("torch", "cpu"), loss=inside), chunk=7)
+    parts.loss(parts, torch.from_numpy(x).requires_grad_(), *map(torch.from_numpy, (w, y)))
+    assert order == ["forward", "backward"] * 3
+    order.clear()
+    with torch.no_grad():
+        parts.loss(parts, *map(torch.from_numpy, (x, w, y)))
+    assert order == ["forward"] * 3
+
+
+def test_no_tensor_of_chunks_run_backward_holds_more_than_a_chunk_of_logits():
+    x, w, y = drawn(rows=200, width=4, vocabulary=300)
+    assert largest_in_torch("chunked_backward_loss", x, w, y) <= max(7 * 300, w.size)
+
+
+def test_chunks_run_backward_have_no_second_derivative():
+    x, w, y = (torch.from_numpy(each) for each in drawn())
+    value = loss_of("chunked_backward_loss", "torch")(x.requires_grad_(), w, y)
+    (first,) = torch.autograd.grad(value, x, create_graph=True)
+    with pytest.raises(RuntimeError):
+        first.sum().backward()
+
+
+def test_a_loss_scale_keeps_chunks_in_float16_from_underflowing():
+    """The gradient of a mean over many rows is below what float16 can hold; that of their sum is not."""
+    x, w, y = drawn(rows=4096, width=8, vocabulary=11, ignored=0.0)
+    leaves = [torch.from_numpy(each * 0.1).half().requires_grad_() for each in (x, w)]
+    parts = Parts(Shape(), Place("torch", "cpu"), loss=_torch.loss)
+    parts = STRATEGIES["chunked_backward_loss"].on["torch"](parts, chunk=64)
+    value = parts.loss(parts, leaves[0], leaves[1], torch.from_numpy(y)) * 65536.0
+    of_x, _ = torch.autograd.grad(value, leaves)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    due, _ = torch.autograd.grad(plain_torch(None, *wide, torch.from_numpy(y)) * 65536.0, wide)
+    assert ((of_x.double() - due).norm() / due.norm()).item() < 5e-3

@@ -29,14 +29,14 @@ TOGETHER = [
     ["fsdp", "accumulate"],
     ["fsdp", "ring_attention"],
     ["ring_attention", "fsdp"],
-    ["zero1", "sequence_parallel"],
-    ["sequence_parallel", "zero1"],
+    ["zero1", "ulysses"],
+    ["ulysses", "zero1"],
     ["fsdp", "vocabulary_parallel_loss"],
     ["vocabulary_parallel_loss", "fsdp"],
     ["ring_attention", "vocabulary_parallel_loss", "fsdp"],
     ["tensor_parallel", "vocabulary_parallel_loss"],
-    ["sequence_parallel", "chunked_attention"],
-    ["chunked_attention", "sequence_parallel"],
+    ["ulysses", "chunked_attention"],
+    ["chunked_attention", "ulysses"],
     ["checkpoint", "ring_attention"],
 ]
 TIED = {"tied": True, "kv_heads": 2}
@@ -57,7 +57,7 @@ REFUSED = [
     (["fsdp", "tensor_parallel"], {}, "leave out one of the two"),
     (["tensor_parallel", "fsdp"], {}, "leave out what divides the batch"),
     (["tensor_parallel"], {"heads": 3, "kv_heads": 3}, "take a divisor of both"),
-    (["sequence_parallel"], {"heads": 3, "kv_heads": 3}, "ring_attention"),
+    (["ulysses"], {"heads": 3, "kv_heads": 3}, "ring_attention"),
 ]
 WITHIN = 2e-6
 

@@ -22,7 +22,7 @@ ALONE = (
     "zero1",
     "fsdp",
     "tensor_parallel",
-    "sequence_parallel",
+    "ulysses",
     "ring_attention",
     "vocabulary_parallel_loss",
 )
@@ -32,12 +32,12 @@ TOGETHER = {
         "checkpoint + fused_loss + fsdp",
         "fsdp + bfloat16",
         "vocabulary_parallel_loss + ring_attention + fsdp",
-        "zero1 + sequence_parallel",
+        "zero1 + ulysses",
         "ring_attention without zigzag",
     ),
     4: (
         "bfloat16 + fsdp",
-        "fsdp + sequence_parallel + vocabulary_parallel_loss",
+        "fsdp + ulysses + vocabulary_parallel_loss",
         "tensor_parallel + vocabulary_parallel_loss + checkpoint",
         "ring_attention + fsdp + checkpoint",
         "accumulate + fsdp",
@@ -68,7 +68,7 @@ def test_every_strategy_and_their_compositions_train_as_one_device_does(ranks):
 @pytest.mark.parametrize(
     ("shape", "names"),
     [
-        (GROUPED, ("tensor_parallel", "sequence_parallel + vocabulary_parallel_loss", "ring_attention")),
+        (GROUPED, ("tensor_parallel", "ulysses + vocabulary_parallel_loss", "ring_attention")),
         (TIED, ("vocabulary_parallel_loss", "fsdp + vocabulary_parallel_loss", "zero1")),
     ],
     ids=["grouped", "tied"],
@@ -93,7 +93,7 @@ def test_each_device_holds_its_part():
     assert figures["ddp on 2"] <= 1.06 * state
     assert figures["zero1 on 4"] <= (1 + 1 + 3 / 4) / 4 * state
     assert figures["tensor_parallel on 2"] <= 0.6 * state
-    for name in ("sequence_parallel", "ring_attention"):
+    for name in ("ulysses", "ring_attention"):
         assert figures[f"{name}, activations on 2"] <= 0.6 * figures["activations"], name
     assert figures["vocabulary_parallel_loss, logits on 2"] <= 0.75 * figures["logits"]
 
@@ -300,10 +300,10 @@ def mutants(ranks: int) -> dict[str, float]:
         lost = values.at[..., -1].set(nothing) if nothing else values
         return filled(lost, size, axis, nothing)
 
-    tried("mean of means", "sequence_parallel", "weighed", of_means)
-    tried("last token lost", "sequence_parallel", "filled", without_last)
+    tried("mean of means", "ulysses", "weighed", of_means)
+    tried("last token lost", "ulysses", "filled", without_last)
     tried("positions in order", "ring_attention", "positions_by", lambda blocks: lambda p, n: (slice(0, n * p.ranks),))
-    tried("gradients not summed", "sequence_parallel", "over_ranks", lambda parts, value: value)
+    tried("gradients not summed", "ulysses", "over_ranks", lambda parts, value: value)
     return figures
 
 
@@ -317,7 +317,7 @@ def bytes_of_one() -> dict[str, float]:
     long = {"layers": 4, "width": 128, "heads": 4, "vocabulary": 256, "batch": 1, "tokens": 512}
     own = 16 * trial.decoder.parameters(trial.decoder.shape(**long))
     figures["activations"] = trial.held("", 1, **long) - own
-    for name in ("sequence_parallel", "ring_attention"):
+    for name in ("ulysses", "ring_attention"):
         figures[f"{name}, activations on 2"] = trial.held(name, 2, **long) - own
     wide = {"layers": 1, "width": 64, "heads": 4, "vocabulary": 16384, "batch": 1, "tokens": 256}
     figures["logits"] = trial.held("", 1, **wide)

@@ -13,7 +13,7 @@ from strategies.sharding._torch import dividing, exchanged, tokens_by
 from strategies.sharding.shares import TOKENS, in_order
 
 
-def sequence_parallel(parts: Parts) -> Parts:
+def ulysses(parts: Parts) -> Parts:
     """Divide the tokens of every row; around attention, exchange them for all tokens of some heads."""
     inner = parts.mix
 
@@ -31,9 +31,7 @@ def _exchanging(attend: Any, parts: Parts, q_BTHK: Tensor, k_BTGK: Tensor, v_BTG
     R, H, G = dist.get_world_size(), q_BTHK.shape[2], k_BTGK.shape[2]
     repeats = R // math.gcd(G, R)
     if H % R or H % (G * repeats):
-        raise ValueError(
-            f"sequence_parallel gives each of {R} ranks as many of {H} heads: take a divisor, or ring_attention"
-        )
+        raise ValueError(f"ulysses gives each of {R} ranks as many of {H} heads: take a divisor, or ring_attention")
     k_BTGK, v_BTGK = (x.repeat_interleave(repeats, 2) if repeats > 1 else x for x in (k_BTGK, v_BTGK))
     return _all_heads(attend(parts, *(_all_tokens(x.contiguous()) for x in (q_BTHK, k_BTGK, v_BTGK))))
 

@@ -10,12 +10,12 @@ from harness import Parts
 
 
 def on_torch(parts: Parts) -> Parts:
-    from strategies.sharding.sequence_parallel._torch import sequence_parallel
+    from strategies.sharding.ulysses._torch import ulysses
 
-    return sequence_parallel(parts)
+    return ulysses(parts)
 
 
 def on_jax(parts: Parts) -> Parts:
-    from strategies.sharding.sequence_parallel._jax import sequence_parallel
+    from strategies.sharding.ulysses._jax import ulysses
 
-    return sequence_parallel(parts)
+    return ulysses(parts)

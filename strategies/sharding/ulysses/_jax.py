@@ -11,15 +11,14 @@ from strategies.sharding._jax import dividing, exchanged, positions_by, tokens_b
 from strategies.sharding.shares import TOKENS, in_order
 
 
-def sequence_parallel(parts: Parts) -> Parts:
+def ulysses(parts: Parts) -> Parts:
     """Divide the tokens of every row; around attention, exchange them for all tokens of some heads."""
     inner = parts.mix
 
     def exchanging(attend: Any, parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
         if (heads := q_BTHK.shape[2]) % parts.ranks:
             raise ValueError(
-                f"sequence_parallel gives each of {parts.ranks} ranks as many of {heads} heads: "
-                "take a divisor, or ring_attention"
+                f"ulysses gives each of {parts.ranks} ranks as many of {heads} heads: take a divisor, or ring_attention"
             )
         if k_BTGK.shape[2] % parts.ranks:  # each rank needs the keys of its own heads
             k_BTGK, v_BTGK = (jnp.repeat(x, heads // x.shape[2], 2) for x in (k_BTGK, v_BTGK))

@@ -1,0 +1,158 @@
+"""Run the loss of each chunk forward and backward at once; keep no logits, but both gradients from then on.
+
+The way of torchtitan's ChunkedLossWrapper: whatever computes the loss computes it of `chunk` rows, autograd makes their
+gradients, and these are added up before the next chunk begins. Nothing is computed twice. Peak beyond inputs: 3 C V
+elements of a chunk in float32, the gradient of the hidden states, and the gradient of the classifier twice, once of all
+chunks so far in float32 and once of the chunk at hand. Both are of the *sum* of the losses until the end: what comes
+from above and the number of targets that count are multiplied in there, so that a loss scale keeps float16 from
+underflowing. There is no second derivative. `fused_loss` does the same by formulas, in place.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from harness import IGNORED, Parts, Strategy, alike, hookimpl
+
+OfRows = Callable[..., Any]
+"""The mean loss of some rows: `(x_CD, w_VD, y_C)`."""
+
+
+def on_torch(parts: Parts, chunk: int = 1024) -> Parts:
+    inner = parts.loss
+
+    def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+        import torch
+
+        def of_rows(x_CD: Any, w_VD: Any, y_C: Any) -> Any:
+            return inner(parts, x_CD[None], w_VD, y_C[None])
+
+        x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
+        grad = torch.is_grad_enabled()
+        needs = grad and x_ND.requires_grad, grad and w_VD.requires_grad
+        return _function().apply(x_ND, w_VD, y_N, chunk, of_rows, needs)
+
+    return replace(parts, loss=loss)
+
+
+@cache
+def _function() -> Any:
+    """Make the function once torch is there."""
+    import torch
+    from torch.autograd.function import once_differentiable
+
+    class ChunkedBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: Any, x_ND: Any, w_VD: Any, y_N: Any, chunk: int, of_rows: OfRows, needs: tuple[bool, bool]
+        ) -> Any:
+            wide = torch.promote_types(torch.promote_types(x_ND.dtype, w_VD.dtype), torch.float32)
+            count = (y_N != IGNORED).sum().to(wide)
+            total = torch.zeros((), dtype=wide, device=x_ND.device)
+            dx_ND = torch.empty_like(x_ND) if needs[0] else None
+            dw_VD = torch.zeros(w_VD.shape, dtype=wide, device=w_VD.device) if needs[1] else None
+            w_VD = w_VD.detach().requires_grad_(needs[1])
+            for start in alike(range(0, len(y_N), chunk), lambda start: min(chunk, len(y_N) - start)):
+                rows = slice(start, start + chunk)
+                x_CD = x_ND[rows].detach().requires_grad_(needs[0])
+                with torch.set_grad_enabled(any(needs)):
+                    summed = _summed(of_rows, x_CD, w_VD, y_N[rows], torch.where)
+                total += summed.detach()
+                if any(needs):
+                    wanted = [leaf for leaf in (x_CD, w_VD) if leaf.requires_grad]
+                    grads = list(torch.autograd.grad(summed, wanted))
+                    del summed
+                    if dw_VD is not None:
+                        dw_VD += grads.pop()
+                    if dx_ND is not None:
+                        dx_ND[rows] = grads.pop()
+            ctx.save_for_backward(count, dx_ND, dw_VD)
+            ctx.types = x_ND.dtype, w_VD.dtype
+            return total / count
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, upstream: Any) -> Any:
+            count, *gradients = ctx.saved_tensors
+            factor = upstream / count.clamp(min=1)  # without a target that counts all gradients are 0
+            scaled = (
+                None if grad is None else (grad * factor).to(dtype)
+                for grad, dtype in zip(gradients, ctx.types, strict=True)
+            )
+            return *scaled, None, None, None, None
+
+    return ChunkedBackward
+
+
+def _summed(of_rows: OfRows, x_CD: Any, w_VD: Any, y_C: Any, where: Callable[..., Any]) -> Any:
+    """Return the sum of the losses of some rows, which is 0 where no target counts: a mean of none is no number."""
+    count = (y_C != IGNORED).sum()
+    return of_rows(x_CD, w_VD, where(count > 0, y_C, 0)) * count
+
+
+def on_jax(parts: Parts, chunk: int = 1024) -> Parts:
+    import jax
+    import jax.numpy as jnp
+
+    inner = parts.loss
+
+    def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+        def of_rows(x_CD: Any, w_VD: Any, y_C: Any) -> Any:
+            return inner(parts, x_CD[None], w_VD, y_C[None])
+
+        def pieces(x_ND: Any, y_N: Any) -> tuple[Any, Any]:
+            size = min(chunk, len(y_N))
+            padding = -len(y_N) % size
+            x_MCD = jnp.pad(x_ND, ((0, padding), (0, 0))).reshape(-1, size, x_ND.shape[1])
+            return x_MCD, jnp.pad(y_N, (0, padding), constant_values=IGNORED).reshape(-1, size)
+
+        def counted(y_N: Any, wide: Any) -> Any:
+            return (y_N != IGNORED).sum().astype(wide)
+
+        @jax.custom_vjp
+        def mean(x_ND: Any, w_VD: Any, y_N: Any) -> Any:
+            wide = jnp.promote_types(x_ND.dtype, jnp.float32)
+
+            def one(total: Any, rows: Any) -> Any:
+                return total + _summed(of_rows, rows[0], w_VD, rows[1], jnp.where).astype(wide), None
+
+            return jax.lax.scan(one, jnp.zeros((), wide), pieces(x_ND, y_N))[0] / counted(y_N, wide)
+
+        def forward(x_ND: Any, w_VD: Any, y_N: Any) -> Any:
+            wide = jnp.promote_types(x_ND.dtype, jnp.float32)
+            with_gradients = jax.value_and_grad(partial(_summed, of_rows), argnums=(0, 1))
+
+            def one(so_far: Any, rows: Any) -> Any:
+                total, dw_VD = so_far
+                summed, (dx_CD, more_VD) = with_gradients(rows[0], w_VD, rows[1], jnp.where)
+                return (total + summed.astype(wide), dw_VD + more_VD), dx_CD
+
+            start = jnp.zeros((), wide), jnp.zeros(w_VD.shape, wide)
+            (total, dw_VD), dx_MCD = jax.lax.scan(one, start, pieces(x_ND, y_N))
+            count = counted(y_N, wide)
+            dx_ND = dx_MCD.reshape(-1, x_ND.shape[1])[: len(y_N)]
+            return total / count, (count, dx_ND, dw_VD, jnp.empty((0,), w_VD.dtype))
+
+        def backward(residuals: Any, upstream: Any) -> Any:
+            count, dx_ND, dw_VD, like_w = residuals
+            factor = upstream / jnp.maximum(count, 1)  # without a target that counts all gradients are 0
+            return (dx_ND * factor).astype(dx_ND.dtype), (dw_VD * factor).astype(like_w.dtype), None
+
+        mean.defvjp(forward, backward)
+        return mean(x_BTD.reshape(-1, x_BTD.shape[-1]), w_VD, y_BT.reshape(-1))
+
+    return replace(parts, loss=loss)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "chunked_backward_loss",
+            rewrites=("loss",),
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+            probe={"chunk": 23},
+        )
+    ]
