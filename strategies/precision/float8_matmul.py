@@ -15,6 +15,8 @@ from typing import Any
 from harness import Parts, Strategy, hookimpl
 
 FORWARD, BACKWARD = "float8_e4m3fn", "float8_e5m2"
+LEAST = 1e-30
+"""What the largest value of a tensor of zeros is taken for: a scale of 0 or of a subnormal number divides by 0."""
 
 
 def on_torch(parts: Parts) -> Parts:
@@ -35,7 +37,7 @@ def _product() -> Any:
     def narrowed(x: Any, name: str) -> tuple[Any, Any]:
         """Return a tensor in 8 bits, and what to multiply it by."""
         dtype = getattr(torch, name)
-        largest = x.detach().abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
+        largest = x.detach().abs().amax().float().clamp(min=LEAST)
         scale = largest / torch.finfo(dtype).max
         return (x / scale).to(dtype), scale
 
@@ -68,7 +70,7 @@ def on_jax(parts: Parts) -> Parts:
     def narrowed(x: Any, name: str) -> tuple[Any, Any]:
         """Return an array in 8 bits, and what to multiply it by."""
         dtype = jnp.dtype(name)
-        largest = jnp.maximum(jnp.abs(x).max(), jnp.finfo(jnp.float32).tiny)
+        largest = jnp.maximum(jnp.abs(x).max().astype(jnp.float32), LEAST)
         scale = largest / float(jnp.finfo(dtype).max)
         return (x / scale).astype(dtype), scale
 

@@ -81,10 +81,15 @@ EXACT = [
     ("torch", "budget_checkpoint", {"budget_mib": 0.3}),
     ("torch", "nested_checkpoint", {"every": 2}),
     ("torch", "offload_boundary", {"least_kib": 1}),
+    ("torch", "feed_checkpoint", {}),
+    ("torch", "recomputed_activation", {}),
     ("jax", "budget_checkpoint", {"budget_mib": 0.0}),
     ("jax", "nested_checkpoint", {"every": 2}),
     ("jax", "named_checkpoint", {}),
     ("jax", "offload_checkpoint", {}),
+    ("jax", "feed_checkpoint", {}),
+    ("jax", "recomputed_activation", {}),
+    ("jax", "tiled_feed", {"rows": 16, "recompute": False}),
 ]
 
 
@@ -177,6 +182,54 @@ def test_nested_segments_keep_less_than_each_layer_of_a_deep_stack(backend):
     assert flat - activations(backend, "nested_checkpoint", (), shape) > 10 * hidden
 
 
+# The feed part by itself
+
+WIDE = 4 * DEEP.tokens * DEEP.inner
+"""Bytes of one inner activation; under SwiGLU a layer saves four of them: up, gate, its silu, their product."""
+
+
+def products(*strategy):
+    """How many matrix products one gradient of a torch stack takes."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.number += function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+            return function(*args, **(kwargs or {}))
+
+    parts = parts_of("torch", SHAPE, *strategy)
+    state = parts.init(parts, None)
+    x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
+    with Watch() as watch:
+        parts.grad(parts, state, x, y)
+    return watch.number
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_a_recomputed_activation_keeps_two_of_four_and_a_recomputed_feed_none(backend):
+    plain = activations(backend)
+    half, none = (plain - activations(backend, name) for name in ("recomputed_activation", "feed_checkpoint"))
+    assert half > 0.8 * 2 * (DEEP.layers - 1) * WIDE if backend == "torch" else half >= 0
+    assert none > 0.8 * 4 * (DEEP.layers - 1) * WIDE if backend == "torch" else none > half
+
+
+def test_no_product_is_computed_twice_for_an_activation():
+    plain = products()
+    assert products(("recomputed_activation", {})) == plain
+    assert products(("feed_checkpoint", {})) == plain + 2 * LAYERS, (
+        "up and gate, but not down, whose output nobody needs"
+    )
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_tiles_that_are_not_recomputed_save_little(backend):
+    plain = activations(backend)
+    kept, tiled = (activations(backend, "tiled_feed", (("rows", 64), ("recompute", r))) for r in (False, True))
+    assert tiled < 0.85 * plain and kept > 0.9 * plain
+
+
 # JAX policies
 
 
@@ -203,6 +256,19 @@ def test_products_go_to_the_host_and_come_back():
     away, back = (program.count(f"memory_kind={kind}") for kind in ("pinned_host", "device"))
     away, back = max(away, program.count("Host")), max(back, program.count("Device"))
     assert away >= 6 and back >= 6  # q, k, v, out and both of the feed
+
+
+def test_the_inputs_of_layers_go_to_the_host_and_nothing_else_does():
+    program = traced(parts_of("jax", SHAPE, ("offload_boundary", {"least_kib": 1})))
+    assert program.count("memory_kind=pinned_host") + program.count("Host") >= 1
+    assert (
+        "Host" not in (kept := traced(parts_of("jax", SHAPE, ("offload_boundary", {})))) and "pinned_host" not in kept
+    )
+    one, all_ = (
+        traced(parts_of("jax", SHAPE, each))
+        for each in (("offload_boundary", {"least_kib": 1}), ("offload_checkpoint", {}))
+    )
+    assert one.count("Host") + one.count("pinned_host") < all_.count("Host") + all_.count("pinned_host")
 
 
 def test_where_one_memory_is_all_there_is_offloading_says_so():

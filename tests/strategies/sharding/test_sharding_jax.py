@@ -22,6 +22,7 @@ ALONE = (
     "zero1",
     "fsdp",
     "tensor_parallel",
+    "megatron_sequence_parallel",
     "ulysses",
     "ring_attention",
     "vocabulary_parallel_loss",
