@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 

@@ -123,6 +123,16 @@ def harness_workloads() -> list[Workload]:
             tokens_per_step=lambda shape: shape.batch * shape.tokens,
             wanted=wanted,
             extent=extent,
-            lacks=("scan", "cache", "shard_batch", "reduce_gradients", "gather_parameters", "positions"),
+            lacks=(
+                "linear",
+                "rotary",
+                "recur",
+                "scan",
+                "cache",
+                "shard_batch",
+                "reduce_gradients",
+                "gather_parameters",
+                "positions",
+            ),
         )
     ]
