@@ -171,15 +171,16 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
 def predict(
     build: Callable[[], Parts], place: Place, batch: Sizes, source_bytes: int, steps: int, ranks: int = 1
 ) -> Forecast:
-    """Run the loop from `init` on fake tensors, as the first of the ranks; see `live_storage` and `torch_work`.
+    """Run the loop from `init` on fake tensors, as the first of the ranks.
 
-    The tensors are those of the CPU for every place, so that a GPU can be predicted where there is none; only the
-    rounding of its allocator is added.
+    Those of a GPU stand for a device that need not be there; see `torch_memory` and `torch_cuda`.
     """
-    from harness.backends.torch_memory import CUDA_BLOCK, run
+    from harness.backends import torch_cuda, torch_memory
 
     with pretended(ranks):
-        return run(build, batch, source_bytes, steps, CUDA_BLOCK if place.device == "cuda" else 1)
+        if place.device == "cuda":
+            return torch_cuda.run(build, batch, steps)
+        return torch_memory.run(build, batch, source_bytes, steps)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ asks for the value of a number (is all of it finite? which step is this?) it get
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,15 +22,13 @@ from harness.backends.torch_flops import Work
 from harness.backends.torch_operators import Operators
 from harness.backends.torch_turns import Turns
 from harness.contract import kinds
-from harness.contract.instruments import metered
+from harness.contract.instruments import located, metered
 from harness.contract.loop import training
 from harness.contract.parts import ABSENT, Parts
 from harness.contract.stages import Profile
 from harness.contract.toolkit.turns import recorded
-from harness.records.roofline import Forecast
+from harness.records.roofline import Forecast, Standing
 
-CUDA_BLOCK = 512
-"""The CUDA caching allocator rounds every request up to this many bytes."""
 RNN_WORKSPACE = 5.2
 """What the CPU's library keeps of an LSTM for the backward pass, over the bytes of its outputs: a fake one is empty.
 
@@ -55,16 +53,20 @@ SUPPOSED = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.int6
 class LiveStorage(TorchDispatchMode):
     """Follow the bytes of all storages that operators return, and the peak within each phase."""
 
-    def __init__(self, source_bytes: int = 0, block: int = 1, operators: Operators | None = None) -> None:
+    def __init__(self, source_bytes: int = 0) -> None:
         super().__init__()
-        self.live, self.block = source_bytes, block
-        self._run = operators or (lambda func, args, kwargs: func(*args, **kwargs))
+        self.live = source_bytes
+        self.run_operator: Callable[[Any, Any, Any], Any] = lambda func, args, kwargs: func(*args, **kwargs)
         self.current: str | None = None
         self.peaks: dict[str, int] = {}
         self.supposed = 0
         self.changes: list[int] = []
         self.born: list[str] = []
         self.kinds: dict[int, str] = {}
+        self.called: list[str] = []
+        self._makers: list[tuple[str, str]] = []
+        self._operator = ""
+        self._top, self._top_at = -1, 0
         self._log: list[tuple[int, int]] = []
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._kernels: set[Any] = set()
@@ -84,7 +86,10 @@ class LiveStorage(TorchDispatchMode):
 
     def _raise_peak(self) -> None:
         if self.current is not None:
-            self.peaks[self.current] = max(self.peaks.get(self.current, 0), self.live)
+            now = self.now()
+            self.peaks[self.current] = max(self.peaks.get(self.current, 0), now)
+            if now > self._top:
+                self._top, self._top_at = now, len(self._log)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -97,16 +102,24 @@ class LiveStorage(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype in SUPPOSED:
             self.supposed += 1
             return SUPPOSED[args[0].dtype]
-        result = self._run(func, args, kwargs or {})
-        if self.block == 1 and func._overloadpacket in PRODUCTS and result.dtype == torch.bfloat16:
+        result = self.run_operator(func, args, kwargs or {})
+        self._operator = func._overloadpacket.__name__
+        self._returned(func, args, result)
+        return result
+
+    def _returned(self, func: Any, args: Any, result: Any) -> None:
+        """Count what an operator returned, and what the libraries of the CPU keep behind it."""
+        if func._overloadpacket in PRODUCTS and result.dtype == torch.bfloat16:
             self._keep_kernel(func, args)
         if func is torch.ops.aten.mkldnn_rnn_layer.default:
             outputs, *_, workspace = result
             self._count(workspace, int(RNN_WORKSPACE * outputs.untyped_storage().nbytes()))
+        self._count_all(result)
+
+    def _count_all(self, result: Any) -> None:
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf)
-        return result
 
     def _count(self, tensor: torch.Tensor, hidden: int = 0) -> None:
         """Count a storage once, with what the library keeps `hidden` behind it."""
@@ -114,14 +127,59 @@ class LiveStorage(TorchDispatchMode):
         key = storage._cdata
         if key in self._known:
             return
-        size = -(-(storage.nbytes() + hidden) // self.block) * self.block
-        number = len(self.born)
+        size = storage.nbytes() + hidden
+        taken = self._take(tensor, size)
+        number = self._began(size)
+        self._known[key] = weakref.ref(storage, lambda _: self._forget(key, size, taken, number)), number
+        self._raise_peak()
+
+    def _forget(self, key: int, size: int, taken: Any, number: int) -> None:
+        self._known.pop(key, None)
+        self._give(taken)
+        self._ended(size, number)
+
+    def _began(self, size: int) -> int:
+        """Note that memory was taken, and by whom; return its number."""
+        number = len(self._makers)
+        self._makers.append((self._where(), self._operator))
         self.born.append(self.current or "")
-        self._known[key] = weakref.ref(storage, lambda _: self._forget(key, size, number)), number
-        self.live += size
         self.changes.append(size)
         self._log.append((number, size))
-        self._raise_peak()
+        return number
+
+    def _ended(self, size: int, number: int) -> None:
+        self.changes.append(-size)
+        self._log.append((number, -size))
+
+    def _where(self) -> str:
+        part = self.called[-1] if self.called else self.current or ""
+        if part == "draw":
+            return "parameters"
+        return "backward" if part == "grad" and torch._C._current_graph_task_id() != -1 else part
+
+    def standing(self) -> tuple[Standing, ...]:
+        """Return what stood at the highest peak, by who made it, the largest first."""
+        sizes: dict[int, int] = {}
+        for number, change in self._log[: self._top_at]:
+            sizes[number] = sizes.get(number, 0) + change
+        makers: dict[tuple[str, str], list[int]] = {}
+        for number, size in sizes.items():
+            if size:
+                makers.setdefault(self._makers[number], []).append(size)
+        found = (Standing(*maker, sum(each), len(each)) for maker, each in makers.items())
+        return tuple(sorted(found, key=lambda each: each.bytes, reverse=True))
+
+    def _take(self, tensor: torch.Tensor, size: int) -> Any:
+        """Take memory for a new storage; what is returned gives it back."""
+        self.live += size
+        return size
+
+    def _give(self, taken: Any) -> None:
+        self.live -= taken
+
+    def now(self) -> int:
+        """Return the bytes whose peak is wanted."""
+        return self.live
 
     def _keep_kernel(self, func: Any, args: Any) -> None:
         """Count once what the library of the CPU keeps for a product of these sizes."""
@@ -129,12 +187,6 @@ class LiveStorage(TorchDispatchMode):
         if key not in self._kernels:
             self._kernels.add(key)
             self.live += KERNEL
-
-    def _forget(self, key: int, size: int, number: int) -> None:
-        self._known.pop(key, None)
-        self.live -= size
-        self.changes.append(-size)
-        self._log.append((number, -size))
 
     def name(self, members: Mapping[str, list[Any]]) -> None:
         """Say of which kind the storages of these tensors are."""
@@ -156,21 +208,33 @@ class LiveStorage(TorchDispatchMode):
 
 
 def run(
-    build: Callable[[], Parts], batch: Sequence[tuple[tuple[int, ...], str]], source_bytes: int, steps: int, block: int
+    build: Callable[[], Parts], batch: Sequence[tuple[tuple[int, ...], str]], source_bytes: int, steps: int
 ) -> Forecast:
-    """Return the peak bytes of each phase of `steps` steps, those of the source included, and the last one's work.
+    """Return the peak bytes of each phase of `steps` steps, those of the source included, and the last one's work."""
+    return traced(build, batch, steps, LiveStorage(source_bytes))
 
-    `build` makes the parts inside the fake mode; whatever a fake tensor cannot pass raises. `block` is the size that
-    the allocator rounds up to.
+
+def traced(
+    build: Callable[[], Parts],
+    batch: Sequence[tuple[tuple[int, ...], str]],
+    steps: int,
+    live: LiveStorage,
+    pretence: AbstractContextManager[Any] | None = None,
+) -> Forecast:
+    """Run `steps` steps on fake tensors, whose storages `live` follows; return their peaks and the last one's work.
+
+    `build` makes the parts inside the fake mode, and inside of `pretence`; whatever a fake tensor cannot pass raises.
     """
     work = Work()
     with (
         FakeTensorMode(allow_non_fake_inputs=True) as fake,
-        LiveStorage(source_bytes, block, Operators(fake, work)) as live,
+        live,
         recorded(Turns(live, work)),
+        pretence or nullcontext(),
     ):
-        profile = Profile(lambda: live.live, partial(_most_of_loss, live), torch.compiler.is_compiling)
-        parts = metered(profile.of(_named(build(), live)), live)
+        live.run_operator = Operators(fake, work)
+        profile = Profile(live.now, partial(_most_of_loss, live), torch.compiler.is_compiling)
+        parts = metered(located(profile.of(_named(build(), live)), live.called), live)
         device = parts.place.device
 
         def batches(parts: Parts, windows: Any) -> Iterator[tuple[Any, Any]]:
@@ -181,7 +245,7 @@ def run(
         loop = training(without_data, _step(without_data), live.phase, partial(_name_state, live))
         for _ in zip(range(steps), loop, strict=False):
             last = work.taken()
-        return Forecast(dict(live.peaks), last, live.supposed, profile.stages, live.most())
+        return Forecast(dict(live.peaks), last, live.supposed, profile.stages, live.most(), standing=live.standing())
 
 
 def _most_of_loss(live: LiveStorage) -> int:

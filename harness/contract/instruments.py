@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any
 
 from harness.contract.loop import Meter
-from harness.contract.parts import ABSENT, Parts
+from harness.contract.parts import ABSENT, PART_NAMES, Parts
 from harness.contract.strategy import Strategy
 
 
@@ -44,6 +44,25 @@ def metered(parts: Parts, meter: Meter) -> Parts:
         grad=watch(parts.grad, "forward"),
         update=watch(parts.update, "update", None),
     )
+
+
+def located(parts: Parts, called: list[str]) -> Parts:
+    """Keep the names of the parts that are being called in a list, the innermost last."""
+
+    def watch(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(part)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            try:
+                return part(*args, **kwargs)
+            finally:
+                called.pop()
+
+        return watched
+
+    present = {name: getattr(parts, name) for name in PART_NAMES}
+    watching: dict[str, Any] = {name: watch(name, part) for name, part in present.items() if part is not ABSENT}
+    return replace(parts, **watching)
 
 
 def counted(parts: Parts, strategy: Strategy, calls: Counter[tuple[str, str]]) -> Parts:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from harness.records.case import Case, Claim, Value
-from harness.records.roofline import Operations
+from harness.records.roofline import Operations, Standing
 from harness.records.task import Kind
 
 SCHEMA_VERSION = 2
@@ -140,6 +140,10 @@ class Prediction(Value):
     predicted_work: tuple[Operations, ...] = Field((), description="counted work of one steady step")
     predicted_stages: dict[str, int] = Field(default_factory=dict, description="held after each stage, bytes")
     predicted_kinds: dict[str, int] = Field(default_factory=dict, description="the most of each kind, bytes")
+    predicted_reserved_bytes: int | None = Field(None, description="predicted peak of a GPU's segments, base included")
+    predicted_driver_bytes: int | None = Field(None, description="the same with the context of the process, bytes")
+    predicted_host_bytes: int | None = Field(None, description="predicted memory of the host beside a GPU, bytes")
+    predicted_standing: tuple[Standing, ...] = Field((), description="what stands at the predicted peak, by maker")
     floor_bytes: int | None = Field(None, description="analytic floor of a step that has everything at once, bytes")
     parameters: int | None = Field(None, description="number of parameters of the model")
 

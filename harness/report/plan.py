@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
+from harness.report.memory import device_grid
 from harness.report.text import escaped, row_name
 from harness.report.words import heading, mib, phase_name
 from harness.suite.units import shown
@@ -26,7 +27,7 @@ def text(comparisons: Sequence[Sequence[PlanRow]], helps: Sequence[Sequence[Reme
         if all(row.peak_bytes is None for row in rows):
             pieces.append(f"Not predicted: {escaped('; '.join(dict.fromkeys(row.reason or '' for row in rows)))}.")
             continue
-        pieces += [grid(rows), *_remarks(rows)]
+        pieces += [grid(rows), *device_grid(rows), *_remarks(rows)]
         if limit is not None and not any(row.fits for row in rows):
             pieces.append(f"{escaped(shortfall(rows))}. {_helpful(rows, remedies)}".strip())
     return "\n\n".join(pieces) + "\n"

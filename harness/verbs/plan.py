@@ -1,16 +1,17 @@
 """Predict the cases of a plan without running any: peak, phase, whether it fits, and the time of a step."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
 from harness.contract.place import Place
-from harness.contract.plugins import Plugins
+from harness.contract.plugins import Plugins, nearest, printable
 from harness.machine import environment, facts, throughput
-from harness.records import Case, Record
+from harness.records import Case, Prediction, Record
 from harness.records.roofline import Rates, estimate
+from harness.refusal import Refusal
 from harness.run import predictions, prepare_data
 from harness.suite.plan import Comparison, Plan
 from harness.suite.units import shown
@@ -64,6 +65,7 @@ class PlanRow:
     seconds: float | None
     reason: str | None = None
     timed: float = 0.0
+    prediction: Prediction = field(default_factory=Prediction)
 
     def time_ratio(self, other: "PlanRow") -> float | None:
         """Return how its step compares with another's; None where it rests on rates, too rough for a ratio."""
@@ -92,6 +94,7 @@ def row_of(case: Case, record: Record, machine: Machine) -> PlanRow:
         seconds=step.seconds if step is not None else None,
         reason=record.missing.get("predicted_peak_bytes") or record.evidence.get("message"),
         timed=step.timed if step is not None else 0.0,
+        prediction=prediction,
     )
 
 
@@ -142,6 +145,14 @@ def of_plan(
     """Predict all cases of a plan, comparison by comparison."""
     rows = iter(of_cases(plan.cases, plan, plugins, names, machine, on_case))
     return [[next(rows) for _ in comparison.cases] for comparison in plan.comparisons]
+
+
+def named(cases: Sequence[Case], label: str) -> list[Case]:
+    """Return the cases with a label, as tables show it; refuse one that there is not."""
+    labels = dict.fromkeys(case.label for case in cases)
+    if label not in labels:
+        raise Refusal(f"--explain: there is no case '{printable(label)[:80]}' in this plan{nearest(label, labels)}")
+    return [case for case in cases if case.label == label]
 
 
 def with_budget(plan: Plan, budget: int | None) -> Plan:

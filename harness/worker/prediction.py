@@ -9,7 +9,7 @@ from harness.contract.data import Extent, Held
 from harness.contract.parts import Parts
 from harness.contract.plugins import Plugins
 from harness.records import Case, Phase, Prediction, Record, Task
-from harness.records.roofline import by_intensity
+from harness.records.roofline import by_intensity, largest
 from harness.worker.tasks import first_line
 
 GUESSED = "a step asks for the value of a number, which was taken to be 1 or true"
@@ -24,12 +24,11 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     floor = workload.floor(shape) // case.ranks
     parameters = workload.parameters(shape) if workload.parameters is not None else None
     place = case.place
-    on_cpu = case.model_copy(update={"place": place._replace(device="cpu")})
 
     built: list[Parts] = []
 
     def build() -> Parts:
-        built.append(assemble(plugins, on_cpu, draw=lambda inner: backend.abstract_draw))
+        built.append(assemble(plugins, case, draw=lambda inner: backend.abstract_draw))
         return built[-1]
 
     try:
@@ -55,6 +54,10 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         predicted_work=work if case.ranks == 1 else (),  # what passes between ranks is not counted
         predicted_stages=dict(forecast.stages),
         predicted_kinds=dict(forecast.kinds),
+        predicted_reserved_bytes=forecast.reserved_bytes,
+        predicted_driver_bytes=forecast.driver_bytes,
+        predicted_host_bytes=forecast.host_bytes,
+        predicted_standing=largest(forecast.standing),
     )
     notes = {"prediction": GUESSED} if forecast.supposed else {}
     return Record(notes=notes, extra=_numbers(built), prediction=figures)

@@ -377,11 +377,12 @@ def test_an_offloaded_cache_scores_as_the_untouched_one():
 def test_a_prediction_counts_two_layers_of_an_offloaded_cache():
     module = backends.load("torch")
     sizes = {"layers": 8, "width": 64, "hidden": 64, "vocabulary": 64, "batch": 4, "tokens": 200, "prompt": 190}
-    parts = replace(parts_of("torch", **sizes, heads=4, kv_heads=4), draw=module.abstract_draw)
+    place = Place("torch", "cuda")
+    parts = replace(parts_of("torch", **sizes, heads=4, kv_heads=4), place=place, draw=module.abstract_draw)
     batch = SCORING.abstract_batch(parts.shape)
     size = 4 * parts.shape.cache_numbers
     footprints = {
-        name: module.predict(lambda made=made: made, Place("torch", "cuda"), batch, 0, 1).peaks["init"]
+        name: module.predict(lambda made=made: made, place, batch, 0, 1).peaks["init"]
         for name, made in (("offloaded", offloaded_cache.on_torch(parts)), ("untouched", parts))
     }
     assert footprints["offloaded"] - footprints["untouched"] == pytest.approx(size / 4, rel=0.05)

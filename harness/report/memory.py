@@ -1,0 +1,52 @@
+"""What is predicted to lie where: on a device and beside it, and what stands in memory at the peak."""
+
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from harness.report.text import escaped, row_name
+from harness.report.words import heading, mib, phase_name
+from harness.verbs.plan import PlanRow
+
+DEVICE = ("strategy", "allocated MiB", "reserved MiB", "driver MiB", "host MiB")
+STANDING = ("made in", "by operator", "MiB", "of the peak", "tensors")
+
+
+def device_grid(rows: Sequence[PlanRow]) -> list[str]:
+    """Write what the allocator, the driver and the host hold for each case; nothing where no device is predicted so."""
+    if all(row.prediction.predicted_reserved_bytes is None for row in rows):
+        return []
+    cells = [
+        (
+            row_name(row.case.label),
+            mib(row.prediction.predicted_peak_bytes),
+            mib(row.prediction.predicted_reserved_bytes),
+            mib(row.prediction.predicted_driver_bytes),
+            mib(row.prediction.predicted_host_bytes),
+        )
+        for row in rows
+    ]
+    aligned = ("left", "right", "right", "right", "right")
+    return [tabulate(cells, DEVICE, tablefmt="pipe", colalign=aligned, disable_numparse=True)]
+
+
+def explained(rows: Sequence[PlanRow]) -> str:
+    """Write for each case what stands in memory at its predicted peak: who made it, bytes, number of tensors."""
+    return "\n\n".join(_explained(row) for row in rows) + "\n"
+
+
+def _explained(row: PlanRow) -> str:
+    title = f"## {escaped(row.case.label)}: {escaped(heading(row.case))}"
+    if row.peak_bytes is None:
+        return f"{title}\n\nNot predicted: {escaped(row.reason or '')}."
+    peak = f"The peak of {mib(row.peak_bytes)} MiB is in {escaped(phase_name(row.phase))}."
+    standing = row.prediction.predicted_standing
+    if not standing:
+        return f"{title}\n\n{peak} What stands in it is not known for {row.case.place}."
+    whole = sum(each.bytes for each in standing)
+    cells = [
+        (escaped(each.where), escaped(each.operator), mib(each.bytes), f"{each.bytes / whole:.1%}", f"{each.tensors:,}")
+        for each in standing
+    ]
+    aligned = ("left", "left", "right", "right", "right")
+    return f"{title}\n\n{peak}\n\n{tabulate(cells, STANDING, tablefmt='pipe', colalign=aligned, disable_numparse=True)}"

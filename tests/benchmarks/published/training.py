@@ -1,0 +1,195 @@
+"""Training runs of published models: the model from its configuration by transformers, then the steps as published."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from published import adapters
+from published.machine import Refused, device_of
+
+META = torch.device("meta")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def predicted(row: dict[str, Any]) -> dict[str, int]:
+    """Return the allocated and reserved bytes of a training run. Raises Refused, OutOfMemory."""
+    if (row.get("autocast") or "") not in ("", "none"):
+        raise Refused(f"autocast in {row['autocast']} is not rebuilt")
+    model = skeleton(row)
+    with device_of(row) as device, attention_of(row):
+        place(model, row)
+        adapt(model, row)
+        model.train()
+        optimizer = optimizer_of(row, [p for p in model.parameters() if p.requires_grad])
+        batch = batch_of(row)
+        step = fresh_step if row["family"] == "fitcheck" else kept_step
+        step(model, optimizer, batch)
+        device.allocator.reset_peaks()
+        for _ in range(1 if row["family"] == "fitcheck" else 2):
+            step(model, optimizer, batch)
+        return {
+            "allocated_bytes": device.allocator.peak_allocated,
+            "reserved_bytes": device.allocator.peak_reserved,
+        }
+
+
+def skeleton(row: dict[str, Any]) -> Any:
+    """Make the model of a row on the meta device, in the type that its weights are loaded in."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    config = config_of(row)
+    builder = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    wanted = (row.get("attention") or "").split(" ")
+    attention = "eager" if "eager" in wanted else "sdpa"
+    with META:
+        model = builder.from_config(config, dtype=loaded_type(row), attn_implementation=attention)
+    if row.get("use_cache") is False:
+        model.config.use_cache = False
+    return model
+
+
+def config_of(row: dict[str, Any]) -> Any:
+    """Make the configuration from the sizes in a row, whose names are those of transformers. Raises Refused."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto import modeling_auto
+
+    sizes = dict(row["config"])
+    arch = sizes.pop("arch")
+    names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    kind = next((kind for kind, cls in names.items() if cls == arch), None)
+    if kind is None:
+        raise Refused(f"transformers has no '{arch}'")
+    made = CONFIG_MAPPING[kind]
+    for told, meant in (("attn_softcap", "attn_logit_softcapping"), ("final_softcap", "final_logit_softcapping")):
+        if told in sizes:
+            sizes[meant] = sizes.pop(told)
+    for aside in ("n_params", "norm", "activation", "qkv_bias", "qk_norm", "dropout", "attention_layers"):
+        sizes.pop(aside, None)
+    if "vocab_size" not in sizes:
+        raise Refused("the row gives no sizes of the model")
+    return made(**sizes)
+
+
+def loaded_type(row: dict[str, Any]) -> torch.dtype:
+    """Return the type that the weights of a row have before anything is made of them."""
+    text = row["param_dtype"]
+    for name in DTYPES:
+        if text.startswith(name):
+            return DTYPES[name]
+    return compute_type(row)
+
+
+def compute_type(row: dict[str, Any]) -> torch.dtype:
+    return torch.bfloat16 if "bf16" in row["param_dtype"] else torch.float16
+
+
+def place(model: nn.Module, row: dict[str, Any]) -> None:
+    """Put the weights on the device one after another, in 4 bits where the row has them so."""
+    nested = "double_quant False" not in row["param_dtype"]
+    placed: dict[int, nn.Parameter] = {}
+    gone: set[int] = set()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if row["quant"] == "nf4" and isinstance(child, nn.Linear) and name != "lm_head":
+                setattr(module, name, adapters.Linear4bit(child, compute_type(row), nested))
+                gone.add(id(child))
+        if id(module) in gone:
+            continue
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) not in placed:  # tied weights are placed once
+                placed[id(parameter)] = nn.Parameter(torch.empty_like(parameter))
+            setattr(module, name, placed[id(parameter)])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty_like(buffer))
+
+
+def adapt(model: Any, row: dict[str, Any]) -> None:
+    """Prepare a model for training as its row says: adapters, frozen weights, recomputed layers."""
+    checkpointed = bool(row.get("grad_ckpt"))
+    if row["quant"] == "nf4":
+        adapters.prepare(model)
+    if row["lora"]:
+        adapters.adapt(model, row["lora"]["targets"], row["lora"]["r"], row["lora"].get("alpha", 2 * row["lora"]["r"]))
+    if checkpointed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+
+
+def optimizer_of(row: dict[str, Any], parameters: list[nn.Parameter]) -> Any:
+    """Make the optimizer of a row; the loops over all parameters at once are those of a GPU. Raises Refused."""
+    name = row["optimizer"]
+    if "PagedAdamW8bit" in name:
+        return Paged(parameters)
+    for kind in ("AdamW", "Adam", "SGD"):
+        if f"torch.optim.{kind}" in name:
+            return getattr(torch.optim, kind)(parameters, lr=1e-3, foreach=True)
+    raise Refused(f"the optimizer '{name}' is not rebuilt")
+
+
+class Paged:
+    """An optimizer whose moments lie in managed memory, which torch's allocator does not see."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+
+    def step(self) -> None:
+        """Update in place."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def batch_of(row: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Make the arguments of the model, as the row's `inputs` name them."""
+    size = (row["batch"], row["seq"])
+    ids = torch.empty(size, dtype=torch.int64, device=META)
+    if "no attention_mask" in row["inputs"]:
+        return {"input_ids": ids, "labels": ids}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+
+
+def fresh_step(model: Any, optimizer: Any, batch: dict[str, torch.Tensor]) -> None:
+    """Train one step whose gradients are dropped before it; the outputs live as long as it."""
+    optimizer.zero_grad(set_to_none=True)
+    out = model(**batch)
+    out.loss.backward()
+    optimizer.step()
+
+
+def kept_step(model: Any, optimizer: Any, batch: dict[str, torch.Tensor]) -> None:
+    """Train one step whose gradients are dropped after it."""
+    out = model(**batch)
+    out.loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def attention_of(row: dict[str, Any]) -> Iterator[None]:
+    """Let attention choose among the kernels that the row names."""
+    with ExitStack() as stack:
+        if "EFFICIENT_ATTENTION" in (row.get("attention") or ""):
+            stack.enter_context(sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION))
+            stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", _repeated(F)))
+        yield
+
+
+def _repeated(functional: Any) -> Callable[..., torch.Tensor]:
+    """Repeat grouped keys and values for each head, as the published script does."""
+    original = functional.scaled_dot_product_attention
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if (groups := q.size(-3) // k.size(-3)) > 1:
+            k, v = k.repeat_interleave(groups, dim=-3), v.repeat_interleave(groups, dim=-3)
+            kwargs.pop("enable_gqa", None)
+        result: torch.Tensor = original(q, k, v, *args, **kwargs)
+        return result
+
+    return attend
