@@ -18,6 +18,8 @@ from harness.records.roofline import Operations, Rates, roofline
 
 LONGEST, LARGEST = 2.0, 1 / 8
 """Seconds that a call takes, and the share of the memory that it moves, above which it is not timed."""
+SPENT_SECONDS = 20.0
+"""How long calls are timed at once, the shortest first; the next prediction goes on with the others."""
 
 
 def of_place(place: Place, cache: Path, anew: bool = False) -> dict[str, Any] | None:
@@ -51,27 +53,32 @@ def measured(place: Place) -> dict[str, Any] | None:
 def with_calls(rates: Rates, place: Place, work: Iterable[Operations], cache: Path) -> Rates:
     """Add the seconds of the calls in some work; those that are not known yet are timed.
 
-    Left out are calls that take long or move much, those that cannot be made alone, and all that were timed while
-    something else ran.
+    Left out are calls that take long or move much, those that cannot be made alone, those beyond the time that may be
+    spent, and all that were timed while something else ran.
     """
     path = cache / f"calls-{facts.name()}.json"
     stored = _read(path)
     known: dict[str, float | None] = stored.setdefault(_key(place), {})
     calls = {each.call: each for each in work if each.call}
-    missing = [call for call, each in calls.items() if call not in known and _small(each, rates)]
+    estimates = {call: _seconds(each, rates) for call, each in calls.items() if call not in known}
+    missing = sorted(
+        (call for call, each in estimates.items() if each is not None), key=lambda call: estimates[call] or 0
+    )
     if missing:
         before = interference.snapshot()
         timed = _timed(place, missing)
         if not interference.disturbances(before, interference.snapshot()):
-            known |= dict.fromkeys(missing) | timed
+            known |= timed
             _write(path, stored)
     return replace(rates, calls={call: seconds for call in calls if (seconds := known.get(call)) is not None})
 
 
-def _small(work: Operations, rates: Rates) -> bool:
+def _seconds(work: Operations, rates: Rates) -> float | None:
+    """Return what the roofline says of one call in seconds; None for one that is too long or too large to be timed."""
     seconds = roofline(work, rates)
-    moved = work.moved / psutil.virtual_memory().total
-    return seconds is not None and seconds <= LONGEST * work.times and moved <= LARGEST * work.times
+    if seconds is None or seconds > LONGEST * work.times:
+        return None
+    return seconds / work.times if work.moved <= LARGEST * work.times * psutil.virtual_memory().total else None
 
 
 def _timed(place: Place, calls: list[str]) -> dict[str, Any]:
@@ -79,7 +86,8 @@ def _timed(place: Place, calls: list[str]) -> dict[str, Any]:
         json.dump(calls, file)
         file.flush()
         try:
-            return answer_of("harness.worker.operators", place.device, file.name, env=_environment(place))
+            words = place.device, file.name, str(SPENT_SECONDS)
+            return answer_of("harness.worker.operators", *words, env=_environment(place))
         except AnswerError:
             return {}
 

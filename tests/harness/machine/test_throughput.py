@@ -89,6 +89,15 @@ def test_a_call_that_takes_long_or_moves_much_is_left_out(tmp_path: Path, monkey
     assert throughput.with_calls(RATES, TORCH, [much], tmp_path).calls == {}
 
 
+@pytest.mark.usefixtures("quiet")
+def test_timing_ends_in_time_and_the_next_prediction_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = [product(side) for side in (512, 8, 64)]
+    monkeypatch.setattr(throughput, "SPENT_SECONDS", 1e-9)
+    assert throughput.with_calls(RATES, TORCH, work, tmp_path).calls == {}
+    monkeypatch.setattr(throughput, "SPENT_SECONDS", 20.0)
+    assert set(throughput.with_calls(RATES, TORCH, work, tmp_path).calls) == {each.call for each in work}
+
+
 def test_what_was_timed_beside_something_else_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interference, "disturbances", lambda before, after: ("crowded",))
     assert throughput.with_calls(RATES, TORCH, [product(64)], tmp_path).calls == {}
