@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from harness.contract.data import IGNORED, Extent, Held, Source, Windows
+from harness.contract.data import IGNORED, Documents, Extent, Held, Source, Windows
 from harness.contract.hooks import hookimpl
 from harness.contract.objective import Objective
 from harness.contract.parts import Division, Parts
 from harness.contract.place import Place
 from harness.contract.strategy import Strategy
-from harness.contract.toolkit import optimizers, rows_on_disk
+from harness.contract.toolkit import optimizers, rows_on_disk, update_rules
 from harness.contract.toolkit import trees as tree
 from harness.contract.toolkit.rows_on_disk import RowsOnDisk
 from harness.contract.toolkit.turns import alike
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "IGNORED",
     "Division",
+    "Documents",
     "Extent",
     "Held",
     "Objective",
@@ -40,6 +41,7 @@ __all__ = [
     "plugins",
     "rows_on_disk",
     "tree",
+    "update_rules",
 ]
 __version__ = "0.4.0"
 

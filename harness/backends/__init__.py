@@ -16,6 +16,8 @@ Step: TypeAlias = Callable[[State, Array, Array], tuple[State, Array]]
 """Take a state and a batch (x, y); return the new state, for which the old one may be used up, and the loss."""
 Sizes: TypeAlias = Sequence[tuple[tuple[int, ...], str]]
 """The shape and the dtype of each array of a batch."""
+Batch: TypeAlias = Sizes | tuple[Array, Array]
+"""A batch by its sizes; or one of numpy, of which the values decide what a step takes."""
 
 PROCESS_PER_RANK = ("torch",)
 """Backends whose ranks are processes; those of the others are the devices of one process."""
@@ -84,7 +86,7 @@ class Backend(Protocol):
         """Stand in for the drawing of a parameter where no values are wanted."""
 
     def predict(
-        self, build: Callable[[], Parts], place: Place, batch: Sizes, source_bytes: int, steps: int, ranks: int = 1
+        self, build: Callable[[], Parts], place: Place, batch: Batch, source_bytes: int, steps: int, ranks: int = 1
     ) -> Forecast:
         """Return the peaks and the work of a run without running it, whose source takes so many bytes."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from harness.backends import Sizes, Step, Unavailable
+from harness.backends import Batch, Sizes, Step, Unavailable
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.protocols import Array, DrawPart, Tree
@@ -169,7 +169,7 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
 
 
 def predict(
-    build: Callable[[], Parts], place: Place, batch: Sizes, source_bytes: int, steps: int, ranks: int = 1
+    build: Callable[[], Parts], place: Place, batch: Batch, source_bytes: int, steps: int, ranks: int = 1
 ) -> Forecast:
     """Run the loop from `init` on fake tensors, as the first of the ranks.
 

@@ -9,7 +9,7 @@ with what kernels take for the length of a call, and what cuBLAS keeps for each 
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from harness.backends import Batch
 from harness.backends.cuda_allocator import Allocator, Block
 from harness.backends.cuda_card import SUPPOSED, Card, libraries
 from harness.backends.torch_autocast import Autocast, standing_for_torchs
@@ -31,9 +32,7 @@ BLAS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten.a
 RUNNING = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-def run(
-    build: Callable[[], Parts], batch: Sequence[tuple[tuple[int, ...], str]], steps: int, card: Card = SUPPOSED
-) -> Forecast:
+def run(build: Callable[[], Parts], batch: Batch, steps: int, card: Card = SUPPOSED) -> Forecast:
     """Return the peak bytes of each phase on a card that need not be there, above what priming leaves allocated.
 
     Beside them stand what torch's allocator takes from the driver for it, what the driver counts for the process, and

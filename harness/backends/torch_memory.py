@@ -7,7 +7,7 @@ asks for the value of a number (is all of it finite? which step is this?) it get
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from harness.backends import Batch
 from harness.backends.torch_flops import Work
 from harness.backends.torch_operators import Operators
 from harness.backends.torch_turns import Turns
@@ -207,16 +208,14 @@ class LiveStorage(TorchDispatchMode):
         return {kind: most[kind] for kind in kinds.KINDS if kind in most}
 
 
-def run(
-    build: Callable[[], Parts], batch: Sequence[tuple[tuple[int, ...], str]], source_bytes: int, steps: int
-) -> Forecast:
+def run(build: Callable[[], Parts], batch: Batch, source_bytes: int, steps: int) -> Forecast:
     """Return the peak bytes of each phase of `steps` steps, those of the source included, and the last one's work."""
     return traced(build, batch, steps, LiveStorage(source_bytes))
 
 
 def traced(
     build: Callable[[], Parts],
-    batch: Sequence[tuple[tuple[int, ...], str]],
+    batch: Batch,
     steps: int,
     live: LiveStorage,
     pretence: AbstractContextManager[Any] | None = None,
@@ -224,8 +223,10 @@ def traced(
     """Run `steps` steps on fake tensors, whose storages `live` follows; return their peaks and the last one's work.
 
     `build` makes the parts inside the fake mode, and inside of `pretence`; whatever a fake tensor cannot pass raises.
+    A batch of numpy stays real, so that a step can ask for its values.
     """
     work = Work()
+    real = [torch.from_numpy(each.astype("int64")) for each in batch if not isinstance(each, tuple)]
     with (
         FakeTensorMode(allow_non_fake_inputs=True) as fake,
         live,
@@ -239,7 +240,7 @@ def traced(
 
         def batches(parts: Parts, windows: Any) -> Iterator[tuple[Any, Any]]:
             while True:
-                yield tuple(_ids(size, dtype, device) for size, dtype in batch)  # type: ignore[misc]
+                yield tuple(real or (_ids(size, dtype, device) for size, dtype in batch))  # type: ignore[misc]
 
         without_data = replace(parts, source=_no_data, windows=_no_data, batches=batches)
         loop = training(without_data, _step(without_data), live.phase, partial(_name_state, live))

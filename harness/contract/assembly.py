@@ -10,7 +10,7 @@ from harness.contract.instruments import counted
 from harness.contract.parts import Parts
 from harness.contract.plugins import Plugins
 from harness.records import Case
-from harness.records.task import FrameFile, TokenFile
+from harness.records.task import DocumentFile, FrameFile, TokenFile
 
 Calls = Counter[tuple[str, str]]
 
@@ -25,7 +25,7 @@ def assemble(
     case: Case,
     *,
     shape: Any = None,
-    corpus: TokenFile | FrameFile | None = None,
+    corpus: DocumentFile | TokenFile | FrameFile | None = None,
     calls: Calls | None = None,
     draw: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Parts:

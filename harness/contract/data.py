@@ -83,16 +83,38 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Documents(Source):
+    """Rows in whole documents, each a window of its own length and at most `window` rows.
+
+    Document d has the `lengths_N[d]` rows from `firsts_N[d]` on; the stride says nothing.
+    """
+
+    firsts_N: Any = None
+    lengths_N: Any = None
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise ValueError(f"{len(self.inputs)} inputs but {len(self.targets)} targets: they must be aligned")
+
+    @property
+    def count(self) -> int:
+        """The number of documents."""
+        return len(self.lengths_N)
+
+
+@dataclass(frozen=True)
 class Windows:
     """Random access to the windows of a source: `batch(indices_B) -> (x, y)` with B windows each.
 
     `lasts` is how many batches stay as they were handed out: the last so many, or with None all of them. Who keeps
-    more than the newest must ask.
+    more than the newest must ask. `size(indices_B)` is the shape of the inputs of such a batch, where it depends on
+    which windows they are; None: all batches are alike.
     """
 
     source: Source
     batch: Callable[[Any], tuple[Any, Any]]
     lasts: int | None = None
+    size: Callable[[Any], tuple[int, ...]] | None = None
 
     def __len__(self) -> int:
         return self.source.count
@@ -100,9 +122,11 @@ class Windows:
 
 IGNORED = -100
 """The target that carries no loss."""
-FEEDS = ("same", "rounded", "reordered", "other")
-"""How far the batches of a strategy may differ from the baseline's: not at all; in the last bits of their values; in
-their order, each epoch being the same windows; or altogether."""
+DATA = ("tokens", "frames", "documents")
+"""What a workload may read, and a strategy of data may be for."""
+FEEDS = ("same", "arranged", "rounded", "reordered", "other")
+"""How far the batches of a strategy may differ from the baseline's: not at all; in how the same tokens are laid out; in
+the last bits of their values; in their order, each epoch being the same windows; or altogether."""
 
 
 @dataclass(frozen=True)

@@ -122,3 +122,5 @@ class Parts:
 
 NOT_PARTS = ("shape", "place", "corpus", "ranks", "division", "notes")
 PART_NAMES: tuple[str, ...] = tuple(each.name for each in fields(Parts) if each.name not in NOT_PARTS)
+DATA_PARTS = frozenset({"rows", "source", "windows", "order", "batches", "transfer"})
+"""The parts that bring the batches to a step."""

@@ -122,7 +122,7 @@ class GatherParametersPart(Protocol):
 
 
 class PositionsPart(Protocol):
-    def __call__(self, parts: "Parts", tokens: int, /) -> tuple[slice, ...]: ...
+    def __call__(self, parts: "Parts", tokens: int, /) -> tuple[slice, ...] | Array: ...
 
 
 class UpdatePart(Protocol):

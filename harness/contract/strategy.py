@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from harness.contract.data import Held
-from harness.contract.parts import Parts
+from harness.contract.parts import DATA_PARTS, Parts
 from harness.contract.place import Place
 from harness.contract.workload import Workload
 
@@ -37,8 +37,8 @@ class Strategy:
     time workers, where they are set before the interpreter starts.
 
     For strategies of data: `feeds` declares how far the batches may differ from those of the baseline (see `FEEDS`),
-    `data` restricts the strategy to `tokens` or `frames`, and `holds(extent, **knobs) -> Held` predicts its memory on
-    the host.
+    `data` restricts the strategy to `tokens`, `frames` or `documents`, and `holds(extent, **knobs) -> Held` predicts
+    its memory on the host.
     """
 
     name: str
@@ -92,6 +92,8 @@ class Strategy:
             return f"'{self.name}' {verb} '{absent[0]}', a part that the workload '{workload.name}' does not have"
         if self.data not in (None, workload.data):
             return f"'{self.name}' is for {self.data}, and the workload '{workload.name}' reads {workload.data}"
+        if workload.data == "documents" and self.data is None and DATA_PARTS & set(self.rewrites):
+            return f"'{self.name}' takes windows of one size, and those of the workload '{workload.name}' differ"
         return None
 
     def obstacle(self, place: Place, workload: "Workload | None" = None) -> str | None:

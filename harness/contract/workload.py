@@ -20,7 +20,8 @@ class Workload:
     that a step which holds everything at once cannot do without. `tokens_per_step(shape)` is the throughput unit,
     `parameters(shape)` how many there are (None: not known).
 
-    `data` is what is read, `tokens` of a text or `frames` of a sensor: it decides who prepares the corpus.
+    `data` is what is read, `tokens` of a text, `frames` of a sensor, or `documents`, whose batches differ in size: it
+    decides who prepares the corpus. Of documents `abstract_batch` and `tokens_per_step` give the most there may be.
     `wanted(shape, steps)` gives the sizes that this needs (see `harness.workloads.data`; None: the workload draws its
     own data), `extent(shape, corpus, steps)` the sizes of the source, `lacks` the parts that stay
     None.
@@ -37,7 +38,7 @@ class Workload:
     floor: Callable[[Any], int]
     tokens_per_step: Callable[[Any], int]
     parameters: Callable[[Any], int] | None = None
-    wanted: Callable[[Any, int], dict[str, int]] | None = None
+    wanted: Callable[[Any, int], dict[str, Any]] | None = None
     extent: Callable[[Any, Any, int], Extent] | None = None
     data: str = "tokens"
     lacks: tuple[str, ...] = ()

@@ -32,6 +32,18 @@ class TokenFile:
 
 
 @dataclass(frozen=True)
+class DocumentFile(TokenFile):
+    """Point at the ids of whole `documents`, end to end, and at their `lengths` [documents] in tokens.
+
+    `left_out` documents before the last one were longer than was asked for.
+    """
+
+    lengths: Path
+    documents: int
+    left_out: int
+
+
+@dataclass(frozen=True)
 class FrameFile:
     """Point at `frames` rows of `features` in `path`, and at a label below `classes` for each in `labels`."""
 
@@ -57,7 +69,7 @@ class Task(Value):
     run_id: str
     parent: int
     folder: str
-    corpora: dict[str, TokenFile | FrameFile | None] = Field(default_factory=dict)
+    corpora: dict[str, DocumentFile | TokenFile | FrameFile | None] = Field(default_factory=dict)
     plugins: tuple[str, ...] = ()
     steps: int = 3
     warmup: int = 1
@@ -70,6 +82,6 @@ class Task(Value):
         return self.cases[0]
 
     @property
-    def corpus(self) -> TokenFile | FrameFile | None:
+    def corpus(self) -> DocumentFile | TokenFile | FrameFile | None:
         """The rows of the first case."""
         return self.corpora.get(self.case.comparison_key)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from harness.report.table import tokens_of
 from harness.report.text import cell
 from harness.report.words import heading
 from harness.verdicts.judge import Comparison, Row
@@ -16,11 +17,7 @@ Figures = dict[str, Any]
 
 def of_tables(suite: str, tables: Sequence[Comparison], tokens_per_step: Mapping[str, int]) -> list[Figures]:
     """Return one flat mapping for each row: bytes, seconds and ratios as numbers, unknown ones as None."""
-    return [
-        _of_row(suite, table, row, tokens_per_step.get(row.case.comparison_key))
-        for table in tables
-        for row in table.rows
-    ]
+    return [_of_row(suite, table, row, tokens_of(row, tokens_per_step)) for table in tables for row in table.rows]
 
 
 def as_json(rows: Sequence[Figures]) -> str:
@@ -40,7 +37,7 @@ def as_csv(rows: Sequence[Figures]) -> str:
     return out.getvalue()
 
 
-def _of_row(suite: str, table: Comparison, row: Row, tokens: int | None) -> Figures:
+def _of_row(suite: str, table: Comparison, row: Row, tokens: float | None) -> Figures:
     case, speed, seconds = row.case, row.speed, row.step_seconds
     first = next(iter(row.records), None)
     return {

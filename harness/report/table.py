@@ -81,6 +81,12 @@ def _tokens(case: Case, plugins: Plugins) -> int | None:
         return None
 
 
+def tokens_of(row: Row, tokens_per_step: Mapping[str, int]) -> float | None:
+    """Return the tokens of a step of a row: those that were counted where batches differ in size, without padding."""
+    counted = (record.extra["tokens_per_step"] for record in row.records if "tokens_per_step" in record.extra)
+    return next(counted, tokens_per_step.get(row.case.comparison_key))
+
+
 def markdown(
     tables: Sequence[Comparison],
     tokens_per_step: "dict[str, int]",
@@ -140,7 +146,7 @@ def _predicted(table: Comparison) -> list[str]:
 
 
 def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
-    tokens = tokens_per_step.get(row.case.comparison_key)
+    tokens = tokens_of(row, tokens_per_step)
     return [
         row_name(row.label),
         _peak(row),

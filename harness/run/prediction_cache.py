@@ -14,7 +14,8 @@ import harness
 from harness.contract.plugins import Plugins
 from harness.records import Case, Record
 
-ROOMS = ("backends", "contract", "workloads", "worker/prediction.py", "worker/tasks.py", "records/roofline.py")
+PREDICTING = ("worker/prediction.py", "worker/batch_sizes.py", "worker/tasks.py")
+ROOMS = ("backends", "contract", "workloads", *PREDICTING, "records/roofline.py")
 """Code of the harness that a prediction depends on."""
 
 

@@ -12,12 +12,13 @@ from harness.contract.plugins import Plugins
 from harness.machine import environment
 from harness.machine.child import AnswerError, answer_of
 from harness.records import Case
-from harness.records.task import FrameFile, TokenFile
+from harness.records.task import DocumentFile, FrameFile, TokenFile
 from harness.run import temporary
 from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
 
 Corpus = TokenFile | FrameFile
+FILES: dict[str, type[Corpus]] = {"tokens": TokenFile, "frames": FrameFile, "documents": DocumentFile}
 
 
 def prepare(
@@ -30,7 +31,7 @@ def prepare(
     comparisons, corpora = [], {}
     for comparison in plan.comparisons:
         open_ended = comparison.baseline.shape.get("vocabulary") == 0
-        corpus = of_group(plan, comparison, plugins, cache) if open_ended or runs(comparison.baseline) else None
+        corpus = of_case(plan, comparison.baseline, plugins, cache) if open_ended or runs(comparison.baseline) else None
         if open_ended and isinstance(corpus, TokenFile):
             comparison = _with_vocabulary(comparison, corpus.vocabulary)
         comparisons.append(comparison)
@@ -44,9 +45,8 @@ def _with_vocabulary(comparison: Comparison, size: int) -> Comparison:
     )
 
 
-def of_group(plan: Plan, comparison: Comparison, plugins: Plugins, cache: Path) -> Corpus | None:
-    """Make the rows of one comparison; None for a workload that draws its own."""
-    case = comparison.baseline
+def of_case(plan: Plan, case: Case, plugins: Plugins, cache: Path) -> Corpus | None:
+    """Make the rows of a case and of those that it is compared to; None for a workload that draws its own."""
     workload = plugins.workloads[case.workload]
     if workload.wanted is None:
         return None
@@ -58,14 +58,19 @@ def of_group(plan: Plan, comparison: Comparison, plugins: Plugins, cache: Path) 
         "cache": str(cache),
         **workload.wanted(shape_of(plugins, case), steps),
     }
-    if workload.data == "tokens":
+    if workload.data != "frames":
         spec["tokenizer"] = case.tokenizer
     return made(workload.data, spec)
 
 
 def supposed(plan: Plan, case: Case, plugins: Plugins) -> Corpus | None:
-    """Describe the token ids that a case would read, without making them: their number and their type."""
+    """Describe the token ids that a case would read, without making them: their number and their type.
+
+    Documents are made: a peak follows their lengths.
+    """
     workload = plugins.workloads[case.workload]
+    if workload.data == "documents":
+        return of_case(plan, case, plugins, environment.cache_folder())
     if workload.wanted is None or workload.data != "tokens":
         return None
     steps = max(plan.suite.memory_steps, plan.suite.steps or 0)
@@ -87,5 +92,5 @@ def made(data: str, spec: dict[str, Any]) -> Corpus:
             raise SuiteError(f"corpus '{spec['corpus']}': it could not be prepared: {error}") from None
     if "error" in answer:
         raise SuiteError(answer["error"])
-    fields = answer | {key: Path(answer[key]) for key in ("path", "labels") if key in answer}
-    return TokenFile(**fields) if data == "tokens" else FrameFile(**fields)
+    fields = answer | {key: Path(answer[key]) for key in ("path", "labels", "lengths") if key in answer}
+    return FILES[data](**fields)

@@ -87,7 +87,7 @@ class _Reader:
 
     def corpus(self, name: Any, workload: Workload, location: Location) -> str:
         """Return the name of the corpus, the workload's usual one for None; refuse one that is not there."""
-        usual, drawn = {"tokens": ("standard_library", None), "frames": (GENERATED, GENERATED)}[workload.data]
+        usual, drawn = (GENERATED, GENERATED) if workload.data == "frames" else ("standard_library", None)
         name = usual if name is None else name
         if not isinstance(name, str):
             raise self.refusal(location, f"{_shown(name)} is not the name of a corpus")

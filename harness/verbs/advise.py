@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from harness.contract.parts import DATA_PARTS
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import Strategy
 from harness.records import Applied, Case, store
@@ -29,7 +30,6 @@ ANSWERS = {
     "lower_precision": {"lower_precision"},
     "approximate": {"approximate"},
 }
-DATA_PARTS = {"rows", "source", "windows", "order", "batches", "transfer"}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness import backends
-from harness.contract.data import FEEDS
+from harness.contract.data import DATA, FEEDS
 from harness.contract.parts import PART_NAMES
 from harness.contract.place import NAMES, Place
 from harness.contract.plugins import Plugins
@@ -87,8 +87,8 @@ def described(strategy: Strategy) -> Iterator[str]:
             yield f"`scaled` has '{name}', which is no knob, or which `probe` sets already"
     if unknown := [part for part in strategy.calls if part not in PART_NAMES]:
         yield f"`calls` names '{unknown[0]}', which is no part"
-    if strategy.feeds not in FEEDS or strategy.data not in (None, "tokens", "frames"):
-        yield f"`feeds` is one of {', '.join(FEEDS)}, and `data` is tokens, frames or None"
+    if strategy.feeds not in FEEDS or strategy.data not in (None, *DATA):
+        yield f"`feeds` is one of {', '.join(FEEDS)}, and `data` is {', '.join(DATA)} or None"
     if strategy.feeds == "other" and not strategy.approximate:
         yield "it feeds other batches, which give another answer: declare `approximate=True`"
     if strategy.feeds == "rounded" and not strategy.precision:

@@ -17,7 +17,7 @@ from harness.records import Case, Fit, Heading, Record, Task, store
 from harness.records.record import OUT_OF_MEMORY
 from harness.run import locks, prepare_data, runner, template
 from harness.run.schedule import obstacle
-from harness.suite.plan import Comparison, Plan
+from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
 from harness.suite.units import shown
 from harness.verbs.plan import Machine, PlanRow, of_cases
@@ -237,9 +237,7 @@ class Search:
             run_id=self.run_id,
             parent=os.getpid(),
             folder="",
-            corpora={
-                case.comparison_key: prepare_data.of_group(self.plan, Comparison((case,)), self.plugins, self.cache)
-            },
+            corpora={case.comparison_key: prepare_data.of_case(self.plan, case, self.plugins, self.cache)},
             plugins=self.names,
             steps=self.plan.suite.memory_steps,
         )

@@ -82,13 +82,14 @@ def pooled_times(table: Comparison, field: str = "step_seconds") -> tuple[dict[s
 
     Of steps it is the step time, of anything else the median.
     """
-    statistic = of_steps if field == "step_seconds" else median
     times: dict[str, dict[Any, float]] = {}
     for row in table.rows:
         for record in row.records:
             values = getattr(record.times, field)
             if record.slot and record.slot.kind == "time" and step_time(record) is not None and values:
-                seconds = max(statistic(values), SHORTEST_SECONDS)  # a batch that is there already takes no time
+                uneven = record.times.uneven
+                typical = of_steps(values, uneven) if field == "step_seconds" or uneven else median(values)
+                seconds = max(typical, SHORTEST_SECONDS)  # a batch that is there already takes no time
                 if possible(seconds):
                     times.setdefault(row.label, {})[record.slot.round, record.slot.block] = seconds
     return times, pooled(times)

@@ -81,7 +81,7 @@ class Observed:
     @property
     def seconds(self) -> dict[tuple[int, int], float]:
         """The step time of each process in seconds."""
-        return {at: of_steps(record.times.step_seconds) for at, record in self.timed.items()}
+        return {at: of_steps(record.times.step_seconds, record.times.uneven) for at, record in self.timed.items()}
 
     @property
     def natives(self) -> list[int]:
@@ -100,16 +100,18 @@ def step_time(record: Record) -> float | None:
     steps = record.times.step_seconds
     if record.status != "ok" or not steps or not all(map(possible, steps)):
         return None
-    return of_steps(steps)
+    return of_steps(steps, record.times.uneven)
 
 
-def of_steps(seconds: Sequence[float]) -> float:
+def of_steps(seconds: Sequence[float], uneven: bool = False) -> float:
     """Return the step time of a process: the mean of the faster half of its timed steps, the middle one included.
 
     What disturbs a step only makes it longer. Between processes this scatters less than the median does, and unlike the
     minimum it sees a cost that comes in most of the steps (`tests/benchmarks/clock_figures.py` compares them).
+
+    Where batches are uneven, the faster steps are those of the smaller ones: there it is the mean of all.
     """
-    return fmean(sorted(seconds)[: (len(seconds) + 1) // 2])
+    return fmean(seconds if uneven else sorted(seconds)[: (len(seconds) + 1) // 2])
 
 
 def possible(seconds: float) -> bool:

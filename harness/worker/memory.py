@@ -24,7 +24,7 @@ from harness.machine import memory
 from harness.machine.environment import regime
 from harness.records import Memory, Record, Status, Task
 from harness.records import Phase as PhaseRecord
-from harness.worker import ranks, steadiness
+from harness.worker import batch_sizes, ranks, steadiness
 from harness.worker.contents import Contents
 from harness.worker.tasks import failure
 
@@ -34,6 +34,8 @@ FILE_SHARE = 0.01
 ORDER_LIMIT = 20_000_000
 """Windows of an epoch up to which its order is looked at: a few arrays of that length are made."""
 LINE_BYTES = 512
+STEPS = ("first_step", "steady_step")
+"""The phases of a step, by how their names begin."""
 
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
@@ -65,7 +67,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     if not meter.reset_works():
         reason = {"peak_host_bytes": "the kernel keeps the mark"}
         return Record(flags=(*flags, "no_reset"), missing=reason, memory=Memory(feeds=feeds, **compiling))
-    run = _trained(parts, step, task, backend, meter, contents, cap)
+    run = _trained(parts, step, task, backend, meter, contents, device, cap)
     status, evidence = _ended(run, place, meter, calls)
     figures = _figures(task, backend, meter, device)
     alone = ranks.in_process(task) == 1  # of several devices, arrays count as one
@@ -76,11 +78,12 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
             "feeds": feeds,
             **compiling,
             "driver_device_bytes": run.driver.peak_bytes,
+            "peak_step": run.peak_step if (figures.peak_phase or "").startswith(STEPS) else None,
             "losses": tuple(loss for loss in run.losses if math.isfinite(loss)),
             "batches_digests": tuple(digests[: task.steps]) if status == "ok" else (),
         }
     )
-    notes, extra = _noted(parts, task, plugins) if status == "ok" else ({}, {})
+    notes, extra = _noted(parts, task, plugins, figures.peak_step) if status == "ok" else ({}, {})
     extra = {**contents.counts, **extra}
     return Record(
         status=status,
@@ -108,13 +111,17 @@ def _most_of_loss(backend: Any, place: Place, meter: memory.PhaseMeter) -> int:
 
 
 class _Run(NamedTuple):
-    """What the loop showed: its losses, the error that ended it, the limit it ran under, the driver's view."""
+    """What the loop showed: its losses, the error that ended it, the limit it ran under, the driver's view.
+
+    `peak_step` is the first step whose peak no later one exceeds by more than the resolution, from 1.
+    """
 
     losses: list[float]
     error: Exception | None
     data_bytes: int
     limit_bytes: int | None
     driver: nvml.Seen
+    peak_step: int
 
 
 def _compiled(parts: Any, task: Task, plugins: Plugins, backend: Any) -> tuple[Any, dict[str, Any]]:
@@ -130,25 +137,38 @@ def _compiled(parts: Any, task: Task, plugins: Plugins, backend: Any) -> tuple[A
 
 
 def _trained(
-    parts: Any, step: Any, task: Task, backend: Any, meter: memory.PhaseMeter, contents: Contents, cap: int | None
+    parts: Any,
+    step: Any,
+    task: Task,
+    backend: Any,
+    meter: memory.PhaseMeter,
+    contents: Contents,
+    device: "_DevicePeaks",
+    cap: int | None,
 ) -> _Run:
     """Train under the meters and the budget, which is that of each rank."""
     budget, place = task.case.budget_bytes, task.case.place
+
+    def peak_so_far() -> int:
+        return meter.peak_bytes if place.device == "cpu" else device.peaks.get("allocated", 0)
+
     bound = budget * ranks.in_process(task) if budget is not None and place.device == "cpu" else None
     losses: list[float] = []
     error: Exception | None = None
-    data_bytes = 0
+    data_bytes, highest, peak_step = 0, 0, 0
     with nvml.sampled(place.device) as driver, memory.budget(bound) as limit:
         try:
             loop = training(parts, step, _phases(meter, backend), contents.finish)
             for loss, _ in islice(loop, task.steps):
                 losses.append(float(loss))
+                if (peak := peak_so_far()) > highest + memory.resolution_bytes():
+                    highest, peak_step = peak, len(losses)
             loop.close()
         except Exception as caught:
             error, data_bytes = caught, memory.read().data  # before anything is freed
             error.__traceback__ = None
             meter.enter(None)
-    return _Run(losses, error, data_bytes, limit or cap, driver)
+    return _Run(losses, error, data_bytes, limit or cap, driver, peak_step)
 
 
 def _ended(
@@ -185,8 +205,13 @@ def _missing(place: Place, driver: nvml.Seen) -> dict[str, str]:
     return reasons if driver.peak_bytes is not None else reasons | {"driver_device_bytes": driver.reason}
 
 
-def _noted(parts: Any, task: Task, plugins: Plugins) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return what the parts wrote down; where a strategy orders the windows, also how random the order is."""
+def _noted(parts: Any, task: Task, plugins: Plugins, peak_step: int | None) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return what the parts wrote down, and of the batches how they differ in size, or how random their order is."""
+    epoch = batch_sizes.of_epoch(plugins.workloads[task.case.workload], parts)
+    if epoch is not None:
+        (notes, extra), (words, figures) = noted(parts, None), batch_sizes.noted(epoch)
+        at = {"peak": f"reached at step {peak_step}"} if peak_step else {}
+        return notes | words | at, extra | figures
     orders = any("order" in plugins.strategies[applied.name].rewrites for applied in task.case.strategies)
     return noted(parts, _extent(task, plugins) if orders else None)
 
@@ -246,9 +271,12 @@ def prime(task: Task, plugins: Plugins, backend: Any) -> None:
 
 def _prepared(parts: Any, task: Task, plugins: Plugins, backend: Any) -> Any:
     case = task.case
-    batch = plugins.workloads[case.workload].abstract_batch(shape_of(plugins, case))
+    if backend.EAGER:
+        return backend.prepare(parts)
+    plain = assemble(plugins, case, corpus=task.corpus)  # beside the parts whose calls are counted
+    batch = batch_sizes.sizes(plugins.workloads[case.workload], plain)
     abstract = assemble(plugins, case, draw=lambda inner: backend.abstract_draw)
-    return backend.prepare(parts, backend.like(batch) if not backend.EAGER else None, abstract)
+    return backend.prepare(parts, backend.like(batch), abstract)
 
 
 def _phase_file(folder: Path) -> Any:

@@ -3,17 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from harness.backends import Unavailable
+from harness.backends import Batch, Unavailable
 from harness.contract.assembly import assemble, shape_of
 from harness.contract.data import Extent, Held
-from harness.contract.parts import Parts
+from harness.contract.parts import DATA_PARTS, Parts
 from harness.contract.plugins import Plugins
 from harness.records import Case, Phase, Prediction, Record, Task
 from harness.records.roofline import by_intensity, largest
+from harness.worker import batch_sizes
 from harness.worker.tasks import first_line
 
 GUESSED = "a step asks for the value of a number, which was taken to be 1 or true"
-DATA_PARTS = {"rows", "source", "windows", "order", "batches", "transfer"}
 
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
@@ -35,7 +35,12 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         extent = workload.extent(shape, task.corpus, task.steps) if workload.extent is not None else None
         extent = replace(extent, backend=place.backend) if extent is not None else None
         host, source_bytes = host_peaks(plugins, case, extent) if place.device == "cpu" else ({}, 0)
-        forecast = backend.predict(build, place, workload.abstract_batch(shape), source_bytes, task.steps, case.ranks)
+        batch: Batch = workload.abstract_batch(shape)
+        if workload.data == "documents":
+            parts = assemble(plugins, case, corpus=task.corpus)
+            real = backend.EAGER and place.device == "cpu"  # of values on a fake device nobody can ask
+            batch = batch_sizes.largest(parts) if real else batch_sizes.sizes(workload, parts)
+        forecast = backend.predict(build, place, batch, source_bytes, task.steps, case.ranks)
     except Exception as error:
         explained = isinstance(error, Undeclared | Unavailable)
         reason = str(error) if explained else f"{type(error).__name__}: {first_line(str(error))}"

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from harness.contract.assembly import assemble, shape_of
+from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.contract.plugins import Plugins
 from harness.machine.environment import regime
 from harness.machine.memory import read, reset_peak, settle
 from harness.records import Record, Task, Times
-from harness.worker import memory, ranks, steadiness
+from harness.worker import batch_sizes, memory, ranks, steadiness
 
 PILOT_STEPS, PILOT_SECONDS = 30, 10.0
 
@@ -27,9 +27,11 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     parts = assemble(plugins, case, corpus=task.corpus)
     step = backend.prepare(
         parts,
-        None if backend.EAGER else backend.like(_batch(plugins, case)),
+        None if backend.EAGER else backend.like(batch_sizes.sizes(plugins.workloads[case.workload], parts)),
         assemble(plugins, case, draw=lambda inner: backend.abstract_draw),
     )
+    epoch = batch_sizes.of_epoch(plugins.workloads[case.workload], parts)
+    steps_due = task.steps if epoch is None else _whole_epochs(task.steps, len(epoch.shapes))
     settled = settle()
     backend.clear(place)
     backend.cap(place, case.budget_bytes)
@@ -42,7 +44,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     if task.kind == "pilot":
         marks, wall = _pilot(loop, backend), 0.0
     else:
-        marks, wall, usage = _timed(loop, backend, warmup, task.steps)
+        marks, wall, usage = _timed(loop, backend, warmup, steps_due)
     loop.close()
     peak = read().peak
     turns = backend.seconds(marks)
@@ -50,7 +52,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     late = bool(steps) and task.kind == "time" and not steadiness.synchronised(steps, wall)
     evidence = {"message": f"not synchronised: {sum(steps):.3g} s of steps in {wall:.3g} s of wall"} if late else {}
     flags = [] if settled else ["unsettled"]
-    if len(steps) > 1 and steadiness.noisy(steps):
+    if len(steps) > 1 and epoch is None and steadiness.noisy(steps):
         flags.append("noisy")
     figures = Times(
         regime=regime(),
@@ -58,12 +60,18 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         native_peak_host_bytes=(peak - base) // ranks.in_process(task),
         first_step_seconds=first,
         step_seconds=tuple(steps),
+        uneven=epoch is not None,
         fetch_seconds=tuple(fetches.seconds[-len(steps) :] if steps else ()),
         prepare_seconds=tuple(fetches.windows),
         warmup_steps=warmup,
         **usage,
     )
     return Record(status="error" if late else "ok", evidence=evidence, flags=tuple(flags), times=figures)
+
+
+def _whole_epochs(steps: int, epoch: int) -> int:
+    """Round a number of steps up to whole epochs: only these have the same batches in whatever order."""
+    return -(-steps // epoch) * epoch
 
 
 class _Fetches:
@@ -80,10 +88,6 @@ class _Fetches:
         if name in ("batches", "windows"):
             clocked = self.seconds if name == "batches" else self.windows
             clocked.append(time.perf_counter() - started)
-
-
-def _batch(plugins: Plugins, case: Any) -> Any:
-    return plugins.workloads[case.workload].abstract_batch(shape_of(plugins, case))
 
 
 def _pilot(loop: Iterator[Any], backend: Any) -> list[Any]:

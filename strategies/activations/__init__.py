@@ -5,4 +5,5 @@ times tokens times what one block saves; with long rows and many layers that out
 with `checkpoint`, which keeps one hidden state a layer for one more forward pass; `selective_checkpoint` costs less
 time and saves less, `budget_checkpoint` fills a budget. Offloading pays where a link to the host is idle, `reversible`
 where depth is the trouble and another architecture will do, `tiled_feed` where the inner part of one block is the peak.
+`int8_activations` recomputes nothing and rounds.
 """

@@ -13,6 +13,8 @@ from harness.worker.contract_checks import Contract
 LOADED = plugins.load()
 KEPT = Contract(LOADED)
 SECOND = "temporal", "jax"
+THE_SAME = "documents"
+"""A workload that trains the parts of another: what is not for its data is tried there when there is time."""
 OF_DATA = {"rows", "source", "windows", "order", "batches", "transfer"}
 COMPILED = {"compiled_block", "compiled_budget", "compiled_step"}
 """Each compiles for minutes on every workload; `test_compile.py` holds them to the decoder's answers at all times."""
@@ -36,7 +38,9 @@ def everywhere():
         for workload in LOADED.workloads:
             for backend in place.NAMES:
                 trains = not rewrites <= OF_DATA | {"scan"}
-                marks = [pytest.mark.slow] if name in COMPILED or (trains and (workload, backend) == SECOND) else []
+                again = workload == THE_SAME and LOADED.strategies[name].data != THE_SAME
+                slow = name in COMPILED or again or (trains and (workload, backend) == SECOND)
+                marks = [pytest.mark.slow] if slow else []
                 if obstacle(name, workload, backend) is None:
                     yield pytest.param(name, workload, backend, marks=marks, id=f"{name}-{workload}-{backend}")
 

@@ -40,13 +40,9 @@ def token_source(parts: Parts, seed: int) -> Source:
     shape = parts.shape
     path = parts.corpus.path if parts.corpus is not None else _drawn_ids_file(_drawn_rows(shape), shape, seed)
     ids_N = parts.rows(parts, path)
-    targets_N = ids_N[1:]
-    if shape.ignored:
-        masked = np.random.Generator(np.random.Philox(key=seed + 1)).random(len(targets_N)) < shape.ignored
-        targets_N = np.where(masked, IGNORED, np.asarray(targets_N).astype(np.int32)).astype(np.int32)
     source = Source(
         ids_N[:-1],
-        targets_N,
+        masked(ids_N[1:], shape.ignored, seed),
         shape.tokens,
         shape.step,
         shape.batch,
@@ -55,6 +51,14 @@ def token_source(parts: Parts, seed: int) -> Source:
         vocabulary=shape.vocabulary,
     )
     return with_note(parts, source)
+
+
+def masked(targets_N: Any, share: float, seed: int) -> Any:
+    """Return targets of which a share, drawn from a seed, carries no loss; a share of 0 gives them as they are."""
+    if not share:
+        return targets_N
+    hidden = np.random.Generator(np.random.Philox(key=seed + 1)).random(len(targets_N)) < share
+    return np.where(hidden, IGNORED, np.asarray(targets_N).astype(np.int32)).astype(np.int32)
 
 
 def token_extent(shape: Any, corpus: Any, steps: int) -> Extent:

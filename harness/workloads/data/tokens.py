@@ -57,14 +57,14 @@ def prepare(
     vocabulary.
     """
     needed = max(needed, 1)
-    _check(corpus, tokenizer, vocabulary, seed)
+    check(corpus, tokenizer, vocabulary, seed)
     exact = exact or corpus.kind == "zipf"
     cap = needed if exact else max(SMALLEST_CAP, 1 << (needed - 1).bit_length())
-    key = [FORMAT, digest(corpus), vocabulary, cap, *_what_else_decides(corpus, tokenizer, seed)]
+    key = [FORMAT, digest(corpus), vocabulary, cap, *what_else_decides(corpus, tokenizer, seed)]
     path = cache.absolute() / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()}.npy"
     file = _cached(path)
     if file is None:
-        vocabulary, chunks = _encode(corpus, tokenizer, vocabulary, cap, seed)
+        vocabulary, chunks = encode(corpus, tokenizer, vocabulary, cap, seed)
         try:
             file = _store(path, _first(cap, chunks, vocabulary), vocabulary)
         except OSError as error:
@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _check(corpus: Corpus, tokenizer: str, vocabulary: int, seed: int) -> None:
+def check(corpus: Corpus, tokenizer: str, vocabulary: int, seed: int) -> None:
     """Refuse before any work what no corpus could satisfy."""
     what = f"corpus {corpus.name!r}"
     if not 0 <= vocabulary <= 1 << 32:
@@ -168,7 +168,7 @@ def _check(corpus: Corpus, tokenizer: str, vocabulary: int, seed: int) -> None:
             )
 
 
-def _what_else_decides(corpus: Corpus, tokenizer: str, seed: int) -> list[str | int | float]:
+def what_else_decides(corpus: Corpus, tokenizer: str, seed: int) -> list[str | int | float]:
     """List what changes the ids besides content, vocabulary and size; nothing else may cost a second file."""
     import numpy as np
 
@@ -188,14 +188,14 @@ def _what_else_decides(corpus: Corpus, tokenizer: str, seed: int) -> list[str | 
         ) from error
 
 
-def _encode(corpus: Corpus, tokenizer: str, vocabulary: int, cap: int, seed: int) -> tuple[int, Ids]:
+def encode(corpus: Corpus, tokenizer: str, vocabulary: int, cap: int, seed: int) -> tuple[int, Ids]:
     """Return the vocabulary, and the ids in pieces that are made when asked for."""
     if corpus.kind == "zipf":
         return vocabulary, _zipf(vocabulary, cap, seed)
     if corpus.kind in ("npy", "raw"):
         return _stored(corpus, vocabulary)
-    encode = {"bytes": _encode_bytes, "words": _encode_words, "bpe": _encode_bpe}[tokenizer]
-    return encode(corpus, vocabulary)
+    by_tokenizer = {"bytes": _encode_bytes, "words": _encode_words, "bpe": _encode_bpe}
+    return by_tokenizer[tokenizer](corpus, vocabulary)
 
 
 def _encode_bytes(corpus: Corpus, vocabulary: int) -> tuple[int, Ids]:
@@ -350,7 +350,7 @@ def _cached(path: Path) -> TokenFile | None:
     try:
         sidecar = json.loads(path.with_suffix(".json").read_text())
         file = TokenFile(**sidecar | {"path": path})
-        whole = sidecar["path"] == path.name and _digest(_map_tokens(file)) == file.digest
+        whole = sidecar["path"] == path.name and digest_of(_map_tokens(file)) == file.digest
     except (OSError, ValueError, TypeError, KeyError):  # CorpusError is a ValueError
         return None
     return file if whole else None
@@ -369,7 +369,7 @@ def _map_tokens(file: TokenFile) -> np.ndarray:
     return ids
 
 
-def _digest(ids: np.ndarray) -> str:
+def digest_of(ids: np.ndarray) -> str:
     """Hash ids, a piece at a time."""
     hashed = hashlib.sha256()
     for start in range(0, len(ids), CHUNK):

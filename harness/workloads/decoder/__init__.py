@@ -199,6 +199,8 @@ on_torch, on_jax = halves(__name__)
 
 @hookimpl
 def harness_workloads() -> list[Workload]:
+    from harness.workloads.decoder import documents  # which begins with the shape above
+
     return [
         Workload(
             name="decoder",
@@ -215,5 +217,6 @@ def harness_workloads() -> list[Workload]:
             wanted=wanted,
             extent=extent,
             lacks=("recur", "scan", "cache"),
-        )
+        ),
+        documents.WORKLOAD,
     ]

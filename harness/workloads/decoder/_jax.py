@@ -27,8 +27,11 @@ def at_least_float32(x: Any) -> Any:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def rotary_table(shape: Shape, positions: tuple[slice, ...], like: Any) -> tuple[Any, Any]:
+def rotary_table(shape: Shape, positions: Any, like: Any) -> tuple[Any, Any]:
     """Return cos and sin [T, rotated / 2] of these positions, computed on the host in float64 and rounded once."""
+    if not isinstance(positions, tuple):  # known on the device alone
+        whole = rotary_table(shape, (slice(0, shape.tokens),), like)
+        return whole[0][positions], whole[1][positions]
     exponents = np.arange(0, shape.rotated, 2) / shape.rotated
     at_T = np.concatenate([np.arange(each.start, each.stop) for each in positions])
     angles = np.outer(at_T, shape.rotary_base**-exponents)

@@ -144,9 +144,11 @@ def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) 
 
 
 def gradients(value: torch.Tensor, params: Any) -> tuple[torch.Tensor, Any]:
-    """Return a loss, and its gradient for every parameter."""
-    grads = torch.autograd.grad(value, _values(params))
-    return value.detach(), trees.rebuilt(params, iter(grads))
+    """Return a loss, and its gradient for every parameter: zeros without memory for one that requires none."""
+    leaves = _values(params)
+    grads = iter(torch.autograd.grad(value, [p for p in leaves if p.requires_grad]))
+    every = (next(grads) if p.requires_grad else p.new_zeros(()).expand(p.shape) for p in leaves)
+    return value.detach(), trees.rebuilt(params, every)
 
 
 @torch.no_grad()

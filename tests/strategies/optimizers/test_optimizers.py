@@ -12,7 +12,7 @@ from harness.contract import place, plugins
 from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.records import Applied, Case
-from strategies.optimizers import adam_8bit
+from strategies.optimizers import _coded, adam_8bit
 
 LOADED = plugins.load()
 DECODER = LOADED.workloads["decoder"]
@@ -229,7 +229,7 @@ def test_8_bit_is_the_same_in_both_frameworks():
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_slices_do_not_change_8_bit_steps(backend, monkeypatch):
     whole, _, _ = trained(backend, "adam_8bit", steps=4)
-    monkeypatch.setattr(adam_8bit, "SLICE", 512)
+    monkeypatch.setattr(_coded, "SLICE", 512)
     parts, _, _ = trained(backend, "adam_8bit", steps=4)
     assert away(parts, whole) < 1e-6
 

@@ -301,7 +301,7 @@ def test_cache_is_used_and_told_apart_by_what_decides_the_ids(
     ]
     assert len({file.path for file in [first, *different]}) == 7
     assert sorted(path.suffix for path in cache.iterdir()) == [".json"] * 7 + [".npy"] * 7
-    monkeypatch.setattr(module, "_encode", None)  # from here on nothing can be encoded
+    monkeypatch.setattr(module, "encode", None)  # from here on nothing can be encoded
     assert prepare(text, "words", 300, 5, 9, cache) == first
     (tmp_path / "a.txt").write_text("other")
     with pytest.raises(TypeError):

@@ -13,13 +13,11 @@ gradient, which no rounding of the moments can touch, so that verdict would vouc
 do part from the baseline's by more than float32 explains.
 """
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree
-
-BLOCK = 256
-SLICE = 1 << 20
+from harness import Strategy, hookimpl
+from strategies.optimizers import _coded
 
 
 def levels(signed: bool) -> Any:
@@ -34,41 +32,7 @@ def levels(signed: bool) -> Any:
     return np.sort(values).astype(np.float32)
 
 
-def middles(signed: bool) -> Any:
-    """Return the 255 values at which the nearest level changes."""
-    import numpy as np
-
-    of = levels(signed).astype(np.float64)
-    return ((of[:-1] + of[1:]) / 2).astype(np.float32)
-
-
-def on_torch(parts: Parts, least: int = 4096) -> Parts:
-    from strategies.optimizers.adam_8bit._torch import begin, update
-
-    inner = parts.init
-
-    def init(parts: Parts, source: Any = None) -> Any:
-        state = inner(parts, source)
-        return {**state, "moments": tree.mapped(lambda p: begin(p, least), state["params"])}
-
-    return replace(parts, init=init, update=update)
-
-
-def on_jax(parts: Parts, least: int = 4096) -> Parts:
-    from strategies.optimizers.adam_8bit._jax import begin, update
-
-    inner = parts.init
-
-    def init(parts: Parts, source: Any = None) -> Any:
-        state = inner(parts, source)
-        names = tree.names(state["params"])
-        for key, signed in (("first", True), ("second", False)):
-            state[key] = tree.mapped(
-                lambda p, name, signed=signed: begin(p, name, signed, least), state["params"], names
-            )
-        return state
-
-    return replace(parts, init=init, update=update)
+CODES = _coded.Codes(levels, block=256, bits=8, least_second=1)
 
 
 @hookimpl
@@ -77,7 +41,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "adam_8bit",
             rewrites=("init", "update"),
-            on={"torch": on_torch, "jax": on_jax},
+            on={"torch": partial(_coded.on_torch, CODES), "jax": partial(_coded.on_jax, CODES)},
             about=__doc__,
             approximate=True,
             probe={"least": 64},

@@ -1,0 +1,85 @@
+"""An optimizer from two functions: what its rule keeps of one tensor, and how it moves that tensor."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from harness.contract.parts import Parts
+from harness.contract.toolkit import optimizers, trees
+
+
+class Turn(NamedTuple):
+    """What a rule is given beside a tensor and its gradient: the number of this update, from 1, and the rates."""
+
+    steps: Any
+    rate: float
+    decay: float
+
+    def shrink(self) -> float:
+        """Return by what the weights are multiplied at each step: decoupled weight decay (arXiv:1711.05101)."""
+        return 1 - self.rate * self.decay
+
+
+def is_hidden(name: str, dimensions: int) -> bool:
+    """Return whether a tensor is a matrix within the network: neither a vector nor the embedding or the head."""
+    return dimensions == 2 and name not in ("embed", "head")
+
+
+def in_torch(
+    parts: Parts, begin: Callable[[str, Any], list[Any]], move: Callable[[Turn, Any, Any, list[Any]], None]
+) -> Parts:
+    """Rewrite `init` and `update` for a rule: `begin(name, p)` lists what it keeps, `move(turn, p, g, kept)` moves.
+
+    Both work in place, without gradients. Tensors are moved one after the other, so the scratch is that of one.
+    """
+    inner = parts.init
+
+    def init(parts: Parts, source: Any = None) -> Any:
+        import torch
+
+        state = inner(parts, source)
+        with torch.no_grad():
+            kept = trees.mapped(lambda name, p: begin(name, p.detach()), trees.names(state["params"]), state["params"])
+        return {**state, "moments": kept}
+
+    def update(parts: Parts, state: Any, grads: Any) -> Any:
+        import torch
+
+        turn = Turn(state["steps"] + 1, parts.shape.learning_rate, parts.shape.weight_decay)
+        with torch.no_grad():
+            trees.mapped(partial(move, turn), state["params"], grads, state["moments"])
+        return {**state, "steps": state["steps"] + 1}
+
+    return replace(parts, init=init, update=update)
+
+
+def in_jax(
+    parts: Parts, begin: Callable[[str, Any], Any], move: Callable[[Turn, Any, Any, Any], tuple[Any, Any]]
+) -> Parts:
+    """Rewrite `init` and `update` for a rule: `begin(name, p)` is what is kept of a tensor, or of that of one layer.
+
+    It is any tree of arrays, and lies in the state as `first`. `move(turn, p, g, kept)` returns the new tensor and what
+    is kept of it, of the same types.
+    """
+    inner = parts.init
+
+    def init(parts: Parts, source: Any = None) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        def kept(p: Any, name: str) -> Any:
+            if not optimizers.stacked(name):
+                return begin(name, p)
+            of_layer = begin(name, p[0])
+            return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], len(p), 0), of_layer)
+
+        state = inner(parts, source)
+        rest = {key: value for key, value in state.items() if key != "second"}
+        return {**rest, "first": trees.mapped(kept, state["params"], trees.names(state["params"]))}
+
+    def update(parts: Parts, state: Any, grads: Any) -> Any:
+        turn = Turn(state["steps"] + 1, parts.shape.learning_rate, parts.shape.weight_decay)
+        return optimizers.moved(state, grads, ("first",), partial(move, turn))
+
+    return replace(parts, init=init, update=update)

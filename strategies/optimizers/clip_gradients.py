@@ -1,0 +1,62 @@
+"""Shrink all gradients alike where their norm over all parameters exceeds `norm`; pay a pass over them.
+
+Peak: nothing, as they are shrunk in place; but every gradient has to be there before the first is applied, which rules
+out `update_in_backward`: `clip_in_backward` is for that. (Pascanu et al., 2013, arXiv:1211.5063.)
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl, tree
+
+TINY = 1e-6
+
+
+def on_torch(parts: Parts, norm: float = 1.0) -> Parts:
+    import torch
+
+    inner = parts.grad
+
+    def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
+        loss, grads = inner(parts, state, x, y)
+        leaves = [g for _, g in tree.leaves(grads)]
+        total = torch.stack([g.norm() for g in leaves]).norm()
+        share = (norm / (total + TINY)).clamp(max=1.0)  # stays a tensor: to read it would wait for the device
+        return loss, tree.mapped(lambda g: shrunk(g, share), grads)
+
+    def shrunk(g: Any, share: Any) -> Any:
+        """Shrink a gradient in place; one that takes no memory stays so."""
+        if any(g.stride()) or g.dim() == 0:
+            return g.mul_(share)
+        return (g.as_strided((), ()) * share).expand(g.shape)
+
+    return replace(parts, grad=grad)
+
+
+def on_jax(parts: Parts, norm: float = 1.0) -> Parts:
+    import jax
+    import jax.numpy as jnp
+
+    inner = parts.grad
+
+    def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
+        loss, grads = inner(parts, state, x, y)
+        total = jnp.sqrt(sum(jnp.square(g).sum() for g in jax.tree.leaves(grads)))
+        share = jnp.minimum(1.0, norm / (total + TINY))
+        return loss, jax.tree.map(lambda g: (g * share).astype(g.dtype), grads)
+
+    return replace(parts, grad=grad)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "clip_gradients",
+            rewrites=("grad",),
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+            approximate=True,
+            probe={"norm": 0.1},
+        )
+    ]

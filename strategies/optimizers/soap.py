@@ -1,0 +1,104 @@
+"""Run Adam in the eigenbasis of Shampoo's preconditioners for the matrices of the layers; pay more memory, not less.
+
+Peak: besides Adam's moments 8 bytes for the square of each side of a matrix, and while one is updated the products of
+both bases: a control for the table, as it costs. The bases follow the products of gradients with themselves. They are
+made at the first step, which moves nothing (in its own basis a gradient is diagonal, and all else of it rounding), and
+turned by one step of power iteration and QR each `every` steps (Vyas et al., 2024, arXiv:2409.11321). The first moment
+is kept as it is and turned, the second in the basis. Vectors, the embedding and the head are updated by AdamW.
+"""
+
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl, optimizers, update_rules
+
+FOLLOW = 0.95
+"""By how much both moments and preconditioners keep of what they were."""
+
+
+def on_torch(parts: Parts, every: int = 10) -> Parts:
+    import torch
+
+    def begin(name: str, p: Any) -> list[Any]:
+        moments = [torch.zeros_like(p), torch.zeros_like(p)]
+        if not update_rules.is_hidden(name, p.dim()):
+            return moments
+        rows, columns = p.shape
+        return [*moments, *(p.new_zeros(side, side) for side in (rows, columns, rows, columns))]
+
+    def turned(preconditioner: Any, basis: Any, steps: int) -> None:
+        if steps == 1:
+            basis.copy_(torch.linalg.eigh(preconditioner)[1])
+        elif steps % every == 0:
+            basis.copy_(torch.linalg.qr(preconditioner @ basis)[0])
+
+    def move(turn: update_rules.Turn, p: Any, g: Any, kept: list[Any]) -> None:
+        if len(kept) == 2:
+            optimizers.adamw_in_torch(p, g, kept[0], kept[1], turn.steps, turn.rate, turn.decay)
+            return
+        m, v, left, right, by_left, by_right = kept
+        if turn.steps > 1:
+            m.lerp_(g, 1 - FOLLOW)
+            v.lerp_((by_left.mT @ g @ by_right).square_(), 1 - FOLLOW)
+            share = 1 - FOLLOW ** (turn.steps - 1)
+            change = (by_left.mT @ m @ by_right).div_(share)
+            change.div_((v / share).sqrt_().add_(optimizers.EPSILON))
+            p.mul_(turn.shrink()).add_(by_left @ change @ by_right.mT, alpha=-turn.rate)
+            del change
+        left.lerp_(g @ g.mT, 1 - FOLLOW)
+        right.lerp_(g.mT @ g, 1 - FOLLOW)
+        turned(left, by_left, turn.steps)
+        turned(right, by_right, turn.steps)
+
+    return update_rules.in_torch(parts, begin, move)
+
+
+def on_jax(parts: Parts, every: int = 10) -> Parts:
+    import jax
+    import jax.numpy as jnp
+
+    def begin(name: str, p: Any) -> Any:
+        moments = {"m": jnp.zeros_like(p), "v": jnp.zeros_like(p)}
+        if not update_rules.is_hidden(name, p.ndim):
+            return moments
+        rows, columns = p.shape
+        sides = {"left": rows, "right": columns, "by_left": rows, "by_right": columns}
+        return moments | {key: jnp.zeros((side, side), p.dtype) for key, side in sides.items()}
+
+    def turned(preconditioner: Any, basis: Any, steps: Any) -> Any:
+        return jax.lax.cond(
+            steps == 1,
+            lambda: jnp.linalg.eigh(preconditioner)[1],
+            lambda: jax.lax.cond(steps % every == 0, lambda: jnp.linalg.qr(preconditioner @ basis)[0], lambda: basis),
+        )
+
+    def move(turn: update_rules.Turn, p: Any, g: Any, kept: Any) -> tuple[Any, Any]:
+        if "left" not in kept:
+            new, m, v = optimizers.adamw_in_jax(p, g, kept["m"], kept["v"], turn.steps, turn.rate, turn.decay)
+            return new, {"m": m, "v": v}
+        by_left, by_right, first = kept["by_left"], kept["by_right"], turn.steps == 1
+        m = jnp.where(first, kept["m"], FOLLOW * kept["m"] + (1 - FOLLOW) * g)
+        squares = jnp.square(by_left.T @ g @ by_right)
+        v = jnp.where(first, kept["v"], FOLLOW * kept["v"] + (1 - FOLLOW) * squares)
+        share = jnp.where(first, 1, 1 - FOLLOW ** (turn.steps - 1).astype(p.dtype))
+        change = (by_left.T @ m @ by_right) / share / (jnp.sqrt(v / share) + optimizers.EPSILON)
+        new = jnp.where(first, p, p * turn.shrink() - turn.rate * (by_left @ change @ by_right.T))
+        left = FOLLOW * kept["left"] + (1 - FOLLOW) * g @ g.T
+        right = FOLLOW * kept["right"] + (1 - FOLLOW) * g.T @ g
+        bases = {"by_left": turned(left, by_left, turn.steps), "by_right": turned(right, by_right, turn.steps)}
+        return new, {"m": m, "v": v, "left": left, "right": right, **bases}
+
+    return update_rules.in_jax(parts, begin, move)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "soap",
+            rewrites=("init", "update"),
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+            approximate=True,
+            probe={"every": 3},
+        )
+    ]

@@ -1,0 +1,194 @@
+"""Documents of all lengths: packed answers are those of padding, an epoch has each one once, peaks are foreseen."""
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from harness import IGNORED, Place, backends
+from harness.contract import place, plugins
+from harness.contract.assembly import assemble
+from harness.contract.loop import training
+from harness.records import Applied, Case, Task
+from harness.run import runner
+from harness.verdicts.observed import of_steps
+from harness.worker import batch_sizes
+
+LOADED = plugins.load()
+DOCUMENTS = LOADED.workloads["documents"]
+MIB = 1 << 20
+
+
+def case_of(backend, *names, shape=None, **sizes):
+    shape = shape or DOCUMENTS.probe(DOCUMENTS.shape()).model_dump() | sizes
+    applied = tuple(Applied(name=name, knobs=dict(LOADED.strategies[name].probe)) for name in names)
+    return Case(
+        workload="documents",
+        shape=shape,
+        place=f"{backend}/cpu",
+        corpus="drawn",
+        tokenizer="none",
+        strategies=applied,
+    )
+
+
+def parts_of(backend, *names, **sizes):
+    return assemble(LOADED, case_of(backend, *names, **sizes))
+
+
+def opened(parts):
+    source = parts.source(parts)
+    return source, parts.windows(parts, source)
+
+
+def losses_of(backend, parts, steps):
+    module = backends.load(backend)
+    module.start(Place(backend, "cpu"))
+    return [float(loss) for loss, _ in islice(training(parts, module.prepare(parts), finish=module.wait), steps)]
+
+
+# Padded
+
+
+def test_a_document_predicts_each_of_its_tokens_but_the_first():
+    source, windows = opened(parts_of("torch", ignored=0.0))
+    for index in range(source.count):
+        x_1T, y_1T = windows.batch([index])
+        first, length = int(source.firsts_N[index]), int(source.lengths_N[index])
+        assert x_1T.shape == (1, length)
+        whole = np.append(source.inputs, source.targets[-1])[first : first + length + 1]
+        assert (x_1T[0] == whole[:-1]).all() and (y_1T[0] == whole[1:]).all()
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_a_batch_is_padded_to_its_longest_and_in_jax_to_the_window(backend):
+    source, windows = opened(parts_of(backend))
+    shortest = np.argsort(source.lengths_N)[:3]
+    longest = int(source.lengths_N[shortest].max()) if backend == "torch" else source.window
+    x_BT, y_BT = windows.batch(shortest)
+    assert x_BT.shape == windows.size(shortest) == (3, longest) and longest <= source.window
+    for row, index in enumerate(shortest):
+        assert (x_BT[row, source.lengths_N[index] :] == 0).all()
+        assert (y_BT[row, source.lengths_N[index] :] == IGNORED).all()
+
+
+# Packed
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_a_row_has_every_token_once_and_positions_begin_anew(backend):
+    _, padded = opened(parts_of(backend))
+    source, packed = opened(parts_of(backend, "packed"))
+    x_BT, y_BT = padded.batch(np.arange(3))
+    x_1T2, y_1T = packed.batch(np.arange(3))
+    lengths = source.lengths_N[:3]
+    real = np.concatenate([np.arange(length) for length in lengths])
+    total = len(real)
+    assert x_1T2.shape == packed.size(np.arange(3))
+    assert (x_1T2[0, :total, 1] == real).all() and (x_1T2[0, total:, 1] == -1).all()
+    assert (x_1T2[0, :total, 0] == np.concatenate([x[:n] for x, n in zip(x_BT, lengths, strict=True)])).all()
+    assert (y_1T[0, :total] == np.concatenate([y[:n] for y, n in zip(y_BT, lengths, strict=True)])).all()
+    assert (y_1T[0, total:] == IGNORED).all()
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+@pytest.mark.parametrize("others", [(), ("checkpoint", "fused_loss")])
+def test_packed_trains_as_padded(backend, others):
+    packed = losses_of(backend, parts_of(backend, "packed", *others), 8)
+    assert packed == pytest.approx(losses_of(backend, parts_of(backend), 8), rel=2e-6)
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_a_document_sees_no_other(backend):
+    """Without the limits of attention, or with positions that go on, the losses are others."""
+    right = losses_of(backend, parts_of(backend, "packed", query_key_norm=False), 2)
+    plain = parts_of(backend, query_key_norm=False)
+    parts = parts_of(backend, "packed", query_key_norm=False)
+    leaky = replace(parts, grad=lambda parts, state, x, y: plain.grad(parts, state, x, y))
+    assert losses_of(backend, leaky, 2)[0] != pytest.approx(right[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["accumulate", "update_in_backward"])
+def test_packed_goes_with_what_rewrites_the_step(name):
+    for names in (("packed", name), (name, "packed")):
+        assert losses_of("torch", parts_of("torch", *names), 3) == pytest.approx(
+            losses_of("torch", parts_of("torch"), 3), rel=1e-5
+        )
+
+
+# Order
+
+
+@pytest.mark.parametrize("name", ["bucketed_lengths", "longest_first"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_epoch_has_every_document_once(name, shuffle):
+    parts = parts_of("torch", name, shuffle=shuffle)
+    source, _ = opened(parts)
+    for epoch in range(2):
+        assert sorted(parts.order(parts, source, epoch)(0, source.count)) == list(range(source.count))
+
+
+def test_buckets_have_documents_of_like_lengths():
+    plain, sorted_ = (
+        batch_sizes.of_epoch(DOCUMENTS, parts_of("torch", *names)) for names in ((), ("bucketed_lengths",))
+    )
+    assert sum(sorted_.tokens) == sum(plain.tokens) and sum(sorted_.slots) < 0.8 * sum(plain.slots)
+    assert max(sorted_.slots) == max(plain.slots), "the longest document is as long as before"
+
+
+@pytest.mark.parametrize("others", [(), ("packed",), ("bucketed_lengths",)])
+def test_the_largest_batch_comes_second(others):
+    before = batch_sizes.of_epoch(DOCUMENTS, parts_of("torch", *others, documents=40))
+    after = batch_sizes.of_epoch(DOCUMENTS, parts_of("torch", *others, "longest_first", documents=40))
+    assert after.largest == 1 and sorted(after.shapes) == sorted(before.shapes)
+
+
+# Truncated
+
+
+def test_what_is_cut_off_is_noted_and_not_trained_on():
+    parts = parts_of("torch", "truncated")
+    source, windows = opened(parts)
+    assert windows.batch(np.arange(source.count))[0].shape[1] == 11
+    whole, _ = opened(parts_of("torch"))
+    assert parts.notes["truncated_share"] == pytest.approx(1 - source.lengths_N.sum() / whole.lengths_N.sum())
+    assert 0 < parts.notes["truncated_share"] < 1
+
+
+# Worst batch, predicted and measured
+
+
+SHAPE = {"layers": 4, "width": 128, "heads": 4, "vocabulary": 4096, "documents": 24, "batch": 4, "tokens": 768}
+
+
+def record(kind, backend, *names):
+    case = case_of(backend, *names, shape=SHAPE).model_copy(
+        update={"strategies": tuple(Applied(name=n) for n in names)}
+    )
+    task = Task(kind=kind, cases=(case,), run_id=f"documents-{kind}", parent=0, folder="", steps=6)
+    (answer,) = runner.run(task, 1, 240.0)
+    assert answer.status == "ok", answer.evidence
+    return answer
+
+
+@pytest.mark.parametrize("names", [(), ("packed",), ("longest_first",)], ids=lambda names: "+".join(names) or "padded")
+def test_the_peak_is_that_of_the_worst_batch_and_comes_where_it_does(names):
+    measured = record("memory", "torch", *names)
+    predicted = record("predict", "torch", *names).prediction.predicted_peak_bytes
+    assert measured.memory.peak_host_bytes == pytest.approx(predicted, rel=0.05, abs=2 * MIB)
+    epoch = batch_sizes.of_epoch(DOCUMENTS, assemble(LOADED, case_of("torch", *names, shape=SHAPE)))
+    assert measured.memory.peak_step == measured.extra["largest_batch_step"] == epoch.largest + 1
+    assert measured.extra["tokens_per_step"] * len(epoch.shapes) == sum(epoch.tokens)
+    assert 0 <= measured.extra["padding_share"] < 1 and (measured.extra["padding_share"] == 0) == (names == ("packed",))
+
+
+def test_jax_compiles_for_the_largest_batch():
+    measured, predicted = record("memory", "jax", "packed"), record("predict", "jax", "packed")
+    assert measured.memory.peak_host_bytes == pytest.approx(predicted.prediction.predicted_peak_bytes, rel=0.15)
+
+
+def test_whole_epochs_are_timed():
+    times = record("time", "torch", "bucketed_lengths").times
+    assert times.uneven and len(times.step_seconds) == 6
+    assert of_steps(times.step_seconds, times.uneven) == pytest.approx(sum(times.step_seconds) / 6)
