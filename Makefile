@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test test-all check format results tables clean
+.PHONY: run test test-all check format results tables gpu clean
 
 run: $(READY)
 	$(BIN)/harness run suites/long_context.yaml
@@ -38,6 +38,10 @@ tables: $(READY)
 	for document in README.md docs/tables.md RESULTS.md; do \
 		$(BIN)/harness report .venv/tracked/results --into $$document --documents suites/claims.yaml || exit 1; done
 	$(BIN)/harness report .venv/tracked/results/long_context --pictures results/pictures -k lengths-torch-cpu
+
+# The same .venv with torch and JAX for CUDA: the second file says what differs.
+gpu: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-gpu.lock
 
 clean:
 	rm -rf .venv

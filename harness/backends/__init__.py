@@ -22,6 +22,9 @@ Batch: TypeAlias = Sizes | tuple[Array, Array]
 PROCESS_PER_RANK = ("torch",)
 """Backends whose ranks are processes; those of the others are the devices of one process."""
 
+DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+"""Any of these shows a driver: containers may hide the first, and Linux under Windows has the last alone."""
+
 
 class Unavailable(Exception):
     """A place that this machine does not have, in one sentence."""
@@ -40,11 +43,14 @@ class Backend(Protocol):
     def warm(self, place: Place) -> None:
         """Make the libraries allocate the scratch that they keep, so that it lies in the base."""
 
-    def deterministic(self, place: Place) -> None:
-        """Ask for the same bits each time, in full precision; used where answers are compared."""
+    def deterministic(self, place: Place, strict: bool = True) -> None:
+        """Ask for the same bits each time, in full precision; strictly, what cannot give them is an error."""
 
     def cap(self, place: Place, budget: int | None) -> int | None:
-        """Bound the device's allocator to a budget in bytes, None for no bound; return the bound."""
+        """Bound the device's allocator to a budget in bytes; return the bound, None where there is none.
+
+        There is none without a budget, and where the device has less to give than that.
+        """
 
     def prepare(self, parts: Parts, batch: Any = None, abstract: Parts | None = None) -> Step:
         """Make the step; compiled ahead of time for batches like `batch`, where `abstract` gives the state's shapes."""
@@ -78,6 +84,9 @@ class Backend(Protocol):
 
     def peaks(self, place: Place) -> list[int]:
         """Read the peak of each device of this process, in bytes above its base; [] on the CPU."""
+
+    def reserved(self, place: Place) -> int | None:
+        """Return the bytes that the device's allocator has taken from the driver; None where that is not known."""
 
     def ran_out(self, error: BaseException) -> str | None:
         """Return `host` or `device` when an error says that its memory ran out, else None."""
@@ -114,8 +123,9 @@ def absent(backend: str, device: str, ranks: int = 1) -> str | None:
     """Return why a place is missing on this machine, as far as can be seen without importing the framework."""
     if find_spec(backend) is None:
         return f"the package {backend} is not installed"
-    if device == "cuda" and not os.path.exists("/proc/driver/nvidia/version"):
+    if device == "cuda" and not any(map(os.path.exists, DRIVER_FILES)):
         return "this machine has no NVIDIA GPU"
-    if device == "cuda" and ranks > 1 and (count := len(glob("/proc/driver/nvidia/gpus/*"))) < ranks:
+    # where the driver lists no cards, as in some containers, the framework will say how many there are
+    if device == "cuda" and ranks > 1 and 0 < (count := len(glob("/proc/driver/nvidia/gpus/*"))) < ranks:
         return f"{ranks} ranks need as many GPUs, and this machine has {count}"
     return None

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from harness.backends import Sizes, Step, Unavailable
+from harness.backends import Sizes, Step, Unavailable, jax_targets
 from harness.backends.jax_flops import work
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.protocols import Array, DrawPart, Tree
 from harness.contract.toolkit import mesh, trees
-from harness.records.roofline import Forecast
+from harness.records.roofline import Forecast, Operations
 
 _LIBRARY_RESULT = re.compile(r"%ynn_fusion[.\d]* = b?f(\d+)\[([\d,]+)\]")
 
@@ -28,13 +28,18 @@ EAGER = False
 """A compiled step is one phase."""
 
 QUICK = {"xla_backend_optimization_level": 0}
-"""How a program is compiled that never runs: on the CPU without LLVM's optimisation, which comes after the buffers.
+"""How a program for the CPU is compiled that never runs: without LLVM's optimisation, which comes after the buffers.
 
-Half of the time goes with it, and no byte of the analysis. A GPU's compiler is left as it is.
+Half of the time goes with it, and no byte of the analysis.
 """
+
+BOUND_SLACK = 0.01
+"""By how much of a budget the allocator's limit may differ from it: it is passed as a rounded share of the device."""
 
 _base: dict[int, int] = {}
 """The bytes in use on each device, from which its peak counts."""
+_before: dict[int, int] = {}
+"""The peak of each device before the run, which the run must exceed to be seen: the counter has no reset."""
 
 
 def start(place: Place) -> dict[str, str]:
@@ -42,23 +47,36 @@ def start(place: Place) -> dict[str, str]:
     platform = "gpu" if place.device == "cuda" else place.device
     try:
         devices = jax.devices(platform)
-    except RuntimeError:
-        raise Unavailable(f"this JAX sees no {place.device} device: install a jaxlib for it") from None
+    except RuntimeError as error:  # no plugin for it, no device, or a driver that is too old, in JAX's own words
+        reason = str(error).strip().partition("\n")[0]
+        raise Unavailable(f"JAX finds no {place.device} device that it can use: {reason}") from None
+    if place.device == "cuda":
+        full_precision()
     return {"device": devices[0].device_kind, "threads": os.environ.get("OMP_NUM_THREADS", "")}
+
+
+def full_precision() -> None:
+    """Let products of float32 be products of float32: a GPU's compiler would round their factors to TF32."""
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def warm(place: Place) -> None:
     """Do nothing: a compiled step takes its scratch and returns it within the call."""
 
 
-def deterministic(place: Place) -> None:
-    """Ask for full-precision products; used where answers are compared."""
-    jax.config.update("jax_default_matmul_precision", "highest")
+def deterministic(place: Place, strict: bool = True) -> None:
+    """Ask for full-precision products; a GPU's compiler was asked for the same bits when the process began."""
+    full_precision()
 
 
 def cap(place: Place, budget: int | None) -> int | None:
-    """Return the budget on a GPU, where JAX was bound to it at start by XLA_PYTHON_CLIENT_MEM_FRACTION."""
-    return budget if place.device == "cuda" else None
+    """Return the budget where the allocator has it for a limit, by XLA_PYTHON_CLIENT_MEM_FRACTION from the start.
+
+    Its limit is another where the device is smaller, or its memory was not known then.
+    """
+    if budget is None or not (counters := _stats(place)):
+        return None
+    return budget if abs(counters[0].get("bytes_limit", 0) - budget) <= BOUND_SLACK * budget else None
 
 
 def like(batch: Sizes, device: str = "cpu") -> tuple[Array, ...]:
@@ -173,9 +191,12 @@ def seconds(marks: Sequence[Any]) -> list[float]:
 
 
 def clear(place: Place) -> None:
-    """Note the bytes in use as the base; the allocator's peak cannot be reset."""
+    """Note the bytes in use as the base, and the peak so far; the allocator's peak cannot be reset."""
+    counters = _stats(place)
     _base.clear()
-    _base.update({index: stats.get("bytes_in_use", 0) for index, stats in enumerate(_stats(place))})
+    _base.update({index: stats.get("bytes_in_use", 0) for index, stats in enumerate(counters)})
+    _before.clear()
+    _before.update({index: stats.get("peak_bytes_in_use", 0) for index, stats in enumerate(counters)})
 
 
 def reset_peak(place: Place) -> None:
@@ -183,7 +204,11 @@ def reset_peak(place: Place) -> None:
 
 
 def peak(place: Place) -> dict[str, int]:
-    """Read the peak of the process so far, in bytes above the base: of several devices that of the largest."""
+    """Read the peak of the run so far, in bytes above the base: of several devices that of the largest.
+
+    Nothing before the run exceeded what was in use at its largest earlier, as when compiling tried kernels on arrays
+    of its own: how much less the run took cannot be told.
+    """
     of_devices = peaks(place)
     return {"allocated": max(of_devices)} if of_devices else {}
 
@@ -200,9 +225,17 @@ def tracing() -> bool:
 
 
 def peaks(place: Place) -> list[int]:
-    """Read the peak of each device so far, in bytes above its base; none on the CPU."""
-    counters = enumerate(_stats(place))
-    return [stats["peak_bytes_in_use"] - _base.get(at, 0) for at, stats in counters if "peak_bytes_in_use" in stats]
+    """Read the peak of each device in the run so far, in bytes above its base; none on the CPU, and none unseen."""
+    return [
+        stats["peak_bytes_in_use"] - _base.get(at, 0)
+        for at, stats in enumerate(_stats(place))
+        if stats.get("peak_bytes_in_use", 0) > _before.get(at, 0)
+    ]
+
+
+def reserved(place: Place) -> int | None:
+    """Return the bytes that the allocator has taken from the driver; None where it does not tell."""
+    return next((stats.get("pool_bytes") for stats in _stats(place)), None)
 
 
 def _stats(place: Place) -> list[dict[str, int]]:
@@ -217,8 +250,10 @@ def ran_out(error: BaseException) -> str | None:
     text = str(error)
     if isinstance(error, MemoryError) or "MemoryError: " in text:  # a callback's error comes as text
         return "host"
+    if "Shared memory size limit exceeded" in text:  # of one kernel: no memory that a strategy saves
+        return None
     if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
-        return "host" if jax.default_backend() == "cpu" else "device"
+        return "host" if jax.default_backend() == "cpu" or "pinned_host" in text else "device"
     return None
 
 
@@ -234,23 +269,56 @@ def predict(
 
     The program of several devices is analysed as that of one; the rows that the process holds come on top, whole.
     Its own peak field is not used: it left out nearly all temporaries on the CPU. What the CPU's library takes within
-    a call is not in the analysis either, see `library_scratch`. A GPU's compiler decides for itself, so its places can
-    be predicted only where there is one.
+    a call is not in the analysis either, see `library_scratch`. A GPU need not be there, see `jax_targets`.
     """
-    if place.device == "cuda" and jax.default_backend() == "cpu":
-        raise Unavailable("jax/cuda is predicted by the compiler for the GPU, and this machine has none")
+    if place.device == "cuda":
+        return _for_gpu(build, batch, ranks)
     parts = build()
-    compiled = lowered(parts, like(batch), parts).compile(QUICK if place.device == "cpu" else None)
-    analysis = compiled.memory_analysis()
-    if analysis is None:
-        raise Unavailable("this jaxlib gives no memory analysis")
-    arguments = analysis.argument_size_in_bytes
-    growth = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    compiled = lowered(parts, like(batch), parts).compile(QUICK)
+    arguments, growth, _ = _analysis(compiled)
     growth += library_scratch(compiled.as_text() or "")
     peaks = {"init": source_bytes + arguments, "steady_step": source_bytes + arguments + growth}
     if ranks > 1:
         return Forecast(peaks, ())
-    return Forecast(peaks, work(jax.make_jaxpr(partial(parts.step, parts))(_state(parts), *like(batch))))
+    return Forecast(peaks, _work(parts, _state(parts), like(batch)))
+
+
+def _for_gpu(build: Callable[[], Parts], batch: Sizes, ranks: int) -> Forecast:
+    """Compile the step for a GPU as its own compiler does, without tuning; what lies on the host counts apart."""
+    if ranks > 1:
+        raise Unavailable("jax/cuda is predicted for one GPU, and this row runs on several")
+    target = jax_targets.chosen()
+    (device,) = jax_targets.devices(target)
+    with jax_targets.supposed(target), jax.default_matmul_precision("highest"):
+        parts = build()
+        state, arrays = jax.tree.map(partial(_laid_on, device), (_state(parts), like(batch)))
+        compiled = jax.jit(partial(parts.step, parts), donate_argnums=0).lower(state, *arrays).compile()
+        counted = _work(parts, state, arrays)
+    arguments, growth, on_host = _analysis(compiled)
+    return Forecast(
+        {"init": arguments, "steady_step": arguments + growth}, counted, host_bytes=on_host, target=target.name
+    )
+
+
+def _laid_on(device: Any, leaf: Any) -> Any:
+    """Describe an array as one of a device, or of the host's memory beside it where it is described so."""
+    kind = getattr(getattr(leaf, "sharding", None), "memory_kind", None)
+    sharding = jax.sharding.SingleDeviceSharding(device, memory_kind=kind if kind == "pinned_host" else None)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _analysis(compiled: Any) -> tuple[int, int, int]:
+    """Return what a program takes for its arguments, what more while it runs, and what on the host beside a device."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        raise Unavailable("this jaxlib gives no memory analysis")
+    growth = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    on_host = analysis.host_argument_size_in_bytes + analysis.host_temp_size_in_bytes
+    return analysis.argument_size_in_bytes, growth, on_host
+
+
+def _work(parts: Parts, state: Any, batch: Any) -> tuple[Operations, ...]:
+    return work(jax.make_jaxpr(partial(parts.step, parts))(state, *batch))
 
 
 def library_scratch(program: str) -> int:

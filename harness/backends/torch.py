@@ -22,6 +22,17 @@ EAGER = True
 
 _base: dict[str, int] = {}
 
+OUT_OF_DEVICE_MEMORY = (
+    "CUDA out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Triton Error [CUDA]: out of memory",
+    "unhandled cuda error, out of memory",
+)
+"""How libraries beside torch's allocator say that the device's memory ran out."""
+LEAST_FREE = 64 << 20
+"""Bytes that are free on a device whose memory did not run out."""
+
 
 def start(place: Place) -> dict[str, str]:
     """Make the device ready; return its facts. Raises Unavailable where there is none."""
@@ -30,10 +41,16 @@ def start(place: Place) -> dict[str, str]:
     torch.backends.cudnn.allow_tf32 = False
     if place.device == "cpu":
         return {"threads": str(torch.get_num_threads())}
-    if not torch.cuda.is_available():
-        raise Unavailable("this torch sees no CUDA device: install a CUDA build of torch on a machine with a GPU")
-    torch.cuda.init()
-    return {"device": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    if torch.version.cuda is None:
+        raise Unavailable("this torch is a build for the CPU: install a CUDA build of it, as docs/gpu.md says")
+    try:
+        torch.cuda.init()
+        name = torch.cuda.get_device_name()
+    except (RuntimeError, AssertionError) as error:  # no device, or a driver that is too old, in the driver's words
+        reason = str(error).strip().partition("\n")[0]
+        raise Unavailable(f"torch finds no GPU that it can use: {reason}") from None
+    allocator = os.environ.get("PYTORCH_ALLOC_CONF", "as it is")
+    return {"device": name, "cuda": torch.version.cuda, "allocator": allocator}
 
 
 def warm(place: Place) -> None:
@@ -47,21 +64,28 @@ def warm(place: Place) -> None:
     left @ right
 
 
-def deterministic(place: Place) -> None:
+def deterministic(place: Place, strict: bool = True) -> None:
     """Ask for the same bits each time; used where answers are compared.
 
-    On the CPU one thread gives them already, and asking would import the compiler, a second of every worker.
+    Strictly: an operation that has no such form raises RuntimeError. Otherwise it warns, and the backward pass of
+    attention does not even try. On the CPU one thread gives the same bits already, and asking would import the
+    compiler, a second of every worker.
     """
     if place.device == "cuda":
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True, warn_only=not strict)
 
 
 def cap(place: Place, budget: int | None) -> int | None:
-    """Bound the caching allocator to a budget in bytes (the CUDA context is not counted)."""
+    """Bound the segments of the caching allocator to a budget in bytes above what was live, without the context.
+
+    None where the device has less to give, so that it is the device that refuses, and not the budget.
+    """
     if place.device == "cpu" or budget is None:
         return None
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (budget + _base.get("allocated", 0)) / total))
+    free, total = torch.cuda.mem_get_info()
+    if budget >= free:
+        return None
+    torch.cuda.set_per_process_memory_fraction((budget + _base.get("allocated", 0)) / total)
     return budget
 
 
@@ -115,8 +139,8 @@ def clear(place: Place) -> None:
         _base.update(
             allocated=stats["allocated_bytes.all.current"],
             requested=stats["requested_bytes.all.current"],
-            reserved=0,
             retries=stats["num_alloc_retries"],
+            pinned=_pinned("current"),
         )
 
 
@@ -124,18 +148,24 @@ def reset_peak(place: Place) -> None:
     """Begin a new device peak."""
     if place.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_peak_host_memory_stats()
 
 
 def peak(place: Place) -> dict[str, int]:
-    """Read the allocator's peaks since the last reset, in bytes above the base."""
+    """Read the allocators' peaks since the last reset, in bytes above the base: what was live then.
+
+    Segments count above the same base, since a budget bounds them so; `pinned` is page-locked memory of the host, in
+    blocks of powers of two.
+    """
     if place.device == "cpu":
         return {}
     stats = torch.cuda.memory_stats()
     return {
         "allocated": stats["allocated_bytes.all.peak"] - _base.get("allocated", 0),
         "requested": stats["requested_bytes.all.peak"] - _base.get("requested", 0),
-        "reserved": stats["reserved_bytes.all.peak"],
+        "reserved": stats["reserved_bytes.all.peak"] - _base.get("allocated", 0),
         "retries": stats["num_alloc_retries"] - _base.get("retries", 0),
+        "pinned": _pinned("peak") - _base.get("pinned", 0),
     }
 
 
@@ -149,6 +179,15 @@ def tracing() -> bool:
     return bool(torch.compiler.is_compiling())
 
 
+def _pinned(which: str) -> int:
+    return int(torch.cuda.host_memory_stats().get(f"allocated_bytes.{which}", 0))
+
+
+def reserved(place: Place) -> int | None:
+    """Return the bytes that the allocator has taken from the driver; None on the CPU."""
+    return torch.cuda.memory_reserved() if place.device == "cuda" else None
+
+
 def peaks(place: Place) -> list[int]:
     """Read the allocator's peak of the one device that this process uses; none on the CPU."""
     return [peak(place)["allocated"]] if place.device == "cuda" else []
@@ -156,9 +195,11 @@ def peaks(place: Place) -> list[int]:
 
 def ran_out(error: BaseException) -> str | None:
     """Return whose memory ran out, by the type and words of the error; None for any other."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return "device"
     text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or any(words in text for words in OUT_OF_DEVICE_MEMORY):
+        return "device"
+    if "CUDA error: out of memory" in text:  # page-locked memory of the host ends so too
+        return "host" if torch.cuda.mem_get_info()[0] > LEAST_FREE else "device"
     host = isinstance(error, MemoryError) or "not enough memory" in text or "Cannot allocate memory" in text
     return "host" if host else None
 

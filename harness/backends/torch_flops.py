@@ -51,7 +51,7 @@ class Work(TorchDispatchMode):
     def count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add the operations of one operator, called with these arguments."""
         packet = func._overloadpacket
-        written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)] or _changed(func, args)
         if func.is_view or packet in UNTOUCHED or not written:
             return
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -75,6 +75,16 @@ def _attention(packet: Any, args: Any, kwargs: Any) -> float:
     causal = kwargs.get("is_causal", any(each is True for each in args))
     B, H, T, K = query.shape
     return products * 2.0 * B * H * T * key.shape[2] * K / (2 if causal else 1)
+
+
+def _changed(func: Any, args: Any) -> list[torch.Tensor]:
+    """Return the tensors that an operator without a result writes to, by its schema."""
+    declared = zip(func._schema.arguments, args, strict=False)
+    return [
+        value
+        for argument, value in declared
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor)
+    ]
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:

@@ -10,6 +10,7 @@ from harness.cli.options import (
     BatchOption,
     BudgetOption,
     GpuMemoryOption,
+    GpuOption,
     MemoryOption,
     ModelOption,
     OnlyOption,
@@ -45,6 +46,7 @@ def command(
     predict_only: PredictOnlyOption = False,
     memory: MemoryOption = None,
     gpu_memory: GpuMemoryOption = None,
+    card: GpuOption = None,
     results: ResultsOption = Path("results"),
     place: PlaceOption = None,
     only: OnlyOption = None,
@@ -56,9 +58,10 @@ def command(
     for kind in allow or []:
         if kind not in KINDS:
             raise SuiteError(f"--allow: there is no answer '{kind}'{plugins.nearest(kind, KINDS)}")
-    plan = plan_of(path, model_of(model, tokens, batch, rows), loaded, place, only, budget, gpu_memory is not None)
+    on_gpu = gpu_memory is not None or card is not None
+    plan = plan_of(path, model_of(model, tokens, batch, rows), loaded, place, only, budget, on_gpu)
     options = session.Options(results, names)
-    machine = machine_of(plan, memory, gpu_memory)
+    machine = machine_of(plan, memory, gpu_memory, card)
     with Watcher(err, loaded) as watcher:
         advice = advise(plan, loaded, options, machine, allow or (), everything, predict_only, watcher)
     out.print(text(advice), end="")

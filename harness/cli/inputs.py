@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.backends.jax_targets import TARGETS
 from harness.cli.screen import note, out
-from harness.contract.plugins import Plugins
-from harness.machine import environment
+from harness.contract.plugins import Plugins, nearest, printable
+from harness.machine import gpu
 from harness.records import store
+from harness.refusal import Refusal
 from harness.report.results import Results, read
 from harness.run import session
 from harness.suite import reader
@@ -46,21 +48,25 @@ def plan_of(
         plan = reader.read(path, loaded)
     else:
         assert model is not None
-        on_gpu = on_gpu or environment.gpu_bytes() is not None
+        on_gpu = on_gpu or gpu.usable_bytes() is not None
         text = model.suite(place or ["torch/cuda" if on_gpu else "torch/cpu"])
         out.print(f"```yaml\n{text}```\n")
         plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text)
     return with_budget(selected(plan, place, only), size(budget) if budget else None)
 
 
-def machine_of(plan: Plan, memory: str | None, gpu_memory: str | None) -> Machine:
-    """Return the machine that cases must fit: this one, but for what the options replace."""
+def machine_of(plan: Plan, memory: str | None, gpu_memory: str | None, card: str | None) -> Machine:
+    """Return the machine that cases must fit: this one, but for what the options replace; refuse an unknown card."""
+    if card and card not in TARGETS:
+        raise Refusal(f"--gpu: there is no card '{printable(card)[:40]}'{nearest(card, TARGETS)}")
     here = this_machine(plan.places, session.cache_folder())
+    of_card = TARGETS[card].memory_bytes if card else here.device_bytes
     return Machine(
         size(memory) if memory else here.host_bytes,
-        size(gpu_memory) if gpu_memory else here.device_bytes,
+        size(gpu_memory) if gpu_memory else of_card,
         here.rates,
         here.cache,
+        card or here.card,
     )
 
 

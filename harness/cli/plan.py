@@ -10,6 +10,7 @@ from harness.cli.options import (
     BatchOption,
     BudgetOption,
     GpuMemoryOption,
+    GpuOption,
     MemoryOption,
     ModelOption,
     OnlyOption,
@@ -36,6 +37,7 @@ def command(
     budget: BudgetOption = None,
     memory: MemoryOption = None,
     gpu_memory: GpuMemoryOption = None,
+    card: GpuOption = None,
     place: PlaceOption = None,
     only: OnlyOption = None,
     plugin: PluginOption = None,
@@ -44,8 +46,9 @@ def command(
     """Predict every case of a suite without running any: its peak, whether it fits, the time of a step."""
     names = tuple(plugin or ())
     loaded = plugins.load(names)
-    plan = plan_of(path, model_of(model, tokens, batch, rows), loaded, place, only, budget, gpu_memory is not None)
-    machine = machine_of(plan, memory, gpu_memory)
+    on_gpu = gpu_memory is not None or card is not None
+    plan = plan_of(path, model_of(model, tokens, batch, rows), loaded, place, only, budget, on_gpu)
+    machine = machine_of(plan, memory, gpu_memory, card)
     if explain is not None:
         machine = replace(machine, cache=None)
         out.print(explained(of_cases(named(plan.cases, explain), plan, loaded, names, machine)), end="")

@@ -1,8 +1,10 @@
 """A strategy: a named rewrite of parts, its knobs, and where it can be applied."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,6 +12,20 @@ from harness.contract.data import Held
 from harness.contract.parts import DATA_PARTS, Parts
 from harness.contract.place import Place
 from harness.contract.workload import Workload
+
+
+def lacking(need: str) -> str | None:
+    """Return in words which package, or which version of it, is not installed; None where all is well."""
+    package, _, least = need.partition(">=")
+    if find_spec(package) is None:
+        return f"the package {package}"
+    if least and _release(present := version(package)) < _release(least):
+        return f"{package} {least} or newer, and {present} is installed"
+    return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
 
 
 @dataclass(frozen=True)
@@ -27,12 +43,12 @@ class Strategy:
 
     `rewrites` names the parts that change, `calls` other parts that the workload must have. `precision` declares a
     lower working dtype, `approximate` another algorithm; without them the answers must equal those of the untouched
-    parts. `needs` are importable packages. `excludes` maps a place where the strategy cannot work, or would change
-    nothing, to the reason (`"jax/cpu": "..."`). `ranks` declares that the strategy divides the run among the ranks of a
-    case: the suite sets their number. `probe` sets knobs for the small shape at which answers are compared, so that
-    a chunk is smaller than the whole there too. `scaled` has functions of a knob's value, the shape and the small one,
-    for knobs that decide by size what a row does: there it is to do the same. `aliases` are former names, which older
-    suites and results use.
+    parts. `needs` are importable packages, with the least version where it matters (`"torch>=2.13"`). `excludes`
+    maps a place where the strategy cannot work, or would change nothing, to the reason (`"jax/cpu": "..."`).
+    `ranks` declares that the strategy divides the run among the ranks of a case: the suite sets their number.
+    `probe` sets knobs for the small shape at which answers are compared, so that a chunk is smaller than the whole
+    there too. `scaled` has functions of a knob's value, the shape and the small one, for knobs that decide by size
+    what a row does: there it is to do the same. `aliases` are former names, which older suites and results use.
     `environment` are variables of the process that trains, for strategies that are none of the parts: of memory and
     time workers, where they are set before the interpreter starts.
 
@@ -102,7 +118,6 @@ class Strategy:
             return f"'{self.name}' has nothing for {place.backend}: it is written for {', '.join(self.on)}"
         if (reason := self.excludes.get(str(place))) is not None:
             return f"'{self.name}' does not run on {place}: {reason}"
-        missing = [package for package in self.needs if find_spec(package) is None]
-        if missing:
-            return f"'{self.name}' needs the package {missing[0]}: install it to measure this strategy"
+        if (lack := next(filter(None, map(lacking, self.needs)), None)) is not None:
+            return f"'{self.name}' needs {lack}: install it to measure this strategy"
         return self.misfit(workload) if workload is not None else None

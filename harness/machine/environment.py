@@ -2,12 +2,10 @@
 
 import ctypes
 import os
-import subprocess
-from functools import cache
 from pathlib import Path
 
 from harness import backends
-from harness.machine import facts, orphans
+from harness.machine import facts, gpu, orphans
 from harness.records import Kind
 from harness.records.place import Place
 
@@ -49,6 +47,9 @@ Their figures are the same: of 35.7 MiB predicted no byte differs, and the secon
 the first one's time.
 """
 
+COMPARING = ("reference", "numerics", "contract")
+"""Kinds in which answers are compared."""
+
 
 def cache_folder() -> Path:
     """Return the folder of what is worth keeping between runs."""
@@ -65,7 +66,7 @@ def variables(
     backend, device = place
     threads = max(1, threads // backends.processes(backend, ranks))
     env = {name: os.environ[name] for name in PASSED if name in os.environ}
-    count = str(1 if kind in ("numerics", "reference", "contract") else threads)
+    count = str(1 if kind in COMPARING else threads)
     env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", BLAS_THREADS), count)
     env |= {
         "PYTHONHASHSEED": "0",
@@ -75,18 +76,30 @@ def variables(
     }
     if kind == "memory":
         env |= PINS
+    if device == "cuda":
+        env |= _gpu_variables(kind, backend)
     if backend == "jax":
         env |= _jax_variables(kind, device, budget, ranks)
     return env
 
 
+def _gpu_variables(kind: Kind, backend: str) -> dict[str, str]:
+    """Number GPUs as the driver does; where answers are compared, leave the libraries no choice that may differ."""
+    env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if backend == "torch":
+        env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool of compilers would be measured as children
+        if kind in COMPARING:
+            env["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    return env
+
+
 def _jax_variables(kind: Kind, device: str, budget: int | None, ranks: int) -> dict[str, str]:
-    on_gpu = device == "cuda" and (kind != "predict" or gpu_bytes() is not None)
+    on_gpu = device == "cuda" and kind != "predict"  # predictions need no device: the compiler is told of one
     env = {"JAX_PLATFORMS": "cuda,cpu" if on_gpu else "cpu"}
     if kind == "reference":
         env["JAX_ENABLE_X64"] = "1"
-    if kind == "contract":  # many small programs, each run a few times
-        env["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    if flags := _xla_flags(kind, device):
+        env["XLA_FLAGS"] = " ".join(flags)
     if kind in COMPILED_BEFORE and device == "cpu":
         env |= {
             "JAX_COMPILATION_CACHE_DIR": str(cache_folder() / "jax-programs" / facts.name()),
@@ -95,8 +108,8 @@ def _jax_variables(kind: Kind, device: str, budget: int | None, ranks: int) -> d
         }
     if ranks > 1:
         env["JAX_NUM_CPU_DEVICES"] = str(ranks)
-    if device == "cuda":
-        total = gpu_bytes()
+    if on_gpu:
+        total = gpu.usable_bytes()
         share = min(facts.DEVICE_SHARE, budget / total) if budget and total else facts.DEVICE_SHARE
         env["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{share:.6f}"
         if kind not in ("time", "pilot"):
@@ -104,15 +117,17 @@ def _jax_variables(kind: Kind, device: str, budget: int | None, ranks: int) -> d
     return env
 
 
-@cache
-def gpu_bytes() -> int | None:
-    """Ask the driver for the memory of the first GPU; None where there is none."""
-    asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        lines = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
-        return int(lines.splitlines()[0]) << 20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
+def _xla_flags(kind: Kind, device: str) -> list[str]:
+    """Return the compiler's flags of a worker.
+
+    On a GPU it times kernels with arrays of its own, which would lie in the peak, and may choose others each time: only
+    a worker that is timed lets it.
+    """
+    flags = ["--xla_backend_optimization_level=0"] if kind == "contract" else []  # many small programs, run a few times
+    if device == "cuda":
+        flags += ["--xla_gpu_autotune_level=0"] if kind not in ("time", "pilot") else []
+        flags += ["--xla_gpu_deterministic_ops=true"] if kind in COMPARING else []
+    return flags
 
 
 def regime() -> str:

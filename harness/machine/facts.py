@@ -17,6 +17,7 @@ HOST_SHARE = 0.8
 """The share of a machine's memory that a case may take: the process itself and others need some."""
 DEVICE_SHARE = 0.95
 """The share of a GPU's memory that a case may take: the driver needs some."""
+LONGEST_COMMIT = 60
 PACKAGES = ("torch", "jax", "jaxlib", "numpy", "tokenizers")
 
 
@@ -59,13 +60,17 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str:
-    """Return the commit of the code that runs, with `-dirty` where files differ, or `unversioned` outside git."""
+    """Return the commit of the code that runs, with `-dirty` where files differ.
+
+    Outside git it is what the file `.commit` beside the code says, as a copy of the tree brings it along, or else
+    `unversioned`.
+    """
     folder = Path(__file__).resolve().parents[2]
     try:
         head = _git(folder, "rev-parse", "--short=12", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--", "harness", "strategies", "suites")
     except (OSError, subprocess.SubprocessError):
-        return "unversioned"
+        return (_read(str(folder / ".commit")) or "unversioned")[:LONGEST_COMMIT]
     return f"{head}-dirty" if changed else head
 
 

@@ -172,6 +172,8 @@ class Memory(Value):
     requested_device_bytes: int | None = Field(None, description="peak of the bytes asked for, unrounded (torch)")
     reserved_device_bytes: int | None = Field(None, description="peak of segments taken from the driver, bytes")
     driver_device_bytes: int | None = Field(None, description="driver's view of this process, sampled, bytes")
+    context_device_bytes: int | None = Field(None, description="device memory beside the allocator's own, bytes")
+    pinned_host_bytes: int | None = Field(None, description="peak of page-locked host memory (torch), bytes")
     allocation_retries: int | None = Field(None, description="allocations that torch had to try again")
     losses: tuple[float, ...] = Field((), description="loss of each step")
     feeds: str = Field("same", description="how far the batches may differ from the baseline's, as declared")

@@ -53,7 +53,8 @@ class Forecast(NamedTuple):
     `stages` are the bytes held after each stage of the first step, `kinds` the most that each kind takes at any time.
     Of a GPU there are the peaks of what its allocator takes from the driver (`reserved_bytes`), of what the driver
     counts for the process (`driver_bytes`), and of what lies in the memory of the host instead (`host_bytes`).
-    `standing` is what stands at the highest peak, the largest first.
+    `standing` is what stands at the highest peak, the largest first. `target` is the card that a program was compiled
+    for, where that decides something.
     """
 
     peaks: dict[str, int]
@@ -65,6 +66,7 @@ class Forecast(NamedTuple):
     driver_bytes: int | None = None
     host_bytes: int | None = None
     standing: tuple[Standing, ...] = ()
+    target: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 from harness.contract import plugins
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
-from harness.machine import environment, facts
+from harness.machine import facts, gpu
 from harness.records import Case, Record, Slot, store
 from harness.run import locks, prepare_data, session, temporary
 from harness.run.cluster_worker import TOPIC, ClusterError, Code, Order, describe, measure
@@ -115,7 +115,7 @@ def connected(address: str) -> Iterator[Any]:
             "dashboard_address": "localhost:0",
             "memory_limit": 0,
             "silence_logs": logging.CRITICAL,
-            "resources": {GPU: 1} if environment.gpu_bytes() is not None else {},
+            "resources": {GPU: 1} if gpu.usable_bytes() is not None else {},
         }
         with (
             dask.config.set({"temporary-directory": str(folder), "distributed.worker.profile.enabled": False}),

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.contract.place import Place
-from harness.machine import environment
+from harness.machine import gpu
 from harness.records.store import StoreError
 
 PAUSE_SECONDS = 0.1
@@ -52,7 +52,7 @@ def in_turn(places: Iterable[Place], meanwhile: Callable[[], None]) -> Iterator[
 
 @contextmanager
 def _gpu(places: Iterable[Place]) -> Iterator[None]:
-    if not any(place.device == "cuda" for place in places) or environment.gpu_bytes() is None:
+    if not any(place.device == "cuda" for place in places) or gpu.usable_bytes() is None:
         yield
         return
     number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]

@@ -53,8 +53,12 @@ class Known(NamedTuple):
             steps if kind == "pilot" and all(map(possible, steps)) else (),
             step_time(record) if kind == "time" else None,
             record.origin.worker_seconds or 0.0,
-            record.memory.peak_device_bytes or record.memory.peak_host_bytes,
+            record.memory.peak_host_bytes if _on_cpu(record) else record.memory.peak_device_bytes,
         )
+
+
+def _on_cpu(record: Record) -> bool:
+    return record.case is None or record.case.place.device == "cpu"
 
 
 Latest = Mapping[Slot, Known]

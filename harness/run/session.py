@@ -15,7 +15,7 @@ import psutil
 
 from harness.contract.assembly import probe_of
 from harness.contract.plugins import Plugins
-from harness.machine import checkups, facts, interference, orphans
+from harness.machine import checkups, facts, gpu, interference, orphans
 from harness.machine.environment import cache_folder
 from harness.records import Case, Heading, Kind, Origin, Record, Slot, Task, store
 from harness.records.task import TokenFile
@@ -208,13 +208,15 @@ class Session:
         """Predict the open cases of a comparison, but for what an earlier run predicted with the same code."""
         slots = {case.digest(): Slot(case=self.schedule.digest(case), kind="predict") for case in comparison.cases}
         folder = self.options.cache / "predictions"
+        here = gpu.seen() if comparison.baseline.place.device == "cuda" else None
+        card = here.name if here is not None else ""
         names: dict[str, str] = {}
         cases = []
         for case in comparison.cases:
             if not self.is_open(slots[case.digest()]):
                 continue
             corpus = self.corpora.get(case.comparison_key)
-            names[case.digest()] = prediction_cache.key(case, self.plugins, self.schedule.versions, corpus)
+            names[case.digest()] = prediction_cache.key(case, self.plugins, self.schedule.versions, corpus, card)
             if (record := prediction_cache.read(folder, names[case.digest()])) is not None:
                 self.keep(record, case, slots[case.digest()])
             else:
@@ -230,6 +232,7 @@ class Session:
             self.run_id,
             self.progress.phase,
             min(predictions.SECONDS, self.plan.suite.timeout_seconds),
+            card=card,
         )
         for case, record in predicted:
             prediction_cache.write(folder, names[case.digest()], record)
@@ -305,10 +308,16 @@ class Session:
     def over_memory(self, case: Case) -> Record | None:
         """Return the record of a case that needs more than may be used, all ranks together; None for others."""
         predicted = self.latest.get(Slot(case=self.schedule.digest(case), kind="predict"))
-        if predicted is None or case.place.device != "cpu":
+        if predicted is None:
             return None
-        need = case.ranks * min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
-        available = int(psutil.virtual_memory().available * facts.HOST_SHARE)
+        need = min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
+        if case.place.device == "cpu":
+            need *= case.ranks  # each has a GPU of its own, but they share the host
+            available: int | None = int(psutil.virtual_memory().available * facts.HOST_SHARE)
+        else:
+            available = gpu.free_to_use()
+        if available is None:
+            return None
         limit = min(available, self.options.max_bytes or available)
         if need <= limit:
             return None
@@ -344,9 +353,9 @@ class Session:
         """Time one process; return whether something disturbed it."""
         pacing = self.pacing(case)
         self.progress.start(f"time {slot.round + 1}/{self.schedule.rounds}", case)
-        before = interference.snapshot()
+        before = interference.snapshot(case.place)
         record = self.work("time", [case], steps=pacing.steps, warmup=pacing.warmup)[0]
-        disturbances = interference.disturbances(before, interference.snapshot())
+        disturbances = interference.disturbances(before, interference.snapshot(case.place))
         record = record.model_copy(update={"flags": (*record.flags, *pacing.flags, *disturbances)})
         self.keep(record, case, slot)
         return bool(disturbances)

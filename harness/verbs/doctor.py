@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -15,7 +16,7 @@ import psutil
 from harness import backends
 from harness.contract.place import NAMES, Place
 from harness.contract.plugins import Plugins
-from harness.machine import environment, facts, memory
+from harness.machine import environment, facts, gpu, memory
 from harness.machine.checkups import MIB, SIZE, Calibration, Checkup, Finding, Noise
 from harness.records import Applied, Case, Record, Task
 from harness.records.case import CONTROL
@@ -26,6 +27,8 @@ from harness.verdicts.pooled import pooled
 
 ROUNDS = 6
 STEPS, WARMUP = 20, 5
+LEAST_DRIVER = 580
+"""The first driver for CUDA 13."""
 
 
 def examine(plugins: Plugins, tell: Callable[[str], None] = lambda text: None, noise: bool = True) -> Checkup:
@@ -186,11 +189,31 @@ def _frameworks() -> list[Finding]:
         reason = backends.absent(name, "cpu")
         if reason is not None:
             absences.append(Finding(reason, f"install it to measure {name} places: pip install {name}"))
+    return absences
+
+
+def _gpu() -> list[Finding]:
     if backends.absent("torch", "cuda") is not None:
         fault = "no GPU: places on cuda become untested rows"
-        remedy = "run the same suite on a machine with one; records of both are reported together"
-        absences.append(Finding(fault, remedy))
-    return absences
+        return [Finding(fault, "run the same suite on a machine with one; records of both are reported together")]
+    seen = gpu.seen()
+    if seen is None:
+        fault = "a driver is there, but nvidia-smi does not answer: budgets in JAX, and what is free, are not known"
+        return [Finding(fault, "make nvidia-smi visible here; torch and JAX will say whether they find a GPU")]
+    faults = []
+    if seen.mig:
+        fault = "the GPU is cut into instances (MIG), whose memory nvidia-smi does not tell: no budget binds in JAX"
+        faults.append(Finding(fault, "name one instance in CUDA_VISIBLE_DEVICES; peaks are measured all the same"))
+    if (major := seen.driver.partition(".")[0]).isdigit() and int(major) < LEAST_DRIVER:
+        fault = f"the driver is {seen.driver}, and the CUDA 13 builds of torch and JAX need {LEAST_DRIVER} or newer"
+        faults.append(Finding(fault, "update the driver, or install builds for CUDA 12"))
+    if (state := gpu.state()) is not None and state.others:
+        fault = f"{state.others} other program(s) run on the GPU: they take memory and time"
+        faults.append(Finding(fault, "end them, or choose another GPU by CUDA_VISIBLE_DEVICES"))
+    if find_spec("pynvml") is None:
+        fault = "nvidia-ml-py is not installed, so what the driver counts for a process is not known"
+        faults.append(Finding(fault, "pip install nvidia-ml-py"))
+    return faults
 
 
 def _swap() -> list[Finding]:
@@ -203,5 +226,5 @@ def _swap() -> list[Finding]:
 
 
 CHECKS: tuple[Callable[[], list[Finding]], ...] = (
-    _peak_reset, _load, _steal, _governor, _turbo, _huge_pages, _allocator, _frameworks, _swap,
+    _peak_reset, _load, _steal, _governor, _turbo, _huge_pages, _allocator, _frameworks, _gpu, _swap,
 )  # fmt: skip

@@ -12,7 +12,7 @@ import psutil
 from harness.contract.assembly import shape_of
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
-from harness.machine import environment, facts, orphans
+from harness.machine import facts, gpu, orphans
 from harness.records import Case, Fit, Heading, Record, Task, store
 from harness.records.record import OUT_OF_MEMORY
 from harness.run import locks, prepare_data, runner, template
@@ -111,7 +111,7 @@ def of_this_machine(places: Iterable[Place]) -> int:
     """
     if any(place.device == "cpu" for place in places):
         return int(psutil.virtual_memory().total * facts.HOST_SHARE)
-    if (device := environment.gpu_bytes()) is None:
+    if (device := gpu.usable_bytes()) is None:
         raise SuiteError("the memory of a GPU is not known, as this machine has none: give --budget")
     return int(device * facts.DEVICE_SHARE)
 

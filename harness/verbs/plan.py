@@ -8,7 +8,7 @@ import psutil
 
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins, nearest, printable
-from harness.machine import environment, facts, throughput
+from harness.machine import facts, gpu, throughput
 from harness.records import Case, Prediction, Record
 from harness.records.roofline import Rates, estimate
 from harness.refusal import Refusal
@@ -26,13 +26,14 @@ TIMED = 0.9
 class Machine:
     """What cases must fit: bytes of the host and of a GPU; and rates by place, with the folder that keeps more of them.
 
-    None where not known.
+    None where not known. `card` is the name of the GPU, by which JAX's compiler knows what to compile for.
     """
 
     host_bytes: int | None = None
     device_bytes: int | None = None
     rates: Mapping[Place, Rates] | None = None
     cache: Path | None = None
+    card: str = ""
 
     def limit(self, case: Case) -> int | None:
         """Return the bytes that a case may take: its own budget, or a share of the memory of its place."""
@@ -47,7 +48,10 @@ def this_machine(places: Iterable[Place], cache: Path) -> Machine:
     """Describe the machine that this runs on; rates that are not known yet are measured."""
     measured = {place: Rates.read(throughput.of_place(place, cache)) for place in dict.fromkeys(places)}
     rates = {place: each for place, each in measured.items() if each is not None}
-    return Machine(psutil.virtual_memory().total, environment.gpu_bytes(), rates, cache)
+    here = gpu.seen()
+    return Machine(
+        psutil.virtual_memory().total, gpu.usable_bytes(), rates, cache, here.name if here is not None else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,8 @@ def of_cases(
     """
     supposed = {case.comparison_key: prepare_data.supposed(plan, case, plugins) for case in cases}
     records: dict[str, Record] = {}
-    for case, record in predictions.of_cases(list(cases), supposed, plugins, names, calls=machine.cache is not None):
+    calls = machine.cache is not None
+    for case, record in predictions.of_cases(list(cases), supposed, plugins, names, calls=calls, card=machine.card):
         records[case.digest()] = record
         on_case(case)
     machine = _with_calls(machine, [(case, records[case.digest()]) for case in cases])

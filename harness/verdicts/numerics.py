@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 UNIT_ROUNDOFF = {
     "float64": 2.0**-53,
     "float32": 2.0**-24,
+    "tf32": 2.0**-11,
     "float16": 2.0**-11,
     "bfloat16": 2.0**-8,
     "int8": 2.0**-7,

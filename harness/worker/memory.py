@@ -6,13 +6,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.backends import nvml
+from harness.backends import Unavailable, nvml
 from harness.contract.assembly import assemble, feeds_of, never_called, shape_of, with_probe_knobs
 from harness.contract.data import Extent, Source
 from harness.contract.instruments import digested, metered
@@ -36,40 +36,50 @@ ORDER_LIMIT = 20_000_000
 LINE_BYTES = 512
 STEPS = ("first_step", "steady_step")
 """The phases of a step, by how their names begin."""
+NO_RESET = {"peak_host_bytes": "the kernel keeps the mark"}
+UNSEEN = "priming and compiling took more of the device than the run, and the allocator's mark has no reset"
 
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     """Run the case and return its peaks; memory that runs out becomes a record with the phase it happened in."""
     place = task.case.place
     note_phase = _phase_file(Path(task.folder))
-    note_phase("prime", 0, 0)
-    try:
-        prime(task, plugins, backend)
-    except Exception as error:
-        status, evidence = failure(error, place)
-        return Record(status=status, evidence=evidence | {"phase": "prime"})
+    from_start = None if backend.EAGER else backend.cap(place, task.case.budget_bytes)
     calls: Counter[tuple[str, str]] = Counter()
     digests: list[str] = []
-    parts = digested(assemble(plugins, task.case, corpus=task.corpus, calls=calls), digests)
     meter = memory.PhaseMeter(lambda meter: note_phase(meter.current, meter.peak_bytes, meter.base.rss))
     held = partial(_held, backend, place, meter)
     contents = Contents(backend, Profile(held, partial(_most_of_loss, backend, place, meter), backend.tracing))
-    parts = contents.watched(parts)
-    if backend.EAGER:
-        parts = metered(parts, meter)
-    step, compiling = _compiled(parts, task, plugins, backend)
+    phase = "prime"
+    try:
+        note_phase(phase, 0, 0)
+        prime(task, plugins, backend)
+        parts = digested(assemble(plugins, task.case, corpus=task.corpus, calls=calls), digests)
+        parts = contents.watched(parts)
+        if backend.EAGER:
+            parts = metered(parts, meter)
+        phase = "prime" if backend.EAGER else "compile"
+        note_phase(phase, 0, 0)
+        step, compiling = _compiled(parts, task, plugins, backend)
+    except Unavailable:
+        raise
+    except Exception as error:
+        status, evidence = failure(error, place, from_start)
+        return Record(status=status, evidence=evidence | {"phase": phase})
+    driver = nvml.opened(place.device, ranks.own() or 0)
     flags = () if memory.settle() else ("unsettled",)
     backend.clear(place)
+    context = _context(driver, backend.reserved(place))
     device = _DevicePeaks(backend, place, meter)
     cap = backend.cap(place, task.case.budget_bytes)
     meter.start()
     feeds = feeds_of(plugins, task.case)
-    if not meter.reset_works():
-        reason = {"peak_host_bytes": "the kernel keeps the mark"}
-        return Record(flags=(*flags, "no_reset"), missing=reason, memory=Memory(feeds=feeds, **compiling))
-    run = _trained(parts, step, task, backend, meter, contents, device, cap)
+    host = meter.reset_works()
+    if not host and place.device == "cpu":
+        return Record(flags=(*flags, "no_reset"), missing=NO_RESET, memory=Memory(feeds=feeds, **compiling))
+    run = _trained(parts, step, task, backend, meter, contents, device, cap, driver)
     status, evidence = _ended(run, place, meter, calls)
-    figures = _figures(task, backend, meter, device)
+    figures = _figures(task, backend, meter, device, host)
     alone = ranks.in_process(task) == 1  # of several devices, arrays count as one
     figures = figures.model_copy(
         update={
@@ -77,7 +87,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
             "kinds": contents.by_kind({phase.name: phase for phase in figures.phases}) if alone else {},
             "feeds": feeds,
             **compiling,
-            "driver_device_bytes": run.driver.peak_bytes,
+            "driver_device_bytes": driver.peak_bytes,
+            "context_device_bytes": context,
             "peak_step": run.peak_step if (figures.peak_phase or "").startswith(STEPS) else None,
             "losses": tuple(loss for loss in run.losses if math.isfinite(loss)),
             "batches_digests": tuple(digests[: task.steps]) if status == "ok" else (),
@@ -88,8 +99,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     return Record(
         status=status,
         evidence=evidence,
-        flags=(*flags, *_doubts(figures, ranks.in_process(task))),
-        missing=_missing(place, run.driver),
+        flags=(*flags, *(() if host else ("no_reset",)), *_doubts(figures, ranks.in_process(task))),
+        missing=_missing(place, figures, driver) | ({} if host else NO_RESET),
         notes=notes,
         extra=extra,
         memory=figures,
@@ -105,13 +116,13 @@ def _held(backend: Any, place: Place, meter: memory.PhaseMeter) -> int:
 def _most_of_loss(backend: Any, place: Place, meter: memory.PhaseMeter) -> int:
     """Return the peak since the loss of the first step began; on a device since the backward pass did."""
     if place.device != "cpu":
-        return int(backend.peak(place)["allocated"])
+        return int(backend.peak(place).get("allocated", 0))
     loss = meter.phases.get("first_step/loss")
     return max(memory.read().peak - meter.base.rss, loss.peak_bytes if loss else 0)
 
 
 class _Run(NamedTuple):
-    """What the loop showed: its losses, the error that ended it, the limit it ran under, the driver's view.
+    """What the loop showed: its losses, the error that ended it, the limit it ran under.
 
     `peak_step` is the first step whose peak no later one exceeds by more than the resolution, from 1.
     """
@@ -120,17 +131,23 @@ class _Run(NamedTuple):
     error: Exception | None
     data_bytes: int
     limit_bytes: int | None
-    driver: nvml.Seen
     peak_step: int
+
+
+def _context(driver: nvml.View, reserved: int | None) -> int | None:
+    """Return what a process holds on the device beside its allocator: its context; None where that is not known."""
+    used = driver.used()
+    return None if used is None or reserved is None else max(0, used - reserved)
 
 
 def _compiled(parts: Any, task: Task, plugins: Plugins, backend: Any) -> tuple[Any, dict[str, Any]]:
     """Return the step, compiled before the base is taken, and what compiling it took; nothing where nothing is."""
-    before, started = memory.read(), time.monotonic()
-    memory.reset_peak()
-    step = _prepared(parts, task, plugins, backend)
     if backend.EAGER:
-        return step, {}
+        return _prepared(parts, task, plugins, backend), {}
+    before, started = memory.read(), time.monotonic()
+    with suppress(OSError):  # where no mark can be reset, the whole process is counted
+        memory.reset_peak()
+    step = _prepared(parts, task, plugins, backend)
     peak = max(0, memory.read().peak - before.rss)
     memory.trim()
     return step, {"compile_peak_bytes": peak, "compile_seconds": time.monotonic() - started}
@@ -145,6 +162,7 @@ def _trained(
     contents: Contents,
     device: "_DevicePeaks",
     cap: int | None,
+    driver: nvml.View,
 ) -> _Run:
     """Train under the meters and the budget, which is that of each rank."""
     budget, place = task.case.budget_bytes, task.case.place
@@ -156,7 +174,7 @@ def _trained(
     losses: list[float] = []
     error: Exception | None = None
     data_bytes, highest, peak_step = 0, 0, 0
-    with nvml.sampled(place.device) as driver, memory.budget(bound) as limit:
+    with nvml.sampled(driver), memory.budget(bound) as limit:
         try:
             loop = training(parts, step, _phases(meter, backend), contents.finish)
             for loss, _ in islice(loop, task.steps):
@@ -168,7 +186,7 @@ def _trained(
             error, data_bytes = caught, memory.read().data  # before anything is freed
             error.__traceback__ = None
             meter.enter(None)
-    return _Run(losses, error, data_bytes, limit or cap, driver, peak_step)
+    return _Run(losses, error, data_bytes, limit or cap, peak_step)
 
 
 def _ended(
@@ -199,10 +217,15 @@ def _doubts(figures: Memory, in_process: int) -> Iterator[str]:
         yield "shared_process"
 
 
-def _missing(place: Place, driver: nvml.Seen) -> dict[str, str]:
+def _missing(place: Place, figures: Memory, driver: nvml.View) -> dict[str, str]:
     """Return the reasons for device figures that are not there."""
-    reasons = {"peak_device_bytes": "the place is a CPU"} if place.device == "cpu" else {}
-    return reasons if driver.peak_bytes is not None else reasons | {"driver_device_bytes": driver.reason}
+    reasons: dict[str, str] = {}
+    if figures.peak_device_bytes is None:
+        reasons["peak_device_bytes"] = "the place is a CPU" if place.device == "cpu" else UNSEEN
+    for name in ("driver_device_bytes", "context_device_bytes"):
+        if getattr(figures, name) is None:
+            reasons[name] = driver.reason or "the allocator does not tell what it has taken"
+    return reasons
 
 
 def _noted(parts: Any, task: Task, plugins: Plugins, peak_step: int | None) -> tuple[dict[str, str], dict[str, Any]]:
@@ -322,8 +345,11 @@ def _ends(readings: list[int], steps: int) -> list[int]:
     return readings[each - 1 :: each] if each and len(readings) == each * steps else readings[:0]
 
 
-def _figures(task: Task, backend: Any, meter: memory.PhaseMeter, device: _DevicePeaks) -> Memory:
-    """Put together what the meters read; ranks that are devices of this process share its memory."""
+def _figures(task: Task, backend: Any, meter: memory.PhaseMeter, device: _DevicePeaks, host: bool = True) -> Memory:
+    """Put together what the meters read; ranks that are devices of this process share its memory.
+
+    Without `host` the kernel reset no mark, so that there are figures of the device alone.
+    """
     place, budget, in_process = task.case.place, task.case.budget_bytes, ranks.in_process(task)
     on_device = place.device != "cpu"
     steady = _ends(meter.readings.get("steady_step", []), task.steps - 1)
@@ -333,9 +359,9 @@ def _figures(task: Task, backend: Any, meter: memory.PhaseMeter, device: _Device
         regime=regime(),
         resolution_bytes=memory.resolution_bytes(),
         base_rss_bytes=meter.base.rss,
-        peak_host_bytes=meter.peak_bytes,
-        peak_phase=device.phase if on_device and device.phase else meter.peak_phase,
-        phases=tuple(PhaseRecord.model_validate(vars(phase)) for phase in meter.phases.values()),
+        peak_host_bytes=meter.peak_bytes if host else None,
+        peak_phase=device.phase if on_device else meter.peak_phase,
+        phases=tuple(PhaseRecord.model_validate(vars(phase)) for phase in meter.phases.values()) if host else (),
         resident_bytes=init.exit_bytes if init else None,
         budget_bytes=budget,
         within_budget=None if budget is None or headline is None else headline <= budget,
@@ -344,6 +370,7 @@ def _figures(task: Task, backend: Any, meter: memory.PhaseMeter, device: _Device
         requested_device_bytes=device.peaks.get("requested"),
         reserved_device_bytes=device.peaks.get("reserved"),
         allocation_retries=device.peaks.get("retries"),
+        pinned_host_bytes=device.peaks.get("pinned"),
     )
     if in_process == 1:
         return figures

@@ -24,7 +24,6 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     floor = workload.floor(shape) // case.ranks
     parameters = workload.parameters(shape) if workload.parameters is not None else None
     place = case.place
-
     built: list[Parts] = []
 
     def build() -> Parts:
@@ -65,6 +64,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         predicted_standing=largest(forecast.standing),
     )
     notes = {"prediction": GUESSED} if forecast.supposed else {}
+    if forecast.target:
+        notes["gpu"] = f"predicted for one {forecast.target}, whichever runs it"
     return Record(notes=notes, extra=_numbers(built), prediction=figures)
 
 

@@ -22,6 +22,8 @@ MODULES = {
     "contract": "harness.worker.contract_checks",
 }
 
+UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
 
 def run(task: Task, loaded: Plugins) -> Record:
     """Run one task with the plugins loaded; every exception becomes a record that names it."""
@@ -56,11 +58,17 @@ def failure(
     evidence: dict[str, Any] = {"exception": type(error).__name__, "message": first_line(str(error))}
     if where is None:
         return "error", evidence
-    if asked := re.search(r"allocat\w+ (\d+) bytes", str(error)):
-        evidence["request_bytes"] = int(asked[1])
+    if (asked := request_bytes(str(error))) is not None:
+        evidence["request_bytes"] = asked
     if limit is not None and (where == "device" or _in_reach(limit, data_bytes)):
         return "oom_budget", evidence | {"limit_bytes": limit}
     return ("oom_host" if where == "host" else "oom_device"), evidence
+
+
+def request_bytes(text: str) -> int | None:
+    """Read how many bytes were asked for when memory ran out; None where the message does not say."""
+    asked = re.search(r"allocat\w+ ([\d.]+) ?(bytes|[KMGT]iB)", text)
+    return None if asked is None else int(float(asked[1]) * UNITS[asked[2]])
 
 
 def first_line(text: str) -> str:

@@ -1,5 +1,6 @@
-"""The allocator under the framework, on a CPU: how soon freed memory returns to the system.
+"""The allocator under the framework: how soon freed memory can be used again.
 
-The other strategies are measured with an allocator that returns it at once. The stock one keeps some, so the saving
-of a strategy may not reach you. These strategies are set in the environment of the process, before it starts.
+On a CPU the other strategies are measured with an allocator that returns it to the system at once. The stock one keeps
+some, so the saving of a strategy may not reach you. On a GPU torch keeps segments, and what fits into no gap of them
+takes a new one. These strategies are set in the environment of the process, before it starts.
 """

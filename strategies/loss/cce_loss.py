@@ -5,6 +5,7 @@ few numbers for each row and each token of the vocabulary. `impl` "cce" leaves o
 probabilities are all below 1/32 of the resolution of the type, which makes it approximate; "cce_exact" leaves out
 nothing, and "cce_kahan_full_c" filters that of the hidden states alone and sums with compensation. The release
 on the package index knows "cce" alone; the other two come with the source at github.com/apple/ml-cross-entropy.
+Its backward kernels take 16-bit types alone: give the row bfloat16 as well.
 """
 
 from dataclasses import replace
@@ -23,6 +24,7 @@ def on_torch(parts: Parts, impl: str = "cce") -> Parts:
         raise ValueError(
             "cce_loss: its kernels have no label_smoothing and no z_loss: leave them at 0, or use cut_loss"
         )
+    import torch
     from cut_cross_entropy import LinearCrossEntropyImpl, linear_cross_entropy
 
     if impl.upper() not in LinearCrossEntropyImpl.__members__:
@@ -32,6 +34,10 @@ def on_torch(parts: Parts, impl: str = "cce") -> Parts:
         )
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+        if not {x_BTD.dtype, w_VD.dtype} <= {torch.bfloat16, torch.float16}:
+            raise ValueError(
+                "cce_loss: its backward kernels take 16-bit types alone: write [cce_loss, bfloat16] in the suite"
+            )
         return linear_cross_entropy(
             x_BTD.reshape(-1, x_BTD.shape[-1]),
             w_VD,

@@ -26,8 +26,6 @@ def on_torch(parts: Parts, policy: str = "auto", chunk: int = 0) -> Parts:
             "native_loss: torch has no z_loss and no soft_cap for it, and keeps all logits with label_smoothing: "
             "leave them at 0, or use fused_loss"
         )
-    if not hasattr(F, "linear_cross_entropy"):
-        raise ValueError("native_loss: this torch has no linear_cross_entropy; use 2.13 or newer")
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         half = x_BTD.dtype in (torch.float16, torch.bfloat16)
@@ -48,5 +46,12 @@ def on_torch(parts: Parts, policy: str = "auto", chunk: int = 0) -> Parts:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
-        Strategy("native_loss", rewrites=("loss",), on={"torch": on_torch}, about=__doc__, probe={"chunk": 23}),
+        Strategy(
+            "native_loss",
+            rewrites=("loss",),
+            on={"torch": on_torch},
+            about=__doc__,
+            needs=("torch>=2.13",),
+            probe={"chunk": 23},
+        ),
     ]

@@ -5,7 +5,7 @@ An unrolled loop of layers would undo rematerialisation on the CPU: XLA merges t
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -93,10 +93,14 @@ def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
     if parts.place.device == "cpu" and q_BTHK.dtype == jnp.float16:  # XLA has no such product there
         q, k, v = (x.astype(jnp.float32) for x in (q_BTHK, k_BTGK, v_BTGK))
         return jax.nn.dot_product_attention(q, k, v, is_causal=True).astype(jnp.float16)
-    half_on_gpu = parts.place.device == "cuda" and q_BTHK.dtype in (jnp.bfloat16, jnp.float16)
-    return jax.nn.dot_product_attention(
-        q_BTHK, k_BTGK, v_BTGK, is_causal=True, implementation="cudnn" if half_on_gpu else "xla"
-    )
+    on_gpu = parts.place.device == "cuda"
+    implementation: Literal["cudnn", "xla"] = "cudnn" if on_gpu and fits_cudnn(q_BTHK) else "xla"
+    return jax.nn.dot_product_attention(q_BTHK, k_BTGK, v_BTGK, is_causal=True, implementation=implementation)
+
+
+def fits_cudnn(q_BTHK: Any) -> bool:
+    """Check whether cuDNN's flash attention takes such heads on every card: 16 bits, and widths like 64 or 128."""
+    return q_BTHK.dtype in (jnp.bfloat16, jnp.float16) and q_BTHK.shape[-1] % 8 == 0 and q_BTHK.shape[-1] <= 128
 
 
 def feed(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
@@ -164,13 +168,28 @@ def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
 
 def draw(seed: int, parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
     """Draw the first value of one parameter; those of the layers are stacked, each drawn by its own name."""
-    if not name.startswith("layers."):
-        return jnp.asarray(drawing.normal(name, shape, deviation, seed))
+    in_layers = name.startswith("layers.")
     short = name.removeprefix("layers.")
+    names = [f"layers.{index}.{short}" for index in range(shape[0])] if in_layers else [name]
+    one = shape[1:] if in_layers else shape
+    if drawing.on_device(parts.place, one, deviation):
+        return drawn_there([drawing.key(name, seed) for name in names], one, deviation, in_layers)
+    if not in_layers:
+        return jnp.asarray(drawing.normal(name, shape, deviation, seed))
     stacked = np.empty(shape, np.float32)
-    for index in range(shape[0]):
-        stacked[index] = drawing.normal(f"layers.{index}.{short}", shape[1:], deviation, seed)
+    for index, each in enumerate(names):
+        stacked[index] = drawing.normal(each, one, deviation, seed)
     return jnp.asarray(stacked)
+
+
+def drawn_there(keys: list[int], shape: tuple[int, ...], deviation: float, stacked: bool) -> Any:
+    """Draw float32 [shape] from a normal distribution where arrays are made; stacked, one for each key in turn."""
+    words = np.array([[key >> 32, key & 0xFFFFFFFF] for key in keys], np.uint32)
+
+    def one(words_2: Any) -> Any:
+        return deviation * jax.random.normal(jax.random.wrap_key_data(words_2), shape, jnp.float32)
+
+    return jax.jit(partial(jax.lax.map, one))(words) if stacked else jax.jit(one)(words[0])
 
 
 def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:

@@ -98,8 +98,22 @@ def projected(
 def attend(parts: Parts, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> torch.Tensor:
     """Attend causally through torch's fused attention."""
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
-    grouped = k.shape[1] < q.shape[1]
+    k, v, grouped = shared_heads(parts.place, q, k, v)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+
+
+def shared_heads(
+    place: Place, q_BHTK: torch.Tensor, k_BGSK: torch.Tensor, v_BGSK: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Return keys and values for torch's attention, and whether it is to let groups of queries share them.
+
+    On a GPU no fused kernel of 32 bits can: torch would keep all scores [B, H, T, S]. So each head gets its own there.
+    """
+    grouped = k_BGSK.shape[1] < q_BHTK.shape[1]
+    if not grouped or place.device != "cuda" or q_BHTK.dtype in (torch.float16, torch.bfloat16):
+        return k_BGSK, v_BGSK, grouped
+    times = q_BHTK.shape[1] // k_BGSK.shape[1]
+    return k_BGSK.repeat_interleave(times, 1), v_BGSK.repeat_interleave(times, 1), False
 
 
 def feed(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
@@ -171,8 +185,16 @@ def _values(parameters: Any) -> list[torch.Tensor]:
 
 
 def draw(seed: int, parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> torch.Tensor:
-    """Draw the first value of one parameter."""
+    """Draw the first value of one parameter: on the host, or a large one on the GPU."""
+    if drawing.on_device(parts.place, shape, deviation):
+        return drawn_on(parts.place.device, drawing.key(name, seed), shape, deviation)
     return torch.from_numpy(drawing.normal(name, shape, deviation, seed)).to(parts.place.device)
+
+
+def drawn_on(device: str, key: int, shape: tuple[int, ...], deviation: float) -> torch.Tensor:
+    """Draw float32 [shape] from a normal distribution where it is to lie."""
+    generator = torch.Generator(device).manual_seed(key)
+    return torch.empty(shape, device=device).normal_(0.0, deviation, generator=generator)
 
 
 def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def cache(parts: Parts, batch: int, tokens: int, like: torch.Tensor) -> tuple[An
 
 
 def attention(
-    q_BTHK: torch.Tensor, k_BSGK: torch.Tensor, v_BSGK: torch.Tensor, seen_TS: torch.Tensor | None
+    place: Place, q_BTHK: torch.Tensor, k_BSGK: torch.Tensor, v_BSGK: torch.Tensor, seen_TS: torch.Tensor | None
 ) -> torch.Tensor:
     """Attend to the keys that each query sees; without a word about it to all that are not later, the last its own."""
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGK))
@@ -42,7 +42,8 @@ def attention(
         return y.reshape(B, 1, H, K)
     if seen_TS is None and S > T:
         seen_TS = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen_TS, is_causal=seen_TS is None, enable_gqa=G < H)
+    k, v, grouped = decoder.shared_heads(place, q, k, v)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen_TS, is_causal=seen_TS is None, enable_gqa=grouped)
     return y.transpose(1, 2)
 
 
@@ -55,7 +56,7 @@ def through(parts: Parts, append: Any, state: dict[str, Any], position: int, x_B
     def mix(layer: int, parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
         q, k, v = decoder.projected(parts, p, x_BTD, cos, sin)
         state["kept"], k, v, seen = append(state["kept"], layer, position, k, v)
-        return parts.linear(parts, p, "wo", attention(q, k, v, seen).flatten(2))
+        return parts.linear(parts, p, "wo", attention(parts.place, q, k, v, seen).flatten(2))
 
     for layer, p in enumerate(params["layers"]):
         x_BTD = decoder.block(replace(parts, mix=partial(mix, layer)), p, x_BTD)

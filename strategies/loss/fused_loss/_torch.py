@@ -1,4 +1,4 @@
-"""The fused loss as one `torch.autograd.Function`.
+"""The fused loss as one `torch.autograd.Function`; on a GPU its rows go through a kernel, see `_rows`.
 
 What would surprise:
 * No step of it reads a value back to the host: it runs under `FakeTensorMode` and never stalls a device.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from harness import IGNORED, Objective, alike
-from strategies.loss.fused_loss import HALF
+from strategies.loss.fused_loss import HALF, _rows
 
 TILE = 4096  # rows of the weight per 16-bit product; its scratch is 6 D TILE bytes
 STAGES = 4  # parts of a chunk that needs another buffer, one at a time; many small ones would wait at more barriers
@@ -80,8 +80,9 @@ class _FusedLoss(torch.autograd.Function):
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
         x_nD, y_n = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)
+        compute = _rows.loss_and_gradients if _rows.takes(x_nD, dtype) else _loss_and_gradients
         with torch.autocast(device, enabled=False):
-            loss, *ctx.gradients = _loss_and_gradients(x_nD, w_VD, y_n, chunk, ignore_index, objective, needs, dtype)
+            loss, *ctx.gradients = compute(x_nD, w_VD, y_n, chunk, ignore_index, objective, needs, dtype)
         ctx.shapes = (x_BTD.shape, w_VD.shape, w_VD.dtype)
         return loss
 
@@ -109,7 +110,8 @@ class _FusedLoss(torch.autograd.Function):
             for rows in dw.split(TILE):
                 rows.copy_(tiles.pop(0).mul_(factor))
         elif dw is not None:
-            dw.mul_(factor)
+            for rows in dw.split(TILE):
+                _scale_(rows, factor)
         return dx_nD, dw, None, None, None, None, None
 
 

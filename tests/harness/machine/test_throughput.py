@@ -26,6 +26,14 @@ def test_every_dtype_has_a_rate(backend: str, monkeypatch: pytest.MonkeyPatch) -
     assert min(rates["bandwidth"], *rates["flops"].values()) > 0
 
 
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("dtype", measuring.DTYPES)
+def test_what_is_multiplied_is_random(backend: str, dtype: str) -> None:
+    _, arrays = measuring.WAYS[backend](Place(backend, "cpu"), (16, 16), dtype, "product")
+    values = [{float(value) for value in array.reshape(-1)} for array in arrays[:2]]
+    assert all(len(each) > 100 for each in values) and values[0] != values[1]
+
+
 @pytest.mark.usefixtures("quiet")
 def test_rates_are_measured_once_and_anew_where_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

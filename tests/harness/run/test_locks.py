@@ -76,7 +76,7 @@ def test_a_folder_without_rights_is_refused(tmp_path: Path) -> None:
 def test_a_gpu_is_for_one_harness_at_a_time_and_another_gpu_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks.environment, "gpu_bytes", lambda: 80 << 30)
+    monkeypatch.setattr(locks.gpu, "usable_bytes", lambda: 80 << 30)
     monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
     command = [sys.executable, "-c", HELD_GPU, str(tmp_path), str(tmp_path / "harness-gpu-1.lock")]

@@ -198,7 +198,8 @@ def test_jax_holds_one_cache_through_the_loop_over_tokens():
 @pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_is_the_softmax_over_the_keys_that_are_seen(masked, count, backend):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_attention_is_the_softmax_over_the_keys_that_are_seen(device, masked, count, backend):
     random = np.random.Generator(np.random.Philox(key=1))
     q, k, v = (random.standard_normal((2, n, heads, 8), np.float32) for n, heads in ((count, 4), (7, 2), (7, 2)))
     seen = np.arange(7) <= np.arange(7 - count, 7)[:, None]
@@ -209,7 +210,7 @@ def test_attention_is_the_softmax_over_the_keys_that_are_seen(masked, count, bac
     due = np.einsum("bhts,bshk->bthk", shares / shares.sum(-1, keepdims=True), v.repeat(2, axis=2))
     if backend == "torch":
         q, k, v = map(torch.from_numpy, (q, k, v))
-        actual = on_torch.attention(q, k, v, torch.from_numpy(seen) if masked else None).numpy()
+        actual = on_torch.attention(Place(backend, device), q, k, v, torch.from_numpy(seen) if masked else None)
     else:
         actual = on_jax.attention(q, k, v, 7 - count, jnp.asarray(seen) if masked else None)
     np.testing.assert_allclose(actual, due, rtol=1e-4, atol=1e-5)

@@ -94,9 +94,9 @@ def cce(monkeypatch):
     return install
 
 
-def results(loss, settings):
+def results(loss, settings, dtype=torch.float32):
     torch.manual_seed(0)
-    x, w = torch.randn(2, 9, 6, requires_grad=True), torch.randn(17, 6, requires_grad=True)
+    x, w = (torch.randn(*size).to(dtype).requires_grad_() for size in ((2, 9, 6), (17, 6)))
     y = torch.randint(17, (2, 9))
     y[0, :4] = IGNORED
     value = loss(Parts(Shape(**settings), GPU), x, w, y)
@@ -104,9 +104,9 @@ def results(loss, settings):
     return [value.detach(), *torch.autograd.grad(value, (x, w))]
 
 
-def assert_is_the_plain_loss(name, settings, **knobs):
+def assert_is_the_plain_loss(name, settings, dtype=torch.float32, **knobs):
     parts = STRATEGIES[name].on["torch"](Parts(Shape(**settings), GPU, loss=plain), **knobs)
-    for answer, due in zip(results(parts.loss, settings), results(plain, settings), strict=True):
+    for answer, due in zip(results(parts.loss, settings, dtype), results(plain, settings, dtype), strict=True):
         torch.testing.assert_close(answer, due, rtol=1e-5, atol=1e-6)
 
 
@@ -119,15 +119,21 @@ def test_liger_is_asked_for_the_whole_objective(liger, settings):
 @pytest.mark.parametrize("impl", ["cce", "cce_exact", "cce_kahan_full_c"])
 def test_cce_is_asked_for_the_same_function(cce, settings, impl):
     asked = cce(Source)
-    assert_is_the_plain_loss("cce_loss", settings, impl=impl)
+    assert_is_the_plain_loss("cce_loss", settings, torch.bfloat16, impl=impl)
     assert asked == [impl]
 
 
 def test_the_released_cce_has_one_implementation(cce):
     cce(Released)
-    assert_is_the_plain_loss("cce_loss", {})
+    assert_is_the_plain_loss("cce_loss", {}, torch.bfloat16)
     with pytest.raises(ValueError, match="the installed cut_cross_entropy has no impl 'cce_exact'"):
         STRATEGIES["cce_loss"].on["torch"](Parts(Shape(), GPU), impl="cce_exact")
+
+
+def test_cce_refuses_32_bits_in_words(cce):
+    cce(Released)
+    with pytest.raises(ValueError, match=r"take 16-bit types alone: write \[cce_loss, bfloat16\]"):
+        assert_is_the_plain_loss("cce_loss", {})
 
 
 @pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"z_loss": 0.1}])
@@ -150,6 +156,15 @@ def test_what_stands_in_the_way_is_said(name, package, monkeypatch):
     assert "has nothing for jax" in strategy.obstacle(Place("jax", "cuda"))
     monkeypatch.setattr("harness.contract.strategy.find_spec", lambda wanted: object())
     assert strategy.obstacle(GPU) is None
+
+
+def test_a_torch_that_is_too_old_for_its_own_loss_is_named(monkeypatch):
+    monkeypatch.setattr("harness.contract.strategy.version", lambda package: "2.11.0+cu130")
+    expected = "'native_loss' needs torch 2.13 or newer, and 2.11.0+cu130 is installed: install it to measure"
+    assert STRATEGIES["native_loss"].obstacle(GPU).startswith(expected)
+    for newer in ("2.13.0", "2.14.1+cu130", "3.0"):
+        monkeypatch.setattr("harness.contract.strategy.version", lambda package, newer=newer: newer)
+        assert STRATEGIES["native_loss"].obstacle(GPU) is None
 
 
 def test_only_the_filtered_one_is_approximate():

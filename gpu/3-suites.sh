@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Ten minutes: a suite with ratios in torch, its memory in JAX, the losses in torch.
+source "$(dirname "$0")/stages.sh"
+run=($PYTHON -m harness run --results "$OUT/results" --once)
+if [ -n "$DRY" ]; then
+    stage 50 smoke "${run[@]}" gpu/dry.yaml
+else
+    stage 280 suite-torch "${run[@]}" suites/gpu.yaml --place torch/cuda --rounds 4
+    stage 130 suite-jax "${run[@]}" suites/gpu.yaml --place jax/cuda --rounds 0
+    stage 170 losses-torch "${run[@]}" suites/gpu_losses.yaml --place torch/cuda --rounds 2
+fi
+finish

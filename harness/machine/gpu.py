@@ -1,0 +1,93 @@
+"""What the driver's own tool says of the first visible GPU: its memory, who else is on it, what slowed it down."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+
+from harness.machine import facts
+
+FACTS = ("name", "memory.total", "memory.free", "driver_version")
+MORE_FACTS = ("memory.reserved", "mig.mode.current")
+"""What drivers of before 2021 do not know."""
+SLOWED = ("hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
+"""Counters, in microseconds since the driver was loaded, of what makes a clock slower than it was asked to be."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU: `usable_bytes` is what programs can be given, without what the driver keeps for itself.
+
+    With `mig` it is cut into instances, and the figures are those of the whole card, not of an instance.
+    """
+
+    name: str
+    usable_bytes: int
+    free_bytes: int
+    driver: str
+    mig: bool = False
+
+
+@dataclass(frozen=True)
+class State:
+    """What may disturb a timed run on a GPU: programs of others, and microseconds for which its clock was held back."""
+
+    others: int = 0
+    slowed: int = 0
+
+
+def seen() -> Gpu | None:
+    """Return the first visible GPU as it is now; None where the driver's tool is absent, fails, or sees none."""
+    said = _asked(FACTS)
+    if said is None or not (said["memory.total"].isdigit() and said["memory.free"].isdigit()):
+        return None
+    said |= _asked(MORE_FACTS) or dict.fromkeys(MORE_FACTS, "")
+    kept = int(said["memory.reserved"]) if said["memory.reserved"].isdigit() else 0
+    total, free = int(said["memory.total"]), int(said["memory.free"])
+    mig = said["mig.mode.current"] == "Enabled"
+    return Gpu(said["name"], (total - kept) << 20, free << 20, said["driver_version"], mig)
+
+
+@cache
+def usable_bytes() -> int | None:
+    """Return the memory of the first visible GPU that programs can use; None where it is not known.
+
+    The memory of an instance (MIG) is not: the tool tells that of the whole card.
+    """
+    gpu = seen()
+    return None if gpu is None or gpu.mig else gpu.usable_bytes
+
+
+def free_to_use() -> int | None:
+    """Return what a case may take of the first visible GPU now: what is free of it, but for the driver's share."""
+    gpu = seen()
+    if gpu is None or gpu.mig:
+        return None
+    return min(gpu.free_bytes, int(gpu.usable_bytes * facts.DEVICE_SHARE))
+
+
+def state() -> State | None:
+    """Read what may disturb a timed run; None where the driver's tool says nothing."""
+    running = _output(["--query-compute-apps=pid", "--format=csv,noheader,nounits"])
+    if running is None:
+        return None
+    counters = _asked(tuple(f"clocks_event_reasons_counters.{name}" for name in SLOWED)) or {}
+    return State(len(running.split()), sum(int(value) for value in counters.values() if value.isdigit()))
+
+
+def _asked(fields: tuple[str, ...]) -> dict[str, str] | None:
+    text = _output([f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])
+    values = [value.strip() for value in (text or "").partition("\n")[0].split(",")]
+    return dict(zip(fields, values, strict=True)) if len(values) == len(fields) else None
+
+
+def _output(arguments: list[str]) -> str | None:
+    """Run the driver's tool for the first visible GPU; None where it is absent or refuses."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    chosen = [f"--id={first}"] if first and not first.startswith("MIG-") else []
+    try:
+        return subprocess.run(
+            ["nvidia-smi", *chosen, *arguments], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None

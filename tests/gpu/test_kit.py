@@ -1,0 +1,72 @@
+"""The kit for a machine with a GPU: limits that add up, wheels with versions, locks that agree."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted((ROOT / "gpu").glob("[1-9]-*.sh"))
+TEN_MINUTES = 600
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_the_stages_of_a_script_end_within_ten_minutes(script: Path) -> None:
+    text = script.read_text()
+    branches = [text] if "else\n" not in text else [text.split("else\n")[0], text.split("else\n")[1]]
+    for branch in branches:
+        limits = [int(seconds) for seconds in re.findall(r"^\s*stage (\d+) ", branch, re.MULTILINE)]
+        assert limits and sum(limits) < TEN_MINUTES
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_a_stage_that_runs_too_long_is_stopped_and_the_next_one_runs(tmp_path: Path) -> None:
+    program = f'source "{ROOT}/gpu/stages.sh"; stage 1 slow sleep 20; stage 5 next echo done; finish'
+    env = {"PATH": "/usr/bin:/bin", "OUT": str(tmp_path), "PYTHON": sys.executable}
+    done = subprocess.run(["bash", "-c", program], env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "slow: stopped after 1 s" in done.stdout and "next: ended with 0" in done.stdout
+    assert "failed: slow" in done.stdout
+    assert (tmp_path / "next.log").read_text() == "done\n"
+
+
+def test_suites_that_the_scripts_run_exist() -> None:
+    text = "".join(script.read_text() for script in SCRIPTS)
+    files = re.findall(r"(?:suites|gpu)/\w+\.(?:yaml|py)", text)
+    assert files and all((ROOT / file).is_file() for file in files)
+
+
+def versions(name: str) -> dict[str, str]:
+    lines = (ROOT / name).read_text().splitlines()
+    return dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
+
+
+def test_the_lock_for_gpus_is_that_of_the_cpu_with_other_builds() -> None:
+    plain, gpu = versions("requirements.lock"), versions("requirements-gpu.lock")
+    assert gpu["jax-cuda13-plugin"] == gpu["jax-cuda13-pjrt"] == plain["jax"] == plain["jaxlib"]
+    assert {"nvidia-ml-py", "triton", "torch", "nvidia-cudnn-cu13"} <= set(gpu)
+    assert all(plain[name] == version for name, version in gpu.items() if name in plain)
+
+
+def test_wheels_to_carry_have_the_versions_of_the_lock_or_their_own() -> None:
+    names = [line for line in (ROOT / "gpu" / "wheels.txt").read_text().splitlines() if line and line[0] != "#"]
+    locked = {
+        name.lower().replace("_", "-") for name in [*versions("requirements.lock"), *versions("requirements-gpu.lock")]
+    }
+    assert all("==" in name or name.lower().replace("_", "-") in locked for name in names)
+
+
+def test_the_probe_goes_on_after_a_fact_that_fails(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.path.insert(0, 'gpu'); import probe\n"
+        "def broken(device): raise OSError('no such file')\n"
+        "def fine(device): return device\n"
+        "probe.CALLED_LATER[:] = [broken, fine]\n"
+        f"sys.argv = ['probe', {str(tmp_path / 'out.json')!r}, '--cpu']; sys.exit(probe.main())"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found == {"broken": {"error": "OSError: no such file"}, "fine": "cpu"}

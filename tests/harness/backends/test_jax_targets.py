@@ -1,0 +1,141 @@
+"""Steps of JAX that XLA compiles for GPUs which are not there."""
+
+import os
+from functools import cache
+from importlib.metadata import PackageNotFoundError
+
+import jax
+import pytest
+
+from harness import Place
+from harness.backends import jax_targets
+from harness.backends.jax_targets import TARGETS
+from harness.contract import plugins
+from harness.records import Applied, Case, Task
+from harness.run import runner
+
+LOADED = plugins.load()
+SHAPE = {"layers": 4, "width": 256, "heads": 4, "vocabulary": 8192, "tokens": 1024}
+ON_A_GPU = [
+    name
+    for name, strategy in sorted(LOADED.strategies.items())
+    if not strategy.ranks and strategy.obstacle(Place("jax", "cuda"), LOADED.workloads["decoder"]) is None
+]
+
+LACK = jax_targets.lacking(jax.__version__)
+
+
+def compiled(test):
+    """Mark a test that compiles for a GPU, some ten seconds for each step; it says how to get the compiler."""
+    return pytest.mark.slow(pytest.mark.skipif(LACK is not None, reason=LACK or "")(test))
+
+
+def predict(names=(), place="jax/cuda", card="", ranks=1):
+    case = Case(
+        workload="decoder",
+        shape=SHAPE,
+        place=place,
+        corpus="drawn",
+        tokenizer="none",
+        strategies=tuple(Applied(name=name) for name in names),
+        ranks=ranks,
+    )
+    variables = {jax_targets.VARIABLE: card} if card else {}
+    task = Task(kind="predict", cases=(case,), run_id="targets", parent=os.getpid(), folder="", environment=variables)
+    (record,) = runner.run(task, 1, 120.0)
+    assert record.status == "ok", record.evidence
+    return record
+
+
+@cache
+def peak(*names, place="jax/cuda", card=""):
+    record = predict(names, place, card)
+    assert record.prediction.predicted_peak_bytes is not None, record.missing
+    return record.prediction.predicted_peak_bytes
+
+
+@compiled
+def test_a_gpu_takes_attention_that_keeps_no_scores_where_the_cpu_keeps_all():
+    assert peak("bfloat16") < 0.5 * peak()
+    assert peak("checkpoint", "fused_loss", "bfloat16") < 0.5 * peak("bfloat16")
+    scores = 4 * SHAPE["heads"] * SHAPE["tokens"] ** 2
+    assert peak("bfloat16", place="jax/cpu") - peak("bfloat16") > scores
+
+
+@pytest.mark.skipif(LACK is not None, reason=LACK or "")
+def test_what_lies_on_the_host_counts_apart():
+    away, near = predict(["offloaded_moments"]), predict()
+    parameters = near.prediction.parameters
+    assert away.prediction.predicted_host_bytes == pytest.approx(8 * parameters, rel=0.02)
+    assert near.prediction.predicted_host_bytes == 0
+    assert near.prediction.predicted_peak_bytes - away.prediction.predicted_peak_bytes > 4 * parameters
+
+
+@compiled
+def test_the_card_is_the_one_that_is_named_and_said():
+    assert "H100" in predict().notes["gpu"]
+    assert "NVIDIA L4" in predict(card="NVIDIA L4").notes["gpu"]
+
+
+@compiled
+@pytest.mark.parametrize("card", TARGETS)
+def test_a_step_compiles_for_every_card(card):
+    assert 0.5 * peak("bfloat16") < peak("bfloat16", card=card) < 2 * peak("bfloat16")
+
+
+@compiled
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_every_strategy_compiles_for_a_gpu(name):
+    assert peak(name) > 0
+
+
+def test_several_gpus_are_not_predicted_and_the_row_says_so():
+    record = predict(["fsdp"], ranks=2)
+    assert record.prediction.predicted_peak_bytes is None
+    assert "one GPU" in record.missing["predicted_peak_bytes"]
+
+
+def test_without_the_compiler_the_row_says_how_to_get_it(monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(jax_targets, "version", absent)
+    reason = jax_targets.lacking("0.10.2")
+    assert "pip install jax-cuda13-plugin==0.10.2 jax-cuda13-pjrt==0.10.2 (the extra cuda-planning)" in reason
+    with pytest.raises(jax_targets.Unavailable, match="needs no GPU and is not installed"):
+        jax_targets.devices(TARGETS["h100"])
+
+
+def test_a_compiler_of_another_version_is_named(monkeypatch):
+    monkeypatch.setattr(jax_targets, "version", lambda name: "0.9.0")
+    assert "of version 0.9.0 and JAX of 0.10.2: pip install" in jax_targets.lacking("0.10.2")
+    monkeypatch.setattr(jax_targets, "version", lambda name: "0.10.2")
+    assert jax_targets.lacking("0.10.2") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", None),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("rtx4090", "rtx4090"),
+        ("Tesla T4", None),
+        ("", None),
+    ],
+)
+def test_a_card_is_known_by_its_name(name, key):
+    assert jax_targets.key_of(name) == key
+
+
+def test_cudnn_is_that_of_this_machine_again_afterwards():
+    from jax._src.cudnn import fused_attention_stablehlo as attention
+
+    before = attention.check_cudnn_version
+    with jax_targets.supposed(TARGETS["a100"]):
+        assert attention.check_cudnn_version() == jax_targets.CUDNN
+        assert attention.check_compute_capability("8.0") and not attention.check_compute_capability("9.0")
+    assert attention.check_cudnn_version is before

@@ -1,0 +1,99 @@
+"""Suites of a GPU: what is timed there has a baseline that fits, and what cannot fit is skipped, not tried."""
+
+import dataclasses
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.contract import plugins
+from harness.machine import facts
+from harness.machine.gpu import Gpu
+from harness.records import Case, Record, Slot
+from harness.run import predictions, session
+from harness.run.schedule import Known
+from harness.suite import reader
+
+ROOT = Path(__file__).resolve().parents[2]
+LOADED = plugins.load()
+CARD = 79 << 30
+"""What a card of 80 GB can give."""
+PREDICTED = {"losses"}
+"""Suites whose sizes on a GPU are those that documents name: claims read what is predicted there."""
+SUITES = [
+    path
+    for path in sorted((ROOT / "suites").glob("*.yaml"))
+    if any("cuda" in place for place in yaml.safe_load(path.read_text()).get("places", ()))
+]
+
+
+@cache
+def predicted(case: Case) -> int:
+    ((_, record),) = predictions.of_cases([case], {}, LOADED)
+    assert record.prediction.predicted_peak_bytes is not None, record.missing
+    return record.prediction.predicted_peak_bytes
+
+
+def timed(path: Path) -> list[Case]:
+    """List the baselines on torch/cuda with which rows of a suite are compared in time."""
+    plan = reader.read(path, LOADED)
+    if not plan.suite.rounds or path.stem in PREDICTED:
+        return []
+    return [each.baseline for each in plan.comparisons if str(each.baseline.place) == "torch/cuda"]
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_a_baseline_with_which_times_are_compared_fits_a_card_of_80_gb(path: Path) -> None:
+    for case in timed(path):
+        assert predicted(case) <= facts.DEVICE_SHARE * CARD, f"{case.label} at {case.shape}"
+
+
+def test_some_suites_are_timed_on_a_gpu() -> None:
+    assert {"gpu", "gpu_losses"} <= {path.stem for path in SUITES if timed(path)}
+
+
+def test_peers_whose_kernels_take_16_bits_stand_with_them() -> None:
+    for path in SUITES:
+        for case in reader.read(path, LOADED).cases:
+            names = [applied.name for applied in case.strategies]
+            assert "cce_loss" not in names or "bfloat16" in names, f"{path.stem}: {case.label}"
+
+
+# What does not fit
+
+
+def guarded(monkeypatch: pytest.MonkeyPatch, need: int, budget: int | None, card: Gpu | None) -> Record | None:
+    """Ask a run what it makes of a case on torch/cuda that needs so much."""
+    monkeypatch.setattr(session.gpu, "seen", lambda: card)
+    case = Case(workload="decoder", shape={}, place="torch/cuda", corpus="drawn", tokenizer="none", budget_bytes=budget)
+
+    class Digests:
+        def digest(self, case: Case) -> str:
+            return "case"
+
+    latest = {Slot(case="case", kind="predict"): Known("ok", need_bytes=need)}
+    run = object.__new__(session.Session)
+    run.schedule, run.latest, run.options = Digests(), latest, session.Options(Path("results"))  # type: ignore[assignment]
+    return run.over_memory(case)
+
+
+def test_a_case_that_its_gpu_cannot_hold_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Gpu("a card", CARD, CARD, "580.1")
+    record = guarded(monkeypatch, 95 << 30, None, card)
+    assert record is not None and record.status == "skipped_guard"
+    assert record.evidence["limit_bytes"] == int(CARD * facts.DEVICE_SHARE)
+    assert guarded(monkeypatch, 60 << 30, None, card) is None
+    assert guarded(monkeypatch, 95 << 30, 10 << 30, card) is None, "its budget ends it before the card does"
+
+
+def test_what_another_program_has_taken_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Gpu("a card", CARD, 20 << 30, "580.1")
+    assert guarded(monkeypatch, 30 << 30, None, card) is not None
+    assert guarded(monkeypatch, 10 << 30, None, card) is None
+
+
+def test_where_nothing_is_known_of_the_gpu_all_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert guarded(monkeypatch, 950 << 30, None, None) is None
+    instance = dataclasses.replace(Gpu("a card", CARD, CARD, "580.1"), mig=True)
+    assert guarded(monkeypatch, 950 << 30, None, instance) is None
