@@ -39,9 +39,10 @@ tables: $(READY)
 		$(BIN)/harness report .venv/tracked/results --into $$document --documents suites/claims.yaml || exit 1; done
 	$(BIN)/harness report .venv/tracked/results/long_context --pictures results/pictures -k lengths-torch-cpu
 
-# The same .venv with torch and JAX for CUDA: the second file says what differs.
+# The same .venv with torch and JAX for CUDA: builds for the CPU have the same versions, so all is installed anew.
 gpu: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-gpu.lock
+	env -u PIP_EXTRA_INDEX_URL -u PIP_FIND_LINKS $(BIN)/pip install --quiet --disable-pip-version-check \
+		--force-reinstall --no-deps -r requirements-gpu.lock
 
 clean:
 	rm -rf .venv

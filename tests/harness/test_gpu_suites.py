@@ -1,7 +1,6 @@
 """Suites of a GPU: what is timed there has a baseline that fits, and what cannot fit is skipped, not tried."""
 
 import dataclasses
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,6 @@ SUITES = [
 ]
 
 
-@cache
 def predicted(case: Case) -> int:
     ((_, record),) = predictions.of_cases([case], {}, LOADED)
     assert record.prediction.predicted_peak_bytes is not None, record.missing
