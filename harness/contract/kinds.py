@@ -26,8 +26,8 @@ def of_state(state: Any) -> dict[str, list[Any]]:
 
 
 def arrays(tree: Any) -> list[Any]:
-    """Return the arrays among the leaves of a tree, in its order."""
-    return [leaf for _, leaf in trees.leaves(tree) if hasattr(leaf, "nbytes") and hasattr(leaf, "dtype")]
+    """Return the arrays among the leaves of a tree, in its order, without single numbers."""
+    return [leaf for _, leaf in trees.leaves(tree) if hasattr(leaf, "nbytes") and getattr(leaf, "shape", ())]
 
 
 def sizes(kinds: Mapping[str, list[Any]]) -> dict[str, int]:

@@ -259,7 +259,7 @@ def test_the_stages_of_a_first_step_are_predicted_and_measured():
     names = ["parameters", "embedding", "first layer", "forward", "loss"]
     assert list(due.predicted_stages) == list(of.stages) == names
     held = list(due.predicted_stages.values())
-    assert held == sorted(held) and held[0] == 4 * due.parameters
+    assert held == sorted(held) and held[0] == pytest.approx(4 * due.parameters, rel=0.002)  # and the tokens
     hidden = SHAPE["tokens"] * SHAPE["width"] * 4
     assert due.predicted_stages["embedding"] - held[0] == pytest.approx(hidden, rel=0.05)
     for name in names:
