@@ -1,4 +1,4 @@
-"""Products of the feed part through a kernel that is written out: `x @ w` is caught while the part runs."""
+"""Products with the weights of layers through a kernel that is written out, forward and backward."""
 
 from dataclasses import replace
 from functools import cache
@@ -7,36 +7,21 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
-from torch.overrides import TorchFunctionMode
 
 from harness import Parts
 
-CAUGHT = {torch.Tensor.__matmul__, torch.Tensor.matmul, torch.matmul}
 KNOWN = (torch.float32, torch.float64)
 
 
 def with_products(parts: Parts, name: str) -> Parts:
-    """Return parts whose feed part multiplies by the kernel of this name."""
-    inner = parts.feed
+    """Return parts whose layers multiply by the kernel of this name."""
 
-    def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
-        with _Caught(name):
-            return inner(parts, p, x_BTD)
+    def linear(parts: Parts, p: Any, weight: str, x: Any) -> Any:
+        bias = p.get(f"b{weight}")
+        y = _Product.apply(name, x, p[weight])
+        return y if bias is None else y + bias
 
-    return replace(parts, feed=feed)
-
-
-class _Caught(TorchFunctionMode):
-    """Take products of two tensors, and leave all else."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in CAUGHT:
-            return _Product.apply(self.name, *args)
-        return func(*args, **(kwargs or {}))
+    return replace(parts, linear=linear)
 
 
 class _Product(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Multiply in the feed part by a kernel of one loop for each dimension; keep what the library keeps, pay its time.
+"""Multiply with the weights of layers by a kernel of one loop for each dimension; keep what it keeps, pay its time.
 
 Each number of the result is added up from a row and a column that are read from memory as they lie. On a CPU the loops
 are compiled by numba, on a GPU by Triton, there one thread for each number of the result. The backward pass multiplies
@@ -18,5 +18,5 @@ def on_torch(parts: Parts) -> Parts:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
-        Strategy("naive_product", rewrites=("feed",), on={"torch": on_torch}, about=__doc__, needs=("numba",)),
+        Strategy("naive_product", rewrites=("linear",), on={"torch": on_torch}, about=__doc__, needs=("numba",)),
     ]

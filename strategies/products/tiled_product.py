@@ -1,4 +1,4 @@
-"""Multiply in the feed part by a kernel over tiles of 16 x 16; keep what the library keeps, pay its time.
+"""Multiply with the weights of layers by a kernel over tiles of 16 x 16; keep what the library keeps, pay its time.
 
 A tile of either factor is copied to where it is near, on a CPU a small array that stays in its cache, on a GPU shared
 memory, and read from there 16 times. On a CPU the loops are compiled by numba, on a GPU by Triton. The backward pass
@@ -18,5 +18,5 @@ def on_torch(parts: Parts) -> Parts:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
-        Strategy("tiled_product", rewrites=("feed",), on={"torch": on_torch}, about=__doc__, needs=("numba",)),
+        Strategy("tiled_product", rewrites=("linear",), on={"torch": on_torch}, about=__doc__, needs=("numba",)),
     ]

@@ -50,7 +50,7 @@ def test_types_that_a_kernel_does_not_know_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_products_of_the_feed_part_go_through_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_products_of_a_part_go_through_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from strategies.products import _written
 
     seen = []
