@@ -27,7 +27,7 @@ def of_state(state: Any) -> dict[str, list[Any]]:
 
 def arrays(tree: Any) -> list[Any]:
     """Return the arrays among the leaves of a tree, in its order, without single numbers."""
-    return [leaf for _, leaf in trees.leaves(tree) if hasattr(leaf, "nbytes") and getattr(leaf, "shape", ())]
+    return [leaf for _, leaf in trees.leaves(tree) if hasattr(leaf, "nbytes") and getattr(leaf, "shape", None)]
 
 
 def sizes(kinds: Mapping[str, list[Any]]) -> dict[str, int]:

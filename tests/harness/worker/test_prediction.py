@@ -284,3 +284,29 @@ def test_jax_tells_the_kinds_that_its_state_shows():
     kinds = record.memory.kinds
     assert kinds["moments"] == 2 * kinds["parameters"] > 0
     assert kinds.keys() == {"parameters", "moments", "batch"} and not record.memory.stages
+
+
+CPU_TABLE = """
+from dataclasses import replace
+from harness import Strategy, hookimpl
+
+def on_torch(parts):
+    import torch
+    inner = parts.rotary
+    def rotary(parts, positions, like):
+        return tuple(each + torch.zeros(each.shape) for each in inner(parts, positions, like))
+    return replace(parts, rotary=rotary)
+
+@hookimpl
+def harness_strategies():
+    return [Strategy("table_on_the_cpu", rewrites=("rotary",), on={"torch": on_torch}, about="Add a table of the CPU.")]
+"""
+
+
+def test_a_table_that_stays_on_the_cpu_ends_what_is_predicted_for_a_gpu(tmp_path):
+    (tmp_path / "cpu_table.py").write_text(CPU_TABLE)
+    rows = task("predict", "torch/cuda", PLAIN, ("table_on_the_cpu",), plugins=(str(tmp_path / "cpu_table.py"),))
+    plain, wrong = runner.run(rows, 1, 120.0)
+    assert plain.prediction.predicted_peak_bytes
+    assert wrong.prediction.predicted_peak_bytes is None
+    assert "device" in wrong.missing["predicted_peak_bytes"]
