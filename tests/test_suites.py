@@ -22,11 +22,15 @@ FITTED = {"pythia_batch", "ram_to_tokens"}
 WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
 STALE = {
     "checkpointing": WAITS,
+    "compilers": WAITS,
     "data_strategies": WAITS,
     "embeddings": WAITS,
+    "gpu": WAITS,
+    "gpu_losses": WAITS,
     "ignored_targets": WAITS,
     "kv_cache": WAITS,
     "large_context": WAITS,
+    "long_context_gpu": WAITS,
     "long_windows": WAITS,
     "loss_scale": WAITS,
     "losses": WAITS,
