@@ -142,10 +142,22 @@ def replace_linear(layer: nn.Module) -> dict[str, nn.Module]:
 def register() -> None:
     """Make the attention of the parts known to transformers, with the masks that torch's own attention takes."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(ATTENTION, attention)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    AttentionMaskInterface.register(ATTENTION, mask)
+
+
+def mask(*args: Any, kv_length: int, local_size: int | None = None, **others: Any) -> torch.Tensor | None:
+    """Return the mask [B, 1, T, T] of rows without padding; None where it is causal and nothing else.
+
+    So does transformers where it can read positions. On tensors without data it cannot rule out that a row holds
+    several texts, and would make a mask that no run has.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    if local_size is None or kv_length < local_size:
+        return None
+    return sdpa_mask(*args, kv_length=kv_length, local_size=local_size, **others)
 
 
 def attention(

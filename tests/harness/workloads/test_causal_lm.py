@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from harness.contract import plugins
 from harness.contract.assembly import assemble
 from harness.records import Applied, Case, Task
 from harness.worker import prediction, tasks
-from harness.workloads.causal_lm import Shape, configs, parameters, probe, tiny
+from harness.workloads.causal_lm import Shape, configs, parameters, probe, reduced, tiny
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
 LOADED = plugins.load()
@@ -142,6 +143,14 @@ def test_a_strategy_of_attention_is_called_by_every_layer_without_a_window():
     ids = torch.randint(2, 67, (2, 37))
     parts.grad(watched, state, ids, ids)
     assert len(calls) == 1, "of six layers five see 16 tokens alone"
+
+
+def test_no_mask_is_predicted_that_no_run_has():
+    def of(tokens):
+        shape = partial(reduced, layers=1, vocabulary=67, batch=1, tokens=tokens)
+        return predicted(case("qwen3-8b", shape=shape)).prediction.predicted_peak_bytes
+
+    assert of(8192) < 2.2 * of(4096), "attention that is causal and nothing else has no array of [T, T]"
 
 
 BAD = [
