@@ -22,6 +22,7 @@ State: TypeAlias = dict[str, Any]
 
 params         parameters by name; those of the layers under `layers`, in torch a list of dicts, in JAX stacked in one
 steps          how many updates there were
+frozen         parameters that are not trained, in the structure of `params`, which then has only those that are
 moments        in torch: of each parameter a list of the optimizer's tensors; None before the first update makes them
 first, second  in JAX: the optimizer's two moments, in the structure of the parameters or as the optimizer will
 observed       of a workload without gradients: what is compared in their place

@@ -43,7 +43,8 @@ class Strategy:
 
     `rewrites` names the parts that change, `calls` other parts that the workload must have. `precision` declares a
     lower working dtype, `approximate` another algorithm; without them the answers must equal those of the untouched
-    parts. `needs` are importable packages, with the least version where it matters (`"torch>=2.13"`). `excludes`
+    parts. `own_baseline` declares that something else is trained: rows with the strategy are judged against a run with
+    it alone. `needs` are importable packages, with the least version where it matters (`"torch>=2.13"`). `excludes`
     maps a place where the strategy cannot work, or would change nothing, to the reason (`"jax/cpu": "..."`).
     `ranks` declares that the strategy divides the run among the ranks of a case: the suite sets their number.
     `probe` sets knobs for the small shape at which answers are compared, so that a chunk is smaller than the whole
@@ -64,6 +65,7 @@ class Strategy:
     calls: tuple[str, ...] = ()
     precision: str | None = None
     approximate: bool = False
+    own_baseline: bool = False
     ranks: bool = False
     needs: tuple[str, ...] = ()
     excludes: Mapping[str, str] = field(default_factory=dict)

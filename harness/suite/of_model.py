@@ -50,6 +50,7 @@ class Model:
             f"shape: {{{key}: {json.dumps(self.name)}, tokens: {tokens}{batch}}}",
             "strategies:",
             *(f"  - {row(each)}" for each in self.rows or USUAL),
+            "rounds: 0",
         ]
         return "\n".join(lines) + "\n"
 

@@ -126,25 +126,54 @@ def _with_order(verdict: Verdict, order: str) -> Verdict:
 def _judged(plugins: Plugins, case: Case, backend: Any, outcomes: dict[int, numerics.Outcome], folder: Path) -> Verdict:
     declared = [plugins.strategies[applied.name] for applied in case.strategies]
     precision = next((strategy.precision for strategy in declared if strategy.precision), None)
+    compared = _compared(plugins, case)
     low: Callable[[int], numerics.Outcome] | None = None
     if precision is not None and precision in COMPUTED:
-        plain = case.model_copy(update={"strategies": ()})
-        low = observer(plugins, plain, backend, lambda inner: backend.cast(inner, precision))
+        low = observer(plugins, compared, backend, lambda inner: backend.cast(inner, precision))
+    yardsticks = _own_yardsticks(plugins, compared, backend) if compared.strategies else _kept_yardsticks(folder)
     layers = getattr(shape_of(plugins, case), "layers", 1)
     verdicts = [
         numerics.compare(
             outcome,
-            numerics.load(folder / f"baseline-{seed}-0.npz"),
-            numerics.load(folder / f"baseline-{seed}-1.npz"),
-            numerics.load(folder / f"reference-{seed}.npz"),
+            *yardsticks(seed),
             layers=layers,
             precision=precision,
-            approximate=any(strategy.approximate for strategy in declared),
+            approximate=any(strategy.approximate and not strategy.own_baseline for strategy in declared),
             baseline_low=low(seed) if low is not None else None,
         )
         for seed, outcome in outcomes.items()
     ]
-    return numerics.worst(verdicts)
+    verdict = numerics.worst(verdicts)
+    return verdict if not compared.strategies else _of_another_model(verdict, compared.label)
+
+
+def _compared(plugins: Plugins, case: Case) -> Case:
+    """Return the case that this one must equal: the untouched one, but with what trains something else."""
+    own = tuple(applied for applied in case.strategies if plugins.strategies[applied.name].own_baseline)
+    return case.model_copy(update={"strategies": own})
+
+
+def _kept_yardsticks(folder: Path) -> Callable[[int], tuple[numerics.Outcome, ...]]:
+    """Return what gives the baseline, the baseline again and the float64 reference of a seed, from the run's folder."""
+    return lambda seed: tuple(
+        numerics.load(folder / name)
+        for name in (f"baseline-{seed}-0.npz", f"baseline-{seed}-1.npz", f"reference-{seed}.npz")
+    )
+
+
+def _own_yardsticks(plugins: Plugins, case: Case, backend: Any) -> Callable[[int], tuple[numerics.Outcome, ...]]:
+    """Return what gives the same of a case with strategies, run here."""
+    run = observer(plugins, case, backend)
+    reference = observer(plugins, case, backend, lambda inner: backend.cast(inner, "float64"))
+    return lambda seed: (run(seed), run(seed), reference(seed))
+
+
+def _of_another_model(verdict: Verdict, label: str) -> Verdict:
+    """Call an answer approximate that is right for what is trained, since the baseline trains something else."""
+    if verdict.verdict not in ("bit_exact", "reassociated", "lower_precision"):
+        return verdict
+    reason = f"it trains something else than the baseline; against {label} alone it is {verdict.verdict}"
+    return replace(verdict, verdict="approximate", reason=f"{reason}: {verdict.reason}")
 
 
 def observer(

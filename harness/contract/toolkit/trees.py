@@ -33,3 +33,13 @@ def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 def rebuilt(tree: Any, values: Iterator[Any]) -> Any:
     """Put new leaves, in the order of `leaves`, into the structure of a tree."""
     return mapped(lambda _: next(values), tree)
+
+
+def merged(tree: Any, other: Any) -> Any:
+    """Join two trees: dicts by their keys, lists of one length by position; of two leaves take the other's."""
+    if isinstance(tree, dict) and isinstance(other, dict):
+        both = {key: merged(value, other[key]) if key in other else value for key, value in tree.items()}
+        return both | {key: value for key, value in other.items() if key not in tree}
+    if isinstance(tree, list) and isinstance(other, list):
+        return [merged(one, two) for one, two in zip(tree, other, strict=True)]
+    return other

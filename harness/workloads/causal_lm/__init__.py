@@ -124,7 +124,6 @@ def harness_workloads() -> list[Workload]:
             wanted=wanted,
             extent=extent,
             lacks=(
-                "linear",
                 "rotary",
                 "recur",
                 "scan",

@@ -14,6 +14,7 @@ from harness.contract.place import Place
 from harness.workloads.causal_lm import stand_ins
 from harness.workloads.causal_lm.cut import Cut, cut
 from harness.workloads.decoder import _torch as decoder
+from harness.workloads.decoder import both
 from harness.workloads.user_model.shared import with_the_decoders
 
 
@@ -35,10 +36,17 @@ def parts_of(model: Cut) -> dict[str, Any]:
     feeds = {kind: Module(module, f"{first[kind]}.{anatomy.feed}") for kind, module in model.feed.items()}
     after = [(name, Module(module, name)) for name, module in model.after.items()]
 
+    def held(parts: Parts) -> dict[str, torch.Tensor]:
+        """Return the buffers of the whole model, made when they are asked for first."""
+        if not buffers:
+            device = parts.place.device
+            buffers.update({name: buffer.to(device, copy=True) for name, buffer in model.buffers.items()})
+        return buffers
+
     def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
-        buffers.update({name: buffer.to(parts.place.device, copy=True) for name, buffer in model.buffers.items()})
+        held(parts)
         drawn = {
-            name: parts.draw(parts, name, each.shape, each.deviation).requires_grad_()
+            name: decoder.trainable(parts.draw(parts, name, each.shape, each.deviation))
             for name, each in model.parameters.items()
         }
         return {"params": in_groups(model, drawn), "moments": None, "steps": 0}
@@ -50,7 +58,7 @@ def parts_of(model: Cut) -> dict[str, Any]:
     def embedded(parts: Parts, p: dict[str, Any], **inputs: torch.Tensor) -> torch.Tensor:
         """Run all that comes before the layers; what these are called with is noted on the way."""
         with stand_ins.running(parts, None, rest):
-            output = embedding.called(p, buffers, (), {**inputs, "use_cache": False})
+            output = embedding.called(p, held(parts), (), {**inputs, "use_cache": False})
         hidden_BTD: torch.Tensor = output[0]
         return hidden_BTD
 
@@ -59,7 +67,7 @@ def parts_of(model: Cut) -> dict[str, Any]:
         if kind not in rest or rest[kind].size != tuple(x_BTD.shape[:2]):
             note_others(parts, x_BTD)
         with stand_ins.running(parts, p, rest):
-            output = layers[kind].called(own, buffers, *rest[kind].with_states(x_BTD))
+            output = layers[kind].called(own, held(parts), *rest[kind].with_states(x_BTD))
         return output[0] if anatomy.tuples else output
 
     def note_others(parts: Parts, x_BTD: torch.Tensor) -> None:
@@ -75,25 +83,28 @@ def parts_of(model: Cut) -> dict[str, Any]:
     def mix(parts: Parts, p: dict[str, Any], x_BTD: torch.Tensor) -> torch.Tensor:
         kind, own = next(iter(p.items()))
         with stand_ins.running(parts, p, rest):
-            output = mixes[kind].called(inner(own, f"{anatomy.mix}."), buffers, *rest[kind, "mix"].with_states(x_BTD))
+            output = mixes[kind].called(
+                inner(own, f"{anatomy.mix}."), held(parts), *rest[kind, "mix"].with_states(x_BTD)
+            )
         mixed_BTD: torch.Tensor = output[0]
         return mixed_BTD
 
     def feed(parts: Parts, p: dict[str, Any], x_BTD: torch.Tensor) -> torch.Tensor:
         kind, own = next(iter(p.items()))
         with stand_ins.running(parts, p, rest):
-            fed_BTD: torch.Tensor = feeds[kind].called(inner(own, f"{anatomy.feed}."), buffers, (x_BTD,), {})
+            fed_BTD: torch.Tensor = feeds[kind].called(inner(own, f"{anatomy.feed}."), held(parts), (x_BTD,), {})
         return fed_BTD
 
     def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        params = state["params"]
+        params = both.trained(state, state["params"])
         x_BTD = parts.stack(parts, params["layers"], parts.embed(parts, params, x))
         for name, module in after:
-            x_BTD = module.called(inner(params["norm"], f"{name}."), buffers, (x_BTD,), {})
+            x_BTD = module.called(inner(params["norm"], f"{name}."), held(parts), (x_BTD,), {})
         head = params["head"] if model.tied is None else params["embed"][model.tied]
-        return decoder.gradients(parts.loss(parts, x_BTD, head, y), params)
+        return decoder.gradients(parts.loss(parts, x_BTD, head, y), state["params"])
 
-    named = {"mix": mix if mixes else None, "feed": feed if feeds else None, "attend": decoder.attend}
+    linear = partial(stand_ins.linear, model.transposed)
+    named = {"linear": linear, "mix": mix if mixes else None, "feed": feed if feeds else None, "attend": decoder.attend}
     return {"init": init, "embed": embed, "block": block, "grad": grad, **named}
 
 

@@ -68,10 +68,10 @@ class Cut:
     """A model in pieces that hold no parameters.
 
     `base` is the model without its head, in which stand-ins take the place of the layers and of what follows them.
-    `kinds` names the kind of each layer; `layer`, `mix` and `feed` have the module of each kind, `linear` its matrix
-    products by name, `after` the modules that follow the layers. `parameters` are those of the whole by their names in
-    a state, shared ones once; `buffers` those tensors that are none, all layers' included. `tied` is the name of the
-    embedding's weight where that is the head as well.
+    `kinds` names the kind of each layer; `layer`, `mix` and `feed` have the module of each kind, `after` those that
+    follow the layers. `transposed` names the matrices of a layer that are stored [in, out]. `parameters` are those of
+    the whole by their names in a state, shared ones once; `buffers` those tensors that are none, all layers' included.
+    `tied` is the name of the embedding's weight where that is the head as well.
     """
 
     base: nn.Module
@@ -80,7 +80,7 @@ class Cut:
     layer: dict[str, nn.Module]
     mix: dict[str, nn.Module]
     feed: dict[str, nn.Module]
-    linear: dict[str, dict[str, nn.Module]]
+    transposed: frozenset[str]
     after: dict[str, nn.Module]
     parameters: dict[str, Parameter]
     buffers: dict[str, torch.Tensor]
@@ -245,7 +245,7 @@ def pieces(model: Any, anatomy: Anatomy) -> Cut:
     parameters = _parameters(model, anatomy, kinds, tied)
     buffers = {name: buffer.detach() for name, buffer in base.named_buffers()}
     of_kind = {kind: layers[kinds.index(kind)] for kind in dict.fromkeys(kinds)}
-    linear = {kind: stand_ins.replace_linear(layer) for kind, layer in of_kind.items()}
+    transposed = frozenset(name for layer in of_kind.values() for name in stand_ins.replace_linear(layer))
     mix, feed = ({kind: layer.get_submodule(name) for kind, layer in of_kind.items()} if name else {}
                  for name in (anatomy.mix, anatomy.feed))  # fmt: skip
     for kind, layer in of_kind.items():
@@ -257,7 +257,7 @@ def pieces(model: Any, anatomy: Anatomy) -> Cut:
         layers[at] = stand_ins.Layer(layers[at], kind, anatomy.tuples)
     for name in after:
         base.set_submodule(name, nn.Identity())
-    return Cut(base, anatomy, kinds, of_kind, mix, feed, linear, after, parameters, buffers, tied)
+    return Cut(base, anatomy, kinds, of_kind, mix, feed, transposed, after, parameters, buffers, tied)
 
 
 def _parameters(model: Any, anatomy: Anatomy, kinds: tuple[str, ...], tied: str | None) -> dict[str, Parameter]:

@@ -112,31 +112,37 @@ class Feed(StandIn):
 
 
 class Linear(StandIn):
-    """Multiply by a matrix of the layer that is running."""
+    """Call `parts.linear`."""
 
-    def __init__(self, module: nn.Module, name: str) -> None:
+    def __init__(self, module: nn.Module, name: str, transposed: bool) -> None:
         super().__init__(module)
-        self.name = name
+        self.name, self.transposed = name, transposed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _, p, _ = _running[-1]
+        parts, p, _ = _running[-1]
         own = next(iter(p.values()))
         weight, bias = own[f"{self.name}.weight"], own.get(f"{self.name}.bias")
-        if isinstance(self._instead_of[0], nn.Linear):
-            return F.linear(x, weight, bias)
-        return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
+        if isinstance(weight, torch.Tensor):  # by the names that the matrices of a layer have elsewhere, too: [in, out]
+            own = {**own, self.name: weight if self.transposed else weight.T}
+            own |= {} if bias is None else {f"b{self.name}": bias}
+        return parts.linear(parts, own, self.name, x)
 
 
-def replace_linear(layer: nn.Module) -> dict[str, nn.Module]:
-    """Let stand-ins make the matrix products of a layer; return the modules that did."""
+def linear(transposed: frozenset[str], parts: Parts, p: dict[str, Any], name: str, x: torch.Tensor) -> torch.Tensor:
+    """Multiply by a matrix of a layer: [out, in], or [in, out] where it is `transposed`."""
+    weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
+    return F.linear(x, weight.T if name in transposed else weight, bias)
+
+
+def replace_linear(layer: nn.Module) -> list[str]:
+    """Let stand-ins make the matrix products of a layer; return the names of those with a matrix [in, out]."""
     from transformers.pytorch_utils import Conv1D
 
-    found: dict[str, nn.Module] = {
-        name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear | Conv1D)
-    }
+    found = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+    transposed = [name for name, module in found.items() if isinstance(module, Conv1D)]
     for name, module in found.items():
-        layer.set_submodule(name, Linear(module, name))
-    return found
+        layer.set_submodule(name, Linear(module, name, name in transposed))
+    return transposed
 
 
 def register() -> None:

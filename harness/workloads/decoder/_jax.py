@@ -143,7 +143,7 @@ def grad(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any]
     x, y, weight = parts.shard_batch(parts, x, y)
 
     def value(params: dict[str, Any]) -> Any:
-        mean = forward(parts, params, x, y)
+        mean = forward(parts, both.trained(state, params), x, y)
         return mean if weight is None else mean * weight
 
     return parts.reduce_gradients(parts, *jax.value_and_grad(value)(state["params"]))
@@ -163,7 +163,7 @@ def update(parts: Parts, state: dict[str, Any], grads: Any) -> dict[str, Any]:
     params, first, second = jax.tree.transpose(
         jax.tree.structure(state["params"]), jax.tree.structure((0, 0, 0)), moved
     )
-    return {"params": params, "first": first, "second": second, "steps": steps}
+    return {**state, "params": params, "first": first, "second": second, "steps": steps}
 
 
 def draw(seed: int, parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:

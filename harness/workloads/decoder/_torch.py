@@ -153,7 +153,7 @@ def forward(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor, y_BT: torc
 def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """Compute the loss of this rank's share and its gradient for every parameter; sum them over the ranks."""
     x, y, weight = parts.shard_batch(parts, x, y)
-    value = forward(parts, state["params"], x, y)
+    value = forward(parts, both.trained(state, state["params"]), x, y)
     return parts.reduce_gradients(parts, *gradients(value if weight is None else value * weight, state["params"]))
 
 
@@ -211,10 +211,15 @@ def drawn(parts: Parts) -> dict[str, Any]:
         if name.startswith("layers."):
             short = name.removeprefix("layers.")
             for index, layer in enumerate(layers):
-                layer[short] = parts.draw(parts, f"layers.{index}.{short}", size, deviation).requires_grad_()
+                layer[short] = trainable(parts.draw(parts, f"layers.{index}.{short}", size, deviation))
         else:
-            params[name] = parts.draw(parts, name, size, deviation).requires_grad_()
+            params[name] = trainable(parts.draw(parts, name, size, deviation))
     return {**params, "layers": layers}
+
+
+def trainable(drawn: Any) -> Any:
+    """Ask for the gradient of a parameter; one that was drawn as several tensors has none."""
+    return drawn.requires_grad_() if isinstance(drawn, torch.Tensor) else drawn
 
 
 def transfer(parts: Parts, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:

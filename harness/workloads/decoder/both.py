@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.contract.parts import Parts
+from harness.contract.toolkit import trees
 
 
 def linear(parts: Parts, p: dict[str, Any], name: str, x: Any) -> Any:
@@ -33,6 +34,11 @@ def forward(normalise: Callable[..., Any], parts: Parts, params: dict[str, Any],
     x_BTD = parts.stack(parts, params["layers"], x_BTD)
     x_BTD = normalise(parts.shape, x_BTD, params, "norm")
     return parts.loss(parts, x_BTD, head(params), y_BT)
+
+
+def trained(state: dict[str, Any], params: Any) -> Any:
+    """Return all parameters: those that are trained, and what the state has of others."""
+    return trees.merged(state["frozen"], params) if "frozen" in state else params
 
 
 def step(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[dict[str, Any], Any]:

@@ -20,6 +20,8 @@ def step(parts: Parts, state: Any, x: Any, y: Any) -> Any:
     What the embedding does not read is updated before the loop, and what it reads after, when its gradient is whole.
     """
     params = state["params"]
+    if "frozen" in state:
+        raise ValueError(REFUSED.format(how="trains a part of the parameters"))
     outer = {name: value for name, value in params.items() if name != "layers"}
     first_BTD = parts.embed(parts, outer, x)
     last_BTD, inputs_LBTD = jax.lax.scan(

@@ -18,7 +18,6 @@ def test_a_model_with_rows_is_a_suite(tmp_path):
     plan = reader.read(tmp_path / "qwen3-8b.yaml", LOADED, model.suite(["torch/cuda"]))
     assert [case.label for case in plan.cases] == [
         "baseline",
-        "nothing",
         "checkpoint + fused_loss(chunk=64)",
         "bfloat16",
     ]

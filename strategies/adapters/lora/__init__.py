@@ -1,0 +1,81 @@
+"""Train two thin matrices beside each of the layers' own; keep no gradient and no moments of the model itself.
+
+A matrix W of a layer computes W x + alpha / rank B A x, A [rank, in] drawn and B [out, rank] zero, so that the first
+step gives the loss of the model bit for bit. W and all else stay as drawn, in their own type; A and B are float32 at
+the least, and what they multiply is widened for them, as PEFT does. Gradients and moments take 12 bytes for each number
+of A and B instead of each parameter. `targets` names the matrices, as they or the last part of their names are called
+(`wq,wv`, `q_proj,v_proj`); all of them where it is empty. Hu et al., 2021, arXiv:2106.09685.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl
+
+ADAPTERS = "adapters"
+"""The key of a layer's parameters under which its adapters are, by the names of their matrices."""
+Sizes = dict[str, tuple[int, int]]
+"""What a matrix takes and gives, by its name."""
+
+
+def chosen(names: Collection[str], targets: str) -> set[str]:
+    """Return the matrices that are meant. Raises ValueError for a target that is none of them."""
+    wanted = [target.strip() for target in targets.split(",") if target.strip()]
+    meant = {target: {name for name in names if f".{name}".endswith(f".{target}")} for target in wanted}
+    for target, matches in meant.items():
+        if not matches:
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
+            raise ValueError(f"targets: no matrix of a layer is called '{target}'; there is {known}")
+    return set().union(*meant.values()) if wanted else set(names)
+
+
+def watched(parts: Parts, sizes: Sizes) -> Parts:
+    """Note what the matrices of a layer take and give."""
+
+    def linear(inside: Parts, p: Any, name: str, x: Any) -> Any:
+        y = parts.linear(inside, p, name, x)
+        sizes[name] = x.shape[-1], y.shape[-1]
+        return y
+
+    return replace(parts, linear=linear)
+
+
+def deviation(inputs: int) -> float:
+    """Return the deviation of A: that of a uniform distribution within 1 / sqrt(in), which PEFT draws from."""
+    return float((3 * inputs) ** -0.5)
+
+
+def refuse_others(state: Any, keys: Iterable[str]) -> None:
+    """Refuse a state that an optimizer has prepared for the parameters of the whole model."""
+    if state.get("moments") is not None or not state.keys() <= {"params", "steps", "moments", *keys}:
+        raise ValueError("adapters have moments of their own: name lora or qlora before the optimizer")
+
+
+def on_torch(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "") -> Parts:
+    from strategies.adapters.lora._torch import adapted
+
+    return adapted(parts, rank, alpha, targets)
+
+
+def on_jax(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "") -> Parts:
+    from strategies.adapters.lora._jax import adapted
+
+    return adapted(parts, rank, alpha, targets)
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "lora",
+            rewrites=("init", "linear"),
+            calls=("embed", "block", "draw"),
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+            approximate=True,
+            own_baseline=True,
+            data="tokens",
+            probe={"rank": 4},
+        )
+    ]

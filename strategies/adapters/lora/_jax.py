@@ -1,0 +1,59 @@
+"""Adapters in JAX, those of all layers stacked."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from harness import Parts
+from strategies.adapters.lora import ADAPTERS, Sizes, chosen, deviation, refuse_others, watched
+
+
+def adapted(parts: Parts, rank: int, alpha: float, targets: str) -> Parts:
+    """Freeze the model and train adapters of its matrices."""
+    inner_init, inner_linear = parts.init, parts.linear
+
+    def init(parts: Parts, source: Any = None) -> Any:
+        if parts.ranks > 1:
+            raise ValueError("lora and qlora are not divided among ranks in JAX: use one rank, or torch")
+        state = inner_init(parts, source)
+        refuse_others(state, ("first", "second"))
+        frozen = state["params"]
+        params = {"layers": {ADAPTERS: _adapters(parts, frozen, rank, targets)}}
+        moments = {key: jax.tree.map(jnp.zeros_like, params) for key in ("first", "second")}
+        return {**state, **moments, "params": params, "frozen": frozen}
+
+    def linear(parts: Parts, p: Any, name: str, x: Any) -> Any:
+        y = inner_linear(parts, p, name, x)
+        adapter = p.get(ADAPTERS, {}).get(name)
+        if adapter is None:
+            return y
+        low = x.astype(adapter["a"].dtype) @ adapter["a"].T @ adapter["b"].T
+        return (y + low * (alpha / rank)).astype(y.dtype)
+
+    return replace(parts, init=init, linear=linear)
+
+
+def _adapters(parts: Parts, frozen: Any, rank: int, targets: str) -> Any:
+    """Draw the adapters of all layers."""
+    sizes: Sizes = {}
+    watching = watched(parts, sizes)
+    layers = len(jax.tree.leaves(frozen["layers"])[0])
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), frozen["layers"])
+    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    jax.eval_shape(
+        lambda params, p, ids: watching.block(watching, p, parts.embed(parts, params, ids)), frozen, one, ids
+    )
+
+    def drawn(name: str, shape: tuple[int, int], deviation: float) -> Any:
+        value = parts.draw(parts, f"layers.{ADAPTERS}.{name}", (layers, *shape), deviation)
+        return value.astype(jnp.promote_types(value.dtype, jnp.float32))
+
+    return {
+        name: {
+            "a": drawn(f"{name}.a", (rank, sizes[name][0]), deviation(sizes[name][0])),
+            "b": drawn(f"{name}.b", (sizes[name][1], rank), -1),
+        }
+        for name in sorted(chosen(sizes, targets))
+    }

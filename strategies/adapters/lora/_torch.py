@@ -1,0 +1,67 @@
+"""Adapters in torch."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from harness import Parts, tree
+from strategies.adapters.lora import ADAPTERS, Sizes, chosen, deviation, refuse_others, watched
+
+
+def adapted(parts: Parts, rank: int, alpha: float, targets: str) -> Parts:
+    """Freeze the model and train adapters of its matrices."""
+    inner_init, inner_linear = parts.init, parts.linear
+
+    def init(parts: Parts, source: Any = None) -> Any:
+        state = inner_init(parts, source)
+        refuse_others(state, ())
+        frozen = state["params"]
+        for _, leaf in tree.leaves(frozen):
+            leaf.requires_grad_(False)
+        layers = [
+            _with_adapters(parts, f"layers.{at}", p, sizes, rank, targets)
+            for at, (p, sizes) in enumerate(zip(frozen["layers"], _sizes(parts, frozen), strict=True))
+        ]
+        return {**state, "params": {"layers": layers}, "frozen": frozen}
+
+    def linear(parts: Parts, p: Any, name: str, x: torch.Tensor) -> torch.Tensor:
+        y = inner_linear(parts, p, name, x)
+        adapter = p.get(ADAPTERS, {}).get(name)
+        if adapter is None:
+            return y
+        low = x.to(adapter["a"].dtype) @ adapter["a"].T @ adapter["b"].T
+        return (y + low * (alpha / rank)).to(y.dtype)
+
+    return replace(parts, init=init, linear=linear)
+
+
+@torch.no_grad()
+def _sizes(parts: Parts, params: Any) -> list[Sizes]:
+    """Return the sizes of the matrices of each layer: one token is sent through them."""
+    x_BTD = parts.embed(parts, params, torch.zeros((1, 1), dtype=torch.int64, device=parts.place.device))
+    found: list[Sizes] = []
+    for p in params["layers"]:
+        found.append({})
+        watching = watched(parts, found[-1])
+        x_BTD = watching.block(watching, p, x_BTD)
+    return found
+
+
+def _with_adapters(parts: Parts, place: str, p: Any, sizes: Sizes, rank: int, targets: str) -> Any:
+    """Draw the adapters of one layer, where its own parameters lie: in the layer, or in the kind that it names."""
+
+    def drawn(name: str, shape: tuple[int, int], deviation: float) -> torch.Tensor:
+        value = parts.draw(parts, f"{place}.{ADAPTERS}.{name}", shape, deviation)
+        return value.to(torch.promote_types(value.dtype, torch.float32)).requires_grad_()
+
+    adapters = {}
+    for name in sorted(chosen(sizes, targets)):
+        inputs, outputs = sizes[name]
+        adapters[name] = {
+            "a": drawn(f"{name}.a", (rank, inputs), deviation(inputs)),
+            "b": drawn(f"{name}.b", (outputs, rank), -1),
+        }
+    kind = next(iter(p), None)
+    of_kind = len(p) == 1 and kind is not None and isinstance(p[kind], dict)
+    return {kind: {ADAPTERS: adapters}} if of_kind else {ADAPTERS: adapters}

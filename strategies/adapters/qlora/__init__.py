@@ -1,0 +1,78 @@
+"""Train adapters beside matrices of 4 bits; keep no wide copy of them, and widen each one twice a step.
+
+Each matrix of a layer is rounded as it is drawn: to the nearest of the 16 NormalFloat levels in its block of 64
+numbers, whose largest magnitude scales them; the scales, less their mean, are 8-bit floats in blocks of 256 with a
+float32 scale of their own. That is 4.127 bits a number instead of 32. A matrix is widened to the type in which it was
+drawn when it multiplies, and again in the backward pass: nothing of it is kept between. Embedding, head and norms stay
+as drawn, and the adapters are those of `lora`, with its knobs. Dettmers et al., 2023, arXiv:2305.14314.
+"""
+
+from typing import Any
+
+from harness import Parts, Strategy, hookimpl
+
+LEVELS = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+"""The 16 levels of NormalFloat: appendix E of the paper."""
+BLOCK, OUTER = 64, 256
+"""Numbers with one scale, and scales with one of theirs."""
+LARGEST = 448.0
+"""The largest 8-bit float (e4m3)."""
+
+
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a parameter is the matrix of a layer, or in JAX of all layers."""
+    stacked = name.startswith("layers.") and not name.split(".")[1].isdigit()
+    return name.startswith("layers.") and len(shape) == 2 + stacked and shape[-1] % 2 == 0 and "adapters" not in name
+
+
+def on_torch(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "") -> Parts:
+    from strategies.adapters import lora
+    from strategies.adapters.qlora._torch import quantised
+
+    return lora.on_torch(quantised(parts), rank, alpha, targets)
+
+
+def on_jax(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "") -> Parts:
+    from strategies.adapters import lora
+    from strategies.adapters.qlora._jax import quantised
+
+    return lora.on_jax(quantised(parts), rank, alpha, targets)
+
+
+def wide(p: Any, name: str) -> str:
+    """Return under which name a layer has a matrix: its own, or with `.weight` behind it."""
+    return name if name in p else f"{name}.weight"
+
+
+@hookimpl
+def harness_strategies() -> list[Strategy]:
+    return [
+        Strategy(
+            "qlora",
+            rewrites=("draw", "init", "linear"),
+            calls=("embed", "block"),
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+            approximate=True,
+            own_baseline=True,
+            data="tokens",
+            probe={"rank": 4},
+        )
+    ]

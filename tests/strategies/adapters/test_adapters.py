@@ -1,0 +1,157 @@
+"""Adapters: nothing but them is trained, they begin as nothing, 4 bits are the paper's, and combinations hold."""
+
+import pytest
+
+from harness import backends, tree
+from harness.contract import plugins
+from harness.contract.assembly import assemble
+from harness.records import Applied, Case, Task
+from harness.worker import numerics, prediction
+
+LOADED = plugins.load()
+CASES = [("decoder", "torch"), ("decoder", "jax"), ("causal_lm", "torch")]
+
+
+def case(workload, backend, *strategies, seed=0):
+    made = LOADED.workloads[workload]
+    return Case(
+        workload=workload,
+        shape=made.probe(made.shape()).model_dump(),
+        place=f"{backend}/cpu",
+        corpus="drawn",
+        tokenizer="none",
+        seed=seed,
+        strategies=tuple(each if isinstance(each, Applied) else Applied(name=each) for each in strategies),
+    )
+
+
+def lora(**knobs):
+    return Applied(name="lora", knobs={"rank": 4, **knobs})
+
+
+def qlora(**knobs):
+    return Applied(name="qlora", knobs={"rank": 4, **knobs})
+
+
+def outcome(case, updates=3, draw=None):
+    backend = backends.load(case.place.backend)
+    backend.start(case.place)
+    return numerics.observer(LOADED, case, backend, draw, updates=updates)(0)
+
+
+def state_of(case):
+    parts = assemble(LOADED, case)
+    return parts, parts.init(parts, None)
+
+
+@pytest.mark.parametrize(("workload", "backend"), CASES)
+def test_the_first_loss_is_that_of_the_model_and_then_adapters_alone_learn(workload, backend):
+    pytest.importorskip("transformers" if workload == "causal_lm" else backend)
+    plain, adapted = outcome(case(workload, backend)), outcome(case(workload, backend, lora()))
+    assert adapted.loss == pytest.approx(plain.loss, rel=1e-7)
+    assert adapted.trajectory[-1] < adapted.trajectory[0]
+    assert adapted.gradients and all(".adapters." in name for name in adapted.gradients)
+    # B is zero at first, so A cannot have a gradient yet, and B must have one
+    assert all(abs(g).max() == 0 for name, g in adapted.gradients.items() if name.endswith(".a"))
+    assert all(abs(g).max() > 0 for name, g in adapted.gradients.items() if name.endswith(".b"))
+
+
+@pytest.mark.parametrize(("workload", "backend"), CASES)
+@pytest.mark.parametrize("others", [("checkpoint", "fused_loss"), ("update_in_backward",)], ids="+".join)
+def test_what_is_combined_with_adapters_leaves_their_answer_as_it_is(workload, backend, others):
+    if backend == "jax" and "update_in_backward" in others:
+        with pytest.raises(ValueError, match="another strategy trains a part of the parameters"):
+            outcome(case(workload, backend, lora(), *others))
+        return
+    alone, together = outcome(case(workload, backend, lora())), outcome(case(workload, backend, lora(), *others))
+    assert together.trajectory == pytest.approx(alone.trajectory, rel=1e-5)
+    assert together.gradients.keys() == alone.gradients.keys()
+
+
+@pytest.mark.parametrize(("workload", "backend"), CASES)
+def test_qlora_is_lora_on_the_rounded_model(workload, backend):
+    rounded = outcome(case(workload, backend, qlora()))
+
+    def draw(inner):
+        from strategies.adapters.qlora import is_matrix
+
+        def of(parts, name, shape, deviation):
+            value = inner(parts, name, shape, deviation)
+            if not is_matrix(name, shape):
+                return value
+            if backend == "torch":
+                from strategies.adapters.qlora._torch import packed, widened
+
+                return widened(packed(value))
+            import jax.numpy as jnp
+
+            from strategies.adapters.qlora._jax import packed, widened
+
+            return jnp.stack([widened(packed(one)) for one in value])
+
+        return of
+
+    expected = outcome(case(workload, backend, lora()), draw=draw)
+    assert rounded.trajectory == pytest.approx(expected.trajectory, rel=1e-6)
+
+
+def test_the_levels_are_the_nearest_of_the_paper_and_both_frameworks_round_alike():
+    import jax.numpy as jnp
+    import numpy as np
+    import torch
+
+    from strategies.adapters.qlora import LEVELS, _jax, _torch
+
+    assert len(LEVELS) == 16 and LEVELS[0] == -1 and LEVELS[7] == 0 and LEVELS[15] == 1
+    assert list(LEVELS) == sorted(set(LEVELS))
+    values = torch.randn(96, 130, generator=torch.Generator().manual_seed(0))
+    once = _torch.packed(values)
+    wide = _torch.widened(once)
+    largest = torch.nn.functional.pad(values.flatten(), (0, -values.numel() % 64)).view(-1, 64).abs().amax(1)
+    blocks = largest.repeat_interleave(64)[: values.numel()].view(values.shape)
+    nearest = torch.tensor(LEVELS)[((values / blocks)[..., None] - torch.tensor(LEVELS)).abs().argmin(-1)] * blocks
+    # the 8-bit scale moves a number by a sixteenth at the most, and a level at a border by one
+    assert float(((wide - nearest).abs() / blocks).median()) < 0.02
+    other = _jax.packed(jnp.asarray(values.numpy()))
+    assert (np.asarray(other["codes"]) == once["codes"].numpy()).mean() > 0.999
+    size = sum(leaf.numel() * leaf.element_size() for leaf in once.values())
+    assert size <= 4.2 / 8 * values.numel(), "4 bits, and 0.127 for the scales"
+
+
+def test_moments_and_gradients_are_those_of_the_adapters_alone():
+    parts, state = state_of(case("causal_lm", "torch", qlora()))
+    trained = sum(leaf.numel() for _, leaf in tree.leaves(state["params"]))
+    assert trained < 0.2 * LOADED.workloads["causal_lm"].parameters(parts.shape)
+    assert not any(leaf.requires_grad for _, leaf in tree.leaves(state["frozen"]))
+
+
+def peak(case):
+    task = Task(kind="predict", cases=(case,), run_id="", parent=0, folder="", steps=2)
+    return prediction.measure(task, LOADED, backends.load("torch")).prediction.predicted_peak_bytes
+
+
+def test_no_widened_matrix_is_kept_until_the_backward_pass():
+    shape = LOADED.workloads["decoder"].shape(layers=8, width=256, vocabulary=256, tokens=32).model_dump()
+    one, other = (case("decoder", "torch", each).model_copy(update={"shape": shape}) for each in (lora(), qlora()))
+    matrices = 8 * (4 * 256 * 256 + 3 * 256 * 704)
+    assert peak(one) - peak(other) > 0.8 * (4 - 0.516) * matrices, "what 4 bits save, but for one matrix at a time"
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_target_that_names_no_matrix_is_refused_in_a_sentence(backend):
+    with pytest.raises(
+        ValueError, match="no matrix of a layer is called 'q_prj'; there is down, gate, up, wk, wo, wq, wv"
+    ):
+        state_of(case("decoder", backend, lora(targets="wq, q_prj")))
+
+
+def test_targets_are_named_by_the_end_of_their_names():
+    pytest.importorskip("transformers")
+    _, state = state_of(case("causal_lm", "torch", lora(targets="q_proj,v_proj")))
+    names = {name.split(".adapters.")[1] for name, _ in tree.leaves(state["params"])}
+    assert names == {f"self_attn.{each}.{letter}" for each in ("q_proj", "v_proj") for letter in "ab"}
+
+
+def test_an_optimizer_before_adapters_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match="name lora or qlora before the optimizer"):
+        state_of(case("decoder", "torch", "sgd_momentum", lora()))
