@@ -41,6 +41,12 @@ def watched(parts: Parts, sizes: Sizes) -> Parts:
     return replace(parts, linear=linear)
 
 
+def one_token(parts: Parts) -> tuple[tuple[int, ...], str]:
+    """Return shape and dtype of a batch of one token, or of one frame."""
+    features = getattr(parts.shape, "features", None)
+    return ((1, 1), "int32") if features is None else ((1, 1, features), "float32")
+
+
 def deviation(inputs: int) -> float:
     """Return the deviation of A: that of a uniform distribution within 1 / sqrt(in), which PEFT draws from."""
     return float((3 * inputs) ** -0.5)
@@ -75,7 +81,6 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             approximate=True,
             own_baseline=True,
-            data="tokens",
             probe={"rank": 4},
         )
     ]

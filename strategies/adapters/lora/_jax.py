@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from harness import Parts
-from strategies.adapters.lora import ADAPTERS, Sizes, chosen, deviation, refuse_others, watched
+from strategies.adapters.lora import ADAPTERS, Sizes, chosen, deviation, one_token, refuse_others, watched
 
 
 def adapted(parts: Parts, rank: int, alpha: float, targets: str) -> Parts:
@@ -41,10 +41,9 @@ def _adapters(parts: Parts, frozen: Any, rank: int, targets: str) -> Any:
     watching = watched(parts, sizes)
     layers = len(jax.tree.leaves(frozen["layers"])[0])
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), frozen["layers"])
-    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    jax.eval_shape(
-        lambda params, p, ids: watching.block(watching, p, parts.embed(parts, params, ids)), frozen, one, ids
-    )
+    shape, dtype = one_token(parts)
+    first = jax.ShapeDtypeStruct(shape, dtype)
+    jax.eval_shape(lambda params, p, x: watching.block(watching, p, parts.embed(parts, params, x)), frozen, one, first)
 
     def drawn(name: str, shape: tuple[int, int], deviation: float) -> Any:
         value = parts.draw(parts, f"layers.{ADAPTERS}.{name}", (layers, *shape), deviation)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from harness import Parts, tree
-from strategies.adapters.lora import ADAPTERS, Sizes, chosen, deviation, refuse_others, watched
+from strategies.adapters.lora import ADAPTERS, Sizes, chosen, deviation, one_token, refuse_others, watched
 
 
 def adapted(parts: Parts, rank: int, alpha: float, targets: str) -> Parts:
@@ -39,7 +39,9 @@ def adapted(parts: Parts, rank: int, alpha: float, targets: str) -> Parts:
 @torch.no_grad()
 def _sizes(parts: Parts, params: Any) -> list[Sizes]:
     """Return the sizes of the matrices of each layer: one token is sent through them."""
-    x_BTD = parts.embed(parts, params, torch.zeros((1, 1), dtype=torch.int64, device=parts.place.device))
+    shape, dtype = one_token(parts)
+    first = torch.zeros(shape, dtype=getattr(torch, dtype), device=parts.place.device)
+    x_BTD = parts.embed(parts, params, first)
     found: list[Sizes] = []
     for p in params["layers"]:
         found.append({})

@@ -32,14 +32,19 @@ LEVELS = (
 """The 16 levels of NormalFloat: appendix E of the paper."""
 BLOCK, OUTER = 64, 256
 """Numbers with one scale, and scales with one of theirs."""
+MATRICES = ("wq", "wk", "wv", "wo", "up", "gate", "down")
+"""What layers call the matrices that multiply through `linear`, where they are not modules with a `weight`."""
 LARGEST = 448.0
 """The largest 8-bit float (e4m3)."""
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a parameter is the matrix of a layer, or in JAX of all layers."""
-    stacked = name.startswith("layers.") and not name.split(".")[1].isdigit()
-    return name.startswith("layers.") and len(shape) == 2 + stacked and shape[-1] % 2 == 0 and "adapters" not in name
+    """Return whether a parameter is a matrix of a layer that multiplies through `linear`, or in JAX of all layers."""
+    if not name.startswith("layers.") or "adapters" in name or shape[-1] % 2:
+        return False
+    stacked = not name.split(".")[1].isdigit()
+    of_module = name.endswith(".weight") and not name.endswith(".gate.weight")  # the router of experts is none
+    return len(shape) == 2 + stacked and (of_module or name.rpartition(".")[2] in MATRICES)
 
 
 def on_torch(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "") -> Parts:
@@ -72,7 +77,6 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             approximate=True,
             own_baseline=True,
-            data="tokens",
             probe={"rank": 4},
         )
     ]
