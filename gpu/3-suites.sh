@@ -3,7 +3,7 @@
 source "$(dirname "$0")/stages.sh"
 run=($PYTHON -m harness run --results "$OUT/results" --once)
 if [ -n "$DRY" ]; then
-    stage 50 smoke "${run[@]}" gpu/dry.yaml
+    stage 150 smoke "${run[@]}" gpu/dry.yaml
 else
     stage 280 suite-torch "${run[@]}" suites/gpu.yaml --place torch/cuda --rounds 4
     stage 130 suite-jax "${run[@]}" suites/gpu.yaml --place jax/cuda --rounds 0

@@ -41,7 +41,10 @@ def timed(path: Path) -> list[Case]:
     return [each.baseline for each in plan.comparisons if str(each.baseline.place) == "torch/cuda"]
 
 
-@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem == "kv_cache" else (), id=path.stem) for path in SUITES],
+)
 def test_a_baseline_with_which_times_are_compared_fits_a_card_of_80_gb(path: Path) -> None:
     for case in timed(path):
         assert predicted(case) <= facts.DEVICE_SHARE * CARD, f"{case.label} at {case.shape}"

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.backends.jax_targets import TARGETS
+from harness.cli.inputs import machine_of
 from harness.contract import plugins
 from harness.records import Applied, Case, store
+from harness.refusal import Refusal
 from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
@@ -47,6 +50,15 @@ def one_cache(tmp_path_factory: pytest.TempPathFactory, rates_in: Callable[[Path
 def path(tmp_path: Path) -> Path:
     (tmp_path / "small.yaml").write_text(SUITE)
     return tmp_path / "small.yaml"
+
+
+def test_a_card_that_is_not_there_is_supposed_with_its_memory(path: Path) -> None:
+    plan = reader.read(path, LOADED)
+    machine = machine_of(plan, None, None, "l4")
+    assert (machine.card, machine.device_bytes) == ("l4", TARGETS["l4"].memory_bytes)
+    assert machine_of(plan, None, "10GiB", "l4").device_bytes == 10 << 30
+    with pytest.raises(Refusal, match=r"--gpu: there is no card 'h1000'; did you mean 'h100'\?"):
+        machine_of(plan, None, None, "h1000")
 
 
 def plan(path: Path) -> Plan:
