@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
+from strategies.activations.offload_checkpoint import STAND_IN
 
 NAME = "boundary"
 
@@ -49,6 +50,8 @@ def on_jax(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
         def named(p: Any, x_BTD: Any) -> Any:
             return inner(parts, p, checkpoint_name(x_BTD, NAME))
 
+        if parts.place.device == "cpu":
+            parts.notes["offloading"] = STAND_IN
         small = x_BTD.size * x_BTD.dtype.itemsize < least_kib << 10
         return jax.checkpoint(named, prevent_cse=False, policy=None if small else policy)(p, x_BTD)
 

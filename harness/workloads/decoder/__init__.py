@@ -28,6 +28,7 @@ class Shape(Text):
     head_width: int | None = Field(None, ge=2, le=4096, description="by default width / heads")
     hidden: int | None = Field(None, ge=1, le=1 << 20, description="inner width of the feed part; by default as usual")
     tied: bool = Field(False, description="the head is the embedding")
+    head_bias: bool = Field(False, description="the head adds a number to each logit: one column more, which meets a 1")
     feed: Literal["swiglu", "gelu"] = "swiglu"
     norm: Literal["rms", "layer"] = "rms"
     bias: bool = False
@@ -42,6 +43,8 @@ class Shape(Text):
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}: give head_width as well")
         if self.heads % self.key_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        if self.tied and self.head_bias:
+            raise ValueError("a head that is the embedding has no bias of its own: leave out tied or head_bias")
         if self.head < 2:
             raise ValueError(f"a head of width {self.head} is too narrow for rotary positions: at least 2")
         return self
@@ -90,7 +93,7 @@ class Shape(Text):
         shapes |= {f"layers.{name}": value for name, value in layer.items()}
         shapes |= self._norm("norm")
         if not self.tied:
-            shapes["head"] = ((self.vocabulary, width), deviation)
+            shapes["head"] = ((self.vocabulary, width + self.head_bias), deviation)
         return shapes
 
     def _norm(self, name: str) -> Sizes:

@@ -121,6 +121,12 @@ def stack(parts: Parts, ps: dict[str, Any], x_BTD: Any) -> Any:
     return jax.lax.scan(lambda x, p: (parts.block(parts, p, x), None), x_BTD, ps)[0]
 
 
+def for_head(shape: Shape, params: dict[str, Any], x: Any) -> Any:
+    """Normalise hidden states for the classifier; where it has a bias, a 1 behind them meets it."""
+    x = normalise(shape, x, params, "norm")
+    return jnp.pad(x, (*((0, 0),) * (x.ndim - 1), (0, 1)), constant_values=1) if shape.head_bias else x
+
+
 def embed(parts: Parts, params: dict[str, Any], x_BT: Any) -> Any:
     """Look up the row of each token."""
     return params["embed"][x_BT]
@@ -135,7 +141,7 @@ def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
 
 def forward(parts: Parts, params: dict[str, Any], x_BT: Any, y_BT: Any) -> Any:
     """Compute the loss of one batch."""
-    return both.forward(normalise, parts, params, x_BT, y_BT)
+    return both.forward(for_head, parts, params, x_BT, y_BT)
 
 
 def grad(parts: Parts, state: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any]:

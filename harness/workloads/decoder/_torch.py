@@ -135,6 +135,12 @@ def stack(parts: Parts, ps: list[dict[str, torch.Tensor]], x_BTD: torch.Tensor) 
     return x_BTD
 
 
+def for_head(shape: Shape, params: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+    """Normalise hidden states for the classifier; where it has a bias, a 1 behind them meets it."""
+    x = normalise(shape, x, params, "norm")
+    return F.pad(x, (0, 1), value=1.0) if shape.head_bias else x
+
+
 def embed(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor) -> torch.Tensor:
     """Look up the row of each token."""
     return F.embedding(x_BT, params["embed"])
@@ -147,7 +153,7 @@ def loss(parts: Parts, x_BTD: torch.Tensor, w_VD: torch.Tensor, y_BT: torch.Tens
 
 def forward(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
     """Compute the loss of one batch."""
-    return both.forward(normalise, parts, params, x_BT, y_BT)
+    return both.forward(for_head, parts, params, x_BT, y_BT)
 
 
 def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:

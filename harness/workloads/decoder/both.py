@@ -1,4 +1,4 @@
-"""The decoder's functions that are the same in both frameworks; `normalise` is the one of theirs that they call."""
+"""The decoder's functions that are the same in both frameworks; those of one framework that they call are passed in."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,15 +24,15 @@ def block(normalise: Callable[..., Any], parts: Parts, p: dict[str, Any], x_BTD:
 
 
 def head(params: dict[str, Any]) -> Any:
-    """Return the weight [V, D] of the logits: the embedding where both are tied."""
+    """Return the weight [V, D] of the logits: the embedding where both are tied; with a bias in one column more."""
     return params["head"] if "head" in params else params["embed"]
 
 
-def forward(normalise: Callable[..., Any], parts: Parts, params: dict[str, Any], x_BT: Any, y_BT: Any) -> Any:
+def forward(for_head: Callable[..., Any], parts: Parts, params: dict[str, Any], x_BT: Any, y_BT: Any) -> Any:
     """Compute the loss of one batch."""
     x_BTD = parts.embed(parts, params, x_BT)
     x_BTD = parts.stack(parts, params["layers"], x_BTD)
-    x_BTD = normalise(parts.shape, x_BTD, params, "norm")
+    x_BTD = for_head(parts.shape, params, x_BTD)
     return parts.loss(parts, x_BTD, head(params), y_BT)
 
 

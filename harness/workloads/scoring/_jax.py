@@ -82,7 +82,7 @@ def through(
         return (x_BTD, storage), None
 
     (x_BTD, storage), _ = lax.scan(one, (x_BTD, storage), (jnp.arange(shape.layers), params["layers"]))
-    return storage, decoder.normalise(shape, x_BTD[:, -1], params, "norm")
+    return storage, decoder.for_head(shape, params, x_BTD[:, -1])
 
 
 def logits(shape: Shape, params: dict[str, Any], x_BD: Any) -> Any:

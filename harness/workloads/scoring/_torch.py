@@ -60,7 +60,7 @@ def through(parts: Parts, append: Any, state: dict[str, Any], position: int, x_B
 
     for layer, p in enumerate(params["layers"]):
         x_BTD = decoder.block(replace(parts, mix=partial(mix, layer)), p, x_BTD)
-    return decoder.normalise(shape, x_BTD[:, -1], params, "norm")
+    return decoder.for_head(shape, params, x_BTD[:, -1])
 
 
 def logits(shape: Shape, params: dict[str, Any], x_BD: torch.Tensor) -> torch.Tensor:

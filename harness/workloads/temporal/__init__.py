@@ -47,6 +47,7 @@ class Shape(BaseModel):
     feed: ClassVar[str] = "swiglu"
     bias: ClassVar[bool] = False
     parallel: ClassVar[bool] = False
+    head_bias: ClassVar[bool] = False
     query_key_norm: ClassVar[bool] = False
     rotary_base: ClassVar[float] = 10_000.0
 

@@ -340,3 +340,46 @@ def test_a_source_that_was_read_before_goes_on_where_it_ended(start):
 def test_a_source_of_less_than_a_batch_is_refused():
     with pytest.raises(ValueError, match="holds 3 windows, fewer than one batch of 4"):
         next(indices_of(numbered(3, 4)))
+
+
+@pytest.mark.parametrize("name", [None, "fused_loss", "cut_loss", "chunked_loss", "chunked_backward_loss"])
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_a_bias_of_the_head_is_added_to_the_logits_and_gets_the_sum_of_their_gradients(backend, name):
+    """A bias of 3 for one word and none for the others, against logits and a bias apart, in torch and float64."""
+    shape = SMALL.model_copy(update={"head_bias": True, "ignored": 0.2})
+    parts = BUILD[backend](shape)
+    if name is not None:
+        parts = plugins.load().strategies[name].on[backend](parts)
+    random = np.random.Generator(np.random.Philox(key=5))
+    x = random.standard_normal((2, 11, 16)).astype(np.float32)
+    head = random.standard_normal((29, 17)).astype(np.float32)
+    head[:, -1] = np.eye(29)[4] * 3
+    y = random.integers(0, 29, (2, 11))
+    y[0, 3:6] = -100
+    x_64, w_64, b_64 = (torch.from_numpy(each).double().requires_grad_() for each in (x, head[:, :-1], head[:, -1]))
+    ones = on_torch.normalise(shape, x_64, {"norm": torch.ones(16)}, "norm")
+    logits = ones.reshape(-1, 16) @ w_64.T + b_64
+    due = torch.nn.functional.cross_entropy(logits, torch.from_numpy(y).reshape(-1), ignore_index=-100)
+    of_w, of_b = torch.autograd.grad(due, (w_64, b_64))
+    if backend == "torch":
+        own = torch.from_numpy(head).requires_grad_()
+        for_head = on_torch.for_head(shape, {"norm": torch.ones(16)}, torch.from_numpy(x))
+        value = parts.loss(parts, for_head, own, torch.from_numpy(y))
+        (grad,) = torch.autograd.grad(value, own)
+    else:
+        for_head = on_jax.for_head(shape, {"norm": jnp.ones(16)}, jnp.asarray(x))
+        value, grad = jax.value_and_grad(lambda w: parts.loss(parts, for_head, w, jnp.asarray(y)))(jnp.asarray(head))
+    assert np.asarray(value if backend == "jax" else value.detach()) == pytest.approx(due.item(), rel=1e-5)
+    np.testing.assert_allclose(np.asarray(grad)[:, :-1], of_w, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(grad)[:, -1], of_b, atol=1e-6)
+
+
+def test_a_head_with_a_bias_has_one_column_more_and_is_no_embedding():
+    assert Shape(head_bias=True).parameters() == Shape().parameters() + Shape().vocabulary
+    with pytest.raises(ValidationError, match="leave out tied or head_bias"):
+        Shape(head_bias=True, tied=True)
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_a_decoder_with_a_bias_of_the_head_trains(backend):
+    assert len(set(losses(backend, SMALL.model_copy(update={"head_bias": True}), 3))) == 3

@@ -271,9 +271,11 @@ def test_the_inputs_of_layers_go_to_the_host_and_nothing_else_does():
     assert one.count("Host") + one.count("pinned_host") < all_.count("Host") + all_.count("pinned_host")
 
 
-def test_where_one_memory_is_all_there_is_offloading_says_so():
-    assert "one memory" in LOADED.strategies["offload_checkpoint"].obstacle(Place("jax", "cpu"))
-    assert LOADED.strategies["offload_checkpoint"].obstacle(Place("jax", "cuda")) is None
+@pytest.mark.parametrize("name", ["offload_checkpoint", "offload_boundary"])
+def test_where_one_memory_is_all_there_is_offloading_says_so(name):
+    parts = parts_of("jax", SHAPE, (name, {}))
+    traced(parts)
+    assert "stands in for a GPU" in parts.notes["offloading"]
 
 
 # Offloaded inputs of blocks

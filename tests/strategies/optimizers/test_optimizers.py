@@ -278,13 +278,11 @@ def test_mapped_moments_refuse_an_optimizer_of_whole_matrices():
         trained("torch", "adafactor", "mapped_moments", steps=1)
 
 
-def test_offloaded_moments_leave_the_steps_as_they_are():
-    answer, _, _ = trained("torch", "offloaded_moments")
-    reference, _, _ = trained("torch")
-    assert all(np.array_equal(answer[name], reference[name]) for name in reference)
-    for backend in place.NAMES:
-        reason = LOADED.strategies["offloaded_moments"].obstacle(Place(backend, "cpu"))
-        assert reason is not None and "host" in reason
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_offloaded_moments_leave_the_steps_as_they_are(backend):
+    answer, _, _ = trained(backend, "offloaded_moments")
+    reference, _, _ = trained(backend)
+    assert all(np.allclose(answer[name], reference[name], rtol=0 if backend == "torch" else 1e-6) for name in reference)
 
 
 # Updates within the backward pass
