@@ -30,6 +30,14 @@ class Unavailable(Exception):
     """A place that this machine does not have, in one sentence."""
 
 
+class Incomplete(Exception):
+    """Why a run on abstract arrays ended early, what would help, and the peak bytes of the phases up to there."""
+
+    def __init__(self, reason: str, peaks: dict[str, int]) -> None:
+        super().__init__(reason)
+        self.peaks = peaks
+
+
 class Backend(Protocol):
     """What the harness asks of a framework; a module is one by defining these functions."""
 

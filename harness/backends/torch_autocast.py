@@ -81,6 +81,7 @@ class Autocast:
 def standing_for_torchs(autocast: Autocast, devices: tuple[str, ...]) -> Iterator[None]:
     """Let torch's own functions of autocast set and ask this one, for devices of these types."""
     own = torch.autocast, torch.is_autocast_enabled, torch.get_autocast_dtype
+    own_available = torch.amp.is_autocast_available
 
     def entered(
         device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = None
@@ -97,8 +98,10 @@ def standing_for_torchs(autocast: Autocast, devices: tuple[str, ...]) -> Iterato
 
     torch.autocast, torch.is_autocast_enabled, torch.get_autocast_dtype = entered, enabled, dtype_of  # type: ignore
     torch.amp.autocast = entered  # type: ignore
+    torch.amp.is_autocast_available = lambda device_type: device_type in devices or own_available(device_type)
     try:
         yield
     finally:
         torch.autocast, torch.is_autocast_enabled, torch.get_autocast_dtype = own  # type: ignore
         torch.amp.autocast = own[0]  # type: ignore
+        torch.amp.is_autocast_available = own_available

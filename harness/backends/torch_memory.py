@@ -14,11 +14,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.backends import Batch
+from harness.backends import Batch, Incomplete
 from harness.backends.torch_flops import Work
 from harness.backends.torch_operators import Operators
 from harness.backends.torch_turns import Turns
@@ -49,6 +55,16 @@ MADE_IN = {"batches": "batch", "forward": "activations", "loss": "logits"}
 """The kind of what a phase makes, where nothing names it."""
 SUPPOSED = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.int64: 1}
 """What a step gets where it asks for a number that a fake tensor does not have."""
+
+
+VALUES = "asks for values, which a prediction does not have: take a form whose sizes are fixed, such as a mask"
+NO_FORM = "has no form for tensors without data: give it one by torch.library.register_fake"
+HELP: dict[type[Exception], str] = {
+    DynamicOutputShapeException: VALUES,
+    DataDependentOutputException: VALUES,
+    UnsupportedOperatorException: NO_FORM,
+}
+"""What ends a run on fake tensors, in words, with what would help."""
 
 
 class LiveStorage(TorchDispatchMode):
@@ -244,8 +260,12 @@ def traced(
 
         without_data = replace(parts, source=_no_data, windows=_no_data, batches=batches)
         loop = training(without_data, _step(without_data), live.phase, partial(_name_state, live))
-        for _ in zip(range(steps), loop, strict=False):
-            last = work.taken()
+        try:
+            for _ in zip(range(steps), loop, strict=False):
+                last = work.taken()
+        except tuple(HELP) as error:
+            operator = str(getattr(error, "func", error))
+            raise Incomplete(f"'{operator}' {HELP[type(error)]}", dict(live.peaks)) from error
         return Forecast(dict(live.peaks), last, live.supposed, profile.stages, live.most(), standing=live.standing())
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from harness.backends import Batch, Unavailable
+from harness.backends import Batch, Incomplete, Unavailable
 from harness.contract.assembly import assemble, shape_of
 from harness.contract.data import Extent, Held
 from harness.contract.parts import DATA_PARTS, Parts
@@ -41,20 +41,20 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
             batch = batch_sizes.largest(parts) if real else batch_sizes.sizes(workload, parts)
         forecast = backend.predict(build, place, batch, source_bytes, task.steps, case.ranks)
     except Exception as error:
-        explained = isinstance(error, Undeclared | Unavailable)
+        explained = isinstance(error, Undeclared | Unavailable | Incomplete)
         reason = str(error) if explained else f"{type(error).__name__}: {first_line(str(error))}"
-        known = Prediction(floor_bytes=floor, parameters=parameters)
+        ended = _phases(error.peaks) if isinstance(error, Incomplete) else ()
+        known = Prediction(floor_bytes=floor, parameters=parameters, predicted_phases=ended)
         return Record(missing={"predicted_peak_bytes": reason}, prediction=known)
     peaks = forecast.peaks | host
     top = max(peaks, key=lambda name: peaks[name])
-    phases = tuple(Phase(name=name, entry_bytes=0, peak_bytes=peak, exit_bytes=0) for name, peak in peaks.items())
     work = forecast.work if task.calls else by_intensity(forecast.work)
     figures = Prediction(
         floor_bytes=floor,
         parameters=parameters,
         predicted_peak_bytes=peaks[top],
         predicted_phase=top,
-        predicted_phases=phases,
+        predicted_phases=_phases(peaks),
         predicted_work=work if case.ranks == 1 else (),  # what passes between ranks is not counted
         predicted_stages=dict(forecast.stages),
         predicted_kinds=dict(forecast.kinds),
@@ -67,6 +67,10 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     if forecast.target:
         notes["gpu"] = f"predicted for one {forecast.target}, whichever runs it"
     return Record(notes=notes, extra=_numbers(built), prediction=figures)
+
+
+def _phases(peaks: dict[str, int]) -> tuple[Phase, ...]:
+    return tuple(Phase(name=name, entry_bytes=0, peak_bytes=peak, exit_bytes=0) for name, peak in peaks.items())
 
 
 def _numbers(built: list[Parts]) -> dict[str, float]:

@@ -1,16 +1,18 @@
 """Predict published GPU runs without a GPU: `python tests/benchmarks/gpu_truth.py ROWS.jsonl` prints a line for each.
 
-A row says what was run and what was measured, as those of docs/gpu_predictions.md do. The line has its `id`, the
-predicted bytes (allocated and reserved of torch's allocator, the driver's view of the process) and the seconds that it
-took, or `refused` with the reason.
+A row says what was run and what was measured, as those of tests/benchmarks/published/rows.jsonl do. The line has its
+`id`, the predicted bytes (allocated and reserved of torch's allocator, the driver's view of the process, and what it
+takes at most) and the seconds that it took, or `refused` with the reason. With `--into docs/gpu_predictions.md` the
+errors are written there, by source.
 """
 
 import json
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from published import operators, training
@@ -18,6 +20,8 @@ from published.machine import Refused, card_of
 
 from harness.backends.cuda_allocator import OutOfMemory
 
+MIB = 1 << 20
+BEGIN, END = "<!-- gpu truth -->", "<!-- end of gpu truth -->"
 FAMILIES = {
     "liger-op": operators.predicted,
     "apple-cce": operators.predicted,
@@ -39,6 +43,7 @@ def line_of(row: dict[str, Any]) -> dict[str, Any]:
         figures |= FAMILIES[row["family"]](row)
         context = card_of(row).context_bytes
         figures["process_bytes"] = figures["reserved_bytes"] + context if context is not None else None
+        figures["at_most_bytes"] = None  # too few runs of this kind were measured for a bound
     except OutOfMemory as error:
         figures |= {"oom": True, "refused": f"out of memory on this card: {error}"}
     except Refused as error:
@@ -48,14 +53,64 @@ def line_of(row: dict[str, Any]) -> dict[str, Any]:
     return figures | {"seconds": round(time.perf_counter() - start, 2)}
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    for text in path.read_text(encoding="utf-8").splitlines():
-        yield line_of(json.loads(text))
+def table(rows: list[dict[str, Any]], predicted: list[dict[str, Any]]) -> str:
+    """Write the errors by source, then row by row; a rival is the estimate of those who measured."""
+    by_id = {line["id"]: line for line in predicted}
+    sources: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        sources.setdefault(row["source"]["repo"], []).append(row)
+    heads = [
+        "| source | runs | predicted | allocated: median, largest error | reserved | the source's own estimate |",
+        "|:--|--:|--:|--:|--:|--:|",
+    ]
+    for source, own in sources.items():
+        known = [(row["measured"], by_id[row["id"]], row["rivals"]) for row in own if "refused" not in by_id[row["id"]]]
+        heads.append(
+            f"| {source} | {len(own)} | {len(known)} "
+            f"| {_errors((each['max_memory_allocated'], line['allocated_bytes']) for each, line, _ in known)} "
+            f"| {_errors((each.get('max_memory_reserved'), line['reserved_bytes']) for each, line, _ in known)} "
+            f"| {_errors(_rival(each, rivals) for each, _, rivals in known)} |"
+        )
+    lines = ["| run | card | published MiB | predicted MiB | error |", "|:--|:--|--:|--:|--:|"]
+    for row in rows:
+        measured, line = row["measured"]["max_memory_allocated"], by_id[row["id"]]
+        got = line.get("allocated_bytes")
+        shown = f"{got / MIB:,.2f} | {got / measured - 1:+.3%}" if got else f"| {line['refused']}"
+        name = row["group"].replace("|", " ").replace('"', "")
+        lines.append(f"| {name} | {row['gpu'].split(' (')[0]} | {measured / MIB:,.2f} | {shown} |")
+    return "\n".join(heads) + "\n\n" + "\n".join(lines)
+
+
+def _rival(measured: dict[str, Any], rivals: dict[str, Any]) -> tuple[int | None, int | None]:
+    if "fitcheck_tensors" in rivals:
+        return measured["max_memory_allocated"], rivals["fitcheck_tensors"]
+    return measured.get("max_memory_reserved"), rivals.get("canifinetune_total") or rivals.get("canifinetune_reserved")
+
+
+def _errors(pairs: Iterable[tuple[int | None, int | None]]) -> str:
+    errors = [abs(got / measured - 1) for measured, got in pairs if measured and got]
+    return f"{median(errors):.3%}, {max(errors):.2%}" if errors else ""
+
+
+def insert(document: Path, text: str) -> None:
+    """Put the table between its marks in a document."""
+    before, _, rest = document.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    document.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) not in (1, 3) or arguments[1:2] not in ([], ["--into"]):
+        sys.exit(__doc__)
+    rows = [json.loads(text) for text in Path(arguments[0]).read_text(encoding="utf-8").splitlines()]
+    predicted = []
+    for row in rows:
+        predicted.append(line_of(row))
+        print(json.dumps(predicted[-1]), flush=True)
+    if len(arguments) == 3:
+        insert(Path(arguments[2]), table(rows, predicted))
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    for line in lines(Path(sys.argv[1])):
-        print(json.dumps(line), flush=True)
+    main(sys.argv[1:])

@@ -13,6 +13,10 @@ BLOCK, NESTED = 64, 256
 """Weights that share a scale in NF4 (Dettmers et al., 2023, arXiv:2305.14314), and scales that share one themselves."""
 
 
+class Placed(nn.Parameter):
+    """A parameter that lies on the device already."""
+
+
 class Linear4bit(nn.Module):
     """A frozen linear layer in NF4: 4 bits a weight, and a scale for each block of 64."""
 
@@ -79,6 +83,9 @@ class Adapted(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.base(x)
         dtype = result.dtype
+        if torch.is_autocast_enabled("cuda"):
+            result = result.clone() if isinstance(self.base, Linear4bit) else result
+            return result + self.b(self.a(x)) * self.scaling
         if isinstance(self.base, Linear4bit):
             result = result.clone()
             output = self.b(self.a(x.to(self.a.weight.dtype))) * self.scaling

@@ -129,10 +129,27 @@ def geglu(row: dict[str, Any]) -> Full:
     return gated(lambda x: F.gelu(x, approximate="tanh"), row)
 
 
+def lm_head(row: dict[str, Any]) -> Full:
+    """Make the logits of all tokens and their loss; the gradients of both inputs are never cleared."""
+    sizes = row["op_config"]
+    tokens, width, dtype = sizes.get("BT") or sizes["tokens"], sizes.get("H") or sizes["D"], DTYPES[sizes["dtype"]]
+    x = torch.randn(tokens, width, requires_grad=True, dtype=dtype, device=META)
+    target = torch.randint(sizes["V"], (tokens, 1), device=META).squeeze(1)
+    heads = [nn.Linear(width, sizes["V"], bias=False, dtype=dtype, device=META) for _ in range(2)]
+    head, other = heads if row["family"] == "liger-op" else (heads.pop(), None)  # Liger's has a head of its own beside
+
+    def full(_: Any = other) -> None:
+        F.cross_entropy(head(x), target).backward()
+
+    return full
+
+
 OPERATORS: dict[str, Callable[[dict[str, Any]], Full]] = {
     "rms_norm": rms_norm,
     "rope": rope,
     "cross_entropy": cross_entropy,
     "swiglu": swiglu,
     "geglu": geglu,
+    "lm_head+cross_entropy": lm_head,
+    "linear+cross_entropy": lm_head,
 }

@@ -19,8 +19,6 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 def predicted(row: dict[str, Any]) -> dict[str, int]:
     """Return the allocated and reserved bytes of a training run. Raises Refused, OutOfMemory."""
-    if (row.get("autocast") or "") not in ("", "none"):
-        raise Refused(f"autocast in {row['autocast']} is not rebuilt")
     model = skeleton(row)
     with device_of(row) as device, attention_of(row):
         place(model, row)
@@ -29,6 +27,7 @@ def predicted(row: dict[str, Any]) -> dict[str, int]:
         optimizer = optimizer_of(row, [p for p in model.parameters() if p.requires_grad])
         batch = batch_of(row)
         step = fresh_step if row["family"] == "fitcheck" else kept_step
+        model.forward = autocast(row, model.forward)
         step(model, optimizer, batch)
         device.allocator.reset_peaks()
         for _ in range(1 if row["family"] == "fitcheck" else 2):
@@ -91,22 +90,43 @@ def compute_type(row: dict[str, Any]) -> torch.dtype:
 
 def place(model: nn.Module, row: dict[str, Any]) -> None:
     """Put the weights on the device one after another, in 4 bits where the row has them so."""
-    nested = "double_quant False" not in row["param_dtype"]
+    if row["quant"] == "nf4":
+        quantise(model, compute_type(row), nested="double_quant False" not in row["param_dtype"])
     placed: dict[int, nn.Parameter] = {}
-    gone: set[int] = set()
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if row["quant"] == "nf4" and isinstance(child, nn.Linear) and name != "lm_head":
-                setattr(module, name, adapters.Linear4bit(child, compute_type(row), nested))
-                gone.add(id(child))
-        if id(module) in gone:
-            continue
+    for module in [each for each in model.modules() if not isinstance(each, adapters.Linear4bit)]:
         for name, parameter in list(module.named_parameters(recurse=False)):
             if id(parameter) not in placed:  # tied weights are placed once
-                placed[id(parameter)] = nn.Parameter(torch.empty_like(parameter))
+                there = isinstance(parameter, adapters.Placed)
+                placed[id(parameter)] = parameter if there else adapters.Placed(torch.empty_like(parameter))
             setattr(module, name, placed[id(parameter)])
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, torch.empty_like(buffer))
+
+
+def quantise(model: nn.Module, compute: torch.dtype, nested: bool) -> None:
+    """Load weights as transformers does with `device_map` and bitsandbytes: one large request, then name by name."""
+    found = dict(model.named_parameters())
+    packed = {name for name in found if _is_packed(model, name)}
+    whole = sum(each.numel() * each.element_size() for name, each in found.items() if name not in packed)
+    whole += sum(found[name].numel() for name in packed) // 2
+    torch.empty(whole // 2, dtype=torch.float16, device=META)
+    for name in sorted(found, key=lambda name: [(not part.isdigit(), part.zfill(9)) for part in name.split(".")]):
+        path = name.rpartition(".")[0]
+        parent, _, own = path.rpartition(".")
+        if name in packed:
+            linear: Any = model.get_submodule(path)
+            setattr(model.get_submodule(parent), own, adapters.Linear4bit(linear, compute, nested))
+        elif f"{path}.weight" not in packed:
+            parameter = adapters.Placed(torch.empty_like(found[name]))
+            for module in model.modules():
+                for other, tied in list(module.named_parameters(recurse=False)):
+                    if tied is found[name]:
+                        setattr(module, other, parameter)
+
+
+def _is_packed(model: nn.Module, name: str) -> bool:
+    path, _, leaf = name.rpartition(".")
+    return leaf == "weight" and path != "lm_head" and isinstance(model.get_submodule(path), nn.Linear)
 
 
 def adapt(model: Any, row: dict[str, Any]) -> None:
@@ -133,13 +153,27 @@ def optimizer_of(row: dict[str, Any], parameters: list[nn.Parameter]) -> Any:
 
 
 class Paged:
-    """An optimizer whose moments lie in managed memory, which torch's allocator does not see."""
+    """AdamW in 8 bits of bitsandbytes, paged: moments of large tensors lie in managed memory, outside of the allocator.
+
+    Those of fewer than 100,000 elements lie on the device, in 32 bits below 4,096; the rest has a scale for each 256.
+    """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
+        self.state: list[torch.Tensor] = []
 
     def step(self) -> None:
-        """Update in place."""
+        """Make the moments at the first call; update in place."""
+        if self.state:
+            return
+        self.state += [torch.empty(256, device=META) for _ in range(2)]
+        for parameter in self.parameters:
+            small = parameter.numel() < 4096
+            if parameter.numel() < 100_000:
+                kind = torch.float32 if small else torch.uint8
+                self.state += [torch.zeros_like(parameter, dtype=kind) for _ in range(2)]
+            if not small:
+                self.state += [torch.zeros(-(-parameter.numel() // 256), device=META) for _ in range(2)]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for parameter in self.parameters:
@@ -153,6 +187,17 @@ def batch_of(row: dict[str, Any]) -> dict[str, torch.Tensor]:
     if "no attention_mask" in row["inputs"]:
         return {"input_ids": ids, "labels": ids}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+
+
+def autocast(row: dict[str, Any], forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a forward pass under the autocast of a row, if it has one."""
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(row.get("autocast") or "")
+
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cuda", kind, enabled=kind is not None):
+            return forward(*args, **kwargs)
+
+    return within
 
 
 def fresh_step(model: Any, optimizer: Any, batch: dict[str, torch.Tensor]) -> None:

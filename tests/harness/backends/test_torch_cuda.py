@@ -1,6 +1,7 @@
 """A device that is not there takes what a real one would: its kernels, scratch, workspaces, page-locked memory."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -195,3 +196,21 @@ def test_what_stands_at_the_peak_is_all_of_it(place):
     assert whole == pytest.approx(max(shown.peaks.values()), rel=0.02)  # but for blocks that were not split
     assert shown.standing == tuple(sorted(shown.standing, key=lambda each: each.bytes, reverse=True))
     assert {"parameters", "update", "loss", "backward"} <= {each.where for each in shown.standing}
+
+
+@pytest.mark.parametrize("place", ["torch/cpu", "torch/cuda"])
+def test_a_step_that_asks_for_values_says_what_would_help_and_how_far_it_came(place):
+    loaded = plugins.load(())
+    shape = {"layers": 1, "width": 64, "heads": 1, "vocabulary": 64, "tokens": 32}
+    case = Case(workload="decoder", shape=shape, place=Place.parse(place), corpus="drawn", tokenizer="none")
+    torch_backend = backends.load("torch")
+
+    def build():
+        parts = assemble(loaded, case, draw=lambda inner: torch_backend.abstract_draw)
+        inner = parts.feed
+        return replace(parts, feed=lambda parts, p, x: inner(parts, p, x) + x.nonzero().sum())
+
+    batch = loaded.workloads["decoder"].abstract_batch(shape_of(loaded, case))
+    with pytest.raises(backends.Incomplete, match=r"'aten.nonzero.default' asks for values.*a mask") as ended:
+        torch_backend.predict(build, case.place, batch, 0, 2)
+    assert ended.value.peaks["init"] > 0 and "first_step/loss" not in ended.value.peaks

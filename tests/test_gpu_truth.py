@@ -1,0 +1,58 @@
+"""Published GPU runs are predicted without a GPU, and what cannot be rebuilt says why."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "tests/benchmarks/gpu_truth.py"
+ROWS = {
+    row["id"]: row
+    for row in map(json.loads, (ROOT / "tests/benchmarks/published/rows.jsonl").read_text("utf-8").splitlines())
+}
+
+
+def predicted(folder, rows):
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder / "rows.jsonl")], capture_output=True, text=True, check=True
+    )
+    return {line["id"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+def test_published_operators_are_met_to_what_their_rounding_leaves(tmp_path):
+    rows = [row for row in ROWS.values() if row["family"] == "liger-op"]
+    assert len(rows) >= 10
+    for name, line in predicted(tmp_path, rows).items():
+        assert line["allocated_bytes"] == pytest.approx(ROWS[name]["measured"]["max_memory_allocated"], abs=2048), name
+
+
+def test_what_cannot_be_rebuilt_says_why(tmp_path):
+    one = next(row for row in ROWS.values() if row["family"] == "liger-op")
+    rows = [
+        {"id": "far", "family": "somebody", "gpu": "T4"},
+        one | {"id": "card", "gpu": "Voodoo 2"},
+        one | {"id": "operator", "model": "op:jsd"},
+        one | {"id": "kernel", "op_config": one["op_config"] | {"variant": "cce"}},
+        one | {"id": "small", "gpu": "Tesla T4", "gpu_total": 1 << 28},
+    ]
+    lines = predicted(tmp_path, rows)
+    assert "say too little" in lines["far"]["refused"]
+    assert "'Voodoo 2' is not known" in lines["card"]["refused"]
+    assert "no plain form of 'jsd'" in lines["operator"]["refused"]
+    assert "kernel of its own" in lines["kernel"]["refused"]
+    assert "out of memory" in lines["small"]["refused"] and lines["small"]["oom"]
+    assert not any("allocated_bytes" in line for line in lines.values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
+def test_a_published_adapter_run_is_met_to_the_byte(tmp_path):
+    (line,) = predicted(tmp_path, [ROWS["fitcheck-060"]]).values()
+    measured = ROWS["fitcheck-060"]["measured"]
+    assert line["allocated_bytes"] == measured["max_memory_allocated"]
+    assert line["process_bytes"] == pytest.approx(measured["process"], rel=0.01)
