@@ -26,8 +26,6 @@ CARDS = {
     "H200": Card((9, 0), 143771 * MIB),
 }
 """Cards by name. Contexts are those of published runs: of a T4, by Anassbzdd/fitcheck (see docs/gpu_predictions.md)."""
-SUPPOSED = CARDS["H100"]
-"""The card of a prediction that names none."""
 
 
 class Libraries(NamedTuple):

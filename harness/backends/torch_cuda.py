@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from harness.backends import Batch
+from harness.backends import Batch, jax_targets
 from harness.backends.cuda_allocator import Allocator, Block
-from harness.backends.cuda_card import SUPPOSED, Card, libraries
+from harness.backends.cuda_card import Card, libraries
 from harness.backends.torch_autocast import Autocast, standing_for_torchs
 from harness.backends.torch_memory import LiveStorage, traced
 from harness.contract.parts import Parts
@@ -32,13 +32,15 @@ BLAS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten.a
 RUNNING = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-def run(build: Callable[[], Parts], batch: Batch, steps: int, card: Card = SUPPOSED) -> Forecast:
-    """Return the peak bytes of each phase on a card that need not be there, above what priming leaves allocated.
+def run(build: Callable[[], Parts], batch: Batch, steps: int) -> Forecast:
+    """Return the peak bytes of each phase on the chosen card, which need not be there, above what priming leaves.
 
     Beside them stand what torch's allocator takes from the driver for it, what the driver counts for the process, and
     what lies in the host's memory instead.
     """
     expandable = "expandable_segments:True" in os.environ.get("PYTORCH_ALLOC_CONF", "")
+    target = jax_targets.chosen()
+    card = Card(target.capability, target.memory_bytes)
     device = DeviceStorage(card, allocator=Allocator(expandable=expandable))
     device.settle()
     forecast = traced(build, batch, steps, device, pretended(device))
@@ -47,6 +49,7 @@ def run(build: Callable[[], Parts], batch: Batch, steps: int, card: Card = SUPPO
         reserved_bytes=reserved,
         driver_bytes=None if card.context_bytes is None else reserved + card.context_bytes,
         host_bytes=device.peak_host + device.pinned.locked,
+        target=target.name,
     )
 
 
@@ -58,7 +61,7 @@ class DeviceStorage(LiveStorage):
 
     def __init__(
         self,
-        card: Card = SUPPOSED,
+        card: Card,
         torch_version: tuple[int, int] = (RUNNING[0], RUNNING[1]),
         allocator: Allocator | None = None,
     ) -> None:

@@ -214,3 +214,13 @@ def test_a_step_that_asks_for_values_says_what_would_help_and_how_far_it_came(pl
     with pytest.raises(backends.Incomplete, match=r"'aten.nonzero.default' asks for values.*a mask") as ended:
         torch_backend.predict(build, case.place, batch, 0, 2)
     assert ended.value.peaks["init"] > 0 and "first_step/loss" not in ended.value.peaks
+
+
+def test_the_card_that_is_chosen_decides_what_is_reserved(monkeypatch):
+    monkeypatch.setenv("HARNESS_GPU", "h100")
+    hopper = forecast()
+    monkeypatch.setenv("HARNESS_GPU", "a100")
+    ampere = forecast()
+    assert hopper.reserved_bytes - ampere.reserved_bytes > 40 * MIB  # two workspaces of 32 MiB, not of 8
+    assert max(hopper.peaks.values()) == pytest.approx(max(ampere.peaks.values()), rel=0.05)
+    assert "A100" in ampere.target
