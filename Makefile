@@ -27,17 +27,17 @@ format: $(READY)
 # From the results that git tracks: what a run of your own adds changes no table before `git add`.
 # All suites on this machine and commit. It takes hours; interrupted, the same command goes on where it was.
 results: $(READY)
-	for suite in $(filter-out suites/claims.yaml,$(wildcard suites/*.yaml)); do $(BIN)/harness run $$suite --once || exit 1; done
+	for suite in $(filter-out suites/claims.yaml suites/advice.yaml,$(wildcard suites/*.yaml)); do $(BIN)/harness run $$suite --once || exit 1; done
 	$(BIN)/harness fit suites/long_context.yaml --over tokens --budget 1GiB --place torch/cpu
 	$(BIN)/harness fit suites/ram_to_tokens.yaml --over tokens --budget 8GiB --budget 16GiB --budget 32GiB \
 		--budget 64GiB --budget 128GiB
+	$(BIN)/harness advise suites/advice.yaml --allow lower_precision --predict-only --save
 
 tables: $(READY)
 	rm -rf .venv/tracked
 	.ci/tracked_results .venv/tracked
-	for document in README.md docs/tables.md RESULTS.md; do \
-		$(BIN)/harness report .venv/tracked/results --into $$document --documents suites/claims.yaml || exit 1; done
-	$(BIN)/harness report .venv/tracked/results/long_context --pictures results/pictures -k lengths-torch-cpu
+	$(BIN)/harness report .venv/tracked/results --documents suites/claims.yaml --pictures results/pictures \
+		$(foreach document,README.md docs/tables.md RESULTS.md $(wildcard results/*/README.md),--into $(document))
 
 # The same .venv with torch and JAX for CUDA: builds for the CPU have the same versions, so all is installed anew.
 gpu: $(READY)

@@ -1,5 +1,14 @@
-"""Compare memory strategies: a plugin author's whole world."""
+"""Compare memory strategies: a plugin author's whole world, and the door to results.
 
+import harness
+
+harness.read("results").frame()        # a data frame: one row a strategy
+harness.read("results").records()      # one row a record
+harness.predict("long_context").frame()
+harness.run("smoke").frame()
+"""
+
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from harness.contract.data import IGNORED, Documents, Extent, Held, Source, Windows
@@ -16,6 +25,8 @@ from harness.contract.workload import Workload
 
 if TYPE_CHECKING:
     from harness.contract import plugins
+    from harness.report import door as door
+    from harness.report.door import predict, read, run
     from harness.workloads.user_model import Sizes, of_jax, of_torch
 
 __all__ = [
@@ -39,7 +50,10 @@ __all__ = [
     "of_torch",
     "optimizers",
     "plugins",
+    "predict",
+    "read",
     "rows_on_disk",
+    "run",
     "tree",
     "update_rules",
 ]
@@ -56,4 +70,10 @@ def __getattr__(name: str) -> Any:
         from harness.contract import plugins
 
         return plugins
+    if name in ("door", "read", "predict"):
+        from harness.report import door
+
+        return door if name == "door" else getattr(door, name)
+    if name == "run":
+        return importlib.import_module("harness.run")
     raise AttributeError(f"module 'harness' has no attribute {name!r}")

@@ -1,5 +1,6 @@
 """Every example works as it is shipped, through the command line alone."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,16 @@ def test_an_example_is_measured(suite: Path, tmp_path: Path) -> None:
     assert not problems
     assert {record.status for record in records if record.slot} == {"ok"}
     assert all("minor_faults" in record.extra for record in records if record.slot) == (INSTRUMENT in SUITES[suite])
+
+
+def test_the_notebook_runs_from_the_top(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="needs the package pandas")
+    (notebook,) = EXAMPLES.glob("*.ipynb")
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) >= 4 and all(not cell.get("outputs") for cell in cells)
+    told = "\nassert len(best) > 3 and best.peak_ratio.is_monotonic_increasing and scatter['count'].sum() > 10"
+    told += "\nassert list(predicted.strategy)[0] == 'baseline' and predicted.fits.notna().all()"
+    command = [sys.executable, "-W", "error", "-c", "\n".join(code) + told]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -23,12 +23,12 @@ from harness.cli.options import (
     WithOption,
 )
 from harness.cli.progress import Watcher
-from harness.cli.screen import err, out
+from harness.cli.screen import err, note, out
 from harness.contract import plugins
 from harness.report.advise import text
 from harness.run import session
 from harness.suite.schema import SuiteError
-from harness.verbs.advise import KINDS, advise
+from harness.verbs.advise import KINDS, advise, saved
 
 
 def command(
@@ -44,6 +44,9 @@ def command(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Combine all strategies, not only the suite's.")] = False,
     predict_only: PredictOnlyOption = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the predictions among the results, for `harness report`.")
+    ] = False,
     memory: MemoryOption = None,
     gpu_memory: GpuMemoryOption = None,
     card: GpuOption = None,
@@ -65,3 +68,5 @@ def command(
     with Watcher(err, loaded) as watcher:
         advice = advise(plan, loaded, options, machine, allow or (), everything, predict_only, watcher)
     out.print(text(advice), end="")
+    if save:
+        note(f"records: {saved(advice, plan, loaded, results)}")

@@ -2,15 +2,17 @@
 
 import json
 from enum import StrEnum, auto
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from harness.cli.options import PluginOption
-from harness.cli.screen import out
+from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.contract.strategy import Strategy
 from harness.contract.workload import Workload
+from harness.records import store
 
 
 class Schema(StrEnum):
@@ -37,9 +39,12 @@ def list_all(plugin: PluginOption = None) -> None:
 def show(
     name: Annotated[str | None, typer.Argument(help="A strategy or a workload.")] = None,
     schema: Annotated[Schema | None, typer.Option(help="Print the JSON schema of such a file instead.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Results that say what a strategy does; by default those that are here.")
+    ] = None,
     plugin: PluginOption = None,
 ) -> None:
-    """Show what a strategy keeps and pays, its knobs and where it runs; or a workload's sizes; or a JSON schema."""
+    """Show what a strategy keeps and pays, its knobs and its figures; or a workload's sizes; or a JSON schema."""
     if (name is None) == (schema is None):
         raise plugins.PluginError("name either a strategy or workload, or a schema with --schema")
     if schema is not None:
@@ -50,6 +55,7 @@ def show(
     name = loaded.aliases.get(name, name)
     if name in loaded.strategies:
         _show_strategy(loaded.strategies[name])
+        out.print("\n" + measured(name, results or _results(), loaded))
     elif name in loaded.workloads:
         _show_workload(loaded.workloads[name])
     else:
@@ -69,6 +75,25 @@ def _show_strategy(strategy: Strategy) -> None:
     out.print(f"rewrites: {', '.join(strategy.rewrites) or 'nothing'}\nbackends: {', '.join(strategy.on)}")
     for knob in strategy.knobs.values():
         out.print(f"knob {knob.name}: {knob.type.__name__}, default {str(knob.default).lower()}")
+
+
+def _results() -> Path:
+    """Return the results of this folder, or else those that come with the harness."""
+    from harness.suite import shipped
+
+    return here if any((here := Path("results")).rglob("*.jsonl")) else shipped.folder("results")
+
+
+def measured(name: str, folder: Path, loaded: plugins.Plugins) -> str:
+    """Return in a line for each backend what a strategy did alone in all results below a folder."""
+    from harness.report.results import read
+    from harness.report.typical import line
+    from harness.verdicts.remedies import typical
+
+    files = [file for file in store.newest(folder) if f'"{name}"'.encode() in file.read_bytes()]
+    results = read(files, note, loaded.aliases)
+    answers = typical(name, [(each.folder, each.tables) for each in results if not each.searched])
+    return "\n".join(map(line, answers)) or f"measured: never alone in '{folder}'"
 
 
 def _show_workload(workload: Workload) -> None:

@@ -21,7 +21,10 @@ VERBS = {
     "advise": "harness.cli.advise:command",
     "report": "harness.cli.report:command",
     "compare": "harness.cli.compare:command",
+    "history": "harness.cli.history:command",
+    "bisect": "harness.cli.bisect:command",
     "doctor": "harness.cli.doctor:command",
+    "new": "harness.cli.new:command",
     "check": "harness.cli.check:command",
     "list": "harness.cli.catalogue:list_all",
     "show": "harness.cli.catalogue:show",
@@ -63,7 +66,7 @@ def _summary(place: str) -> str:
 
 
 app = typer.Typer(
-    cls=Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    cls=Verbs, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
 

@@ -11,7 +11,7 @@ from harness.records import store
 from harness.refusal import Refusal
 from harness.report.results import Results, read
 from harness.run import session
-from harness.suite import reader
+from harness.suite import reader, shipped
 from harness.suite.of_model import Model
 from harness.suite.plan import Plan, selected
 from harness.suite.schema import SuiteError
@@ -45,7 +45,7 @@ def plan_of(
     if (path is None) == (model is None):
         raise SuiteError("name either a SUITE, which is a YAML file, or a model: --model NAME")
     if path is not None:
-        plan = reader.read(path, loaded)
+        plan = reader.read(shipped.suite(path), loaded)
     else:
         assert model is not None
         on_gpu = on_gpu or gpu.usable_bytes() is not None

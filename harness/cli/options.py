@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-SuiteArgument = Annotated[Path | None, typer.Argument(metavar="[SUITE]", help="A suite: a YAML file.")]
+SuiteArgument = Annotated[
+    Path | None, typer.Argument(metavar="[SUITE]", help="A suite: a YAML file, or the name of one in suites/.")
+]
 ModelOption = Annotated[
     str | None,
     typer.Option(help="A model in place of a suite: a published name such as qwen3-8b, or the path of a config.json."),

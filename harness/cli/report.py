@@ -20,15 +20,18 @@ class Form(StrEnum):
     markdown = auto()
     csv = auto()
     json = auto()
+    bencher = auto()
+    benchmark_action = auto()
 
 
 def command(
     paths: Annotated[list[Path], typer.Argument(metavar="RESULTS", help="Results files, or folders of them.")],
-    into: Annotated[Path | None, typer.Option(help="A document to put the tables into.")] = None,
+    into: Annotated[list[Path] | None, typer.Option(help="A document to put the tables into; several times.")] = None,
     form: Annotated[Form, typer.Option("--format", help="What to print.")] = Form.markdown,
     pictures: Annotated[Path | None, typer.Option(help="A folder to draw the charts into, as SVG and PNG.")] = None,
     only: Annotated[str | None, typer.Option("-k", help="Draw only charts whose name contains this.")] = None,
     page: Annotated[Path | None, typer.Option(help="A file for one offline HTML page of everything.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="A file for every figure of every row, as parquet.")] = None,
     sentences: Annotated[
         Path | None, typer.Option("--documents", help="What documents say (a YAML file): print the answers to it.")
     ] = None,
@@ -40,22 +43,34 @@ def command(
     made for.
 
     With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`, and
-    the answers to --documents between those of `documents`. The first mark may choose tables and rows of a suite:
-    `generated: SUITE place=torch/cpu tokens=1024 rows=baseline|checkpoint`. As csv and json there is one row or object
-    for each strategy, with every figure as a number.
+    the answers to --documents between those of `documents`; with --pictures as well, draw those that the documents link
+    to. The marks `use`, `advice`, `sentences` and `suites` are what a first page needs. The first mark may choose
+    tables and rows of a suite: `generated: SUITE place=torch/cpu tokens=1024 rows=baseline|checkpoint`. As csv and
+    json there is one row or object for each strategy, with every figure as a number.
     """
     said = documents.read(sentences) if sentences is not None else None
     loaded = plugins.load(tuple(plugin or ()))
     suites = sentences.parent if sentences is not None else None
     whole = Report(tuple(results_of(paths, loaded, suites)), loaded, said)
     if pictures is not None:
-        for picture in whole.pictures(pictures, only or ""):
+        for picture in whole.pictures(pictures, only or "", into or ()):
             note(f"picture: {picture}")
     if page is not None:
         whole.write_page(page)
         note(f"page: {page}")
-    if into is not None:
-        whole.put_into(into)
-    elif pictures is None and page is None:
-        text_of = {Form.markdown: whole.markdown, Form.csv: whole.csv, Form.json: whole.json}
+    if parquet is not None:
+        whole.write_parquet(parquet)
+        note(f"parquet: {parquet}")
+    for document in into or ():
+        whole.put_into(document)
+    if into:
+        return
+    if pictures is None and page is None and parquet is None:
+        text_of = {
+            Form.markdown: whole.markdown,
+            Form.csv: whole.csv,
+            Form.json: whole.json,
+            Form.bencher: whole.bencher,
+            Form.benchmark_action: whole.benchmark_action,
+        }
         out.print(text_of[form](), end="")

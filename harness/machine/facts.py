@@ -66,15 +66,17 @@ def commit() -> str:
     `unversioned`.
     """
     folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():
+        return "unversioned"
     try:
-        head = _git(folder, "rev-parse", "--short=12", "HEAD")
-        changed = _git(folder, "status", "--porcelain", "--", "harness", "strategies", "suites")
+        head = git(folder, "rev-parse", "--short=12", "HEAD")
+        changed = git(folder, "status", "--porcelain", "--", "harness", "strategies", "suites")
     except (OSError, subprocess.SubprocessError):
         return (_read(str(folder / ".commit")) or "unversioned")[:LONGEST_COMMIT]
     return f"{head}-dirty" if changed else head
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 

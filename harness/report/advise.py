@@ -1,19 +1,21 @@
 """Advice as markdown: one paragraph, one table, and the lines to paste into a suite."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import yaml
 from tabulate import tabulate
 
+from harness.records import Case, Record
 from harness.records.case import CONTROL
 from harness.report.plan import grid
 from harness.report.text import escaped, row_name
 from harness.report.words import heading, mib
 from harness.suite.units import shown
-from harness.verbs.advise import Advice
-from harness.verbs.plan import PlanRow, shortfall
+from harness.verbs.advise import Advice, of_predictions, plainness
+from harness.verbs.plan import Machine, PlanRow, row_of, shortfall
 from harness.verdicts.judge import Row
 
+GIB = 1 << 30
 FRONT = 8
 """How many rows of the front are shown."""
 
@@ -32,9 +34,50 @@ def text(answers: Sequence[Advice]) -> str:
     return "\n\n".join(pieces) + "\n"
 
 
+def for_memories(records: Sequence[Record], memories: Mapping[str, Sequence[int]]) -> str:
+    """Write what to use for each model in each memory, from predictions that `harness advise --save` kept.
+
+    `memories` are the bytes of machines by device: `cpu` for boxes without a GPU, `cuda` for GPUs.
+    """
+    models: dict[str, dict[str, list[tuple[Case, Record]]]] = {}
+    for record in records:
+        if record.case is not None and record.slot is not None and record.prediction.parameters:
+            by_device = models.setdefault(_model(record, record.case), {})
+            by_device.setdefault(record.case.place.device, []).append((record.case, record))
+    columns = [(device, size) for device, sizes in memories.items() for size in sizes]
+    headers = ("model", *(f"{size / GIB:.0f} GiB {'GPU' if device == 'cuda' else 'box'}" for device, size in columns))
+    rows = [
+        (escaped(model), *(_in_memory(by_device.get(device, []), size) for device, size in columns))
+        for model, by_device in models.items()
+    ]
+    return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True) if rows else ""
+
+
+def _model(record: Record, case: Case) -> str:
+    billions = f"{(record.prediction.parameters or 0) / 1e9:.1f}B"
+    return f"{billions}, {case.shape.get('batch', 1)} x {case.shape.get('tokens', 0):,} tokens"
+
+
+def _in_memory(predicted: Sequence[tuple[Case, Record]], size: int) -> str:
+    """Write the choice for one memory and its peak, or by how much the leanest is too large."""
+    machine = Machine(host_bytes=size, device_bytes=size)
+    rows = [row_of(case, record, machine) for case, record in predicted]
+    if not rows:
+        return ""
+    advice = of_predictions(rows)
+    if advice.choice is not None:
+        return f"{row_name(advice.choice)}: {shown(_chosen(advice).peak_bytes or 0)}"
+    known = [row for row in rows if row.peak_bytes is not None]
+    if not known:
+        return "not known"
+    leanest = min(known, key=lambda row: row.peak_bytes or 0)
+    return f"nothing fits; {row_name(leanest.case.label)} takes {shown(leanest.peak_bytes or 0)}"
+
+
 def _shown(advice: Advice) -> list[PlanRow]:
-    """Return the front, with the choice on it, without the baseline."""
-    return [row for row in advice.front if not row.case.is_baseline][:FRONT]
+    """Return the front without the baseline; where no times are known, what fits, the plainest first."""
+    rows = advice.front or sorted((row for row in advice.predicted if row.fits), key=plainness)
+    return [row for row in rows if not row.case.is_baseline][:FRONT]
 
 
 def _chosen(advice: Advice) -> PlanRow:
@@ -51,7 +94,8 @@ def _sentence(advice: Advice) -> str:
     if advice.rows:
         return _measured_sentence(advice, count)
     row, plain = _chosen(advice), advice.predicted[0]
-    sentence = f"Use **{escaped(row.case.label)}**: of {count} combinations it is predicted to be the fastest that fits"
+    best = "fastest" if row.seconds is not None else "plainest"
+    sentence = f"Use **{escaped(row.case.label)}**: of {count} combinations it is predicted to be the {best} that fits"
     sentence += f" {shown(limit)}" if limit is not None else ""
     sentence += f", with a peak of {shown(row.peak_bytes or 0)}"
     if not row.case.is_baseline and plain.peak_bytes:

@@ -8,9 +8,11 @@ from statistics import median
 from typing import Any
 
 from harness.report.table import tokens_of
+from harness.report.composition import composition
 from harness.report.text import cell
 from harness.report.words import heading
 from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.observed import step_time
 
 Figures = dict[str, Any]
 
@@ -73,6 +75,10 @@ def _of_row(suite: str, table: Comparison, row: Row, tokens: float | None) -> Fi
         "time": speed.word if speed else None,
         "more_rounds": speed.more_rounds if speed else None,
         "phases": {phase.name: phase.peak_bytes for phase in first.memory.phases} if first else {},
+        "composition": composition(first.memory.phases, row.peak_phase) if first else {},
+        "ranks": case.ranks,
+        "rank_peaks": [rank.peak_bytes for rank in first.memory.ranks if rank.peak_bytes] if first else [],
+        "round_ratios": _round_ratios(row, table),
         "flags": ", ".join(row.flags),
         "notes": "; ".join(row.notes),
         "reasons": "; ".join(row.reasons),
@@ -88,3 +94,21 @@ def _first_step(row: Row) -> float | None:
     """Return the median first step, in which a compiler may have worked."""
     seconds = [record.times.first_step_seconds for record in row.records if record.times.first_step_seconds]
     return median(seconds) if seconds else None
+
+
+def _round_ratios(row: Row, table: Comparison) -> list[float]:
+    """Return the step time of each round as a multiple of the baseline's in the same round."""
+    baseline = next((each for each in table.rows if each.case.is_baseline), None)
+    if baseline is None or row is baseline:
+        return []
+    own, other = _by_round(row), _by_round(baseline)
+    return [own[at] / other[at] for at in sorted(own.keys() & other.keys())]
+
+
+def _by_round(row: Row) -> dict[tuple[int, int], float]:
+    """Return the step time of each process in seconds, by round and block."""
+    return {
+        (record.slot.round, record.slot.block): seconds
+        for record in row.records
+        if record.slot is not None and (seconds := step_time(record)) is not None
+    }

@@ -1,17 +1,45 @@
-"""One offline page of results: the table, sortable and filterable, and the charts, with all that decided a verdict."""
+"""One offline page of results: the answer first, then every suite, with all that decided a verdict."""
 
 import json
-import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from harness.report import charts
+from harness.report import charts, first
 from harness.report.export import Figures
 from harness.report.fit import LIMITS, Limits
 from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Documents, Sentence
+from harness.verdicts.remedies import Remedy
 
 BUNDLED = "window.vegaEmbed = vegaEmbed;"
+MOST_BYTES = 1 << 20
+"""What the pictures of a page may take; those of later suites are left to `harness report --pictures`."""
+KIB = 1 << 10
+WORDS = {
+    "suite": "suite", "comparison": "comparison", "place": "place", "strategy": "strategy", "status": "status",
+    "verdict": "verdict", "answer": "answer", "memory": "memory", "word": "time", "phase": "peak_phase",
+    "notes": "notes", "reasons": "reasons", "flags": "flags", "machine": "machine", "commit": "commit",
+}  # fmt: skip
+"""Texts of a row by their name on the page, and in its figures."""
+BYTES = {"peak": "peak_bytes", "predicted": "predicted_bytes", "floor": "floor_bytes"}
+RATIOS = {"ratio": "peak_ratio", "native": "native_peak_ratio", "time": "time_ratio", "low": "time_ratio_low",
+          "high": "time_ratio_high"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class About:
+    """What stands around the rows: what to use, the answer of each comparison, what each strategy is against.
+
+    `said` are answers by suite and comparison, `origins` and `titles` are by suite.
+    """
+
+    use: Sequence[Remedy] = ()
+    said: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    against: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+    titles: Mapping[str, str] = field(default_factory=dict)
+    origin: str = ""
 
 
 def html(
@@ -21,10 +49,9 @@ def html(
     limits: dict[str, list[Limits]] | None = None,
     documents: Documents | None = None,
     sentences: Sequence[Sentence] = (),
+    about: About | None = None,
 ) -> str:
     """Write the page; `answers` are those to the claims of each suite, `limits` what `harness fit` found for it.
-
-    With `documents`, the `sentences` of each stand first, with what was measured.
 
     Needs neither network nor server. Raises PicturesError where jinja2, altair or vl-convert is not installed.
     """
@@ -35,41 +62,126 @@ def html(
         raise charts.PicturesError("a page needs the package jinja2: pip install '.[pictures]'") from None
     import vl_convert
 
+    about = about or About()
     others = [name for name, entries in (*answers.items(), *(limits or {}).items()) if entries]
     suites = list(dict.fromkeys([*(row["suite"] for row in rows), *others]))
-    drawn = {suite: charts.of_rows([row for row in rows if row["suite"] == suite]) for suite in suites}
-    specs = {suite: {name: chart.to_dict() for name, chart in each.items()} for suite, each in drawn.items()}
+    by_suite = {suite: [row for row in rows if row["suite"] == suite] for suite in suites}
+    specs, left_out = _specs(by_suite)
     loader = PackageLoader("harness.report", "")
     page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.j2")
     return page.render(
         title=title,
+        origin=about.origin,
         suites=suites,
-        specs={suite: list(each) for suite, each in specs.items()},
+        counts={suite: len(members) for suite, members in by_suite.items()},
+        titles={suite: about.titles.get(suite, "") for suite in suites},
+        origins={suite: about.origins.get(suite, "") for suite in suites},
+        use=[_used(remedy) for remedy in about.use],
+        use_headers=first.USE,
+        pictures=_front(by_suite, specs),
+        specs={suite: list(specs.get(suite, {})) for suite in suites},
+        left_out=left_out,
         answers={suite: [_claim(each) for each in answers.get(suite, [])] for suite in suites},
         limits={suite: (limits or {}).get(suite, []) for suite in suites},
         limit_headers=LIMITS,
         documents=documents.documents if documents is not None else {},
         sentences=sentences,
-        rows=_embedded([_shown(row) for row in rows]),
+        rows=_embedded(columns(rows, about)),
         charts=_embedded(specs),
         library=vl_convert.javascript_bundle(BUNDLED).replace("</script", "<\\/script"),
     )
 
 
+def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
+    """Return what the page shows of rows, column by column, every text once: bytes in KiB, ratios to four digits."""
+    texts: dict[str, int] = {"": 0}
+
+    def number_of(text: str | None) -> int:
+        return texts.setdefault(text or "", len(texts))
+
+    words = {name: [number_of(row[figure]) for row in rows] for name, figure in WORDS.items()}
+    words["against"] = [number_of(_against(row["strategy"], about.against)) for row in rows]
+    numbers: dict[str, list[float | None]] = {
+        name: [None if row[figure] is None else round(row[figure] / KIB) for row in rows]
+        for name, figure in BYTES.items()
+    }
+    numbers |= {name: [_rounded(row[figure]) for row in rows] for name, figure in RATIOS.items()}
+    return {
+        "count": len(rows),
+        "words": words,
+        "numbers": numbers,
+        "composition": [
+            [[number_of(phase), round(size / KIB)] for phase, size in row["composition"].items()] for row in rows
+        ],
+        "rounds": [[_rounded(ratio) for ratio in row["round_ratios"]] for row in rows],
+        "said": {f"{suite}\n{comparison}": text for (suite, comparison), text in about.said.items()},
+        "texts": list(texts),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _against(label: str, against: Mapping[str, str]) -> str:
+    """Return what the strategies of a row are against, each once."""
+    names = (member.partition("(")[0] for member in label.partition(" on ")[0].split(" + "))
+    return "; ".join(dict.fromkeys(against[name] for name in names if name in against))
+
+
+def _specs(by_suite: Mapping[str, Sequence[Figures]]) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
+    """Return the charts of each suite as far as they fit into the page, and how many of each are left out."""
+    specs: dict[str, dict[str, Any]] = {}
+    left_out = dict.fromkeys(by_suite, 0)
+    size = 0
+    for suite, rows in by_suite.items():
+        for name, draw in charts.drawings(rows):
+            if size < MOST_BYTES and (chart := draw()) is not None:
+                spec = chart.to_dict()
+                size += len(json.dumps(spec))
+                specs.setdefault(suite, {})[name] = spec
+            elif size >= MOST_BYTES:
+                left_out[suite] += 1
+    return specs, left_out
+
+
+def _front(by_suite: Mapping[str, Sequence[Figures]], specs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Choose the two pictures that the page begins with: memory against time, and growth with length.
+
+    Of several, those of the suite with the most time rounds, which is the one that its owner cares for most.
+    """
+    chosen = []
+    for kind in ("tradeoff", "lengths"):
+        found = [(suite, name) for suite, each in specs.items() for name in each if name.startswith(kind)]
+        best = max(found, key=lambda each: max(row["rounds"] or 0 for row in by_suite[each[0]]), default=None)
+        chosen += [best] if best is not None else []
+    return chosen
+
+
+def _used(remedy: Remedy) -> dict[str, Any]:
+    """Return the cells of what to use, as the first page has them, and which one leads to a suite."""
+    row, case = remedy.best.row, remedy.best.table.case
+    size = next((f", {case.shape[name]:,} {name}" for name in ("tokens", "frames") if case.shape.get(name)), "")
+    cells = [
+        remedy.sets,
+        row.label,
+        remedy.backend,
+        f"{row.peak_ratio:.2f} x" if row.peak_ratio is not None else "",
+        f"{row.native_ratio:.2f} x" if row.native_ratio is not None else "",
+        first.time(row),
+        (row.answer or "").replace("_", " "),
+        f"{remedy.best.folder}{size}",
+        f"{len(remedy.idle)} of {remedy.count} rows",
+    ]
+    return {"cells": cells, "link": 7, "suite": remedy.best.folder}
+
+
 def _embedded(value: Any) -> str:
     """Write JSON that may stand within a script element: no tag can begin in it."""
-    text = json.dumps(value, allow_nan=False)
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _claim(answer: Answer) -> dict[str, str]:
     claim = answer.claim
-    return {"id": claim.id, "says": claim.says, "verdict": answer.verdict, "told": answer.reason, "that": claim.that}
-
-
-def _shown(row: Figures) -> Figures:
-    """Return what the table shows of a row, and the command that measures it again."""
-    left_out = ("shape", "phases")
-    only = "" if row["strategy"] == "baseline" else f" -k {shlex.quote(row['strategy'])}"
-    again = f"harness run suites/{row['suite']}.yaml --place {row['place']}{only}"
-    return {name: value for name, value in row.items() if name not in left_out} | {"again": again}
+    return {"id": claim.id, "says": claim.says, "verdict": answer.verdict, "reason": answer.reason, "that": claim.that}

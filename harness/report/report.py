@@ -1,21 +1,34 @@
-"""All results as one report: its tables, figures, pictures and page, and the answers to what documents say."""
+"""All results as one report: its tables, figures, pictures and pages, and the answers to what documents say."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.contract.plugins import Plugins
 from harness.records.store import StoreError
-from harness.report import charts, documents, fit, insert, page, table
+from harness.report import advise, charts, documents, first, fit, formats, frame, insert, page, table
+from harness.report.answer import sentence
 from harness.report.export import Figures, as_csv, as_json, of_tables
+from harness.report.provenance import line
 from harness.report.results import Results
+from harness.report.text import plain
+from harness.report.words import heading
 from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Documents, Found, Sentence, answered
+from harness.verdicts.remedies import Remedy, remedies, sets
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 TITLE = "Memory strategies, measured"
-DOCUMENTS = "documents"
-"""The name of the place in a document where the answers to what documents say go."""
+RESULTS = "results/"
+GIB = 1 << 30
+MEMORIES = {"cpu": (16 * GIB, 24 * GIB), "cuda": (24 * GIB, 48 * GIB, 80 * GIB, 141 * GIB)}
+"""The machines that the first page advises: boxes without a GPU, and GPUs."""
+LINKED = re.compile(r"pictures/([\w.-]+)\.svg\)")
 
 
 @dataclass(frozen=True)
@@ -27,26 +40,37 @@ class Report:
     documents: Documents | None = None
 
     @cached_property
+    def measured(self) -> tuple[Results, ...]:
+        """All results but the predictions that advice was given from."""
+        return tuple(each for each in self.results if not each.advice)
+
+    @cached_property
     def sentences(self) -> list[Sentence]:
         """What documents say, answered. Raises ClaimError where an expression cannot be read."""
         if self.documents is None:
             return []
-        return answered(self.documents, [Found(each.folder, each.tables, each.answers) for each in self.results])
+        return answered(self.documents, [Found(each.folder, each.tables, each.answers) for each in self.measured])
 
     @cached_property
     def figures(self) -> list[Figures]:
         """Every row as plain values; limits that `fit` found have none."""
         rows = []
-        for each in self.results:
+        for each in self.measured:
             if not each.searched:
                 rows += of_tables(each.suite, each.tables, table.tokens_per_step(each.tables, self.plugins))
         return rows
+
+    @cached_property
+    def remedies(self) -> list[Remedy]:
+        """What to use for each thing that sets a peak."""
+        judged = [(each.folder, each.tables) for each in self.measured if not each.searched]
+        return remedies(judged, self.plugins.strategies)
 
     def markdown(self, title: str = "") -> str:
         """Write the answers to documents where they were asked for, else all tables, each under its suite's name."""
         if self.documents is not None:
             return documents.text(self.documents, self.sentences)
-        return "\n".join(self._tables(each, True, title) for each in self.results)
+        return "\n".join(self._tables(each, True, title) for each in self.measured)
 
     def csv(self) -> str:
         """Write a line for each row."""
@@ -56,41 +80,113 @@ class Report:
         """Write an object for each row."""
         return as_json(self.figures)
 
+    def frame(self) -> "DataFrame":
+        """Return a pandas data frame with one row a strategy: every figure of the tables as a number."""
+        return frame.of_rows(self.figures)
+
+    def records(self) -> "DataFrame":
+        """Return a pandas data frame with one row a record: what each process measured."""
+        return frame.of_records([record for each in self.results for record in each.records])
+
+    def bencher(self) -> str:
+        """Write Bencher's metric format."""
+        return formats.bencher(self.figures)
+
+    def benchmark_action(self) -> str:
+        """Write what github-action-benchmark reads."""
+        return formats.benchmark_action(self.figures)
+
+    def write_parquet(self, path: Path) -> None:
+        """Write one row a strategy as parquet."""
+        frame.write_parquet(self.figures, path)
+
     def put_into(self, path: Path) -> None:
-        """Insert the tables of each folder, and the answers to documents, where a document has their marks.
+        """Insert what a document has marks for: the tables of a folder of results, or one of the `places`.
 
         Raises InsertError where it cannot be read, or where a mark chooses what is not there.
         """
         by_folder: dict[str, list[Results]] = {}
-        for each in self.results:
+        for each in self.measured:
             by_folder.setdefault(each.folder, []).append(each)
         for name, results in by_folder.items():
             insert.insert_into(path, name, partial(self._chosen, results))
-        if (said := self.documents) is not None:
-            insert.insert_into(path, DOCUMENTS, lambda choice: documents.text(said, self.sentences))
+        for name, text in self._places().items():
+            insert.insert_into(path, name, partial(_whole, text))
 
-    def pictures(self, folder: Path, only: str = "") -> Iterator[Path]:
-        """Draw the charts of each suite, or those whose name contains `only`; yield the files."""
-        for name in dict.fromkeys(row["suite"] for row in self.figures):
-            drawn = charts.of_rows([row for row in self.figures if row["suite"] == name])
-            yield from charts.save({each: drawn[each] for each in drawn if only in each}, folder, name)
+    def _places(self) -> dict[str, Callable[[], str]]:
+        """Return what writes the text of each other mark; its links lead from the root of the project."""
+        places = {
+            "use": lambda: first.use(self.remedies, RESULTS),
+            "advice": self.advice,
+            "suites": lambda: first.index(self.results, self.plugins.strategies, RESULTS),
+        }
+        if (said := self.documents) is not None:
+            places |= {
+                "documents": lambda: documents.text(said, self.sentences),
+                "sentences": lambda: first.said(self.sentences),
+            }
+        return places
+
+    def advice(self) -> str:
+        """Write what to use for each model and memory, from the predictions that `harness advise --save` kept."""
+        records = [record for each in self.results if each.advice for record in each.records]
+        if not records:
+            return "No advice is kept among these results: `harness advise SUITE --predict-only --save` keeps it."
+        return f"{line(records)}\n\n{advise.for_memories(records, MEMORIES)}"
+
+    def pictures(self, folder: Path, only: str = "", linked: Sequence[Path] = ()) -> Iterator[Path]:
+        """Draw the charts of each suite, or those whose name contains `only`, or that documents link to; yield files.
+
+        Raises InsertError where a document links to a picture that no results have.
+        """
+        wanted = {name for document in linked for name in LINKED.findall(document.read_text(encoding="utf-8"))}
+        drawn: set[str] = set()
+        for suite in dict.fromkeys(row["suite"] for row in self.figures):
+            rows = [row for row in self.figures if row["suite"] == suite]
+            if linked and not any(name.startswith(f"{suite}-") for name in wanted):
+                continue
+            of_suite = charts.of_rows(rows)
+            chosen = {
+                name: chart
+                for name, chart in of_suite.items()
+                if only in name and (not linked or f"{suite}-{name}" in wanted)
+            }
+            drawn |= {f"{suite}-{name}" for name in chosen}
+            yield from charts.save(chosen, folder, suite)
+        if absent := sorted(wanted - drawn):
+            raise insert.InsertError(f"there is no picture '{absent[0]}': mend the link in the document")
 
     def write_page(self, path: Path) -> None:
         """Write everything as one offline page; raise StoreError where the file cannot be written."""
         answers: dict[str, list[Answer]] = {}
         limits: dict[str, list[fit.Limits]] = {}
-        for each in self.results:
+        for each in self.measured:
             answers.setdefault(each.suite, []).extend(each.answers)
             limits.setdefault(each.suite, []).extend(fit.limits(each.records))
-        text = page.html(TITLE, self.figures, answers, limits, self.documents, self.sentences)
+        text = page.html(TITLE, self.figures, answers, limits, self.documents, self.sentences, self._about())
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise StoreError(f"the page cannot be written to '{path}' ({error.strerror}): name another file") from None
 
+    def _about(self) -> page.About:
+        """Collect what the page says around its rows."""
+        said = {
+            (each.suite, heading(each_table.case)): plain(sentence(each_table))
+            for each in self.measured
+            if not each.searched
+            for each_table in each.tables
+        }
+        against = {name: what for name, each in self.plugins.strategies.items() if (what := sets(each)) is not None}
+        titles = {each.suite: record.heading.title for each in self.measured for record in each.records[:1]}
+        origins = {each.suite: plain(line(each.records)) for each in self.measured}
+        everything = [record for each in self.measured for record in each.records]
+        return page.About(self.remedies, said, against, origins, titles, plain(line(everything)))
+
     def _chosen(self, results: Sequence[Results], choice: Mapping[str, str]) -> str:
         if not choice:
-            return "\n".join(self._tables(each, False, "") for each in results)
+            origin = line([record for each in results for record in each.records])
+            return "\n\n".join([origin, *(self._tables(each, False, "") for each in results)])
         parts = [table.of_choice(each, self.plugins, choice) for each in results]
         if not any(parts):
             words = " ".join(f"{key}={value}" for key, value in choice.items())
@@ -101,3 +197,8 @@ class Report:
         if results.searched:
             return fit.text(results.records, "##" if headed else "####", results.answers)
         return table.of_results(results, self.plugins, headed, title)
+
+
+def _whole(text: Callable[[], str], choice: Mapping[str, str]) -> str:
+    """Return a text that no mark chooses a part of."""
+    return text()

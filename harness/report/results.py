@@ -29,6 +29,12 @@ class Results:
         return any(record.limits is not None for record in self.records)
 
     @cached_property
+    def advice(self) -> bool:
+        """Whether these are the predictions that `harness advise --save` kept."""
+        slots = [record.slot for record in self.records if record.slot is not None]
+        return bool(slots) and all(slot.kind == "predict" for slot in slots)
+
+    @cached_property
     def tables(self) -> list[Comparison]:
         """The judged comparisons, or the limits by what they are compared to."""
         return judge.searched(self.records) if self.searched else judge.judge(self.records)

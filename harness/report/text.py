@@ -1,5 +1,10 @@
 """Text that is harmless where it is shown: in markdown, in a spreadsheet, on a terminal."""
 
+import html
+import re
+
+MARKED = re.compile(r"\\([\\`*|\[\]])|[*`]+")
+"""An escaped character, or marks of emphasis and code."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet would take for the beginning of a formula."""
 MARKUP = str.maketrans({"<": "&lt;", ">": "&gt;"} | {character: f"\\{character}" for character in "\\`*|[]"})
@@ -24,3 +29,8 @@ def cell(text: str) -> str:
 def row_name(label: str) -> str:
     """Return the label of a row as markdown, as code unless it is the baseline's."""
     return label if label == "baseline" else f"`{escaped(label)}`"
+
+
+def plain(markdown: str) -> str:
+    """Return a sentence of ours without its markup: what was escaped as it was, no emphasis, no code marks."""
+    return html.unescape(MARKED.sub(lambda match: match[1] or "", markdown))

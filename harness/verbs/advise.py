@@ -3,13 +3,16 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.contract.parts import DATA_PARTS
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import Strategy
-from harness.records import Applied, Case, store
+from harness.machine import facts
+from harness.records import Applied, Case, Origin, Record, Slot, store
 from harness.records.case import CONTROL
-from harness.run import session
+from harness.records.record import Heading
+from harness.run import locks, session
 from harness.run.schedule import obstacle
 from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
@@ -181,10 +184,22 @@ def _measured(
     return {table.case.comparison_key: table.rows for table in judge.judge(store.read(path)[0])}
 
 
+def of_predictions(rows: Sequence[PlanRow]) -> Advice:
+    """Advise from predictions alone: the fastest that fits, or where no times are expected the plainest."""
+    fitting = [row for row in rows if row.fits]
+    timed = front(fitting)
+    best = timed[0] if timed else min(fitting, key=plainness, default=None)
+    return Advice(rows[0].case, tuple(rows), tuple(front(rows)), (), best.case.label if best is not None else None)
+
+
+def plainness(row: PlanRow) -> tuple[int, int]:
+    """Return what to prefer where no times are known: few strategies, then little memory."""
+    return len(row.case.strategies), row.peak_bytes or 0
+
+
 def _advice(rows: Sequence[PlanRow], measured: Sequence[Row], allowed: Sequence[str]) -> Advice:
     right = set().union(*(ANSWERS[kind] for kind in ("exact", *allowed)))
-    fitting = front([row for row in rows if row.fits])
-    choice: str | None = fitting[0].case.label if fitting else None
+    advice = of_predictions(rows)
     if measured:
         usable = [
             row
@@ -195,4 +210,34 @@ def _advice(rows: Sequence[PlanRow], measured: Sequence[Row], allowed: Sequence[
             and row.step_seconds is not None
         ]
         choice = min(usable, key=lambda row: row.step_seconds or 0.0).label if usable else None
-    return Advice(rows[0].case, tuple(rows), tuple(front(rows)), tuple(measured), choice)
+        return replace(advice, rows=tuple(measured), choice=choice)
+    return advice
+
+
+def saved(answers: Sequence[Advice], plan: Plan, plugins: Plugins, results: Path) -> Path:
+    """Write every prediction that advice rests on as a record, so that it can be given again for any memory.
+
+    Returns the file. Raises StoreError where it cannot be written.
+    """
+    folder = results / plan.name / facts.name()
+    with locks.measuring(folder, ()):
+        path = store.next_file(folder, facts.commit())
+        origin = Origin(
+            suite=plan.name,
+            utc=session.now(),
+            commit=facts.commit(),
+            machine=facts.facts(),
+            versions={**facts.versions(), **plugins.versions},
+        )
+        store.append(path, Record(heading=Heading(title=plan.suite.title), origin=origin))
+        for position, row in enumerate(row for advice in answers for row in advice.predicted):
+            record = Record(
+                origin=origin,
+                slot=Slot(case=row.case.digest(), kind="predict"),
+                position=position,
+                case=row.case,
+                missing={"predicted_peak_bytes": row.reason} if row.reason else {},
+                prediction=row.prediction.model_copy(update={"predicted_work": ()}),
+            )
+            store.append(path, record)
+    return path

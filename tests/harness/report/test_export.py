@@ -2,14 +2,18 @@
 
 import csv
 import io
+import itertools
 import json
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.records import Applied, Case, Memory, Origin, Phase, Record
+from harness.records import Applied, Case, Memory, Origin, Phase, Rank, Record
 from harness.report import charts, export
 from harness.report.charts import PicturesError
 from harness.verdicts.interval import Interval
@@ -37,6 +41,7 @@ def row(*names: str, tokens: int = 64, peak: int = 100 * MIB, seconds: float = 1
     given = {
         "status": "ok",
         "peak_bytes": peak,
+        "peak_phase": "steady_step/backward",
         "predicted_bytes": peak - MIB,
         "step_seconds": seconds,
         "speed": Speed(seconds, Interval(seconds * 0.9, seconds * 1.1), "open", 4, 9, 0.02, 9) if names else None,
@@ -71,54 +76,110 @@ def test_a_spreadsheet_reads_a_line_for_each_row_and_no_formula():
     assert "\x1b" not in export.as_csv(rows_of(row(reasons=("\x1b[2J",)))), "a terminal obeys nothing of it"
 
 
+def drawn(*rows: Row, chart: str) -> dict[str, Any]:
+    """Draw one chart of a comparison; return its specification."""
+    return charts.of_rows(rows_of(*rows))[chart].to_dict()
+
+
+def marks(spec: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """Collect the values of all layers of one kind."""
+    layers = [
+        layer
+        for layer in spec["layer"]
+        if (layer["mark"] if isinstance(layer["mark"], str) else layer["mark"]["type"]) == kind
+    ]
+    return [value for layer in layers for value in layer.get("data", {}).get("values", [])]
+
+
+FRONT = (
+    row(peak=100 * MIB),
+    row("a", peak=50 * MIB, seconds=2.0, peak_ratio=0.5),
+    row("b", peak=60 * MIB, seconds=3.0, peak_ratio=0.6),
+    row("c", peak=200 * MIB, seconds=0.5, peak_ratio=2.0, answer="approximate"),
+    row("d", peak=10 * MIB, seconds=0.5, peak_ratio=0.1, answer="diverged"),
+)
+
+
 def test_the_front_holds_what_nothing_beats_in_both():
-    rows = rows_of(
-        row(peak=100 * MIB, seconds=1.0),
-        row("a", peak=50 * MIB, seconds=2.0),
-        row("b", peak=60 * MIB, seconds=3.0),
-        row("c", peak=200 * MIB, seconds=0.5),
-    )
-    assert [each["strategy"] for each in charts.front(rows)] == ["a", "baseline", "c"]
+    points = marks(drawn(*FRONT, chart="tradeoff-1"), "point")
+    kinds = {point["strategy"]: point["kind"] for point in points}
+    exact, other, beaten = "best, answers as before", "best, answers less exactly", "beaten in both"
+    assert kinds == {"a": exact, "baseline": exact, "c": other, "b": beaten}, "a wrong answer is nowhere"
+
+
+def test_exact_and_inexact_answers_are_told_apart():
+    spec = drawn(*FRONT, chart="tradeoff-1")
+    filled = {
+        value["strategy"]: layer["mark"]["filled"]
+        for layer in spec["layer"]
+        if layer["mark"]["type"] == "point"
+        for value in layer["data"]["values"]
+    }
+    assert filled == {"baseline": True, "a": True, "b": True, "c": False}
+    assert {label["label"] for label in marks(spec, "text")} == {"a", "baseline", "c"}, "what is beaten has no name"
 
 
 def test_each_chart_is_drawn_where_there_are_figures_for_it():
-    compared = (row(), row("a"), row("b"), row("a", "b", peak=40 * MIB))
+    compared = (row(), row("a", peak_ratio=0.9), row("b"), row("a", "b", peak=40 * MIB))
     assert set(charts.of_rows(rows_of(*compared))) == {"tradeoff-1", "phases-1", "contributions-1"}
-    longer = (row(tokens=128), row("a", tokens=128))
+    longer = (row(tokens=128), row("a", tokens=128, peak_ratio=0.9))
     both = [*rows_of(*compared), *rows_of(*longer)]
     assert {"tradeoff-2", "phases-2", "lengths-torch-cpu"} <= set(charts.of_rows(both))
     assert set(charts.of_rows(rows_of(row(status="unsupported", peak_bytes=None)))) == set()
 
 
-def test_what_each_member_contributes_is_the_peak_without_it():
-    drawn = charts.contributions(
-        rows_of(row(), row("a", peak=90 * MIB), row("b", peak=70 * MIB), row("a", "b", peak=40 * MIB))
+def test_a_combination_is_a_waterfall_from_the_baseline_to_the_whole():
+    spec = drawn(
+        row(), row("a", peak=90 * MIB), row("b", peak=70 * MIB), row("a", "b", peak=40 * MIB), chart="contributions-1"
     )
-    found = {value["member"]: value["more"] for value in drawn.to_dict()["data"]["values"]}
-    assert found == {"a": 30.0, "b": 50.0}, "without a there is b"
+    bars = {bar["step"]: (bar["low"], bar["high"], bar["text"]) for bar in marks(spec, "bar")}
+    assert bars == {
+        "baseline": (0.0, 100.0, "100"),
+        "+ a": (90.0, 100.0, "-10"),
+        "+ b": (40.0, 90.0, "-50"),
+        "all together": (0.0, 40.0, "40"),
+    }
+    assert "contributions-1" not in charts.of_rows(rows_of(row(), row("a", "b", peak=40 * MIB))), "no row between"
 
 
-def test_what_exceeded_its_budget_is_marked_at_the_budget():
-    failed = row("a", status="oom_budget", peak_bytes=None, step_seconds=None)
-    drawn = charts.tradeoff(rows_of(row(), row("b"), failed)).to_dict()
-    (cross,) = (layer for layer in drawn["layer"] if layer["mark"].get("text") == "✕")
-    assert cross["data"]["values"][0]["budget_mib"] == 1024
+def test_a_bar_of_phases_is_as_long_as_the_peak():
+    values = marks(drawn(row(), row("a", peak=50 * MIB), chart="phases-1"), "bar")
+    sums = {name: sum(each["mib"] for each in values if each["strategy"] == name) for name in ("baseline", "a")}
+    assert sums == {"baseline": 100.0, "a": 50.0}
 
 
-def test_predictions_are_hollow_and_the_budget_is_a_line():
+def test_lines_of_growth_are_named_at_their_ends_apart_from_each_other():
     rows = [
-        *rows_of(row(), row("a")),
-        *rows_of(row(tokens=128), row("a", tokens=128, status="skipped", peak_bytes=None)),
+        *rows_of(row(), row("a"), row("b", peak=101 * MIB)),
+        *rows_of(row(tokens=128), row("a", tokens=128, status="skipped", peak_bytes=None), row("b", tokens=128)),
     ]
-    drawn = charts.lengths(rows).to_dict()
-    lines, hollow, rule = drawn["layer"]
-    assert len(lines["data"]["values"]) == 3 and len(hollow["data"]["values"]) == 4
+    spec = charts.lengths(rows).to_dict()
+    lines, hollow, rule, names = spec["layer"]
+    assert len(lines["data"]["values"]) == 5 and len(hollow["data"]["values"]) == 6
     assert hollow["mark"]["filled"] is False and rule["encoding"]["y"] == {"datum": 1024.0}
+    assert lines["encoding"]["color"]["legend"] is None
+    places = [math.log(value["place"]) for value in names["data"]["values"]]
+    assert len(places) == 3 and {value["tokens"] for value in names["data"]["values"]} == {128}
+    span = math.log(
+        spec["layer"][0]["encoding"]["y"]["scale"]["domain"][1]
+        / spec["layer"][0]["encoding"]["y"]["scale"]["domain"][0]
+    )
+    gaps = [(b - a) / span * spec["height"] for a, b in itertools.pairwise(sorted(places))]
+    assert min(gaps) > 12
+
+
+def test_what_each_rank_holds_stands_beside_one_process():
+    ranks = tuple(Rank(peak_bytes=size * MIB) for size in (30, 40))
+    case = row("a").case.model_copy(update={"ranks": 2})
+    divided = replace(row("a", peak=40 * MIB), case=case, records=(Record(memory=Memory(ranks=ranks)),))
+    spec = drawn(row(), divided, chart="ranks-1")
+    assert [value["mib"] for value in marks(spec, "point")] == [30.0, 40.0]
+    assert spec["layer"][-1]["encoding"]["x"] == {"datum": 100.0}
 
 
 def test_pictures_are_files_whose_text_is_inert(tmp_path):
     hostile = "</text><script>alert(1)</script>"
-    made = charts.of_rows(rows_of(row(), row(hostile)))
+    made = charts.of_rows(rows_of(row(), row(hostile, peak_ratio=0.9)))
     found = sorted(path.name for path in charts.save(made, tmp_path / "new", "mine"))
     assert found == ["mine-phases-1.png", "mine-phases-1.svg", "mine-tradeoff-1.png", "mine-tradeoff-1.svg"]
     svg = (tmp_path / "new" / "mine-tradeoff-1.svg").read_text()
@@ -129,7 +190,7 @@ def test_pictures_are_files_whose_text_is_inert(tmp_path):
 def test_without_the_package_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(PicturesError, match=r"pip install '\.\[pictures\]'"):
-        charts.tradeoff(rows_of(row(), row("a")))
+        charts.tradeoff(rows_of(row(), row("a", peak_ratio=0.9)))
 
 
 def reported(*words: str) -> "subprocess.CompletedProcess[str]":

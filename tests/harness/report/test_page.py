@@ -1,12 +1,15 @@
-"""The page of results: offline, inert, and in a real browser sorted and filtered."""
+"""The page of results: offline, inert, quick, and looked at in a real browser."""
 
 import json
 import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -21,54 +24,74 @@ HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=al
 
 
 @pytest.fixture(scope="module")
-def committed(tmp_path_factory):
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of the committed results."""
     path = tmp_path_factory.mktemp("page") / "page.html"
     command = [sys.executable, "-m", "harness", "report", str(ROOT / "results"), "--page", str(path)]
     command += ["--documents", str(ROOT / "suites" / "claims.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return path
 
 
-def row(**changes):
+def row(**changes: Any) -> dict[str, Any]:
     given = {
         "suite": "mine", "comparison": "here", "workload": "decoder", "place": "torch/cpu", "strategy": "baseline",
         "status": "ok", "verdict": "baseline", "answer": "bit_exact", "peak_bytes": 1 << 20, "peak_ratio": None,
-        "peak_phase": "loss", "predicted_bytes": 1 << 20, "residual_ratio": 0.0, "floor_bytes": 1, "floor_ratio": 1.0,
-        "budget_bytes": None, "step_seconds": 1.0, "first_step_seconds": None, "fetch_seconds": None,
-        "tokens_per_second": 1.0, "time_ratio": None, "time_ratio_low": None, "time_ratio_high": None, "rounds": None,
-        "speed": None, "phases": {}, "flags": "", "notes": "", "reasons": "",
-        "corpus": "x", "tokenizer": "bytes", "machine": "m", "commit": "c", "shape": {"tokens": 64},
+        "peak_phase": "loss", "memory": None, "native_peak_ratio": None, "predicted_bytes": 1 << 20, "floor_bytes": 1,
+        "budget_bytes": None, "step_seconds": 1.0, "time_ratio": None, "time_ratio_low": None, "time_ratio_high": None,
+        "rounds": None, "time": None, "composition": {}, "round_ratios": [], "ranks": 1, "rank_peaks": [],
+        "flags": "", "notes": "", "reasons": "", "machine": "m", "commit": "c", "shape": {"tokens": 64},
     }  # fmt: skip
     return given | changes
 
 
-def shown(path, **asked):
-    """What a browser makes of the page at these settings."""
+def browser(path: Path, *options: str, **asked: Any) -> "subprocess.CompletedProcess[str]":
+    """Open the page at these settings; refuse a page that says something is wrong."""
     if BROWSER is None:
         pytest.skip("needs a browser: chromium")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--enable-logging=stderr"]
-    options += ["--window-size=1280,1500", f"--user-data-dir={path.parent / 'profile'}"]
-    command = [BROWSER, *options, "--dump-dom", f"{path.as_uri()}?{urlencode(asked)}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=6000",
+        "--hide-scrollbars",
+    ]
+    command += ["--enable-logging=stderr", f"--user-data-dir={path.parent / 'profile'}", *options]
+    query = urlencode({name: "" if value is True else value for name, value in asked.items()})
+    done = subprocess.run([*command, f"{path.as_uri()}?{query}"], capture_output=True, text=True, timeout=120)
     told = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     faults = [line for line in told if re.search("Uncaught|Error|Refused|violates", line)]
     assert not faults, faults
-    return done.stdout
+    return done
 
 
-def lines_of(dom):
-    """The texts of the cells of each row of the large table."""
-    body = dom.split('<table id="rows">')[1].split("</table>")[0].split("<tbody>")[1]
-    found = re.findall(r"<tr[^>]*>(.*?)</tr>", body, re.S)
+def dom_of(path: Path, *options: str, **asked: Any) -> str:
+    """Return what a browser makes of the page."""
+    return browser(path, "--window-size=1280,1500", *options, "--dump-dom", **asked).stdout
+
+
+def lines_of(dom: str) -> list[list[str]]:
+    """Return the texts of the cells of each row that is shown."""
+    found = re.findall(r'<tr class="row"[^>]*>(.*?)</tr>', dom, re.S)
     return [
         [unescape(re.sub("<[^>]+>", "", cell)) for cell in re.findall(r"<td[^>]*>(.*?)</td>", line, re.S)]
         for line in found
     ]
 
 
-def test_the_page_of_the_committed_suites_is_small_and_asks_nobody(committed):
+def names_of(dom: str) -> list[str]:
+    return [line[0] for line in lines_of(dom)]
+
+
+def written(folder: Path, rows: list[dict[str, Any]], **around: Any) -> Path:
+    path = folder / "page.html"
+    path.write_text(page.html("mine", rows, {}, **around), encoding="utf-8")
+    return path
+
+
+def test_the_page_of_the_committed_suites_is_small_and_asks_nobody(committed: Path) -> None:
     text = committed.read_text()
     assert len(text.encode()) < 5 << 20
     assert "default-src 'none'" in text
@@ -78,40 +101,172 @@ def test_the_page_of_the_committed_suites_is_small_and_asks_nobody(committed):
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", text.split("<script>")[0])
 
 
-def test_texts_of_suites_and_plugins_are_inert():
+def test_it_begins_with_the_answer_and_two_pictures(committed: Path) -> None:
+    dom = dom_of(committed)
+    body = dom.split("<main>")[1].split('id="all"')[0]
+    assert body.index("What sets your peak") < body.index("Memory against time") < body.index("What documents say")
+    assert "the logits of the loss" in body
+    assert re.findall('data-chart="([a-z]+)', body) == ["tradeoff", "lengths"]
+    assert body.count('class="marks"') == 2, "both are drawn"
+
+
+def test_texts_of_suites_and_plugins_are_inert() -> None:
     claim = Answer(Claim(id=HOSTILE[:60], says=HOSTILE, that="peak(a) < 1"), "refuted", HOSTILE)
-    text = page.html(HOSTILE, [row(strategy=HOSTILE, notes=HOSTILE, suite="mine")], {"mine": [claim]})
+    about = page.About(said={("mine", HOSTILE): HOSTILE}, origins={"mine": HOSTILE}, titles={"mine": HOSTILE})
+    rows = [row(strategy=HOSTILE, notes=HOSTILE, comparison=HOSTILE)]
+    text = page.html(HOSTILE, rows, {"mine": [claim]}, about=about)
     assert text.count("</script>") == 4, "two blocks of data, the library, the program"
     assert "<img src=x" not in text and "<script>document.title" not in text
     embedded = json.loads(text.split('id="data">')[1].split("</script>")[0])
-    assert embedded[0]["strategy"] == HOSTILE, "and none of it is lost"
+    assert HOSTILE in embedded["texts"], "and none of it is lost"
 
 
-def test_hostile_text_does_nothing_in_a_browser(tmp_path):
-    path = tmp_path / "page.html"
-    path.write_text(page.html("mine", [row(strategy=HOSTILE, verdict="wins")], {}))
-    dom = shown(path)
+def test_hostile_text_does_nothing_in_a_browser(tmp_path: Path) -> None:
+    dom = dom_of(written(tmp_path, [row(strategy=HOSTILE, verdict="wins")]), open="0")
     assert "<title>mine</title>" in dom and lines_of(dom)[0][0] == HOSTILE
 
 
-def test_a_browser_sorts_and_filters(tmp_path):
-    path = tmp_path / "page.html"
-    rows = [row(strategy=name, peak_bytes=peak << 20, place=place) for name, peak, place in
-            (("b", 30, "torch/cpu"), ("a", 20, "jax/cpu"), ("c", 10, "torch/cpu"), ("d", 5, "torch/cpu"))]  # fmt: skip
-    rows[3] |= {"status": "oom_budget", "peak_bytes": None}
-    path.write_text(page.html("mine", rows, {}))
-    assert [line[0] for line in lines_of(shown(path))] == ["b", "a", "c", "d"]
-    assert [line[0] for line in lines_of(shown(path, sort="peak_bytes"))] == ["c", "a", "b", "d"], "unknown ones last"
-    assert [line[0] for line in lines_of(shown(path, sort="strategy", down=""))] == ["d", "c", "b", "a"]
-    dom = shown(path, place="torch/cpu", filter="oom_budget")
-    assert lines_of(dom) == [] and "0 of 4 rows" in dom
-    dom = shown(path, place="torch/cpu", sort="peak_bytes")
-    assert [line[0] for line in lines_of(dom)] == ["c", "b", "d"] and "3 of 4 rows" in dom
-    assert lines_of(dom)[2][1] == "oom_budget" and lines_of(dom)[0][1] == "10.0"
+ROWS = [
+    row(strategy="a", verdict="baseline"),
+    row(strategy="b", peak_bytes=30 << 20, verdict="wins", peak_ratio=0.5, memory="less"),
+    row(strategy="c", peak_bytes=10 << 20, place="jax/cpu", answer="approximate", verdict="wins"),
+    row(strategy="d", status="oom_budget", peak_bytes=None, suite="other", verdict="fails"),
+]
 
 
-def test_a_browser_draws_the_committed_results(committed):
-    dom = shown(committed, filter="long_context fused")
-    found = lines_of(dom)
-    assert found and all("fused" in line[0] for line in found)
-    assert dom.count('class="marks"') >= 2, "the first charts are drawn"
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ({"filter": "b"}, ["b"]),
+        ({"place": "jax/cpu"}, ["c"]),
+        ({"answer": "approximate"}, ["c"]),
+        ({"wins": True}, ["b", "c"]),
+        ({"filter": "oom_budget"}, ["d"]),
+        ({"against": "the logits"}, ["b"]),
+        ({"filter": "nothing of it"}, []),
+        ({"open": "0", "sort": "peak_bytes"}, ["a", "c", "b", "d"]),
+        ({"open": "0", "sort": "strategy", "down": True}, ["c", "b", "a", "d"]),
+    ],
+    ids=str,
+)
+def test_a_browser_filters_and_sorts(asked: dict[str, Any], names: list[str], tmp_path: Path) -> None:
+    path = written(tmp_path, ROWS, about=page.About(against={"b": "the logits"}))
+    dom = dom_of(path, **asked)
+    assert names_of(dom) == names
+    count = len(names) if "open" not in asked else 4
+    assert f"{count} of 4 rows" in dom
+
+
+def test_a_row_opens_to_all_that_decided_it(tmp_path: Path) -> None:
+    shown = row(
+        strategy="b + c", composition={"before the step": 1 << 20, "loss": 3 << 20}, round_ratios=[0.9, 1.0, 1.1],
+        time_ratio=1.0, time_ratio_low=0.95, time_ratio_high=1.05, time="open", reasons="asked for 3 MiB more",
+    )  # fmt: skip
+    dom = dom_of(written(tmp_path, [shown]), open="0")
+    more = dom.split('<tr class="more">')[1].split("</table>")[0]
+    assert "before the step 1.0 MiB" in more and "loss 3.0 MiB" in more
+    assert re.findall(r"width: ?([0-9.]+)%", more) == ["25", "75"]
+    assert more.count("<circle") == 3 and "3 rounds" in more
+    assert "asked for 3 MiB more" in more
+    assert "harness run mine --place torch/cpu -k 'b + c'" in unescape(more)
+
+
+def test_two_rows_lie_beside_each_other(tmp_path: Path) -> None:
+    dom = dom_of(written(tmp_path, ROWS), beside="0,1")
+    panel = dom.split('id="beside"')[1].split("</aside>")[0]
+    assert "a - here" in panel and "b - here" in panel and "0.50 x less" in panel
+    assert "hidden" not in panel.split(">")[0]
+
+
+def test_no_cell_is_cut_off_at_any_width(committed: Path, tmp_path: Path) -> None:
+    """The page measures itself: nothing is wider than the window, and no cell hides what it holds."""
+    text = committed.read_text().replace("</body>", f"<script>{MEASURE}</script></body>")
+    path = tmp_path / "measured.html"
+    path.write_text(text)
+    for width in (390, 820, 1280):
+        dom = framed(path, width, "?filter=long_context&open=1")
+        found = json.loads(unescape(re.search(r"MEASURED(.*?)END", dom)[1]))  # type: ignore[index]
+        assert found["rows"] > 10
+        assert found["wide"] <= width, f"{found['what']} is wider than {width} pixels"
+        assert found["cut"] == [], f"cut off at {width} pixels"
+
+
+MEASURE = """
+setTimeout(() => {
+  const all = [...document.querySelectorAll("body *")].filter(each => each.offsetParent && !each.closest("svg"));
+  const widest = all.reduce((a, b) => a.getBoundingClientRect().right > b.getBoundingClientRect().right ? a : b);
+  const cells = [...document.querySelectorAll("td, th")].filter(each => each.offsetParent);
+  const cut = cells.filter(each => each.scrollWidth > each.clientWidth + 1);
+  const found = {wide: Math.floor(widest.getBoundingClientRect().right), what: widest.tagName + "." + widest.className,
+    cut: cut.slice(0, 3).map(each => each.textContent), rows: document.querySelectorAll("tr.row").length};
+  parent.postMessage("MEASURED" + JSON.stringify(found) + "END", "*");
+}, 2500);
+"""
+FRAME = """<!doctype html><iframe src="{src}" style="border:0;width:{width}px;height:900px"></iframe>
+<pre id="said"></pre>
+<script>addEventListener("message", event => document.getElementById("said").textContent = event.data)</script>"""
+
+
+def framed(path: Path, width: int, query: str) -> str:
+    """Show the page in a frame of this width, since a window cannot be as narrow as a phone."""
+    frame = path.with_name(f"frame-{width}.html")
+    frame.write_text(FRAME.format(src=path.name + query, width=width))
+    return browser(frame, "--window-size=1400,1000", "--allow-file-access-from-files", "--dump-dom").stdout
+
+
+@pytest.mark.parametrize("width", [390, 820, 1280])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_it_can_be_looked_at(width: int, dark: bool, committed: Path, tmp_path: Path) -> None:
+    """The picture of it has the ground of its scheme and much on it."""
+    picture = tmp_path / "page.png"
+    frame = committed.with_name(f"look-{width}.html")
+    scheme = "dark" if dark else "light"
+    style = f"<style>:root {{ color-scheme: {scheme}; }} body {{ margin: 0 }}</style>"
+    frame.write_text(style + FRAME.format(src=f"{committed.name}?filter=long_context&open=1", width=width))
+    options = ["--blink-settings=preferredColorScheme=0"] if dark else ["--blink-settings=preferredColorScheme=1"]
+    browser(frame, *options, f"--window-size={max(width, 500)},900", f"--screenshot={picture}")
+    ground, colours = looked_at(picture)
+    assert (max(ground) < 60) if dark else (min(ground) > 240)
+    assert colours > 20
+
+
+def looked_at(picture: Path) -> tuple[tuple[int, int, int], int]:
+    """Return the colour that fills most of a picture, and how many colours it has."""
+    image = pytest.importorskip("PIL.Image").open(picture).convert("RGB")
+    counts = sorted(image.getcolors(1 << 24), reverse=True)
+    return counts[0][1], len(counts)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A page of 10,000 rows in 50 suites."""
+    rows = [
+        row(suite=f"suite {at // 200}", comparison=f"decoder on torch/cpu, {64 << (at // 20 % 10)} tokens",
+            shape={"tokens": 64 << (at // 20 % 10)}, strategy=f"strategy {at % 20}" if at % 20 else "baseline",
+            peak_bytes=(at + 1) << 12, peak_ratio=0.5 + at / 20000, time_ratio=1.0, time_ratio_low=0.9,
+            time_ratio_high=1.1, time="open", verdict="wins", memory="less", round_ratios=[0.9, 1.0, 1.1],
+            composition={"before the step": at << 10, "forward": at << 10, "loss": at << 10, "backward": at << 10},
+            notes=f"a note of row {at % 700}")
+        for at in range(10_000)
+    ]  # fmt: skip
+    yield written(tmp_path_factory.mktemp("large"), rows)
+
+
+def test_a_page_of_10_000_rows_is_under_5_mb(large: Path) -> None:
+    assert large.stat().st_size < 5 << 20
+    assert "10000 of 10000 rows" in dom_of(large)
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_a_page_of_10_000_rows_opens_in_two_seconds(large: Path) -> None:
+    small = large.with_name("small.html")
+    small.write_text("<!doctype html><p>nothing</p>")
+
+    def seconds(path: Path) -> float:
+        begun = time.perf_counter()
+        browser(path, "--dump-dom", "--virtual-time-budget=1")
+        return time.perf_counter() - begun
+
+    seconds(small)
+    assert seconds(large) - seconds(small) < 2.0

@@ -1,0 +1,42 @@
+"""`harness bisect`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.options import OnlyOption, PlaceOption
+from harness.cli.screen import note, out
+from harness.verbs.bisect import Tried, search
+from harness.verbs.compare import Condition
+
+
+def command(
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite that both commits have.")],
+    good: Annotated[str, typer.Option(help="A commit at which it was good.")],
+    bad: Annotated[str, typer.Option(help="A later one at which it is worse.")] = "HEAD",
+    fail_on: Annotated[
+        list[str] | None, typer.Option(help="What is worse: peak>2% (as by default), time>10%, ...")
+    ] = None,
+    only: OnlyOption = None,
+    place: PlaceOption = None,
+    rounds: Annotated[int, typer.Option(help="Time rounds of each run: more than 0 to search for a time.", min=0)] = 0,
+) -> None:
+    """Find the commit at which a row of a suite became worse: measure it there and at commits between, in git.
+
+    Each commit is checked out into a folder of its own; what lies here is left alone. Commits at which the suite does
+    not run are skipped. Ends with status 0 where one was found, with 1 where the bad commit is not worse.
+    """
+    conditions = [Condition.parse(each) for each in fail_on or ("peak>2%",)]
+    options = ["--rounds", str(rounds), *(["-k", only] if only else [])]
+    options += [word for each in place or () for word in ("--place", each)]
+    found = search(Path("."), suite, good, bad, conditions, options, _log)
+    if found is None:
+        note(f"'{bad}' is no worse than '{good}'")
+        raise typer.Exit(1)
+    out.print(f"{found.commit} is the first that is worse: {found.why}")
+
+
+def _log(tried: Tried) -> None:
+    word = {True: "worse", False: "good", None: "skipped"}[tried.worse]
+    note(f"{tried.commit[:12]} {word}{f': {tried.why}' if tried.why else ''}")

@@ -1,0 +1,50 @@
+"""`harness history`."""
+
+from enum import StrEnum, auto
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.options import OnlyOption
+from harness.cli.screen import note, out
+from harness.contract import plugins
+from harness.records.store import StoreError
+from harness.report import charts
+from harness.report.charts.commits import commits
+from harness.report.history import text
+from harness.report.results import read
+from harness.verbs.history import Run, series
+
+
+class By(StrEnum):
+    """What orders the runs."""
+
+    commit = auto()
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(metavar="RESULTS", help="A folder of results: all its files are read.")],
+    by: Annotated[By, typer.Option(help="What the runs are told apart by.")] = By.commit,
+    only: OnlyOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show rows that did not change as well.")] = False,
+    pictures: Annotated[Path | None, typer.Option(help="A folder to draw a picture of each suite into.")] = None,
+) -> None:
+    """Show how the rows of a suite changed from run to run: their peaks and times by commit, and the steps among them.
+
+    A peak steps by more than 1 % and the meters' resolution; a time by more than 5 % and its noise.
+    """
+    loaded = plugins.load()
+    files = sorted(folder.rglob("*.jsonl"), key=lambda file: file.name) if folder.exists() else []
+    if not files:
+        raise StoreError(f"there are no results in '{folder}': run a suite first")
+    results = read(files, lambda problem: note(f"warning: {problem}"), loaded.aliases)
+    runs = [Run(each.folder, each.records, each.tables) for each in results if not (each.searched or each.advice)]
+    found = [each for each in series(runs) if only is None or only in each.case.label]
+    out.print(text(found, everything), end="")
+    if pictures is not None:
+        for suite in dict.fromkeys(each.suite for each in found):
+            drawn = commits([each for each in found if each.suite == suite], f"{suite} over commits")
+            if drawn is not None:
+                for path in charts.save({"history": drawn}, pictures, suite):
+                    note(f"picture: {path}")

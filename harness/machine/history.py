@@ -1,0 +1,81 @@
+"""Which code that decides a figure has changed since a commit, judged by what it does and not by how it is written."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterable
+from functools import cache, partial
+from pathlib import Path
+
+from harness.contract.strategy import Strategy
+from harness.machine import facts
+
+DECIDING = ("backends", "contract", "machine/environment.py", "machine/memory.py", "worker", "workloads")
+"""Code of the harness that decides a figure; all other code judges, plans or shows it, and is run anew."""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def files_of(strategies: Iterable[Strategy]) -> tuple[str, ...]:
+    """Return the files and folders of strategies within this project, and what modules of their group share."""
+    places: dict[str, None] = {}
+    for strategy in strategies:
+        for function in strategy.on.values():
+            while isinstance(function, partial):
+                function = function.func
+            module = sys.modules.get(inspect.unwrap(function).__module__)
+            if module is None or module.__file__ is None or not Path(module.__file__).is_relative_to(ROOT):
+                continue
+            path = Path(module.__file__)
+            home = path.parent if path.name == "__init__.py" else path
+            shared = (file for file in home.parent.glob("_*.py") if file.name != "__init__.py")
+            places |= {str(each.relative_to(ROOT)): None for each in (home, *shared)}
+    return tuple(places)
+
+
+@cache
+def changed(commit: str, files: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the files of the deciding rooms, and those among `files`, that do something else than at a commit.
+
+    None where that cannot be known: outside git, for a commit that this history lacks, for code that was never
+    committed.
+    """
+    if commit.endswith("-dirty"):
+        return None
+    rooms = [f"harness/{room}" for room in DECIDING]
+    try:
+        facts.git(ROOT, "cat-file", "-e", f"{commit}^{{commit}}")
+        names = facts.git(ROOT, "diff", "--name-only", "--no-renames", commit, "--", *rooms, *files).splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return tuple(name for name in names if name.endswith(".py") and _meaning_at(commit, name) != _meaning(name))
+
+
+def _meaning(name: str) -> str | None:
+    path = ROOT / name
+    return _of_source(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+@cache
+def _meaning_at(commit: str, name: str) -> str | None:
+    try:
+        return _of_source(facts.git(ROOT, "show", f"{commit}:{name}"))
+    except subprocess.SubprocessError:
+        return None
+
+
+def _of_source(source: str) -> str:
+    """Return the syntax tree of a module as text, without docstrings and places in the file."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            said = (ast.Expr, ast.Constant)
+            node.body = [  # type: ignore[attr-defined]
+                each
+                for each in body
+                if not (
+                    isinstance(each, said[0]) and isinstance(each.value, said[1]) and isinstance(each.value.value, str)
+                )
+            ]
+    return ast.dump(tree)

@@ -1,0 +1,40 @@
+"""A row over commits: its peak, run by run, and where it stepped."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.report.charts.style import BLUE, HEIGHT, MIB, RED, WIDTH, altair, short
+from harness.verbs.history import Series
+
+
+def commits(series: Sequence[Series], title: str) -> Any:
+    """Draw the peaks of rows over their runs, steps in red; None where no row is in more than one run."""
+    values = [
+        {
+            "row": short(each.case.label),
+            "run": f"{at + 1:02d} {point.commit[:7]}",
+            "mib": point.peak_bytes / MIB,
+            "step": any(step.after is point and step.figure == "peak" for step in each.steps),
+        }
+        for each in series
+        if len(each.points) > 1
+        for at, point in enumerate(each.points)
+        if point.peak_bytes
+    ]
+    if not values:
+        return None
+    alt = altair()
+    x = alt.X("run:N", title="run, by commit", axis=alt.Axis(labelAngle=-40))
+    y = alt.Y("mib:Q", title="peak MiB", scale=alt.Scale(type="log", nice=False, padding=12))
+    data = alt.Data(values=values)
+    lines = alt.Chart(data).mark_line(color=BLUE, opacity=0.7).encode(x=x, y=y, detail="row:N")
+    color = alt.condition("datum.step", alt.value(RED), alt.value(BLUE))
+    points = (
+        alt.Chart(data)
+        .mark_point(filled=True, size=60, opacity=1)
+        .encode(x=x, y=y, color=color, tooltip=["row:N", "mib:Q"])
+    )
+    last = max(str(value["run"]) for value in values)
+    names = alt.Chart(alt.Data(values=[value for value in values if value["run"] == last]))
+    text = names.mark_text(align="left", dx=8, fontSize=10).encode(x=x, y=y, text="row:N")
+    return alt.layer(lines, points, text).properties(width=WIDTH - 120, height=HEIGHT, title=title)

@@ -1,0 +1,96 @@
+"""Memory against time: the front that nothing beats in both, all other rows in grey."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from harness.records.case import CONTROL
+from harness.records.record import WRONG
+from harness.report.charts.style import BLUE, GREY, HEIGHT, altair, apart, plain, titled
+from harness.report.export import Figures
+
+TOOLTIP = ["strategy:N", "peak_mib:Q", "peak_ratio:Q", "time_ratio:Q", "answer:N", "verdict:N"]
+EXACTLY, BY_ANY, BEATEN = "best, answers as before", "best, answers less exactly", "beaten in both"
+KINDS = {EXACTLY: BLUE, BY_ANY: "#d9822b", BEATEN: GREY}
+"""Which points are which, and their colours."""
+LEAST = 13 / HEIGHT
+"""The height of a line of letters, as a share of the picture."""
+
+
+def tradeoff(rows: Sequence[Figures]) -> Any:
+    """Draw the peak against the step time, both as multiples of the baseline's; None for fewer than two points.
+
+    There is a front of the rows that answer as the baseline does, and one of all rows.
+    """
+    measured = [_placed(row) for row in rows if _comparable(row)]
+    if len(measured) < 2:
+        return None
+    alt = altair()
+    fronts = {EXACTLY: front([row for row in measured if row["exact"]]), BY_ANY: front(measured)}
+    for row in measured:
+        row["kind"] = next((kind for kind, best in fronts.items() if row in best), BEATEN)
+    across = _span([row[name] for row in measured for name in ("time_ratio_low", "time_ratio_high")])
+    up = _span([row["peak_ratio"] for row in measured])
+    x = alt.X("time_ratio:Q", title="step time, x baseline", scale=alt.Scale(type="log", domain=across, nice=False))
+    y = alt.Y("peak_ratio:Q", title="peak memory, x baseline", scale=alt.Scale(type="log", domain=up, nice=False))
+    scale = alt.Scale(domain=list(KINDS), range=list(KINDS.values()))
+    color = alt.Color("kind:N", title=None, scale=scale, legend=alt.Legend(orient="top", labelLimit=300))
+    layers = [
+        alt.Chart(alt.Data(values=best))
+        .mark_line(interpolate="step-after", color=KINDS[kind], strokeDash=[4, 3], opacity=0.8)
+        .encode(x=x, y=y)
+        for kind, best in fronts.items()
+    ]
+    intervals = alt.Chart(alt.Data(values=measured)).mark_rule(opacity=0.45)
+    layers.append(intervals.encode(x=alt.X("time_ratio_low:Q"), x2="time_ratio_high:Q", y=y, color=color))
+    for exact in (True, False):
+        members = [row for row in measured if row["exact"] is exact]
+        points = alt.Chart(alt.Data(values=members)).mark_point(filled=exact, size=75, opacity=1, strokeWidth=2)
+        layers.append(points.encode(x=x, y=y, color=color, tooltip=TOOLTIP))
+    named = [row for row in measured if row["kind"] != BEATEN or row["strategy"] == "baseline"]
+    return titled(alt.layer(*layers, *_labels(alt, named, across, up)), rows)
+
+
+def front(rows: Sequence[Figures]) -> list[Figures]:
+    """Return the rows that no other beats in both peak and time, by growing peak."""
+    best: list[Figures] = []
+    for row in sorted(rows, key=lambda row: (row["peak_ratio"], row["time_ratio"])):
+        if not best or row["time_ratio"] < best[-1]["time_ratio"]:
+            best.append(row)
+    return best
+
+
+def _comparable(row: Figures) -> bool:
+    right = row["status"] == "ok" and row["answer"] not in WRONG and row["strategy"] != CONTROL
+    return right and (row["strategy"] == "baseline" or bool(row["peak_ratio"] and row["time_ratio"]))
+
+
+def _placed(row: Figures) -> Figures:
+    """Return a row with its two ratios; the baseline's are 1."""
+    ratio = row["time_ratio"] or 1.0
+    span = {"time_ratio_low": row["time_ratio_low"] or ratio, "time_ratio_high": row["time_ratio_high"] or ratio}
+    return plain(row) | {"peak_ratio": row["peak_ratio"] or 1.0, "time_ratio": ratio} | span
+
+
+def _span(values: Sequence[float]) -> list[float]:
+    """Return the ends of a logarithmic axis that has room around the values."""
+    low, high = math.log(min(values)), math.log(max(values))
+    room = max(0.12 * (high - low), 0.03)
+    return [math.exp(low - room), math.exp(high + room)]
+
+
+def _labels(alt: Any, rows: Sequence[Figures], across: Sequence[float], up: Sequence[float]) -> list[Any]:
+    """Write each name beside its point, towards the middle of the picture, none over another."""
+    height = math.log(up[1] / up[0])
+    middle = math.sqrt(across[0] * across[1])
+    layers = []
+    for left in (True, False):
+        side = [row for row in rows if (row["time_ratio"] <= middle) is left]
+        places = apart([math.log(row["peak_ratio"]) for row in side], LEAST * height)
+        named = [row | {"at": math.exp(place)} for row, place in zip(side, places, strict=True)]
+        text = alt.Chart(alt.Data(values=named)).mark_text(
+            align="left" if left else "right", dx=10 if left else -10, dy=-8, fontSize=11
+        )
+        if named:
+            layers.append(text.encode(x="time_ratio:Q", y=alt.Y("at:Q"), text="label:N"))
+    return layers

@@ -1,0 +1,62 @@
+"""What each member of a combination takes away, one after the other, from the baseline's peak to the whole's."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.report.charts.style import GREEN, GREY, MIB, RED, altair, short, titled
+from harness.report.export import Figures
+
+BAR = 28
+Members = tuple[str, ...]
+
+
+def contributions(rows: Sequence[Figures]) -> Any:
+    """Draw the largest combination as a waterfall; None where a row between the baseline and it is missing."""
+    peaks = {
+        _members(row["strategy"]): row["peak_bytes"] for row in rows if row["status"] == "ok" and row["peak_bytes"]
+    }
+    whole = max(peaks, key=len, default=())
+    steps = chain(whole, peaks) if len(whole) > 1 and () in peaks else None
+    if steps is None:
+        return None
+    alt = altair()
+    values = [_bar("baseline", 0, peaks[()], "whole")]
+    for before, after in itertools.pairwise(steps):
+        (member,) = set(after) - set(before)
+        kind = "less" if peaks[after] <= peaks[before] else "more"
+        values.append(_bar(f"+ {member}", peaks[before], peaks[after], kind))
+    values.append(_bar("all together", 0, peaks[whole], "whole"))
+    order = [value["step"] for value in values]
+    y = alt.Y("step:N", sort=order, title=None, axis=alt.Axis(labelLimit=320))
+    colors = alt.Scale(domain=["whole", "less", "more"], range=[GREY, GREEN, RED])
+    bars = alt.Chart(alt.Data(values=values)).mark_bar(height=BAR - 8).encode(
+        y=y, x=alt.X("low:Q", title="peak MiB"), x2="high:Q",
+        color=alt.Color("kind:N", legend=None, scale=colors), tooltip=["step:N", "text:N"],
+    )  # fmt: skip
+    texts = alt.Chart(alt.Data(values=values)).mark_text(align="left", dx=4, fontSize=11)
+    return titled(alt.layer(bars, texts.encode(y=y, x="high:Q", text="text:N")), rows, height=alt.Step(BAR))
+
+
+def chain(whole: Members, peaks: Mapping[Members, int]) -> list[Members] | None:
+    """Return rows from the baseline to the whole, each with one member more; None where there is no such way.
+
+    Members join in the order in which they are applied wherever the rows allow it.
+    """
+    if not whole:
+        return [()]
+    for at in reversed(range(len(whole))):
+        rest = (*whole[:at], *whole[at + 1 :])
+        if rest in peaks and (before := chain(rest, peaks)) is not None:
+            return [*before, whole]
+    return None
+
+
+def _members(label: str) -> Members:
+    return () if label == "baseline" else tuple(label.split(" + "))
+
+
+def _bar(step: str, before: int, after: int, kind: str) -> Figures:
+    low, high = sorted((before / MIB, after / MIB))
+    text = f"{after / MIB:,.0f}" if kind == "whole" else f"{(after - before) / MIB:+,.0f}"
+    return {"step": short(step), "low": low, "high": high, "kind": kind, "text": text}

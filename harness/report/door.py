@@ -1,0 +1,101 @@
+"""The harness from Python: read results, run a suite, predict one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from warnings import warn
+
+from harness.contract import plugins as doors
+from harness.contract.plugins import Plugins
+from harness.records import store
+from harness.report import frame, results
+from harness.report.plan import text
+from harness.report.report import Report
+from harness.run import session
+from harness.suite import reader, shipped
+from harness.suite.plan import Plan, selected
+from harness.suite.units import size
+from harness.verbs.plan import Machine, PlanRow, of_plan, with_budget
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The predicted cases of a suite, comparison by comparison, the baseline of each first."""
+
+    comparisons: tuple[tuple[PlanRow, ...], ...]
+
+    def frame(self) -> "DataFrame":
+        """Return one row a case: `peak_bytes`, `floor_bytes`, `fits`, `phase`, the case and its `shape.*`."""
+        return frame.of_predictions(self.comparisons)
+
+    def markdown(self) -> str:
+        """Write the tables that `harness plan` prints."""
+        return text(self.comparisons, [() for _ in self.comparisons])
+
+
+def read(*paths: str | Path, plugins: Sequence[str] = ()) -> Report:
+    """Read results files or folders of them: of a folder the newest file of each suite and machine.
+
+    Without paths it reads the results that come with the harness. Lines that are no records are left out with a
+    warning. Raises StoreError where there is nothing to read, PluginError for a plugin that cannot be loaded.
+    """
+    loaded = doors.load(tuple(plugins))
+    places = [Path(path) for path in paths] or [shipped.folder("results")]
+    files = [file for place in places for file in store.newest(place)]
+    if not files:
+        raise store.StoreError(f"there are no results in '{places[0]}': run a suite first")
+    return _report(files, loaded)
+
+
+def run(
+    suite: str | Path,
+    *,
+    results: str | Path = "results",
+    place: Sequence[str] = (),
+    only: str | None = None,
+    rounds: int | None = None,
+    fresh: bool = False,
+    plugins: Sequence[str] = (),
+) -> Report:
+    """Measure a suite, given by its file or its name, in fresh processes; return its results.
+
+    `results` is where records are kept: called again, it goes on where it stopped. `place` and `only` choose places and
+    strategies, `rounds` replaces the suite's. Raises SuiteError, PluginError or StoreError with what to mend.
+    """
+    loaded = doors.load(tuple(plugins))
+    options = session.Options(Path(results), tuple(plugins), rounds, fresh)
+    return _report([session.run(_plan(suite, loaded, place, only, None), loaded, options, session.Progress())], loaded)
+
+
+def predict(
+    suite: str | Path,
+    *,
+    budget: str | None = None,
+    memory: str | None = None,
+    gpu_memory: str | None = None,
+    place: Sequence[str] = (),
+    only: str | None = None,
+    plugins: Sequence[str] = (),
+) -> Predictions:
+    """Predict every case of a suite without running any: its peak in bytes, and whether it fits.
+
+    `budget` is what a case may take ("8GiB"); `memory` and `gpu_memory` are those of a machine, of which it may take a
+    part. Times need the rates of a machine, which `harness plan` measures: here they are None.
+    """
+    loaded = doors.load(tuple(plugins))
+    machine = Machine(size(memory) if memory else None, size(gpu_memory) if gpu_memory else None)
+    plan = _plan(suite, loaded, place, only, budget)
+    return Predictions(tuple(map(tuple, of_plan(plan, loaded, tuple(plugins), machine))))
+
+
+def _plan(suite: str | Path, loaded: Plugins, place: Sequence[str], only: str | None, budget: str | None) -> Plan:
+    plan = selected(reader.read(shipped.suite(Path(suite)), loaded), list(place) or None, only)
+    return with_budget(plan, size(budget) if budget else None)
+
+
+def _report(files: Sequence[Path], loaded: Plugins) -> Report:
+    return Report(tuple(results.read(files, lambda problem: warn(problem, stacklevel=4), loaded.aliases)), loaded)

@@ -1,0 +1,124 @@
+"""The first page of results: what to use against what sets your peak, what documents say, and where all the rest is."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tabulate import tabulate
+
+from harness.contract.strategy import Strategy
+from harness.machine import history
+from harness.report.provenance import of_records
+from harness.report.results import Results
+from harness.report.text import escaped, row_name
+from harness.verdicts.documents import Sentence
+from harness.verdicts.judge import Row
+from harness.verdicts.remedies import Remedy, Seen
+
+USE = ("what sets your peak", "use", "on", "memory", "as started", "time", "answer", "measured in", "saves nothing in")
+SAID = ("", "it says", "verdict", "measured", "why")
+INDEX = ("suite", "what it compares", "rows", "when", "commit", "code since")
+SHOWN_IDLE = 2
+"""Comparisons in which a strategy saves nothing that are named; the others are counted."""
+
+
+def use(remedies: Sequence[Remedy], results: str) -> str:
+    """Write what to use for each thing that sets a peak; `results` is where the suites lie, seen from the document."""
+    rows = []
+    before = ""
+    for remedy in remedies:
+        row = remedy.best.row
+        rows.append(
+            (
+                "" if remedy.sets == before else f"**{escaped(remedy.sets)}**",
+                row_name(row.label),
+                remedy.backend,
+                f"{row.peak_ratio:.2f} x" if row.peak_ratio is not None else "",
+                f"{row.native_ratio:.2f} x" if row.native_ratio is not None else "",
+                time(row),
+                escaped((row.answer or "").replace("_", " ")),
+                _where(remedy.best, results),
+                _idle(remedy, results),
+            )
+        )
+        before = remedy.sets
+    return tabulate(rows, USE, tablefmt="pipe", disable_numparse=True)
+
+
+def time(row: Row) -> str:
+    """Write the ratio of step times with its interval; an empty text where the row was not timed."""
+    speed = row.speed
+    if speed is None:
+        return ""
+    if speed.standard_error is None:
+        return f"about {speed.ratio:.2f} x"
+    return f"{speed.ratio:.2f} x ({speed.low:.2f}-{speed.high:.2f})"
+
+
+def _where(seen: Seen, results: str) -> str:
+    tokens = next((f"{seen.table.case.shape[name]:,} {name}" for name in ("tokens", "frames")
+                   if seen.table.case.shape.get(name)), "")  # fmt: skip
+    return f"[{escaped(seen.folder)}]({results}{seen.folder}/README.md)" + (f", {tokens}" if tokens else "")
+
+
+def _idle(remedy: Remedy, results: str) -> str:
+    if not remedy.idle:
+        return f"none of {remedy.count}"
+    named = list(dict.fromkeys(_where(seen, results) for seen in remedy.idle))
+    more = f" and {len(named) - SHOWN_IDLE} more" if len(named) > SHOWN_IDLE else ""
+    return f"{len(remedy.idle)} of {remedy.count}: {'; '.join(named[:SHOWN_IDLE])}{more}"
+
+
+def said(sentences: Sequence[Sentence]) -> str:
+    """Write every sentence of the documents in one row: its verdict, the figure that decided it, and the reason."""
+    rows = [
+        (escaped(each.said.id), escaped(each.said.says), each.verdict, escaped(_figure(each)), escaped(each.said.why))
+        for each in sentences
+    ]
+    return tabulate(rows, SAID, tablefmt="pipe", disable_numparse=True)
+
+
+def _figure(sentence: Sentence) -> str:
+    """Return the reason of the answer that decided most: one that came out as the whole sentence did."""
+    deciding = sentence.said.by or [sentence.said.id]
+    answers = [answer for answer, _ in sentence.answers if answer.claim.id in deciding]
+    same = [answer for answer in answers if answer.verdict == sentence.verdict]
+    return next((answer.reason for answer in same or answers), "").partition(" (")[0]
+
+
+def index(results: Iterable[Results], strategies: Mapping[str, Strategy], where: str) -> str:
+    """Write one row for each suite: what it compares, its commit, and whether that code has changed since."""
+    by_folder: dict[str, list[Results]] = {}
+    for each in results:
+        by_folder.setdefault(each.folder, []).append(each)
+    rows = []
+    for folder, members in by_folder.items():
+        records = [record for each in members for record in each.records]
+        origin = of_records(records)
+        title = next((record.heading.title for record in records if record.heading.title), "")
+        rows.append(
+            (
+                f"[{escaped(folder)}]({where}{folder}/README.md)",
+                escaped(title),
+                str(sum(len(table.rows) for each in members for table in each.tables)),
+                origin.when,
+                " ".join(f"`{escaped(commit[:7])}`" for commit in origin.commits),
+                since(members, strategies),
+            )
+        )
+    return tabulate(
+        rows, INDEX, tablefmt="pipe", colalign=("left", "left", "right", *["left"] * 3), disable_numparse=True
+    )
+
+
+def since(members: Sequence[Results], strategies: Mapping[str, Strategy]) -> str:
+    """Say whether code that decides figures of some results does something else now than when they were measured."""
+    records = [record for each in members for record in each.records]
+    names = sorted({applied.name for record in records if record.case for applied in record.case.strategies})
+    files = history.files_of(strategies[name] for name in names if name in strategies)
+    answers = [history.changed(commit, files) for commit in of_records(records).commits]
+    if not answers or any(answer is None for answer in answers):
+        return "not known"
+    changed = list(dict.fromkeys(name for answer in answers for name in answer or ()))
+    if not changed:
+        return "the same"
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"**stale**: `{changed[0]}`{more}"

@@ -1,0 +1,125 @@
+"""Figures as pandas data frames: one row a strategy, one a record, one a prediction."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from harness.records import Record
+from harness.records.store import StoreError
+from harness.refusal import Refusal
+from harness.report.export import Figures
+from harness.verbs.plan import PlanRow
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+NAMED = ("commit", "utc", "run_id", "start", "worker_seconds")
+"""What a frame of records says of the origin of each, beside its suite, machine and versions."""
+
+
+class FrameError(Refusal):
+    """A frame that cannot be made, in one sentence."""
+
+
+def of_rows(rows: Sequence[Figures]) -> "DataFrame":
+    """Return one row a strategy; what is nested has a column each, such as `shape.tokens` or `phases.init`."""
+    return _frame([_flat(row) for row in rows])
+
+
+def of_records(records: Sequence[Record]) -> "DataFrame":
+    """Return one row a record: its case, its slot, where it is from, and every figure under the name it has in files.
+
+    Lists stay lists (`step_seconds`), with their median beside them; phases have a column each for their peak.
+    """
+    return _frame([_of_record(record) for record in records if record.slot is not None or record.limits is not None])
+
+
+def of_predictions(comparisons: Sequence[Sequence[PlanRow]]) -> "DataFrame":
+    """Return one row a predicted case: `peak_bytes`, `floor_bytes`, `seconds`, whether it fits, why it is None."""
+    return _frame(
+        [
+            {
+                **_of_case(row.case.model_dump(mode="json"), row.case.label),
+                "peak_bytes": row.peak_bytes,
+                "phase": row.phase,
+                "floor_bytes": row.floor_bytes,
+                "limit_bytes": row.limit_bytes,
+                "fits": row.fits,
+                "seconds": row.seconds,
+                "timed": row.timed,
+                "reason": row.reason,
+            }
+            for rows in comparisons
+            for row in rows
+        ]
+    )
+
+
+def write_parquet(rows: Sequence[Figures], path: Path) -> None:
+    """Write one row a strategy as parquet; raise FrameError without pandas, StoreError where it cannot be written."""
+    frame = of_rows(rows)
+    try:
+        frame.to_parquet(path)
+    except ImportError:
+        raise FrameError("parquet needs the package pyarrow: pip install '.[frame]'") from None
+    except OSError as error:
+        raise StoreError(f"'{path}' cannot be written ({error.strerror}): name another file") from None
+
+
+def _frame(rows: Sequence[Mapping[str, Any]]) -> "DataFrame":
+    try:
+        import pandas
+    except ImportError:
+        raise FrameError("a frame needs the package pandas: pip install '.[frame]'") from None
+    return pandas.DataFrame(rows)
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{inner}": each for inner, each in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _of_case(case: Mapping[str, Any], label: str) -> dict[str, Any]:
+    left_out = ("shape", "strategies")
+    plain = {name: value for name, value in case.items() if name not in left_out}
+    return {"strategy": label, **plain, **{f"shape.{name}": value for name, value in case.get("shape", {}).items()}}
+
+
+def _of_record(record: Record) -> dict[str, Any]:
+    origin, slot, case = record.origin, record.slot, record.case
+    row: dict[str, Any] = {"suite": origin.suite, "machine": origin.machine.get("name")}
+    row |= {name: getattr(origin, name) for name in NAMED}
+    row |= {f"versions.{name}": version for name, version in origin.versions.items()}
+    if slot is not None:
+        row |= {"kind": slot.kind, "round": slot.round, "repeat": slot.repeat, "block": slot.block}
+    if case is not None:
+        fields = {name: getattr(case, name) for name in type(case).model_fields if name not in ("place", "strategies")}
+        row |= _of_case({**fields, "place": str(case.place)}, case.label)
+    row |= {"status": record.status, "message": record.evidence.get("message"), "flags": ", ".join(record.flags)}
+    row |= {f"extra.{name}": value for name, value in record.extra.items()}
+    return row | _figures(record)
+
+
+def _figures(record: Record) -> dict[str, Any]:
+    """Return the figures of a record's room, each under its own name."""
+    row: dict[str, Any] = {}
+    for room in (record.prediction, record.memory, record.times, record.numerics, record.limits):
+        if room is None:
+            continue
+        for name in getattr(type(room), "model_fields", None) or vars(room):
+            value = getattr(room, name)
+            if name in ("phases", "predicted_phases"):
+                row |= {f"{name}.{phase.name}": phase.peak_bytes for phase in value}
+            elif name == "ranks":
+                row["rank_peaks"] = [rank.peak_bytes for rank in value] or None
+            elif name not in ("predicted_work", "batches_digests") and not (value is None and name in row):
+                row[name] = list(value) if isinstance(value, tuple) else value
+    if record.times.step_seconds:
+        row["median_step_seconds"] = median(record.times.step_seconds)
+    return row

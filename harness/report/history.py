@@ -1,0 +1,54 @@
+"""Rows over commits as text: what stepped, and every point of the rows that did."""
+
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from harness.report.text import escaped, row_name
+from harness.report.words import heading, mib
+from harness.verbs.history import Point, Series, Step
+
+HEADERS = ("row", "figure", "before", "after", "change", "commits")
+POINTS = ("commit", "when", "peak MiB", "time", "status")
+
+
+def text(series: Sequence[Series], everything: bool = False) -> str:
+    """Write the steps of all rows, the worst first, and the points of rows that stepped, or of `everything`."""
+    found = [(each, step) for each in series for step in each.steps]
+    found.sort(key=lambda pair: (not pair[1].worse, -(pair[1].ratio or 0.0)))
+    worse = sum(step.worse for _, step in found)
+    several = sum(len(each.points) > 1 for each in series)
+    counts = f"{worse} steps to worse, {len(found) - worse} to better"
+    pieces = [f"{len(series)} rows, {several} of them in more than one run: {counts}."]
+    if found:
+        rows = [_step(each, step) for each, step in found]
+        pieces.append(tabulate(rows, HEADERS, tablefmt="pipe", disable_numparse=True))
+    for each in series:
+        if each.steps or everything:
+            pieces.append(f"#### {escaped(each.suite)}: {escaped(heading(each.case))}: {row_name(each.case.label)}")
+            pieces.append(tabulate(map(_point, each.points), POINTS, tablefmt="pipe", disable_numparse=True))
+    return "\n\n".join(pieces) + "\n"
+
+
+def _step(series: Series, step: Step) -> tuple[str, ...]:
+    before, after = (_figure(step, point) for point in (step.before, step.after))
+    change = "" if step.ratio is None else f"{step.ratio:.2f} x"
+    where = f"`{escaped(step.before.commit[:7])}` to `{escaped(step.after.commit[:7])}`"
+    return f"{row_name(series.case.label)} of {escaped(series.suite)}", step.figure, before, after, change, where
+
+
+def _figure(step: Step, point: Point) -> str:
+    if step.figure == "peak":
+        return f"{mib(point.peak_bytes)} MiB"
+    return f"{point.time_ratio:.2f} x" if step.figure == "time" else point.status
+
+
+def _point(point: Point) -> tuple[str, ...]:
+    time = "" if point.time_ratio is None else f"{point.time_ratio:.2f} x"
+    return (
+        f"`{escaped(point.commit[:12])}`",
+        point.utc[:16].replace("T", " "),
+        mib(point.peak_bytes),
+        time,
+        point.status,
+    )

@@ -1,0 +1,292 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const specs = JSON.parse(document.getElementById("specs").textContent);
+const MOST = 400;  // rows that a section shows before it is asked for more
+const COLOURS = {"before the step": "#9aa5b1", init: "#9aa5b1", forward: "#4c78a8", loss: "#e0913c", backward: "#59a14f",
+  update: "#b279a2", steady_step: "#4c78a8", first_step: "#e0913c"};
+const text = (name, at) => data.texts[data.words[name][at]];
+const number = (name, at) => data.numbers[name][at];
+const whole = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
+const mib = kib => kib == null ? "" : kib < 102400 ? (kib / 1024).toFixed(1) : whole.format(kib / 1024);
+const times = value => value == null ? "" : value.toFixed(2) + " x";
+
+function element(name, content, className) {
+  const made = document.createElement(name);
+  if (content != null) made.textContent = content;
+  if (className) made.className = className;
+  return made;
+}
+
+// What the table of a comparison shows of a row: the name of a column, its text, and the value that it is sorted by.
+const COLUMNS = [
+  ["strategy", at => text("strategy", at), at => text("strategy", at)],
+  ["peak MiB", at => text("status", at) === "ok" ? mib(number("peak", at)) : text("status", at), at => number("peak", at)],
+  ["memory", at => text("strategy", at) === "baseline" ? "" : [times(number("ratio", at)), text("memory", at)].join(" ").trim(),
+    at => number("ratio", at)],
+  ["as started", at => times(number("native", at)), at => number("native", at)],
+  ["predicted", at => mib(number("predicted", at)), at => number("predicted", at)],
+  ["time", at => number("time", at) == null ? "" : `${times(number("time", at))} (${number("low", at).toFixed(2)}-${
+    number("high", at).toFixed(2)}) ${text("word", at)}`, at => number("time", at)],
+  ["answer", at => text("answer", at).replaceAll("_", " "), at => text("answer", at)],
+  ["verdict", at => text("verdict", at), at => text("verdict", at)],
+];
+const SORTS = {strategy: 0, peak_bytes: 1, peak_ratio: 2, time_ratio: 5, answer: 6, verdict: 7};
+
+const state = {words: "", place: "", against: "", answer: "", wins: false, sort: null, down: false, open: new Set(), beside: []};
+const searched = [];
+
+function searchable(at) {
+  searched[at] ??= ["suite", "comparison", "place", "strategy", "status", "answer", "verdict", "notes", "flags", "reasons"]
+    .map(name => text(name, at)).join(" ").toLowerCase();
+  return searched[at];
+}
+
+function matches(at, words) {
+  return (!state.place || text("place", at) === state.place)
+    && (!state.against || text("against", at).split("; ").includes(state.against))
+    && (!state.answer || text("answer", at) === state.answer)
+    && (!state.wins || ["wins", "enables"].includes(text("verdict", at)))
+    && words.every(word => searchable(at).includes(word));
+}
+
+function ordered(rows) {
+  if (state.sort == null) return rows;
+  const value = COLUMNS[state.sort][2];
+  return rows.toSorted((a, b) => {
+    const [x, y] = [value(a), value(b)];
+    if (x == null || y == null) return (x == null) - (y == null);
+    const order = typeof x === "number" ? x - y : String(x).localeCompare(String(y));
+    return state.down ? -order : order;
+  });
+}
+
+// A row that was opened: what its peak is made of, its rounds, what decided its verdict, and the command.
+function stacked(at) {
+  const parts = data.composition[at] || [];
+  if (!parts.length) return [];
+  const total = parts.reduce((sum, [, size]) => sum + size, 0);
+  const bar = element("div", null, "bar"), key = element("ul", null, "key");
+  for (const [name, size] of parts) {
+    const phase = data.texts[name], colour = COLOURS[phase] || "#b0b0b0", piece = element("span");
+    piece.style.cssText = `background:${colour};width:${100 * size / total}%`;
+    piece.title = `${phase}: ${mib(size)} MiB`;
+    bar.append(piece);
+    const line = element("li", `${phase} ${mib(size)} MiB`), mark = element("i");
+    mark.style.background = colour;
+    line.prepend(mark);
+    key.append(line);
+  }
+  return [element("b", "What the peak is made of"), bar, key];
+}
+
+function dots(at) {
+  const rounds = data.rounds[at] || [];
+  if (!rounds.length) return [];
+  const ends = [1, ...rounds, number("low", at) ?? 1, number("high", at) ?? 1];
+  const least = Math.min(...ends), most = Math.max(...ends), room = Math.max(0.02, 0.08 * (most - least));
+  const x = value => 10 + 380 * (value - least + room) / (most - least + 2 * room);
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("viewBox", "0 0 400 48");
+  svg.setAttribute("class", "rounds");
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", `step times of ${rounds.length} rounds as multiples of the baseline's`);
+  const draw = (name, attributes, content) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    if (content) made.textContent = content;
+    svg.append(made);
+  };
+  draw("line", {x1: x(1), x2: x(1), y1: 2, y2: 32, stroke: "currentColor", "stroke-dasharray": "3 3"});
+  draw("text", {x: x(1), y: 45, "text-anchor": "middle"}, "baseline");
+  if (number("low", at) != null)
+    draw("line", {x1: x(number("low", at)), x2: x(number("high", at)), y1: 28, y2: 28, stroke: "var(--accent)", "stroke-width": 3});
+  for (const [index, value] of rounds.entries())
+    draw("circle", {cx: x(value), cy: 8 + 5 * (index % 3), r: 3, fill: "var(--accent)", "fill-opacity": 0.65});
+  return [element("b", `Step times of ${rounds.length} rounds, and the interval`), svg];
+}
+
+function facts(at) {
+  const list = element("dl");
+  const lines = [["status", text("status", at)], ["peak in", text("phase", at)], ["predicted MiB", mib(number("predicted", at))],
+    ["floor MiB", mib(number("floor", at))], ["against", text("against", at)], ["evidence", text("reasons", at)],
+    ["notes", text("notes", at)], ["flags", text("flags", at)], ["machine", text("machine", at)], ["commit", text("commit", at)]];
+  for (const [name, value] of lines) if (value) list.append(element("dt", name), element("dd", value));
+  return list;
+}
+
+function command(at) {
+  const [suite, place, strategy] = ["suite", "place", "strategy"].map(name => text(name, at));
+  const quoted = strategy === "baseline" ? "" : ` -k '${strategy.replaceAll("'", "'\\''")}'`;
+  return `harness run ${suite} --place ${place}${quoted}`;
+}
+
+function opened(at) {
+  const made = element("tr", null, "more"), cell = element("td");
+  cell.colSpan = COLUMNS.length;
+  const beside = element("button", state.beside.includes(at) ? "Take away again" : "Lay beside another row", "plain");
+  beside.addEventListener("click", () => { lay(at); beside.textContent = state.beside.includes(at) ? "Take away again" : "Lay beside another row"; });
+  const again = element("p");
+  again.append("Repeat it: ", element("code", command(at)));
+  cell.append(...stacked(at), ...dots(at), facts(at), again, beside);
+  made.append(cell);
+  return made;
+}
+
+function lay(at) {
+  state.beside = state.beside.includes(at) ? state.beside.filter(each => each !== at) : [...state.beside, at].slice(-2);
+  const panel = document.getElementById("beside");
+  panel.hidden = !state.beside.length;
+  const close = element("button", "Close", "plain"), table = element("table"), head = element("tr");
+  close.addEventListener("click", () => { state.beside = []; panel.hidden = true; show(); });
+  head.append(element("th", ""), ...state.beside.map(each => element("th", `${text("strategy", each)} - ${text("comparison", each)}`)));
+  table.append(head);
+  for (const [name, shown] of COLUMNS.slice(1)) {
+    const line = element("tr");
+    line.append(element("th", name), ...state.beside.map(each => element("td", shown(each))));
+    table.append(line);
+  }
+  const bars = element("tr");
+  bars.append(element("th", "made of"), ...state.beside.map(each => {
+    const cell = element("td");
+    cell.append(...stacked(each).slice(1), ...dots(each).slice(1));
+    return cell;
+  }));
+  table.append(bars);
+  panel.replaceChildren(close, state.beside.length < 2 ? element("p", "Choose a second row to lay beside this one.", "soft") : "", table);
+}
+
+function line(at) {
+  const made = element("tr", null, "row");
+  made.tabIndex = 0;
+  made.setAttribute("aria-expanded", state.open.has(at));
+  for (const [index, [name, shown]] of COLUMNS.entries()) {
+    const cell = element("td", shown(at), index === 0 ? "strategy" : name === "verdict" ? text("verdict", at).split(",")[0] : "number");
+    cell.dataset.label = name;
+    made.append(cell);
+  }
+  const turn = () => {
+    if (state.open.delete(at)) { made.nextSibling.remove(); } else { state.open.add(at); made.after(opened(at)); }
+    made.setAttribute("aria-expanded", state.open.has(at));
+  };
+  made.addEventListener("click", turn);
+  made.addEventListener("keydown", event => {
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); turn(); }
+    const next = {ArrowDown: 1, ArrowUp: -1}[event.key];
+    if (next) {
+      const rows = [...made.closest("table").querySelectorAll("tr.row")], to = rows[rows.indexOf(made) + next];
+      if (to) { event.preventDefault(); to.focus(); }
+    }
+  });
+  return state.open.has(at) ? [made, opened(at)] : [made];
+}
+
+function table(rows) {
+  const made = element("table", null, "cards"), head = element("tr");
+  for (const [index, [name]] of COLUMNS.entries()) {
+    const cell = element("th"), button = element("button", name);
+    cell.scope = "col";
+    if (state.sort === index) cell.setAttribute("aria-sort", state.down ? "descending" : "ascending");
+    button.addEventListener("click", () => { [state.sort, state.down] = [index, state.sort === index && !state.down]; show(); });
+    cell.append(button);
+    head.append(cell);
+  }
+  const top = element("thead"), body = element("tbody");
+  top.append(head);
+  body.append(...ordered(rows).flatMap(line));
+  made.append(top, body);
+  return made;
+}
+
+function fill(section, all = false) {
+  const room = section.querySelector(".rows"), rows = section.matched || [];
+  if (!section.open) { room.replaceChildren(); section.filled = false; return; }
+  const groups = new Map();
+  for (const at of all ? rows : rows.slice(0, MOST)) {
+    const name = text("comparison", at);
+    groups.has(name) ? groups.get(name).push(at) : groups.set(name, [at]);
+  }
+  room.replaceChildren(...[...groups].flatMap(([name, members]) => {
+    const said = data.said[`${section.dataset.suite}\n${name}`];
+    return [element("h3", name), ...(said ? [element("p", said)] : []), table(members)];
+  }));
+  if (!all && rows.length > MOST) {
+    const more = element("button", `Show all ${rows.length} rows`, "plain");
+    more.addEventListener("click", () => fill(section, true));
+    room.append(more);
+  }
+  section.filled = true;
+  section.querySelectorAll("figure").forEach(draw);
+}
+
+const sections = [...document.querySelectorAll("details.suite")];
+const bySuite = new Map(sections.map(section => [section.dataset.suite, section]));
+
+function show() {
+  const words = state.words.toLowerCase().split(/\s+/).filter(Boolean);
+  const filtered = Boolean(words.length || state.place || state.against || state.answer || state.wins);
+  for (const section of sections) section.matched = [];
+  let count = 0;
+  for (let at = 0; at < data.count; at++) {
+    if (!matches(at, words)) continue;
+    bySuite.get(text("suite", at)).matched.push(at);
+    count++;
+  }
+  for (const section of sections) {
+    section.hidden = filtered && !section.matched.length;
+    section.querySelector(".count").textContent = filtered ? `${section.matched.length} of ${section.dataset.count} rows` : `${section.dataset.count} rows`;
+    if (filtered && count <= MOST && section.matched.length) section.open = true;
+    fill(section);
+  }
+  document.getElementById("count").textContent = `${count} of ${data.count} rows`;
+}
+
+function option(id, name) {
+  const select = document.getElementById(id), known = new Set();
+  for (let at = 0; at < data.count; at++) for (const each of text(name, at).split("; ")) if (each) known.add(each);
+  for (const each of [...known].sort()) select.add(new Option(each.replaceAll("_", " "), each));
+  select.addEventListener("change", () => { state[id] = select.value; show(); });
+}
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+function draw(figure) {
+  const spec = structuredClone((specs[figure.dataset.suite] || {})[figure.dataset.chart]);
+  if (!spec || figure.drawn === dark.matches || !window.vegaEmbed) return;
+  figure.drawn = dark.matches;
+  const style = getComputedStyle(document.documentElement);
+  const ink = style.getPropertyValue("--ink"), grid = style.getPropertyValue("--line");
+  const words = {labelColor: ink, titleColor: ink};
+  const config = {background: "transparent", axis: {...words, gridColor: grid, domainColor: grid, tickColor: grid},
+    legend: {...words, labelLimit: 240}, text: {color: ink}, title: {color: ink, fontSize: 12, anchor: "start", limit: 520}, view: {stroke: grid}};
+  const named = figure.dataset.chart.startsWith("lengths");
+  spec.width = named ? Math.max(140, figure.clientWidth - 330) : "container";
+  if (!named) spec.autosize = {type: "fit-x", contains: "padding"};
+  vegaEmbed(figure, spec, {config, actions: false, renderer: "svg", logLevel: 1}).catch(error => { figure.textContent = String(error); });
+}
+
+option("place", "place");
+option("against", "against");
+option("answer", "answer");
+const words = document.getElementById("words"), wins = document.getElementById("wins");
+words.addEventListener("input", () => { state.words = words.value; show(); });
+wins.addEventListener("change", () => { state.wins = wins.checked; show(); });
+for (const section of sections) section.addEventListener("toggle", () => { if (section.open !== Boolean(section.filled)) fill(section); });
+addEventListener("hashchange", () => { const section = document.getElementById(location.hash.slice(1)); if (section && "open" in section) section.open = true; });
+addEventListener("beforeprint", () => { for (const section of sections) if (section.matched.length) { section.open = true; fill(section, true); } });
+dark.addEventListener("change", () => document.querySelectorAll("figure").forEach(figure => { if (figure.offsetParent) draw(figure); }));
+
+// A link can hold what is shown: page.html?filter=fused&place=torch/cpu&answer=bit_exact&wins&sort=peak_bytes&down&open
+const asked = new URLSearchParams(location.search);
+for (const [id, name] of [["words", "filter"], ["place", "place"], ["against", "against"], ["answer", "answer"]])
+  document.getElementById(id).value = state[id] = asked.get(name) || "";
+wins.checked = state.wins = asked.has("wins");
+state.sort = SORTS[asked.get("sort")] ?? null;
+state.down = asked.has("down");
+show();
+if (asked.has("open")) {
+  sections.filter(section => !section.hidden).forEach(section => { section.open = true; fill(section); });
+  const first = document.querySelectorAll("tr.row")[Number(asked.get("open")) || 0];
+  if (first) { first.click(); first.focus(); }
+}
+for (const at of (asked.get("beside") || "").split(",").filter(Boolean)) lay(Number(at));
+document.querySelectorAll(".front figure").forEach(draw);
+if (location.hash) dispatchEvent(new Event("hashchange"));

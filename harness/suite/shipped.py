@@ -1,0 +1,33 @@
+"""The suites and results that come with the harness: found by name, in a checkout and from a wheel alone."""
+
+from pathlib import Path
+
+import harness
+from harness.contract.plugins import nearest
+from harness.suite.schema import SuiteError
+
+HOME = Path(harness.__file__).resolve().parent
+
+
+def folder(name: str) -> Path:
+    """Return the folder `suites` or `results` that came with the harness."""
+    packaged = HOME / "shipped" / name
+    return packaged if packaged.is_dir() else HOME.parent / name
+
+
+def names() -> list[str]:
+    """List the suites that come with the harness."""
+    return sorted(file.stem for file in folder("suites").glob("*.yaml") if file.stem != "claims")
+
+
+def suite(path: Path) -> Path:
+    """Return the file of a suite: the path itself, or by its name that of `suites/` here or of those shipped.
+
+    Raises SuiteError for a name that nothing has.
+    """
+    if path.exists() or path.suffix or len(path.parts) > 1:
+        return path
+    for place in (Path("suites"), folder("suites")):
+        if (file := place / f"{path}.yaml").is_file():
+            return file
+    raise SuiteError(f"there is no suite '{path}'{nearest(str(path), names())}")

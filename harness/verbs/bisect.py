@@ -1,0 +1,127 @@
+"""Find the commit at which a row of a suite became worse: measure it at commits between a good and a bad one."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from harness.machine import facts
+from harness.records import store
+from harness.refusal import Refusal
+from harness.verbs.compare import Condition, compare
+from harness.verdicts.judge import Comparison, judge
+
+
+class BisectError(Refusal):
+    """Commits or rows that cannot be searched, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One commit that was measured: whether a condition was met there, None where nothing could be measured."""
+
+    commit: str
+    worse: bool | None
+    why: str = ""
+
+
+def between(root: Path, good: str, bad: str) -> list[str]:
+    """List the commits after `good` up to `bad`, oldest first; raise BisectError where there is no way between them."""
+    try:
+        facts.git(root, "merge-base", "--is-ancestor", good, bad)
+        commits = facts.git(root, "rev-list", "--reverse", "--first-parent", f"{good}..{bad}").split()
+    except (OSError, subprocess.SubprocessError):
+        raise BisectError(f"'{good}' is no ancestor of '{bad}' here: name two commits of one history") from None
+    if not commits:
+        raise BisectError(f"there is no commit between '{good}' and '{bad}': name two different ones")
+    return commits
+
+
+def first_worse(commits: Sequence[str], worse: Callable[[str], Tried], log: Callable[[Tried], None]) -> Tried | None:
+    """Return the first commit that is worse; None where the last one is not. Those that cannot be measured are skipped.
+
+    Every commit is tried at most once, about as often as the logarithm of their number.
+    """
+    tried: dict[str, Tried] = {}
+
+    def try_(at: int) -> bool | None:
+        commit = commits[at]
+        if commit not in tried:
+            tried[commit] = worse(commit)
+            log(tried[commit])
+        return tried[commit].worse
+
+    low, high = -1, len(commits) - 1
+    if not try_(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        near = sorted(range(low + 1, high), key=lambda at: abs(at - middle))
+        at = next((at for at in near if try_(at) is not None), None)
+        if at is None:
+            break
+        low, high = (low, at) if tried[commits[at]].worse else (at, high)
+    return tried[commits[high]]
+
+
+def measured(root: Path, commit: str, suite: str, options: Sequence[str], folder: Path) -> list[Comparison] | str:
+    """Measure a suite with the code of a commit, in a work tree of its own; return its comparisons, or why not."""
+    with _tree(root, commit) as tree:
+        command = [sys.executable, "-m", "harness", "run", suite, "--results", str(folder / commit), *options]
+        done = subprocess.run(command, cwd=tree, env=_environment(tree), capture_output=True, text=True)
+    files = store.newest(folder / commit) if (folder / commit).exists() else []
+    if done.returncode or not files:
+        return (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    return judge([record for file in files for record in store.read(file)[0]])
+
+
+def search(
+    root: Path,
+    suite: str,
+    good: str,
+    bad: str,
+    conditions: Sequence[Condition],
+    options: Sequence[str],
+    log: Callable[[Tried], None],
+) -> Tried | None:
+    """Find the first commit at which a row meets a condition, compared with the good one; None where none does.
+
+    Raises BisectError where the good commit cannot be measured.
+    """
+    commits = between(root, good, bad)
+    with TemporaryDirectory() as name:
+        before = measured(root, good, suite, options, Path(name))
+        if isinstance(before, str):
+            raise BisectError(f"the suite does not run at '{good}' ({before}): name another good commit")
+
+        def worse(commit: str) -> Tried:
+            after = measured(root, commit, suite, options, Path(name))
+            if isinstance(after, str):
+                return Tried(commit, None, after)
+            met = [
+                change for change in compare(before, after) if any(condition.met(change) for condition in conditions)
+            ]
+            why = "; ".join(f"{change.case.label}: {change.figure} {change.ratio or 0:.3f} x" for change in met)
+            return Tried(commit, bool(met), why)
+
+        return first_worse(commits, worse, log)
+
+
+@contextmanager
+def _tree(root: Path, commit: str) -> Iterator[Path]:
+    """Check a commit out into a folder of its own, and remove it afterwards."""
+    with TemporaryDirectory() as name:
+        tree = Path(name) / "tree"
+        try:
+            facts.git(root, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+            yield tree
+        finally:
+            subprocess.run(["git", "-C", str(root), "worktree", "remove", "--force", str(tree)], capture_output=True)
+
+
+def _environment(tree: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(tree)}

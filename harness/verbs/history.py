@@ -1,0 +1,141 @@
+"""How rows changed over commits: the peak and time of each in every run that is kept, and where they stepped.
+
+A step is a change between neighbours that noise does not make. A peak steps by more than the meters' resolution and
+1 %, which is what equal runs differ by at most. A time is compared as a multiple of its own run's baselines, so that
+faster days of a machine are none; it steps where the interval of the ratio of both excludes 1 at an error of 1 in
+1,000, and the ratio is more than 5 %.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.records import Case, Record
+from harness.verdicts import dunnett
+from harness.verdicts.judge import Comparison, Row
+
+PEAK_STEP = 0.01
+TIME_STEP = 0.05
+ERROR = 0.001
+"""The chance at which the time of an unchanged row would be called a step."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row in one run: its commit and hour, its peak in bytes, and its time as a multiple of its baselines'.
+
+    `spread` is the standard error of the logarithm of that multiple, with its `degrees` of freedom; None where it was
+    not timed in enough rounds.
+    """
+
+    commit: str
+    utc: str
+    status: str
+    peak_bytes: int | None
+    resolution: int
+    time_ratio: float | None
+    spread: float | None
+    degrees: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A figure of a row that changed between two runs: `peak`, `time` or `status`; the ratio is after over before."""
+
+    figure: str
+    before: Point
+    after: Point
+    ratio: float | None
+
+    @property
+    def worse(self) -> bool:
+        """Whether it takes more than before, or runs no longer."""
+        return self.after.status != "ok" if self.ratio is None else self.ratio > 1
+
+
+@dataclass(frozen=True)
+class Series:
+    """A row over all runs, in the order in which they were begun, on one machine, and where it stepped."""
+
+    suite: str
+    machine: str
+    case: Case
+    points: tuple[Point, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One results file, judged."""
+
+    suite: str
+    records: Sequence[Record]
+    tables: Sequence[Comparison]
+
+
+def series(runs: Iterable[Run]) -> list[Series]:
+    """Follow every row through runs, given in the order in which they were begun; machines are never mixed."""
+    points: dict[tuple[str, str, str], list[Point]] = {}
+    cases: dict[tuple[str, str, str], Case] = {}
+    for run in runs:
+        origin = next((record.origin for record in run.records if record.origin.commit), None)
+        if origin is None:
+            continue
+        machine = str(origin.machine.get("name", ""))
+        for table in run.tables:
+            for row in table.rows:
+                key = run.suite, machine, row.case.digest()
+                points.setdefault(key, []).append(_point(row, origin.commit, origin.utc))
+                cases[key] = row.case
+    return [
+        Series(suite, machine, cases[suite, machine, digest], tuple(each), tuple(steps(each)))
+        for (suite, machine, digest), each in points.items()
+    ]
+
+
+def steps(points: Sequence[Point]) -> list[Step]:
+    """Return where neighbours differ by more than noise."""
+    answers = []
+    for before, after in itertools.pairwise(points):
+        if before.status != after.status and "ok" in (before.status, after.status):
+            answers.append(Step("status", before, after, None))
+        if (ratio := peak_step(before, after)) is not None:
+            answers.append(Step("peak", before, after, ratio))
+        if (ratio := time_step(before, after)) is not None:
+            answers.append(Step("time", before, after, ratio))
+    return answers
+
+
+def peak_step(before: Point, after: Point) -> float | None:
+    """Return the ratio of two peaks where it is a step, else None."""
+    if not before.peak_bytes or not after.peak_bytes or {before.status, after.status} != {"ok"}:
+        return None
+    least = max(before.resolution, after.resolution, PEAK_STEP * before.peak_bytes)
+    return after.peak_bytes / before.peak_bytes if abs(after.peak_bytes - before.peak_bytes) > least else None
+
+
+def time_step(before: Point, after: Point) -> float | None:
+    """Return the ratio of two times where it is a step, else None."""
+    if before.time_ratio is None or after.time_ratio is None or before.spread is None or after.spread is None:
+        return None
+    difference = math.log(after.time_ratio / before.time_ratio)
+    error = math.hypot(before.spread, after.spread)
+    margin = dunnett.quantile(1, 0.0, max(1, min(before.degrees, after.degrees)), ERROR) * error
+    if abs(difference) <= max(margin, math.log1p(TIME_STEP)):
+        return None
+    return math.exp(difference)
+
+
+def _point(row: Row, commit: str, utc: str) -> Point:
+    speed = row.speed
+    return Point(
+        commit,
+        utc,
+        row.status,
+        row.peak_bytes,
+        max((record.memory.resolution_bytes or 0 for record in row.records), default=0),
+        speed.ratio if speed is not None else None,
+        speed.standard_error if speed is not None else None,
+        speed.degrees if speed is not None else 0,
+    )

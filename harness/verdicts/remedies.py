@@ -1,0 +1,146 @@
+"""What helps where: for each thing that sets a peak the strategy that takes most of it away, and where it does not."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from harness.contract.strategy import Strategy
+from harness.records.record import EXACT, WRONG
+from harness.verdicts.choice import CHEAP
+from harness.verdicts.judge import Comparison, Row
+
+SETS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("the logits of the loss", frozenset({"loss"})),
+    ("what layers keep for the backward pass", frozenset({"stack", "block", "feed", "mix", "grad"})),
+    ("the scores of attention", frozenset({"attend"})),
+    ("the states of a scan", frozenset({"scan"})),
+    ("moments and gradients", frozenset({"update", "init", "step"})),
+    ("keys and values of a cache", frozenset({"cache"})),
+    ("rows, windows and batches of the data", frozenset({"rows", "source", "windows", "order", "batches", "transfer"})),
+)
+"""What sets a peak, by the parts that a strategy rewrites against it; the first that fits is taken."""
+NARROW = "the width of all numbers"
+DIVIDED = "one process for all of it"
+LEAST = 0.95
+"""What a remedy leaves of a peak at most."""
+WORTH = 0.9
+"""What an inexact remedy leaves of what the exact one does, at most: for less nobody gives up an answer."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One judged row: the folder of its suite, the comparison that it is of, and the row."""
+
+    folder: str
+    table: Comparison
+    row: Row
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """The row in which a strategy takes most away of what sets a peak, on one backend.
+
+    `idle` are measured rows of that strategy that saved nothing, of `count` in all; `exact` says whether its answer is
+    the baseline's.
+    """
+
+    sets: str
+    backend: str
+    best: Seen
+    idle: tuple[Seen, ...]
+    count: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Typical:
+    """What a strategy does alone, over all rows in which it was measured on one backend: medians and ranges.
+
+    `time_ratio` is None where no row was timed in enough rounds; `less` counts the rows that saved memory.
+    """
+
+    backend: str
+    count: int
+    less: int
+    peak_ratio: float
+    lowest: float
+    highest: float
+    time_ratio: float | None
+
+
+def sets(strategy: Strategy) -> str | None:
+    """Return what a strategy is against; None for one that rewrites nothing."""
+    parts = set(strategy.rewrites)
+    if strategy.ranks:
+        return DIVIDED
+    if strategy.precision and parts & {"draw", "grad"}:
+        return NARROW
+    return next((what for what, rewritten in SETS if parts & rewritten), NARROW if "draw" in parts else None)
+
+
+def alone(results: Iterable[tuple[str, Sequence[Comparison]]]) -> dict[tuple[str, str], list[Seen]]:
+    """Collect the measured rows of single strategies by name and backend; `results` are comparisons by folder.
+
+    Left out are rows whose answer is wrong or whose peak does not compare with the baseline's.
+    """
+    rows: dict[tuple[str, str], list[Seen]] = {}
+    for folder, tables in results:
+        for table in tables:
+            for row in table.rows:
+                if len(row.case.strategies) == 1 and not row.case.is_control and _counts(row):
+                    name = row.case.strategies[0].name
+                    rows.setdefault((name, row.case.place.backend), []).append(Seen(folder, table, row))
+    return rows
+
+
+def remedies(results: Iterable[tuple[str, Sequence[Comparison]]], strategies: Mapping[str, Strategy]) -> list[Remedy]:
+    """Return for each thing that sets a peak, and each backend, the best exact remedy, and a leaner inexact one."""
+    rows = alone(results)
+    against: dict[tuple[str, str], list[Seen]] = {}
+    for (name, backend), members in rows.items():
+        if name in strategies and (what := sets(strategies[name])) is not None:
+            against.setdefault((what, backend), []).extend(members)
+    order = [*(what for what, _ in SETS), NARROW, DIVIDED]
+    answers = []
+    for what, backend in sorted(against, key=lambda key: (order.index(key[0]), key[1] != "torch", key[1])):
+        lean = [seen for seen in against[what, backend] if (seen.row.peak_ratio or 1.0) < LEAST]
+        exact = _best([seen for seen in lean if seen.row.answer in EXACT])
+        rest = [seen for seen in lean if seen.row.answer not in EXACT]
+        limit = WORTH * (exact.row.peak_ratio or 1.0) if exact is not None else 1.0
+        inexact = _best([seen for seen in rest if (seen.row.peak_ratio or 1.0) < limit])
+        answers += [_remedy(what, backend, best, rows) for best in (exact, inexact) if best is not None]
+    return answers
+
+
+def typical(name: str, results: Iterable[tuple[str, Sequence[Comparison]]]) -> list[Typical]:
+    """Return what a strategy did alone, backend by backend; empty where it was never measured."""
+    answers = []
+    for (member, backend), rows in sorted(alone(results).items(), key=lambda item: item[0][1] != "torch"):
+        if member == name:
+            ratios = [seen.row.peak_ratio for seen in rows if seen.row.peak_ratio is not None]
+            times = [seen.row.speed.ratio for seen in rows if _timed(seen.row) and seen.row.speed is not None]
+            less = sum(seen.row.memory == "less" for seen in rows)
+            middle = median(times) if times else None
+            answers.append(Typical(backend, len(rows), less, median(ratios), min(ratios), max(ratios), middle))
+    return answers
+
+
+def _counts(row: Row) -> bool:
+    measured = row.status == "ok" and row.peak_ratio is not None and row.memory is not None
+    return measured and row.answer is not None and row.answer not in WRONG
+
+
+def _timed(row: Row) -> bool:
+    return row.speed is not None and row.speed.standard_error is not None
+
+
+def _best(rows: Sequence[Seen]) -> Seen | None:
+    """Return the row with the largest saving among those that surely cost little time, or else among all."""
+    cheap = [seen for seen in rows if seen.row.speed is not None and _timed(seen.row) and seen.row.speed.high < CHEAP]
+    return min(cheap or rows, key=lambda seen: seen.row.peak_ratio or 1.0, default=None)
+
+
+def _remedy(what: str, backend: str, best: Seen, rows: Mapping[tuple[str, str], Sequence[Seen]]) -> Remedy:
+    same = rows[best.row.case.strategies[0].name, backend]
+    idle = tuple(seen for seen in same if seen.row.memory != "less")
+    return Remedy(what, backend, best, idle, len(same), best.row.answer in EXACT)

@@ -1,0 +1,79 @@
+"""Which code has changed since a commit: by what it does, not by how it is written."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.contract import plugins
+from harness.machine import history
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one file that decides figures, and one commit."""
+    file = tmp_path / "harness" / "worker" / "memory.py"
+    file.parent.mkdir(parents=True)
+    file.write_text('"""Says something."""\nPEAK = 1\n')
+    git(tmp_path, "init", "--quiet")
+    commit(tmp_path)
+    monkeypatch.setattr(history, "ROOT", tmp_path)
+    history.changed.cache_clear()
+    history._meaning_at.cache_clear()
+    return tmp_path
+
+
+def git(root: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(root), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(root: Path) -> str:
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "a change")
+    return git(root, "rev-parse", "HEAD")
+
+
+def test_what_a_file_says_of_itself_changes_nothing(project: Path) -> None:
+    before = git(project, "rev-parse", "HEAD")
+    file = project / "harness" / "worker" / "memory.py"
+    file.write_text('"""Says something else, with a comment."""\n\n# why\nPEAK   =  1\n')
+    (project / "harness" / "report").mkdir()
+    (project / "harness" / "report" / "table.py").write_text("ROWS = 2\n")
+    assert history.changed(before, ()) == ()
+
+
+def test_what_a_file_does_is_a_change_committed_or_not(project: Path) -> None:
+    before = git(project, "rev-parse", "HEAD")
+    (project / "harness" / "worker" / "memory.py").write_text("PEAK = 2\n")
+    assert history.changed(before, ()) == ("harness/worker/memory.py",)
+    history.changed.cache_clear()
+    after = commit(project)
+    assert history.changed(before, ()) == ("harness/worker/memory.py",)
+    assert history.changed(after, ()) == ()
+    (project / "harness" / "worker" / "memory.py").unlink()
+    history.changed.cache_clear()
+    assert history.changed(after, ()) == ("harness/worker/memory.py",)
+
+
+def test_files_of_strategies_are_asked_for_by_name(project: Path) -> None:
+    before = git(project, "rev-parse", "HEAD")
+    for name in ("mine.py", "other.py"):
+        (project / name).write_text("SAVES = 1\n")
+    after = commit(project)
+    assert history.changed(before, ("mine.py",)) == ("mine.py",)
+    assert history.changed(after, ("mine.py", "other.py")) == ()
+
+
+def test_what_cannot_be_known_is_none(project: Path) -> None:
+    head = git(project, "rev-parse", "HEAD")
+    assert history.changed("0" * 12, ()) is None, "a commit that this history lacks"
+    assert history.changed(f"{head[:12]}-dirty", ()) is None, "code that was never committed"
+    assert history.changed("unversioned", ()) is None
+
+
+def test_a_strategy_is_its_file_or_its_folder_and_what_its_group_shares() -> None:
+    strategies = plugins.load().strategies
+    assert "strategies/loss/chunked_loss.py" in history.files_of([strategies["chunked_loss"]])
+    assert "strategies/loss/fused_loss" in history.files_of([strategies["fused_loss"]])
+    assert "strategies/sharding/_torch.py" in history.files_of([strategies["fsdp"]])

@@ -1,0 +1,155 @@
+"""The harness from Python: frames of results, of records and of predictions, and the forms that services take."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from harness.records import Case, Origin, Record, Slot, Times, store
+from harness.records.store import StoreError
+from harness.refusal import Refusal
+from harness.report import formats, frame
+
+pandas = pytest.importorskip("pandas", reason="needs the package pandas")
+ROOT = Path(__file__).resolve().parents[3]
+LOSSES = ROOT / "results" / "losses"
+
+
+@pytest.fixture(scope="module")
+def report() -> Any:
+    return harness.read(LOSSES)
+
+
+def test_a_frame_has_one_row_a_strategy_with_numbers(report: Any) -> None:
+    rows = report.frame()
+    assert len(rows) == len(report.figures) > 10
+    assert set(rows.suite) == {"losses"} and rows.peak_bytes.dtype.kind == "f"
+    measured = rows[rows.status == "ok"]
+    assert (measured.peak_bytes > 0).all() and measured["shape.tokens"].notna().all()
+    assert measured["phases.init"].notna().any() and measured["composition.loss"].notna().any()
+
+
+def test_a_frame_of_records_has_one_row_a_process(report: Any) -> None:
+    records = report.records()
+    (results,) = report.results
+    assert len(records) == sum(record.slot is not None for record in results.records)
+    times = records[records.kind == "time"]
+    assert (times.median_step_seconds > 0).all() and all(isinstance(each, list) for each in times.step_seconds)
+    assert set(records.place) >= {"torch/cpu", "jax/cpu"}
+    assert (records[records.kind == "memory"].peak_host_bytes.dropna() > 0).all()
+
+
+def test_results_come_with_the_harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert {each.folder for each in harness.read().results} >= {"losses", "long_context"}
+
+
+def test_several_folders_are_read_together() -> None:
+    both = harness.read(LOSSES, str(ROOT / "results" / "scans"))
+    assert set(both.frame().suite) == {"losses", "scans"}
+
+
+def test_a_damaged_line_is_a_warning_and_no_results_a_sentence(tmp_path: Path) -> None:
+    (file,) = store.newest(LOSSES)
+    lines = file.read_bytes().splitlines(keepends=True)
+    folder = tmp_path / "losses" / "machine"
+    folder.mkdir(parents=True)
+    (folder / "a.jsonl").write_bytes(b"".join(lines[:3]) + b'{"torn": \n' + b"".join(lines[3:]))
+    with pytest.warns(UserWarning, match="is not a record"):
+        read = harness.read(tmp_path)
+    assert len(read.frame()) == len(harness.read(LOSSES).frame())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match="run a suite first"):
+        harness.read(tmp_path / "empty")
+    with pytest.raises(StoreError, match="name a results file or folder"):
+        harness.read(tmp_path / "nowhere")
+
+
+def test_results_of_two_machines_stay_apart(tmp_path: Path) -> None:
+    (file,) = store.newest(LOSSES)
+    for machine in ("one", "two"):
+        folder = tmp_path / "losses" / machine
+        folder.mkdir(parents=True)
+        text = file.read_text().replace('"name": "linux-', f'"name": "{machine}-')
+        (folder / file.name).write_text(text)
+    rows = harness.read(tmp_path).frame()
+    assert len(rows) == 2 * len(harness.read(LOSSES).frame())
+    assert {name.partition("-")[0] for name in rows.machine if name} == {"one", "two"}
+
+
+def test_a_suite_is_predicted_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    predicted = harness.predict("smoke", place=["torch/cpu"], budget="10GiB")
+    rows = predicted.frame()
+    assert list(rows.strategy[:1]) == ["baseline"] and rows.fits.all()
+    assert "| baseline" in predicted.markdown()
+    with pytest.raises(Refusal, match="there is no suite 'smok'; did you mean 'smoke'"):
+        harness.predict("smok")
+
+
+def test_a_suite_is_run_and_its_results_are_a_report(made_up: Path, smallest: str, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(smallest)
+    report = harness.run(tmp_path / "small.yaml", results=tmp_path / "results", rounds=0, plugins=[str(made_up)])
+    rows = report.frame()
+    assert list(rows.strategy) == ["baseline", "checkpoint"] or set(rows.strategy) >= {"baseline", "checkpoint"}
+    assert (rows.peak_bytes == 1 << 20).any()
+
+
+def test_the_door_costs_an_author_of_plugins_nothing() -> None:
+    code = (
+        "import sys, harness; print('pandas' in sys.modules, 'harness.report' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["False"] * 3
+
+
+def test_without_pandas_a_sentence_says_what_to_install(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(frame.FrameError, match=r"pip install '\.\[frame\]'"):
+        report.frame()
+
+
+def test_services_get_every_measured_row(report: Any) -> None:
+    rows = [row for row in report.figures if row["status"] == "ok" and row["peak_bytes"]]
+    bencher = json.loads(report.bencher())
+    assert len(bencher) == len(rows) > 10
+    for row in rows:
+        metrics = bencher[formats.name(row)]
+        assert metrics["peak-memory"]["value"] == row["peak_bytes"]
+        if row["step_seconds"]:
+            latency = metrics["latency"]
+            assert latency["lower_value"] <= latency["value"] <= latency["upper_value"]
+            assert latency["value"] == pytest.approx(row["step_seconds"] * 1e9)
+    action = json.loads(report.benchmark_action())
+    assert all(isinstance(each["value"], float) and each["unit"] in ("MiB", "ms") for each in action)
+    assert sum(each["unit"] == "MiB" for each in action) == len(rows)
+
+
+def test_parquet_holds_what_the_frame_does(report: Any, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs the package pyarrow")
+    report.write_parquet(tmp_path / "rows.parquet")
+    again = pandas.read_parquet(tmp_path / "rows.parquet")
+    assert list(again.strategy) == list(report.frame().strategy)
+    with pytest.raises(StoreError, match="name another file"):
+        report.write_parquet(tmp_path / "nowhere" / "rows.parquet")
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_frame_of_100_000_records_takes_less_than_ten_seconds(tmp_path: Path) -> None:
+    case = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="x", tokenizer="bytes")
+    line = store.encoded(
+        Record(slot=Slot(case="c", kind="time"), case=case, origin=Origin(suite="s", commit="c"),
+               times=Times(step_seconds=(0.1, 0.2, 0.3)))
+    )  # fmt: skip
+    folder = tmp_path / "s" / "machine"
+    folder.mkdir(parents=True)
+    (folder / "a.jsonl").write_bytes(line * 100_000)
+    begun = time.process_time()
+    assert len(harness.read(tmp_path).records()) == 100_000
+    assert time.process_time() - begun < 10

@@ -1,0 +1,129 @@
+"""Rows over commits: equal runs give no alarm, and a peak that grew by 2 % is seen each time."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.records import Applied, Case, Memory, Origin, Record, Slot, Times, store
+from harness.records.record import Verdict
+from harness.report.charts.commits import commits
+from harness.report.history import text
+from harness.verbs.history import Run, series
+from harness.verdicts import judge
+
+MIB = 1 << 20
+PLAIN = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="x", tokenizer="bytes")
+CASES = [
+    PLAIN,
+    *(
+        PLAIN.model_copy(update={"strategies": (Applied(name=name),)})
+        for name in ("nothing", "checkpoint", "fused_loss")
+    ),
+]
+ROUNDS, LAST = 8, 3
+
+
+def recorded(draw: random.Random, number: int, peak: float = 1.0, time: float = 1.0) -> list[Record]:
+    """Make up a run: peaks that scatter by 0.2 %, times by 3 % and with the day; the last row's grew by a factor."""
+    day = draw.uniform(0.7, 1.4)
+    origin = Origin(
+        suite="mine", commit=f"c{number:03d}", utc=f"2026-01-01T{number % 24:02d}:00:00+00:00", machine={"name": "m"}
+    )
+    records = []
+    for at, case in enumerate(CASES):
+        grown = (peak, time) if at == LAST else (1.0, 1.0)
+        base = 100 * MIB if at < LAST else 60 * MIB
+        for repeat in range(3):
+            memory = Memory(
+                peak_host_bytes=round(base * grown[0] * draw.gauss(1, 0.002)), resolution_bytes=1 << 16,
+                losses=(1.0, 0.9, 0.8), regime="glibc-pinned", peak_phase="loss",
+            )  # fmt: skip
+            records.append(
+                Record(
+                    slot=Slot(case=case.digest(), kind="memory", repeat=repeat), case=case, origin=origin, memory=memory
+                )
+            )
+        rung = Verdict("bit_exact", 1.0, None, None, None, (), "it is")
+        records.append(Record(slot=Slot(case=case.digest(), kind="numerics"), case=case, origin=origin, numerics=rung))
+        for round_ in range(ROUNDS):
+            level = day * draw.gauss(1, 0.01) * grown[1]
+            step = tuple(level * draw.gauss(1, 0.03) for _ in range(3))
+            slot = Slot(case=case.digest(), kind="time", round=round_)
+            records.append(Record(slot=slot, case=case, origin=origin, times=Times(step_seconds=step)))
+    return records
+
+
+def run_of(records: list[Record]) -> Run:
+    return Run("mine", records, judge.judge(records))
+
+
+def test_200_equal_runs_give_no_alarm_and_each_grown_peak_is_seen() -> None:
+    draw = random.Random(7)
+    equal = [run_of(recorded(draw, number)) for number in range(201)]
+    assert [step for each in series(equal) for step in each.steps] == []
+    missed = 0
+    for number in range(0, 200, 5):
+        after = run_of(recorded(draw, number, peak=1.02))
+        (grown,) = (each for each in series([equal[number], after]) if each.case.label == "fused_loss")
+        missed += not any(step.figure == "peak" and step.worse for step in grown.steps)
+    assert missed == 0
+
+
+def test_a_time_that_doubled_is_a_step_and_another_day_is_none() -> None:
+    draw = random.Random(3)
+    before, after = run_of(recorded(draw, 0)), run_of(recorded(draw, 1, time=1.5))
+    found = [(each.case.label, step.figure) for each in series([before, after]) for step in each.steps]
+    assert found == [("fused_loss", "time")]
+
+
+def test_machines_are_never_mixed_and_a_row_that_fails_is_a_step() -> None:
+    draw = random.Random(3)
+    records = recorded(draw, 0)
+    other = [each.model_copy(update={"origin": each.origin.model_copy(update={"machine": {"name": "n"}})})
+             for each in recorded(draw, 1, peak=2.0)]  # fmt: skip
+    apart = series([run_of(records), run_of(other)])
+    assert len(apart) == 8 and not any(each.steps for each in apart)
+    failed = [
+        each.model_copy(update={"status": "crash", "memory": Memory()})
+        if each.slot and each.slot.kind == "memory" and each.case == CASES[LAST]
+        else each
+        for each in recorded(draw, 2)
+    ]
+    (grown,) = (each for each in series([run_of(records), run_of(failed)]) if each.case.label == "fused_loss")
+    assert [step.figure for step in grown.steps] == ["status"] and grown.steps[0].worse
+
+
+def test_text_and_picture_name_the_commits_of_a_step() -> None:
+    draw = random.Random(3)
+    runs = [run_of(recorded(draw, number, peak=1.0 if number < 2 else 1.3)) for number in range(4)]
+    found = series(runs)
+    shown = text(found)
+    assert "1 steps to worse, 0 to better" in shown
+    assert "| `fused_loss` of mine | peak     | 60" in shown and "`c001` to `c002`" in shown
+    values = commits(found, "mine").to_dict()["layer"][1]["data"]["values"]
+    assert [value["run"] for value in values if value["step"]] == ["03 c002"]
+    assert commits(series(runs[:1]), "mine") is None
+
+
+def test_the_command_reads_all_files_of_a_folder(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    folder = tmp_path / "results" / "mine" / "m"
+    for number in range(2):
+        file = store.next_file(folder, f"c{number:03d}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"".join(store.encoded(each) for each in recorded(draw, number, peak=1 + number)))
+    command = [sys.executable, "-m", "harness", "history", "results", "--by", "commit"]
+    done = subprocess.run([*command, "--pictures", "pictures"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 steps to worse" in done.stdout and (tmp_path / "pictures" / "mine-history.svg").is_file()
+    done = subprocess.run([*command[:-3], "nowhere"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and "run a suite first" in done.stderr
+
+
+@pytest.mark.parametrize("by", ["day", ""])
+def test_another_order_is_refused(by: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "harness", "history", str(tmp_path), "--by", by]
+    assert subprocess.run(command, capture_output=True).returncode == 2

@@ -1,0 +1,111 @@
+"""What to use against what sets a peak: the row that saves most, and where the strategy saves nothing."""
+
+from typing import Any
+
+import pytest
+
+from harness import Strategy
+from harness.records import Applied, Case
+from harness.verdicts.interval import Interval
+from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.pooled import Speed
+from harness.verdicts.remedies import DIVIDED, NARROW, remedies, sets, typical
+
+LOGITS = "the logits of the loss"
+
+
+def strategy(name: str, *rewrites: str, **declared: Any) -> Strategy:
+    return Strategy(name, rewrites=rewrites, on={}, about="Keep less.", **declared)
+
+
+STRATEGIES = {
+    each.name: each
+    for each in (strategy("cut", "loss"), strategy("chunked", "loss"), strategy("narrow", "draw", precision="bfloat16"))
+}
+
+
+def row(*names: str, ratio: float, time: float = 1.0, backend: str = "torch", tokens: int = 64, **changes: Any) -> Row:
+    case = Case(
+        workload="decoder",
+        shape={"tokens": tokens},
+        place=f"{backend}/cpu",
+        corpus="x",
+        tokenizer="bytes",
+        strategies=tuple(Applied(name=name) for name in names),
+    )
+    given: dict[str, Any] = {
+        "status": "ok",
+        "peak_bytes": int(1000 * ratio),
+        "peak_ratio": ratio,
+        "memory": "less" if ratio < 0.98 else "same",
+        "answer": "reassociated",
+        "verdict": "wins",
+        "speed": Speed(time, Interval(time * 0.98, time * 1.02), "open", 4, 9, 0.01, 9),
+    }
+    return Row(case, **(given | changes))
+
+
+def table(*rows: Row) -> Comparison:
+    return Comparison(rows[0].case, rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (strategy("a", "loss"), LOGITS),
+        (strategy("a", "grad"), "what layers keep for the backward pass"),
+        (strategy("a", "grad", precision="bfloat16"), NARROW),
+        (strategy("a", "init", "update"), "moments and gradients"),
+        (strategy("a", "rows", "windows", "order"), "rows, windows and batches of the data"),
+        (strategy("a", "step", ranks=True), DIVIDED),
+        (strategy("a"), None),
+    ],
+)
+def test_a_strategy_is_against_what_its_parts_keep(given: Strategy, what: str | None) -> None:
+    assert sets(given) == what
+
+
+def test_the_row_that_saves_most_at_little_cost_is_named() -> None:
+    cheap, lean = row("chunked", ratio=0.4), row("cut", ratio=0.2, time=1.5)
+    (best,) = remedies([("losses", [table(cheap, lean)])], STRATEGIES)
+    assert (best.sets, best.best.row, best.best.folder, best.exact) == (LOGITS, cheap, "losses", True)
+    (best,) = remedies([("losses", [table(lean)])], STRATEGIES)
+    assert best.best.row is lean, "where all cost time, the leanest"
+
+
+def test_rows_that_save_nothing_are_kept_in_sight() -> None:
+    helps, idle = row("cut", ratio=0.2), row("cut", ratio=1.0, tokens=8)
+    (best,) = remedies([("losses", [table(helps)]), ("attention", [table(idle)])], STRATEGIES)
+    assert best.count == 2 and [seen.folder for seen in best.idle] == ["attention"]
+
+
+def test_each_backend_has_its_own_and_a_leaner_inexact_one_follows() -> None:
+    rows = [
+        row("cut", ratio=0.3),
+        row("chunked", ratio=0.2, answer="approximate"),
+        row("chunked", ratio=0.9, answer="approximate", backend="jax"),
+    ]
+    found = remedies([("losses", [table(each) for each in rows])], STRATEGIES)
+    assert [(each.backend, each.exact) for each in found] == [("torch", True), ("torch", False), ("jax", False)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"answer": "diverged"}, {"answer": None}, {"status": "oom_budget"}, {"memory": None}, {"peak_ratio": None}],
+    ids=str,
+)
+def test_a_wrong_or_withheld_row_is_no_remedy(changes: dict[str, Any]) -> None:
+    assert remedies([("losses", [table(row("cut", ratio=0.2, **changes))])], STRATEGIES) == []
+
+
+def test_combinations_and_strangers_are_left_out() -> None:
+    rows = [row("cut", "narrow", ratio=0.1), row("stranger", ratio=0.1), row(ratio=1.0)]
+    assert remedies([("losses", [table(*rows)])], STRATEGIES) == []
+
+
+def test_what_is_typical_is_the_median_of_rows_alone() -> None:
+    rows = [row("cut", ratio=ratio, time=time) for ratio, time in ((0.2, 1.0), (0.6, 1.1), (1.0, 1.2))]
+    (torch,) = typical("cut", [("losses", [table(each) for each in rows])])
+    assert (torch.count, torch.less, torch.peak_ratio, torch.lowest, torch.highest) == (3, 2, 0.6, 0.2, 1.0)
+    assert torch.time_ratio == pytest.approx(1.1)
+    assert typical("nobody", [("losses", [table(*rows)])]) == []
