@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from harness.report.table import tokens_of
 from harness.report.composition import composition
+from harness.report.table import tokens_of
 from harness.report.text import cell
 from harness.report.words import heading
 from harness.verdicts.judge import Comparison, Row
