@@ -21,6 +21,7 @@ FITTED = {"pythia_batch", "ram_to_tokens"}
 """Suites that `harness fit` alone answers: their claims are about limits within budgets that it is given."""
 WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
 STALE = {
+    "adapters": WAITS,
     "checkpointing": WAITS,
     "compilers": WAITS,
     "data_strategies": WAITS,
@@ -40,6 +41,7 @@ STALE = {
     "precision": WAITS,
     "pythia_70m": WAITS,
     "real_lengths": WAITS,
+    "real_models": WAITS,
     "recurrences": WAITS,
     "rounded_activations": WAITS,
     "sharding": WAITS,
