@@ -153,7 +153,7 @@ def register() -> None:
     AttentionMaskInterface.register(ATTENTION, mask)
 
 
-def mask(*args: Any, kv_length: int, local_size: int | None = None, **others: Any) -> torch.Tensor | None:
+def mask(*, kv_length: int, local_size: int | None = None, **others: Any) -> torch.Tensor | None:
     """Return the mask [B, 1, T, T] of rows without padding; None where it is causal and nothing else.
 
     So does transformers where it can read positions. On tensors without data it cannot rule out that a row holds
@@ -163,7 +163,7 @@ def mask(*args: Any, kv_length: int, local_size: int | None = None, **others: An
 
     if local_size is None or kv_length < local_size:
         return None
-    return sdpa_mask(*args, kv_length=kv_length, local_size=local_size, **others)
+    return sdpa_mask(kv_length=kv_length, local_size=local_size, **others)
 
 
 def attention(
