@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test test-all check format results tables gpu clean
+.PHONY: run test test-all check format results tables residuals gpu clean
 
 run: $(READY)
 	$(BIN)/harness run suites/long_context.yaml
@@ -38,6 +38,12 @@ tables: $(READY)
 	.ci/tracked_results .venv/tracked
 	$(BIN)/harness report .venv/tracked/results --documents suites/claims.yaml --pictures results/pictures \
 		$(foreach document,README.md docs/tables.md RESULTS.md $(wildcard results/*/README.md),--into $(document))
+
+# What bounds of predictions come from: after `make results`, by the predictor as it is.
+residuals: $(READY)
+	rm -rf .venv/tracked
+	.ci/tracked_results .venv/tracked
+	$(BIN)/python tests/benchmarks/residual_figures.py .venv/tracked/results --predict --write harness/verdicts/residuals.json
 
 # The same .venv with torch and JAX for CUDA: builds for the CPU have the same versions, so all is installed anew.
 gpu: $(READY)

@@ -16,7 +16,7 @@ from harness.contract.hooks import hookimpl
 from harness.contract.objective import Objective
 from harness.contract.parts import Division, Parts
 from harness.contract.place import Place
-from harness.contract.strategy import Strategy
+from harness.contract.strategy import Strategy, Unpredictable
 from harness.contract.toolkit import optimizers, rows_on_disk, update_rules
 from harness.contract.toolkit import trees as tree
 from harness.contract.toolkit.rows_on_disk import RowsOnDisk
@@ -42,6 +42,7 @@ __all__ = [
     "Sizes",
     "Source",
     "Strategy",
+    "Unpredictable",
     "Windows",
     "Workload",
     "alike",

@@ -22,7 +22,8 @@ from harness.contract.protocols import Array, DrawPart, Tree
 from harness.contract.toolkit import mesh, trees
 from harness.records.roofline import Forecast, Operations
 
-_LIBRARY_RESULT = re.compile(r"%ynn_fusion[.\d]* = b?f(\d+)\[([\d,]+)\]")
+_LIBRARY_RESULT = re.compile(r"%ynn_fusion[.\d]* = b?f(\d+)\[([\d,]+)\].* calls=%([\w.-]+)")
+_SUMS = re.compile(r"^%([\w.-]+) \([^\n]*\{\n(?:(?!^\}).*\n)*?[^\n]* reduce\(", re.MULTILINE)
 
 EAGER = False
 """A compiled step is one phase."""
@@ -276,7 +277,8 @@ def predict(
     parts = build()
     compiled = lowered(parts, like(batch), parts).compile(QUICK)
     arguments, growth, _ = _analysis(compiled)
-    growth += library_scratch(compiled.as_text() or "")
+    threads = len(os.sched_getaffinity(0))
+    growth += library_scratch(compiled.as_text() or "") * min(ranks, threads) // ranks  # the others wait
     peaks = {"init": source_bytes + arguments, "steady_step": source_bytes + arguments + growth}
     if ranks > 1:
         return Forecast(peaks, ())
@@ -324,14 +326,16 @@ def _work(parts: Parts, state: Any, batch: Any) -> tuple[Operations, ...]:
 def library_scratch(program: str) -> int:
     """Estimate what XLA's CPU library takes outside of the compiler's own arena: 3 x its largest batched result.
 
-    Products and softmax over batches, the scores [B, H, T, T] of dense attention above all, run in a library that
-    allocates for itself. Measured beyond the analysis, in MiB, on two threads: 48 for scores of 16, 192 for 64, 64 for
-    32 and 20 for 4; nothing for plain products of matrices, however large.
+    Softmax over batches, of the scores [B, H, T, T] of dense attention above all, runs in a library that allocates for
+    itself what it sums and needs again. Measured beyond the analysis, in MiB, on two threads: 48 for scores of 16, 192
+    for 64, 64 for 32 and 20 for 4; nothing where the library sums nothing: for products, however large, those of ring
+    attention among them.
     """
     largest = 0
-    for bits, sizes in _LIBRARY_RESULT.findall(program):
+    summing = set(_SUMS.findall(program))
+    for bits, sizes, computation in _LIBRARY_RESULT.findall(program):
         lengths = [int(size) for size in sizes.split(",") if int(size) > 1]
-        if len(lengths) >= 3:
+        if len(lengths) >= 3 and computation in summing:
             largest = max(largest, math.prod(lengths) * int(bits) // 8)
     return 3 * largest
 

@@ -50,6 +50,8 @@ KERNEL = 9 << 16
 An empirical figure: the resident memory grows by 0.5 to 0.6 MiB at the first call of each size and stays.
 """
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm}
+COPYING = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")
+"""Collectives of which gloo, the CPU's library, makes a copy of the whole while they run."""
 DEVICE = torch.ops.prim.device.default
 MADE_IN = {"batches": "batch", "forward": "activations", "loss": "logits"}
 """The kind of what a phase makes, where nothing names it."""
@@ -128,6 +130,8 @@ class LiveStorage(TorchDispatchMode):
         """Count what an operator returned, and what the libraries of the CPU keep behind it."""
         if func._overloadpacket in PRODUCTS and result.dtype == torch.bfloat16:
             self._keep_kernel(func, args)
+        if func._schema.name in COPYING:
+            self._pass_through(max(leaf.untyped_storage().nbytes() for leaf in args[:2]))
         if func is torch.ops.aten.mkldnn_rnn_layer.default:
             outputs, *_, workspace = result
             self._count(workspace, int(RNN_WORKSPACE * outputs.untyped_storage().nbytes()))
@@ -223,6 +227,14 @@ class LiveStorage(TorchDispatchMode):
             most[kind] = max(most.get(kind, 0), now[kind])
         return {kind: most[kind] for kind in kinds.KINDS if kind in most}
 
+    def _pass_through(self, size: int) -> None:
+        """Count what an operator takes while it runs."""
+        self.live += size
+        number = self._began(size)
+        self._raise_peak()
+        self.live -= size
+        self._ended(size, number)
+
 
 def run(build: Callable[[], Parts], batch: Batch, source_bytes: int, steps: int) -> Forecast:
     """Return the peak bytes of each phase of `steps` steps, those of the source included, and the last one's work."""
@@ -238,8 +250,8 @@ def traced(
 ) -> Forecast:
     """Run `steps` steps on fake tensors, whose storages `live` follows; return their peaks and the last one's work.
 
-    `build` makes the parts inside the fake mode, and inside of `pretence`; whatever a fake tensor cannot pass raises.
-    A batch of numpy stays real, so that a step can ask for its values.
+    `build` makes the parts inside the fake mode, and inside of `pretence`. Raises Incomplete for what a fake tensor cannot
+    pass, and whatever the parts raise. A batch of numpy stays real, so that a step can ask for its values.
     """
     work = Work()
     real = [torch.from_numpy(each.astype("int64")) for each in batch if not isinstance(each, tuple)]

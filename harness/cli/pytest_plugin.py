@@ -172,6 +172,7 @@ def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
             "status": row.status,
             "peak_bytes": row.peak_bytes,
             "predicted_bytes": row.predicted_bytes,
+            "at_most_bytes": row.at_most_bytes,
             "floor_bytes": row.floor_bytes,
             "answer": row.answer,
             "verdict": row.verdict,

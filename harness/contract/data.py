@@ -185,3 +185,4 @@ class Held:
     windows: int = 0
     making: int = 0
     batches: int = 0
+    supposes: str = ""

@@ -14,6 +14,10 @@ from harness.contract.place import Place
 from harness.contract.workload import Workload
 
 
+class Unpredictable(Exception):
+    """What a strategy raises in a prediction where abstract arrays cannot show what it takes: why, in one sentence."""
+
+
 def lacking(need: str) -> str | None:
     """Return in words which package, or which version of it, is not installed; None where all is well."""
     package, _, least = need.partition(">=")

@@ -13,6 +13,7 @@ from harness.records.record import (
     Slot,
     Status,
     Times,
+    Trial,
 )
 from harness.records.task import Kind, Task
 
@@ -33,5 +34,6 @@ __all__ = [
     "Status",
     "Task",
     "Times",
+    "Trial",
     "Value",
 ]

@@ -79,6 +79,7 @@ class Rank(Value):
 class Fit(Value):
     """The longest value of one size that fits a budget: as predicted, and as real runs showed it.
 
+    `predicted` is the largest that is to fit even if it takes `at_most_bytes`, not the `predicted_peak_bytes`.
     `passed` is the largest that ran, `failed` the smallest that did not and `how` the status it ended with; None where
     no run showed one. `reason` says why there is no more.
     """
@@ -86,6 +87,8 @@ class Fit(Value):
     over: str
     budget_bytes: int
     predicted: int | None = None
+    predicted_peak_bytes: int | None = None
+    at_most_bytes: int | None = None
     passed: int | None = None
     failed: int | None = None
     how: str = ""
@@ -96,6 +99,30 @@ class Fit(Value):
     def longest(self) -> int | None:
         """The largest value that ran, or where none was run the predicted one."""
         return self.passed if self.runs else self.predicted
+
+
+class Trial(Value):
+    """How a case ended that ran with its predicted peak as its budget, and with what it takes at most.
+
+    None where it was not run so; `reason` says why. `peak_bytes` is what was measured in the wider limit in which it
+    ended well.
+    """
+
+    predicted_peak_bytes: int | None = None
+    predicted_phase: str | None = None
+    at_most_bytes: int | None = None
+    coverage: float | None = None
+    at_point: Status | None = None
+    at_most: Status | None = None
+    peak_bytes: int | None = None
+    reason: str = ""
+
+    @property
+    def slack(self) -> float | None:
+        """The share of the measured peak by which it stayed below what it takes at most."""
+        if not self.peak_bytes or self.at_most_bytes is None:
+            return None
+        return self.at_most_bytes / self.peak_bytes - 1
 
 
 class Slot(Value):
@@ -135,6 +162,8 @@ class Prediction(Value):
     """What a case is predicted to take, without running it."""
 
     predicted_peak_bytes: int | None = Field(None, description="predicted peak of one rank, bytes")
+    at_most_bytes: int | None = Field(None, description="what one rank takes at most, by errors of its kind, bytes")
+    at_most_coverage: float | None = Field(None, description="probability that it takes no more")
     predicted_phase: str | None = Field(None, description="phase that is predicted to set the peak")
     predicted_phases: tuple[Phase, ...] = Field((), description="predicted peak of each phase, bytes")
     predicted_work: tuple[Operations, ...] = Field((), description="counted work of one steady step")
@@ -146,6 +175,12 @@ class Prediction(Value):
     predicted_standing: tuple[Standing, ...] = Field((), description="what stands at the predicted peak, by maker")
     floor_bytes: int | None = Field(None, description="analytic floor of a step that has everything at once, bytes")
     parameters: int | None = Field(None, description="number of parameters of the model")
+
+    @property
+    def need_bytes(self) -> int | None:
+        """What to keep free for it: what it takes at most, or what is known of that."""
+        known = (self.at_most_bytes, self.predicted_peak_bytes, self.floor_bytes)
+        return max((each for each in known if each is not None), default=None)
 
 
 class Memory(Value):
@@ -199,7 +234,7 @@ class Times(Value):
     switches: int | None = Field(None, description="involuntary context switches during the timed steps")
 
 
-ROOMS = ("prediction", "numerics", "memory", "times", "limits")
+ROOMS = ("prediction", "numerics", "memory", "times", "limits", "trial")
 """Fields of a record that hold figures; a task fills one of them."""
 
 
@@ -231,6 +266,7 @@ class Record(Value):
     memory: Memory = Field(default_factory=Memory, description="figures of a memory measurement")
     times: Times = Field(default_factory=Times, description="figures of a time measurement")
     limits: Fit | None = Field(None, description="figures of a search for the longest value that fits")
+    trial: Trial | None = Field(None, description="figures of a prediction that was tried as a limit")
 
     @model_validator(mode="after")
     def _has_one_room(self) -> Self:

@@ -9,7 +9,7 @@ from harness.records import Case, Record
 from harness.records.case import CONTROL
 from harness.report.plan import grid
 from harness.report.text import escaped, row_name
-from harness.report.words import heading, mib
+from harness.report.words import AT_MOST, heading, mib
 from harness.suite.units import shown
 from harness.verbs.advise import Advice, of_predictions, plainness
 from harness.verbs.plan import Machine, PlanRow, row_of, shortfall
@@ -98,6 +98,7 @@ def _sentence(advice: Advice) -> str:
     sentence = f"Use **{escaped(row.case.label)}**: of {count} combinations it is predicted to be the {best} that fits"
     sentence += f" {shown(limit)}" if limit is not None else ""
     sentence += f", with a peak of {shown(row.peak_bytes or 0)}"
+    sentence += f" and of at most {shown(row.at_most_bytes)}" if row.at_most_bytes is not None else ""
     if not row.case.is_baseline and plain.peak_bytes:
         sentence += f", {(row.peak_bytes or 0) / plain.peak_bytes:.2f} x the baseline's"
         sentence += f", and {ratio:.2f} x its time" if (ratio := row.time_ratio(plain)) else ""
@@ -133,13 +134,14 @@ def _measured(rows: Sequence[Row]) -> str:
             row_name(row.label),
             mib(row.peak_bytes) if row.status == "ok" else row.status,
             mib(row.predicted_bytes),
+            mib(row.at_most_bytes),
             f"{row.step_seconds * 1e3:,.0f}" if row.step_seconds else "",
             escaped(row.answer or ""),
         )
         for row in rows
     ]
-    headers = ("strategy", "peak MiB", "predicted", "ms a step", "answer")
-    aligned = ("left", "right", "right", "right", "left")
+    headers = ("strategy", "peak MiB", "predicted", AT_MOST, "ms a step", "answer")
+    aligned = ("left", "right", "right", "right", "right", "left")
     return tabulate(cells, headers, tablefmt="pipe", colalign=aligned, disable_numparse=True)
 
 

@@ -59,6 +59,8 @@ def _of_row(suite: str, table: Comparison, row: Row, tokens: float | None) -> Fi
         "native_peak_bytes_high": row.native_bytes[1] if row.native_bytes else None,
         "native_peak_ratio": row.native_ratio,
         "predicted_bytes": row.predicted_bytes,
+        "at_most_bytes": row.at_most_bytes,
+        "at_most_coverage": row.at_most_coverage,
         "residual_bytes": row.residual_bytes,
         "residual_ratio": row.residual_ratio,
         "floor_bytes": row.floor_bytes,

@@ -6,20 +6,27 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from harness.records import Case, Record
-from harness.report.table import claimed
+from harness.report.table import claimed, filled_columns
 from harness.report.text import escaped, row_name
+from harness.report.words import AT_MOST, PREDICTED, mib
 from harness.suite.units import shown
 from harness.verdicts.claims import Answer, answered
 from harness.verdicts.judge import searched
 
-LIMITS = ("strategy", "predicted", "passed", "failed", "of baseline", "runs")
+COLUMNS = ("strategy", "predicted", PREDICTED, AT_MOST, "passed", "failed", "of baseline", "runs")
+ALIGNED = ("left", "right", "right", "right", "right", "left", "right", "right")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The longest value of each row in one place and budget, and why there is no more; all as plain text."""
+    """The longest value of each row in one place and budget, and why there is no more; all as plain text.
+
+    Columns of which no row has anything are left out.
+    """
 
     title: str
+    headers: tuple[str, ...]
+    aligned: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     reasons: tuple[str, ...]
 
@@ -37,7 +44,10 @@ def limits(records: Sequence[Record]) -> list[Limits]:
         reasons = (
             f"{row.case.label}: {row.limits.reason}" for row in rows if row.case and row.limits and row.limits.reason
         )
-        answers.append(Limits(title, tuple(_fit_cells(row, baseline) for row in rows), tuple(reasons)))
+        cells = [_fit_cells(row, baseline) for row in rows]
+        columns = filled_columns(COLUMNS, cells)
+        headers, aligned, *chosen = (tuple(row[at] for at in columns) for row in (COLUMNS, ALIGNED, *cells))
+        answers.append(Limits(title, headers, aligned, tuple(chosen), tuple(reasons)))
     return answers
 
 
@@ -52,9 +62,8 @@ def text(records: Sequence[Record], level: str = "##", answers: Sequence[Answer]
     pieces = []
     for table in limits(records):
         cells = [(row_name(row[0]), *map(escaped, row[1:])) for row in table.rows]
-        aligned = ("left", "right", "right", "left", "right", "right")
         pieces.append(f"{level} {escaped(table.title)}")
-        pieces.append(tabulate(cells, LIMITS, tablefmt="pipe", colalign=aligned, disable_numparse=True))
+        pieces.append(tabulate(cells, table.headers, tablefmt="pipe", colalign=table.aligned, disable_numparse=True))
         if table.reasons:
             pieces.append("\n".join(f"- {escaped(reason)}" for reason in table.reasons))
     if answers is None:
@@ -73,6 +82,8 @@ def _fit_cells(row: Record, baseline: Record | None) -> tuple[str, ...]:
     return (
         row.case.label,
         "none" if limit.predicted is None else f"{limit.predicted:,}",
+        mib(limit.predicted_peak_bytes),
+        mib(limit.at_most_bytes),
         "" if limit.passed is None else f"{limit.passed:,}",
         "" if limit.failed is None else f"{limit.failed:,} ({limit.how})",
         ratio,

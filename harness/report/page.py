@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.report import charts, first
 from harness.report.export import Figures
-from harness.report.fit import LIMITS, Limits
+from harness.report.fit import Limits
 from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Documents, Sentence
 from harness.verdicts.remedies import Remedy
@@ -83,7 +83,6 @@ def html(
         left_out=left_out,
         answers={suite: [_claim(each) for each in answers.get(suite, [])] for suite in suites},
         limits={suite: (limits or {}).get(suite, []) for suite in suites},
-        limit_headers=LIMITS,
         documents=documents.documents if documents is not None else {},
         sentences=sentences,
         rows=_embedded(columns(rows, about)),

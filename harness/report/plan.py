@@ -6,13 +6,14 @@ from tabulate import tabulate
 
 from harness.report.memory import device_grid
 from harness.report.text import escaped, row_name
-from harness.report.words import heading, mib, phase_name
+from harness.report.words import AT_MOST, PREDICTED, heading, mib, phase_name, sureness
 from harness.suite.units import shown
 from harness.verbs.plan import TIMED, PlanRow, Remedy, shortfall
 
-HEADERS = ("strategy", "predicted MiB", "peak in", "x floor", "of baseline", "step time", "fits")
-ALIGNED = ("left", "right", "left", "right", "right", "right", "left")
+HEADERS = ("strategy", PREDICTED, AT_MOST, "peak in", "x floor", "of baseline", "step time", "fits")
+ALIGNED = ("left", "right", "right", "left", "right", "right", "right", "left")
 ROUGH = "- step time: shown only where its operators were timed on this machine while nothing else ran"
+UNBOUNDED = "- without a bound: too few cases of this kind were measured, so what fits is judged by the prediction"
 SEVERAL = 3
 
 
@@ -47,6 +48,7 @@ def _cells(row: PlanRow, baseline: PlanRow | None) -> tuple[str, ...]:
     return (
         row_name(row.case.label),
         mib(peak),
+        mib(row.at_most_bytes),
         escaped(phase_name(row.phase)),
         f"{peak / floor:.1f}" if peak and floor else "",
         f"{peak / other.peak_bytes:.2f} x" if peak and other and other.peak_bytes else "",
@@ -56,10 +58,17 @@ def _cells(row: PlanRow, baseline: PlanRow | None) -> tuple[str, ...]:
 
 
 def _remarks(rows: Sequence[PlanRow]) -> list[str]:
-    remarks = [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
+    remarks = [sureness(row.coverage for row in rows), _unbounded(rows)]
+    remarks += [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
     if any(row.seconds and row.timed < TIMED for row in rows):
         remarks.append(ROUGH)
+    remarks = [remark for remark in remarks if remark]
     return ["\n".join(remarks)] if remarks else []
+
+
+def _unbounded(rows: Sequence[PlanRow]) -> str:
+    """Say by what rows are judged that have no bound."""
+    return UNBOUNDED if any(row.at_most_bytes is None and row.fits is not None for row in rows) else ""
 
 
 def _helpful(rows: Sequence[PlanRow], remedies: Sequence[Remedy]) -> str:
@@ -73,7 +82,7 @@ def _helpful(rows: Sequence[PlanRow], remedies: Sequence[Remedy]) -> str:
         pieces.append(f"In order of effect: {savings}.")
     if remedies:
         halves = [
-            f"{each.change} takes {shown(each.peak_bytes)}{' and fits' if each.fits else ''}" for each in remedies
+            f"{each.change} takes {shown(each.need_bytes)}{' and fits' if each.fits else ''}" for each in remedies
         ]
         pieces.append(f"The leanest with half of a size: {', '.join(halves)}.")
     return " ".join(pieces)

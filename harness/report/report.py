@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.contract.plugins import Plugins
 from harness.records.store import StoreError
-from harness.report import advise, charts, documents, first, fit, formats, frame, insert, page, table
+from harness.report import advise, charts, documents, first, fit, formats, frame, insert, limits, page, table
 from harness.report.answer import sentence
 from harness.report.export import Figures, as_csv, as_json, of_tables
 from harness.report.provenance import line
@@ -53,10 +53,10 @@ class Report:
 
     @cached_property
     def figures(self) -> list[Figures]:
-        """Every row as plain values; limits that `fit` found have none."""
+        """Every row as plain values; limits that `fit` found, and those that were tried, have none."""
         rows = []
         for each in self.measured:
-            if not each.searched:
+            if not (each.searched or each.tried):
                 rows += of_tables(each.suite, each.tables, table.tokens_per_step(each.tables, self.plugins))
         return rows
 
@@ -159,11 +159,11 @@ class Report:
     def write_page(self, path: Path) -> None:
         """Write everything as one offline page; raise StoreError where the file cannot be written."""
         answers: dict[str, list[Answer]] = {}
-        limits: dict[str, list[fit.Limits]] = {}
+        longest: dict[str, list[fit.Limits]] = {}
         for each in self.measured:
             answers.setdefault(each.suite, []).extend(each.answers)
-            limits.setdefault(each.suite, []).extend(fit.limits(each.records))
-        text = page.html(TITLE, self.figures, answers, limits, self.documents, self.sentences, self._about())
+            longest.setdefault(each.suite, []).extend(fit.limits(each.records))
+        text = page.html(TITLE, self.figures, answers, longest, self.documents, self.sentences, self._about())
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -194,6 +194,8 @@ class Report:
         return "\n\n".join(filter(None, parts))
 
     def _tables(self, results: Results, headed: bool, title: str) -> str:
+        if results.tried:
+            return limits.text(results.records, "##" if headed else "####")
         if results.searched:
             return fit.text(results.records, "##" if headed else "####", results.answers)
         return table.of_results(results, self.plugins, headed, title)

@@ -35,6 +35,11 @@ class Results:
         return bool(slots) and all(slot.kind == "predict" for slot in slots)
 
     @cached_property
+    def tried(self) -> bool:
+        """Whether these are predictions that `harness doctor --limits` tried."""
+        return any(record.trial is not None for record in self.records)
+
+    @cached_property
     def tables(self) -> list[Comparison]:
         """The judged comparisons, or the limits by what they are compared to."""
         return judge.searched(self.records) if self.searched else judge.judge(self.records)

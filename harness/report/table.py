@@ -13,7 +13,7 @@ from harness.records.record import WRONG
 from harness.report.answer import sentence
 from harness.report.results import Results
 from harness.report.text import escaped, row_name
-from harness.report.words import heading, mib, phase_name
+from harness.report.words import AT_MOST, PREDICTED, heading, mib, phase_name, sureness
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import LEAST_FOR_PERCENT, Comparison, Row
 
@@ -21,14 +21,17 @@ MIB = 1 << 20
 FETCH = "fetch ms"
 NATIVE = "as started"
 HEADERS = (
-    "strategy", "peak MiB", "memory", NATIVE, "predicted", "residual", "x floor", "peak in", "tokens/s", FETCH,
+    "strategy", "peak MiB", "memory", NATIVE, "predicted", AT_MOST, "residual", "x floor", "peak in", "tokens/s", FETCH,
     "time", "answer", "verdict",
 )  # fmt: skip
 ALIGNED = (
-    "left", "right", "left", "left", "right", "right", "right", "left", "right", "right", "left", "left", "left",
+    "left", "right", "left", "left", "right", "right", "right", "right", "left", "right", "right", "left", "left",
+    "left",
 )  # fmt: skip
-BRIEF = ("strategy", "peak MiB", "memory", NATIVE, "predicted", "time", "answer", "verdict")
+BRIEF = ("strategy", "peak MiB", "memory", NATIVE, "predicted", AT_MOST, "time", "answer", "verdict")
 """The columns of some chosen rows."""
+SPARSE = (NATIVE, AT_MOST, PREDICTED)
+"""Columns that are left out where they would be empty."""
 FETCH_SHARE = 0.02
 """The share of a step from which on the wait for its batch is worth a column."""
 
@@ -134,15 +137,17 @@ def _predicted(table: Comparison) -> list[str]:
         (
             row_name(row.label),
             mib(peak),
+            mib(row.at_most_bytes),
             escaped(phase_name(row.predicted_phase)),
             f"{peak / row.floor_bytes:.1f}" if row.floor_bytes else "",
         )
         for row in table.rows
         if (peak := row.predicted_bytes) is not None
     ]
-    headers = ("strategy", "predicted MiB", "peak in", "x floor")
-    aligned = ("left", "right", "left", "right")
-    return [tabulate(rows, headers, tablefmt="pipe", colalign=aligned, disable_numparse=True)] if rows else []
+    headers = ("strategy", PREDICTED, AT_MOST, "peak in", "x floor")
+    aligned = ("left", "right", "right", "left", "right")
+    sure = sureness(row.at_most_coverage for row in table.rows)
+    return [each for each in (_pipe(headers, aligned, rows), sure) if each] if rows else []
 
 
 def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
@@ -153,6 +158,7 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
         "" if row.peak_ratio is None or row.case.is_baseline else f"{row.peak_ratio:.2f} x {row.memory or ''}".strip(),
         _native(row),
         mib(row.predicted_bytes),
+        mib(row.at_most_bytes),
         _residual(row),
         "" if row.floor_ratio is None else f"{row.floor_ratio:.1f}",
         escaped(phase_name(row.peak_phase)),
@@ -167,14 +173,25 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
 def _grid(table: Comparison, tokens_per_step: "dict[str, int]", names: Sequence[str] = HEADERS) -> str:
     """Write the rows of one comparison, without the waits for batches where none matters."""
     waits = any((row.fetch_seconds or 0.0) > FETCH_SHARE * (row.step_seconds or 0.0) > 0 for row in table.rows)
-    absent = {*(() if waits else (FETCH,)), *(() if any(row.native_bytes for row in table.rows) else (NATIVE,))}
-    columns = [index for index, name in enumerate(HEADERS) if name in names and name not in absent]
+    columns = [at for at, name in enumerate(HEADERS) if name in names and (waits or name != FETCH)]
     cells = [_cells(row, tokens_per_step) for row in table.rows]
+    rows = [[row[at] for at in columns] for row in cells]
+    return _pipe([HEADERS[at] for at in columns], [ALIGNED[at] for at in columns], rows)
+
+
+def filled_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the positions of the columns without those of `SPARSE` of which no row has anything."""
+    return [at for at, name in enumerate(headers) if name not in SPARSE or any(row[at] for row in rows)]
+
+
+def _pipe(headers: Sequence[str], aligned: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write rows, without empty columns."""
+    columns = filled_columns(headers, rows)
     return tabulate(
-        [[row[index] for index in columns] for row in cells],
-        [HEADERS[index] for index in columns],
+        [[row[at] for at in columns] for row in rows],
+        [headers[at] for at in columns],
         tablefmt="pipe",
-        colalign=[ALIGNED[index] for index in columns],
+        colalign=[aligned[at] for at in columns],
         disable_numparse=True,
     )
 
@@ -221,7 +238,8 @@ def _remarks(table: Comparison) -> Iterable[str]:
     shared = set.intersection(*(set(row.flags) for row in measured)) if measured else set()
     common = [note for note in measured[0].notes if all(note in row.notes for row in measured)] if measured else []
     everyone = [*common, *([f"flags: {', '.join(sorted(shared))}"] if shared else [])]
-    lines = [f"- all: {escaped('; '.join(everyone))}"] if everyone else []
+    lines = [line for line in (sureness(row.at_most_coverage for row in table.rows),) if line]
+    lines += [f"- all: {escaped('; '.join(everyone))}"] if everyone else []
     for row in table.rows:
         remarks = [*row.reasons, *(note for note in row.notes if note not in common)]
         if row.answer in WRONG:

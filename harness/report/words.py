@@ -1,5 +1,6 @@
 """How bytes, phases and comparisons are written."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from harness.records import Case
@@ -7,6 +8,8 @@ from harness.workloads.data.frames import GENERATED
 
 MIB = 1 << 20
 COUNTED = ("corpus_tokens", "tokens", "frames", "features")
+PREDICTED, AT_MOST = "predicted MiB", "at most"
+"""Columns of several tables."""
 SIZES = ("window", "stride", "layers", "width", "vocabulary", "batch")
 
 
@@ -44,3 +47,12 @@ def phase_name(name: str | None) -> str:
     first, *others = [phase.removeprefix("steady_step/").removeprefix("first_step/") for phase in name.split(", ")]
     more = len(dict.fromkeys(other for other in others if other != first))
     return first + (f" (+{more})" if more else "")
+
+
+def sureness(coverages: Iterable[float | None]) -> str:
+    """Say with what probability bounds hold; an empty text where there is none."""
+    shares = sorted({each for each in coverages if each is not None})
+    if not shares:
+        return ""
+    span = " to ".join(dict.fromkeys(f"{100 * share:.0f} %" for share in (shares[0], shares[-1])))
+    return f"- at most: with a probability of {span} it takes no more, by the errors of predictions of its kind"

@@ -15,8 +15,9 @@ from harness.contract.plugins import Plugins
 from harness.records import Case, Record
 
 PREDICTING = ("worker/prediction.py", "worker/batch_sizes.py", "worker/tasks.py")
-ROOMS = ("backends", "contract", "workloads", *PREDICTING, "records/roofline.py")
-"""Code of the harness that a prediction depends on."""
+BOUNDS = ("verdicts/bound.py", "verdicts/residuals.json")
+ROOMS = ("backends", "contract", "workloads", *PREDICTING, *BOUNDS, "records/roofline.py")
+"""Files of the harness that a prediction depends on; of a folder its code."""
 
 
 def key(case: Case, plugins: Plugins, versions: Mapping[str, str], *rest: object) -> str:
@@ -58,7 +59,7 @@ def write(folder: Path, name: str, record: Record) -> None:
 def _harness() -> str:
     root = Path(harness.__file__).parent
     return _digest(
-        path for room in ROOMS for path in ([root / room] if room.endswith(".py") else (root / room).rglob("*.py"))
+        path for room in ROOMS for path in ((root / room).rglob("*.py") if (root / room).is_dir() else [root / room])
     )
 
 

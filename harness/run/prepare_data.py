@@ -50,7 +50,7 @@ def of_case(plan: Plan, case: Case, plugins: Plugins, cache: Path) -> Corpus | N
     workload = plugins.workloads[case.workload]
     if workload.wanted is None:
         return None
-    steps = max(plan.suite.memory_steps, plan.suite.steps or 0)
+    steps = steps_read(plan)
     spec = {
         "corpus": case.corpus,
         "root": str(plan.path.resolve().parent),
@@ -71,12 +71,22 @@ def supposed(plan: Plan, case: Case, plugins: Plugins) -> Corpus | None:
     workload = plugins.workloads[case.workload]
     if workload.data == "documents":
         return of_case(plan, case, plugins, environment.cache_folder())
+    return described(case, plugins, steps_read(plan))
+
+
+def described(case: Case, plugins: Plugins, steps: int) -> Corpus | None:
+    """Describe the token ids that a case reads in so many steps: their number and their type; None for other rows."""
+    workload = plugins.workloads[case.workload]
     if workload.wanted is None or workload.data != "tokens":
         return None
-    steps = max(plan.suite.memory_steps, plan.suite.steps or 0)
     wanted = workload.wanted(shape_of(plugins, case), steps)
     size = wanted["vocabulary"]
     return TokenFile(Path("supposed"), wanted["needed"], size, "uint16" if size <= 1 << 16 else "uint32", "")
+
+
+def steps_read(plan: Plan) -> int:
+    """Return the most steps that a run of a case takes, in one process."""
+    return max(plan.suite.memory_steps, plan.suite.steps or 0)
 
 
 def made(data: str, spec: dict[str, Any]) -> Corpus:

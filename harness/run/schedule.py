@@ -29,7 +29,7 @@ class Known(NamedTuple):
     """What a run must remember of a record that it has written: a night of them would fill the memory.
 
     `step_seconds` are the steps of a pilot, `seconds` the step time of a time measurement, `worker_seconds` the life
-    of its process; `need_bytes` is what was predicted, `peak_bytes` what was measured.
+    of its process; `need_bytes` is what it takes at most, `peak_bytes` what was measured.
     """
 
     status: str
@@ -49,7 +49,7 @@ class Known(NamedTuple):
             record.status,
             record.origin.attempt,
             record.origin.run_id,
-            max(record.prediction.floor_bytes or 0, record.prediction.predicted_peak_bytes or 0),
+            record.prediction.need_bytes or 0,
             steps if kind == "pilot" and all(map(possible, steps)) else (),
             step_time(record) if kind == "time" else None,
             record.origin.worker_seconds or 0.0,

@@ -1,10 +1,9 @@
-"""Find the longest value of one size that fits a budget: predicted first, then confirmed by real runs."""
+"""Find the longest value of one size that fits a budget: as predicted at most, then confirmed by runs."""
 
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -13,9 +12,9 @@ from harness.contract.assembly import shape_of
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.machine import facts, gpu, orphans
-from harness.records import Case, Fit, Heading, Record, Task, store
+from harness.records import Case, Fit, Record, store
 from harness.records.record import OUT_OF_MEMORY
-from harness.run import locks, prepare_data, runner, template
+from harness.run import alone, locks, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
@@ -49,7 +48,7 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
     with locks.measuring(folder, () if predict_only else search.plan.places):
         orphans.sweep()
         path = store.next_file(folder, facts.commit())
-        rows.append(search.record(Record(heading=search.heading)))
+        rows.append(search.record(Record(heading=alone.heading(search.plan))))
         store.append(path, rows[-1])
         for budget in budgets:
             for bracket in search.predicted(budget):
@@ -63,9 +62,9 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
 
 @dataclass
 class Bracket:
-    """What is predicted of one row: the largest value that fits and the smallest that does not, with their peaks.
+    """What is predicted of one row: the largest value that fits and the smallest that does not, with what they need.
 
-    `seconds` is what a step of the largest that fits is expected to take; None where no rates are known.
+    `best` is the prediction of the largest that fits; None where nothing does.
     """
 
     case: Case
@@ -73,7 +72,7 @@ class Bracket:
     fits: tuple[int, int] | None = None
     fails: tuple[int, int] | None = None
     reason: str = ""
-    seconds: float | None = None
+    best: PlanRow | None = None
 
     def next(self, budget: int) -> int | None:
         """Return the value to predict next; None when the bracket is closed, or cannot be."""
@@ -81,27 +80,27 @@ class Bracket:
             return None
         if self.fits is None:
             return self.least if self.fails is None else None
-        value, peak = self.fits
+        value, need = self.fits
         if self.fails is None:
-            guess = min(LARGEST, round(value * min(16.0, max(2.0, budget / max(peak, 1)))))
+            guess = min(LARGEST, round(value * min(16.0, max(2.0, budget / max(need, 1)))))
             return guess if guess > value else None
         above, over = self.fails
         if above <= value + grain(value):
             return None
-        # between logarithms the peak is nearly a straight line
-        share = (math.log(budget) - math.log(max(peak, 1))) / max(math.log(over) - math.log(max(peak, 1)), 1e-9)
+        # between logarithms the need is nearly a straight line
+        share = (math.log(budget) - math.log(max(need, 1))) / max(math.log(over) - math.log(max(need, 1)), 1e-9)
         share = min(0.9, max(0.1, share))
         guess = rounded(round(math.exp(math.log(value) + share * (math.log(above) - math.log(value)))))
         return min(max(guess, value + grain(value)), above - 1)
 
     def take(self, value: int, row: PlanRow) -> None:
         """Narrow the bracket by what was predicted for a value."""
-        if row.peak_bytes is None:
+        if row.need_bytes is None:
             self.reason = row.reason or "it cannot be predicted"
         elif row.fits:
-            self.fits, self.seconds = (value, row.peak_bytes), row.seconds
+            self.fits, self.best = (value, row.need_bytes), row
         else:
-            self.fails = (value, row.peak_bytes)
+            self.fails = (value, row.need_bytes)
 
 
 def of_this_machine(places: Iterable[Place]) -> int:
@@ -127,12 +126,19 @@ def rounded(value: int) -> int:
 
 
 def limit_of(bracket: Bracket, over: str, budget: int) -> Fit:
-    """Return the predicted limit of a row, or why there is none."""
+    """Return the limit of a row, the largest value that fits at most, or why there is none."""
     reason = bracket.reason
     if bracket.fits is None and bracket.fails is not None:
-        value, peak = bracket.fails
-        reason = f"{over} {value:,} is predicted to take {shown(peak)} already"
-    return Fit(over=over, budget_bytes=budget, predicted=bracket.fits[0] if bracket.fits else None, reason=reason)
+        value, need = bracket.fails
+        reason = f"{over} {value:,} is predicted to take up to {shown(need)} already"
+    return Fit(
+        over=over,
+        budget_bytes=budget,
+        predicted=bracket.fits[0] if bracket.fits else None,
+        predicted_peak_bytes=bracket.best.peak_bytes if bracket.best else None,
+        at_most_bytes=bracket.best.at_most_bytes if bracket.best else None,
+        reason=reason,
+    )
 
 
 def brackets(plan: Plan, over: str, budget: int) -> list[Bracket]:
@@ -224,44 +230,19 @@ class Search:
     def too_long(self, row: Bracket) -> str:
         """Return why a row is not run: a run is expected to take longer than the suite allows; else an empty text."""
         steps, allowed = self.plan.suite.memory_steps, self.plan.suite.timeout_seconds
-        if row.seconds is None or steps * row.seconds <= allowed:
+        seconds = row.best.seconds if row.best is not None else None
+        if seconds is None or steps * seconds <= allowed:
             return ""
-        expected = f"{steps} steps are expected to take {lasting(steps * row.seconds)}"
+        expected = f"{steps} steps are expected to take {lasting(steps * seconds)}"
         return f"not run: {expected}, and the suite's timeout_seconds are {allowed:,.0f}"
 
     def measured(self, case: Case) -> Record:
         """Run one case for its memory alone."""
-        task = Task(
-            kind="memory",
-            cases=(case,),
-            run_id=self.run_id,
-            parent=os.getpid(),
-            folder="",
-            corpora={case.comparison_key: prepare_data.of_case(self.plan, case, self.plugins, self.cache)},
-            plugins=self.names,
-            steps=self.plan.suite.memory_steps,
-        )
-        record = runner.run(task, len(os.sched_getaffinity(0)), self.plan.suite.timeout_seconds)[0]
-        return record.model_copy(update={"case": case})
+        return alone.measured(case, self.plan, self.plugins, self.names, self.cache, self.run_id)
 
     def record(self, record: Record) -> Record:
         """Complete a record by what identifies the search."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        origin = record.origin.model_copy(
-            update={
-                "suite": self.plan.name,
-                "run_id": self.run_id,
-                "utc": now,
-                "machine": {**facts.facts(), **record.origin.machine},
-                "commit": facts.commit(),
-            }
-        )
-        return record.model_copy(update={"origin": origin})
-
-    @property
-    def heading(self) -> Heading:
-        """The suite's title and claims."""
-        return Heading(title=self.plan.suite.title, claims=tuple(self.plan.suite.claims))
+        return alone.complete(record, self.plan, self.run_id)
 
 
 def lasting(seconds: float) -> str:

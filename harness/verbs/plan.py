@@ -71,6 +71,21 @@ class PlanRow:
     timed: float = 0.0
     prediction: Prediction = field(default_factory=Prediction)
 
+    @property
+    def at_most_bytes(self) -> int | None:
+        """What it takes at most; None where too few cases of its kind were ever measured."""
+        return self.prediction.at_most_bytes
+
+    @property
+    def coverage(self) -> float | None:
+        """The probability that it takes no more."""
+        return self.prediction.at_most_coverage
+
+    @property
+    def need_bytes(self) -> int | None:
+        """What to keep free for it: what it takes at most, or the predicted peak where that is not known."""
+        return self.peak_bytes if self.at_most_bytes is None else self.at_most_bytes
+
     def time_ratio(self, other: "PlanRow") -> float | None:
         """Return how its step compares with another's; None where it rests on rates, too rough for a ratio."""
         if not (self.seconds and other.seconds) or min(self.timed, other.timed) < TIMED:
@@ -79,10 +94,10 @@ class PlanRow:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the predicted peak is within the limit; None where one of them is not known."""
-        if self.peak_bytes is None or self.limit_bytes is None:
+        """Whether what it needs is within the limit; None where one of them is not known."""
+        if self.need_bytes is None or self.limit_bytes is None:
             return None
-        return self.peak_bytes <= self.limit_bytes
+        return self.need_bytes <= self.limit_bytes
 
 
 def row_of(case: Case, record: Record, machine: Machine) -> PlanRow:
@@ -174,10 +189,10 @@ def with_budget(plan: Plan, budget: int | None) -> Plan:
 
 @dataclass(frozen=True)
 class Remedy:
-    """What to change where nothing fits, and what the least peak would be then."""
+    """What to change where nothing fits, and what the leanest row would take at most then."""
 
     change: str
-    peak_bytes: int
+    need_bytes: int
     fits: bool
 
 
@@ -198,24 +213,25 @@ def remedies(
     }
     predicted = of_cases(list(halved.values()), plan, plugins, names, replace(machine, cache=None))
     remedies = [
-        Remedy(f"{name} {row.case.shape[name]:,}", row.peak_bytes, bool(row.fits))
+        Remedy(f"{name} {row.case.shape[name]:,}", row.need_bytes, bool(row.fits))
         for name, row in zip(halved, predicted, strict=True)
-        if row.peak_bytes is not None
+        if row.need_bytes is not None
     ]
-    return sorted(remedies, key=lambda remedy: remedy.peak_bytes)
+    return sorted(remedies, key=lambda remedy: remedy.need_bytes)
 
 
 def _leanest(rows: Sequence[PlanRow]) -> PlanRow | None:
-    known = (row for row in rows if row.peak_bytes is not None and row.limit_bytes is not None)
-    return min(known, key=lambda row: row.peak_bytes or 0, default=None)
+    known = (row for row in rows if row.need_bytes is not None and row.limit_bytes is not None)
+    return min(known, key=lambda row: row.need_bytes or 0, default=None)
 
 
 def shortfall(rows: Sequence[PlanRow]) -> str:
     """Write in one sentence by how much the leanest row of a comparison is too large where nothing of it fits."""
     leanest = _leanest(rows)
-    assert leanest is not None and leanest.peak_bytes is not None and leanest.limit_bytes is not None
-    over = leanest.peak_bytes - leanest.limit_bytes
+    assert leanest is not None and leanest.need_bytes is not None and leanest.limit_bytes is not None
+    over = leanest.need_bytes - leanest.limit_bytes
+    at_most = "" if leanest.at_most_bytes is None else "at most "
     return (
-        f"nothing fits: the leanest, {leanest.case.label}, takes {shown(leanest.peak_bytes)} "
+        f"nothing fits: the leanest, {leanest.case.label}, takes {at_most}{shown(leanest.need_bytes)} "
         f"and is {shown(over)} over {shown(leanest.limit_bytes)}"
     )

@@ -1,10 +1,11 @@
 """From records to verdicts: what each strategy costs, what it saves, whether the answer is still right."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from harness.records import Case, Record
+from harness.records import Case, Prediction, Record
 from harness.records.record import OUT_OF_MEMORY, WRONG
 from harness.verdicts import looks
 from harness.verdicts.observed import Observed, comparable, grouped, machine_of
@@ -46,6 +47,7 @@ class Row:
     `memory` is `less`, `same` or `more` than the baseline; `speed` has the ratio of step times, its interval and its
     word. `step_seconds` is the baseline's median times that ratio. `native_bytes` are the smallest and the largest peak
     of the timed processes, whose allocator is as the system has it, and `native_ratio` the ratio of their medians.
+    `at_most_bytes` is what it was to take at most, with the probability `at_most_coverage`, before it was measured.
     """
 
     case: Case
@@ -56,6 +58,8 @@ class Row:
     native_bytes: tuple[int, int] | None = None
     native_ratio: float | None = None
     predicted_bytes: int | None = None
+    at_most_bytes: int | None = None
+    at_most_coverage: float | None = None
     residual_bytes: int | None = None
     residual_ratio: float | None = None
     floor_bytes: int | None = None
@@ -203,8 +207,9 @@ def _unstable(observed: Observed) -> bool:
 
 def _row(observed: Observed, baseline: Observed | None, control: Observed | None, speeds: Pooled, least: float) -> Row:
     case, peak = observed.case, observed.peak
-    predicted = observed.predict.prediction.predicted_peak_bytes if observed.predict else None
-    floor = observed.predict.prediction.floor_bytes if observed.predict else None
+    forecast = observed.predict.prediction if observed.predict else Prediction()
+    predicted, at_most = forecast.predicted_peak_bytes, forecast.at_most_bytes
+    floor = forecast.floor_bytes
     speed = speeds.control if observed is control else speeds.speeds.get(case.label)
     memory = None if case.is_baseline else _memory(observed, baseline, least)
     answer, answer_reason, difference = _answer(observed, baseline)
@@ -224,7 +229,9 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         native_bytes=(min(observed.natives), max(observed.natives)) if observed.natives else None,
         native_ratio=native_ratio,
         predicted_bytes=predicted,
-        predicted_phase=observed.predict.prediction.predicted_phase if observed.predict else None,
+        at_most_bytes=at_most,
+        at_most_coverage=forecast.at_most_coverage,
+        predicted_phase=forecast.predicted_phase,
         residual_bytes=own - predicted if ok and own and predicted else None,
         residual_ratio=(own - predicted) / predicted if ok and own and predicted else None,
         floor_bytes=floor,
@@ -237,7 +244,7 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         answer_reason=answer_reason,
         loss_difference=difference,
         verdict=verdict,
-        flags=(*_flags(observed, own, predicted), *(("growing",) if growth else ())),
+        flags=(*_flags(observed, own, predicted, at_most), *(("growing",) if growth else ())),
         notes=(*_notes(observed, growth), *_native_note(ratio, native_ratio)),
         reasons=(*_reasons(observed), *(_remedies(observed, baseline) if verdict == "withheld" else ())),
         records=(*observed.memory, *observed.times.values(), *([observed.answer] if observed.answer else [])),
@@ -371,7 +378,7 @@ def trade(memory: str, speed: Speed | None) -> str:
     return {"faster": "wins", "slower": "loses", "within 5 %": "same"}.get(speed.word, "same, time open")
 
 
-def _flags(observed: Observed, peak: int | None, predicted: int | None) -> tuple[str, ...]:
+def _flags(observed: Observed, peak: int | None, predicted: int | None, at_most: int | None) -> tuple[str, ...]:
     flags = {flag: None for record in (*observed.memory, *observed.times.values()) for flag in record.flags}
     if _unstable(observed):
         flags["unstable"] = None
@@ -380,6 +387,8 @@ def _flags(observed: Observed, peak: int | None, predicted: int | None) -> tuple
     known = observed.status == "ok" and peak and predicted and max(peak, predicted) >= LEAST_FOR_PERCENT
     if known and abs((peak or 0) - (predicted or 0)) > PREDICTION_OFF * (predicted or 0):
         flags["prediction_off"] = None
+    if observed.status == "ok" and (peak or 0) > (at_most or math.inf):
+        flags["above_bound"] = None
     return tuple(flags)
 
 

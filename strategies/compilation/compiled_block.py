@@ -4,9 +4,8 @@ Peak: the values that the compiler saves between its two graphs, instead of thos
 in a chain keep one input and are recomputed (min-cut rematerialisation, He and Yu, 2023, in
 `torch._functorch.partitioners`). Compiling takes tens of seconds and memory of its own, at the first step; sizes are
 taken as static. The compiled code lies in a temporary folder of the process, and no helper processes stay. A C++
-compiler is needed on a CPU. A prediction uses the uncompiled code, since fake tensors cannot run machine code: it is
-above the measured peak of a steady step, and leaves out the compiler's own memory. Sums are fused, so results differ in
-the last bits.
+compiler is needed on a CPU. It is not predicted: fake tensors cannot run machine code, and the uncompiled
+code keeps up to twice as much. Sums are fused, so results differ in the last bits.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +14,11 @@ from functools import cache, wraps
 from types import MappingProxyType
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, Unpredictable, hookimpl
+
+UNPREDICTED = (
+    "what compiled code keeps shows in a run alone, and the uncompiled code keeps up to twice as much: measure it"
+)
 
 
 @cache
@@ -56,8 +59,7 @@ def compiled(
     def part(parts: Parts, *args: Any) -> Any:
         tensors = torch.utils._pytree.tree_leaves(args)
         if any(isinstance(tensor, FakeTensor) for tensor in tensors):
-            parts.notes["compiled"] = "predicted from the uncompiled code"
-            return inner(parts, *args)
+            raise Unpredictable(UNPREDICTED)
         if not parts_compiled:
             ready()
             # A separate backend: torch looks compiled code up by the function alone, whatever the settings were.

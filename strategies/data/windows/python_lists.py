@@ -13,6 +13,7 @@ from strategies.data.windows.strided_view import indexed
 
 LIST, SLOT, INT, FLOAT = 64, 8, 32, 32  # bytes of CPython's objects, which come in multiples of 16
 KEPT_INTS = 257  # CPython keeps the ints from 0 to 256, once
+SUPPOSED = "each id is counted as an int of its own, and the values decide how many are: those below 257 exist once"
 
 
 def on_any(parts: Parts, shared: bool = True) -> Parts:
@@ -43,6 +44,7 @@ def holds(extent: Extent, shared: bool = True) -> Held:
         windows=windows + objects,
         making=SLOT * extent.rows if shared else 0,
         batches=extent.batch * extent.window * 8 * (max(1, features) + 1),
+        supposes=SUPPOSED if integer else "",
     )
 
 

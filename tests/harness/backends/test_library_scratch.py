@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -63,3 +64,45 @@ def test_after_a_warm_start_no_product_makes_the_process_larger() -> None:
     if "mkl" not in torch.__config__.show().lower():
         pytest.skip("this torch has another library for products")
     assert grown("warm") < 2048 < grown("cold")
+
+
+PROGRAM = """
+%fused_computation (param_0: f32[4,8,64,64]) -> f32[4,8,64,64] {
+  %param_0 = f32[4,8,64,64]{3,2,1,0} parameter(0)
+  %sum = f32[4,8,64]{2,1,0} reduce(%param_0, %zero), dimensions={3}, to_apply=%add
+  ROOT %out = f32[4,8,64,64]{3,2,1,0} divide(%param_0, %sum)
+}
+
+%fused_computation.1 (param_0: f32[4,8,128,64]) -> f32[4,8,128,128] {
+  %param_0 = f32[4,8,128,64]{3,2,1,0} parameter(0)
+  ROOT %dot = f32[4,8,128,128]{3,2,1,0} dot(%param_0, %param_0)
+}
+
+ENTRY %main (a: f32[4,8,64,64]) -> f32[4,8,64,64] {
+  %ynn_fusion = f32[4,8,64,64]{3,2,1,0} fusion(%a), kind=kCustom, calls=%fused_computation
+  %ynn_fusion.1 = f32[4,8,128,128]{3,2,1,0} fusion(%b), kind=kCustom, calls=%fused_computation.1
+}
+"""
+
+
+def test_the_library_of_jax_takes_scratch_for_sums_over_batches_alone() -> None:
+    from harness.backends.jax import library_scratch
+
+    assert library_scratch(PROGRAM) == 3 * 4 * 8 * 64 * 64 * 4, "the larger product sums nothing"
+    assert library_scratch(PROGRAM.replace(" reduce(", " negate(")) == 0
+
+
+def test_gloo_copies_the_whole_while_it_gathers_and_scatters() -> None:
+    from harness.backends.torch import pretended
+    from strategies.sharding._torch import all_gather, reduce_scatter
+
+    def peak(collective: Callable[[torch.Tensor], torch.Tensor], size: int) -> int:
+        with pretended(2), FakeTensorMode(), LiveStorage() as live:
+            given = torch.empty(size, dtype=torch.uint8)
+            with live.phase("step"):
+                result = collective(given)
+            assert live.live == given.numel() + result.numel(), "the copy is gone"
+            return live.peaks["step"]
+
+    assert peak(reduce_scatter, 4096) == 4096 + 2048 + 4096
+    assert peak(all_gather, 2048) == 2048 + 4096 + 4096

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness import Place
 from harness.records import Applied, Case
-from harness.report.table import FETCH, HEADERS, NATIVE, markdown
+from harness.report.table import FETCH, HEADERS, NATIVE, SPARSE, markdown
 from harness.report.text import escaped
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
@@ -65,7 +65,7 @@ def cells_of(text: str) -> list[dict[str, str]]:
     """Read the rows of a table as a reader of GitHub's markdown does: a cell ends at a bar without a backslash."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     table = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    due = [name for name in HEADERS if name not in (FETCH, NATIVE) or name in text]
+    due = [name for name in HEADERS if name not in (FETCH, *SPARSE) or re.search(rf"\| +{name} +\|", lines[0])]
     assert all(len(cells) == len(due) for cells in table), "another number of cells"
     assert all(set(cell) <= set(":-") for cell in table[1])
     return [dict(zip(table[0], cells, strict=True)) for cells in table[2:]]
@@ -327,3 +327,12 @@ def test_a_combination_says_what_each_member_contributes() -> None:
     text = text_of(*rows)
     assert "- checkpoint + fused_loss: without checkpoint: 50.0 MiB more; without fused_loss: 100 MiB more" in text
     assert "without bfloat16" not in text, "there is no row of bfloat16 alone"
+
+
+def test_a_bound_stands_beside_the_prediction_with_its_probability() -> None:
+    bounded = row("checkpoint", at_most_bytes=530 * MIB, at_most_coverage=0.99)
+    text = text_of(BASELINE, bounded)
+    baseline, checkpoint = cells_of(text)
+    assert (checkpoint["predicted"], checkpoint["at most"], baseline["at most"]) == ("500", "530", "")
+    assert "- at most: with a probability of 99 % it takes no more" in text
+    assert "at most" not in text_of(BASELINE), "nor a column without figures"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.contract import plugins
-from harness.records import Case, Claim, Fit, Record, store
+from harness.records import Case, Claim, Fit, Prediction, Record, store
 from harness.report.fit import text
 from harness.suite import reader
 from harness.suite.plan import Plan
@@ -72,7 +72,7 @@ def test_the_bracket_closes_around_the_limit_in_few_predictions(peak_of, budget)
 def test_what_never_fits_says_what_the_least_value_takes():
     bracket, asked = searched(lambda value: 2 << 30, 1 << 30)
     assert asked == 1
-    assert limit_of(bracket, "tokens", 1 << 30).reason == "tokens 64 is predicted to take 2 GiB already"
+    assert limit_of(bracket, "tokens", 1 << 30).reason == "tokens 64 is predicted to take up to 2 GiB already"
 
 
 def test_what_always_fits_ends_at_the_largest_value():
@@ -156,7 +156,8 @@ def test_what_is_no_size_of_the_workload_is_refused(tmp_path, over, told):
 def test_a_row_that_would_run_too_long_is_not_run_and_says_so(tmp_path, monkeypatch):
     search = Search(plan(tmp_path, SUITE + "timeout_seconds: 60\nmemory_steps: 4\n"), LOADED, (), "tokens", tmp_path)
     monkeypatch.setattr(search, "measured", lambda case: pytest.fail("it was run"))
-    bracket = Bracket(CASE, 64, fits=(128, 1000), seconds=150.0)
+    best = PlanRow(CASE, 1000, "", None, None, 150.0)
+    bracket = Bracket(CASE, 64, fits=(128, 1000), best=best)
     found = search.confirmed(bracket, limit_of(bracket, "tokens", 2000), lambda run: None)
     assert found.reason == "not run: 4 steps are expected to take 10 minutes, and the suite's timeout_seconds are 60"
     assert (found.predicted, found.passed, found.runs, found.longest) == (128, None, 0, 128)
@@ -208,3 +209,14 @@ def test_a_limit_lies_between_what_passed_and_what_failed():
 
 def test_durations_are_written_in_the_unit_that_suits_them():
     assert [fit.lasting(s) for s in (600, 4 * 3600, 90 * 86400)] == ["10 minutes", "4 hours", "90 days"]
+
+
+def test_what_fits_is_decided_by_what_a_value_takes_at_most():
+    bracket = Bracket(CASE, 64)
+    bracket.take(64, PlanRow(CASE, 800, "", None, 1000, None, prediction=Prediction(at_most_bytes=900)))
+    bracket.take(128, PlanRow(CASE, 990, "", None, 1000, None, prediction=Prediction(at_most_bytes=1100)))
+    assert (bracket.fits, bracket.fails) == ((64, 900), (128, 1100))
+    limit = limit_of(bracket, "tokens", 1000)
+    assert (limit.predicted, limit.predicted_peak_bytes, limit.at_most_bytes) == (64, 800, 900)
+    told = text([Record(case=CASE, limits=limit)])
+    assert "predicted MiB" in told and "at most" in told

@@ -133,12 +133,12 @@ def test_too_many_combinations_are_refused(path: Path) -> None:
 
 
 def test_plan_shows_what_fits_without_running_it(path: Path, tmp_path: Path) -> None:
-    done = ran(tmp_path, "plan", str(path), "--budget", "42MiB")
+    done = ran(tmp_path, "plan", str(path), "--budget", "50MiB")
     assert done.returncode == 0, done.stderr
     rows = {line.split("|")[1].strip(" `"): line for line in done.stdout.splitlines() if line.startswith("|")}
     assert rows["baseline"].rstrip(" |").endswith("NO")
     assert rows["bfloat16"].rstrip(" |").endswith("yes")
-    assert "may use 42 MiB" in done.stdout
+    assert "may use 50 MiB" in done.stdout
     assert re.search(r"\d\.\d\d x", rows["checkpoint"]), "a ratio of step times"
     assert not (tmp_path / "results").exists()
 
@@ -147,7 +147,7 @@ def test_plan_says_what_to_change_when_nothing_fits(path: Path, tmp_path: Path) 
     done = ran(tmp_path, "plan", str(path), "--memory", "4MiB")
     assert done.returncode == 0, done.stderr
     told = next(line for line in done.stdout.splitlines() if line.startswith("nothing fits"))
-    assert "the leanest, fused_loss, takes" in told and "over 3.2 MiB" in told
+    assert "the leanest, fused_loss, takes at most" in told and "over 3.2 MiB" in told
     assert told.index("saves") < told.index("tokens 256 takes")
 
 
@@ -172,11 +172,11 @@ def test_fit_refuses_or_explains_a_budget_that_cannot_be_met(path: Path, tmp_pat
     if budget == "eight":
         assert done.returncode == 2 and "'eight' is not a size" in done.stderr
     else:
-        assert done.returncode == 0 and "tokens 512 is predicted to take" in done.stdout
+        assert done.returncode == 0 and "tokens 512 is predicted to take up to" in done.stdout
 
 
 def test_advice_from_predictions_alone_ends_with_lines_to_paste(path: Path, tmp_path: Path) -> None:
-    done = ran(tmp_path, "advise", str(path), "--predict-only", "--budget", "14MiB", "--allow", "lower_precision")
+    done = ran(tmp_path, "advise", str(path), "--predict-only", "--budget", "24MiB", "--allow", "lower_precision")
     assert done.returncode == 0, done.stderr
     assert "Use **" in done.stdout and "Nothing was measured" in done.stdout
     pasted = yaml.safe_load(done.stdout.split("```yaml\n")[1].split("```")[0])
@@ -205,7 +205,7 @@ def test_remedies_halve_what_can_be_halved(path: Path) -> None:
     rows = of_plan(whole, LOADED, (), machine)[0]
     found = remedies(rows, whole, LOADED, (), machine)
     assert [each.change.split()[0] for each in found].sort() == ["layers", "tokens"].sort()
-    assert found and all(each.peak_bytes < min(row.peak_bytes or 0 for row in rows) for each in found)
+    assert found and all(each.need_bytes < min(row.need_bytes or 0 for row in rows) for each in found)
 
 
 @pytest.mark.slow

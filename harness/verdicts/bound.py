@@ -1,0 +1,87 @@
+"""What a case takes at most: its prediction, and what predictions of its kind were short by when they were measured.
+
+Split conformal prediction (Vovk et al., 2005; scaled as by Lei et al., 2018): of n residuals of one kind, a new one
+lies below the k-th smallest with a probability of k / (n + 1), whatever their distribution, as long as they are
+exchangeable. The residuals are those of the committed results; `make residuals` writes their file.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+COVERAGE = 0.99
+"""The share of cases that are to stay within their bound, where a kind has residuals enough for it."""
+FEWEST = 39
+"""Residuals below which a kind is too fine, and the next coarser one is taken: 39 give a coverage of 97.5 %."""
+CONSTANT_BYTES = 128 << 20
+"""Added to a prediction before a shortfall is compared with it: libraries take a few MiB whatever the size."""
+FILE = "residuals.json"
+
+
+class Kind(NamedTuple):
+    """What the error of a prediction depends on, the most telling first: a coarser kind leaves out the last of them.
+
+    `several` ranks share the work; the peak is one of `data`, as strategies declare it, and not of a step; the work is
+    done in a `lower` precision than float32; a strategy computes `attention`, which libraries take scratch for.
+    """
+
+    place: str
+    several: bool
+    data: bool
+    lower: bool
+    attention: bool
+
+
+class Residual(NamedTuple):
+    """A peak that was predicted and measured, in bytes."""
+
+    kind: Kind
+    predicted_bytes: int
+    measured_bytes: int
+
+    @property
+    def shortfall(self) -> float:
+        """By how much the prediction was too low, relative to its size and a constant; negative if too high."""
+        return (self.measured_bytes - self.predicted_bytes) / (self.predicted_bytes + CONSTANT_BYTES)
+
+
+class Bound(NamedTuple):
+    """Bytes that a case takes at most, and the probability with which it stays within them."""
+
+    peak_bytes: int
+    coverage: float
+
+
+def at_most(kind: Kind, predicted_bytes: int) -> Bound | None:
+    """Return the bound of a prediction; None where too few cases of its place were ever measured."""
+    return bound(predicted_bytes, alike(kind, committed()))
+
+
+def alike(kind: Kind, residuals: Sequence[Residual]) -> Sequence[Residual]:
+    """Return the residuals of the finest kind that has enough of them; none where not even the place has."""
+    for length in range(len(kind), 0, -1):
+        same = [each for each in residuals if each.kind[:length] == kind[:length]]
+        if len(same) >= FEWEST:
+            return same
+    return []
+
+
+def bound(predicted_bytes: int, residuals: Iterable[Residual]) -> Bound | None:
+    """Return the bound that residuals of its kind give a prediction; it is never below the prediction."""
+    shortfalls = sorted(each.shortfall for each in residuals)
+    count = len(shortfalls)
+    if not count:
+        return None
+    rank = min(count, math.ceil((count + 1) * COVERAGE))
+    more = max(0.0, shortfalls[rank - 1]) * (predicted_bytes + CONSTANT_BYTES)
+    return Bound(predicted_bytes + math.ceil(more), rank / (count + 1))
+
+
+@cache
+def committed() -> tuple[Residual, ...]:
+    """Return the residuals of the committed results."""
+    text = resources.files("harness.verdicts").joinpath(FILE).read_text(encoding="utf-8")
+    return tuple(Residual(Kind(*kind), *peaks) for kind, *peaks in json.loads(text)["residuals"])

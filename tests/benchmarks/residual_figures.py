@@ -1,0 +1,168 @@
+"""Hold predictions against what was measured, by kind of case, and write the file that bounds come from.
+
+    python tests/benchmarks/residual_figures.py RESULTS... [--predict] [--write harness/verdicts/residuals.json]
+
+With `--predict` each measured case is predicted anew, by the code as it is: records of older commits have what an older
+predictor said. A peak counts only if what it is above means the same as today, see `SINCE`. The share above the bound
+and its slack are those of cases left out: each is bounded by the residuals of all others of its kind.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
+
+from harness.contract import plugins
+from harness.contract.plugins import Plugins
+from harness.records import Case, Prediction, Record, store
+from harness.report.results import read
+from harness.run import predictions, prepare_data
+from harness.verdicts import judge
+from harness.verdicts.bound import Kind, Residual, alike, bound
+from harness.worker.prediction import kind_of
+
+MIB = 1 << 20
+LARGE = 100 * MIB
+SINCE = "ac4fee9"
+"""The commit from which on the base in torch/cpu includes the packing buffers of the matrix library.
+
+Steps that were measured before have up to 14 MiB of them, as the same cases showed when they were measured again: 6.7
+and 14.0 too much before, 0.4 since. They are left out, but for those on several ranks, of which there are no others.
+"""
+USUAL_STEPS = 3
+
+
+class Measured(NamedTuple):
+    """A case with the peak of its run, in bytes, and what it was predicted to take."""
+
+    case: Case
+    commit: str
+    peak_bytes: int
+    steps: int
+    prediction: Prediction
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Hold predictions against what was measured.")
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--predict", action="store_true", help="predict all cases anew")
+    parser.add_argument("--write", type=Path, help="the file to write the residuals into")
+    options = parser.parse_args()
+    loaded = plugins.load()
+    rows = list(measured(options.results, loaded))
+    if options.predict:
+        rows = predicted_anew([row for row in rows if residual(row, loaded) is not None], loaded)
+    residuals = sorted({each for row in rows if (each := residual(row, loaded)) is not None})
+    report(residuals)
+    if options.write is not None:
+        commits = sorted({row.commit for row in rows})
+        lines = (json.dumps([list(each.kind), each.predicted_bytes, each.measured_bytes]) for each in residuals)
+        text = f'{{"commits": {json.dumps(commits)},\n"residuals": [\n' + ",\n".join(lines) + "\n]}\n"
+        options.write.write_text(text, encoding="utf-8")
+    return 0
+
+
+def measured(folders: Sequence[Path], loaded: Plugins) -> Iterator[Measured]:
+    """Yield every case below some folders that was measured well, of each suite in its newest file."""
+    files = [file for folder in folders for file in store.newest(folder)]
+    for each in read(files, lambda problem: None, loaded.aliases):
+        yield from of_trials(each.records)
+        for table in judge.judge(each.records):
+            for row in table.rows:
+                record = next((record for record in row.records if record.memory.peak_host_bytes), None)
+                if row.status == "ok" and row.peak_bytes and record is not None and row.prediction is not None:
+                    commit, steps = record.origin.commit, len(record.memory.losses) or USUAL_STEPS
+                    yield Measured(row.case, commit, row.peak_bytes, steps, row.prediction.prediction)
+
+
+def of_trials(records: Iterable[Record]) -> Iterator[Measured]:
+    """Yield the cases that `harness doctor --limits` ran within what they take at most."""
+    for record in records:
+        trial, commit = record.trial, record.origin.commit
+        if record.case is None or trial is None or trial.peak_bytes is None:
+            continue
+        prediction = Prediction(predicted_peak_bytes=trial.predicted_peak_bytes, predicted_phase=trial.predicted_phase)
+        yield Measured(record.case, commit, trial.peak_bytes, USUAL_STEPS, prediction)
+
+
+def counts(kind: Kind, commit: str) -> bool:
+    """Return whether a peak of a kind that a commit measured means what it means today."""
+    return kind.place != "torch/cpu" or kind.several or kind.data or is_since(commit)
+
+
+@cache
+def is_since(commit: str) -> bool:
+    command = ["git", "merge-base", "--is-ancestor", SINCE, commit.removesuffix("-dirty")]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def predicted_anew(rows: Sequence[Measured], loaded: Plugins) -> list[Measured]:
+    """Predict every case by the code as it is."""
+    corpora = {row.case.comparison_key: prepare_data.described(row.case, loaded, row.steps) for row in rows}
+    cases = {row.case.digest(): row.case for row in rows}
+    again = {
+        case.digest(): record.prediction for case, record in predictions.of_cases(list(cases.values()), corpora, loaded)
+    }
+    return [row._replace(prediction=again[row.case.digest()]) for row in rows]
+
+
+def residual(row: Measured, loaded: Plugins) -> Residual | None:
+    """Return the residual of a case; None where it cannot be predicted, or its peak means something else today."""
+    prediction = row.prediction
+    if any(applied.name not in loaded.strategies for applied in row.case.strategies):
+        return None
+    if prediction.predicted_peak_bytes is None or prediction.predicted_phase is None:
+        return None
+    kind = kind_of(loaded, row.case, prediction.predicted_phase)
+    return Residual(kind, prediction.predicted_peak_bytes, row.peak_bytes) if counts(kind, row.commit) else None
+
+
+def report(residuals: Sequence[Residual]) -> None:
+    """Print errors of predictions by kind and of all, and how often cases stay within the bound that others give."""
+    print("| kind | cases | of 100 MiB | median | 95th percentile | largest | above the bound | mean slack |")
+    print("|:--|--:|--:|--:|--:|--:|--:|--:|")
+    by_kind: dict[str, list[Residual]] = {}
+    for each in residuals:
+        by_kind.setdefault(name(each.kind), []).append(each)
+    for kind, members in [*sorted(by_kind.items()), ("all", list(residuals))]:
+        print(f"| {kind} | {len(members)} | {' | '.join(figures(members, residuals))} |")
+
+
+def name(kind: Kind) -> str:
+    """Write a kind in words."""
+    words = (
+        ("on several ranks", kind.several),
+        ("data", kind.data),
+        ("lower precision", kind.lower),
+        ("own attention", kind.attention),
+    )
+    return ", ".join([kind.place, *(word for word, is_so in words if is_so)])
+
+
+def figures(members: Sequence[Residual], residuals: Sequence[Residual]) -> Iterator[str]:
+    """Yield the cells of some cases: errors and slack of those of 100 MiB or more."""
+    large = [each for each in members if each.measured_bytes >= LARGE]
+    errors = sorted(abs(each.measured_bytes / each.predicted_bytes - 1) for each in large)
+    bounds = {each: left_out(each, residuals) for each in members}
+    over = [limit < each.measured_bytes for each, limit in bounds.items() if limit is not None]
+    slacks = [limit / each.measured_bytes - 1 for each in large if (limit := bounds[each]) is not None]
+    yield str(len(large))
+    chosen = (median(errors), errors[int(0.95 * len(errors))], errors[-1]) if errors else ()
+    yield from (f"{each:.1%}" for each in chosen) if chosen else [""] * 3
+    yield f"{sum(over)} of {len(over)}" if over else ""
+    yield f"{fmean(slacks):.1%}" if slacks else ""
+
+
+def left_out(one: Residual, residuals: Sequence[Residual]) -> int | None:
+    """Return the bound of one case from all others."""
+    limit = bound(one.predicted_bytes, alike(one.kind, [each for each in residuals if each is not one]))
+    return limit.peak_bytes if limit is not None else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""A bound covers what it says: a new case of the kind, with the stated probability, whatever the errors are like."""
+
+import random
+
+import pytest
+
+from harness.verdicts.bound import COVERAGE, FEWEST, Kind, Residual, alike, at_most, bound, committed
+
+CPU = Kind("torch/cpu", several=False, data=False, lower=False, attention=False)
+RANKS = CPU._replace(several=True)
+MIB = 1 << 20
+
+
+def residuals(draw: random.Random, count: int, kind: Kind = CPU) -> list[Residual]:
+    """Make residuals with long tails on both sides, at sizes of all magnitudes."""
+    made = []
+    for _ in range(count):
+        predicted = int(10 ** draw.uniform(7, 10))
+        made.append(Residual(kind, predicted, int(predicted * (1 + draw.choice((-1, 1)) * draw.expovariate(50)))))
+    return made
+
+
+@pytest.mark.parametrize("count", [39, 99, 250])
+def test_new_cases_stay_within_the_bound_as_often_as_it_says(count: int) -> None:
+    draw, within, stated = random.Random(7), 0, 0.0
+    for _ in range(400):
+        *known, new = residuals(draw, count + 1)
+        limit = bound(new.predicted_bytes, known)
+        assert limit is not None
+        within += new.measured_bytes <= limit.peak_bytes
+        stated = limit.coverage
+    assert stated == pytest.approx(min(COVERAGE, count / (count + 1)), abs=0.01)
+    assert within / 400 >= stated - 3 * (stated * (1 - stated) / 400) ** 0.5
+
+
+def test_few_residuals_promise_less_and_none_promise_nothing() -> None:
+    limits = [bound(MIB, residuals(random.Random(1), count)) for count in (19, 99)]
+    assert [round(limit.coverage, 2) for limit in limits if limit is not None] == [0.95, 0.99]
+    assert bound(MIB, []) is None
+
+
+def test_a_bound_is_never_below_its_prediction() -> None:
+    too_high = [Residual(CPU, 200 * MIB, 100 * MIB)] * FEWEST
+    limit = bound(300 * MIB, too_high)
+    assert limit is not None and limit.peak_bytes == 300 * MIB
+
+
+def test_the_finest_kind_with_enough_residuals_is_taken() -> None:
+    draw = random.Random(3)
+    single, few = residuals(draw, FEWEST), residuals(draw, FEWEST - 1, RANKS)
+    assert list(alike(CPU._replace(lower=True), single + few)) == single, "of lower precision there are none"
+    assert list(alike(RANKS, single + few)) == single + few, "of several ranks too few: all of the place"
+    enough = residuals(draw, FEWEST, RANKS)
+    assert list(alike(RANKS, single + enough)) == enough
+    assert list(alike(Kind("jax/cpu", False, False, False, False), single)) == []
+
+
+def test_the_committed_residuals_bound_what_they_are_about() -> None:
+    known = committed()
+    assert len(known) > FEWEST and all(each.predicted_bytes > 0 and each.measured_bytes > 0 for each in known)
+    limit = at_most(CPU, 512 * MIB)
+    assert limit is not None and 512 * MIB <= limit.peak_bytes < 640 * MIB
+    assert at_most(CPU._replace(place="torch/cuda"), 512 * MIB) is None, "nothing was measured there"
