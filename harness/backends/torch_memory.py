@@ -251,7 +251,7 @@ def traced(
     """Run `steps` steps on fake tensors, whose storages `live` follows; return their peaks and the last one's work.
 
     `build` makes the parts inside the fake mode, and inside of `pretence`. Raises Incomplete for what a fake
-    tensor cannot pass, and whatever the parts raise. A batch of numpy stays real, so that a step can ask for its values.
+    tensor cannot pass, and whatever the parts raise. A batch of numpy stays real: a step can ask for its values.
     """
     work = Work()
     real = [torch.from_numpy(each.astype("int64")) for each in batch if not isinstance(each, tuple)]
