@@ -246,7 +246,10 @@ def test_what_depends_on_data_is_not_predicted_but_explained(place, tmp_path):
     path.write_text(BRANCHING)
     (record,) = runner.run(task("predict", place, ("branching",), plugins=(str(path),)), 1, 120.0)
     assert record.status == "ok", record.evidence
-    assert record.prediction.predicted_peak_bytes is None and not record.prediction.predicted_phases
+    assert record.prediction.predicted_peak_bytes is None and record.prediction.at_most_bytes is None
+    phases = {phase.name for phase in record.prediction.predicted_phases}
+    assert {"source", "windows", "batches"} <= phases, "what could be predicted is there"
+    assert "steady_step" not in phases, "and nothing that looks whole"
     assert len(record.missing["predicted_peak_bytes"]) > 20
     assert record.prediction.floor_bytes > 0
 
