@@ -17,7 +17,7 @@ from harness.contract.objective import Objective
 from harness.contract.parts import Division, Parts
 from harness.contract.place import Place
 from harness.contract.strategy import Strategy, Unpredictable
-from harness.contract.toolkit import optimizers, rows_on_disk, update_rules
+from harness.contract.toolkit import checkpoints, optimizers, rows_on_disk, update_rules
 from harness.contract.toolkit import trees as tree
 from harness.contract.toolkit.rows_on_disk import RowsOnDisk
 from harness.contract.toolkit.turns import alike
@@ -46,6 +46,7 @@ __all__ = [
     "Windows",
     "Workload",
     "alike",
+    "checkpoints",
     "hookimpl",
     "of_jax",
     "of_torch",

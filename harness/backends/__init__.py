@@ -113,6 +113,9 @@ class Backend(Protocol):
     def arrays(self, values: Tree) -> dict[str, tuple[Any, str]]:
         """Copy each leaf to numpy, bfloat16 widened exactly to float32, with the name of its own dtype."""
 
+    def buffer(self, array: Array) -> memoryview:
+        """Return the bytes of an array on the host."""
+
     def cast(self, inner: DrawPart, dtype: str) -> DrawPart:
         """Draw in another dtype: float64 for the reference, a declared precision for its own yardstick."""
 

@@ -269,3 +269,8 @@ def cast(inner: DrawPart, dtype: str) -> DrawPart:
         return inner(parts, name, shape, deviation).to(getattr(torch, dtype))
 
     return draw
+
+
+def buffer(tensor: Array) -> memoryview:
+    """Return the bytes of a tensor on the host, to be read or written."""
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).cast("B")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -30,9 +31,10 @@ from harness.backends.torch_operators import Operators
 from harness.backends.torch_turns import Turns
 from harness.contract import kinds
 from harness.contract.instruments import located, metered
-from harness.contract.loop import training
+from harness.contract.loop import Ending, training
 from harness.contract.parts import ABSENT, Parts
 from harness.contract.stages import Profile
+from harness.contract.toolkit.checkpoints import NoFile
 from harness.contract.toolkit.turns import recorded
 from harness.records.roofline import Forecast, Standing
 
@@ -271,13 +273,17 @@ def traced(
                 yield tuple(real or (_ids(size, dtype, device) for size, dtype in batch))  # type: ignore[misc]
 
         without_data = replace(parts, source=_no_data, windows=_no_data, batches=batches)
-        loop = training(without_data, _step(without_data), live.phase, partial(_name_state, live))
+        ending = Ending(steps, NoFile()) if getattr(parts.shape, "evaluations", 0) else None
+        loop = training(without_data, _step(without_data), live.phase, partial(_name_state, live), ending)
         try:
-            for _ in zip(range(steps), loop, strict=False):
+            for _ in islice(loop, steps):
                 last = work.taken()
+            if ending is not None:
+                next(loop)
         except tuple(HELP) as error:
             operator = str(getattr(error, "func", error))
             raise Incomplete(f"'{operator}' {HELP[type(error)]}", dict(live.peaks)) from error
+        loop.close()
         return Forecast(dict(live.peaks), last, live.supposed, profile.stages, live.most(), standing=live.standing())
 
 

@@ -11,6 +11,9 @@ from harness.contract.loop import Meter
 from harness.contract.parts import ABSENT, PART_NAMES, Parts
 from harness.contract.strategy import Strategy
 
+WHOLE = frozenset({"evaluate", "save", "resume"})
+"""Phases that are not resolved any further."""
+
 
 def metered(parts: Parts, meter: Meter) -> Parts:
     """Resolve an eager step into the phases forward, loss, backward and update.
@@ -21,6 +24,8 @@ def metered(parts: Parts, meter: Meter) -> Parts:
 
     def enter(name: str | None) -> None:
         step = (meter.current or "step").split("/")[0]
+        if step in WHOLE:
+            return
         meter.enter(f"{step}/{name}" if name else step)
 
     def watch(part: Callable[..., Any], name: str, *then: str | None) -> Callable[..., Any]:

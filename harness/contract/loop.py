@@ -1,10 +1,13 @@
 """The only training loop. Its calls are the phases of every measurement."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from itertools import islice, repeat
+from typing import Any, NamedTuple, Protocol
 
-from harness.contract.parts import Parts
+from harness.contract.parts import ABSENT, Parts
+from harness.contract.toolkit.checkpoints import Checkpoint
+from harness.refusal import Refusal
 
 Phase = Callable[[str], AbstractContextManager[Any]]
 
@@ -22,16 +25,25 @@ def unobserved(name: str) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+class Ending(NamedTuple):
+    """After how many steps a run ends, and where it is saved."""
+
+    steps: int
+    file: Checkpoint
+
+
 def training(
     parts: Parts,
     step: Callable[..., Any],
     phase: Phase = unobserved,
     finish: Callable[[Any], Any] = lambda outputs: None,
+    ending: Ending | None = None,
 ) -> Generator[tuple[Any, Any], None, None]:
     """Train without end, yielding the loss of each step and what `finish(outputs)` returned for it.
 
     `finish` gets the state and the loss within the phase of the step: it waits for them, or marks the time. A batch
-    is dropped before the next is fetched, so that no strategy is charged for two.
+    is dropped before the next is fetched, so that no strategy is charged for two. With an `ending` so many steps are
+    followed by what else a run does, whose loss and resumed state are yielded last.
     """
     with phase("source"):
         source = parts.source(parts)
@@ -43,7 +55,7 @@ def training(
         state = parts.init(parts, source)
         finish(state)
     name = "first_step"
-    while True:
+    for _ in repeat(None) if ending is None else range(ending.steps):
         with phase("batches"):
             x, y = next(batches)
         with phase(name):
@@ -52,3 +64,30 @@ def training(
         del x, y
         name = "steady_step"
         yield loss, mark
+    if ending is not None:
+        held = [state]
+        del state
+        yield _ended(parts, held, source, batches, phase, finish, ending.file)
+
+
+def _ended(
+    parts: Parts,
+    held: list[Any],
+    source: Any,
+    batches: Iterator[Any],
+    phase: Phase,
+    finish: Callable[[Any], Any],
+    file: Checkpoint,
+) -> tuple[Any, Any]:
+    """Evaluate, save and resume; take the state out of `held`, so that the resumed one does not lie beside it."""
+    if parts.evaluate is ABSENT:
+        raise Refusal("this workload ends with its steps: leave out `evaluations`")
+    with phase("evaluate"):
+        loss = parts.evaluate(parts, held[0]["params"], islice(batches, parts.shape.evaluations))
+        finish((held[0], loss))
+    with phase("save"):
+        parts.save(parts, held[0], file)
+    held.clear()
+    with phase("resume"):
+        state = parts.resume(parts, source, file)
+        return loss, finish((state, loss))

@@ -65,6 +65,9 @@ class Parts:
                        other, R T in all, of which the caller takes its own
     update             apply the optimizer
     step               take one step: `grad`, then `update`
+    evaluate           average the loss over some batches, after the steps; keep their logits for metrics, or drop them
+    save               write the state into a checkpoint, see `harness.checkpoints`
+    resume             make the state from a checkpoint, as a new process would
     cache              make a cache of up to `tokens` tokens, of the type and device of `like`. In JAX it is pure,
                        `layer` and `position` may be traced, and S is what was reserved
     =================  =============================================================================================
@@ -117,6 +120,9 @@ class Parts:
     positions: protocols.PositionsPart = ABSENT
     update: protocols.UpdatePart = ABSENT
     step: protocols.StepPart = ABSENT
+    evaluate: protocols.EvaluatePart = ABSENT
+    save: protocols.SavePart = ABSENT
+    resume: protocols.ResumePart = ABSENT
     cache: protocols.CachePart = ABSENT
 
 

@@ -4,11 +4,12 @@ Every part takes the whole `parts` first. Arrays are those of the framework, in 
 Their shapes stand in the names, in the letters of `harness.contract.parts`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from harness.contract import data
+from harness.contract.toolkit.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
     from harness.contract.parts import Parts
@@ -132,6 +133,20 @@ class UpdatePart(Protocol):
 
 class StepPart(Protocol):
     def __call__(self, parts: "Parts", state: State, x: Array, y: Array, /) -> tuple[State, Array]: ...
+
+
+class EvaluatePart(Protocol):
+    def __call__(
+        self, parts: "Parts", params: Tree, batches: Iterable[tuple[Array, Array]], keep: bool = True, /
+    ) -> Array: ...
+
+
+class SavePart(Protocol):
+    def __call__(self, parts: "Parts", state: State, file: Checkpoint, /) -> None: ...
+
+
+class ResumePart(Protocol):
+    def __call__(self, parts: "Parts", source: data.Source, file: Checkpoint, /) -> State: ...
 
 
 Empty: TypeAlias = Callable[[], Any]

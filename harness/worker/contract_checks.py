@@ -26,6 +26,7 @@ EXACT, LOWER = 1e-5, 2e-2
 """How far losses and gradients may lie from the baseline's: in float32, and at least where less is declared."""
 CHEAP, EVERY_PART = "lstm", "jamba"
 """Networks of the temporal workload: the one that costs least, and the one in which every part is called."""
+ENDING = {"evaluate", "save", "resume"}
 IN_LAYERS = {"linear", "rotary", "mix", "attend", "scan", "feed", "block", "stack"}
 
 Names = tuple[str, ...]
@@ -69,7 +70,9 @@ class Contract:
     def case(self, workload: str, backend: str, names: Names = (), network: str = CHEAP) -> Case:
         """The case in which promises are tried: the probe of a workload, the strategies' own probe knobs."""
         made: Any = self.loaded.workloads[workload]
-        settings = {"network": network} if "network" in made.shape.model_fields else {}
+        settings: dict[str, Any] = {"network": network} if "network" in made.shape.model_fields else {}
+        if ENDING & {part for name in names for part in self.loaded.strategies[name].rewrites}:
+            settings["evaluations"] = 2
         applied = tuple(Applied(name=name, knobs=dict(self.loaded.strategies[name].probe)) for name in names)
         return Case(
             workload=workload,

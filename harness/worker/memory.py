@@ -16,10 +16,11 @@ from harness.backends import Unavailable, nvml
 from harness.contract.assembly import assemble, feeds_of, never_called, shape_of, with_probe_knobs
 from harness.contract.data import Extent, Source
 from harness.contract.instruments import digested, metered
-from harness.contract.loop import Phase, training
+from harness.contract.loop import Ending, Phase, training
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.contract.stages import Profile
+from harness.contract.toolkit.checkpoints import CheckpointFile
 from harness.machine import memory
 from harness.machine.environment import regime
 from harness.records import Memory, Record, Status, Task
@@ -176,8 +177,9 @@ def _trained(
     data_bytes, highest, peak_step = 0, 0, 0
     with nvml.sampled(driver), memory.budget(bound) as limit:
         try:
-            loop = training(parts, step, _phases(meter, backend), contents.finish)
-            for loss, _ in islice(loop, task.steps):
+            ending = _ending(parts, task, backend)
+            loop = training(parts, step, _phases(meter, backend), contents.finish, ending)
+            for loss, _ in islice(loop, task.steps + (ending is not None)):
                 losses.append(float(loss))
                 if (peak := peak_so_far()) > highest + memory.resolution_bytes():
                     highest, peak_step = peak, len(losses)
@@ -187,6 +189,13 @@ def _trained(
             error.__traceback__ = None
             meter.enter(None)
     return _Run(losses, error, data_bytes, limit or cap, peak_step)
+
+
+def _ending(parts: Any, task: Task, backend: Any) -> Ending | None:
+    """Return how a whole run ends, saved in the folder of the task; None for one that ends with its steps."""
+    if not getattr(parts.shape, "evaluations", 0):
+        return None
+    return Ending(task.steps, CheckpointFile(Path(task.folder) / "checkpoint.safetensors", backend.buffer))
 
 
 def _ended(

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from harness.contract.assembly import assemble, feeds_of, never_called, shape_of
-from harness.contract.loop import training
+from harness.contract.loop import Ending, training
 from harness.contract.parts import Parts
 from harness.contract.plugins import Plugins
+from harness.contract.toolkit.checkpoints import CheckpointFile
 from harness.records import Case, Record, Task
 from harness.records.record import Verdict
 from harness.verdicts import numerics
@@ -208,20 +210,24 @@ def observer(
         backend.wait(outputs)
         return outputs
 
-    def states(parts: Parts, step: Callable[..., Any], steps: int) -> tuple[Any, list[float]]:
-        """Return the last state and all losses."""
+    def states(parts: Parts, step: Callable[..., Any], steps: int, ends: bool = False) -> tuple[Any, list[float]]:
+        """Return the last state and the losses of all steps; of a whole run the state that was resumed."""
         state, losses = None, []
-        for loss, outputs in islice(training(parts, step, finish=waited), steps):
-            state = outputs[0]
-            losses.append(float(loss))
-        return state, losses
+        with TemporaryDirectory(prefix="harness-checkpoint-") as folder:
+            ends = ends and bool(getattr(parts.shape, "evaluations", 0))
+            file = CheckpointFile(Path(folder, "checkpoint.safetensors"), backend.buffer)
+            loop = training(parts, step, finish=waited, ending=Ending(steps, file) if ends else None)
+            for loss, outputs in islice(loop, steps + ends):
+                state = outputs[0]
+                losses.append(float(loss))
+        return state, losses[:steps]
 
     def gathered(parts: Parts, params: Any) -> Any:
         return params if parts.gather_parameters is None else parts.gather_parameters(parts, params)
 
     def run(seed: int) -> numerics.Outcome:
         parts = assembled(case.model_copy(update={"seed": seed}))
-        state, losses = states(parts, step, updates)
+        state, losses = states(parts, step, updates, ends=True)
         parameters = backend.arrays(gathered(parts, state["params"]))
         compared = gathered(parts, states(parts, only_gradients, 1)[0]["params"]) if trains else state["observed"]
         gradients = backend.arrays(compared)

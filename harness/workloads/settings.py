@@ -18,6 +18,9 @@ class Text(BaseModel):
     learning_rate: float = Field(1e-3, ge=0, le=10)
     weight_decay: float = Field(0.01, ge=0, le=1)
     ignored: float = Field(0.0, ge=0, lt=1, description="share of the targets that carry no loss, as padding does")
+    evaluations: int = Field(
+        0, ge=0, le=1 << 20, description="batches to evaluate on after the steps; then the run is saved and resumed"
+    )
     shuffle: bool = Field(False, description="take the windows of each epoch in a random order")
     corpus_tokens: int | None = Field(
         None, ge=2, le=1 << 40, description="tokens of the corpus to hold; by default as many as the steps read"

@@ -132,6 +132,9 @@ def harness_workloads() -> list[Workload]:
                 "reduce_gradients",
                 "gather_parameters",
                 "positions",
+                "evaluate",
+                "save",
+                "resume",
             ),
         )
     ]

@@ -20,6 +20,7 @@ from harness.workloads import parameters as drawing
 from harness.workloads import undivided
 from harness.workloads.data import rows
 from harness.workloads.decoder import Shape, both
+from harness.workloads.whole_run import _jax as whole_run
 
 
 def at_least_float32(x: Any) -> Any:
@@ -234,7 +235,7 @@ def transfer(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:
 
 def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts."""
-    return replace(
+    parts = replace(
         rows.data_parts(shape, place, corpus, partial(rows.token_source, seed=seed)),
         transfer=transfer,
         draw=partial(draw, seed),
@@ -256,3 +257,4 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         update=update,
         step=both.step,
     )
+    return whole_run.with_ending(parts)

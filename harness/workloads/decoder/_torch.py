@@ -16,6 +16,7 @@ from harness.workloads import parameters as drawing
 from harness.workloads import undivided
 from harness.workloads.data import rows
 from harness.workloads.decoder import Shape, both
+from harness.workloads.whole_run import _torch as whole_run
 
 
 class RotaryTable:
@@ -240,7 +241,7 @@ def ids_on(place: Place, ids: Any) -> torch.Tensor:
 
 def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts."""
-    return replace(
+    parts = replace(
         rows.data_parts(shape, place, corpus, partial(rows.token_source, seed=seed)),
         transfer=transfer,
         draw=partial(draw, seed),
@@ -262,3 +263,4 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         update=update,
         step=both.step,
     )
+    return whole_run.with_ending(parts, forward)

@@ -32,6 +32,9 @@ LACKS = (
     "gather_parameters",
     "positions",
     "update",
+    "evaluate",
+    "save",
+    "resume",
 )
 
 

@@ -21,6 +21,10 @@ CONVOLVED = 4
 """Frames under the causal convolution of Mamba."""
 
 
+ENDING = ("evaluate", "save", "resume")
+"""What follows the steps of a run, which one of this ends with."""
+
+
 class Shape(BaseModel):
     """The sizes of a network over frames and of its training run."""
 
@@ -216,6 +220,6 @@ def harness_workloads() -> list[Workload]:
             wanted=wanted,
             extent=extent,
             data="frames",
-            lacks=("shard_batch", "reduce_gradients", "gather_parameters", "positions", "cache"),
+            lacks=("shard_batch", "reduce_gradients", "gather_parameters", "positions", "cache", *ENDING),
         )
     ]

@@ -29,6 +29,9 @@ LACKS = (
     "reduce_gradients",
     "gather_parameters",
     "positions",
+    "evaluate",
+    "save",
+    "resume",
 )
 
 
