@@ -22,12 +22,14 @@ FITTED = {"pythia_batch", "ram_to_tokens"}
 WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
 STALE = {
     "adapters": WAITS,
+    "advice": "`harness advise` answers it by predictions alone",
     "checkpointing": WAITS,
     "compilers": WAITS,
     "data_strategies": WAITS,
     "embeddings": WAITS,
     "gpu": WAITS,
     "gpu_losses": WAITS,
+    "head_bias": WAITS,
     "ignored_targets": WAITS,
     "kv_cache": WAITS,
     "large_context": WAITS,
@@ -51,6 +53,7 @@ STALE = {
     "streaming": WAITS,
     "update_rules": WAITS,
     "vocabulary": WAITS,
+    "whole_run": WAITS,
     "windowing": WAITS,
 }
 
