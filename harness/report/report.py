@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.contract.plugins import Plugins
+from harness.records import Record
 from harness.records.store import StoreError
 from harness.report import advise, charts, documents, first, fit, formats, frame, insert, limits, page, table
 from harness.report.answer import sentence
@@ -179,7 +180,10 @@ class Report:
         }
         against = {name: what for name, each in self.plugins.strategies.items() if (what := sets(each)) is not None}
         titles = {each.suite: record.heading.title for each in self.measured for record in each.records[:1]}
-        origins = {each.suite: plain(line(each.records)) for each in self.measured}
+        by_suite: dict[str, list[Record]] = {}
+        for each in self.measured:
+            by_suite.setdefault(each.suite, []).extend(each.records)
+        origins = {suite: plain(line(records)) for suite, records in by_suite.items()}
         everything = [record for each in self.measured for record in each.records]
         return page.About(self.remedies, said, against, origins, titles, plain(line(everything)))
 
