@@ -178,6 +178,8 @@ def test_a_command_line_is_understood(line: Block) -> None:
         known = set(re.findall(r'"(--harness-[a-z-]+)"', Path(pytest_plugin.__file__).read_text(encoding="utf-8")))
         options = {word.partition("=")[0] for word in words if word.startswith("--harness")}
         assert options and options <= known
+    elif program == "python":
+        assert (ROOT / words[0]).is_file()
     else:
         assert (program, words[0]) in {("pip", "install"), ("dask", "worker")}, "a command that no test knows"
 
