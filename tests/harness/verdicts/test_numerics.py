@@ -501,8 +501,8 @@ def test_the_reason_names_the_worst_and_the_first_tensor():
 
 def test_an_unknown_dtype_or_no_layers_is_refused():
     run = known(a=[1.0])
-    for declared in ({"dtype": "int4"}, {"precision": "int8"}, {"layers": 0}):
-        with pytest.raises(ValueError, match=r"int4|int8|layers is 0"):
+    for declared in ({"dtype": "int4"}, {"precision": "int3"}, {"layers": 0}):
+        with pytest.raises(ValueError, match=r"int4|int3|layers is 0"):
             verdict_of(run, run, run, **declared)
 
 
