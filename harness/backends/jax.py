@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from harness.backends import Sizes, Step, Unavailable, jax_targets
+from harness.backends import Batch, Sizes, Step, Unavailable, jax_targets
 from harness.backends.jax_flops import work
 from harness.contract.parts import Parts
 from harness.contract.place import Place
@@ -264,7 +264,7 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
 
 
 def predict(
-    build: Callable[[], Parts], place: Place, batch: Sizes, source_bytes: int, steps: int, ranks: int = 1
+    build: Callable[[], Parts], place: Place, batch: Batch, source_bytes: int, steps: int, ranks: int = 1
 ) -> Forecast:
     """Compile the step for the shapes and add up the compiler's analysis: arguments + temporaries + outputs - reused.
 

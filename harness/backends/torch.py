@@ -271,6 +271,6 @@ def cast(inner: DrawPart, dtype: str) -> DrawPart:
     return draw
 
 
-def buffer(tensor: Array) -> memoryview:
+def buffer(array: Array) -> memoryview:
     """Return the bytes of a tensor on the host, to be read or written."""
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).cast("B")
+    return memoryview(array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).cast("B")

@@ -23,6 +23,8 @@ from harness.refusal import Refusal
 GROUP = "harness"
 T = TypeVar("T", Strategy, Workload)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MOST_NAMES = 60
+"""How many known names a refusal lists."""
 
 
 class PluginError(Refusal):
@@ -172,7 +174,10 @@ def printable(text: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?`, or a list of the known names where none is near."""
+    """Return `; did you mean 'x'?`, or a list of the known names where none is near; of many, the first."""
     names = list(names)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; there is {', '.join(names)}"
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"; there is {', '.join(names[:MOST_NAMES])}{more}"

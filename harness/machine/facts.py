@@ -66,13 +66,14 @@ def commit() -> str:
     `unversioned`.
     """
     folder = Path(__file__).resolve().parents[2]
-    if not (folder / ".git").exists():
-        return "unversioned"
+    brought = (_read(str(folder / ".commit")) or "unversioned")[:LONGEST_COMMIT]
+    if not (folder / ".git").exists():  # one further up is another project's
+        return brought
     try:
         head = git(folder, "rev-parse", "--short=12", "HEAD")
         changed = git(folder, "status", "--porcelain", "--", "harness", "strategies", "suites")
     except (OSError, subprocess.SubprocessError):
-        return (_read(str(folder / ".commit")) or "unversioned")[:LONGEST_COMMIT]
+        return brought
     return f"{head}-dirty" if changed else head
 
 

@@ -91,7 +91,7 @@ def on_torch(shape, place, corpus, seed=0):
 
 @hookimpl
 def harness_workloads():
-    (made,) = decoder.harness_workloads()
+    made, _ = decoder.harness_workloads()
     return [replace(made, name="mine", on={{"torch": on_torch}}, {more})]
 """
 
@@ -100,8 +100,8 @@ def harness_workloads():
     ("body", "more", "words"),
     [
         ("", "", ""),
-        ("", "lacks=('scan',)", "the part 'cache' is None"),
-        ("", "lacks=('scan', 'cache', 'feed')", "`lacks` names 'feed', which is there"),
+        ("", "lacks=('recur', 'scan')", "the part 'cache' is None"),
+        ("", "lacks=('recur', 'scan', 'cache', 'feed')", "`lacks` names 'feed', which is there"),
         ("", "floor=lambda shape: 0", "`floor` gives 0"),
         ("", "abstract_batch=lambda shape: (((1, 1), 'int32'),) * 2", "and `abstract_batch` says"),
         (
