@@ -195,9 +195,9 @@ def test_the_minutes_that_a_suite_gives_end_it(schedule):
 
 
 def test_what_is_remembered_of_a_record():
-    timed = Record(slot=Slot(case="c", kind="time"), times=Times(step_seconds=(1.0, 3.0)))
+    timed = Record(slot=Slot(case="c", kind="time"), times=Times(step_seconds=(1.0, 3.0, 9.0)))
     assert (Known.of(timed).seconds, Known.of(timed).step_seconds) == (2.0, ())
-    pilot = Record(slot=Slot(case="c", kind="pilot"), times=Times(step_seconds=(1.0, 3.0)))
-    assert (Known.of(pilot).seconds, Known.of(pilot).step_seconds) == (None, (1.0, 3.0))
+    pilot = Record(slot=Slot(case="c", kind="pilot"), times=Times(step_seconds=(1.0, 3.0, 9.0)))
+    assert (Known.of(pilot).seconds, Known.of(pilot).step_seconds) == (None, (1.0, 3.0, 9.0))
     memory = Record(slot=Slot(case="c", kind="memory"), memory=Memory(peak_host_bytes=7))
     assert Known.of(memory).peak_bytes == 7

@@ -58,7 +58,7 @@ def measuring(smallest, tmp_path, monkeypatch):
     monkeypatch.setattr(
         session.predictions,
         "of_cases",
-        lambda cases, *rest: (
+        lambda cases, *rest, **options: (
             (case, Record(prediction=Prediction(predicted_peak_bytes=MIB, floor_bytes=MIB))) for case in cases
         ),
     )
