@@ -3,15 +3,16 @@
     python tests/benchmarks/residual_figures.py RESULTS... [--predict] [--write harness/verdicts/residuals.json]
 
 With `--predict` each measured case is predicted anew, by the code as it is: records of older commits have what an older
-predictor said. A peak counts only if what it is above means the same as today, see `SINCE`. The share above the bound
-and its slack are those of cases left out: each is bounded by the residuals of all others of its kind.
+predictor said. A peak counts only if it is to be believed and no trial (`measured`, `of_row`), and if what it is above
+means the same as today (`SINCE`). The share above the bound and its slack are those of cases left out: each is bounded
+by the residuals of all others of its kind.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
@@ -19,11 +20,11 @@ from typing import NamedTuple
 
 from harness.contract import plugins
 from harness.contract.plugins import Plugins
-from harness.records import Case, Prediction, Record, store
+from harness.records import Case, Prediction, store
 from harness.report.results import read
 from harness.run import predictions, prepare_data
-from harness.verdicts import judge
 from harness.verdicts.bound import Kind, Residual, alike, bound
+from harness.verdicts.judge import WITHHELD, Row
 from harness.worker.prediction import kind_of
 
 MIB = 1 << 20
@@ -54,49 +55,54 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="the file to write the residuals into")
     options = parser.parse_args()
     loaded = plugins.load()
-    rows = list(measured(options.results, loaded))
+    rows = with_residual(measured(options.results, loaded.aliases), loaded)
     if options.predict:
-        rows = predicted_anew([row for row in rows if residual(row, loaded) is not None], loaded)
-    residuals = sorted({each for row in rows if (each := residual(row, loaded)) is not None})
+        rows = with_residual(predicted_anew([row for row, _ in rows], loaded), loaded)
+    residuals = sorted({each for _, each in rows})
     report(residuals)
     if options.write is not None:
-        commits = sorted({row.commit for row in rows})
+        commits = sorted({row.commit for row, _ in rows})
         lines = (json.dumps([list(each.kind), each.predicted_bytes, each.measured_bytes]) for each in residuals)
         text = f'{{"commits": {json.dumps(commits)},\n"residuals": [\n' + ",\n".join(lines) + "\n]}\n"
         options.write.write_text(text, encoding="utf-8")
     return 0
 
 
-def measured(folders: Sequence[Path], loaded: Plugins) -> Iterator[Measured]:
-    """Yield every case below some folders that was measured well, of each suite in its newest file."""
+def measured(folders: Sequence[Path], aliases: Mapping[str, str]) -> Iterator[Measured]:
+    """Yield every case below some folders whose peak counts, of each suite in its newest file.
+
+    Trials of `harness doctor --limits` do not count: what ran within its own prediction has a peak only where that was
+    enough, so that the shortfalls which a bound is about never show in it.
+    """
     files = [file for folder in folders for file in store.newest(folder)]
-    for each in read(files, lambda problem: None, loaded.aliases):
-        yield from of_trials(each.records)
-        for table in judge.judge(each.records):
-            for row in table.rows:
-                record = next((record for record in row.records if record.memory.peak_host_bytes), None)
-                if row.status == "ok" and row.peak_bytes and record is not None and row.prediction is not None:
-                    commit, steps = record.origin.commit, len(record.memory.losses) or USUAL_STEPS
-                    yield Measured(row.case, commit, row.peak_bytes, steps, row.prediction.prediction)
+    for each in read(files, lambda problem: None, aliases):
+        if not each.tried:
+            rows = (row for table in each.tables for row in table.rows)
+            yield from (case for row in rows if (case := of_row(row)) is not None)
 
 
-def of_trials(records: Iterable[Record]) -> Iterator[Measured]:
-    """Yield the cases that `harness doctor --limits` ran within what they take at most."""
-    for record in records:
-        trial, commit = record.trial, record.origin.commit
-        if record.case is None or trial is None or trial.peak_bytes is None:
-            continue
-        prediction = Prediction(predicted_peak_bytes=trial.predicted_peak_bytes, predicted_phase=trial.predicted_phase)
-        yield Measured(record.case, commit, trial.peak_bytes, USUAL_STEPS, prediction)
+def of_row(row: Row) -> Measured | None:
+    """Return the case of a row; None where it has no peak beside a prediction, or one that is not to be believed.
+
+    What withholds a verdict of memory is not to be believed, but for child processes: the peak is that of the process
+    alone, as predictions and bounds are.
+    """
+    doubts = set(row.flags) & (WITHHELD.keys() - {"child_processes"})
+    if doubts or row.prediction is None or row.predicted_bytes is None or row.residual_bytes is None:
+        return None
+    record = row.records[0]
+    peak_bytes, steps = row.predicted_bytes + row.residual_bytes, len(record.memory.losses) or USUAL_STEPS
+    return Measured(row.case, record.origin.commit, peak_bytes, steps, row.prediction.prediction)
 
 
 def counts(kind: Kind, commit: str) -> bool:
-    """Return whether a peak of a kind that a commit measured means what it means today."""
+    """Check whether a peak of a kind that a commit measured means what it means today."""
     return kind.place != "torch/cpu" or kind.several or kind.data or is_since(commit)
 
 
 @cache
 def is_since(commit: str) -> bool:
+    """Check whether a commit is `SINCE` or comes after it; one that this repository does not have is not."""
     command = ["git", "merge-base", "--is-ancestor", SINCE, commit.removesuffix("-dirty")]
     return subprocess.run(command, capture_output=True).returncode == 0
 
@@ -109,6 +115,11 @@ def predicted_anew(rows: Sequence[Measured], loaded: Plugins) -> list[Measured]:
         case.digest(): record.prediction for case, record in predictions.of_cases(list(cases.values()), corpora, loaded)
     }
     return [row._replace(prediction=again[row.case.digest()]) for row in rows]
+
+
+def with_residual(rows: Iterable[Measured], loaded: Plugins) -> list[tuple[Measured, Residual]]:
+    """Return the rows that have a residual, each with it."""
+    return [(row, each) for row in rows if (each := residual(row, loaded)) is not None]
 
 
 def residual(row: Measured, loaded: Plugins) -> Residual | None:

@@ -1,0 +1,110 @@
+"""Which measured cases bounds of predictions may rest on: `tests/benchmarks/residual_figures.py` on small records."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from harness import Place
+from harness.contract import plugins
+from harness.records import Applied, Case, Fit, Memory, Origin, Prediction, Record, Slot, Trial, store
+from harness.verdicts.bound import Kind, Residual
+
+PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "residual_figures.py"
+MIB = 1 << 20
+CASE = Case(workload="decoder", shape={"tokens": 64}, place="jax/cpu", corpus="zipf", tokenizer="bytes")
+PLAIN = Kind("jax/cpu", several=False, data=False, lower=False, attention=False)
+LOADED = plugins.load()
+
+
+@pytest.fixture(scope="module")
+def figures() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("residual_figures", PATH)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def records_of(name: str = "", predicted: "int | None" = 100 * MIB, place: str = "jax/cpu", **run: Any) -> list[Record]:
+    """Make the prediction of a case, and its run with a peak of 110 MiB; `run` changes the record of the run."""
+    applied = (Applied(name=name),) if name else ()
+    case = CASE.model_copy(update={"strategies": applied, "place": Place(*place.split("/"))})
+    prediction = Prediction(predicted_peak_bytes=predicted, predicted_phase="steady_step/loss")
+    measured: dict[str, Any] = {"memory": Memory(peak_host_bytes=110 * MIB, losses=(6.0, 5.9))}
+    common: dict[str, Any] = {"case": case, "origin": Origin(suite="small", commit="abc")}
+    return [
+        Record(slot=Slot(case=case.digest(), kind="predict"), prediction=prediction, **common),
+        Record(slot=Slot(case=case.digest(), kind="memory"), **common, **(measured | run)),
+    ]
+
+
+@pytest.fixture
+def residuals(figures: ModuleType, tmp_path: Path) -> Any:
+    def of(*records: Record) -> list[Residual]:
+        path = tmp_path / "results" / "small" / "machine" / "1.jsonl"
+        path.parent.mkdir(parents=True)
+        for record in records:
+            store.append(path, record)
+        rows = figures.measured([tmp_path / "results"], LOADED.aliases)
+        return [each for _, each in figures.with_residual(rows, LOADED)]
+
+    return of
+
+
+def test_a_measured_case_counts_with_its_prediction(residuals: Any) -> None:
+    assert residuals(*records_of()) == [Residual(PLAIN, 100 * MIB, 110 * MIB)]
+
+
+def test_the_peak_is_that_of_the_process_alone(residuals: Any) -> None:
+    children: dict[str, Any] = {
+        "child_peak_bytes": 1 * MIB,
+        "child_peak_bound_bytes": 900 * MIB,
+        "flags": ("child_processes",),
+    }
+    (one,) = residuals(*records_of(**children))
+    assert one.measured_bytes == 110 * MIB
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        records_of(predicted=None),
+        records_of(name="nobody"),
+        records_of(status="oom_budget"),
+        records_of(flags=("unsettled",)),
+        records_of(flags=("lower_bound",)),
+    ],
+    ids=["not predicted", "no such strategy", "out of memory", "not settled", "died before"],
+)
+def test_without_a_prediction_or_a_peak_to_be_believed_a_case_does_not_count(residuals: Any, records: Any) -> None:
+    assert residuals(*records) == []
+
+
+def test_doubts_about_time_are_no_doubts_about_memory(residuals: Any) -> None:
+    assert len(residuals(*records_of(flags=("noisy", "file_backed")))) == 1
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        {"trial": Trial(predicted_peak_bytes=100 * MIB, predicted_phase="steady_step/loss", peak_bytes=110 * MIB)},
+        {"limits": Fit(over="tokens", budget_bytes=110 * MIB)},
+    ],
+    ids=["trial", "search"],
+)
+def test_what_ran_within_its_own_prediction_does_not_count(residuals: Any, room: dict[str, Any]) -> None:
+    """Cases that needed more ended without a peak: what is left of a trial is never short."""
+    assert residuals(*records_of(), Record(case=CASE, origin=Origin(suite="small", commit="abc"), **room)) == []
+
+
+def test_old_peaks_of_steps_in_torch_are_above_another_base(
+    residuals: Any, figures: ModuleType, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(figures, "is_since", lambda commit: commit != "abc")
+    step, ranks = PLAIN._replace(place="torch/cpu"), PLAIN._replace(place="torch/cpu", several=True)
+    assert not figures.counts(step, "abc") and figures.counts(step, "def")
+    assert figures.counts(ranks, "abc") and figures.counts(PLAIN, "abc")
+    assert residuals(*records_of(place="torch/cpu")) == []
