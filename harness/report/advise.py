@@ -88,9 +88,7 @@ def _sentence(advice: Advice) -> str:
     count = len(advice.predicted)
     limit = advice.predicted[0].limit_bytes
     if advice.choice is None:
-        if not any(row.fits for row in advice.predicted) and limit is not None:
-            return f"Of {count} combinations, {escaped(shortfall(advice.predicted))}."
-        return f"Of {count} combinations none that was measured gave a right answer within its budget."
+        return _why_none(advice, count)
     if advice.rows:
         return _measured_sentence(advice, count)
     row, plain = _chosen(advice), advice.predicted[0]
@@ -103,6 +101,17 @@ def _sentence(advice: Advice) -> str:
         sentence += f", {(row.peak_bytes or 0) / plain.peak_bytes:.2f} x the baseline's"
         sentence += f", and {ratio:.2f} x its time" if (ratio := row.time_ratio(plain)) else ""
     return sentence + ". Nothing was measured."
+
+
+def _why_none(advice: Advice, count: int) -> str:
+    if advice.rows:
+        return f"Of {count} combinations none that was measured gave a right answer within its budget."
+    plain = advice.predicted[0]
+    if plain.limit_bytes is None:
+        return f"Of {count} combinations it is not known which fit: no GPU is here, so give --gpu or --gpu-memory."
+    if all(row.need_bytes is None for row in advice.predicted):
+        return f"None of {count} combinations can be predicted: {escaped(plain.reason or 'no reason is known')}."
+    return f"Of {count} combinations, {escaped(shortfall(advice.predicted))}."
 
 
 def _measured_sentence(advice: Advice, count: int) -> str:

@@ -119,7 +119,7 @@ class Report:
         places = {
             "use": lambda: first.use(self.remedies, RESULTS),
             "advice": self.advice,
-            "suites": lambda: first.index(self.results, self.plugins.strategies, RESULTS),
+            "suites": lambda: first.index(self.measured, self.plugins.strategies, RESULTS),
         }
         if (said := self.documents) is not None:
             places |= {

@@ -1,0 +1,76 @@
+"""Advice in words: what to use in which memory, and why nothing will do."""
+
+import pytest
+
+from harness import Place
+from harness.contract import plugins
+from harness.records import Applied, Case, Origin, Prediction, Record, Slot
+from harness.report.advise import for_memories, text
+from harness.report.report import Report
+from harness.report.results import Results
+from harness.verbs.advise import of_predictions
+from harness.verbs.plan import Machine, row_of
+
+GIB = 1 << 30
+
+
+def predicted(name: str, peak_gib: "float | None", place: str = "torch/cpu") -> tuple[Case, Record]:
+    case = Case(
+        workload="decoder",
+        shape={"tokens": 4096},
+        place=Place(*place.split("/")),
+        corpus="zipf",
+        tokenizer="bytes",
+        strategies=(Applied(name=name),) if name else (),
+    )
+    peak = None if peak_gib is None else int(peak_gib * GIB)
+    missing = {"predicted_peak_bytes": "its data is not declared"} if peak is None else {}
+    return case, Record(
+        case=case,
+        slot=Slot(case=case.digest(), kind="predict"),
+        origin=Origin(suite="advice", commit="abc"),
+        missing=missing,
+        prediction=Prediction(predicted_peak_bytes=peak, predicted_phase="steady_step/loss", parameters=4 * 10**9),
+    )
+
+
+COMBINATIONS = [predicted("", 60), predicted("bfloat16", 30), predicted("checkpoint", 20)]
+
+
+def test_each_memory_gets_the_plainest_that_fits_or_by_how_much_the_leanest_does_not() -> None:
+    on_gpu = [predicted(name, peak, "torch/cuda") for name, peak in (("", 60.0), ("checkpoint", 20.0))]
+    records = [record for _, record in (*COMBINATIONS, *on_gpu)]
+    table = for_memories(records, {"cpu": (16 * GIB, 40 * GIB), "cuda": (80 * GIB,)})
+    heads, _, row = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    assert heads == ["model", "16 GiB box", "40 GiB box", "80 GiB GPU"]
+    assert row == [
+        "4.0B, 1 x 4,096 tokens",
+        "nothing fits; `checkpoint` takes 20 GiB",
+        "`checkpoint`: 20 GiB",
+        "baseline: 60 GiB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "machine", "sentence"),
+    [
+        (COMBINATIONS, Machine(host_bytes=10 * GIB), "Of 3 combinations, nothing fits: the leanest, checkpoint, takes"),
+        ([predicted("", 60, "torch/cuda")], Machine(), "it is not known which fit: no GPU is here"),
+        ([predicted("", None)], Machine(host_bytes=GIB), "None of 1 combinations can be predicted: its data is not"),
+    ],
+    ids=["too large", "no GPU", "not predicted"],
+)
+def test_where_nothing_will_do_it_says_why(rows: list[tuple[Case, Record]], machine: Machine, sentence: str) -> None:
+    advice = of_predictions([row_of(case, record, machine) for case, record in rows])
+    assert sentence in text([advice]) and "measured" not in text([advice])
+
+
+def test_predictions_for_advice_are_no_suite_in_the_index_of_results() -> None:
+    case, record = predicted("", 60)
+    run = record.model_copy(update={"slot": Slot(case=case.digest(), kind="memory")})
+    results = tuple(
+        Results(name, name, tuple(records)) for name, records in (("advice", [record]), ("losses", [record, run]))
+    )
+    places = Report(results, plugins.load())._places()
+    assert "losses/README.md" in places["suites"]() and "advice/README.md" not in places["suites"]()
+    assert "| model" in places["advice"]() and "losses" not in places["advice"]()
