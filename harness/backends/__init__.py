@@ -2,9 +2,10 @@
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from glob import glob
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, cast
 
 from harness.contract.parts import Parts
@@ -18,6 +19,8 @@ Sizes: TypeAlias = Sequence[tuple[tuple[int, ...], str]]
 """The shape and the dtype of each array of a batch."""
 Batch: TypeAlias = Sizes | tuple[Array, Array]
 """A batch by its sizes; or one of numpy, of which the values decide what a step takes."""
+
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 PROCESS_PER_RANK = ("torch",)
 """Backends whose ranks are processes; those of the others are the devices of one process."""
@@ -103,9 +106,19 @@ class Backend(Protocol):
         """Stand in for the drawing of a parameter where no values are wanted."""
 
     def predict(
-        self, build: Callable[[], Parts], place: Place, batch: Batch, source_bytes: int, steps: int, ranks: int = 1
+        self,
+        build: Callable[[], Parts],
+        place: Place,
+        batch: Batch,
+        source_bytes: int,
+        steps: int,
+        ranks: int = 1,
+        environment: Mapping[str, str] = NO_VARIABLES,
     ) -> Forecast:
-        """Return the peaks and the work of a run without running it, whose source takes so many bytes."""
+        """Return the peaks and the work of a run without running it, whose source takes so many bytes.
+
+        `environment` are the variables that its process would be started with, beside those of the harness.
+        """
 
     def agreed(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank: what each decides for itself must be decided alike."""

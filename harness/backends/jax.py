@@ -4,7 +4,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from harness.backends import Batch, Sizes, Step, Unavailable, jax_targets
+from harness.backends import NO_VARIABLES, Batch, Sizes, Step, Unavailable, cards, jax_cuda
 from harness.backends.jax_flops import work
 from harness.contract.parts import Parts
 from harness.contract.place import Place
@@ -264,13 +264,19 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
 
 
 def predict(
-    build: Callable[[], Parts], place: Place, batch: Batch, source_bytes: int, steps: int, ranks: int = 1
+    build: Callable[[], Parts],
+    place: Place,
+    batch: Batch,
+    source_bytes: int,
+    steps: int,
+    ranks: int = 1,
+    environment: Mapping[str, str] = NO_VARIABLES,
 ) -> Forecast:
     """Compile the step for the shapes and add up the compiler's analysis: arguments + temporaries + outputs - reused.
 
     The program of several devices is analysed as that of one; the rows that the process holds come on top, whole.
     Its own peak field is not used: it left out nearly all temporaries on the CPU. What the CPU's library takes within
-    a call is not in the analysis either, see `library_scratch`. A GPU need not be there, see `jax_targets`.
+    a call is not in the analysis either, see `library_scratch`. A GPU need not be there, see `jax_cuda`.
     """
     if place.device == "cuda":
         return _for_gpu(build, batch, ranks)
@@ -291,16 +297,16 @@ def _for_gpu(build: Callable[[], Parts], batch: Sizes, ranks: int) -> Forecast:
     """Compile the step for a GPU as its own compiler does, without tuning; what lies on the host counts apart."""
     if ranks > 1:
         raise Unavailable("jax/cuda is predicted for one GPU, and this row runs on several")
-    target = jax_targets.chosen()
-    (device,) = jax_targets.devices(target)
-    with jax_targets.supposed(target), jax.default_matmul_precision("highest"):
+    card = cards.chosen()
+    device = jax_cuda.device(card)
+    with jax_cuda.supposed(card), jax.default_matmul_precision("highest"):
         parts = build()
         state, arrays = jax.tree.map(partial(_laid_on, device), (_state(parts), like(batch)))
         compiled = jax.jit(partial(parts.step, parts), donate_argnums=0).lower(state, *arrays).compile()
         counted = _work(parts, state, arrays)
     arguments, growth, on_host = _analysis(compiled)
     return Forecast(
-        {"init": arguments, "steady_step": arguments + growth}, counted, host_bytes=on_host, target=target.name
+        {"init": arguments, "steady_step": arguments + growth}, counted, host_bytes=on_host, target=card.name
     )
 
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from harness.backends import Batch, Sizes, Step, Unavailable
+from harness.backends import NO_VARIABLES, Batch, Sizes, Step, Unavailable
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.protocols import Array, DrawPart, Tree
@@ -210,7 +210,13 @@ def abstract_draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: fl
 
 
 def predict(
-    build: Callable[[], Parts], place: Place, batch: Batch, source_bytes: int, steps: int, ranks: int = 1
+    build: Callable[[], Parts],
+    place: Place,
+    batch: Batch,
+    source_bytes: int,
+    steps: int,
+    ranks: int = 1,
+    environment: Mapping[str, str] = NO_VARIABLES,
 ) -> Forecast:
     """Run the loop from `init` on fake tensors, as the first of the ranks.
 
@@ -220,7 +226,7 @@ def predict(
 
     with pretended(ranks):
         if place.device == "cuda":
-            return torch_cuda.run(build, batch, steps)
+            return torch_cuda.run(build, batch, steps, environment)
         return torch_memory.run(build, batch, source_bytes, steps)
 
 

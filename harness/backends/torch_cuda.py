@@ -7,9 +7,8 @@ with what kernels take for the length of a call, and what cuBLAS keeps for each 
 """
 
 import math
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from harness.backends import Batch, jax_targets
+from harness.backends import NO_VARIABLES, Batch, cards
+from harness.backends.cards import Card
 from harness.backends.cuda_allocator import Allocator, Block
-from harness.backends.cuda_card import Card, libraries
+from harness.backends.cuda_libraries import libraries
 from harness.backends.torch_autocast import Autocast, standing_for_torchs
 from harness.backends.torch_memory import LiveStorage, traced
 from harness.contract.parts import Parts
@@ -29,19 +29,21 @@ aten = torch.ops.aten
 META = torch.device("meta")
 BLAS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten.addbmm, aten.dot, aten.vdot}
 """Operators that cuBLAS computes."""
+VARIABLE, EXPANDABLE = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
+"""The variable by which torch's allocator is set, and the setting that lets segments grow."""
 RUNNING = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-def run(build: Callable[[], Parts], batch: Batch, steps: int) -> Forecast:
+def run(
+    build: Callable[[], Parts], batch: Batch, steps: int, environment: Mapping[str, str] = NO_VARIABLES
+) -> Forecast:
     """Return the peak bytes of each phase on the chosen card, which need not be there, above what priming leaves.
 
     Beside them stand what torch's allocator takes from the driver for it, what the driver counts for the process, and
     what lies in the host's memory instead.
     """
-    expandable = "expandable_segments:True" in os.environ.get("PYTORCH_ALLOC_CONF", "")
-    target = jax_targets.chosen()
-    card = Card(target.capability, target.memory_bytes)
-    device = DeviceStorage(card, allocator=Allocator(expandable=expandable))
+    card = cards.chosen()
+    device = DeviceStorage(card, allocator=Allocator(expandable=EXPANDABLE in environment.get(VARIABLE, "")))
     device.settle()
     forecast = traced(build, batch, steps, device, pretended(device))
     reserved = device.allocator.peak_reserved
@@ -49,7 +51,7 @@ def run(build: Callable[[], Parts], batch: Batch, steps: int) -> Forecast:
         reserved_bytes=reserved,
         driver_bytes=None if card.context_bytes is None else reserved + card.context_bytes,
         host_bytes=device.peak_host + device.pinned.locked,
-        target=target.name,
+        target=card.name,
     )
 
 
@@ -88,7 +90,7 @@ class DeviceStorage(LiveStorage):
             backward = torch._C._current_graph_task_id() != -1
             self._workspace(self.libraries.workspace, False, backward)
             if packet is aten.addmm and args[0].dim() == 1:  # with a bias cublasLt computes it
-                if self.libraries.lt_kept:
+                if self.libraries.lt_stays:
                     self._workspace(self.libraries.lt_workspace, True, backward)
                 else:
                     self._scratch([self.libraries.lt_workspace])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.backends.jax_targets import TARGETS
+from harness.backends.cards import CARDS
 from harness.cli.screen import note, out
 from harness.contract.plugins import Plugins, nearest, printable
 from harness.machine import gpu
@@ -57,10 +57,10 @@ def plan_of(
 
 def machine_of(plan: Plan, memory: str | None, gpu_memory: str | None, card: str | None) -> Machine:
     """Return the machine that cases must fit: this one, but for what the options replace; refuse an unknown card."""
-    if card and card not in TARGETS:
-        raise Refusal(f"--gpu: there is no card '{printable(card)[:40]}'{nearest(card, TARGETS)}")
+    if card and card not in CARDS:
+        raise Refusal(f"--gpu: there is no card '{printable(card)[:40]}'{nearest(card, CARDS)}")
     here = this_machine(plan.places, session.cache_folder())
-    of_card = TARGETS[card].memory_bytes if card else here.device_bytes
+    of_card = CARDS[card].memory_bytes if card else here.device_bytes
     return Machine(
         size(memory) if memory else here.host_bytes,
         size(gpu_memory) if gpu_memory else of_card,

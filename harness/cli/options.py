@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from harness.backends.cards import CARDS
+
 SuiteArgument = Annotated[
     Path | None, typer.Argument(metavar="[SUITE]", help="A suite: a YAML file, or the name of one in suites/.")
 ]
@@ -25,5 +27,5 @@ ResultsOption = Annotated[Path, typer.Option(help="The folder for results.")]
 BudgetOption = Annotated[str | None, typer.Option(help="What each case may take, in place of the suite's: 8GiB.")]
 MemoryOption = Annotated[str | None, typer.Option(help="The memory of the machine, in place of this one's: 16GiB.")]
 GpuMemoryOption = Annotated[str | None, typer.Option(help="The memory of the GPU, in place of this one's: 80GiB.")]
-GpuOption = Annotated[str | None, typer.Option("--gpu", help="A GPU to suppose: h100, h200, a100, l4 or rtx4090.")]
+GpuOption = Annotated[str | None, typer.Option("--gpu", help=f"A GPU to suppose: {', '.join(CARDS)}.")]
 PredictOnlyOption = Annotated[bool, typer.Option("--predict-only", help="Answer from predictions alone.")]

@@ -67,6 +67,12 @@ def never_called(calls: Calls) -> str | None:
     return f"'{strategy}' rewrote '{part}', but it was never called: another strategy replaced it, or nothing uses it"
 
 
+def environment_of(plugins: Plugins, case: Case) -> dict[str, str]:
+    """Return the variables that the strategies of a case set for the process that trains."""
+    strategies = (plugins.strategies[applied.name] for applied in case.strategies)
+    return {name: value for strategy in strategies for name, value in strategy.environment.items()}
+
+
 def probe_of(plugins: Plugins, case: Case) -> Case:
     """Reduce a case to the one at which its answer is compared; cases that differ in size alone share it."""
     workload = plugins.workloads[case.workload]

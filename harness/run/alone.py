@@ -4,6 +4,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.contract.assembly import environment_of
 from harness.contract.plugins import Plugins
 from harness.machine import facts
 from harness.records import Case, Heading, Record, Task
@@ -14,7 +15,6 @@ from harness.suite.plan import Plan
 def measured(case: Case, plan: Plan, plugins: Plugins, names: tuple[str, ...], cache: Path, run_id: str) -> Record:
     """Run a case in a process with its budget, and return what it showed."""
     corpus = prepare_data.of_case(plan, case, plugins, cache)
-    strategies = (plugins.strategies[applied.name] for applied in case.strategies)
     task = Task(
         kind="memory",
         cases=(case,),
@@ -24,7 +24,7 @@ def measured(case: Case, plan: Plan, plugins: Plugins, names: tuple[str, ...], c
         corpora={case.comparison_key: corpus},
         plugins=names,
         steps=plan.suite.memory_steps,
-        environment={name: value for strategy in strategies for name, value in strategy.environment.items()},
+        environment=environment_of(plugins, case),
     )
     record = runner.run(task, len(os.sched_getaffinity(0)), plan.suite.timeout_seconds)[0]
     return record.model_copy(update={"case": case})

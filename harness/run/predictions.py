@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from harness import backends
-from harness.backends import jax_targets
+from harness.backends import cards
 from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Task
 from harness.run import runner
@@ -38,7 +38,7 @@ def of_cases(
     """Yield each case with its prediction, place by place and in no order; `corpora` are the rows by comparison.
 
     With `calls` the work of a step is listed call by call. `card` is the GPU that is compiled for where one must be
-    named: one of `jax_targets.TARGETS`, or a name that has it in it.
+    named: one of `cards.CARDS`, or a name that has it in it.
 
     Cases that no machine could run give the reason. Where one ends the process, or takes longer than `seconds`, the
     next ones go on in another.
@@ -56,7 +56,7 @@ def of_cases(
                 plugins=names,
                 steps=STEPS,
                 calls=calls,
-                environment={jax_targets.VARIABLE: card} if card else {},
+                environment={cards.VARIABLE: card} if card else {},
             )
             records = runner.run(task, len(os.sched_getaffinity(0)), seconds, watch)
             ended = next(

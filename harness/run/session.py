@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from harness.contract.assembly import probe_of
+from harness.contract.assembly import environment_of, probe_of
 from harness.contract.plugins import Plugins
 from harness.machine import checkups, facts, gpu, interference, orphans
 from harness.machine.environment import cache_folder
@@ -393,16 +393,11 @@ class Session:
             folder="",
             corpora={case.comparison_key: self.corpora.get(case.comparison_key) for case in cases},
             plugins=self.options.plugins,
-            environment=self.environment(cases[0]) if kind in ("memory", "pilot", "time") else {},
+            environment=environment_of(self.plugins, cases[0]) if kind in ("memory", "pilot", "time") else {},
             **settings,
         )
         allowed = deadline or self.plan.suite.timeout_seconds
         return runner.run(task, self.threads, allowed, self.progress.phase)
-
-    def environment(self, case: Case) -> dict[str, str]:
-        """Return the variables that the strategies of a case set."""
-        strategies = (self.plugins.strategies[applied.name] for applied in case.strategies)
-        return {name: value for strategy in strategies for name, value in strategy.environment.items()}
 
     def keep(self, record: Record, case: Case, slot: Slot) -> None:
         """Complete a record, write it, and tell the watcher."""

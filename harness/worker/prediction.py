@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from harness.backends import Batch, Incomplete, Unavailable
-from harness.contract.assembly import assemble, shape_of
+from harness.contract.assembly import assemble, environment_of, shape_of
 from harness.contract.data import Extent, Held
 from harness.contract.parts import DATA_PARTS, Parts
 from harness.contract.plugins import Plugins
@@ -56,7 +56,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
             parts = assemble(plugins, case, corpus=task.corpus)
             real = backend.EAGER and place.device == "cpu"  # of values on a fake device nobody can ask
             batch = batch_sizes.largest(parts) if real else batch_sizes.sizes(workload, parts)
-        forecast = backend.predict(build, place, batch, host.resident, task.steps, case.ranks)
+        environment = environment_of(plugins, case)
+        forecast = backend.predict(build, place, batch, host.resident, task.steps, case.ranks, environment)
     except Exception as error:
         explained = isinstance(error, Unpredictable | Unavailable | Incomplete)
         reason = str(error) if explained else f"{type(error).__name__}: {first_line(str(error))}"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from harness.backends.cards import CARDS, Card, key_of
 from harness.backends.cuda_allocator import Allocator
-from harness.backends.cuda_card import CARDS, Card
 from harness.backends.torch_cuda import DeviceStorage, pretended
 
 
@@ -16,10 +16,11 @@ class Refused(Exception):
 def card_of(row: dict[str, Any]) -> Card:
     """Return the card that a row names, with the memory that the row gives. Raises Refused."""
     name = str(row["gpu"])
-    known = next((card for key, card in CARDS.items() if key.split("-")[0] in name), None)
-    if known is None:
-        raise Refused(f"the card '{name}' is not known: add its compute capability to harness.backends.cuda_card")
-    return known._replace(memory_bytes=row.get("gpu_total") or known.memory_bytes)
+    key = key_of(name)
+    if key is None:
+        raise Refused(f"the card '{name}' is not known: add it to harness.backends.cards")
+    card = CARDS[key]
+    return card._replace(memory_bytes=row.get("gpu_total") or card.memory_bytes)
 
 
 def torch_of(row: dict[str, Any]) -> tuple[int, int]:

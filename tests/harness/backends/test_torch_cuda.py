@@ -11,14 +11,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from harness import Place, backends
-from harness.backends.cuda_card import CARDS
+from harness.backends.cards import CARDS
 from harness.backends.torch_cuda import DeviceStorage, attention_kernel, pretended
 from harness.contract import plugins
 from harness.contract.assembly import assemble, shape_of
 from harness.records import Applied, Case
 
 MIB = 1 << 20
-T4, H100 = CARDS["T4"], CARDS["H100"]
+T4, H100 = CARDS["t4"], CARDS["h100"]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.backends.jax_targets import TARGETS
+from harness.backends.cards import CARDS
 from harness.cli.inputs import machine_of
 from harness.contract import plugins
 from harness.records import Applied, Case, store
@@ -55,7 +55,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_card_that_is_not_there_is_supposed_with_its_memory(path: Path) -> None:
     plan = reader.read(path, LOADED)
     machine = machine_of(plan, None, None, "l4")
-    assert (machine.card, machine.device_bytes) == ("l4", TARGETS["l4"].memory_bytes)
+    assert (machine.card, machine.device_bytes) == ("l4", CARDS["l4"].memory_bytes)
     assert machine_of(plan, None, "10GiB", "l4").device_bytes == 10 << 30
     with pytest.raises(Refusal, match=r"--gpu: there is no card 'h1000'; did you mean 'h100'\?"):
         machine_of(plan, None, None, "h1000")

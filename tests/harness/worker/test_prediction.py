@@ -16,7 +16,7 @@ from harness.run import runner
 SHAPE = {"layers": 4, "width": 256, "heads": 4, "vocabulary": 8192, "tokens": 1024}
 LONG = {"layers": 36, "width": 2560, "heads": 32, "kv_heads": 8, "head_width": 128, "hidden": 9728, "tied": True}
 LONG |= {"vocabulary": 151_936, "query_key_norm": True, "tokens": 131_072}
-PLAIN, CHECKPOINT = (), ("checkpoint",)
+PLAIN, CHECKPOINT, EXPANDABLE = (), ("checkpoint",), ("expandable_segments",)
 CHUNKED, FUSED, COMPOSED = ("chunked_loss",), ("fused_loss",), ("checkpoint", "fused_loss")
 KNOBS = {"chunked_loss": {"chunk": 256}, "fused_loss": {"chunk": 256}}
 MIB = 1 << 20
@@ -25,7 +25,7 @@ SHORT_ROWS = {"layers": 4, "width": 256, "heads": 1, "vocabulary": 8192, "batch"
 
 ASKED = {
     "torch/cpu": [PLAIN, CHECKPOINT, CHUNKED, FUSED, COMPOSED],
-    "torch/cuda": [PLAIN, COMPOSED],
+    "torch/cuda": [PLAIN, EXPANDABLE, COMPOSED],
     "jax/cpu": [PLAIN, CHECKPOINT],
 }
 
@@ -71,6 +71,13 @@ def residual(place, names):
 
 
 # torch
+
+
+def test_variables_of_strategies_reach_the_allocator_that_is_simulated():
+    plain, expandable = (predicted("torch/cuda", names).prediction for names in (PLAIN, EXPANDABLE))
+    gaps = [each.predicted_reserved_bytes - each.predicted_peak_bytes for each in (plain, expandable)]
+    assert gaps[1] < 0.9 * gaps[0]
+    assert expandable.predicted_peak_bytes == pytest.approx(plain.predicted_peak_bytes, rel=0.02)
 
 
 @pytest.mark.parametrize("names", ASKED["torch/cpu"], ids=lambda names: "+".join(names) or "plain")

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from harness import Parts, Place
-from harness.backends import jax_targets
+from harness.backends import cards, jax_cuda
 from harness.workloads import parameters
 from harness.workloads.decoder import _jax as on_jax
 from harness.workloads.decoder import _torch as on_torch
@@ -54,7 +54,7 @@ def test_heads_of_32_bits_share_no_keys_on_a_gpu_where_no_kernel_could(asked, pl
 def test_cudnn_gets_only_heads_that_it_takes(width, dtype, takes):
     q = jax.ShapeDtypeStruct((1, 64, 4, width), dtype)
     parts = Parts(None, Place("jax", "cuda"))
-    with jax_targets.supposed(jax_targets.TARGETS["a100"]):
+    with jax_cuda.supposed(cards.CARDS["a100"]):
         traced = jax.jit(lambda q: on_jax.attend(parts, q, q, q)).trace(q)
         program = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert ("cudnn" in program) == takes

@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from harness import Place
-from harness.backends import jax_targets
-from harness.backends.jax_targets import TARGETS
+from harness.backends import cards, jax_cuda
+from harness.backends.cards import CARDS
 from harness.contract import plugins
 from harness.records import Applied, Case, Task
 from harness.run import runner
@@ -22,7 +22,7 @@ ON_A_GPU = [
     if not strategy.ranks and strategy.obstacle(Place("jax", "cuda"), LOADED.workloads["decoder"]) is None
 ]
 
-LACK = jax_targets.lacking(jax.__version__)
+LACK = jax_cuda.lacking(jax.__version__)
 
 
 def compiled(test):
@@ -40,7 +40,7 @@ def predict(names=(), place="jax/cuda", card="", ranks=1):
         strategies=tuple(Applied(name=name) for name in names),
         ranks=ranks,
     )
-    variables = {jax_targets.VARIABLE: card} if card else {}
+    variables = {cards.VARIABLE: card} if card else {}
     task = Task(kind="predict", cases=(case,), run_id="targets", parent=os.getpid(), folder="", environment=variables)
     (record,) = runner.run(task, 1, 120.0)
     assert record.status == "ok", record.evidence
@@ -78,7 +78,7 @@ def test_the_card_is_the_one_that_is_named_and_said():
 
 
 @compiled
-@pytest.mark.parametrize("card", TARGETS)
+@pytest.mark.parametrize("card", CARDS)
 def test_a_step_compiles_for_every_card(card):
     assert 0.5 * peak("bfloat16") < peak("bfloat16", card=card) < 2 * peak("bfloat16")
 
@@ -99,43 +99,40 @@ def test_without_the_compiler_the_row_says_how_to_get_it(monkeypatch):
     def absent(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(jax_targets, "version", absent)
-    reason = jax_targets.lacking("0.10.2")
+    monkeypatch.setattr(jax_cuda, "version", absent)
+    reason = jax_cuda.lacking("0.10.2")
     assert "pip install jax-cuda13-plugin==0.10.2 jax-cuda13-pjrt==0.10.2 (the extra cuda-planning)" in reason
-    with pytest.raises(jax_targets.Unavailable, match="needs no GPU and is not installed"):
-        jax_targets.devices(TARGETS["h100"])
+    with pytest.raises(jax_cuda.Unavailable, match="needs no GPU and is not installed"):
+        jax_cuda.device(CARDS["h100"])
+
+
+@pytest.mark.skipif(LACK is not None, reason=LACK or "")
+def test_only_a_compiler_that_does_not_load_makes_the_place_unavailable(monkeypatch):
+    from jax.experimental import topologies
+
+    def unloaded(**_):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="parse"):
+        monkeypatch.setattr(jax_cuda, "_CONFIG", "nonsense")
+        jax_cuda.device(CARDS["h100"])
+    monkeypatch.setattr(topologies, "get_topology_desc", unloaded)
+    with pytest.raises(jax_cuda.Unavailable, match="does not load"):
+        jax_cuda.device(CARDS["h100"])
 
 
 def test_a_compiler_of_another_version_is_named(monkeypatch):
-    monkeypatch.setattr(jax_targets, "version", lambda name: "0.9.0")
-    assert "of version 0.9.0 and JAX of 0.10.2: pip install" in jax_targets.lacking("0.10.2")
-    monkeypatch.setattr(jax_targets, "version", lambda name: "0.10.2")
-    assert jax_targets.lacking("0.10.2") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("NVIDIA L4", "l4"),
-        ("NVIDIA L40S", None),
-        ("NVIDIA GeForce RTX 4090", "rtx4090"),
-        ("rtx4090", "rtx4090"),
-        ("Tesla T4", None),
-        ("", None),
-    ],
-)
-def test_a_card_is_known_by_its_name(name, key):
-    assert jax_targets.key_of(name) == key
+    monkeypatch.setattr(jax_cuda, "version", lambda name: "0.9.0")
+    assert "of version 0.9.0 and JAX of 0.10.2: pip install" in jax_cuda.lacking("0.10.2")
+    monkeypatch.setattr(jax_cuda, "version", lambda name: "0.10.2")
+    assert jax_cuda.lacking("0.10.2") is None
 
 
 def test_cudnn_is_that_of_this_machine_again_afterwards():
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
     before = attention.check_cudnn_version
-    with jax_targets.supposed(TARGETS["a100"]):
-        assert attention.check_cudnn_version() == jax_targets.CUDNN
+    with jax_cuda.supposed(CARDS["a100"]):
+        assert attention.check_cudnn_version() == jax_cuda.CUDNN
         assert attention.check_compute_capability("8.0") and not attention.check_compute_capability("9.0")
     assert attention.check_cudnn_version is before

@@ -1,0 +1,119 @@
+"""GPUs that need not be there: what predictions in torch and in JAX must know of each card."""
+
+import os
+import re
+from typing import NamedTuple
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Build(NamedTuple):
+    """How a card is built, as XLA's compiler asks: counts for one core, sizes in bytes, bytes a second, and GHz."""
+
+    cores: int
+    units_per_core: int
+    threads_per_core: int
+    shared_per_core: int
+    shared_per_block: int
+    cache_bytes: int
+    bandwidth: float
+    gigahertz: float
+
+
+class Card(NamedTuple):
+    """A card: what it calls itself, what of its memory programs can use, its compute capability and its build.
+
+    `context_bytes` are those of a process without tensors: what the driver and the loaded kernels take. None where
+    nobody has published them.
+    """
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+    build: Build
+    context_bytes: int | None = None
+
+
+CARDS = {
+    "h100": Card(
+        "NVIDIA H100 80GB HBM3",
+        81_008 * MIB,
+        (9, 0),
+        Build(132, 128, 2048, 228 * KIB, 227 * KIB, 50 * MIB, 3.352e12, 1.98),
+    ),
+    "h200": Card(
+        "NVIDIA H200",
+        143_100 * MIB,
+        (9, 0),
+        Build(132, 128, 2048, 228 * KIB, 227 * KIB, 60 * MIB, 4.8e12, 1.98),
+    ),
+    "a100": Card(
+        "NVIDIA A100-SXM4-80GB",
+        81_038 * MIB,
+        (8, 0),
+        Build(108, 64, 2048, 164 * KIB, 163 * KIB, 40 * MIB, 2.039e12, 1.41),
+    ),
+    "a100-40gb": Card(
+        "NVIDIA A100-SXM4-40GB",
+        40_506 * MIB,
+        (8, 0),
+        Build(108, 64, 2048, 164 * KIB, 163 * KIB, 40 * MIB, 1.555e12, 1.41),
+    ),
+    "l4": Card(
+        "NVIDIA L4",
+        22_563 * MIB,
+        (8, 9),
+        Build(58, 128, 1536, 100 * KIB, 99 * KIB, 48 * MIB, 3.0e11, 2.04),
+    ),
+    "t4": Card(
+        "Tesla T4",
+        14_912 * MIB,
+        (7, 5),
+        Build(40, 64, 1024, 64 * KIB, 64 * KIB, 4 * MIB, 3.2e11, 1.59),
+        context_bytes=147_718_144,
+    ),
+    "rtx4090": Card(
+        "NVIDIA GeForce RTX 4090",
+        24_080 * MIB,
+        (8, 9),
+        Build(128, 128, 1536, 100 * KIB, 99 * KIB, 72 * MIB, 1.008e12, 2.52),
+    ),
+    "rtx4080": Card(
+        "NVIDIA GeForce RTX 4080",
+        16_376 * MIB,
+        (8, 9),
+        Build(76, 128, 1536, 100 * KIB, 99 * KIB, 64 * MIB, 7.168e11, 2.51),
+    ),
+    "rtx4060": Card(
+        "NVIDIA GeForce RTX 4060",
+        8_318_222_336,
+        (8, 9),
+        Build(24, 128, 1536, 100 * KIB, 99 * KIB, 24 * MIB, 2.72e11, 2.46),
+    ),
+    "rtx3060": Card(
+        "NVIDIA GeForce RTX 3060",
+        12_622_168_064,
+        (8, 6),
+        Build(28, 128, 1536, 100 * KIB, 99 * KIB, 3 * MIB, 3.6e11, 1.78),
+    ),
+}
+"""Cards by key.
+
+Builds are those of NVIDIA's data sheets, and of the tuning guides of the architectures for shared memory and threads.
+The context of the T4 is that of runs that Anassbzdd/fitcheck published (see docs/gpu_predictions.md).
+"""
+DEFAULT = "h100"
+VARIABLE = "HARNESS_GPU"
+"""The variable of a predicting process that names the card."""
+
+
+def chosen() -> Card:
+    """Return the card that the environment names; the default where it names none, or one that is not known."""
+    return CARDS[key_of(os.environ.get(VARIABLE, "")) or DEFAULT]
+
+
+def key_of(name: str) -> str | None:
+    """Return the longest key whose words stand in a card's name, as `NVIDIA L4` has `l4`; None for other cards."""
+    words = set(re.sub(r"[^a-z0-9]+", " ", name.lower()).replace("rtx ", "rtx").split())
+    keys = (key for key in CARDS if words.issuperset(key.split("-")))
+    return max(keys, key=len, default=None)

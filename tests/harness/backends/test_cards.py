@@ -1,0 +1,38 @@
+"""A card is known by what drivers and people call it."""
+
+import pytest
+
+from harness.backends import cards
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", None),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("rtx4090", "rtx4090"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("GeForce RTX 4080 16 GB (Windows, WDDM)", "rtx4080"),
+        ("Tesla T4 (sm_75, 14912 MiB)", "t4"),
+        ("V100-16GB", None),
+        ("", None),
+    ],
+)
+def test_a_card_is_known_by_its_name(name, key):
+    assert cards.key_of(name) == key
+
+
+@pytest.mark.parametrize("key", cards.CARDS)
+def test_every_key_is_found_in_the_name_of_its_card(key):
+    assert cards.key_of(key) == key
+    assert key.split("-")[0] == cards.key_of(cards.CARDS[key].name).split("-")[0]
+
+
+@pytest.mark.parametrize(("named", "key"), [("", "h100"), ("Voodoo 2", "h100"), ("NVIDIA L4", "l4")])
+def test_the_environment_chooses_and_otherwise_the_default_stands(monkeypatch, named, key):
+    monkeypatch.setenv("HARNESS_GPU", named)
+    assert cards.chosen() is cards.CARDS[key]
