@@ -5,6 +5,7 @@ rank runs the same task as a case in one process does, and leaves a record of it
 """
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,10 @@ from harness.records.store import parse
 VARIABLE = "RANK"
 """Set by the launcher in the environment of each rank."""
 SPEC, RESULT = "rank.json", "rank-{}.jsonl"
+ENDINGS = ("oom_host", "oom_device", "oom_budget", "killed_unknown", "crash")
+"""How a rank ends by itself, the surest first: a crash may be that of a library that misses a peer."""
+LOST_PEER = re.compile("gloo/transport|by peer|remote process|connection was likely closed|broken pipe", re.IGNORECASE)
+"""What gloo, NCCL and torch's store say to a rank whose peer is gone."""
 
 
 def own() -> int | None:
@@ -58,7 +63,7 @@ def joined(task: Task) -> Iterator[Task]:
 
 
 def lead(task: Task) -> Record:
-    """Start the ranks of a case, wait for them, and give one record: of all, or of the one that failed first."""
+    """Start the ranks of a case, wait for them, and give one record: of all, or of the one whose failure ended it."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -84,7 +89,7 @@ def lead(task: Task) -> Record:
     records = _left(folder, task.case.ranks)
     if len(records) == task.case.ranks and all(record.status == "ok" for record in records.values()):
         return together(list(records.values()))
-    return _first_failure(records, codes, task.case.ranks, kernel_kills() > kills)
+    return cause(records, codes, task.case.ranks, kernel_kills() > kills)
 
 
 def _left(folder: Path, ranks: int) -> dict[int, Record]:
@@ -97,33 +102,50 @@ def _left(folder: Path, ranks: int) -> dict[int, Record]:
     return {rank: record for _, rank, record in sorted(left, key=lambda each: each[:2])}
 
 
-def _first_failure(records: Mapping[int, Record], codes: Mapping[int, int], ranks: int, kernel_killed: bool) -> Record:
-    """Return the record of the rank that failed first: a killed one left none, and the others failed by its end.
+def cause(records: Mapping[int, Record], codes: Mapping[int, int], ranks: int, kernel_killed: bool) -> Record:
+    """Return the failure that ended a case, in whatever order ranks reported theirs; of equals the first.
 
-    The launcher ends those that remain by SIGTERM, which is no cause.
+    A rank that ran out of memory, was killed or crashed ends the others; what these say is that their peer is gone.
     """
-    silent = {rank: code for rank, code in codes.items() if rank not in records and code != -signal.SIGTERM}
-    killed = next((rank for rank, code in silent.items() if code < 0), None)
-    if killed is not None:
-        name = signal.Signals(-codes[killed]).name
-        evidence: dict[str, Any] = {
-            "rank": killed,
-            "signal": name,
-            "message": f"rank {killed} of {ranks} ended by {name}",
-        }
-        if -codes[killed] != signal.SIGKILL:
-            return Record(status="crash", evidence=evidence)
-        if kernel_killed:
-            proof = "the kernel counted an out-of-memory kill in this control group"
-            return Record(status="oom_host", evidence={**evidence, "proof": proof})
-        return Record(status="killed_unknown", evidence=evidence)
-    for rank, record in records.items():
-        if record.status != "ok" and not silent:
-            message = f"rank {rank} of {ranks}: {record.evidence.get('message', record.status)}"
-            return record.model_copy(update={"evidence": {**record.evidence, "rank": rank, "message": message}})
-    lost = next(iter(silent), next((rank for rank in range(ranks) if rank not in records), 0))
-    evidence = {"rank": lost, "exit_code": codes.get(lost), "message": f"rank {lost} of {ranks} left no result"}
-    return Record(status="error", evidence=evidence)
+    failures = [_of_rank(rank, ranks, record) for rank, record in records.items() if record.status != "ok"]
+    silent = [*codes, *range(ranks)]  # the launcher knows first who ended first
+    failures += [
+        _without_record(rank, ranks, codes.get(rank), kernel_killed)
+        for rank in dict.fromkeys(silent)
+        if rank not in records
+    ]
+    return min(failures, key=_order)
+
+
+def _order(failure: Record) -> int:
+    """Return how likely it is that a failure follows from another one: the cause has the lowest number."""
+    if failure.status in ENDINGS:
+        return ENDINGS.index(failure.status)
+    if "exit_code" in failure.evidence:  # one that the launcher ended shows no cause
+        by_launcher = failure.evidence["exit_code"] in (None, -signal.SIGTERM)
+        return len(ENDINGS) + (3 if by_launcher else 0)
+    return len(ENDINGS) + (2 if LOST_PEER.search(failure.evidence.get("message", "")) else 1)
+
+
+def _of_rank(rank: int, ranks: int, record: Record) -> Record:
+    """Name the rank in the record that it left."""
+    message = f"rank {rank} of {ranks}: {record.evidence.get('message', record.status)}"
+    return record.model_copy(update={"evidence": {**record.evidence, "rank": rank, "message": message}})
+
+
+def _without_record(rank: int, ranks: int, code: int | None, kernel_killed: bool) -> Record:
+    """Make the record of a rank that left none, from the code that it ended with."""
+    if code is None or code >= 0 or code == -signal.SIGTERM:
+        message = f"rank {rank} of {ranks} left no result"
+        return Record(status="error", evidence={"rank": rank, "exit_code": code, "message": message})
+    name = signal.Signals(-code).name
+    evidence = {"rank": rank, "signal": name, "message": f"rank {rank} of {ranks} ended by {name}"}
+    if code != -signal.SIGKILL:
+        return Record(status="crash", evidence=evidence)
+    if kernel_killed:
+        proof = "the kernel counted an out-of-memory kill in this control group"
+        return Record(status="oom_host", evidence={**evidence, "proof": proof})
+    return Record(status="killed_unknown", evidence=evidence)
 
 
 def together(records: Sequence[Record]) -> Record:

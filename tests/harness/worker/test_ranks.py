@@ -134,7 +134,7 @@ def test_ranks_are_timed_together_and_a_pilot_ends_on_all_of_them():
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "told"),
+    ("fault", "status", "message"),
     [
         ("killed", "killed_unknown", "rank 1 of 2 ended by SIGKILL"),
         ("crash", "crash", "rank 1 of 2 ended by SIGABRT"),
@@ -143,12 +143,12 @@ def test_ranks_are_timed_together_and_a_pilot_ends_on_all_of_them():
         ("leaves", "error", "rank 1 of 2 left no result"),
     ],
 )
-def test_a_rank_that_dies_ends_the_case_with_its_evidence(fault, status, told, tmp_path: Path):
+def test_a_rank_that_dies_ends_the_case_with_its_evidence(fault, status, message, tmp_path: Path):
     plugin = tmp_path / "dying.py"
     plugin.write_text(PLUGIN)
     started = time.monotonic()
-    found = run("memory", f"rank_{fault}", extra=[str(plugin)])
-    assert (found.status, found.evidence["rank"], found.evidence["message"]) == (status, 1, told)
+    record = run("memory", f"rank_{fault}", extra=[str(plugin)])
+    assert (record.status, record.evidence["rank"], record.evidence["message"]) == (status, 1, message)
     assert time.monotonic() - started < 60
     assert not workers()
 
@@ -193,6 +193,56 @@ def test_no_rank_outlives_the_harness(tmp_path: Path, cache: Path):
 def carried(mark):
     marks = {pid: orphans._mark_of(pid) for pid in orphans._processes()}
     return [pid for pid, its in marks.items() if (its or "").startswith(mark) and not orphans._over(pid)]
+
+
+# The cause of a failure
+
+LOST = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1457. Check the remote worker"
+NCCL = "NCCL error in: work.cpp:1, remote process exited or there was a network error, NCCL version 2.29"
+
+
+def failed(status, message):
+    return Record(status=status, evidence={"message": message})
+
+
+@pytest.mark.parametrize("lost", [LOST, NCCL, "Failed to recv, got 0 bytes. Connection was likely closed."])
+@pytest.mark.parametrize("status", ["oom_host", "oom_device", "oom_budget", "error"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 0, 1)])
+def test_a_rank_with_an_error_of_its_own_is_the_cause_and_not_those_that_lost_it(status, lost, order):
+    left = {0: failed("error", lost), 1: failed(status, "asked for too much"), 2: failed("error", lost)}
+    record = ranks.cause({rank: left[rank] for rank in order}, {0: 1, 2: 1, 1: 1}, 3, kernel_killed=False)
+    assert (record.status, record.evidence["rank"]) == (status, 1)
+    assert record.evidence["message"] == "rank 1 of 3: asked for too much"
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+@pytest.mark.parametrize(
+    ("code", "kernel_killed", "status"),
+    [
+        (-signal.SIGKILL, True, "oom_host"),
+        (-signal.SIGKILL, False, "killed_unknown"),
+        (-signal.SIGSEGV, False, "crash"),
+        (3, False, "error"),
+    ],
+)
+def test_a_rank_that_left_nothing_is_the_cause_unless_the_launcher_ended_it(code, kernel_killed, status, order):
+    codes = {0: 1, 1: code, 2: -signal.SIGTERM}
+    ended = {rank: codes[rank] for rank in order}
+    record = ranks.cause({0: failed("error", LOST)}, ended, 3, kernel_killed)
+    assert (record.status, record.evidence["rank"]) == (status, 1)
+
+
+def test_memory_that_ran_out_is_the_cause_of_a_crash_and_not_the_reverse():
+    left = {1: failed("oom_device", "out of memory")}
+    record = ranks.cause(left, {0: -signal.SIGABRT, 1: 1}, 2, kernel_killed=False)
+    assert (record.status, record.evidence["rank"]) == ("oom_device", 1)
+
+
+def test_a_rank_that_only_lost_its_peer_is_named_where_nobody_shows_a_cause():
+    record = ranks.cause({0: failed("error", LOST)}, {0: 1, 1: -signal.SIGTERM}, 2, kernel_killed=False)
+    assert (record.status, record.evidence["rank"]) == ("error", 0)
+    silent = ranks.cause({0: Record()}, {}, 2, kernel_killed=False)
+    assert (silent.status, silent.evidence["message"]) == ("error", "rank 1 of 2 left no result")
 
 
 # Joining records
