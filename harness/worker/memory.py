@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from harness.backends import Unavailable, nvml
 from harness.contract.assembly import assemble, feeds_of, never_called, shape_of, with_probe_knobs
-from harness.contract.data import Extent, Source
 from harness.contract.instruments import digested, metered
 from harness.contract.loop import Ending, Phase, training
 from harness.contract.place import Place
@@ -25,20 +24,35 @@ from harness.machine import memory
 from harness.machine.environment import regime
 from harness.records import Memory, Record, Status, Task
 from harness.records import Phase as PhaseRecord
-from harness.worker import batch_sizes, ranks, steadiness
+from harness.worker import batch_sizes, notes, ranks, steadiness
 from harness.worker.contents import Contents
 from harness.worker.tasks import failure
 
 COMPARED = {"gather_parameters"}
 """Parts that are called where answers are compared, and not in training."""
 FILE_SHARE = 0.01
-ORDER_LIMIT = 20_000_000
-"""Windows of an epoch up to which its order is looked at: a few arrays of that length are made."""
 LINE_BYTES = 512
 STEPS = ("first_step", "steady_step")
 """The phases of a step, by how their names begin."""
+OF_DEVICE = {
+    "peak_device_bytes": "allocated",
+    "requested_device_bytes": "requested",
+    "reserved_device_bytes": "reserved",
+    "allocation_retries": "retries",
+    "pinned_host_bytes": "pinned",
+}
+"""The peaks of a device's allocator: their names in a record and those that a backend gives them."""
 NO_RESET = {"peak_host_bytes": "the kernel keeps the mark"}
 UNSEEN = "priming and compiling took more of the device than the run, and the allocator's mark has no reset"
+
+
+class _Watch(NamedTuple):
+    """What watches the parts of a run: the meter of its phases, what it holds, calls of parts, digests of batches."""
+
+    meter: memory.PhaseMeter
+    contents: Contents
+    calls: Counter[tuple[str, str]]
+    digests: list[str]
 
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
@@ -46,19 +60,13 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     place = task.case.place
     note_phase = _phase_file(Path(task.folder))
     from_start = None if backend.EAGER else backend.cap(place, task.case.budget_bytes)
-    calls: Counter[tuple[str, str]] = Counter()
-    digests: list[str] = []
     meter = memory.PhaseMeter(lambda meter: note_phase(meter.current, meter.peak_bytes, meter.base.rss))
-    held = partial(_held, backend, place, meter)
-    contents = Contents(backend, Profile(held, partial(_most_of_loss, backend, place, meter), backend.tracing))
+    watch = _Watch(meter, _contents(backend, place, meter), Counter(), [])
     phase = "prime"
     try:
         note_phase(phase, 0, 0)
         prime(task, plugins, backend)
-        parts = digested(assemble(plugins, task.case, corpus=task.corpus, calls=calls), digests)
-        parts = contents.watched(parts)
-        if backend.EAGER:
-            parts = metered(parts, meter)
+        parts = _watched(assemble(plugins, task.case, corpus=task.corpus, calls=watch.calls), watch, backend)
         phase = "prime" if backend.EAGER else "compile"
         note_phase(phase, 0, 0)
         step, compiling = _compiled(parts, task, plugins, backend)
@@ -67,48 +75,58 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     except Exception as error:
         status, evidence = failure(error, place, from_start)
         return Record(status=status, evidence=evidence | {"phase": phase})
+    return _measured(parts, step, compiling, watch, task, plugins, backend)
+
+
+def _measured(
+    parts: Any, step: Any, compiling: dict[str, Any], watch: _Watch, task: Task, plugins: Plugins, backend: Any
+) -> Record:
+    """Settle, take the base, train under the meters, and return what they read."""
+    place = task.case.place
     driver = nvml.opened(place.device, ranks.own() or 0)
     flags = () if memory.settle() else ("unsettled",)
     backend.clear(place)
     context = _context(driver, backend.reserved(place))
-    device = _DevicePeaks(backend, place, meter)
+    device = _DevicePeaks(backend, place, watch.meter)
     cap = backend.cap(place, task.case.budget_bytes)
-    meter.start()
-    feeds = feeds_of(plugins, task.case)
-    host = meter.reset_works()
+    watch.meter.start()
+    known = {"feeds": feeds_of(plugins, task.case), **compiling}
+    host = watch.meter.reset_works()
     if not host and place.device == "cpu":
-        return Record(flags=(*flags, "no_reset"), missing=NO_RESET, memory=Memory(feeds=feeds, **compiling))
-    run = _trained(parts, step, task, backend, meter, contents, device, cap, driver)
-    status, evidence = _ended(run, place, meter, calls)
-    figures = _figures(task, backend, meter, device, host)
-    alone = ranks.in_process(task) == 1  # of several devices, arrays count as one
-    figures = figures.model_copy(
-        update={
-            "stages": contents.profile.stages,
-            "kinds": contents.by_kind({phase.name: phase for phase in figures.phases}) if alone else {},
-            "feeds": feeds,
-            **compiling,
-            "driver_device_bytes": driver.peak_bytes,
-            "context_device_bytes": context,
-            "peak_step": run.peak_step if (figures.peak_phase or "").startswith(STEPS) else None,
-            "losses": tuple(loss for loss in run.losses if math.isfinite(loss)),
-            "batches_digests": tuple(digests[: task.steps]) if status == "ok" else (),
-        }
-    )
-    notes, extra = _noted(parts, task, plugins, figures.peak_step) if status == "ok" else ({}, {})
-    extra = {**contents.counts, **extra}
+        return Record(flags=(*flags, "no_reset"), missing=NO_RESET, memory=Memory(**known))
+    run = _trained(parts, step, task, backend, watch, device, driver, cap)
+    status, evidence = _ended(run, place, watch)
+    known |= {
+        "driver_device_bytes": driver.peak_bytes,
+        "context_device_bytes": context,
+        "batches_digests": tuple(watch.digests[: task.steps]) if status == "ok" else (),
+    }
+    figures = _figures(task, backend, watch, device, run, host).model_copy(update=known)
+    words, numbers = notes.of_run(parts, task, plugins, figures.peak_step) if status == "ok" else ({}, {})
     return Record(
         status=status,
         evidence=evidence,
         flags=(*flags, *(() if host else ("no_reset",)), *_doubts(figures, ranks.in_process(task))),
         missing=_missing(place, figures, driver) | ({} if host else NO_RESET),
-        notes=notes,
-        extra=extra,
+        notes=words,
+        extra={**watch.contents.counts, **numbers},
         memory=figures,
     )
 
 
-def _held(backend: Any, place: Place, meter: memory.PhaseMeter) -> int:
+def _watched(parts: Any, watch: _Watch, backend: Any) -> Any:
+    """Watch the batches of the parts and what these hold; where a step is eager, its phases as well."""
+    parts = watch.contents.watched(digested(parts, watch.digests))
+    return metered(parts, watch.meter) if backend.EAGER else parts
+
+
+def _contents(backend: Any, place: Place, meter: memory.PhaseMeter) -> Contents:
+    """Return what reads the sizes of a run's arrays, and its memory after each stage."""
+    of_run = (backend, place, meter)
+    return Contents(backend, Profile(partial(_above_base, *of_run), partial(_most_of_loss, *of_run), backend.tracing))
+
+
+def _above_base(backend: Any, place: Place, meter: memory.PhaseMeter) -> int:
     """Count what is held now above the base: on the device, or on a CPU in the process."""
     on_device: int | None = backend.held(place)
     return memory.read().rss - meter.base.rss if on_device is None else on_device
@@ -159,14 +177,13 @@ def _trained(
     step: Any,
     task: Task,
     backend: Any,
-    meter: memory.PhaseMeter,
-    contents: Contents,
+    watch: _Watch,
     device: "_DevicePeaks",
-    cap: int | None,
     driver: nvml.View,
+    cap: int | None,
 ) -> _Run:
     """Train under the meters and the budget, which is that of each rank."""
-    budget, place = task.case.budget_bytes, task.case.place
+    budget, place, meter = task.case.budget_bytes, task.case.place, watch.meter
 
     def peak_so_far() -> int:
         return meter.peak_bytes if place.device == "cpu" else device.peaks.get("allocated", 0)
@@ -178,7 +195,7 @@ def _trained(
     with nvml.sampled(driver), memory.budget(bound) as limit:
         try:
             ending = _ending(parts, task, backend)
-            loop = training(parts, step, _phases(meter, backend), contents.finish, ending)
+            loop = training(parts, step, _phases(meter, backend), watch.contents.finish, ending)
             for loss, _ in islice(loop, task.steps + (ending is not None)):
                 losses.append(float(loss))
                 if (peak := peak_so_far()) > highest + memory.resolution_bytes():
@@ -198,14 +215,12 @@ def _ending(parts: Any, task: Task, backend: Any) -> Ending | None:
     return Ending(task.steps, CheckpointFile(Path(task.folder) / "checkpoint.safetensors", backend.buffer))
 
 
-def _ended(
-    run: _Run, place: Place, meter: memory.PhaseMeter, calls: Counter[tuple[str, str]]
-) -> tuple[Status, dict[str, Any]]:
+def _ended(run: _Run, place: Place, watch: _Watch) -> tuple[Status, dict[str, Any]]:
     """Return how the run ended and the evidence; one without effect, or with losses that are not finite, is none."""
     if run.error is not None:
         status, evidence = failure(run.error, place, run.limit_bytes, run.data_bytes)
-        return status, evidence | {"phase": meter.last or "unknown", "steps_done": len(run.losses)}
-    idle = never_called(Counter({key: count for key, count in calls.items() if key[1] not in COMPARED}))
+        return status, evidence | {"phase": watch.meter.last or "unknown", "steps_done": len(run.losses)}
+    idle = never_called(Counter({key: count for key, count in watch.calls.items() if key[1] not in COMPARED}))
     if idle is not None:
         return "error", {"message": idle}
     if not all(map(math.isfinite, run.losses)):
@@ -235,42 +250,6 @@ def _missing(place: Place, figures: Memory, driver: nvml.View) -> dict[str, str]
         if getattr(figures, name) is None:
             reasons[name] = driver.reason or "the allocator does not tell what it has taken"
     return reasons
-
-
-def _noted(parts: Any, task: Task, plugins: Plugins, peak_step: int | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return what the parts wrote down, and of the batches how they differ in size, or how random their order is."""
-    epoch = batch_sizes.of_epoch(plugins.workloads[task.case.workload], parts)
-    if epoch is not None:
-        (notes, extra), (words, figures) = noted(parts, None), batch_sizes.noted(epoch)
-        at = {"peak": f"reached at step {peak_step}"} if peak_step else {}
-        return notes | words | at, extra | figures
-    orders = any("order" in plugins.strategies[applied.name].rewrites for applied in task.case.strategies)
-    return noted(parts, _extent(task, plugins) if orders else None)
-
-
-def _extent(task: Task, plugins: Plugins) -> Extent | None:
-    workload = plugins.workloads[task.case.workload]
-    if workload.extent is None:
-        return None
-    return workload.extent(shape_of(plugins, task.case), task.corpus, task.steps)
-
-
-def noted(parts: Any, extent: Extent | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """Part what the parts noted into words and numbers; with an extent, add how random the order of an epoch is."""
-    notes = {name: note for name, note in parts.notes.items() if isinstance(note, str)}
-    figures = {name: note for name, note in parts.notes.items() if not isinstance(note, str)}
-    if extent is not None and extent.count <= ORDER_LIMIT:
-        import numpy as np
-
-        from harness.workloads.data import shuffle_quality
-
-        rows = np.broadcast_to(np.zeros(1, np.uint8), extent.rows)
-        shuffle = bool(getattr(parts.shape, "shuffle", False))
-        source = Source(rows, rows, extent.window, extent.stride, extent.batch, shuffle=shuffle)
-        epoch = parts.order(parts, source, 0)(0, extent.count)
-        figures["shuffle_quality"] = shuffle_quality.quality(epoch)
-        figures["epoch_coverage"] = shuffle_quality.coverage(epoch, extent.count)
-    return notes, figures
 
 
 def _phases(meter: memory.PhaseMeter, backend: Any) -> Phase:
@@ -347,6 +326,10 @@ class _DevicePeaks:
         self._backend.reset_peak(self._place)
         self._running = entered
 
+    def figures(self) -> dict[str, Any]:
+        """Return the peaks by the names that they have in a record."""
+        return {figure: self.peaks.get(name) for figure, name in OF_DEVICE.items()}
+
 
 def _ends(readings: list[int], steps: int) -> list[int]:
     """Take the reading at the end of each step: where steps are resolved into phases there are more."""
@@ -354,35 +337,38 @@ def _ends(readings: list[int], steps: int) -> list[int]:
     return readings[each - 1 :: each] if each and len(readings) == each * steps else readings[:0]
 
 
-def _figures(task: Task, backend: Any, meter: memory.PhaseMeter, device: _DevicePeaks, host: bool = True) -> Memory:
+def _figures(task: Task, backend: Any, watch: _Watch, device: _DevicePeaks, run: _Run, host: bool = True) -> Memory:
     """Put together what the meters read; ranks that are devices of this process share its memory.
 
     Without `host` the kernel reset no mark, so that there are figures of the device alone.
     """
-    place, budget, in_process = task.case.place, task.case.budget_bytes, ranks.in_process(task)
+    place, budget, in_process, meter = task.case.place, task.case.budget_bytes, ranks.in_process(task), watch.meter
     on_device = place.device != "cpu"
     steady = _ends(meter.readings.get("steady_step", []), task.steps - 1)
     headline = device.peaks.get("allocated") if on_device else meter.peak_bytes
+    peak_phase = device.phase if on_device else meter.peak_phase
     init = meter.phases.get("init")
+    phases = [PhaseRecord.model_validate(vars(phase)) for phase in meter.phases.values()] if host else []
     figures = Memory(
         regime=regime(),
         resolution_bytes=memory.resolution_bytes(),
         base_rss_bytes=meter.base.rss,
         peak_host_bytes=meter.peak_bytes if host else None,
-        peak_phase=device.phase if on_device else meter.peak_phase,
-        phases=tuple(PhaseRecord.model_validate(vars(phase)) for phase in meter.phases.values()) if host else (),
+        peak_phase=peak_phase,
+        peak_step=run.peak_step if (peak_phase or "").startswith(STEPS) else None,
+        phases=tuple(phases),
         resident_bytes=init.exit_bytes if init else None,
+        stages=watch.contents.profile.stages,
+        # of several devices, arrays count as one
+        kinds=watch.contents.by_kind({phase.name: phase for phase in phases}) if in_process == 1 else {},
         budget_bytes=budget,
         within_budget=None if budget is None or headline is None else headline <= budget,
         slope_bytes_per_step=steadiness.slope(steady) if len(steady) >= 2 else None,
-        peak_device_bytes=device.peaks.get("allocated"),
-        requested_device_bytes=device.peaks.get("requested"),
-        reserved_device_bytes=device.peaks.get("reserved"),
-        allocation_retries=device.peaks.get("retries"),
-        pinned_host_bytes=device.peaks.get("pinned"),
+        losses=tuple(loss for loss in run.losses if math.isfinite(loss)),
+        **device.figures(),
     )
     if in_process == 1:
         return figures
-    return (
-        ranks.of_devices(figures, backend.peaks(place)[:in_process]) if on_device else ranks.shared(figures, in_process)
-    )
+    if on_device:
+        return ranks.of_devices(figures, backend.peaks(place)[:in_process])
+    return ranks.shared(figures, in_process)
