@@ -8,6 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,7 +80,7 @@ def _measured(task: Task, plugins: Plugins, backend: Any) -> Record:
 def _order(plugins: Plugins, case: Case, calls: Counter[tuple[str, str]]) -> str:
     """Compare the order of two epochs with the untouched one: `same`, `reordered`, or what is wrong with it."""
     parts = assemble(plugins, case, calls=calls)
-    plain = assemble(plugins, case.model_copy(update={"strategies": ()}))
+    plain = assemble(plugins, _untouched(case))
     source = plain.source(plain)
     if not any("order" in plugins.strategies[applied.name].rewrites for applied in case.strategies):
         return _batches(parts, plain)
@@ -116,7 +117,7 @@ def _fingerprints(parts: Parts, x: Any, y: Any) -> list[str]:
 
 
 def _with_order(verdict: Verdict, order: str) -> Verdict:
-    """Lower an exact answer by what was found about its order: the gradients were compared in the untouched one."""
+    """Lower an exact answer by what its order shows: the gradients were compared in the untouched one."""
     if order == "same" or verdict.verdict not in ("bit_exact", "reassociated"):
         return verdict
     if order == "reordered":
@@ -132,7 +133,7 @@ def _judged(plugins: Plugins, case: Case, backend: Any, outcomes: dict[int, nume
     low: Callable[[int], numerics.Outcome] | None = None
     if precision is not None and precision in COMPUTED:
         low = observer(plugins, compared, backend, lambda inner: backend.cast(inner, precision))
-    yardsticks = _own_yardsticks(plugins, compared, backend) if compared.strategies else _kept_yardsticks(folder)
+    yardsticks = _own_yardsticks(plugins, compared, backend) if compared.strategies else _yardsticks_in(folder)
     layers = getattr(shape_of(plugins, case), "layers", 1)
     verdicts = [
         numerics.compare(
@@ -155,7 +156,7 @@ def _compared(plugins: Plugins, case: Case) -> Case:
     return case.model_copy(update={"strategies": own})
 
 
-def _kept_yardsticks(folder: Path) -> Callable[[int], tuple[numerics.Outcome, ...]]:
+def _yardsticks_in(folder: Path) -> Callable[[int], tuple[numerics.Outcome, ...]]:
     """Return what gives the baseline, the baseline again and the float64 reference of a seed, from the run's folder."""
     return lambda seed: tuple(
         numerics.load(folder / name)
@@ -194,42 +195,16 @@ def observer(
     first parameters, nothing within a step. For strategies that reorder, the untouched order is put back, since only
     answers to the same batches compare.
     """
-
-    def assembled(case: Case) -> Parts:
-        if "shuffle" in case.shape:  # the order has no part in the answer, and is looked at apart
-            case = case.model_copy(update={"shape": case.shape | {"shuffle": False}})
-        parts = assemble(plugins, case, calls=calls, draw=draw)
-        plain = case.model_copy(update={"strategies": ()})
-        return replace(parts, order=assemble(plugins, plain).order) if reorders else parts
-
+    assembled = partial(_assembled, plugins, draw=draw, calls=calls, reorders=reorders)
     trains = "update" not in plugins.workloads[case.workload].lacks
     step = backend.prepare(assembled(case))
     only_gradients = backend.prepare(replace(assembled(case), update=_put_in_place)) if trains else step
 
-    def waited(outputs: Any) -> Any:
-        backend.wait(outputs)
-        return outputs
-
-    def states(parts: Parts, step: Callable[..., Any], steps: int, ends: bool = False) -> tuple[Any, list[float]]:
-        """Return the last state and the losses of all steps; of a whole run the state that was resumed."""
-        state, losses = None, []
-        with TemporaryDirectory(prefix="harness-checkpoint-") as folder:
-            ends = ends and bool(getattr(parts.shape, "evaluations", 0))
-            file = CheckpointFile(Path(folder, "checkpoint.safetensors"), backend.buffer)
-            loop = training(parts, step, finish=waited, ending=Ending(steps, file) if ends else None)
-            for loss, outputs in islice(loop, steps + ends):
-                state = outputs[0]
-                losses.append(float(loss))
-        return state, losses[:steps]
-
-    def gathered(parts: Parts, params: Any) -> Any:
-        return params if parts.gather_parameters is None else parts.gather_parameters(parts, params)
-
     def run(seed: int) -> numerics.Outcome:
         parts = assembled(case.model_copy(update={"seed": seed}))
-        state, losses = states(parts, step, updates, ends=True)
-        parameters = backend.arrays(gathered(parts, state["params"]))
-        compared = gathered(parts, states(parts, only_gradients, 1)[0]["params"]) if trains else state["observed"]
+        state, losses = _trained(backend, parts, step, updates, ends=True)
+        parameters = backend.arrays(_gathered(parts, state))
+        compared = _gathered(parts, _trained(backend, parts, only_gradients, 1)[0]) if trains else state["observed"]
         gradients = backend.arrays(compared)
         return numerics.Outcome(
             losses[0],
@@ -240,6 +215,47 @@ def observer(
         )
 
     return run
+
+
+def _assembled(
+    plugins: Plugins, case: Case, draw: Draw | None, calls: Counter[tuple[str, str]] | None, reorders: bool
+) -> Parts:
+    """Assemble the parts of a case in the order of its windows; that of a strategy that reorders is put back."""
+    if "shuffle" in case.shape:  # the order has no part in the answer, and is looked at apart
+        case = case.model_copy(update={"shape": case.shape | {"shuffle": False}})
+    parts = assemble(plugins, case, calls=calls, draw=draw)
+    return replace(parts, order=assemble(plugins, _untouched(case)).order) if reorders else parts
+
+
+def _untouched(case: Case) -> Case:
+    """Return the case without its strategies."""
+    return case.model_copy(update={"strategies": ()})
+
+
+def _trained(
+    backend: Any, parts: Parts, step: Callable[..., Any], steps: int, ends: bool = False
+) -> tuple[Any, list[float]]:
+    """Return the last state and the losses of all steps; of a whole run that `ends` the state that was resumed."""
+    state, losses = None, []
+
+    def waited(outputs: Any) -> Any:
+        backend.wait(outputs)
+        return outputs
+
+    with TemporaryDirectory(prefix="harness-checkpoint-") as folder:
+        ends = ends and bool(getattr(parts.shape, "evaluations", 0))
+        file = CheckpointFile(Path(folder, "checkpoint.safetensors"), backend.buffer)
+        loop = training(parts, step, finish=waited, ending=Ending(steps, file) if ends else None)
+        for loss, outputs in islice(loop, steps + ends):
+            state = outputs[0]
+            losses.append(float(loss))
+    return state, losses[:steps]
+
+
+def _gathered(parts: Parts, state: Any) -> Any:
+    """Return the parameters of a state, whole again where ranks divide them."""
+    params = state["params"]
+    return params if parts.gather_parameters is None else parts.gather_parameters(parts, params)
 
 
 def _put_in_place(parts: Parts, state: Any, grads: Any) -> Any:
