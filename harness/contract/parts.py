@@ -130,3 +130,7 @@ NOT_PARTS = ("shape", "place", "corpus", "ranks", "division", "notes")
 PART_NAMES: tuple[str, ...] = tuple(each.name for each in fields(Parts) if each.name not in NOT_PARTS)
 DATA_PARTS = frozenset({"rows", "source", "windows", "order", "batches", "transfer"})
 """The parts that bring the batches to a step."""
+RANK_PARTS = ("shard_batch", "reduce_gradients", "gather_parameters", "positions")
+"""The parts that divide a run among ranks."""
+ENDING_PARTS = ("evaluate", "save", "resume")
+"""What follows the steps of a whole run."""

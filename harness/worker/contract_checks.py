@@ -13,7 +13,7 @@ from typing import Any
 from harness import backends
 from harness.contract.assembly import assemble, feeds_of, never_called
 from harness.contract.instruments import digested
-from harness.contract.parts import DATA_PARTS, PART_NAMES
+from harness.contract.parts import DATA_PARTS, ENDING_PARTS, PART_NAMES
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.records import Applied, Case, Record, Task
@@ -26,7 +26,6 @@ EXACT, LOWER = 1e-5, 2e-2
 """How far losses and gradients may lie from the baseline's: in float32, and at least where less is declared."""
 CHEAP, EVERY_PART = "lstm", "jamba"
 """Networks of the temporal workload: the one that costs least, and the one in which every part is called."""
-ENDING = {"evaluate", "save", "resume"}
 IN_LAYERS = {"linear", "rotary", "mix", "attend", "scan", "feed", "block", "stack"}
 
 Names = tuple[str, ...]
@@ -71,7 +70,7 @@ class Contract:
         """The case in which promises are tried: the probe of a workload, the strategies' own probe knobs."""
         made: Any = self.loaded.workloads[workload]
         settings: dict[str, Any] = {"network": network} if "network" in made.shape.model_fields else {}
-        if ENDING & {part for name in names for part in self.loaded.strategies[name].rewrites}:
+        if any(part in self.loaded.strategies[name].rewrites for name in names for part in ENDING_PARTS):
             settings["evaluations"] = 2
         applied = tuple(Applied(name=name, knobs=dict(self.loaded.strategies[name].probe)) for name in names)
         return Case(

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from harness.contract.hooks import hookimpl
-from harness.contract.parts import Parts
+from harness.contract.parts import ENDING_PARTS, RANK_PARTS, Parts
 from harness.contract.place import Place
 from harness.contract.workload import Workload
 from harness.workloads.causal_lm import configs
@@ -33,13 +33,13 @@ class Shape(Text):
 
     @model_validator(mode="before")
     @classmethod
-    def _completed(cls, given: Any) -> Any:
-        """Take from the configuration what is not given, and the values of a file in place of its name."""
-        if not isinstance(given, dict):
-            return given
-        config, changes = given.get("config", "smollm2-135m"), given.get("changes") or {}
+    def _completed(cls, settings: Any) -> Any:
+        """Take from the configuration what the settings lack, and the values of a file in place of its name."""
+        if not isinstance(settings, dict):
+            return settings
+        config, changes = settings.get("config", "smollm2-135m"), settings.get("changes") or {}
         if not isinstance(config, str | dict) or not isinstance(changes, dict):
-            return given
+            return settings
         values = configs.changed(configs.read(config), changes)
         own: dict[str, Any] = {
             "layers": configs.of(values, "num_hidden_layers"),
@@ -47,7 +47,7 @@ class Shape(Text):
             "soft_cap": float(values.get("final_logit_softcapping") or 0.0),
         }
         named = isinstance(config, str) and config in configs.published()
-        return {**own, **given, "config": config if named else configs.read(config)}
+        return {**own, **settings, "config": config if named else configs.read(config)}
 
     @model_validator(mode="after")
     def _fits_positions(self) -> "Shape":
@@ -123,18 +123,6 @@ def harness_workloads() -> list[Workload]:
             tokens_per_step=lambda shape: shape.batch * shape.tokens,
             wanted=wanted,
             extent=extent,
-            lacks=(
-                "rotary",
-                "recur",
-                "scan",
-                "cache",
-                "shard_batch",
-                "reduce_gradients",
-                "gather_parameters",
-                "positions",
-                "evaluate",
-                "save",
-                "resume",
-            ),
+            lacks=("rotary", "recur", "scan", "cache", *RANK_PARTS, *ENDING_PARTS),
         )
     ]

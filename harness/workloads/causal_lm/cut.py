@@ -117,7 +117,7 @@ def proven(values: str) -> Anatomy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = made(read, "eager")
-    anatomy = seen(model)
+    anatomy = anatomy_of(model)
     copy = deepcopy(model)
     copy.set_attn_implementation(stand_ins.ATTENTION)
     fault = difference(model, pieces(copy, anatomy))
@@ -173,7 +173,7 @@ def layers_of(model: Any) -> tuple[str, nn.ModuleList]:
     raise CutError(f"the architecture '{model.config.model_type}' cannot be cut: it has no list of its {count} layers")
 
 
-def seen(model: Any) -> Anatomy:
+def anatomy_of(model: Any) -> Anatomy:
     """Run a small model once and see what it calls."""
     base = model.base_model
     within, layers = layers_of(model)
@@ -262,8 +262,8 @@ def pieces(model: Any, anatomy: Anatomy) -> Cut:
 
 def _parameters(model: Any, anatomy: Anatomy, kinds: tuple[str, ...], tied: str | None) -> dict[str, Parameter]:
     """Name every parameter as it stands in a state, with how it is drawn."""
-    given = (getattr(model.config, name, None) for name in ("initializer_range", "init_std"))
-    deviation = float(next((value for value in given if value), 0.02))
+    deviations = (getattr(model.config, name, None) for name in ("initializer_range", "init_std"))
+    deviation = float(next((value for value in deviations if value), 0.02))
 
     def drawn(name: str, p: torch.Tensor) -> Parameter:
         return Parameter(tuple(p.shape), anatomy.constant.get(_short(name, anatomy.layers), deviation))

@@ -138,9 +138,9 @@ def replace_linear(layer: nn.Module) -> list[str]:
     """Let stand-ins make the matrix products of a layer; return the names of those with a matrix [in, out]."""
     from transformers.pytorch_utils import Conv1D
 
-    found = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear | Conv1D)}
-    transposed = [name for name, module in found.items() if isinstance(module, Conv1D)]
-    for name, module in found.items():
+    products = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+    transposed = [name for name, module in products.items() if isinstance(module, Conv1D)]
+    for name, module in products.items():
         layer.set_submodule(name, Linear(module, name, name in transposed))
     return transposed
 

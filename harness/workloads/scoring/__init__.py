@@ -12,30 +12,14 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from harness.contract.hooks import hookimpl
+from harness.contract.parts import ENDING_PARTS, RANK_PARTS
 from harness.contract.workload import Workload
 from harness.workloads import decoder
 from harness.workloads.halves import halves
 
 OF_TRAINING = ("learning_rate", "weight_decay", "ignored", "label_smoothing", "z_loss")
 
-LACKS = (
-    "mix",
-    "attend",
-    "recur",
-    "scan",
-    "block",
-    "stack",
-    "loss",
-    "shard_batch",
-    "grad",
-    "reduce_gradients",
-    "gather_parameters",
-    "positions",
-    "update",
-    "evaluate",
-    "save",
-    "resume",
-)
+LACKS = ("mix", "attend", "recur", "scan", "block", "stack", "loss", "grad", "update", *RANK_PARTS, *ENDING_PARTS)
 
 
 class Shape(decoder.Shape):

@@ -13,16 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from harness.contract.data import Extent, windows_in
 from harness.contract.hooks import hookimpl
+from harness.contract.parts import ENDING_PARTS, RANK_PARTS
 from harness.contract.workload import Workload
 from harness.workloads.decoder import Sizes
 from harness.workloads.halves import halves
 
 CONVOLVED = 4
 """Frames under the causal convolution of Mamba."""
-
-
-ENDING = ("evaluate", "save", "resume")
-"""What follows the steps of a run, which one of this ends with."""
 
 
 class Shape(BaseModel):
@@ -220,6 +217,6 @@ def harness_workloads() -> list[Workload]:
             wanted=wanted,
             extent=extent,
             data="frames",
-            lacks=("shard_batch", "reduce_gradients", "gather_parameters", "positions", "cache", *ENDING),
+            lacks=("cache", *RANK_PARTS, *ENDING_PARTS),
         )
     ]

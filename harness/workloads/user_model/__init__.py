@@ -11,28 +11,12 @@ from typing import Any
 from pydantic import Field
 
 from harness.contract.data import Extent
-from harness.contract.parts import Parts
+from harness.contract.parts import ENDING_PARTS, RANK_PARTS, Parts
 from harness.contract.place import Place
 from harness.contract.workload import Workload
 from harness.workloads.settings import Text
 
-LACKS = (
-    "linear",
-    "rotary",
-    "mix",
-    "attend",
-    "recur",
-    "scan",
-    "feed",
-    "cache",
-    "shard_batch",
-    "reduce_gradients",
-    "gather_parameters",
-    "positions",
-    "evaluate",
-    "save",
-    "resume",
-)
+LACKS = ("linear", "rotary", "mix", "attend", "recur", "scan", "feed", "cache", *RANK_PARTS, *ENDING_PARTS)
 
 
 class Sizes(Text):

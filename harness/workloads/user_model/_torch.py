@@ -12,7 +12,7 @@ from harness.contract.data import Source
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.workloads.decoder import _torch as decoder
-from harness.workloads.user_model.shared import with_the_decoders
+from harness.workloads.user_model.shared import inner, with_the_decoders
 
 
 class Modules(NamedTuple):
@@ -84,11 +84,6 @@ def named(model: Modules) -> dict[str, torch.Tensor]:
 def is_tied(model: Modules) -> bool:
     """Return whether the head is the weight of the embedding."""
     return any(p is model.head for p in model.embed.parameters())
-
-
-def inner(drawn: dict[str, torch.Tensor], group: str) -> dict[str, torch.Tensor]:
-    """Select the parameters of one module, by the names that it knows."""
-    return {name.removeprefix(f"{group}."): p for name, p in drawn.items() if name.startswith(f"{group}.")}
 
 
 def emptied(module: nn.Module) -> nn.Module:

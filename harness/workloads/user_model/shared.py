@@ -1,5 +1,6 @@
-"""The parts of somebody's model that are the decoder's."""
+"""What all models cut into modules share: the parts that are the decoder's, the parameters of a module by name."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,3 +22,8 @@ def with_the_decoders(decoder: Any, shape: Any, place: Place, corpus: Any, seed:
         step=both.step,
         **parts,
     )
+
+
+def inner(values: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """Select the parameters of one module, by the names that it knows."""
+    return {name.removeprefix(f"{group}."): p for name, p in values.items() if name.startswith(f"{group}.")}
