@@ -3,6 +3,25 @@
 Strategy and baseline are both compared with the baseline in float64. A strategy that only adds in another
 order is about as wrong as the baseline; a bug is many times as wrong, and a wrong scale is wrong in one
 direction. Absolute tolerances see neither: a gradient scaled by 1.0001 passes the usual ones.
+
+The rungs, from the top; invalid comes before all others. Errors are relative to the norm of the
+reference: E over all gradients, E_t for one tensor; Q is the largest absolute one. u is the unit roundoff of the dtype
+that is worked in, and E_b the baseline's own E.
+
+* bit_exact: loss, gradients and updated parameters equal as integers, and the baseline equals itself.
+* reassociated: E <= 2 E_b + u, every E_t <= 3 E_b,t + 4 u, Q <= 2 Q_b + 2 ulp(max abs ref), the loss error <= 2 x the
+  baseline's + 4 u abs(loss), and no later loss off by `DRIFT` roundoffs. A scale error below about sqrt(3) E_b hides
+  here; a bias above half of the error earns a warning.
+* lower_precision: declared; E <= 2 x that of the baseline at that precision, or 4 u of the precision where the baseline
+  cannot run at it; and no more than 0.35 of the error is bias, since rounding has no direction.
+* approximate: declared to be another algorithm; shown, not judged. One with parameters of other sizes need only be
+  finite.
+* diverged: everything else.
+* invalid: a gradient missing, extra, None, of another shape or undeclared dtype; a number that is not finite; or a
+  baseline whose E_b exceeds 50 u sqrt(layers), on which nothing can stand.
+
+A tensor whose reference is zero has its error taken relative to the norm of the whole gradient. If all of that is zero,
+the error of a zero gradient is 0 and of any other infinite.
 """
 
 import json
@@ -64,6 +83,11 @@ class _Error:
     bias: float  # abs(<x, ref> / <ref, ref> - 1)
     loss: float  # abs(loss - ref)
 
+    @property
+    def bias_ratio(self) -> float:
+        """The part of the error that is a common scale."""
+        return self.bias / self.total if 0 < self.total < math.inf else 0.0
+
 
 def compare(
     strategy: Outcome,
@@ -79,32 +103,44 @@ def compare(
 ) -> Verdict:
     """Judge one seed: the first rung from the top whose conditions hold.
 
-    `reference` is the baseline in float64, `dtype` the working dtype (its unit roundoff is u), `precision`
-    the dtype that the strategy declares and `baseline_low` the baseline run at it, None where it cannot run.
-    Errors are relative to the norm of the reference: E over all gradients, E_t for one tensor. Q is the
-    largest absolute one.
-
-    * invalid, before all others: a gradient missing, extra, None, of another shape or undeclared dtype; a
-      number that is not finite; or a baseline whose own E_b exceeds 50 u sqrt(layers): nothing can stand on
-      that.
-    * bit_exact: loss, gradients and updated parameters equal as integers, and the baseline equals itself.
-    * reassociated: E <= 2 E_b + u, every E_t <= 3 E_b,t + 4 u, Q <= 2 Q_b + 2 ulp(max abs ref) and the loss
-      error <= 2 x the baseline's + 4 u abs(loss), and no later loss off by `DRIFT` roundoffs. A scale error
-      below about sqrt(3) E_b hides here; a bias above half of the error earns a warning.
-    * lower_precision: declared; E <= 2 x E of `baseline_low`, or 4 u of the declared dtype without one; and
-      no more than 0.35 of the error is bias, since rounding has no direction.
-    * approximate: declared to be another algorithm; shown, not judged. One with parameters of other sizes need only
-      be finite.
-    * diverged: everything else.
-
-    A tensor whose reference is zero has its error taken relative to the norm of the whole gradient. If all
-    of that is zero, the error of a zero gradient is 0 and of any other infinite. Raise ValueError for a
-    dtype whose roundoff is unknown or a number of layers below 1.
+    `reference` is the baseline in float64, `dtype` the working dtype, `precision` the dtype that the strategy declares
+    and `baseline_low` the baseline run at it, None where it cannot run. Raise ValueError for a dtype whose roundoff is
+    unknown or a number of layers below 1.
     """
     if layers < 1:
         raise ValueError(f"layers is {layers}: pass the number of layers of the probe, at least 1")
-    u = _roundoff(dtype)
-    low = None if precision is None else _roundoff(precision)
+    u, low = _roundoff(dtype), _roundoff(precision or dtype)
+    refusal = _incomparable(strategy, baseline, reference, any_dtype=precision is not None, approximate=approximate)
+    if refusal is not None:
+        return refusal
+    own, error = _error(baseline, reference), _error(strategy, reference)
+    if (limit := 50 * u * math.sqrt(layers)) < own.total:
+        size = f"its gradient error {own.total:.2g} is above {limit:.2g}, too much for {dtype}"
+        return _invalid(f"the baseline is at fault: {size}")
+
+    bounds = {name: 3 * of_tensor + 4 * u for name, of_tensor in own.tensors.items()}
+    reproducible = _same_bits(baseline, baseline_again)
+    figures = _measured(error, own, bounds, reproducible)
+    if reproducible and _same_bits(strategy, baseline):
+        return replace(figures, verdict="bit_exact", reason="loss, gradients and parameters are equal bit for bit")
+    excess = _excess(error, own, bounds, reference.loss, u) or _drift(strategy, baseline, u)
+    if excess is None:
+        return _reassociated(figures, error, own)
+    if precision is not None:
+        allowed, source = _allowance(precision, low, baseline_low, baseline, reference)
+        excess = _beyond_precision(error, allowed, source)
+        if excess is None:
+            reason = f"gradient error {error.total:.2g} is within {allowed:.2g}, {source}"
+            return replace(figures, verdict="lower_precision", reason=reason)
+    if approximate:
+        return replace(figures, verdict="approximate", reason=f"declared to be another algorithm; {excess}")
+    return replace(figures, reason=excess)
+
+
+def _incomparable(
+    strategy: Outcome, baseline: Outcome, reference: Outcome, *, any_dtype: bool, approximate: bool
+) -> Verdict | None:
+    """Return the verdict of runs whose gradients do not compare; None where they do."""
     if fault := _fault(baseline, baseline):
         return _invalid(f"the baseline is at fault: {fault}")
     if fault := _fault(reference, baseline, any_dtype=True):
@@ -113,58 +149,48 @@ def compare(
         if fault := _fault(strategy, strategy):
             return _invalid(fault)
         return replace(_invalid("declared to be another model, whose gradients do not compare"), verdict="approximate")
-    if fault := _fault(strategy, baseline, any_dtype=precision is not None):
-        return _invalid(fault)
-    own, error = _error(baseline, reference), _error(strategy, reference)
-    limit = 50 * u * math.sqrt(layers)
-    if own.total > limit:
-        size = f"its gradient error {own.total:.2g} is above {limit:.2g}, too much for {dtype}"
-        return _invalid(f"the baseline is at fault: {size}")
+    fault = _fault(strategy, baseline, any_dtype)
+    return None if fault is None else _invalid(fault)
 
-    bounds = {name: 3 * of_tensor + 4 * u for name, of_tensor in own.tensors.items()}
+
+def _measured(error: _Error, own: _Error, bounds: Mapping[str, float], reproducible: bool) -> Verdict:
+    """Return the figures of a verdict, on the lowest rung until a higher one is shown."""
     furthest = max(bounds, key=lambda name: error.tensors[name] / bounds[name], default=None)
-    bias_ratio = error.bias / error.total if 0 < error.total < math.inf else 0.0
-    reproducible = _same_bits(baseline, baseline_again)
-    seen = Verdict(
+    return Verdict(
         verdict="diverged",
         grad_error_ratio=_ratio(error.total, own.total),
-        bias_ratio=bias_ratio,
+        bias_ratio=error.bias_ratio,
         worst_tensor=furthest,
         worst_ratio=None if furthest is None else _ratio(error.tensors[furthest], own.tensors[furthest]),
         warnings=() if reproducible else ("the baseline does not repeat itself bit for bit",),
         reason="",
     )
-    if reproducible and _same_bits(strategy, baseline):
-        return replace(seen, verdict="bit_exact", reason="loss, gradients and parameters are equal bit for bit")
-
-    excess = _excess(error, own, bounds, reference.loss, u) or _drift(strategy, baseline, u)
-    if excess is None:
-        reason = f"gradient error {_times(error.total, own.total)} the baseline's own"
-        warnings = seen.warnings
-        if bias_ratio > 0.5:
-            warnings += (f"bias is {bias_ratio:.2f} of the gradient error: a small wrong scale may hide in it",)
-        return replace(seen, verdict="reassociated", reason=reason, warnings=warnings)
-
-    if low is not None:
-        if baseline_low is not None and _fault(baseline_low, baseline, any_dtype=True) is None:
-            allowed, source = 2 * _error(baseline_low, reference).total, f"2 x the baseline's in {precision}"
-        else:
-            allowed, source = 4 * low, f"4 x the roundoff of {precision}"
-        excess = _beyond_precision(error.total, bias_ratio, allowed, source)
-        if excess is None:
-            reason = f"gradient error {error.total:.2g} is within {allowed:.2g}, {source}"
-            return replace(seen, verdict="lower_precision", reason=reason)
-    if approximate:
-        return replace(seen, verdict="approximate", reason=f"declared to be another algorithm; {excess}")
-    return replace(seen, reason=excess)
 
 
-def _beyond_precision(error: float, bias_ratio: float, allowed: float, source: str) -> str | None:
+def _reassociated(figures: Verdict, error: _Error, own: _Error) -> Verdict:
+    """Return the verdict of a strategy within the rounding of the baseline; much bias in it is warned of."""
+    reason = f"gradient error {_times(error.total, own.total)} the baseline's own"
+    warnings = figures.warnings
+    if error.bias_ratio > 0.5:
+        warnings += (f"bias is {error.bias_ratio:.2f} of the gradient error: a small wrong scale may hide in it",)
+    return replace(figures, verdict="reassociated", reason=reason, warnings=warnings)
+
+
+def _allowance(
+    precision: str, low: float, baseline_low: Outcome | None, baseline: Outcome, reference: Outcome
+) -> tuple[float, str]:
+    """Return the gradient error that a declared precision of roundoff `low` explains, and where that is from."""
+    if baseline_low is not None and _fault(baseline_low, baseline, any_dtype=True) is None:
+        return 2 * _error(baseline_low, reference).total, f"2 x the baseline's in {precision}"
+    return 4 * low, f"4 x the roundoff of {precision}"
+
+
+def _beyond_precision(error: _Error, allowed: float, source: str) -> str | None:
     """Return what a declared precision does not explain, or None."""
-    if error > allowed:
-        return f"gradient error {error:.2g} is above {allowed:.2g}, {source}"
-    if bias_ratio > 0.35:
-        return f"bias is {bias_ratio:.2f} of the gradient error, above 0.35: a wrong scale, not rounding"
+    if error.total > allowed:
+        return f"gradient error {error.total:.2g} is above {allowed:.2g}, {source}"
+    if error.bias_ratio > 0.35:
+        return f"bias is {error.bias_ratio:.2f} of the gradient error, above 0.35: a wrong scale, not rounding"
     return None
 
 
