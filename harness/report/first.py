@@ -11,7 +11,7 @@ from harness.report.results import Results
 from harness.report.text import escaped, row_name
 from harness.verdicts.documents import Sentence
 from harness.verdicts.judge import Row
-from harness.verdicts.remedies import Remedy, Seen
+from harness.verdicts.remedies import JudgedRow, Remedy
 
 USE = ("what sets your peak", "use", "on", "memory", "as started", "time", "answer", "measured in", "saves nothing in")
 SAID = ("", "it says", "verdict", "measured", "why")
@@ -53,16 +53,16 @@ def time(row: Row) -> str:
     return f"{speed.ratio:.2f} x ({speed.low:.2f}-{speed.high:.2f})"
 
 
-def _where(seen: Seen, results: str) -> str:
-    tokens = next((f"{seen.table.case.shape[name]:,} {name}" for name in ("tokens", "frames")
-                   if seen.table.case.shape.get(name)), "")  # fmt: skip
-    return f"[{escaped(seen.folder)}]({results}{seen.folder}/README.md)" + (f", {tokens}" if tokens else "")
+def _where(judged: JudgedRow, results: str) -> str:
+    tokens = next((f"{judged.table.case.shape[name]:,} {name}" for name in ("tokens", "frames")
+                   if judged.table.case.shape.get(name)), "")  # fmt: skip
+    return f"[{escaped(judged.folder)}]({results}{judged.folder}/README.md)" + (f", {tokens}" if tokens else "")
 
 
 def _idle(remedy: Remedy, results: str) -> str:
     if not remedy.idle:
         return f"none of {remedy.count}"
-    named = list(dict.fromkeys(_where(seen, results) for seen in remedy.idle))
+    named = list(dict.fromkeys(_where(judged, results) for judged in remedy.idle))
     more = f" and {len(named) - SHOWN_IDLE} more" if len(named) > SHOWN_IDLE else ""
     return f"{len(remedy.idle)} of {remedy.count}: {'; '.join(named[:SHOWN_IDLE])}{more}"
 

@@ -49,7 +49,10 @@ class Residual(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Bytes that a case takes at most, and the probability with which it stays within them."""
+    """Bytes that a case takes at most, and the probability with which it stays within them.
+
+    It is the probability among all cases of the kind that the residuals are of, which may be a coarser one.
+    """
 
     peak_bytes: int
     coverage: float

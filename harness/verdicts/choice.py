@@ -31,10 +31,10 @@ def choice(table: Comparison) -> Choice | None:
     rows = [row for row in table.rows if _usable(row) and not row.case.is_baseline and not row.case.is_control]
     lean = [row for row in rows if not fits or row.memory == "less"]
     exact = [row for row in lean if row.answer in EXACT]
-    chosen = _leanest([row for row in exact if _cheap(row)] or exact)
+    chosen = _leanest([row for row in exact if cheap(row)] or exact)
     limit = chosen.peak_bytes if chosen is not None else None
     rest = [row for row in lean if row.answer not in EXACT and (limit is None or (row.peak_bytes or 0) < 0.98 * limit)]
-    return Choice(chosen, _leanest([row for row in rest if _cheap(row)] or rest), fits)
+    return Choice(chosen, _leanest([row for row in rest if cheap(row)] or rest), fits)
 
 
 def _usable(row: Row) -> bool:
@@ -42,7 +42,8 @@ def _usable(row: Row) -> bool:
     return row.status == "ok" and row.answer is not None and row.answer not in WRONG and row.verdict != "withheld"
 
 
-def _cheap(row: Row) -> bool:
+def cheap(row: Row) -> bool:
+    """Check whether a row surely costs little time."""
     return row.speed is not None and row.speed.standard_error is not None and row.speed.high < CHEAP
 
 

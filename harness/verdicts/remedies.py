@@ -6,7 +6,7 @@ from statistics import median
 
 from harness.contract.strategy import Strategy
 from harness.records.record import EXACT, WRONG
-from harness.verdicts.choice import CHEAP
+from harness.verdicts.choice import cheap
 from harness.verdicts.judge import Comparison, Row
 
 SETS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -28,12 +28,17 @@ WORTH = 0.9
 
 
 @dataclass(frozen=True)
-class Seen:
+class JudgedRow:
     """One judged row: the folder of its suite, the comparison that it is of, and the row."""
 
     folder: str
     table: Comparison
     row: Row
+
+    @property
+    def peak_ratio(self) -> float:
+        """The share of the baseline's peak that it takes; 1 where that is not known."""
+        return 1.0 if self.row.peak_ratio is None else self.row.peak_ratio
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,8 @@ class Remedy:
 
     sets: str
     backend: str
-    best: Seen
-    idle: tuple[Seen, ...]
+    best: JudgedRow
+    idle: tuple[JudgedRow, ...]
     count: int
     exact: bool
 
@@ -78,36 +83,36 @@ def sets(strategy: Strategy) -> str | None:
     return next((what for what, rewritten in SETS if parts & rewritten), NARROW if "draw" in parts else None)
 
 
-def alone(results: Iterable[tuple[str, Sequence[Comparison]]]) -> dict[tuple[str, str], list[Seen]]:
+def alone(results: Iterable[tuple[str, Sequence[Comparison]]]) -> dict[tuple[str, str], list[JudgedRow]]:
     """Collect the measured rows of single strategies by name and backend; `results` are comparisons by folder.
 
     Left out are rows whose answer is wrong or whose peak does not compare with the baseline's.
     """
-    rows: dict[tuple[str, str], list[Seen]] = {}
+    rows: dict[tuple[str, str], list[JudgedRow]] = {}
     for folder, tables in results:
         for table in tables:
             for row in table.rows:
                 if len(row.case.strategies) == 1 and not row.case.is_control and _counts(row):
                     name = row.case.strategies[0].name
-                    rows.setdefault((name, row.case.place.backend), []).append(Seen(folder, table, row))
+                    rows.setdefault((name, row.case.place.backend), []).append(JudgedRow(folder, table, row))
     return rows
 
 
 def remedies(results: Iterable[tuple[str, Sequence[Comparison]]], strategies: Mapping[str, Strategy]) -> list[Remedy]:
     """Return for each thing that sets a peak, and each backend, the best exact remedy, and a leaner inexact one."""
     rows = alone(results)
-    against: dict[tuple[str, str], list[Seen]] = {}
+    against: dict[tuple[str, str], list[JudgedRow]] = {}
     for (name, backend), members in rows.items():
         if name in strategies and (what := sets(strategies[name])) is not None:
             against.setdefault((what, backend), []).extend(members)
     order = [*(what for what, _ in SETS), NARROW, DIVIDED]
     answers = []
     for what, backend in sorted(against, key=lambda key: (order.index(key[0]), key[1] != "torch", key[1])):
-        lean = [seen for seen in against[what, backend] if (seen.row.peak_ratio or 1.0) < LEAST]
-        exact = _best([seen for seen in lean if seen.row.answer in EXACT])
-        rest = [seen for seen in lean if seen.row.answer not in EXACT]
-        limit = WORTH * (exact.row.peak_ratio or 1.0) if exact is not None else 1.0
-        inexact = _best([seen for seen in rest if (seen.row.peak_ratio or 1.0) < limit])
+        lean = [each for each in against[what, backend] if each.peak_ratio < LEAST]
+        exact = _best([each for each in lean if each.row.answer in EXACT])
+        rest = [each for each in lean if each.row.answer not in EXACT]
+        limit = WORTH * exact.peak_ratio if exact is not None else 1.0
+        inexact = _best([each for each in rest if each.peak_ratio < limit])
         answers += [_remedy(what, backend, best, rows) for best in (exact, inexact) if best is not None]
     return answers
 
@@ -117,9 +122,10 @@ def typical(name: str, results: Iterable[tuple[str, Sequence[Comparison]]]) -> l
     answers = []
     for (member, backend), rows in sorted(alone(results).items(), key=lambda item: item[0][1] != "torch"):
         if member == name:
-            ratios = [seen.row.peak_ratio for seen in rows if seen.row.peak_ratio is not None]
-            times = [seen.row.speed.ratio for seen in rows if _timed(seen.row) and seen.row.speed is not None]
-            less = sum(seen.row.memory == "less" for seen in rows)
+            ratios = [each.peak_ratio for each in rows]
+            speeds = [speed for each in rows if (speed := each.row.speed) is not None]
+            times = [speed.ratio for speed in speeds if speed.standard_error is not None]
+            less = sum(each.row.memory == "less" for each in rows)
             middle = median(times) if times else None
             answers.append(Typical(backend, len(rows), less, median(ratios), min(ratios), max(ratios), middle))
     return answers
@@ -130,17 +136,13 @@ def _counts(row: Row) -> bool:
     return measured and row.answer is not None and row.answer not in WRONG
 
 
-def _timed(row: Row) -> bool:
-    return row.speed is not None and row.speed.standard_error is not None
-
-
-def _best(rows: Sequence[Seen]) -> Seen | None:
+def _best(rows: Sequence[JudgedRow]) -> JudgedRow | None:
     """Return the row with the largest saving among those that surely cost little time, or else among all."""
-    cheap = [seen for seen in rows if seen.row.speed is not None and _timed(seen.row) and seen.row.speed.high < CHEAP]
-    return min(cheap or rows, key=lambda seen: seen.row.peak_ratio or 1.0, default=None)
+    preferred = [each for each in rows if cheap(each.row)] or rows
+    return min(preferred, key=lambda each: each.peak_ratio, default=None)
 
 
-def _remedy(what: str, backend: str, best: Seen, rows: Mapping[tuple[str, str], Sequence[Seen]]) -> Remedy:
+def _remedy(what: str, backend: str, best: JudgedRow, rows: Mapping[tuple[str, str], Sequence[JudgedRow]]) -> Remedy:
     same = rows[best.row.case.strategies[0].name, backend]
-    idle = tuple(seen for seen in same if seen.row.memory != "less")
+    idle = tuple(each for each in same if each.row.memory != "less")
     return Remedy(what, backend, best, idle, len(same), best.row.answer in EXACT)

@@ -80,9 +80,9 @@ def rope(row: dict[str, Any]) -> Full:
     both = torch.cat((angles, angles), -1)
     cos, sin = both.cos().to(dtype), both.sin().to(dtype)
     del angles, both
-    held = inverse, positions  # as the benchmark holds them
+    tables = inverse, positions  # the benchmark keeps them beside
 
-    def full(_: Any = held) -> None:
+    def full(_: Any = tables) -> None:
         cos_, sin_ = cos.unsqueeze(1), sin.unsqueeze(1)
         q_out, k_out = (x * cos_ + _half_turned(x) * sin_ for x in (q, k))
         torch.autograd.grad((q_out, k_out), (q, k), (dq, dk), allow_unused=True, retain_graph=True)

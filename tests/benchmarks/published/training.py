@@ -65,9 +65,12 @@ def config_of(row: dict[str, Any]) -> Any:
     if kind is None:
         raise Refused(f"transformers has no '{arch}'")
     made = CONFIG_MAPPING[kind]
-    for told, meant in (("attn_softcap", "attn_logit_softcapping"), ("final_softcap", "final_logit_softcapping")):
-        if told in sizes:
-            sizes[meant] = sizes.pop(told)
+    for published_name, name in (
+        ("attn_softcap", "attn_logit_softcapping"),
+        ("final_softcap", "final_logit_softcapping"),
+    ):
+        if published_name in sizes:
+            sizes[name] = sizes.pop(published_name)
     for aside in ("n_params", "norm", "activation", "qkv_bias", "qk_norm", "dropout", "attention_layers"):
         sizes.pop(aside, None)
     if "vocab_size" not in sizes:
@@ -105,22 +108,22 @@ def place(model: nn.Module, row: dict[str, Any]) -> None:
 
 def quantise(model: nn.Module, compute: torch.dtype, nested: bool) -> None:
     """Load weights as transformers does with `device_map` and bitsandbytes: one large request, then name by name."""
-    found = dict(model.named_parameters())
-    packed = {name for name in found if _is_packed(model, name)}
-    whole = sum(each.numel() * each.element_size() for name, each in found.items() if name not in packed)
-    whole += sum(found[name].numel() for name in packed) // 2
+    parameters = dict(model.named_parameters())
+    packed = {name for name in parameters if _is_packed(model, name)}
+    whole = sum(each.numel() * each.element_size() for name, each in parameters.items() if name not in packed)
+    whole += sum(parameters[name].numel() for name in packed) // 2
     torch.empty(whole // 2, dtype=torch.float16, device=META)
-    for name in sorted(found, key=lambda name: [(not part.isdigit(), part.zfill(9)) for part in name.split(".")]):
+    for name in sorted(parameters, key=lambda name: [(not part.isdigit(), part.zfill(9)) for part in name.split(".")]):
         path = name.rpartition(".")[0]
         parent, _, own = path.rpartition(".")
         if name in packed:
             linear: Any = model.get_submodule(path)
             setattr(model.get_submodule(parent), own, adapters.Linear4bit(linear, compute, nested))
         elif f"{path}.weight" not in packed:
-            parameter = adapters.Placed(torch.empty_like(found[name]))
+            parameter = adapters.Placed(torch.empty_like(parameters[name]))
             for module in model.modules():
                 for other, tied in list(module.named_parameters(recurse=False)):
-                    if tied is found[name]:
+                    if tied is parameters[name]:
                         setattr(module, other, parameter)
 
 

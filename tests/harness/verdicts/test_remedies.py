@@ -33,7 +33,7 @@ def row(*names: str, ratio: float, time: float = 1.0, backend: str = "torch", to
         tokenizer="bytes",
         strategies=tuple(Applied(name=name) for name in names),
     )
-    given: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "status": "ok",
         "peak_bytes": int(1000 * ratio),
         "peak_ratio": ratio,
@@ -42,7 +42,7 @@ def row(*names: str, ratio: float, time: float = 1.0, backend: str = "torch", to
         "verdict": "wins",
         "speed": Speed(time, Interval(time * 0.98, time * 1.02), "open", 4, 9, 0.01, 9),
     }
-    return Row(case, **(given | changes))
+    return Row(case, **(usual | changes))
 
 
 def table(*rows: Row) -> Comparison:
@@ -50,7 +50,7 @@ def table(*rows: Row) -> Comparison:
 
 
 @pytest.mark.parametrize(
-    ("given", "what"),
+    ("one", "what"),
     [
         (strategy("a", "loss"), LOGITS),
         (strategy("a", "grad"), "what layers keep for the backward pass"),
@@ -61,8 +61,8 @@ def table(*rows: Row) -> Comparison:
         (strategy("a"), None),
     ],
 )
-def test_a_strategy_is_against_what_its_parts_keep(given: Strategy, what: str | None) -> None:
-    assert sets(given) == what
+def test_a_strategy_is_against_what_its_parts_keep(one: Strategy, what: str | None) -> None:
+    assert sets(one) == what
 
 
 def test_the_row_that_saves_most_at_little_cost_is_named() -> None:
@@ -76,7 +76,7 @@ def test_the_row_that_saves_most_at_little_cost_is_named() -> None:
 def test_rows_that_save_nothing_are_kept_in_sight() -> None:
     helps, idle = row("cut", ratio=0.2), row("cut", ratio=1.0, tokens=8)
     (best,) = remedies([("losses", [table(helps)]), ("attention", [table(idle)])], STRATEGIES)
-    assert best.count == 2 and [seen.folder for seen in best.idle] == ["attention"]
+    assert best.count == 2 and [each.folder for each in best.idle] == ["attention"]
 
 
 def test_each_backend_has_its_own_and_a_leaner_inexact_one_follows() -> None:
@@ -85,8 +85,8 @@ def test_each_backend_has_its_own_and_a_leaner_inexact_one_follows() -> None:
         row("chunked", ratio=0.2, answer="approximate"),
         row("chunked", ratio=0.9, answer="approximate", backend="jax"),
     ]
-    found = remedies([("losses", [table(each) for each in rows])], STRATEGIES)
-    assert [(each.backend, each.exact) for each in found] == [("torch", True), ("torch", False), ("jax", False)]
+    answers = remedies([("losses", [table(each) for each in rows])], STRATEGIES)
+    assert [(each.backend, each.exact) for each in answers] == [("torch", True), ("torch", False), ("jax", False)]
 
 
 @pytest.mark.parametrize(
