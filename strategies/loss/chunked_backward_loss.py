@@ -42,6 +42,10 @@ def _function() -> Any:
     import torch
     from torch.autograd.function import once_differentiable
 
+    def with_a_target(y_C: Any) -> Any:
+        other_C = torch.cat([y_C.new_zeros(1), y_C[1:]])
+        return torch.where((y_C != IGNORED).any(), y_C, other_C)
+
     class ChunkedBackward(torch.autograd.Function):
         @staticmethod
         def forward(
@@ -57,7 +61,7 @@ def _function() -> Any:
                 rows = slice(start, start + chunk)
                 x_CD = x_ND[rows].detach().requires_grad_(needs[0])
                 with torch.set_grad_enabled(any(needs)):
-                    summed = _summed(of_rows, x_CD, w_VD, y_N[rows], torch.where)
+                    summed = _summed(of_rows, x_CD, w_VD, y_N[rows], with_a_target(y_N[rows]))
                 total += summed.detach()
                 if any(needs):
                     wanted = [leaf for leaf in (x_CD, w_VD) if leaf.requires_grad]
@@ -85,10 +89,12 @@ def _function() -> Any:
     return ChunkedBackward
 
 
-def _summed(of_rows: OfRows, x_CD: Any, w_VD: Any, y_C: Any, where: Callable[..., Any]) -> Any:
-    """Return the sum of the losses of some rows, which is 0 where no target counts: a mean of none is no number."""
-    count = (y_C != IGNORED).sum()
-    return of_rows(x_CD, w_VD, where(count > 0, y_C, 0)) * count
+def _summed(of_rows: OfRows, x_CD: Any, w_VD: Any, y_C: Any, aimed_C: Any) -> Any:
+    """Return the sum of the losses of some rows; it is 0 where no target counts.
+
+    A mean of none is no number: `aimed_C` are the targets, and where all are ignored the first of them is another.
+    """
+    return of_rows(x_CD, w_VD, aimed_C) * (y_C != IGNORED).sum()
 
 
 def on_jax(parts: Parts, chunk: int = 1024) -> Parts:
@@ -110,12 +116,16 @@ def on_jax(parts: Parts, chunk: int = 1024) -> Parts:
         def counted(y_N: Any, wide: Any) -> Any:
             return (y_N != IGNORED).sum().astype(wide)
 
+        def with_a_target(y_C: Any) -> Any:
+            return jnp.where((y_C != IGNORED).any(), y_C, y_C.at[0].set(0))
+
         @jax.custom_vjp
         def mean(x_ND: Any, w_VD: Any, y_N: Any) -> Any:
             wide = jnp.promote_types(x_ND.dtype, jnp.float32)
 
             def one(total: Any, rows: Any) -> Any:
-                return total + _summed(of_rows, rows[0], w_VD, rows[1], jnp.where).astype(wide), None
+                x_CD, y_C = rows
+                return total + _summed(of_rows, x_CD, w_VD, y_C, with_a_target(y_C)).astype(wide), None
 
             return jax.lax.scan(one, jnp.zeros((), wide), pieces(x_ND, y_N))[0] / counted(y_N, wide)
 
@@ -125,7 +135,8 @@ def on_jax(parts: Parts, chunk: int = 1024) -> Parts:
 
             def one(so_far: Any, rows: Any) -> Any:
                 total, dw_VD = so_far
-                summed, (dx_CD, more_VD) = with_gradients(rows[0], w_VD, rows[1], jnp.where)
+                x_CD, y_C = rows
+                summed, (dx_CD, more_VD) = with_gradients(x_CD, w_VD, y_C, with_a_target(y_C))
                 return (total + summed.astype(wide), dw_VD + more_VD), dx_CD
 
             start = jnp.zeros((), wide), jnp.zeros(w_VD.shape, wide)

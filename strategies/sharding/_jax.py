@@ -145,7 +145,7 @@ def weighed(parts: Parts, x: Any, y: Any) -> Any:
     total = over_ranks(parts, targets)
     x = jnp.where(total >= targets, x, 0)  # which is so: but the layers wait for it, see `after`
     weight = targets / total
-    return x, jnp.where(targets == 0, jnp.zeros_like(y), y), weight
+    return x, jnp.where(targets == 0, y.at[(0,) * y.ndim].set(0), y), weight
 
 
 def tokens_by(blocks: Blocks) -> Callable[..., Any]:

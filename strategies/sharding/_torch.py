@@ -206,7 +206,9 @@ def weighed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     targets = (y != IGNORED).sum()
     weight = targets / all_reduce(targets.clone())
-    return x, torch.where(targets == 0, torch.zeros_like(y), y), weight
+    first = torch.zeros_like(y, dtype=torch.bool)
+    first[(0,) * y.dim()] = True
+    return x, torch.where(first & (targets == 0), 0, y), weight
 
 
 def tokens_by(blocks: Callable[[int, int], tuple[int, ...]]) -> Callable[..., Any]:

@@ -293,6 +293,19 @@ def test_more_targets_than_there_is_room_for_make_the_loss_nan():
     assert np.isnan(parts.loss(parts, *map(jnp.asarray, (x, w, y))))
 
 
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_chunk_without_a_target_adds_nothing_where_there_is_room_for_some(backend):
+    x, w, y = drawn(rows=400, ignored=0.8)
+    y[:, 100:200] = -100
+    plain = {"torch": plain_torch, "jax": plain_jax}[backend]
+    parts = Parts(Shape(ignored=0.8), Place(backend, "cpu"), loss=plain)
+    for name, knobs in (("drop_ignored", {}), ("chunked_backward_loss", {"chunk": 100})):
+        parts = STRATEGIES[name].on[backend](parts, **knobs)
+    array = torch.from_numpy if backend == "torch" else jnp.asarray
+    value = float(parts.loss(parts, *map(array, (x, w, y))))
+    assert value == pytest.approx(float(plain_torch(None, *map(torch.from_numpy, (x, w, y)))), rel=1e-5)
+
+
 # Gradients chunk by chunk
 
 

@@ -48,6 +48,8 @@ TOGETHER = {
 GROUPED = {"kv_heads": 2, "bias": True, "label_smoothing": 0.1, "z_loss": 1e-3, "soft_cap": 5.0}
 """Fewer heads of keys than ranks, zeros among the parameters, and all terms of the loss."""
 TIED = {"tied": True, "norm": "layer", "parallel": True}
+ONE_ROW = {"batch": 1, "ignored": 0.8}
+"""All ranks but one have no target, and of the one that has some there is no room for as many as there are tokens."""
 
 
 def asked(question: str, *arguments: object) -> dict[str, float]:
@@ -71,8 +73,9 @@ def test_every_strategy_and_their_compositions_train_as_one_device_does(ranks):
     [
         (GROUPED, ("tensor_parallel", "ulysses + vocabulary_parallel_loss", "ring_attention")),
         (TIED, ("vocabulary_parallel_loss", "fsdp + vocabulary_parallel_loss", "zero1")),
+        (ONE_ROW, ("ddp + drop_ignored",)),
     ],
-    ids=["grouped", "tied"],
+    ids=["grouped", "tied", "one row"],
 )
 def test_other_models_too(shape, names):
     figures = asked("answers", 4, names, shape)
@@ -190,7 +193,7 @@ class Trial:
 
         made, calls = self.decoder, Counter()
         self.backend.deterministic(self.place)
-        case = self.case(names, ranks, made.probe(made.shape(**shape)).model_dump())
+        case = self.case(names, ranks, made.probe(made.shape(**shape)).model_dump() | shape)
         parts, losses, grads = assemble(self.plugins, case, calls=calls), [], {}
         batch = self.backend.like(made.abstract_batch(parts.shape))
         step = self.backend.prepare(parts, batch, assemble(self.plugins, case))
