@@ -24,14 +24,13 @@ def on_torch(parts: Parts) -> Parts:
         if parts.place.device == "cpu":
             parts.notes["offloading"] = STAND_IN
         size = (tokens, 2, batch, shape.key_heads, shape.head)  # tokens first, so that the filled part is one piece
-        predicted = isinstance(
-            like, FakeTensor
-        )  # a prediction counts all tensors, and the host's are not on the device
+        # A prediction for a GPU counts what is on the device alone, and would count a host's tensors as well.
+        uncounted = isinstance(like, FakeTensor) and parts.place.device != "cpu"
 
         def empty() -> Any:
-            on_host = range(0 if predicted else shape.layers)
+            layers = range(0 if uncounted else shape.layers)
             return {
-                "host": [torch.empty(size, dtype=like.dtype, pin_memory=like.is_cuda) for _ in on_host],
+                "host": [torch.empty(size, dtype=like.dtype, pin_memory=like.is_cuda) for _ in layers],
                 "device": [torch.empty(size, dtype=like.dtype, device=like.device) for _ in range(2)],
                 "stream": torch.cuda.Stream() if like.is_cuda else None,
             }
@@ -45,7 +44,7 @@ def on_torch(parts: Parts) -> Parts:
                 copy(state, layer, end)
 
         def copy(state: Any, layer: int, end: int) -> None:
-            if not predicted:
+            if not uncounted:
                 state["device"][layer % 2][:end].copy_(state["host"][layer][:end], non_blocking=True)
 
         def append(state: Any, layer: int, position: int, k_BTGK: Any, v_BTGK: Any) -> Any:
@@ -57,7 +56,7 @@ def on_torch(parts: Parts) -> Parts:
             here = state["device"][layer % 2]
             for index, new in enumerate((k_BTGK, v_BTGK)):
                 here[position:end, index].copy_(new.transpose(0, 1))
-            if not predicted:
+            if not uncounted:
                 state["host"][layer][position:end].copy_(here[position:end], non_blocking=True)
             if layer + 1 < shape.layers:
                 fetch(state, layer + 1, position)

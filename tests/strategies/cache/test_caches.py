@@ -374,10 +374,11 @@ def test_an_offloaded_cache_scores_as_the_untouched_one():
     np.testing.assert_allclose(result["losses"], due["losses"], rtol=1e-4, atol=1e-4)
 
 
-def test_a_prediction_counts_two_layers_of_an_offloaded_cache():
+@pytest.mark.parametrize(("device", "layers"), [("cuda", 2), ("cpu", 8 + 2)])
+def test_a_prediction_counts_two_layers_of_an_offloaded_cache_and_on_a_cpu_the_host_as_well(device, layers):
     module = backends.load("torch")
     sizes = {"layers": 8, "width": 64, "hidden": 64, "vocabulary": 64, "batch": 4, "tokens": 200, "prompt": 190}
-    place = Place("torch", "cuda")
+    place = Place("torch", device)
     parts = replace(parts_of("torch", **sizes, heads=4, kv_heads=4), place=place, draw=module.abstract_draw)
     batch = SCORING.abstract_batch(parts.shape)
     size = 4 * parts.shape.cache_numbers
@@ -385,7 +386,7 @@ def test_a_prediction_counts_two_layers_of_an_offloaded_cache():
         name: module.predict(lambda made=made: made, place, batch, 0, 1).peaks["init"]
         for name, made in (("offloaded", offloaded_cache.on_torch(parts)), ("untouched", parts))
     }
-    assert footprints["offloaded"] - footprints["untouched"] == pytest.approx(size / 4, rel=0.05)
+    assert footprints["offloaded"] - footprints["untouched"] == pytest.approx(size * layers / 8, rel=0.05)
 
 
 def test_a_prediction_counts_the_pages_of_a_mapped_cache_and_makes_no_file(tmp_path, monkeypatch):
