@@ -101,6 +101,26 @@ def test_every_strategy_computes_the_same_function(name, backend, settings, dtyp
     assert_close(actual, oracle(x, w, y, **SETTINGS[settings]), BOUND[dtype])
 
 
+@pytest.fixture
+def one_rank():
+    """Be the only rank of a group: its part of the vocabulary is all of it."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_vocabulary_in_parts_computes_the_same_function_and_rounds_nothing_to_float32(settings):
+    x, w, y = problem()
+    parts = Parts(Shape(vocabulary=VOCABULARY, **SETTINGS[settings]), Place("torch", "cpu"), loss=_torch.loss)
+    parts = STRATEGIES["vocabulary_parallel_loss"].on["torch"](parts, chunk=7)
+    leaves = [torch.from_numpy(array).requires_grad_() for array in (x, w)]
+    value = parts.loss(parts, *leaves, torch.from_numpy(y))
+    actual = [each.numpy() for each in (value.detach(), *torch.autograd.grad(value, leaves))]
+    assert_close(actual, oracle(x, w, y, **SETTINGS[settings]), BOUND["float64"])
+
+
 def test_each_setting_changes_every_result_by_more_than_is_tolerated():
     plain = oracle(*problem())
     for settings in SETTINGS.values():
