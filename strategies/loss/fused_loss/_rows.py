@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from harness import Objective, alike
-from strategies.loss.fused_loss import HALF
+from strategies.loss.fused_loss import HALF, TILE
 
 ROWS = 2048
 ROUNDINGS = 8
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-TILE = 4096
 
 
 @torch.library.custom_op("harness::differentiate_rows_", mutates_args=("z_CV",))
@@ -123,7 +122,7 @@ def weight_sums(w_VD: Tensor, dtype: torch.dtype, chunks: int) -> list[Tensor]:
 def subtract_rest_(
     dx_nD: Tensor | None, sums: list[Tensor], rest_n1: Tensor, x_nD: Tensor, w_VD: Tensor, target_n: Tensor
 ) -> None:
-    """Subtract what the kernel left at each target: the row of the weight, and that of the weight's gradient."""
+    """Subtract what was left at each target: the row of the weight, and that of the weight's gradient."""
     for at in range(0, len(x_nD), TILE):
         rows = slice(at, at + TILE)
         if dx_nD is not None:

@@ -15,15 +15,14 @@ What would surprise:
   side.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from harness import IGNORED, Objective, alike
-from strategies.loss.fused_loss import HALF, _rows
+from strategies.loss.fused_loss import HALF, TILE, _rows
 
-TILE = 4096  # rows of the weight per 16-bit product; its scratch is 6 D TILE bytes
 STAGES = 4  # parts of a chunk that needs another buffer, one at a time; many small ones would wait at more barriers
 PLAIN = Objective()
 
@@ -126,56 +125,67 @@ def _loss_and_gradients(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | list[Tensor] | None]:
     """Return the loss, the number of rows in it, and the gradients of the *sum*: dx, dw (or its tiles)."""
-    (n, D), V = x_nD.shape, w_VD.shape[0]
-    wide = torch.promote_types(dtype, torch.float32)  # of the softmax and of every sum over rows
-    new: dict[str, Any] = {"device": x_nD.device, "dtype": wide}
+    n, wide = len(x_nD), torch.promote_types(dtype, torch.float32)  # of the softmax and of every sum over rows
     w = w_VD.to(dtype)
-    cap = objective.soft_cap
-    apart = dtype == w_VD.dtype == wide and not cap
-
+    apart = dtype == w_VD.dtype == wide and not objective.soft_cap
     counts_n = y_n != ignore_index
     count = counts_n.sum().to(wide)
     target_n1 = torch.where(counts_n, y_n, 0).long().unsqueeze(1)
     counts_n1 = counts_n.unsqueeze(1).to(wide)
 
-    dx_nD = torch.empty(n, D, dtype=x_nD.dtype, device=x_nD.device) if needs[0] else None
+    dx_nD = torch.empty(x_nD.shape, dtype=x_nD.dtype, device=x_nD.device) if needs[0] else None
     dw = _weight_sum(w_VD, wide) if needs[1] else None
-
-    if not chunk:
-        stages = (dtype != wide) + (cap != 0)
-        logit_bytes = dtype.itemsize + stages * wide.itemsize // STAGES
-        chunk = chunk_rows(n, V, n * D * x_nD.dtype.itemsize + V * D * wide.itemsize, logit_bytes)
-    chunk = min(chunk, max(n, 1))
-    z_CV = torch.empty(chunk, V, device=x_nD.device, dtype=dtype)
-    stage_rows = chunk if dtype == wide and not cap else -(-chunk // STAGES)
-    stage = z_CV if dtype == wide else torch.empty(stage_rows, V, **new)
-    slopes = torch.empty(stage_rows if cap else 0, V, **new)
-    loss_n1 = torch.empty(n, 1, **new)
-    rest_n1 = torch.zeros(n, 1, **new)
+    chunk = min(chunk or _chosen_rows(x_nD, w_VD, dtype, wide, objective), max(n, 1))
+    room = _room(chunk, w, wide, objective)
+    loss_n1 = torch.empty(n, 1, device=x_nD.device, dtype=wide)
+    rest_n1 = torch.zeros_like(loss_n1)
 
     for start in alike(range(0, n, chunk), lambda start: min(chunk, n - start)):
-        x_CD = x_nD[start : start + chunk].to(dtype)
-        z = z_CV[: len(x_CD)]
+        rows = slice(start, start + chunk)
+        x_CD = x_nD[rows].to(dtype)
+        z = room.logits[: len(x_CD)]
         torch.mm(x_CD, w.t(), out=z)
-        for at in range(0, len(z), stage_rows):
-            z_rows = z[at : at + stage_rows]
-            span = slice(start + at, start + at + len(z_rows))
-            p = z_rows if dtype == wide else stage[: len(z_rows)].copy_(z_rows)
-            rows_n1 = target_n1[span], counts_n1[span]
-            loss_n1[span], rest_n1[span] = _differentiated_(p, *rows_n1, objective, slopes, apart)
-            if p is not z_rows:
-                z_rows.copy_(p)
+        _by_stages_(z, target_n1[rows], counts_n1[rows], objective, room, apart, loss_n1[rows], rest_n1[rows])
         if dx_nD is not None:
-            dx_nD[start : start + chunk] = z @ w
+            dx_nD[rows] = z @ w
             if apart:
-                rows = slice(start, start + chunk)
-                dx_nD[rows].addcmul_(rest_n1[rows], w[target_n1[rows, 0]], value=-1)
+                _rows.subtract_rest_(dx_nD[rows], [], rest_n1[rows], x_nD[rows], w, target_n1[rows, 0])
         if dw is not None:
             _add_product_(dw, z, x_CD)
     if apart and isinstance(dw, Tensor):
-        for rows in torch.arange(n, device=x_nD.device).split(TILE):
-            dw.index_add_(0, target_n1[rows, 0], x_nD[rows].to(wide) * rest_n1[rows], alpha=-1)
+        _rows.subtract_rest_(None, [dw], rest_n1, x_nD, w, target_n1[:, 0])
     return loss_n1.sum() / count, count, dx_nD, dw
+
+
+def _chosen_rows(x_nD: Tensor, w_VD: Tensor, dtype: torch.dtype, wide: torch.dtype, objective: Objective) -> int:
+    """Choose the rows of a chunk by the bytes of both gradients, and of a row of logits with its stages."""
+    stages = (dtype != wide) + (objective.soft_cap != 0)
+    logit_bytes = dtype.itemsize + stages * wide.itemsize // STAGES
+    gradient_bytes = x_nD.numel() * x_nD.dtype.itemsize + w_VD.numel() * wide.itemsize
+    return chunk_rows(len(x_nD), len(w_VD), gradient_bytes, logit_bytes)
+
+
+class _Room(NamedTuple):
+    """Where a chunk is computed: its logits, and of `stage_rows` at a time those widened and the slopes of a cap.
+
+    What is not needed has no rows.
+    """
+
+    logits: Tensor
+    wide: Tensor
+    slopes: Tensor
+    stage_rows: int
+
+
+def _room(chunk: int, w_VD: Tensor, wide: torch.dtype, objective: Objective) -> _Room:
+    """Allocate the room for chunks of so many rows."""
+    widens, capped = w_VD.dtype != wide, objective.soft_cap != 0
+    stage_rows = -(-chunk // STAGES) if widens or capped else chunk
+
+    def rows(count: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(count, len(w_VD), device=w_VD.device, dtype=dtype)
+
+    return _Room(rows(chunk, w_VD.dtype), rows(stage_rows * widens, wide), rows(stage_rows * capped, wide), stage_rows)
 
 
 def _weight_sum(w_VD: Tensor, wide: torch.dtype) -> Tensor | list[Tensor]:
@@ -193,6 +203,31 @@ def _add_product_(dw: Tensor | list[Tensor], z: Tensor, x_CD: Tensor) -> None:
     tiles = dw.split(TILE) if isinstance(dw, Tensor) else dw
     for rows, z_tile in zip(tiles, z.split(TILE, 1), strict=True):
         rows.add_(z_tile.t() @ x_CD)
+
+
+def _by_stages_(
+    z: Tensor,
+    target_C1: Tensor,
+    counts_C1: Tensor,
+    objective: Objective,
+    room: _Room,
+    apart: bool,
+    loss_C1: Tensor,
+    rest_C1: Tensor,
+) -> None:
+    """Turn the logits of a chunk in place into the gradients of their losses; write both results of `_differentiated_`.
+
+    Narrow logits are widened into a stage, and narrowed back from it.
+    """
+    narrow = z.dtype != room.wide.dtype
+    for at in range(0, len(z), room.stage_rows):
+        rows = slice(at, at + room.stage_rows)
+        of_stage = z[rows]
+        p = room.wide[: len(of_stage)].copy_(of_stage) if narrow else of_stage
+        results = _differentiated_(p, target_C1[rows], counts_C1[rows], objective, room.slopes, apart)
+        loss_C1[rows], rest_C1[rows] = results
+        if narrow:
+            of_stage.copy_(p)
 
 
 def _differentiated_(
