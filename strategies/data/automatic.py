@@ -42,9 +42,9 @@ def choose(rows_bytes: int, copies_bytes: int, available: int, eager: str = "aut
     copied = fits if eager == "auto" else eager == "always"
     rows = "mapped rows" if on_disk else "rows in memory"
     windows = "of which every window is copied" if copied else "from which batches are gathered"
-    told = "" if eager == "auto" else f" (eager: {eager})"
+    setting = "" if eager == "auto" else f" (eager: {eager})"
     sizes = f"rows take {_mib(rows_bytes)} and copies {_mib(copies_bytes)} of {_mib(available)} available"
-    return Choice(on_disk, copied, f"{rows}, {windows}{told}: {sizes}")
+    return Choice(on_disk, copied, f"{rows}, {windows}{setting}: {sizes}")
 
 
 def _mib(size: int) -> str:

@@ -27,8 +27,8 @@ def on_torch(parts: Parts) -> Parts:
     def begin(name: str, p: Any) -> list[Any]:
         return [torch.zeros_like(p), p.new_zeros(blocks_of(parts.shape, name, tuple(p.shape)))]
 
-    def move(turn: update_rules.Turn, p: Any, g: Any, kept: list[Any]) -> None:
-        m, v = kept
+    def move(turn: update_rules.Turn, p: Any, g: Any, moments: list[Any]) -> None:
+        m, v = moments
         m.lerp_(g.to(m.dtype), 1 - optimizers.BETA_1)
         squares = torch.square(g)
         if v.dim() == 2:
@@ -50,9 +50,9 @@ def on_jax(parts: Parts) -> Parts:
     def begin(name: str, p: Any) -> Any:
         return {"m": jnp.zeros_like(p), "v": jnp.zeros(blocks_of(parts.shape, name, p.shape), p.dtype)}
 
-    def move(turn: update_rules.Turn, p: Any, g: Any, kept: Any) -> tuple[Any, Any]:
+    def move(turn: update_rules.Turn, p: Any, g: Any, moments: Any) -> tuple[Any, Any]:
         count = turn.steps.astype(jnp.promote_types(p.dtype, jnp.float32))
-        m, v = kept["m"], kept["v"]
+        m, v = moments["m"], moments["v"]
         m = m + (1 - optimizers.BETA_1) * (g - m)
         if v.ndim == 2:
             v = v + (1 - optimizers.BETA_2) * (jnp.square(g).mean(1, keepdims=True) - v)

@@ -25,11 +25,11 @@ def on_torch(parts: Parts, rank: int = 128, every: int = 200) -> Parts:
         sizes = small(tuple(p.shape), rank)
         return [p.new_zeros(sizes), p.new_zeros(sizes), p.new_zeros(())]
 
-    def move(turn: update_rules.Turn, p: Any, g: Any, kept: list[Any]) -> None:
-        if len(kept) == 2:
-            optimizers.adamw_in_torch(p, g, kept[0], kept[1], turn.steps, turn.rate, turn.decay)
+    def move(turn: update_rules.Turn, p: Any, g: Any, moments: list[Any]) -> None:
+        if len(moments) == 2:
+            optimizers.adamw_in_torch(p, g, moments[0], moments[1], turn.steps, turn.rate, turn.decay)
             return
-        m, v, norm = kept
+        m, v, norm = moments
         side = 0 if p.shape[0] <= p.shape[1] else 1
         seed = torch.Generator(device=p.device).manual_seed((turn.steps - 1) // every)
         drawn = torch.randn(p.shape[side], rank, generator=seed, device=p.device, dtype=p.dtype).div_(rank**0.5)
@@ -59,16 +59,17 @@ def on_jax(parts: Parts, rank: int = 128, every: int = 200) -> Parts:
     def norm_of(x: Any, axis: int) -> Any:
         return jnp.sqrt(jnp.square(x).sum(axis, keepdims=True))
 
-    def move(turn: update_rules.Turn, p: Any, g: Any, kept: Any) -> tuple[Any, Any]:
-        if "norm" not in kept:
-            new, m, v = optimizers.adamw_in_jax(p, g, kept["m"], kept["v"], turn.steps, turn.rate, turn.decay)
+    def move(turn: update_rules.Turn, p: Any, g: Any, moments: Any) -> tuple[Any, Any]:
+        m, v = moments["m"], moments["v"]
+        if "norm" not in moments:
+            new, m, v = optimizers.adamw_in_jax(p, g, m, v, turn.steps, turn.rate, turn.decay)
             return new, {"m": m, "v": v}
         side = 0 if p.shape[0] <= p.shape[1] else 1
         drawn = jax.random.normal(jax.random.key((turn.steps - 1) // every), (p.shape[side], rank), p.dtype) / rank**0.5
         low = drawn.T @ g if side == 0 else g @ drawn
-        change, m, v = optimizers.adamw_in_jax(jnp.zeros_like(low), low, kept["m"], kept["v"], turn.steps, 1.0, 0.0)
+        change, m, v = optimizers.adamw_in_jax(jnp.zeros_like(low), low, m, v, turn.steps, 1.0, 0.0)
         change = g * norm_of(change, side) / jnp.maximum(norm_of(low, side), TINY)
-        norm, now = kept["norm"], jnp.sqrt(jnp.square(change).sum())
+        norm, now = moments["norm"], jnp.sqrt(jnp.square(change).sum())
         limit = jnp.where(norm > 0, jnp.minimum(1.0, GROWTH * norm / jnp.maximum(now, TINY)), 1.0)
         new = p * turn.shrink() - turn.rate * limit * change
         return new.astype(p.dtype), {"m": m, "v": v, "norm": (now * limit).astype(p.dtype)}

@@ -54,20 +54,14 @@ def on_torch(parts: Parts, every: int = 100) -> Parts:
         def moved(p: Any, name: str, g: Any, moments: list[Any]) -> list[Any]:
             if block_of(name) != block:
                 return []
-            if steps == 1 or not moments:
-                moments = [torch.zeros_like(p, requires_grad=False) for _ in range(2)]
-            optimizers.adamw_in_torch(
-                p, g, moments[0], moments[1], steps, parts.shape.learning_rate, parts.shape.weight_decay
-            )
-            return moments
+            m, v = moments or [torch.zeros_like(p, requires_grad=False) for _ in range(2)]
+            optimizers.adamw_in_torch(p, g, m, v, steps, parts.shape.learning_rate, parts.shape.weight_decay)
+            return [m, v]
 
         params = state["params"]
-        moments = state["moments"]
-        if steps == 1:
-            moments = state["moments"] = tree.mapped(
-                lambda p: [], params
-            )  # those of the block before are dropped first
-        moments = tree.mapped(moved, params, tree.names(params), grads, moments)
+        if steps == 1:  # those of the block before are dropped first
+            state["moments"] = tree.mapped(lambda p: [], params)
+        moments = tree.mapped(moved, params, tree.names(params), grads, state["moments"])
         return {**state, "moments": moments, "steps": state["steps"] + 1}
 
     return replace(parts, init=init, grad=grad, update=update)

@@ -32,11 +32,11 @@ def on_torch(parts: Parts, rank: int = 128, every: int = 200, scale: float = 0.2
         sizes = small(tuple(p.shape), rank)
         return [p.new_zeros(sizes), p.new_zeros(sizes), p.new_zeros(min(p.shape), rank)]
 
-    def move(turn: update_rules.Turn, p: Any, g: Any, kept: list[Any]) -> None:
-        if len(kept) == 2:
-            optimizers.adamw_in_torch(p, g, kept[0], kept[1], turn.steps, turn.rate, turn.decay)
+    def move(turn: update_rules.Turn, p: Any, g: Any, moments: list[Any]) -> None:
+        if len(moments) == 2:
+            optimizers.adamw_in_torch(p, g, moments[0], moments[1], turn.steps, turn.rate, turn.decay)
             return
-        m, v, projector = kept
+        m, v, projector = moments
         wide = p.shape[0] <= p.shape[1]
         if turn.steps % every == 1 or every == 1:
             left, _, right = torch.linalg.svd(g.float(), full_matrices=False)
@@ -69,16 +69,15 @@ def on_jax(parts: Parts, rank: int = 128, every: int = 200, scale: float = 0.25)
         left, _, right = jnp.linalg.svd(g.astype(jnp.float32), full_matrices=False)
         return (left if wide else right.T)[:, :rank].astype(g.dtype)
 
-    def move(turn: update_rules.Turn, p: Any, g: Any, kept: Any) -> tuple[Any, Any]:
-        if "projector" not in kept:
-            new, m, v = optimizers.adamw_in_jax(p, g, kept["m"], kept["v"], turn.steps, turn.rate, turn.decay)
+    def move(turn: update_rules.Turn, p: Any, g: Any, moments: Any) -> tuple[Any, Any]:
+        m, v = moments["m"], moments["v"]
+        if "projector" not in moments:
+            new, m, v = optimizers.adamw_in_jax(p, g, m, v, turn.steps, turn.rate, turn.decay)
             return new, {"m": m, "v": v}
-        projector = jax.lax.cond((turn.steps - 1) % every == 0, anew, lambda g: kept["projector"], g)
+        projector = jax.lax.cond((turn.steps - 1) % every == 0, anew, lambda g: moments["projector"], g)
         wide = p.shape[0] <= p.shape[1]
         low = projector.T @ g if wide else g @ projector
-        change, m, v = optimizers.adamw_in_jax(
-            jnp.zeros_like(low), low, kept["m"], kept["v"], turn.steps, turn.rate, 0.0
-        )
+        change, m, v = optimizers.adamw_in_jax(jnp.zeros_like(low), low, m, v, turn.steps, turn.rate, 0.0)
         whole = projector @ change if wide else change @ projector.T
         return (p * turn.shrink() + scale * whole).astype(p.dtype), {"m": m, "v": v, "projector": projector}
 

@@ -18,8 +18,8 @@ def on_torch(parts: Parts, factor: float = 0.1) -> Parts:
     def begin(name: str, p: Any) -> list[Any]:
         return [torch.zeros_like(p)]
 
-    def move(turn: update_rules.Turn, p: Any, g: Any, kept: list[Any]) -> None:
-        (m,) = kept
+    def move(turn: update_rules.Turn, p: Any, g: Any, moments: list[Any]) -> None:
+        (m,) = moments
         p.mul_(turn.shrink()).add_(m.lerp(g, 1 - LEAN).sign_(), alpha=-turn.rate * factor)
         m.lerp_(g, 1 - FOLLOW)
 

@@ -15,7 +15,7 @@ def on_torch(parts: Parts, factor: float = 10.0) -> Parts:
     def begin(name: str, p: Any) -> list[Any]:
         return []
 
-    def move(turn: update_rules.Turn, p: Any, g: Any, kept: list[Any]) -> None:
+    def move(turn: update_rules.Turn, p: Any, g: Any, moments: list[Any]) -> None:
         p.mul_(turn.shrink()).add_(g, alpha=-turn.rate * factor)
 
     return update_in_backward.on_torch(update_rules.in_torch(parts, begin, move))
@@ -25,8 +25,8 @@ def on_jax(parts: Parts, factor: float = 10.0) -> Parts:
     def begin(name: str, p: Any) -> Any:
         return {}
 
-    def move(turn: update_rules.Turn, p: Any, g: Any, kept: Any) -> tuple[Any, Any]:
-        return (p * turn.shrink() - turn.rate * factor * g).astype(p.dtype), kept
+    def move(turn: update_rules.Turn, p: Any, g: Any, moments: Any) -> tuple[Any, Any]:
+        return (p * turn.shrink() - turn.rate * factor * g).astype(p.dtype), moments
 
     return update_in_backward.on_jax(update_rules.in_jax(parts, begin, move))
 

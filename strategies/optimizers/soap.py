@@ -31,11 +31,11 @@ def on_torch(parts: Parts, every: int = 10) -> Parts:
         elif steps % every == 0:
             basis.copy_(torch.linalg.qr(preconditioner @ basis)[0])
 
-    def move(turn: update_rules.Turn, p: Any, g: Any, kept: list[Any]) -> None:
-        if len(kept) == 2:
-            optimizers.adamw_in_torch(p, g, kept[0], kept[1], turn.steps, turn.rate, turn.decay)
+    def move(turn: update_rules.Turn, p: Any, g: Any, moments: list[Any]) -> None:
+        if len(moments) == 2:
+            optimizers.adamw_in_torch(p, g, moments[0], moments[1], turn.steps, turn.rate, turn.decay)
             return
-        m, v, left, right, by_left, by_right = kept
+        m, v, left, right, by_left, by_right = moments
         if turn.steps > 1:
             m.lerp_(g, 1 - FOLLOW)
             v.lerp_((by_left.mT @ g @ by_right).square_(), 1 - FOLLOW)
@@ -71,19 +71,20 @@ def on_jax(parts: Parts, every: int = 10) -> Parts:
             lambda: jax.lax.cond(steps % every == 0, lambda: jnp.linalg.qr(preconditioner @ basis)[0], lambda: basis),
         )
 
-    def move(turn: update_rules.Turn, p: Any, g: Any, kept: Any) -> tuple[Any, Any]:
-        if "left" not in kept:
-            new, m, v = optimizers.adamw_in_jax(p, g, kept["m"], kept["v"], turn.steps, turn.rate, turn.decay)
+    def move(turn: update_rules.Turn, p: Any, g: Any, moments: Any) -> tuple[Any, Any]:
+        m, v = moments["m"], moments["v"]
+        if "left" not in moments:
+            new, m, v = optimizers.adamw_in_jax(p, g, m, v, turn.steps, turn.rate, turn.decay)
             return new, {"m": m, "v": v}
-        by_left, by_right, first = kept["by_left"], kept["by_right"], turn.steps == 1
-        m = jnp.where(first, kept["m"], FOLLOW * kept["m"] + (1 - FOLLOW) * g)
+        by_left, by_right, first = moments["by_left"], moments["by_right"], turn.steps == 1
+        m = jnp.where(first, m, FOLLOW * m + (1 - FOLLOW) * g)
         squares = jnp.square(by_left.T @ g @ by_right)
-        v = jnp.where(first, kept["v"], FOLLOW * kept["v"] + (1 - FOLLOW) * squares)
+        v = jnp.where(first, v, FOLLOW * v + (1 - FOLLOW) * squares)
         share = jnp.where(first, 1, 1 - FOLLOW ** (turn.steps - 1).astype(p.dtype))
         change = (by_left.T @ m @ by_right) / share / (jnp.sqrt(v / share) + optimizers.EPSILON)
         new = jnp.where(first, p, p * turn.shrink() - turn.rate * (by_left @ change @ by_right.T))
-        left = FOLLOW * kept["left"] + (1 - FOLLOW) * g @ g.T
-        right = FOLLOW * kept["right"] + (1 - FOLLOW) * g.T @ g
+        left = FOLLOW * moments["left"] + (1 - FOLLOW) * g @ g.T
+        right = FOLLOW * moments["right"] + (1 - FOLLOW) * g.T @ g
         bases = {"by_left": turned(left, by_left, turn.steps), "by_right": turned(right, by_right, turn.steps)}
         return new, {"m": m, "v": v, "left": left, "right": right, **bases}
 

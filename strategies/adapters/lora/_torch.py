@@ -42,12 +42,12 @@ def _sizes(parts: Parts, params: Any) -> list[Sizes]:
     shape, dtype = one_token(parts)
     first = torch.zeros(shape, dtype=getattr(torch, dtype), device=parts.place.device)
     x_BTD = parts.embed(parts, params, first)
-    found: list[Sizes] = []
+    sizes: list[Sizes] = []
     for p in params["layers"]:
-        found.append({})
-        watching = watched(parts, found[-1])
+        sizes.append({})
+        watching = watched(parts, sizes[-1])
         x_BTD = watching.block(watching, p, x_BTD)
-    return found
+    return sizes
 
 
 def _with_adapters(parts: Parts, place: str, p: Any, sizes: Sizes, rank: int, targets: str) -> Any:

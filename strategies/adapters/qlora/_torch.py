@@ -35,8 +35,8 @@ def quantised(parts: Parts) -> Parts:
                 return saved
             return saved.shape, saved.stride(), saved.storage_offset()
 
-        def again(kept: Any) -> Tensor:
-            return widened(p[key]).as_strided(*kept) if isinstance(kept, tuple) else kept
+        def again(saved: Any) -> Tensor:
+            return widened(p[key]).as_strided(*saved) if isinstance(saved, tuple) else saved
 
         with saved_tensors_hooks(keep, again):
             return inner_linear(parts, {**p, key: matrix}, name, x)

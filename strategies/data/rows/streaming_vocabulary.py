@@ -29,9 +29,9 @@ def renumbered(ids_N: Any, size: int, counters: int) -> tuple[Any, int]:
     """Number the most frequent words from 1 on, all others 0, in place where it may be; return also how many are 0."""
     import numpy as np
 
-    kept_W = frequent(ids_N, counters)[: size - 1]
-    order_W = np.argsort(kept_W)
-    sorted_W = kept_W[order_W]
+    words_W = frequent(ids_N, counters)[: size - 1]
+    order_W = np.argsort(words_W)
+    sorted_W = words_W[order_W]
     ids_N, unknown = writeable(ids_N), 0
     for start in range(0, len(ids_N), CHUNK):
         piece = ids_N[start : start + CHUNK]

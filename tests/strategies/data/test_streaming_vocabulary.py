@@ -56,9 +56,9 @@ def test_words_that_come_last_push_out_no_frequent_one():
 @pytest.mark.usefixtures("in_pieces")
 def test_words_are_numbered_by_rank_and_all_others_are_unknown():
     ids = corpus()
-    kept = counted(ids)[:19]
+    words = counted(ids)[:19]
     numbers, unknown = renumbered(ids.copy(), 20, 300)
-    number = {word: rank for rank, word in enumerate(kept, 1)}
+    number = {word: rank for rank, word in enumerate(words, 1)}
     assert numbers.tolist() == [number.get(word, 0) for word in ids.tolist()]
     assert unknown == sum(word not in number for word in ids.tolist())
 

@@ -183,13 +183,13 @@ def test_the_threshold_is_where_the_document_puts_it(rows, fused):
 def test_the_choice_is_noted(backend):
     x, w, y = drawn()
     array = torch.from_numpy if backend == "torch" else jnp.asarray
-    for threshold, told in ((1.0, "chose the plain loss: logits of 0.00 GiB are at most 1 GiB"),
+    for threshold, choice in ((1.0, "chose the plain loss: logits of 0.00 GiB are at most 1 GiB"),
                             (0.0, "chose fused_loss: logits of 0.00 GiB are above 0 GiB")):  # fmt: skip
         plain = {"torch": plain_torch, "jax": plain_jax}[backend]
         parts = Parts(None, Place(backend, "cpu"), loss=plain)
         parts = STRATEGIES["automatic_loss"].on[backend](parts, threshold_gib=threshold)
         parts.loss(parts, array(x), array(w), array(y))
-        assert parts.notes["choice"] == told
+        assert parts.notes["choice"] == choice
 
 
 def test_a_policy_that_torch_does_not_have_is_refused():
@@ -282,8 +282,8 @@ def test_the_loss_inside_sees_the_rows_that_count_alone(backend):
     parts.loss(parts, *map(array, (x, w, y)))
     seen_N = np.asarray(seen[0]).ravel()
     assert np.array_equal(seen_N[seen_N != -100], y[y != -100])
-    kept = int((y != -100).sum())
-    assert len(seen_N) == kept if backend == "torch" else kept <= len(seen_N) < 150
+    count = int((y != -100).sum())
+    assert len(seen_N) == count if backend == "torch" else count <= len(seen_N) < 150
 
 
 def test_more_targets_than_there_is_room_for_make_the_loss_nan():

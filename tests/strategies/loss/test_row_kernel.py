@@ -47,8 +47,8 @@ def problem(kind):
 def gradients(value, x, w):
     return [g.double() for g in torch.autograd.grad(value, (x, w))]
 
-def error(found, due):
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(found, due))
+def error(actual, due):
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(actual, due))
 
 rows = {}
 for kind in dtypes:
@@ -59,12 +59,12 @@ for kind in dtypes:
         due_loss = objective.in_torch(wide[0] @ wide[1].T, y)
         due = gradients(due_loss, *wide)
         value = _torch.fused_loss(x, w, y, 16, IGNORED, objective)
-        found = gradients(value, x, w)
+        actual = gradients(value, x, w)
         half = [each.detach().to(torch.bfloat16 if kind == "mixed" else each.dtype).requires_grad_() for each in (x, w)]
         plain = gradients(objective.in_torch(half[0] @ half[1].T, y), *half)
         rows[f"{kind} {'all' if settings else 'plain'}"] = {
-            "loss": abs(float(value.double() - due_loss)) / float(due_loss), "error": error(found, due),
-            "plain": error(plain, due), "finite": all(bool(g.isfinite().all()) for g in found),
+            "loss": abs(float(value.double() - due_loss)) / float(due_loss), "error": error(actual, due),
+            "plain": error(plain, due), "finite": all(bool(g.isfinite().all()) for g in actual),
         }
 x, w, y = problem("float32")
 none = _torch.fused_loss(x, w, torch.full_like(y, IGNORED), 16, IGNORED, Objective())
@@ -82,7 +82,7 @@ from strategies.loss.fused_loss._kernel import BLOCK, WARPS, differentiate_rows
 signature = dict(stride="i64", y_ptr="*i64", seen_ptr="*fp32", V="i32", ignored="i64", cap="fp32", smoothing="fp32",
                  z_loss="fp32", half="fp32", BLOCK="constexpr", CAPPED="constexpr", APART="constexpr")
 tools = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
-found = []
+kernels = []
 for capability in (80, 89, 90, 100):
     ptxas = os.path.join(tools, "ptxas-blackwell" if capability >= 100 else "ptxas")
     for dtype, capped in (("*bf16", False), ("*bf16", True), ("*fp32", False)):
@@ -95,14 +95,14 @@ for capability in (80, 89, 90, 100):
             file.flush()
             arch = re.search(r"\\.target (sm_\\w+)", kernel.asm["ptx"])[1]
             command = [ptxas, "-v", f"-arch={arch}", file.name, "-o", os.devnull]
-            told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        found.append({
+            report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        kernels.append({
             "capability": capability, "dtype": dtype,
-            "spills": sum(int(size) for size in re.findall(r"(\\d+) bytes spill", told)),
-            "stack": int(re.search(r"(\\d+) bytes stack frame", told)[1]),
-            "registers": int(re.search(r"Used (\\d+) registers", told)[1]),
+            "spills": sum(int(size) for size in re.findall(r"(\\d+) bytes spill", report)),
+            "stack": int(re.search(r"(\\d+) bytes stack frame", report)[1]),
+            "registers": int(re.search(r"Used (\\d+) registers", report)[1]),
         })
-print(json.dumps(found))
+print(json.dumps(kernels))
 """
 
 

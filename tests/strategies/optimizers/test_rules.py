@@ -66,8 +66,8 @@ def away(answer, reference):
 
 def bytes_of(state):
     """What the state has beside parameters and the count of steps."""
-    held = {key: value for key, value in state.items() if key not in ("params", "steps")}
-    return sum(leaf.nbytes for _, leaf in tree.leaves(held) if hasattr(leaf, "nbytes"))
+    rest = {key: value for key, value in state.items() if key not in ("params", "steps")}
+    return sum(leaf.nbytes for _, leaf in tree.leaves(rest) if hasattr(leaf, "nbytes"))
 
 
 # One matrix, step by step
