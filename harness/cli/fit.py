@@ -1,6 +1,5 @@
 """`harness fit`."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -54,7 +53,7 @@ def command(
     loaded = plugins.load(names)
     plan = plan_of(path, model_of(model, tokens, batch, rows), loaded, place, only)
     cache = session.cache_folder()
-    machine = Machine() if predict_only else replace(this_machine(plan.places, cache), cache=None)  # rates will do
+    machine = Machine() if predict_only else this_machine(plan.places, cache)
     search = Search(plan, loaded, names, over, cache, note, machine)
     budgets = [size(each) for each in budget or ()] or [of_this_machine(plan.places)]
     file, found = run(search, budgets, results, predict_only)

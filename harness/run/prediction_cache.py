@@ -1,18 +1,21 @@
-"""Predictions from earlier runs, kept by what they depend on: the case, the code that predicts it, the versions."""
+"""Predict cases, but for those that were predicted before by the same code of the same versions."""
 
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 import harness
 from harness.contract.plugins import Plugins
+from harness.machine import facts
 from harness.records import Case, Record
+from harness.run import predictions
 
 PREDICTING = ("worker/prediction.py", "worker/batch_sizes.py", "worker/tasks.py")
 BOUNDS = ("verdicts/bound.py", "verdicts/residuals.json")
@@ -20,8 +23,43 @@ ROOMS = ("backends", "contract", "workloads", *PREDICTING, *BOUNDS, "records/roo
 """Files of the harness that a prediction depends on; of a folder its code."""
 
 
+def folder(cache: Path) -> Path:
+    """Return the folder of predictions within that of all that is worth storing."""
+    return cache / "predictions"
+
+
+def of_cases(
+    cases: Sequence[Case],
+    within: Path | None,
+    corpora: Mapping[str, Any],
+    plugins: Plugins,
+    names: tuple[str, ...] = (),
+    card: str = "",
+    calls: bool = False,
+    **rest: Any,
+) -> Iterator[tuple[Case, Record]]:
+    """Yield each case with its prediction, in no order: from a folder, or as `predictions.of_cases` makes it.
+
+    What is made is stored in the folder; None predicts every case.
+    """
+    stored: dict[str, Path] = {}
+    open_ = list(cases)
+    if within is not None:
+        versions = facts.versions() | dict(plugins.versions)
+        for case in cases:
+            depends = (corpora.get(case.comparison_key), card, *(["calls"] if calls else []))
+            path = stored[case.digest()] = within / f"{key(case, plugins, versions, *depends)}.json"
+            if (record := read(path)) is not None:
+                open_.remove(case)
+                yield case, record
+    for case, record in predictions.of_cases(open_, corpora, plugins, names, card=card, calls=calls, **rest):
+        if case.digest() in stored:
+            write(stored[case.digest()], record)
+        yield case, record
+
+
 def key(case: Case, plugins: Plugins, versions: Mapping[str, str], *rest: object) -> str:
-    """Return the name under which the prediction of a case is kept."""
+    """Return the name under which the prediction of a case is stored."""
     backend = case.place.backend
     forms = [plugins.workloads[case.workload].on.get(backend)]  # none where there is no form for this backend
     forms += [plugins.strategies[applied.name].on.get(backend) for applied in case.strategies]
@@ -31,24 +69,23 @@ def key(case: Case, plugins: Plugins, versions: Mapping[str, str], *rest: object
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def read(folder: Path, name: str) -> Record | None:
-    """Return a prediction that is kept; None where there is none that can be read."""
+def read(path: Path) -> Record | None:
+    """Return a stored prediction; None where there is none that can be read."""
     try:
-        record = Record.model_validate_json((folder / f"{name}.json").read_bytes())
+        record = Record.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
     return record if record.status == "ok" else None
 
 
-def write(folder: Path, name: str, record: Record) -> None:
-    """Keep a prediction; a folder that cannot be written keeps nothing, and the next run predicts again."""
+def write(path: Path, record: Record) -> None:
+    """Store a prediction; in a folder that cannot be written nothing is, and the next run predicts again."""
     if record.status != "ok" or record.prediction.predicted_peak_bytes is None:
         return
     entry = Record(prediction=record.prediction, notes=record.notes, extra=record.extra, missing=record.missing)
-    path = folder / f"{name}.json"
     partial = path.with_suffix(f".{os.getpid()}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(entry.model_dump_json(exclude_defaults=True), encoding="utf-8")
         os.replace(partial, path)
     except OSError:

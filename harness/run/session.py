@@ -207,35 +207,23 @@ class Session:
     def predict(self, comparison: Comparison) -> None:
         """Predict the open cases of a comparison, but for what an earlier run predicted with the same code."""
         slots = {case.digest(): Slot(case=self.schedule.digest(case), kind="predict") for case in comparison.cases}
-        folder = self.options.cache / "predictions"
         here = gpu.seen() if comparison.baseline.place.device == "cuda" else None
-        card = here.name if here is not None else ""
-        names: dict[str, str] = {}
-        cases = []
-        for case in comparison.cases:
-            if not self.is_open(slots[case.digest()]):
-                continue
-            corpus = self.corpora.get(case.comparison_key)
-            names[case.digest()] = prediction_cache.key(case, self.plugins, self.schedule.versions, corpus, card)
-            if (record := prediction_cache.read(folder, names[case.digest()])) is not None:
-                self.keep(record, case, slots[case.digest()])
-            else:
-                cases.append(case)
+        cases = [case for case in comparison.cases if self.is_open(slots[case.digest()])]
         if not cases:
             return
         self.progress.start("predict", cases[0])
-        predicted = predictions.of_cases(
+        predicted = prediction_cache.of_cases(
             cases,
+            prediction_cache.folder(self.options.cache),
             self.corpora,
             self.plugins,
             self.options.plugins,
-            self.run_id,
-            self.progress.phase,
-            min(predictions.SECONDS, self.plan.suite.timeout_seconds),
-            card=card,
+            card=here.name if here is not None else "",
+            run_id=self.run_id,
+            watch=self.progress.phase,
+            seconds=min(predictions.SECONDS, self.plan.suite.timeout_seconds),
         )
         for case, record in predicted:
-            prediction_cache.write(folder, names[case.digest()], record)
             self.keep(record, case, slots[case.digest()])
 
     def warn_of_memory(self, comparison: Comparison) -> None:

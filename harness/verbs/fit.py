@@ -192,7 +192,7 @@ class Search:
             values = sorted({value for _, value in turns})
             self.log(f"predicting {self.over} {', '.join(f'{value:,}' for value in values)}")
             cases = [at(row.case, self.over, value) for row, value in turns]
-            predicted = of_cases(cases, self.plan, self.plugins, self.names, self.machine)
+            predicted = of_cases(cases, self.plan, self.plugins, self.names, self.machine, calls=False)
             for (row, value), prediction in zip(turns, predicted, strict=True):
                 row.take(value, prediction)
 

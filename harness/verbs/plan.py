@@ -12,7 +12,7 @@ from harness.machine import facts, gpu, throughput
 from harness.records import Case, Prediction, Record
 from harness.records.roofline import Rates, estimate
 from harness.refusal import Refusal
-from harness.run import predictions, prepare_data
+from harness.run import prediction_cache, prepare_data
 from harness.suite.plan import Comparison, Plan
 from harness.suite.units import shown
 
@@ -24,8 +24,9 @@ TIMED = 0.9
 
 @dataclass(frozen=True)
 class Machine:
-    """What cases must fit: bytes of the host and of a GPU; and rates by place, with the folder that keeps more of them.
+    """What cases must fit: bytes of the host and of a GPU; and rates by place.
 
+    `cache` is the folder of what is stored between runs: predictions, and the times of operators.
     None where not known. `card` is the name of the GPU, by which JAX's compiler knows what to compile for.
     """
 
@@ -124,34 +125,36 @@ def of_cases(
     names: tuple[str, ...],
     machine: Machine,
     on_case: Callable[[Case], None] = lambda case: None,
+    calls: bool = True,
 ) -> list[PlanRow]:
     """Predict cases, in their order, and call `on_case` after each; the data that they read are supposed, not made.
 
-    Then the operators of their steps are timed where they are not known yet.
+    With `calls` the operators of the steps are timed where they are not known yet, if the machine has a cache and a
+    step fits.
     """
     supposed = {case.comparison_key: prepare_data.supposed(plan, case, plugins) for case in cases}
     records: dict[str, Record] = {}
-    calls = machine.cache is not None
-    for case, record in predictions.of_cases(list(cases), supposed, plugins, names, calls=calls, card=machine.card):
+    within = None if machine.cache is None else prediction_cache.folder(machine.cache)
+    calls = calls and machine.cache is not None
+    for case, record in prediction_cache.of_cases(
+        cases, within, supposed, plugins, names, card=machine.card, calls=calls
+    ):
         records[case.digest()] = record
         on_case(case)
-    machine = _with_calls(machine, [(case, records[case.digest()]) for case in cases])
+    if calls:
+        machine = _with_calls(machine, [(case, records[case.digest()]) for case in cases])
     return [row_of(case, records[case.digest()], machine) for case in cases]
 
 
 def _with_calls(machine: Machine, predicted: Sequence[tuple[Case, Record]]) -> Machine:
-    """Return the machine with the times of the calls that the predicted steps make."""
-    if machine.cache is None:
-        return machine
-    rates = {
-        place: throughput.with_calls(
-            each,
-            place,
-            [work for case, record in predicted if case.place == place for work in record.prediction.predicted_work],
-            machine.cache,
-        )
-        for place, each in (machine.rates or {}).items()
-    }
+    """Return the machine with the times of the calls that the steps make, of places where one of them fits."""
+    assert machine.cache is not None
+    rates = dict(machine.rates or {})
+    for place, each in rates.items():
+        here = [(case, record) for case, record in predicted if case.place == place]
+        if any(row_of(case, record, machine).fits is not False for case, record in here):
+            work = [work for _, record in here for work in record.prediction.predicted_work]
+            rates[place] = throughput.with_calls(each, place, work, machine.cache)
     return replace(machine, rates=rates)
 
 
@@ -211,7 +214,7 @@ def remedies(
         for name in SHRINKABLE
         if isinstance(leanest.case.shape.get(name), int) and leanest.case.shape[name] > 1
     }
-    predicted = of_cases(list(halved.values()), plan, plugins, names, replace(machine, cache=None))
+    predicted = of_cases(list(halved.values()), plan, plugins, names, machine, calls=False)
     remedies = [
         Remedy(f"{name} {row.case.shape[name]:,}", row.need_bytes, bool(row.fits))
         for name, row in zip(halved, predicted, strict=True)

@@ -2,13 +2,14 @@
 
 import os
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.contract import plugins
 from harness.records import Applied, Case
-from harness.run import predictions, template
+from harness.run import prediction_cache, predictions, template
 
 LOADED = plugins.load()
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "batch": 1}
@@ -50,6 +51,27 @@ def test_side_by_side_gives_each_case_what_one_after_another_gives(two_cores, mo
         {case.digest(): record.prediction.predicted_peak_bytes for case, record in found} for found in (together, alone)
     ]
     assert peaks[0] == peaks[1] and len(peaks[0]) == 5 and None not in peaks[0].values()
+
+
+def test_what_was_predicted_is_read_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    run = predictions.runner.run
+    monkeypatch.setattr(
+        predictions.runner, "run", lambda task, *rest: started.append(len(task.cases)) or run(task, *rest)
+    )
+
+    def peaks(count: int, **rest: object) -> dict[str, int | None]:
+        predicted = prediction_cache.of_cases(cases(count), tmp_path, {}, LOADED, **rest)
+        return {case.digest(): record.prediction.predicted_peak_bytes for case, record in predicted}
+
+    first = peaks(2)
+    assert peaks(2) == first and None not in first.values() and started == [2]
+    assert peaks(3).items() > first.items() and started == [2, 1], "the third alone"
+    assert peaks(2, calls=True) == first and started == [2, 1, 2], "call by call is another prediction"
+    assert peaks(2, calls=True) == first and started == [2, 1, 2]
+    for path in tmp_path.iterdir():
+        path.write_text("{")
+    assert peaks(2) == first and started == [2, 1, 2, 2], "what cannot be read is predicted anew"
 
 
 def children() -> set[int]:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,15 @@ import yaml
 from harness.backends.cards import CARDS
 from harness.cli.inputs import machine_of
 from harness.contract import plugins
+from harness.contract.place import Place
+from harness.machine import throughput
 from harness.records import Applied, Case, store
 from harness.refusal import Refusal
 from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
 from harness.verbs.advise import combinations, front, group_of, members, promising
-from harness.verbs.plan import Machine, PlanRow, of_plan, remedies
+from harness.verbs.plan import Machine, PlanRow, of_plan, remedies, this_machine
 
 LOADED = plugins.load()
 SUITE = """
@@ -206,6 +209,19 @@ def test_remedies_halve_what_can_be_halved(path: Path) -> None:
     found = remedies(rows, whole, LOADED, (), machine)
     assert [each.change.split()[0] for each in found].sort() == ["layers", "tokens"].sort()
     assert found and all(each.need_bytes < min(row.need_bytes or 0 for row in rows) for each in found)
+
+
+def test_operators_are_timed_only_where_a_step_fits(
+    path: Path, tmp_path: Path, rates_in: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = plan(path)
+    timed: list[Place] = []
+    monkeypatch.setattr(throughput, "with_calls", lambda rates, place, work, cache: timed.append(place) or rates)
+    here = this_machine(whole.places, rates_in(tmp_path) / "harness")
+    of_plan(whole, LOADED, (), replace(here, host_bytes=4 << 20))
+    assert timed == []
+    of_plan(whole, LOADED, (), here)
+    assert timed == [Place("torch", "cpu")]
 
 
 @pytest.mark.slow
