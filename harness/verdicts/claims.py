@@ -222,7 +222,8 @@ class _Evaluation:
             row for row in asked if [applied.name for applied in row.case.strategies] == wanted.split("+")
         ]
         if len(rows) != 1:
-            raise Unknown(f"{len(rows)} rows are '{label}'")
+            name = label.strip("'")
+            raise Unknown(f"{len(rows)} rows are '{name}'")
         return tables[0], rows[0]
 
 

@@ -219,6 +219,11 @@ def test_a_figure_may_look_at_another_comparison():
     assert verdict("peak(checkpoint, tokens=5) < 1").verdict == "untested"
 
 
+@pytest.mark.parametrize("label", ["'checkpoint(every=7)'", '"checkpoint(every=7)"'])
+def test_a_row_that_is_not_there_is_named_once_quoted(label):
+    assert verdict(f"peak({label}) < 1", tokens=1024).reason == "0 rows are 'checkpoint(every=7)'"
+
+
 def test_the_rows_that_decided_are_named():
     found = verdict("peak(checkpoint) <= 0.6 * peak(baseline)", tokens=1024)
     assert [each.label for each in found.rows] == ["checkpoint", "baseline"]

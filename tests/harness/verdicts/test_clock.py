@@ -6,12 +6,12 @@
 import importlib.util
 import sys
 from pathlib import Path
-from statistics import median
 
 import pytest
 
 from harness.verdicts import dunnett
 from harness.verdicts.looks import LOOKS
+from harness.verdicts.observed import of_steps
 
 PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "clock_figures.py"
 
@@ -28,7 +28,7 @@ def clock():
 
 @pytest.fixture(scope="module")
 def shape(clock):
-    return clock.residuals(clock.times(clock.committed(), median).values())
+    return clock.residuals(clock.times(clock.committed(), of_steps).values())
 
 
 @pytest.fixture(scope="module")
