@@ -96,7 +96,7 @@ def figures(loss: Loss, n: int, D: int, V: int) -> dict[str, float]:
 
 
 def row(label: str, loss: Loss | str, device: str, shapes: list[tuple[int, int, int]]) -> dict[str, Any]:
-    """Measure one loss; what fails is said in its place."""
+    """Measure one loss; an error stands in its place."""
     if isinstance(loss, str):
         return {"loss": label, "untested": loss}
     result: dict[str, Any] = {"loss": label}

@@ -29,12 +29,12 @@ PACKAGES = (
     "liger-kernel cut-cross-entropy"
 )
 VARIABLES = ("CUDA", "NVIDIA", "LD_LIBRARY", "XLA", "TORCH", "TRITON", "PYTORCH")
-CALLED_LATER: list[Callable[[str], Any]] = []
+FACTS: list[Callable[[str], Any]] = []
 
 
 def fact(function: Callable[[str], Any]) -> Callable[[str], Any]:
     """Let a function of the device be one of the facts, under its own name."""
-    CALLED_LATER.append(function)
+    FACTS.append(function)
     return function
 
 
@@ -66,13 +66,13 @@ def driver_files(device: str) -> Any:
 @fact
 def packages(device: str) -> Any:
     """The versions of all packages that matter."""
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in PACKAGES.split():
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions
 
 
 @fact
@@ -108,11 +108,11 @@ def context(device: str) -> Any:
     import torch
 
     torch.ones(1, device=device)
-    held = {"driver": view.used(), "reason": view.reason}
+    figures = {"driver": view.used(), "reason": view.reason}
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
-        held |= {"free": free, "total": total, "reserved": torch.cuda.memory_reserved()}
-    return held
+        figures |= {"free": free, "total": total, "reserved": torch.cuda.memory_reserved()}
+    return figures
 
 
 @fact
@@ -123,9 +123,9 @@ def blocks(device: str) -> Any:
     counts = {}
     for mib in (1.5, 10.5, 19.5, 20.5, 33.3, 100.01):
         with counted() as figures:
-            held = torch.empty(int(mib * MIB), dtype=torch.uint8, device=device)
+            tensor = torch.empty(int(mib * MIB), dtype=torch.uint8, device=device)
         counts[mib] = dict(figures)
-        del held
+        del tensor
     return counts
 
 
@@ -179,19 +179,19 @@ import jax, jax.numpy as jnp
 device = jax.devices(sys.argv[1])[0]
 def stats():
     return device.memory_stats() or {}
-found = {"kind": device.device_kind, "before": stats()}
+counters = {"kind": device.device_kind, "before": stats()}
 product = jax.jit(lambda x: jnp.tanh(x @ x).sum())
 x = jnp.ones((2048, 2048), jnp.bfloat16)
-found["with an array"] = stats()
+counters["with an array"] = stats()
 product.lower(x).compile()
-found["compiled"] = stats()
+counters["compiled"] = stats()
 product(x).block_until_ready()
-found["run"] = stats()
+counters["run"] = stats()
 q = jnp.ones((1, 256, 4, 64), jnp.bfloat16)
 way = "cudnn" if sys.argv[1] == "gpu" else "xla"
 jax.nn.dot_product_attention(q, q, q, is_causal=True, implementation=way).block_until_ready()
-found["attention"] = stats()
-print(json.dumps(found))
+counters["attention"] = stats()
+print(json.dumps(counters))
 """
 
 
@@ -213,15 +213,16 @@ def main() -> int:
     parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
     device = "cpu" if options.cpu else "cuda"
-    found: dict[str, Any] = {}
-    for function in CALLED_LATER:
+    results: dict[str, Any] = {}
+    for function in FACTS:
         started, name = time.monotonic(), function.__name__
         try:
-            found[name] = function(device)
+            results[name] = function(device)
         except Exception as error:
-            found[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
-        print(f"{time.monotonic() - started:5.1f} s  {name}: {json.dumps(found[name], default=str)[:300]}", flush=True)
-        options.out.write_text(json.dumps(found, indent=1, default=str))  # as far as it came, whatever ends it
+            results[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+        line = json.dumps(results[name], default=str)[:300]
+        print(f"{time.monotonic() - started:5.1f} s  {name}: {line}", flush=True)
+        options.out.write_text(json.dumps(results, indent=1, default=str))  # as far as it came, whatever ends it
     return 0
 
 

@@ -87,8 +87,8 @@ class Backend(Protocol):
     def peak(self, place: Place) -> dict[str, int]:
         """Read the peak since then in bytes above the base, by meter; {} on the CPU."""
 
-    def held(self, place: Place) -> int | None:
-        """Read the bytes that the device holds now, above its base; None on the CPU."""
+    def in_use(self, place: Place) -> int | None:
+        """Read the bytes in use on the device now, above its base; None on the CPU."""
 
     def tracing(self) -> bool:
         """Return whether a compiler is looking at the code that runs."""

@@ -214,10 +214,10 @@ def peak(place: Place) -> dict[str, int]:
     return {"allocated": max(of_devices)} if of_devices else {}
 
 
-def held(place: Place) -> int | None:
-    """Read the bytes that the largest device holds now, above its base; None on the CPU."""
-    in_use = [stats.get("bytes_in_use", 0) - _base.get(at, 0) for at, stats in enumerate(_stats(place))]
-    return max(in_use, default=None)
+def in_use(place: Place) -> int | None:
+    """Read the bytes in use on the fullest device now, above its base; None on the CPU."""
+    of_devices = [stats.get("bytes_in_use", 0) - _base.get(at, 0) for at, stats in enumerate(_stats(place))]
+    return max(of_devices, default=None)
 
 
 def tracing() -> bool:

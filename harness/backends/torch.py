@@ -169,8 +169,8 @@ def peak(place: Place) -> dict[str, int]:
     }
 
 
-def held(place: Place) -> int | None:
-    """Read the bytes that the device's allocator holds now, above the base; None on the CPU."""
+def in_use(place: Place) -> int | None:
+    """Read the bytes that the device's allocator has handed out now, above the base; None on the CPU."""
     return torch.cuda.memory_allocated() - _base.get("allocated", 0) if place.device == "cuda" else None
 
 

@@ -189,8 +189,8 @@ class LiveStorage(TorchDispatchMode):
         for number, size in sizes.items():
             if size:
                 makers.setdefault(self._makers[number], []).append(size)
-        found = (Standing(*maker, sum(each), len(each)) for maker, each in makers.items())
-        return tuple(sorted(found, key=lambda each: each.bytes, reverse=True))
+        standing = (Standing(*maker, sum(each), len(each)) for maker, each in makers.items())
+        return tuple(sorted(standing, key=lambda each: each.bytes, reverse=True))
 
     def _take(self, tensor: torch.Tensor, size: int) -> Any:
         """Take memory for a new storage; what is returned gives it back."""

@@ -65,29 +65,29 @@ def training(
         name = "steady_step"
         yield loss, mark
     if ending is not None:
-        held = [state]
+        states = [state]
         del state
-        yield _ended(parts, held, source, batches, phase, finish, ending.file)
+        yield _ended(parts, states, source, batches, phase, finish, ending.file)
 
 
 def _ended(
     parts: Parts,
-    held: list[Any],
+    states: list[Any],
     source: Any,
     batches: Iterator[Any],
     phase: Phase,
     finish: Callable[[Any], Any],
     file: Checkpoint,
 ) -> tuple[Any, Any]:
-    """Evaluate, save and resume; take the state out of `held`, so that the resumed one does not lie beside it."""
+    """Evaluate, save and resume; take the one state out of the list, so that the resumed one does not lie beside it."""
     if parts.evaluate is ABSENT:
         raise Refusal("this workload ends with its steps: leave out `evaluations`")
     with phase("evaluate"):
-        loss = parts.evaluate(parts, held[0]["params"], islice(batches, parts.shape.evaluations))
-        finish((held[0], loss))
+        loss = parts.evaluate(parts, states[0]["params"], islice(batches, parts.shape.evaluations))
+        finish((states[0], loss))
     with phase("save"):
-        parts.save(parts, held[0], file)
-    held.clear()
+        parts.save(parts, states[0], file)
+    states.clear()
     with phase("resume"):
         state = parts.resume(parts, source, file)
         return loss, finish((state, loss))

@@ -13,13 +13,13 @@ STAGES = ("parameters", "embedding", "first layer", "forward", "loss")
 
 @dataclass(frozen=True)
 class Profile:
-    """Fills `stages`: what `held()` counts after each, and of the loss `most()`, the most since it began.
+    """Fills `stages`: what `in_use()` counts after each, and of the loss `most()`, the most since it began.
 
     The loss lasts until the gradient of its hidden states. Each stage is that of the first step alone.
     While a compiler looks at the code (`tracing()`) nothing is noted: to read the memory would cut its graph in two.
     """
 
-    held: Callable[[], int]
+    in_use: Callable[[], int]
     most: Callable[[], int]
     tracing: Callable[[], bool] = lambda: False
     stages: dict[str, int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Profile:
         @wraps(part)
         def ended(*args: Any, **kwargs: Any) -> Any:
             result = part(*args, **kwargs)
-            self._note(name, self.held)
+            self._note(name, self.in_use)
             return result
 
         return ended
@@ -56,7 +56,7 @@ class Profile:
 
         @wraps(part)
         def loss(parts: Parts, x_BTD: Any, *rest: Any) -> Any:
-            self._note("forward", self.held)
+            self._note("forward", self.in_use)
             if "loss" not in self.stages and getattr(x_BTD, "requires_grad", False) and not self.tracing():
                 x_BTD.register_hook(lambda gradient: self._note("loss", self.most))
             return part(parts, x_BTD, *rest)

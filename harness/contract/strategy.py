@@ -82,9 +82,9 @@ class Strategy:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def probed(self, knobs: Mapping[str, Any], shape: Any, small: Any) -> dict[str, Any]:
-        """Return the knobs for a small shape that stands for another: those given, but for `scaled` and `probe`."""
-        given = {name: knob.default for name, knob in self.knobs.items()} | dict(knobs)
-        scaled = {name: function(given[name], shape, small) for name, function in self.scaled.items()}
+        """Return the knobs for a small shape that stands for another: the same, but for `scaled` and `probe`."""
+        values = {name: knob.default for name, knob in self.knobs.items()} | dict(knobs)
+        scaled = {name: function(values[name], shape, small) for name, function in self.scaled.items()}
         return {**knobs, **scaled, **self.probe}
 
     @property

@@ -38,14 +38,14 @@ class State:
 
 def seen() -> Gpu | None:
     """Return the first visible GPU as it is now; None where the driver's tool is absent, fails, or sees none."""
-    said = _asked(FACTS)
-    if said is None or not (said["memory.total"].isdigit() and said["memory.free"].isdigit()):
+    fields = _asked(FACTS)
+    if fields is None or not (fields["memory.total"].isdigit() and fields["memory.free"].isdigit()):
         return None
-    said |= _asked(MORE_FACTS) or dict.fromkeys(MORE_FACTS, "")
-    kept = int(said["memory.reserved"]) if said["memory.reserved"].isdigit() else 0
-    total, free = int(said["memory.total"]), int(said["memory.free"])
-    mig = said["mig.mode.current"] == "Enabled"
-    return Gpu(said["name"], (total - kept) << 20, free << 20, said["driver_version"], mig)
+    fields |= _asked(MORE_FACTS) or dict.fromkeys(MORE_FACTS, "")
+    reserved = int(fields["memory.reserved"]) if fields["memory.reserved"].isdigit() else 0
+    total, free = int(fields["memory.total"]), int(fields["memory.free"])
+    mig = fields["mig.mode.current"] == "Enabled"
+    return Gpu(fields["name"], (total - reserved) << 20, free << 20, fields["driver_version"], mig)
 
 
 @cache

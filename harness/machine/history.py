@@ -70,12 +70,10 @@ def _of_source(source: str) -> str:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            said = (ast.Expr, ast.Constant)
-            node.body = [  # type: ignore[attr-defined]
-                each
-                for each in body
-                if not (
-                    isinstance(each, said[0]) and isinstance(each.value, said[1]) and isinstance(each.value.value, str)
-                )
-            ]
+            node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
     return ast.dump(tree)
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Return whether a statement is a string alone: a docstring."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

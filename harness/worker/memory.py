@@ -123,12 +123,12 @@ def _watched(parts: Any, watch: _Watch, backend: Any) -> Any:
 def _contents(backend: Any, place: Place, meter: memory.PhaseMeter) -> Contents:
     """Return what reads the sizes of a run's arrays, and its memory after each stage."""
     of_run = (backend, place, meter)
-    return Contents(backend, Profile(partial(_above_base, *of_run), partial(_most_of_loss, *of_run), backend.tracing))
+    return Contents(backend, Profile(partial(_in_use, *of_run), partial(_most_of_loss, *of_run), backend.tracing))
 
 
-def _above_base(backend: Any, place: Place, meter: memory.PhaseMeter) -> int:
-    """Count what is held now above the base: on the device, or on a CPU in the process."""
-    on_device: int | None = backend.held(place)
+def _in_use(backend: Any, place: Place, meter: memory.PhaseMeter) -> int:
+    """Count the bytes in use now above the base: on the device, or on a CPU in the process."""
+    on_device: int | None = backend.in_use(place)
     return memory.read().rss - meter.base.rss if on_device is None else on_device
 
 

@@ -64,9 +64,9 @@ def test_the_probe_goes_on_after_a_fact_that_fails(tmp_path: Path) -> None:
         "import sys; sys.path.insert(0, 'gpu'); import probe\n"
         "def broken(device): raise OSError('no such file')\n"
         "def fine(device): return device\n"
-        "probe.CALLED_LATER[:] = [broken, fine]\n"
+        "probe.FACTS[:] = [broken, fine]\n"
         f"sys.argv = ['probe', {str(tmp_path / 'out.json')!r}, '--cpu']; sys.exit(probe.main())"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert found == {"broken": {"error": "OSError: no such file"}, "fine": "cpu"}
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert results == {"broken": {"error": "OSError: no such file"}, "fine": "cpu"}

@@ -10,7 +10,7 @@ from harness.contract.toolkit import optimizers, trees
 
 
 class Turn(NamedTuple):
-    """What a rule is given beside a tensor and its gradient: the number of this update, from 1, and the rates."""
+    """What a rule gets beside a tensor and its gradient: the number of this update, from 1, and the rates."""
 
     steps: Any
     rate: float
@@ -29,7 +29,7 @@ def is_hidden(name: str, dimensions: int) -> bool:
 def in_torch(
     parts: Parts, begin: Callable[[str, Any], list[Any]], move: Callable[[Turn, Any, Any, list[Any]], None]
 ) -> Parts:
-    """Rewrite `init` and `update` for a rule: `begin(name, p)` lists what it keeps, `move(turn, p, g, kept)` moves.
+    """Rewrite `init` and `update` for a rule: `begin(name, p)` lists what it keeps, `move(turn, p, g, moments)` moves.
 
     Both work in place, without gradients. Tensors are moved one after the other, so the scratch is that of one.
     """
@@ -40,8 +40,9 @@ def in_torch(
 
         state = inner(parts, source)
         with torch.no_grad():
-            kept = trees.mapped(lambda name, p: begin(name, p.detach()), trees.names(state["params"]), state["params"])
-        return {**state, "moments": kept}
+            names = trees.names(state["params"])
+            moments = trees.mapped(lambda name, p: begin(name, p.detach()), names, state["params"])
+        return {**state, "moments": moments}
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         import torch
@@ -59,8 +60,8 @@ def in_jax(
 ) -> Parts:
     """Rewrite `init` and `update` for a rule: `begin(name, p)` is what is kept of a tensor, or of that of one layer.
 
-    It is any tree of arrays, and lies in the state as `first`. `move(turn, p, g, kept)` returns the new tensor and what
-    is kept of it, of the same types.
+    It is any tree of arrays, and lies in the state as `first`. `move(turn, p, g, moments)` returns the new tensor and
+    what is kept of it, of the same types.
     """
     inner = parts.init
 
@@ -68,7 +69,7 @@ def in_jax(
         import jax
         import jax.numpy as jnp
 
-        def kept(p: Any, name: str) -> Any:
+        def moments_of(p: Any, name: str) -> Any:
             if not optimizers.stacked(name):
                 return begin(name, p)
             of_layer = begin(name, p[0])
@@ -76,7 +77,7 @@ def in_jax(
 
         state = inner(parts, source)
         rest = {key: value for key, value in state.items() if key != "second"}
-        return {**rest, "first": trees.mapped(kept, state["params"], trees.names(state["params"]))}
+        return {**rest, "first": trees.mapped(moments_of, state["params"], trees.names(state["params"]))}
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         turn = Turn(state["steps"] + 1, parts.shape.learning_rate, parts.shape.weight_decay)

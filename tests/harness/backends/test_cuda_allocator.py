@@ -59,12 +59,12 @@ def test_pools_do_not_lend_to_each_other() -> None:
 
 def test_freed_segments_stay_reserved_until_the_cache_is_emptied() -> None:
     memory = Allocator()
-    kept = memory.allocate(3 * MIB)
+    staying = memory.allocate(3 * MIB)
     memory.free(memory.allocate(100 * MIB))
     assert (memory.allocated, memory.reserved) == (3 * MIB, 120 * MIB)
     memory.empty_cache()
     assert memory.reserved == 20 * MIB  # the segment with a block in it stays
-    memory.free(kept)
+    memory.free(staying)
     memory.empty_cache()
     assert memory.reserved == 0
 

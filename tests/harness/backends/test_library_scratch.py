@@ -98,10 +98,10 @@ def test_gloo_copies_the_whole_while_it_gathers_and_scatters() -> None:
 
     def peak(collective: Callable[[torch.Tensor], torch.Tensor], size: int) -> int:
         with pretended(2), FakeTensorMode(), LiveStorage() as live:
-            given = torch.empty(size, dtype=torch.uint8)
+            sent = torch.empty(size, dtype=torch.uint8)
             with live.phase("step"):
-                result = collective(given)
-            assert live.live == given.numel() + result.numel(), "the copy is gone"
+                result = collective(sent)
+            assert live.live == sent.numel() + result.numel(), "the copy is gone"
             return live.peaks["step"]
 
     assert peak(reduce_scatter, 4096) == 4096 + 2048 + 4096

@@ -99,14 +99,14 @@ def test_each_thread_keeps_one_workspace_of_cublas(card, size):
         assert storage.allocator.allocated == 4 * MIB + 2 * size
 
 
-@pytest.mark.parametrize(("version", "kept"), [((2, 6), 0), ((2, 10), 2)])
-def test_a_bias_is_added_by_cublaslt_in_a_workspace_of_its_own(version, kept):
+@pytest.mark.parametrize(("version", "staying"), [((2, 6), 0), ((2, 10), 2)])
+def test_a_bias_is_added_by_cublaslt_in_a_workspace_of_its_own(version, staying):
     with device(T4, version) as storage:
         layer = torch.nn.Linear(1024, 1024, device="cuda")
         x = torch.empty(1024, 1024, device="cuda", requires_grad=True)
         checkpoint(lambda x: layer(layer(x)), x, use_reentrant=False).sum().backward()  # the first layer runs twice
         x.grad = layer.weight.grad = layer.bias.grad = None
-        assert storage.allocator.allocated == 8 * MIB + 4096 + 2 * 8519680 + kept * MIB
+        assert storage.allocator.allocated == 8 * MIB + 4096 + 2 * 8519680 + staying * MIB
 
 
 def test_what_moves_to_the_host_leaves_the_device_in_locked_powers_of_two():

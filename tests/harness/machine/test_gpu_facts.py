@@ -141,7 +141,7 @@ def test_predictions_take_no_gpu(tool: Callable[..., None]) -> None:
 # What the doctor says
 
 
-def told(monkeypatch: pytest.MonkeyPatch, path: Path) -> str:
+def findings(monkeypatch: pytest.MonkeyPatch, path: Path) -> str:
     monkeypatch.setattr(doctor.backends, "DRIVER_FILES", (str(path),))
     return " ".join(finding.what for finding in doctor._gpu())
 
@@ -149,13 +149,13 @@ def told(monkeypatch: pytest.MonkeyPatch, path: Path) -> str:
 def test_the_doctor_names_what_stands_in_the_way(
     tool: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "no GPU" in told(monkeypatch, tmp_path / "absent")
-    assert "does not answer" in told(monkeypatch, tmp_path)
+    assert "no GPU" in findings(monkeypatch, tmp_path / "absent")
+    assert "does not answer" in findings(monkeypatch, tmp_path)
     tool(running=("1", "2"), driver_version="470.57.02", **{"mig.mode.current": "Enabled"})
-    faults = told(monkeypatch, tmp_path)
+    faults = findings(monkeypatch, tmp_path)
     assert "MIG" in faults and "the driver is 470.57.02" in faults and "2 other program(s)" in faults
     tool()
-    assert "MIG" not in told(monkeypatch, tmp_path) and "driver is" not in told(monkeypatch, tmp_path)
+    assert "MIG" not in findings(monkeypatch, tmp_path) and "driver is" not in findings(monkeypatch, tmp_path)
 
 
 # Presence, and the commit of a copy
