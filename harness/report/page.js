@@ -25,14 +25,17 @@ const COLUMNS = [
     at => number("ratio", at)],
   ["as started", at => times(number("native", at)), at => number("native", at)],
   ["predicted", at => mib(number("predicted", at)), at => number("predicted", at)],
+  ["at most", at => mib(number("atMost", at)), at => number("atMost", at)],
+  ["residual", at => text("residual", at), at => number("residualRatio", at)],
   ["time", at => number("time", at) == null ? "" : `${times(number("time", at))} (${number("low", at).toFixed(2)}-${
     number("high", at).toFixed(2)}) ${text("word", at)}`, at => number("time", at)],
   ["answer", at => text("answer", at).replaceAll("_", " "), at => text("answer", at)],
   ["verdict", at => text("verdict", at), at => text("verdict", at)],
 ];
-const SORTS = {strategy: 0, peak_bytes: 1, peak_ratio: 2, time_ratio: 5, answer: 6, verdict: 7};
+const SORTS = {strategy: "strategy", peak_bytes: "peak MiB", peak_ratio: "memory", predicted_bytes: "predicted",
+  at_most_bytes: "at most", residual_ratio: "residual", time_ratio: "time", answer: "answer", verdict: "verdict"};
 
-const state = {words: "", place: "", against: "", answer: "", wins: false, sort: null, down: false, open: new Set(), beside: []};
+const state = {words: "", place: "", against: "", answer: "", wins: false, sort: -1, down: false, open: new Set(), beside: []};
 const searched = [];
 
 function searchable(at) {
@@ -50,7 +53,7 @@ function matches(at, words) {
 }
 
 function ordered(rows) {
-  if (state.sort == null) return rows;
+  if (state.sort < 0) return rows;
   const value = COLUMNS[state.sort][2];
   return rows.toSorted((a, b) => {
     const [x, y] = [value(a), value(b)];
@@ -105,9 +108,14 @@ function dots(at) {
   return [element("b", `Step times of ${rounds.length} rounds, and the interval`), svg];
 }
 
+function bound(at) {
+  const coverage = number("coverage", at);
+  return coverage == null ? "" : `${mib(number("atMost", at))} MiB, with a probability of ${whole.format(100 * coverage)} %`;
+}
+
 function facts(at) {
   const list = element("dl");
-  const lines = [["status", text("status", at)], ["peak in", text("phase", at)], ["predicted MiB", mib(number("predicted", at))],
+  const lines = [["status", text("status", at)], ["peak in", text("phase", at)], ["at most", bound(at)],
     ["floor MiB", mib(number("floor", at))], ["against", text("against", at)], ["evidence", text("reasons", at)],
     ["notes", text("notes", at)], ["flags", text("flags", at)], ["machine", text("machine", at)], ["commit", text("commit", at)]];
   for (const [name, value] of lines) if (value) list.append(element("dt", name), element("dd", value));
@@ -279,7 +287,7 @@ const asked = new URLSearchParams(location.search);
 for (const [id, name] of [["words", "filter"], ["place", "place"], ["against", "against"], ["answer", "answer"]])
   document.getElementById(id).value = state[id] = asked.get(name) || "";
 wins.checked = state.wins = asked.has("wins");
-state.sort = SORTS[asked.get("sort")] ?? null;
+state.sort = COLUMNS.findIndex(([name]) => name === SORTS[asked.get("sort")]);
 state.down = asked.has("down");
 show();
 if (asked.has("open")) {

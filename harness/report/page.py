@@ -8,6 +8,7 @@ from typing import Any
 from harness.report import charts, first
 from harness.report.export import Figures
 from harness.report.fit import Limits
+from harness.report.words import residual
 from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Documents, Sentence
 from harness.verdicts.remedies import Remedy
@@ -22,9 +23,9 @@ WORDS = {
     "notes": "notes", "reasons": "reasons", "flags": "flags", "machine": "machine", "commit": "commit",
 }  # fmt: skip
 """Texts of a row by their name on the page, and in its figures."""
-BYTES = {"peak": "peak_bytes", "predicted": "predicted_bytes", "floor": "floor_bytes"}
+BYTES = {"peak": "peak_bytes", "predicted": "predicted_bytes", "atMost": "at_most_bytes", "floor": "floor_bytes"}
 RATIOS = {"ratio": "peak_ratio", "native": "native_peak_ratio", "time": "time_ratio", "low": "time_ratio_low",
-          "high": "time_ratio_high"}  # fmt: skip
+          "high": "time_ratio_high", "coverage": "at_most_coverage", "residualRatio": "residual_ratio"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
 
     words = {name: [number_of(row[figure]) for row in rows] for name, figure in WORDS.items()}
     words["against"] = [number_of(_against(row["strategy"], about.against)) for row in rows]
+    words["residual"] = [number_of(_residual(row)) for row in rows]
     numbers: dict[str, list[float | None]] = {
         name: [None if row[figure] is None else round(row[figure] / KIB) for row in rows]
         for name, figure in BYTES.items()
@@ -116,6 +118,10 @@ def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
         "said": {f"{suite}\n{comparison}": text for (suite, comparison), text in about.said.items()},
         "texts": list(texts),
     }
+
+
+def _residual(row: Figures) -> str:
+    return residual(row["residual_bytes"], row["residual_ratio"], row["peak_bytes"], row["predicted_bytes"])
 
 
 def _rounded(value: float | None) -> float | None:

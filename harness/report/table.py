@@ -13,9 +13,9 @@ from harness.records.record import WRONG
 from harness.report.answer import sentence
 from harness.report.results import Results
 from harness.report.text import escaped, row_name
-from harness.report.words import AT_MOST, PREDICTED, heading, mib, phase_name, sureness
+from harness.report.words import AT_MOST, PREDICTED, heading, mib, phase_name, residual, sureness
 from harness.verdicts.claims import Answer
-from harness.verdicts.judge import LEAST_FOR_PERCENT, Comparison, Row
+from harness.verdicts.judge import Comparison, Row
 
 MIB = 1 << 20
 FETCH = "fetch ms"
@@ -159,7 +159,7 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
         _native(row),
         mib(row.predicted_bytes),
         mib(row.at_most_bytes),
-        _residual(row),
+        residual(row.residual_bytes, row.residual_ratio, row.peak_bytes, row.predicted_bytes),
         "" if row.floor_ratio is None else f"{row.floor_ratio:.1f}",
         escaped(phase_name(row.peak_phase)),
         f"{tokens / row.step_seconds:,.0f}" if tokens and row.step_seconds else "",
@@ -210,15 +210,6 @@ def _native(row: Row) -> str:
         return ""
     span = "-".join(dict.fromkeys(map(mib, row.native_bytes)))
     return span if row.native_ratio is None else f"{span}, {row.native_ratio:.2f} x"
-
-
-def _residual(row: Row) -> str:
-    """Show how far the peak lies from its prediction; in MiB where it is so small that percents mean nothing."""
-    if row.residual_ratio is None or row.residual_bytes is None:
-        return ""
-    if max(row.peak_bytes or 0, row.predicted_bytes or 0) < LEAST_FOR_PERCENT:
-        return f"{row.residual_bytes / MIB:+.1f} MiB"
-    return f"{row.residual_ratio:+.1%}"
 
 
 def _time(row: Row) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from harness.records import Case
+from harness.verdicts.judge import LEAST_FOR_PERCENT
 from harness.workloads.data.frames import GENERATED
 
 MIB = 1 << 20
@@ -38,6 +39,15 @@ def _grouped(value: object) -> str:
 
 def mib(value: int | None) -> str:
     return "" if value is None else f"{value / MIB:,.0f}" if value >= 100 * MIB else f"{value / MIB:,.1f}"
+
+
+def residual(size: int | None, ratio: float | None, *peaks: int | None) -> str:
+    """Show how far a peak lies from its prediction; in MiB where both are so small that percents mean nothing."""
+    if size is None or ratio is None:
+        return ""
+    if max(peak or 0 for peak in peaks) < LEAST_FOR_PERCENT:
+        return f"{size / MIB:+.1f} MiB"
+    return f"{ratio:+.1%}"
 
 
 def phase_name(name: str | None) -> str:

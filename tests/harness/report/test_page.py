@@ -39,6 +39,7 @@ def row(**changes: Any) -> dict[str, Any]:
         "suite": "mine", "comparison": "here", "workload": "decoder", "place": "torch/cpu", "strategy": "baseline",
         "status": "ok", "verdict": "baseline", "answer": "bit_exact", "peak_bytes": 1 << 20, "peak_ratio": None,
         "peak_phase": "loss", "memory": None, "native_peak_ratio": None, "predicted_bytes": 1 << 20, "floor_bytes": 1,
+        "at_most_bytes": None, "at_most_coverage": None, "residual_bytes": None, "residual_ratio": None,
         "budget_bytes": None, "step_seconds": 1.0, "time_ratio": None, "time_ratio_low": None, "time_ratio_high": None,
         "rounds": None, "time": None, "composition": {}, "round_ratios": [], "ranks": 1, "rank_peaks": [],
         "flags": "", "notes": "", "reasons": "", "machine": "m", "commit": "c", "shape": {"tokens": 64},
@@ -169,6 +170,19 @@ def test_a_row_opens_to_all_that_decided_it(tmp_path: Path) -> None:
     assert more.count("<circle") == 3 and "3 rounds" in more
     assert "asked for 3 MiB more" in more
     assert "harness run mine --place torch/cpu -k 'b + c'" in unescape(more)
+
+
+def test_the_bound_and_the_residual_stand_beside_the_prediction(tmp_path: Path) -> None:
+    """As in the tables: the residual of a peak below 32 MiB is in bytes."""
+    bound = {"at_most_bytes": 72 << 20, "at_most_coverage": 0.95}
+    large = row(strategy="a", peak_bytes=66 << 20, predicted_bytes=60 << 20, residual_bytes=6 << 20, residual_ratio=0.1)
+    small = row(strategy="b", peak_bytes=3 << 20, predicted_bytes=2 << 20, residual_bytes=1 << 20, residual_ratio=0.5)
+    dom = dom_of(written(tmp_path, [large | bound, small]), sort="residual_ratio", down=True, open="1")
+    names = [unescape(name) for name in re.findall(r'<th scope="col"[^>]*><button>(.*?)</button>', dom)]
+    cells = [dict(zip(names, line, strict=True)) for line in lines_of(dom)]
+    shown = [[line[name] for name in ("strategy", "predicted", "at most", "residual")] for line in cells]
+    assert shown == [["b", "2.0", "", "+1.0 MiB"], ["a", "60.0", "72.0", "+10.0%"]]
+    assert "72.0 MiB, with a probability of 95 %" in dom
 
 
 def test_two_rows_lie_beside_each_other(tmp_path: Path) -> None:
