@@ -264,7 +264,7 @@ function draw(figure) {
   const ink = style.getPropertyValue("--ink"), grid = style.getPropertyValue("--line");
   const words = {labelColor: ink, titleColor: ink};
   const config = {background: "transparent", axis: {...words, gridColor: grid, domainColor: grid, tickColor: grid},
-    legend: {...words, labelLimit: 240}, text: {color: ink}, title: {color: ink, fontSize: 12, anchor: "start", limit: 520}, view: {stroke: grid}};
+    axisY: {labelLimit: 0.4 * figure.clientWidth}, legend: {...words, labelLimit: 240}, text: {color: ink}, title: {color: ink, fontSize: 12, anchor: "start", limit: figure.clientWidth}, view: {stroke: grid}};
   const named = figure.dataset.chart.startsWith("lengths");
   spec.width = named ? Math.max(140, figure.clientWidth - 330) : "container";
   if (!named) spec.autosize = {type: "fit-x", contains: "padding"};

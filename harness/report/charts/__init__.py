@@ -12,7 +12,7 @@ from harness.report.charts.growth import lengths
 from harness.report.charts.pareto import front, tradeoff
 from harness.report.charts.phases import phases
 from harness.report.charts.ranks import ranks
-from harness.report.charts.style import PicturesError, altair
+from harness.report.charts.style import SETTINGS, PicturesError, altair
 from harness.report.charts.waterfall import contributions
 from harness.report.export import Figures
 
@@ -64,7 +64,7 @@ def save(charts: dict[str, Any], folder: Path, prefix: str) -> Iterator[Path]:
         for name, chart in charts.items():
             for kind, options in (("svg", {}), ("png", {"scale_factor": 2})):
                 path = folder / f"{prefix}-{name}.{kind}"
-                chart.save(path, **options)
+                chart.configure(**SETTINGS).save(path, **options)
                 yield path
     except OSError as error:
         raise PicturesError(f"pictures cannot be written to '{folder}' ({error.strerror}): name another") from None

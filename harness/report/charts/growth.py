@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.records.case import CONTROL
-from harness.report.charts.style import HEIGHT, LINES, RED, WIDTH, altair, apart, plain
+from harness.report.charts.style import HEIGHT, LINES, RED, WIDTH, altair, plain
 from harness.report.export import Figures
 
 SIZE = "tokens"
@@ -66,3 +66,23 @@ def _end(rows: Sequence[Figures]) -> Figures | None:
         if peak:
             return row | {"end": peak}
     return None
+
+
+def apart(values: Sequence[float], least: float) -> list[float]:
+    """Return positions near the values, in their order, that lie at least so far from each other."""
+    order = sorted(range(len(values)), key=lambda at: values[at])
+    places = [values[at] for at in order]
+    for _ in range(200):
+        moved = False
+        for at in range(1, len(places)):
+            gap = least - (places[at] - places[at - 1])
+            if gap > 1e-9:
+                places[at - 1] -= gap / 2
+                places[at] += gap / 2
+                moved = True
+        if not moved:
+            break
+    answers = [0.0] * len(values)
+    for at, place in zip(order, places, strict=True):
+        answers[at] = place
+    return answers

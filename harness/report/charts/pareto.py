@@ -6,15 +6,15 @@ from typing import Any
 
 from harness.records.case import CONTROL
 from harness.records.record import WRONG
-from harness.report.charts.style import BLUE, GREY, HEIGHT, altair, apart, plain, titled
+from harness.report.charts.style import BLUE, GREY, HEIGHT, WIDTH, altair, logarithmic, plain, titled
 from harness.report.export import Figures
 
 TOOLTIP = ["strategy:N", "peak_mib:Q", "peak_ratio:Q", "time_ratio:Q", "answer:N", "verdict:N"]
 EXACTLY, BY_ANY, BEATEN = "best, answers as before", "best, answers less exactly", "beaten in both"
 KINDS = {EXACTLY: BLUE, BY_ANY: "#d9822b", BEATEN: GREY}
 """Which points are which, and their colours."""
-LEAST = 13 / HEIGHT
-"""The height of a line of letters, as a share of the picture."""
+LETTER, LINE = 8 / WIDTH, 13 / HEIGHT
+"""The width of a letter and the height of a line, as shares of the picture."""
 
 
 def tradeoff(rows: Sequence[Figures]) -> Any:
@@ -31,10 +31,11 @@ def tradeoff(rows: Sequence[Figures]) -> Any:
         row["kind"] = next((kind for kind, best in fronts.items() if row in best), BEATEN)
     across = _span([row[name] for row in measured for name in ("time_ratio_low", "time_ratio_high")])
     up = _span([row["peak_ratio"] for row in measured])
-    x = alt.X("time_ratio:Q", title="step time, x baseline", scale=alt.Scale(type="log", domain=across, nice=False))
-    y = alt.Y("peak_ratio:Q", title="peak memory, x baseline", scale=alt.Scale(type="log", domain=up, nice=False))
+    (x_scale, x_axis), (y_scale, y_axis) = logarithmic(*across), logarithmic(*up)
+    x = alt.X("time_ratio:Q", title="step time, x baseline", scale=x_scale, axis=x_axis)
+    y = alt.Y("peak_ratio:Q", title="peak memory, x baseline", scale=y_scale, axis=y_axis)
     scale = alt.Scale(domain=list(KINDS), range=list(KINDS.values()))
-    color = alt.Color("kind:N", title=None, scale=scale, legend=alt.Legend(orient="top", labelLimit=300))
+    color = alt.Color("kind:N", title=None, scale=scale, legend=alt.Legend(orient="top", symbolOpacity=1))
     layers = [
         alt.Chart(alt.Data(values=best))
         .mark_line(interpolate="step-after", color=KINDS[kind], strokeDash=[4, 3], opacity=0.8)
@@ -81,16 +82,31 @@ def _span(values: Sequence[float]) -> list[float]:
 
 def _labels(alt: Any, rows: Sequence[Figures], across: Sequence[float], up: Sequence[float]) -> list[Any]:
     """Write each name beside its point, towards the middle of the picture, none over another."""
-    height = math.log(up[1] / up[0])
-    middle = math.sqrt(across[0] * across[1])
     layers = []
-    for left in (True, False):
-        side = [row for row in rows if (row["time_ratio"] <= middle) is left]
-        places = apart([math.log(row["peak_ratio"]) for row in side], LEAST * height)
-        named = [row | {"at": math.exp(place)} for row, place in zip(side, places, strict=True)]
-        text = alt.Chart(alt.Data(values=named)).mark_text(
-            align="left" if left else "right", dx=10 if left else -10, dy=-8, fontSize=11
-        )
-        if named:
+    placed = _beside(rows, across, up)
+    for align, dx in (("left", 10), ("right", -10)):
+        if side := [row for row in placed if row["align"] == align]:
+            text = alt.Chart(alt.Data(values=side)).mark_text(align=align, dx=dx, dy=-8, fontSize=11)
             layers.append(text.encode(x="time_ratio:Q", y=alt.Y("at:Q"), text="label:N"))
     return layers
+
+
+def _beside(rows: Sequence[Figures], across: Sequence[float], up: Sequence[float]) -> list[Figures]:
+    """Return rows with the height `at` of their names: that of the point, or above the names that are in the way."""
+    boxes: list[tuple[float, float, float]] = []
+    placed = []
+    for row in sorted(rows, key=lambda row: row["peak_ratio"]):
+        x, y = _share(row["time_ratio"], across), _share(row["peak_ratio"], up)
+        width = LETTER * len(row["label"])
+        begin, end, align = (x, x + width, "left") if x <= 0.5 else (x - width, x, "right")
+        for left, right, height in sorted(boxes, key=lambda box: box[2]):
+            if left < end and begin < right and abs(height - y) < LINE:
+                y = height + LINE
+        boxes.append((begin, end, y))
+        placed.append(row | {"align": align, "at": up[0] * (up[1] / up[0]) ** y})
+    return placed
+
+
+def _share(value: float, ends: Sequence[float]) -> float:
+    """Return where a value lies between two ends of a logarithmic axis, from 0 to 1."""
+    return math.log(value / ends[0]) / math.log(ends[1] / ends[0])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.records.case import CONTROL
-from harness.report.charts.style import MIB, PARTS, altair, short, titled
+from harness.report.charts.style import MIB, PARTS, altair, titled
 from harness.report.export import Figures
 
 BAR = 22
@@ -17,15 +17,14 @@ def phases(rows: Sequence[Figures]) -> Any:
         return None
     alt = altair()
     values = [
-        {"strategy": row["strategy"], "label": short(row["strategy"]), "phase": phase, "mib": size / MIB, "at": at}
+        {"strategy": row["strategy"], "phase": phase, "mib": size / MIB, "at": at}
         for row in shown
         for at, (phase, size) in enumerate(row["composition"].items())
     ]
-    order = list(dict.fromkeys(value["label"] for value in values))
     known = list(dict.fromkeys(phase for phase in (*PARTS, *(value["phase"] for value in values))
                                if any(value["phase"] == phase for value in values)))  # fmt: skip
     colors = [PARTS.get(phase, "#b0b0b0") for phase in known]
-    y = alt.Y("label:N", sort=order, title=None, axis=alt.Axis(labelLimit=320))
+    y = alt.Y("strategy:N", sort=[row["strategy"] for row in shown], title=None)
     bars = alt.Chart(alt.Data(values=values)).mark_bar(height=BAR - 8).encode(
         y=y,
         x=alt.X("mib:Q", title="MiB at the peak, by the phase that added them", stack="zero"),
@@ -34,7 +33,7 @@ def phases(rows: Sequence[Figures]) -> Any:
         order=alt.Order("at:Q"),
         tooltip=["strategy:N", "phase:N", alt.Tooltip("mib:Q", format=",.1f")],
     )  # fmt: skip
-    totals = [{"label": short(row["strategy"]), "peak": row["peak_bytes"] / MIB,
+    totals = [{"strategy": row["strategy"], "peak": row["peak_bytes"] / MIB,
                "text": f"{row['peak_bytes'] / MIB:,.0f}"} for row in shown]  # fmt: skip
     ends = alt.Chart(alt.Data(values=totals)).mark_text(align="left", dx=4, fontSize=10)
     return titled(alt.layer(bars, ends.encode(y=y, x="peak:Q", text="text:N")), rows, height=alt.Step(BAR))

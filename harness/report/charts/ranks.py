@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from harness.report.charts.style import BLUE, MIB, RED, altair, short, titled
+from harness.report.charts.style import BLUE, MIB, RED, altair, titled
 from harness.report.export import Figures
 
 BAR = 24
@@ -16,11 +16,10 @@ def ranks(rows: Sequence[Figures]) -> Any:
     if not divided or baseline is None:
         return None
     alt = altair()
-    order = [short(row["strategy"]) for row in divided]
-    y = alt.Y("label:N", sort=order, title=None, axis=alt.Axis(labelLimit=320))
-    largest = [{"label": short(row["strategy"]), "mib": row["peak_bytes"] / MIB} for row in divided]
+    y = alt.Y("strategy:N", sort=[row["strategy"] for row in divided], title=None)
+    largest = [{"strategy": row["strategy"], "mib": row["peak_bytes"] / MIB} for row in divided]
     each = [
-        {"label": short(row["strategy"]), "mib": peak / MIB, "rank": number}
+        {"strategy": row["strategy"], "mib": peak / MIB, "rank": number}
         for row in divided
         for number, peak in enumerate(row["rank_peaks"])
     ]
@@ -28,5 +27,5 @@ def ranks(rows: Sequence[Figures]) -> Any:
     bars = alt.Chart(alt.Data(values=largest)).mark_bar(height=BAR - 8, color=BLUE, opacity=0.35)
     points = alt.Chart(alt.Data(values=each)).mark_point(filled=True, color=BLUE, size=45, opacity=1)
     one = alt.Chart().mark_rule(color=RED, strokeDash=[6, 4]).encode(x=alt.datum(baseline["peak_bytes"] / MIB))
-    layers = [bars.encode(y=y, x=x), points.encode(y=y, x=x, tooltip=["label:N", "rank:Q", "mib:Q"]), one]
+    layers = [bars.encode(y=y, x=x), points.encode(y=y, x=x, tooltip=["strategy:N", "rank:Q", "mib:Q"]), one]
     return titled(alt.layer(*layers), rows, height=alt.Step(BAR))

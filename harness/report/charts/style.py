@@ -1,5 +1,8 @@
 """What all pictures share: the library that draws them, their sizes, colours, and the plain values of a row."""
 
+import itertools
+import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +20,18 @@ PARTS: Mapping[str, str] = {
     "update": "#b279a2", "steady_step": "#4c78a8", "first_step": "#e0913c",
 }  # fmt: skip
 """Colours of the phases."""
+LINE_OF_TITLE = 72
+"""Letters of a line of a title."""
+LEAST_GAP = 1 / 12
+"""How far apart the figures of an axis are at least, as a share of it."""
+SETTINGS: Mapping[str, Any] = {
+    "font": "Arial, 'Liberation Sans', Helvetica, sans-serif",
+    "padding": {"left": 60, "right": 40, "top": 5, "bottom": 5},
+    "title": {"anchor": "start"},
+    "legend": {"labelLimit": 300, "columnPadding": 30},
+    "axisY": {"labelLimit": 400},
+}
+"""How a picture in a file is set: in the letters it was measured with, and with room for wider ones."""
 LONGEST = 46
 """Letters of a label that are shown; the rest stands in the table."""
 
@@ -53,24 +68,25 @@ def short(label: str) -> str:
 
 def titled(chart: Any, rows: Sequence[Figures], height: Any = HEIGHT) -> Any:
     """Give a chart its size, and the comparison it shows as its title."""
-    return chart.properties(width=WIDTH, height=height, title=rows[0]["comparison"])
+    return chart.properties(width=WIDTH, height=height, title=textwrap.wrap(rows[0]["comparison"], LINE_OF_TITLE))
 
 
-def apart(values: Sequence[float], least: float) -> list[float]:
-    """Return positions near the values, in their order, that lie at least so far from each other."""
-    order = sorted(range(len(values)), key=lambda at: values[at])
-    places = [values[at] for at in order]
-    for _ in range(200):
-        moved = False
-        for at in range(1, len(places)):
-            gap = least - (places[at] - places[at - 1])
-            if gap > 1e-9:
-                places[at - 1] -= gap / 2
-                places[at] += gap / 2
-                moved = True
-        if not moved:
-            break
-    answers = [0.0] * len(values)
-    for at, place in zip(order, places, strict=True):
-        answers[at] = place
-    return answers
+def logarithmic(low: float, high: float) -> tuple[Any, Any]:
+    """Return the scale and the axis of ratios between two ends, with as many round figures as can be read."""
+    alt = altair()
+    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    return scale, alt.Axis(values=ticks(low, high), format="~r", labelOverlap=False)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return round figures between two positive ends, the roundest first chosen, that do not crowd their axis."""
+    least = LEAST_GAP * math.log(high / low)
+    chosen: list[float] = []
+    exponent = math.floor(math.log10(high))
+    for step in (digit * 10.0**power for power in itertools.count(exponent, -1) for digit in (5, 2, 1)):
+        if step < least * low:
+            return sorted(chosen)
+        for number in range(math.ceil(low / step), math.floor(high / step) + 1):
+            if all(abs(math.log(number * step / other)) >= least for other in chosen):
+                chosen.append(number * step)
+    raise AssertionError("steps grow smaller without end")

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.report.charts.style import GREEN, GREY, MIB, RED, altair, short, titled
+from harness.report.charts.style import GREEN, GREY, MIB, RED, altair, titled
 from harness.report.export import Figures
 
 BAR = 28
@@ -28,7 +28,7 @@ def contributions(rows: Sequence[Figures]) -> Any:
         values.append(_bar(f"+ {member}", peaks[before], peaks[after], kind))
     values.append(_bar("all together", 0, peaks[whole], "whole"))
     order = [value["step"] for value in values]
-    y = alt.Y("step:N", sort=order, title=None, axis=alt.Axis(labelLimit=320))
+    y = alt.Y("step:N", sort=order, title=None)
     colors = alt.Scale(domain=["whole", "less", "more"], range=[GREY, GREEN, RED])
     bars = alt.Chart(alt.Data(values=values)).mark_bar(height=BAR - 8).encode(
         y=y, x=alt.X("low:Q", title="peak MiB"), x2="high:Q",
@@ -59,4 +59,4 @@ def _members(label: str) -> Members:
 def _bar(step: str, before: int, after: int, kind: str) -> Figures:
     low, high = sorted((before / MIB, after / MIB))
     text = f"{after / MIB:,.0f}" if kind == "whole" else f"{(after - before) / MIB:+,.0f}"
-    return {"step": short(step), "low": low, "high": high, "kind": kind, "text": text}
+    return {"step": step, "low": low, "high": high, "kind": kind, "text": text}

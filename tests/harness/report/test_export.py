@@ -16,6 +16,7 @@ import pytest
 from harness.records import Applied, Case, Memory, Origin, Phase, Rank, Record
 from harness.report import charts, export
 from harness.report.charts import PicturesError
+from harness.report.charts.style import ticks
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
@@ -146,6 +147,42 @@ def test_a_bar_of_phases_is_as_long_as_the_peak():
     values = marks(drawn(row(), row("a", peak=50 * MIB), chart="phases-1"), "bar")
     sums = {name: sum(each["mib"] for each in values if each["strategy"] == name) for name in ("baseline", "a")}
     assert sums == {"baseline": 100.0, "a": 50.0}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "due"),
+    [
+        (0.79, 1.08, [0.8, 0.85, 0.9, 0.95, 1.0, 1.05]),
+        (0.18, 1.25, [0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2]),
+        (0.9, 99.0, [1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 50.0, 80.0]),
+    ],
+)
+def test_an_axis_has_round_figures_that_do_not_crowd_it(low: float, high: float, due: list[float]):
+    assert ticks(low, high) == pytest.approx(due)
+
+
+def test_names_of_points_lie_apart():
+    """Those that lie on one height, at times so near that one name would cover the other."""
+    near = [row(f"strategy_{at}", seconds=1 - at / 100, peak_ratio=0.5 + at / 1e4) for at in range(4)]
+    names = marks(drawn(row(), *near, chart="tradeoff-1"), "text")
+    heights = sorted(name["at"] for name in names if name["label"] != "baseline")
+    assert len(heights) == 4
+    assert all(after > 1.02 * before for before, after in itertools.pairwise(heights))
+
+
+def test_rows_whose_names_begin_alike_stay_apart():
+    alike = [(f"a_strategy_with_a_long_name_that_says_much_of_it_{end}",) for end in ("here", "there")]
+    rows = [row(*names, peak=peak, records=()) for names, peak in zip(alike, (50 * MIB, 60 * MIB), strict=True)]
+    figures = [each | {"ranks": 2, "rank_peaks": [each["peak_bytes"]]} for each in rows_of(*rows)]
+    spec = charts.ranks([*rows_of(row()), *figures]).to_dict()
+    assert spec["layer"][0]["encoding"]["y"]["field"] == "strategy"
+    assert {bar["strategy"]: bar["mib"] for bar in marks(spec, "bar")} == {alike[0][0]: 50.0, alike[1][0]: 60.0}
+
+
+def test_a_title_says_all_of_the_comparison():
+    long = {**rows_of(row())[0], "comparison": "decoder on torch/cpu, " + ", ".join(f"size {at}" for at in range(20))}
+    title = charts.phases([long | {"composition": {"loss": MIB}}]).to_dict()["title"]
+    assert " ".join(title) == long["comparison"] and max(map(len, title)) < 80
 
 
 def test_lines_of_growth_are_named_at_their_ends_apart_from_each_other():
