@@ -255,3 +255,9 @@ def words_of(head: str) -> set[str]:
     text = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
     tables = re.findall(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
     return {name for rows in tables for name in re.findall(r"`(.*?)`", rows)}
+
+
+def test_contributors_read_of_every_group_of_strategies() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall("`([a-z_]+)`", text.partition("A folder is a group:")[2].partition(".")[0])
+    assert named == sorted(path.parent.name for path in (ROOT / "strategies").glob("*/__init__.py"))
