@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.inputs import plan_of
+from harness.cli.inputs import Cases
 from harness.cli.options import OnlyOption, PlaceOption, PluginOption, ResultsOption
 from harness.cli.screen import note, out
 from harness.contract import plugins
@@ -39,7 +39,7 @@ def command(
     names = tuple(plugin or ())
     loaded = plugins.load(names)
     if limits is not None:
-        plan = plan_of(limits, None, loaded, place, only)
+        plan = Cases(limits, place=place, only=only).plan(loaded)
         file, records = trials.run(plan, loaded, names, session.cache_folder(), results, note)
         out.print(limits_report.text(records), end="")
         note(f"records: {file}")

@@ -1,10 +1,26 @@
-"""What the arguments and options of several verbs mean: a plan, a machine, results."""
+"""What the arguments and options of several verbs mean: cases, a machine, results."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.backends.cards import CARDS
+from harness.cli.options import (
+    BatchOption,
+    BudgetOption,
+    GpuMemoryOption,
+    GpuOption,
+    MemoryOption,
+    ModelOption,
+    OnlyOption,
+    PlaceOption,
+    PluginOption,
+    SuiteArgument,
+    TokensOption,
+    WithOption,
+)
 from harness.cli.screen import note, out
+from harness.contract.place import Place
 from harness.contract.plugins import Plugins, nearest, printable
 from harness.machine import gpu
 from harness.records import store
@@ -19,55 +35,79 @@ from harness.suite.units import size
 from harness.verbs.plan import Machine, this_machine, with_budget
 
 
-def model_of(name: str | None, tokens: int | None, batch: int | None, rows: Sequence[str] | None) -> Model | None:
-    """Return the model that the options name; None where there is none. Raises SuiteError for options without one."""
-    if name is not None:
-        return Model(name, tokens, batch, tuple(rows or ()))
-    for option, value in (("--tokens", tokens), ("--batch", batch), ("--with", rows)):
-        if value:
-            raise SuiteError(f"{option} goes with --model: a suite says it itself")
-    return None
+@dataclass(frozen=True)
+class Cases:
+    """The cases that a verb is for: those of a suite or of a model, at the places and of the strategies wanted."""
+
+    path: SuiteArgument = None
+    model: ModelOption = None
+    tokens: TokensOption = None
+    batch: BatchOption = None
+    rows: WithOption = None
+    place: PlaceOption = None
+    only: OnlyOption = None
+    plugin: PluginOption = None
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """The plugins that are loaded beside the installed ones."""
+        return tuple(self.plugin or ())
+
+    def plan(self, loaded: Plugins, budget: str | None = None, on_gpu: bool = False) -> Plan:
+        """Read a suite, or write and show that of a model, and keep the rows that the options choose.
+
+        Each case has the budget if one is given. A model is for a GPU where there is one, or `on_gpu` says so. Raises
+        SuiteError for what cannot be read, and for options of a model without one.
+        """
+        model = self._model()
+        if (self.path is None) == (model is None):
+            raise SuiteError("name either a SUITE, which is a YAML file, or a model: --model NAME")
+        if self.path is not None:
+            plan = reader.read(shipped.suite(self.path), loaded)
+        else:
+            assert model is not None
+            on_gpu = on_gpu or gpu.usable_bytes() is not None
+            text = model.suite(self.place or ["torch/cuda" if on_gpu else "torch/cpu"])
+            out.print(f"```yaml\n{text}```\n")
+            plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text)
+        return with_budget(selected(plan, self.place, self.only), size(budget) if budget else None)
+
+    def _model(self) -> Model | None:
+        if self.model is not None:
+            return Model(self.model, self.tokens, self.batch, tuple(self.rows or ()))
+        for option, value in (("--tokens", self.tokens), ("--batch", self.batch), ("--with", self.rows)):
+            if value:
+                raise SuiteError(f"{option} goes with --model: a suite says it itself")
+        return None
 
 
-def plan_of(
-    path: Path | None,
-    model: Model | None,
-    loaded: Plugins,
-    place: list[str] | None,
-    only: str | None,
-    budget: str | None = None,
-    on_gpu: bool = False,
-) -> Plan:
-    """Read a suite, or write and show that of a model, and keep the rows that the options choose.
+@dataclass(frozen=True)
+class Room:
+    """What cases must fit: this machine, but for what the options replace, and a budget for each."""
 
-    Each case has the budget if one is given. A model is for a GPU where there is one, or `on_gpu` says so.
-    """
-    if (path is None) == (model is None):
-        raise SuiteError("name either a SUITE, which is a YAML file, or a model: --model NAME")
-    if path is not None:
-        plan = reader.read(shipped.suite(path), loaded)
-    else:
-        assert model is not None
-        on_gpu = on_gpu or gpu.usable_bytes() is not None
-        text = model.suite(place or ["torch/cuda" if on_gpu else "torch/cpu"])
-        out.print(f"```yaml\n{text}```\n")
-        plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text)
-    return with_budget(selected(plan, place, only), size(budget) if budget else None)
+    budget: BudgetOption = None
+    memory: MemoryOption = None
+    gpu_memory: GpuMemoryOption = None
+    card: GpuOption = None
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the options suppose a GPU."""
+        return self.gpu_memory is not None or self.card is not None
 
-def machine_of(plan: Plan, memory: str | None, gpu_memory: str | None, card: str | None) -> Machine:
-    """Return the machine that cases must fit: this one, but for what the options replace; refuse an unknown card."""
-    if card and card not in CARDS:
-        raise Refusal(f"--gpu: there is no card '{printable(card)[:40]}'{nearest(card, CARDS)}")
-    here = this_machine(plan.places, session.cache_folder())
-    of_card = CARDS[card].memory_bytes if card else here.device_bytes
-    return Machine(
-        size(memory) if memory else here.host_bytes,
-        size(gpu_memory) if gpu_memory else of_card,
-        here.rates,
-        here.cache,
-        card or here.card,
-    )
+    def machine(self, places: Sequence[Place]) -> Machine:
+        """Return the machine that cases must fit; raise Refusal for an unknown card."""
+        if self.card and self.card not in CARDS:
+            raise Refusal(f"--gpu: there is no card '{printable(self.card)[:40]}'{nearest(self.card, CARDS)}")
+        here = this_machine(places, session.cache_folder())
+        of_card = CARDS[self.card].memory_bytes if self.card else here.device_bytes
+        return Machine(
+            size(self.memory) if self.memory else here.host_bytes,
+            size(self.gpu_memory) if self.gpu_memory else of_card,
+            here.rates,
+            here.cache,
+            self.card or here.card,
+        )
 
 
 def results_of(paths: list[Path], loaded: Plugins, suites: Path | None = None) -> list[Results]:

@@ -6,16 +6,9 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.inputs import model_of, plan_of, results_of
-from harness.cli.options import (
-    BatchOption,
-    ModelOption,
-    PluginOption,
-    ResultsOption,
-    SuiteArgument,
-    TokensOption,
-    WithOption,
-)
+from harness.cli.groups import together
+from harness.cli.inputs import Cases, results_of
+from harness.cli.options import ResultsOption
 from harness.cli.progress import Watcher
 from harness.cli.screen import err, note, out
 from harness.contract import plugins
@@ -26,15 +19,10 @@ from harness.report.text import escaped
 from harness.run import cluster, session
 
 
+@together
 def command(
-    path: SuiteArgument = None,
-    model: ModelOption = None,
-    tokens: TokensOption = None,
-    batch: BatchOption = None,
-    rows: WithOption = None,
+    cases: Cases,
     results: ResultsOption = Path("results"),
-    place: Annotated[list[str] | None, typer.Option("--place", help="Run only these places.")] = None,
-    only: Annotated[str | None, typer.Option("-k", help="Run only strategies whose name contains this.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Time rounds, in place of the suite's.", min=0, max=100)] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of resuming.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Measure nothing that this code has measured.")] = False,
@@ -48,13 +36,11 @@ def command(
             "--cluster", metavar="ADDRESS", help="Run on Dask workers: tcp://host:8786, or local:2 for two here."
         ),
     ] = None,
-    plugin: PluginOption = None,
 ) -> None:
     """Measure every case of a suite and print the tables. Run it again to resume after an interruption."""
-    names = tuple(plugin or ())
-    loaded = plugins.load(names)
-    plan = plan_of(path, model_of(model, tokens, batch, rows), loaded, place, only)
-    options = session.Options(results, names, rounds, fresh, max_bytes, try_all, once=once)
+    loaded = plugins.load(cases.plugins)
+    plan = cases.plan(loaded)
+    options = session.Options(results, cases.plugins, rounds, fresh, max_bytes, try_all, once=once)
     show = _titled(plan.suite.title or plan.name)
     with Watcher(err, loaded, show) as watcher:
         try:

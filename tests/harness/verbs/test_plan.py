@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from harness.backends.cards import CARDS
-from harness.cli.inputs import machine_of
+from harness.cli.inputs import Room
 from harness.contract import plugins
 from harness.contract.place import Place
 from harness.machine import throughput
@@ -56,12 +56,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_card_that_is_not_there_is_supposed_with_its_memory(path: Path) -> None:
-    plan = reader.read(path, LOADED)
-    machine = machine_of(plan, None, None, "l4")
+    places = reader.read(path, LOADED).places
+    machine = Room(card="l4").machine(places)
     assert (machine.card, machine.device_bytes) == ("l4", CARDS["l4"].memory_bytes)
-    assert machine_of(plan, None, "10GiB", "l4").device_bytes == 10 << 30
+    assert Room(card="l4", gpu_memory="10GiB").machine(places).device_bytes == 10 << 30
     with pytest.raises(Refusal, match=r"--gpu: there is no card 'h1000'; did you mean 'h100'\?"):
-        machine_of(plan, None, None, "h1000")
+        Room(card="h1000").machine(places)
 
 
 def plan(path: Path) -> Plan:
