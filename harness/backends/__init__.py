@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, cast
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.protocols import Array, DrawPart, State, Tree
-from harness.records.roofline import Forecast
+from harness.records.forecast import Forecast
 
 Step: TypeAlias = Callable[[State, Array, Array], tuple[State, Array]]
 """Take a state and a batch (x, y); return the new state, for which the old one may be used up, and the loss."""

@@ -20,7 +20,8 @@ from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.protocols import Array, DrawPart, Tree
 from harness.contract.toolkit import mesh, trees
-from harness.records.roofline import Forecast, Operations
+from harness.records.forecast import Forecast
+from harness.records.roofline import Operations
 
 _LIBRARY_RESULT = re.compile(r"%ynn_fusion[.\d]* = b?f(\d+)\[([\d,]+)\].* calls=%([\w.-]+)")
 _SUMS = re.compile(r"^%([\w.-]+) \([^\n]*\{\n(?:(?!^\}).*\n)*?[^\n]* reduce\(", re.MULTILINE)

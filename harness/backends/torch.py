@@ -15,7 +15,7 @@ from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.protocols import Array, DrawPart, Tree
 from harness.contract.toolkit import trees
-from harness.records.roofline import Forecast
+from harness.records.forecast import Forecast
 
 EAGER = True
 """Whether a step can be resolved into phases while it runs."""

@@ -23,7 +23,7 @@ from harness.backends.cuda_libraries import libraries
 from harness.backends.torch_autocast import Autocast, standing_for_torchs
 from harness.backends.torch_memory import LiveStorage, traced
 from harness.contract.parts import Parts
-from harness.records.roofline import Forecast
+from harness.records.forecast import Forecast
 
 aten = torch.ops.aten
 META = torch.device("meta")

@@ -36,7 +36,7 @@ from harness.contract.parts import ABSENT, Parts
 from harness.contract.stages import Profile
 from harness.contract.toolkit.checkpoints import NoFile
 from harness.contract.toolkit.turns import recorded
-from harness.records.roofline import Forecast, Standing
+from harness.records.forecast import Forecast, Standing
 
 RNN_WORKSPACE = 5.2
 """What the CPU's library keeps of an LSTM for the backward pass, over the bytes of its outputs: a fake one is empty.

@@ -9,7 +9,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from harness.records.case import Case, Claim, Value
-from harness.records.roofline import Operations, Standing
+from harness.records.forecast import Standing
+from harness.records.roofline import Operations
 from harness.records.task import Kind
 
 SCHEMA_VERSION = 2

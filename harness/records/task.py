@@ -11,6 +11,11 @@ from harness.records.case import Case, Value
 Kind = Literal["predict", "reference", "numerics", "memory", "pilot", "time", "contract"]
 
 
+def id_type(vocabulary: int) -> str:
+    """Return the narrowest type that holds all ids of a vocabulary."""
+    return "uint16" if vocabulary <= 1 << 16 else "uint32"
+
+
 @dataclass(frozen=True)
 class TokenFile:
     """Point at `tokens` ids in `path`, all below `vocabulary`.

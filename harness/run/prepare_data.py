@@ -12,7 +12,7 @@ from harness.contract.plugins import Plugins
 from harness.machine import environment
 from harness.machine.child import AnswerError, answer_of
 from harness.records import Case
-from harness.records.task import DocumentFile, FrameFile, TokenFile
+from harness.records.task import DocumentFile, FrameFile, TokenFile, id_type
 from harness.run import temporary
 from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
@@ -81,7 +81,7 @@ def described(case: Case, plugins: Plugins, steps: int) -> Corpus | None:
         return None
     wanted = workload.wanted(shape_of(plugins, case), steps)
     size = wanted["vocabulary"]
-    return TokenFile(Path("supposed"), wanted["needed"], size, "uint16" if size <= 1 << 16 else "uint32", "")
+    return TokenFile(Path("supposed"), wanted["needed"], size, id_type(size), "")
 
 
 def steps_read(plan: Plan) -> int:

@@ -140,8 +140,8 @@ class Contract:
             return
         if any(strategy.approximate for strategy in applied):
             return
-        lowered = [LOWER, *(4 * UNIT_ROUNDOFF[each.precision] for each in applied if each.precision)]
-        bound = max(lowered) if len(lowered) > 1 else EXACT
+        lowered = [4 * UNIT_ROUNDOFF[each.precision] for each in applied if each.precision]
+        bound = max(LOWER, *lowered) if lowered else EXACT
         yield from _differences(outcome, self.outcome(workload, backend, (), network), bound)
         if feeds_of(self.loaded, self.case(workload, backend, names)) == "same":
             yield from self._other_batches(names, workload, backend)

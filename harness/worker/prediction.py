@@ -10,7 +10,8 @@ from harness.contract.parts import DATA_PARTS, Parts
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import Unpredictable
 from harness.records import Case, Phase, Prediction, Record, Task
-from harness.records.roofline import Forecast, by_intensity, largest
+from harness.records.forecast import Forecast, largest
+from harness.records.roofline import by_intensity
 from harness.verdicts import bound
 from harness.worker import batch_sizes
 from harness.worker.tasks import first_line
@@ -51,12 +52,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         extent = workload.extent(shape, task.corpus, task.steps) if workload.extent is not None else None
         extent = replace(extent, backend=place.backend) if extent is not None else None
         host = host_peaks(plugins, case, extent) if place.device == "cpu" else host
-        batch: Batch = workload.abstract_batch(shape)
-        if workload.data == "documents":
-            parts = assemble(plugins, case, corpus=task.corpus)
-            real = backend.EAGER and place.device == "cpu"  # of values on a fake device nobody can ask
-            batch = batch_sizes.largest(parts) if real else batch_sizes.sizes(workload, parts)
         environment = environment_of(plugins, case)
+        batch = _batch(task, plugins, backend)
         forecast = backend.predict(build, place, batch, host.resident, task.steps, case.ranks, environment)
     except Exception as error:
         explained = isinstance(error, Unpredictable | Unavailable | Incomplete)
@@ -70,6 +67,16 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     if forecast.target:
         notes["gpu"] = f"predicted for one {forecast.target}, whichever runs it"
     return Record(notes=notes, extra=_numbers(built), prediction=figures)
+
+
+def _batch(task: Task, plugins: Plugins, backend: Any) -> Batch:
+    """Return the batch that a step is predicted on: the largest, where they differ in size."""
+    workload = plugins.workloads[task.case.workload]
+    if workload.data != "documents":
+        return workload.abstract_batch(shape_of(plugins, task.case))
+    parts = assemble(plugins, task.case, corpus=task.corpus)
+    real = backend.EAGER and task.case.place.device == "cpu"  # of values on a fake device nobody can ask
+    return batch_sizes.largest(parts) if real else batch_sizes.sizes(workload, parts)
 
 
 def _figures(task: Task, plugins: Plugins, host: Host, forecast: Forecast) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from harness import backends
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.records import Record, Status, Task
+from harness.suite.units import UNITS
 
 MODULES = {
     "predict": "harness.worker.prediction",
@@ -21,8 +22,6 @@ MODULES = {
     "time": "harness.worker.timing",
     "contract": "harness.worker.contract_checks",
 }
-
-UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def run(task: Task, loaded: Plugins) -> Record:
@@ -68,7 +67,7 @@ def failure(
 def request_bytes(text: str) -> int | None:
     """Read how many bytes were asked for when memory ran out; None where the message does not say."""
     asked = re.search(r"allocat\w+ ([\d.]+) ?(bytes|[KMGT]iB)", text)
-    return None if asked is None else int(float(asked[1]) * UNITS[asked[2]])
+    return None if asked is None else int(float(asked[1]) * UNITS.get(asked[2], 1))
 
 
 def first_line(text: str) -> str:

@@ -40,20 +40,16 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     fetches = _Fetches()
     loop = training(parts, step, fetches.phase, backend.finish)
     warmup = 0 if task.kind == "pilot" else task.warmup
-    usage: dict[str, Any] = {}
+    wall, usage = None, dict[str, Any]()
     if task.kind == "pilot":
-        marks, wall = _pilot(loop, backend), 0.0
+        marks = _pilot(loop, backend)
     else:
         marks, wall, usage = _timed(loop, backend, warmup, steps_due)
     loop.close()
     peak = read().peak
-    turns = backend.seconds(marks)
-    first, steps = _parted(turns, warmup, task.kind)
-    late = bool(steps) and task.kind == "time" and not steadiness.synchronised(steps, wall)
-    evidence = {"message": f"not synchronised: {sum(steps):.3g} s of steps in {wall:.3g} s of wall"} if late else {}
-    flags = [] if settled else ["unsettled"]
-    if len(steps) > 1 and epoch is None and steadiness.noisy(steps):
-        flags.append("noisy")
+    first, steps = _parted(backend.seconds(marks), warmup, task.kind)
+    evidence = _lateness(steps, wall)
+    noisy = len(steps) > 1 and epoch is None and steadiness.noisy(steps)
     figures = Times(
         regime=regime(),
         base_rss_bytes=base,
@@ -66,7 +62,15 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         warmup_steps=warmup,
         **usage,
     )
-    return Record(status="error" if late else "ok", evidence=evidence, flags=tuple(flags), times=figures)
+    flags = (*(() if settled else ("unsettled",)), *(("noisy",) if noisy else ()))
+    return Record(status="error" if evidence else "ok", evidence=evidence, flags=flags, times=figures)
+
+
+def _lateness(steps: list[float], wall: float | None) -> dict[str, Any]:
+    """Return the evidence that steps did not last as long as the clock on the wall says, where that is known."""
+    if not steps or wall is None or steadiness.synchronised(steps, wall):
+        return {}
+    return {"message": f"not synchronised: {sum(steps):.3g} s of steps in {wall:.3g} s of wall"}
 
 
 def _whole_epochs(steps: int, epoch: int) -> int:

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.records.task import DocumentFile
+from harness.records.task import DocumentFile, id_type
 from harness.workloads.data import tokens
 from harness.workloads.data.sources import Corpus, CorpusError, digest, resolve
 
@@ -85,7 +85,7 @@ def _store(path: Path, documents: list[np.ndarray], vocabulary: int, left_out: i
     """Write ids and lengths, then what they should be, each at once: a reader sees all, or prepares its own."""
     import numpy as np
 
-    ids = np.concatenate(documents).astype("uint16" if vocabulary <= 1 << 16 else "uint32")
+    ids = np.concatenate(documents).astype(id_type(vocabulary))
     lengths = np.array([len(each) for each in documents], np.int64)
     beside = path.with_suffix(".lengths.npy")
     file = DocumentFile(

@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from harness.records.task import TokenFile
+from harness.records.task import TokenFile, id_type
 from harness.workloads.data.sources import ZIPF_EXPONENT, Corpus, CorpusError, digest, resolve, texts
 
 if TYPE_CHECKING:
@@ -292,18 +292,13 @@ def _map_npy(corpus: Corpus, path: Path) -> np.ndarray:
 
 def _first(cap: int, chunks: Ids, vocabulary: int) -> Ids:
     """Yield the first `cap` ids in pieces, all known to be below `vocabulary`, in the type that holds them."""
-    dtype, count = _dtype(vocabulary), 0
+    dtype, count = id_type(vocabulary), 0
     for chunk in chunks:
         piece = chunk[: cap - count].astype(dtype)
         yield piece
         count += len(piece)
         if count == cap:
             break
-
-
-def _dtype(vocabulary: int) -> str:
-    """Return the narrowest type that holds all ids of a vocabulary."""
-    return "uint16" if vocabulary <= 1 << 16 else "uint32"
 
 
 def _store(path: Path, pieces: Ids, vocabulary: int) -> TokenFile:
@@ -315,8 +310,8 @@ def _store(path: Path, pieces: Ids, vocabulary: int) -> TokenFile:
     partial = path.with_name(f"{path.stem}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         with partial.open("wb") as out:
-            count, digest = _write_array(out, pieces, _dtype(vocabulary))
-        file = TokenFile(path, count, vocabulary, _dtype(vocabulary), digest)
+            count, digest = _write_array(out, pieces, id_type(vocabulary))
+        file = TokenFile(path, count, vocabulary, id_type(vocabulary), digest)
         partial.replace(path)
         partial.write_text(json.dumps(asdict(file) | {"path": path.name}))
         partial.replace(path.with_suffix(".json"))

@@ -37,7 +37,7 @@ def probe(shape: Shape) -> decoder.Shape:
 
 
 def wanted(shape: Shape, steps: int) -> dict[str, Any]:
-    """Say which documents are read; the target of the last token of each is that of nobody."""
+    """Return which documents are read: of one token more than `tokens`, since the last one is a target alone."""
     return {
         "vocabulary": shape.vocabulary,
         "documents": shape.documents,

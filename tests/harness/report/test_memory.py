@@ -4,7 +4,7 @@ import pytest
 
 from harness import Place
 from harness.records import Case, Prediction
-from harness.records.roofline import SHOWN, Standing, largest
+from harness.records.forecast import SHOWN, Standing, largest
 from harness.refusal import Refusal
 from harness.report.memory import device_grid, explained
 from harness.verbs.plan import PlanRow, named

@@ -268,10 +268,10 @@ def test_the_stages_of_a_first_step_are_predicted_and_measured():
     due, of = (predicted("torch/cpu", PLAIN).prediction, measured("torch/cpu", PLAIN).memory)
     names = ["parameters", "embedding", "first layer", "forward", "loss"]
     assert list(due.predicted_stages) == list(of.stages) == names
-    held = list(due.predicted_stages.values())
-    assert held == sorted(held) and held[0] == pytest.approx(4 * due.parameters, rel=0.002)  # and the tokens
+    stages = list(due.predicted_stages.values())
+    assert stages == sorted(stages) and stages[0] == pytest.approx(4 * due.parameters, rel=0.002)  # and the tokens
     hidden = SHAPE["tokens"] * SHAPE["width"] * 4
-    assert due.predicted_stages["embedding"] - held[0] == pytest.approx(hidden, rel=0.05)
+    assert due.predicted_stages["embedding"] - stages[0] == pytest.approx(hidden, rel=0.05)
     for name in names:
         assert of.stages[name] == pytest.approx(due.predicted_stages[name], rel=0.05, abs=2 * MIB)
 
