@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from harness.records import Case
-from harness.verdicts.judge import LEAST_FOR_PERCENT
+from harness.verdicts.remarks import LEAST_FOR_PERCENT
 from harness.workloads.data.frames import GENERATED
 
 MIB = 1 << 20

@@ -9,9 +9,10 @@ from statistics import median
 from harness.records import Case, Record
 from harness.records.record import LADDER, WRONG
 from harness.refusal import Refusal
-from harness.verdicts.judge import MEMORY_MARGIN, WITHHELD, Comparison, Row
+from harness.verdicts.judge import MEMORY_MARGIN, Comparison, Row
 from harness.verdicts.observed import step_time
 from harness.verdicts.pooled import LEAST_EFFECT
+from harness.verdicts.remarks import WITHHELD
 
 CONDITION = re.compile(r"(?:(peak|time)\s*>\s*(\d+(?:\.\d+)?)\s*%)|(answer|status|missing)")
 LEAST_ROUNDS = 3

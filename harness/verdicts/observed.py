@@ -52,6 +52,11 @@ class Observed:
         return None if self.own_peak is None else self.own_peak + (self.children[1] if self.children else 0)
 
     @property
+    def usable(self) -> bool:
+        """Whether it ended well and its peak is known."""
+        return self.status == "ok" and self.peak is not None
+
+    @property
     def children(self) -> tuple[int, int] | None:
         """What the child processes of a run took at least and at most, in bytes; None where it had none."""
         if self.case.place.device != "cpu":

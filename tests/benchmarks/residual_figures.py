@@ -24,7 +24,8 @@ from harness.records import Case, Prediction, store
 from harness.report.results import read
 from harness.run import predictions, prepare_data
 from harness.verdicts.bound import Kind, Residual, alike, bound
-from harness.verdicts.judge import WITHHELD, Row
+from harness.verdicts.judge import Row
+from harness.verdicts.remarks import WITHHELD
 from harness.worker.prediction import kind_of
 
 MIB = 1 << 20

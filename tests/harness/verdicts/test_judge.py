@@ -12,8 +12,9 @@ from harness import Place
 from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Slot, Times
 from harness.records.record import Verdict
 from harness.verdicts.interval import Interval
-from harness.verdicts.judge import WITHHELD, Comparison, Row, judge, trade
+from harness.verdicts.judge import Comparison, Row, judge, trade
 from harness.verdicts.pooled import MARGIN, Speed, word_of
+from harness.verdicts.remarks import WITHHELD
 
 MIB = 1 << 20
 CASE = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bytes")

@@ -1,0 +1,164 @@
+"""What is to be known of a judged row beside its figures: flags, notes in words, and why there is no verdict."""
+
+from harness.records import Prediction, Record
+from harness.records.record import OUT_OF_MEMORY
+from harness.verdicts.observed import Observed
+
+MIB = 1 << 20
+UNSTABLE = 0.01
+LEAK_STEPS = 5
+"""Steps of a run from which on growth is called so: in fewer, an allocator may still settle."""
+LEAK_MARGIN = 0.01
+SETTLING = 0.05
+"""The share of its peak by which a baseline may grow with each step."""
+PREDICTION_OFF = 0.10
+REACHING = 0.05
+"""Of savings above this share it is noted where less than half of them reaches a user of the stock allocator."""
+LEAST_FOR_PERCENT = 32 * MIB
+"""Peaks below this have their residual in bytes: the meter's own error is a large share of them."""
+WITHHELD = {
+    "unstable": "its peaks differ between repetitions: measure it again on a quiet machine",
+    "unsettled": "its memory did not settle before the run: measure it again on a quiet machine",
+    "no_reset": "its peak could not be reset: run `harness doctor`",
+    "native_regime": "its allocator was not pinned: measure memory on a system with glibc",
+    "lower_bound": "its worker died before the peak was read: measure it again",
+    "child_processes": "what its child processes hold was not seen: measure it again",
+}
+"""Flags of a memory measurement that withhold its verdict, and what to do about each."""
+
+
+def doubts(observed: Observed) -> list[str]:
+    """Return the flags of a row's memory that withhold its verdict."""
+    flagged = {flag for record in observed.memory for flag in record.flags}
+    if observed.children is not None:
+        flagged.discard("child_processes")
+    return [flag for flag in WITHHELD if flag in flagged or (flag == "unstable" and _unstable(observed))]
+
+
+def _unstable(observed: Observed) -> bool:
+    """Check whether repetitions differ by more than 1 % and the meter's resolution."""
+    peaks = observed.peaks
+    return len(peaks) > 1 and max(peaks) - min(peaks) > max(observed.resolution, UNSTABLE * max(peaks))
+
+
+def flags(observed: Observed, growth: float | None) -> tuple[str, ...]:
+    """Return the flags of a row: those of its records, and what only all of them show."""
+    flagged = [flag for record in (*observed.memory, *observed.times.values()) for flag in record.flags]
+    flagged += ["unstable"] if _unstable(observed) else []
+    flagged += ["impossible_times"] if observed.impossible else []
+    if observed.status == "ok" and observed.own_peak and observed.predict is not None:
+        flagged += _against_prediction(observed.own_peak, observed.predict.prediction)
+    flagged += ["growing"] if growth else []
+    return tuple(dict.fromkeys(flagged))
+
+
+def _against_prediction(peak: int, prediction: Prediction) -> list[str]:
+    predicted, at_most = prediction.predicted_peak_bytes, prediction.at_most_bytes
+    flagged = []
+    if predicted and max(peak, predicted) >= LEAST_FOR_PERCENT and abs(peak - predicted) > PREDICTION_OFF * predicted:
+        flagged.append("prediction_off")
+    if at_most and peak > at_most:
+        flagged.append("above_bound")
+    return flagged
+
+
+def growth(observed: Observed, baseline: Observed | None) -> float | None:
+    """Return the bytes by which a run grew with each step, where that is more than the baseline's did: a leak.
+
+    What settles slowly over the few steps of a run grows in the baseline as well, which has nothing to be compared with
+    and must grow by more; pages of a file are the kernel's to take back.
+    """
+    record = observed.memory[0] if observed.memory else None
+    if record is None or record.memory.slope_bytes_per_step is None or "file_backed" in record.flags:
+        return None
+    if len(record.memory.losses) < LEAK_STEPS:
+        return None
+    other = baseline.memory[0] if baseline is not None and observed is not baseline and baseline.memory else None
+    settling = max(0.0, other.memory.slope_bytes_per_step or 0.0) if other is not None else 0.0
+    more = record.memory.slope_bytes_per_step - settling
+    margin = LEAK_MARGIN if other is not None else SETTLING
+    least = max(record.memory.resolution_bytes or 0, margin * (record.memory.peak_host_bytes or 0))
+    return record.memory.slope_bytes_per_step if more > least else None
+
+
+def notes(observed: Observed, growth: float | None) -> tuple[str, ...]:
+    """Collect what is to be known of a row, in words: what its parts noted, file pages among the peak, growth."""
+    if not observed.memory:
+        return ()
+    record = observed.memory[0]
+    noted = {**(observed.predict.notes if observed.predict else {}), **record.notes}
+    texts = [f"{name.replace('_', ' ')}: {note}" for name, note in noted.items()]
+    texts += [f"{name.replace('_', ' ')} {_number(value)}" for name, value in record.extra.items() if _is_number(value)]
+    pages = max((phase.file_bytes or 0 for phase in record.memory.phases), default=0)
+    if "file_backed" in record.flags:
+        texts.append(f"{pages / MIB:,.0f} MiB are pages of a file, which the kernel can take back")
+    if record.memory.all_ranks_bytes:
+        peaks = [rank.peak_bytes / MIB for rank in record.memory.ranks if rank.peak_bytes is not None]
+        each = f"{min(peaks):,.1f} to {max(peaks):,.1f} MiB" if peaks else "in one process that was measured whole"
+        together = f"{record.memory.all_ranks_bytes / MIB:,.0f} MiB"
+        texts.append(f"each of {observed.case.ranks} ranks holds {each}, together {together}")
+    if record.child_peak_bound_bytes:
+        low, high = (record.child_peak_bytes or 0) / MIB, record.child_peak_bound_bytes / MIB
+        texts.append(f"its child processes take {low:,.0f} to {high:,.0f} MiB of it")
+    if growth:
+        texts.append(f"it grew by {growth / MIB:,.1f} MiB with each step")
+    if observed.impossible:
+        processes = "process" if observed.impossible == 1 else "processes"
+        texts.append(f"{observed.impossible} timed {processes} left out: their clock gave times that no step can take")
+    return tuple(texts)
+
+
+def saving_note(ratio: float | None, native_ratio: float | None) -> tuple[str, ...]:
+    """Return a note where a saving hardly reaches a user, whose allocator keeps what is freed: less than half of it."""
+    if ratio is None or native_ratio is None or ratio >= 1 - REACHING or 1 - native_ratio >= (1 - ratio) / 2:
+        return ()
+    reached = f"only {1 - native_ratio:.0%}" if native_ratio < 0.995 else "nothing"
+    return (f"it saves {1 - ratio:.0%} of the peak, but {reached} where the allocator is as the system starts it",)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def reasons(observed: Observed) -> tuple[str, ...]:
+    """Return why a row did not end well, and why it has no prediction."""
+    why = [_failure(record) for record in observed.memory if record.status != "ok"]
+    if observed.status != "unsupported" and observed.predict is not None:
+        missing = observed.predict.missing.get("predicted_peak_bytes")
+        why += [f"no prediction: {missing}"] if missing else []
+    return tuple(dict.fromkeys(why))
+
+
+def _failure(record: Record) -> str:
+    """Return in a few words why a run ended: what was asked for and where, or the message of the error."""
+    evidence, where = record.evidence, record.evidence.get("phase")
+    if record.status in OUT_OF_MEMORY and _is_number(evidence.get("request_bytes")):
+        reason = f"asked for {evidence['request_bytes'] / MIB:,.0f} MiB more"
+    else:
+        reason = str(evidence.get("message", record.status))
+    return f"{reason} in {where}" if where else reason
+
+
+def withheld(observed: Observed, baseline: Observed | None) -> list[str]:
+    """Return why the verdict of a row that ran is withheld, each with what to do about it."""
+    if baseline is None:
+        return ["no verdict: its baseline is not among these records: run the whole suite"]
+    if baseline.status == "open":
+        return ["no verdict: the baseline was not measured yet: run the suite again, which goes on where it stopped"]
+    if baseline.status != "ok":
+        return [f"no verdict: the baseline ended with {baseline.status}: mend that, and run the suite with --fresh"]
+    remedies = [f"no verdict: {WITHHELD[flag]}" for flag in doubts(observed)]
+    remedies += [f"no verdict: of the baseline, {WITHHELD[flag]}" for flag in doubts(baseline)]
+    if not remedies and observed.children is not None:
+        remedies.append("no verdict: whether it takes more hangs on what its child processes share, see their bounds")
+    if not remedies and not (observed.usable and baseline.usable):
+        remedies.append("no verdict: a peak is missing: run `harness doctor`")
+    if observed.answer is None:
+        remedies.append("no verdict: its answer was not compared: run the suite again, which goes on where it stopped")
+    elif observed.answer.numerics is None:
+        remedies.append("no verdict: its answer could not be compared: mend that, and run the suite with --fresh")
+    return remedies
