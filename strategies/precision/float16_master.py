@@ -11,9 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl, tree
-from strategies.precision.float16_scaled import BACKOFF, GROWTH, scaled
+from strategies.precision import _loss_scale
 
-OWN = ("scale", "good_steps", "skipped_steps", "master")
+
+def of_masters(state: Any) -> Any:
+    """Return the state that the optimizer takes, whose parameters are the masters."""
+    training = {key: value for key, value in _loss_scale.training(state).items() if key != "master"}
+    return {**training, "params": state["master"]}
 
 
 def on_torch(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Parts:
@@ -24,31 +28,24 @@ def on_torch(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Part
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner_init(parts, source)
         weights = tree.mapped(lambda p: p.detach().to(torch.float16).requires_grad_(), state["params"])
-        own = {"scale": scale, "good_steps": 0, "skipped_steps": 0, "master": state["params"]}
-        return {**state, "params": weights, **own}
+        return {**state, "params": weights, "master": state["params"], **_loss_scale.begin_in_torch(scale)}
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
-        value, grads = inner_grad(scaled(parts, state["scale"]), state, x, y)
+        value, grads = inner_grad(_loss_scale.scaled(parts, state["scale"]), state, x, y)
         narrow = [leaf for _, leaf in tree.leaves(grads)][::-1]
         grads = tree.mapped(lambda _: None, grads)
         wide = (narrow.pop().to(torch.float32).div_(state["scale"]) for _ in tree.leaves(grads))
         return value / state["scale"], tree.rebuilt(state["params"], wide)
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
-        if not all(bool(torch.isfinite(g).all()) for _, g in tree.leaves(grads)):
-            skipped = {"good_steps": 0, "skipped_steps": state["skipped_steps"] + 1}
-            return {**state, "scale": state["scale"] * BACKOFF, **skipped}
-        training = {key: value for key, value in state.items() if key not in OWN}
-        moved = inner_update(parts, {**training, "params": state["master"]}, grads)
+        finite = _loss_scale.is_finite_in_torch(grads)
+        scaling = _loss_scale.after_step_in_torch(state, finite, interval)
+        if not finite:
+            return {**state, **scaling}
+        moved = inner_update(parts, of_masters(state), grads)
         with torch.no_grad():
-            for (_, weight), (_, master) in zip(
-                tree.leaves(state["params"]), tree.leaves(moved["params"]), strict=True
-            ):
-                weight.copy_(master)
-        good = state["good_steps"] + 1
-        grown = good == interval
-        own = {"scale": state["scale"] * (GROWTH if grown else 1), "good_steps": 0 if grown else good}
-        return {**state, **moved, "params": state["params"], "master": moved["params"], **own}
+            tree.mapped(lambda weight, master: weight.copy_(master), state["params"], moved["params"])
+        return {**moved, "params": state["params"], "master": moved["params"], **scaling}
 
     return replace(parts, init=init, grad=grad, update=update)
 
@@ -64,25 +61,18 @@ def on_jax(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Parts:
 
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner_init(parts, source)
-        zero = jnp.zeros((), jnp.int32)
-        own = {"scale": jnp.asarray(scale, jnp.float32), "good_steps": zero, "skipped_steps": zero + 0}
-        return {**state, "params": narrowed(state["params"]), "master": state["params"], **own}
+        masters = state["params"]
+        return {**state, "params": narrowed(masters), "master": masters, **_loss_scale.begin_in_jax(scale)}
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
-        value, grads = inner_grad(scaled(parts, state["scale"]), state, x, y)
+        value, grads = inner_grad(_loss_scale.scaled(parts, state["scale"]), state, x, y)
         return value / state["scale"], jax.tree.map(lambda g: g.astype(jnp.float32) / state["scale"], grads)
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
-        finite = jnp.all(jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]))
-        training = {key: value for key, value in state.items() if key not in OWN}
-        before = {**training, "params": state["master"]}
+        finite, before = _loss_scale.is_finite_in_jax(grads), of_masters(state)
         moved = jax.tree.map(lambda new, old: jnp.where(finite, new, old), inner_update(parts, before, grads), before)
-        good = jnp.where(finite, state["good_steps"] + 1, 0)
-        grown = good == interval
-        factor = jnp.where(finite, jnp.where(grown, GROWTH, 1.0), BACKOFF)
-        own = {"scale": state["scale"] * factor, "good_steps": jnp.where(grown, 0, good)}
-        own["skipped_steps"] = state["skipped_steps"] + (1 - finite.astype(jnp.int32))
-        return {**moved, "params": narrowed(moved["params"]), "master": moved["params"], **own}
+        scaling = _loss_scale.after_step_in_jax(state, finite, interval)
+        return {**moved, "params": narrowed(moved["params"]), "master": moved["params"], **scaling}
 
     return replace(parts, init=init, grad=grad, update=update)
 
