@@ -6,10 +6,10 @@ policy `save_only_these_names`. In torch a policy sees operators, not names: `se
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
+from strategies.activations._recomputed import recomputed_in_jax
 
 NAME = "mixed"
 
@@ -18,16 +18,13 @@ def on_jax(parts: Parts) -> Parts:
     import jax
     from jax.ad_checkpoint import checkpoint_name
 
-    inner, inner_mix = parts.block, parts.mix
+    inner_mix = parts.mix
     policy = jax.checkpoint_policies.save_only_these_names(NAME)
 
     def mix(parts: Parts, p: Any, x_BTD: Any) -> Any:
         return checkpoint_name(inner_mix(parts, p, x_BTD), NAME)
 
-    def block(parts: Parts, p: Any, x_BTD: Any) -> Any:
-        return jax.checkpoint(partial(inner, parts), prevent_cse=False, policy=policy)(p, x_BTD)
-
-    return replace(parts, mix=mix, block=block)
+    return replace(parts, mix=mix, block=recomputed_in_jax(parts.block, policy))
 
 
 @hookimpl

@@ -7,10 +7,10 @@ memory, it stands in for a run on a GPU: it recomputes, and the kept outputs sta
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
+from strategies.activations._recomputed import recomputed_in_jax
 
 STAND_IN = "stands in for a GPU: a CPU has one memory, and XLA offloads nothing there"
 
@@ -18,13 +18,13 @@ STAND_IN = "stands in for a GPU: a CPU has one memory, and XLA offloads nothing 
 def on_jax(parts: Parts) -> Parts:
     import jax
 
-    inner = parts.block
     policy = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+    inner = recomputed_in_jax(parts.block, policy)
 
     def block(parts: Parts, p: Any, x_BTD: Any) -> Any:
         if parts.place.device == "cpu":
             parts.notes["offloading"] = STAND_IN
-        return jax.checkpoint(partial(inner, parts), prevent_cse=False, policy=policy)(p, x_BTD)
+        return inner(parts, p, x_BTD)
 
     return replace(parts, block=block)
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
+from strategies.activations._recomputed import recomputed_in_jax
 
 
 def on_torch(parts: Parts) -> Parts:
@@ -35,13 +36,8 @@ def on_torch(parts: Parts) -> Parts:
 def on_jax(parts: Parts) -> Parts:
     import jax
 
-    inner = parts.feed
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-
-    def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
-        return jax.checkpoint(partial(inner, parts), prevent_cse=False, policy=policy)(p, x_BTD)
-
-    return replace(parts, feed=feed)
+    return replace(parts, feed=recomputed_in_jax(parts.feed, policy))
 
 
 @hookimpl

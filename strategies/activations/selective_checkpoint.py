@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
+from strategies.activations._recomputed import recomputed_in_jax
 
 
 def on_torch(parts: Parts) -> Parts:
@@ -42,13 +43,8 @@ def on_torch(parts: Parts) -> Parts:
 def on_jax(parts: Parts) -> Parts:
     import jax
 
-    inner = parts.block
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-
-    def block(parts: Parts, p: Any, x_BTD: Any) -> Any:
-        return jax.checkpoint(partial(inner, parts), prevent_cse=False, policy=policy)(p, x_BTD)
-
-    return replace(parts, block=block)
+    return replace(parts, block=recomputed_in_jax(parts.block, policy))
 
 
 @hookimpl

@@ -10,7 +10,6 @@ Tensors of fewer than `least` elements keep float32 moments, so a model of small
 Declared approximate and not of lower precision, as `adam_8bit` is.
 """
 
-from functools import partial
 from typing import Any
 
 from harness import Strategy, hookimpl
@@ -36,13 +35,4 @@ CODES = _coded.Codes(levels, block=128, bits=4, least_second=0)
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "adam_4bit",
-            rewrites=("init", "update"),
-            on={"torch": partial(_coded.on_torch, CODES), "jax": partial(_coded.on_jax, CODES)},
-            about=__doc__,
-            approximate=True,
-            probe={"least": 64},
-        )
-    ]
+    return [_coded.strategy("adam_4bit", CODES, __doc__)]

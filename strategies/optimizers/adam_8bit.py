@@ -13,7 +13,6 @@ gradient, which no rounding of the moments can touch, so that verdict would vouc
 do part from the baseline's by more than float32 explains.
 """
 
-from functools import partial
 from typing import Any
 
 from harness import Strategy, hookimpl
@@ -37,13 +36,4 @@ CODES = _coded.Codes(levels, block=256, bits=8, least_second=1)
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [
-        Strategy(
-            "adam_8bit",
-            rewrites=("init", "update"),
-            on={"torch": partial(_coded.on_torch, CODES), "jax": partial(_coded.on_jax, CODES)},
-            about=__doc__,
-            approximate=True,
-            probe={"least": 64},
-        )
-    ]
+    return [_coded.strategy("adam_8bit", CODES, __doc__)]

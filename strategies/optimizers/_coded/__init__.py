@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from harness import Parts, tree
+from harness import Parts, Strategy, tree
 
 SLICE = 1 << 20
 """Elements that are wide at a time."""
@@ -76,3 +77,15 @@ def on_jax(codes: Codes, parts: Parts, least: int = 4096) -> Parts:
         return _jax.update(codes, parts, state, grads)
 
     return replace(parts, init=init, update=update)
+
+
+def strategy(name: str, codes: Codes, about: str) -> Strategy:
+    """Return the strategy of Adam whose moments are coded so."""
+    return Strategy(
+        name,
+        rewrites=("init", "update"),
+        on={"torch": partial(on_torch, codes), "jax": partial(on_jax, codes)},
+        about=about,
+        approximate=True,
+        probe={"least": 64},
+    )
