@@ -98,62 +98,69 @@ def _summed(of_rows: OfRows, x_CD: Any, w_VD: Any, y_C: Any, aimed_C: Any) -> An
 
 
 def on_jax(parts: Parts, chunk: int = 1024) -> Parts:
-    import jax
-    import jax.numpy as jnp
-
     inner = parts.loss
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         def of_rows(x_CD: Any, w_VD: Any, y_C: Any) -> Any:
             return inner(parts, x_CD[None], w_VD, y_C[None])
 
-        def pieces(x_ND: Any, y_N: Any) -> tuple[Any, Any]:
-            size = min(chunk, len(y_N))
-            padding = -len(y_N) % size
-            x_MCD = jnp.pad(x_ND, ((0, padding), (0, 0))).reshape(-1, size, x_ND.shape[1])
-            return x_MCD, jnp.pad(y_N, (0, padding), constant_values=IGNORED).reshape(-1, size)
-
-        def counted(y_N: Any, wide: Any) -> Any:
-            return (y_N != IGNORED).sum().astype(wide)
-
-        def with_a_target(y_C: Any) -> Any:
-            return jnp.where((y_C != IGNORED).any(), y_C, y_C.at[0].set(0))
-
-        @jax.custom_vjp
-        def mean(x_ND: Any, w_VD: Any, y_N: Any) -> Any:
-            wide = jnp.promote_types(x_ND.dtype, jnp.float32)
-
-            def one(total: Any, rows: Any) -> Any:
-                x_CD, y_C = rows
-                return total + _summed(of_rows, x_CD, w_VD, y_C, with_a_target(y_C)).astype(wide), None
-
-            return jax.lax.scan(one, jnp.zeros((), wide), pieces(x_ND, y_N))[0] / counted(y_N, wide)
-
-        def forward(x_ND: Any, w_VD: Any, y_N: Any) -> Any:
-            wide = jnp.promote_types(x_ND.dtype, jnp.float32)
-            with_gradients = jax.value_and_grad(partial(_summed, of_rows), argnums=(0, 1))
-
-            def one(so_far: Any, rows: Any) -> Any:
-                total, dw_VD = so_far
-                x_CD, y_C = rows
-                summed, (dx_CD, more_VD) = with_gradients(x_CD, w_VD, y_C, with_a_target(y_C))
-                return (total + summed.astype(wide), dw_VD + more_VD), dx_CD
-
-            start = jnp.zeros((), wide), jnp.zeros(w_VD.shape, wide)
-            (total, dw_VD), dx_MCD = jax.lax.scan(one, start, pieces(x_ND, y_N))
-            count = counted(y_N, wide)
-            dx_ND = dx_MCD.reshape(-1, x_ND.shape[1])[: len(y_N)]
-            return total / count, (count, dx_ND, dw_VD, jnp.empty((0,), w_VD.dtype))
-
-        def backward(residuals: Any, upstream: Any) -> Any:
-            count, dx_ND, dw_VD, like_w = residuals
-            factor = upstream / jnp.maximum(count, 1)  # without a target that counts all gradients are 0
-            return (dx_ND * factor).astype(dx_ND.dtype), (dw_VD * factor).astype(like_w.dtype), None
-
-        mean.defvjp(forward, backward)
-        return mean(x_BTD.reshape(-1, x_BTD.shape[-1]), w_VD, y_BT.reshape(-1))
+        return _mean_in_jax(of_rows, chunk)(x_BTD.reshape(-1, x_BTD.shape[-1]), w_VD, y_BT.reshape(-1))
 
     return replace(parts, loss=loss)
+
+
+def _mean_in_jax(of_rows: OfRows, chunk: int) -> OfRows:
+    """Return the mean loss of all rows, whose gradients are made with it."""
+    import jax
+    import jax.numpy as jnp
+
+    def pieces(x_ND: Any, y_N: Any) -> tuple[Any, Any]:
+        size = min(chunk, len(y_N))
+        padding = -len(y_N) % size
+        x_MCD = jnp.pad(x_ND, ((0, padding), (0, 0))).reshape(-1, size, x_ND.shape[1])
+        return x_MCD, jnp.pad(y_N, (0, padding), constant_values=IGNORED).reshape(-1, size)
+
+    def with_a_target(y_C: Any) -> Any:
+        return jnp.where((y_C != IGNORED).any(), y_C, y_C.at[0].set(0))
+
+    @jax.custom_vjp
+    def mean(x_ND: Any, w_VD: Any, y_N: Any) -> Any:
+        wide = jnp.promote_types(x_ND.dtype, jnp.float32)
+
+        def one(total: Any, rows: Any) -> Any:
+            x_CD, y_C = rows
+            return total + _summed(of_rows, x_CD, w_VD, y_C, with_a_target(y_C)).astype(wide), None
+
+        total, _ = jax.lax.scan(one, jnp.zeros((), wide), pieces(x_ND, y_N))
+        return total / (y_N != IGNORED).sum().astype(wide)
+
+    def forward(x_ND: Any, w_VD: Any, y_N: Any) -> Any:
+        wide = jnp.promote_types(x_ND.dtype, jnp.float32)
+        with_gradients = jax.value_and_grad(partial(_summed, of_rows), argnums=(0, 1))
+
+        def one(so_far: Any, rows: Any) -> Any:
+            total, dw_VD = so_far
+            x_CD, y_C = rows
+            summed, (dx_CD, more_VD) = with_gradients(x_CD, w_VD, y_C, with_a_target(y_C))
+            return (total + summed.astype(wide), dw_VD + more_VD), dx_CD
+
+        start = jnp.zeros((), wide), jnp.zeros(w_VD.shape, wide)
+        (total, dw_VD), dx_MCD = jax.lax.scan(one, start, pieces(x_ND, y_N))
+        count = (y_N != IGNORED).sum().astype(wide)
+        dx_ND = dx_MCD.reshape(-1, x_ND.shape[1])[: len(y_N)]
+        return total / count, (count, dx_ND, dw_VD, jnp.empty((0,), w_VD.dtype))
+
+    mean.defvjp(forward, _scaled_in_jax)
+    return mean
+
+
+def _scaled_in_jax(residuals: Any, upstream: Any) -> Any:
+    """Return the gradients of the mean from those of the sum; without a target that counts all are 0."""
+    import jax.numpy as jnp
+
+    count, dx_ND, dw_VD, like_w = residuals
+    factor = upstream / jnp.maximum(count, 1)
+    return (dx_ND * factor).astype(dx_ND.dtype), (dw_VD * factor).astype(like_w.dtype), None
 
 
 @hookimpl

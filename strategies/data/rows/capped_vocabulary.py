@@ -4,8 +4,8 @@ Peak: embedding and head (and their gradients and moments) have `size` rows inst
 their type. Source: the capped vocabularies of torchtext and Keras.
 
 Ids are ranked by frequency with 0 for the unknown word, as in the tokenizer `words`, so that ids from `size` on become
-0. Losses over different vocabularies are not comparable. A vocabulary of `size` words or fewer stays as it
-is, which is noted.
+0. Losses over different vocabularies are not comparable. A vocabulary of `size` words or fewer stays as it is, which is
+noted.
 """
 
 from collections.abc import Callable

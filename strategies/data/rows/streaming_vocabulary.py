@@ -64,8 +64,8 @@ def frequent(ids_N: Any, counters: int) -> Any:
 
 def holds(extent: Extent, size: int = 10000, counters: int = 0) -> Held:
     # Of one piece: its ids in 8 bytes, sorted once more, where each has its number; and the counters, twice.
-    piece = min(extent.rows, CHUNK)
-    return Held(making=24 * piece + 2 * 16 * min(counters or 10 * size, extent.values or counters or 10 * size))
+    piece, most = min(extent.rows, CHUNK), counters or 10 * size
+    return Held(making=24 * piece + 2 * 16 * min(most, extent.values or most))
 
 
 @hookimpl
