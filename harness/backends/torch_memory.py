@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.backends import Batch, Incomplete
+from harness.backends.ledger import Ledger, Maker
 from harness.backends.torch_flops import Work
 from harness.backends.torch_operators import Operators
 from harness.backends.torch_turns import Turns
@@ -55,8 +56,6 @@ PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.o
 COPYING = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")
 """Collectives of which gloo, the CPU's library, makes a copy of the whole while they run."""
 DEVICE = torch.ops.prim.device.default
-MADE_IN = {"batches": "batch", "forward": "activations", "loss": "logits"}
-"""The kind of what a phase makes, where nothing names it."""
 SUPPOSED = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.int64: 1}
 """What a step gets where it asks for a number that a fake tensor does not have."""
 
@@ -81,14 +80,10 @@ class LiveStorage(TorchDispatchMode):
         self.current: str | None = None
         self.peaks: dict[str, int] = {}
         self.supposed = 0
-        self.changes: list[int] = []
-        self.born: list[str] = []
-        self.kinds: dict[int, str] = {}
+        self.ledger = Ledger()
         self.called: list[str] = []
-        self._makers: list[tuple[str, str]] = []
         self._operator = ""
         self._top, self._top_at = -1, 0
-        self._log: list[tuple[int, int]] = []
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._kernels: set[Any] = set()
 
@@ -110,7 +105,7 @@ class LiveStorage(TorchDispatchMode):
             now = self.now()
             self.peaks[self.current] = max(self.peaks.get(self.current, 0), now)
             if now > self._top:
-                self._top, self._top_at = now, len(self._log)
+                self._top, self._top_at = now, len(self.ledger.changes)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -152,27 +147,17 @@ class LiveStorage(TorchDispatchMode):
             return
         size = storage.nbytes() + hidden
         taken = self._take(tensor, size)
-        number = self._began(size)
-        self._known[key] = weakref.ref(storage, lambda _: self._forget(key, size, taken, number)), number
+        block = self._began(size)
+        self._known[key] = weakref.ref(storage, lambda _: self._forget(key, size, taken, block)), block
         self._raise_peak()
 
-    def _forget(self, key: int, size: int, taken: Any, number: int) -> None:
+    def _forget(self, key: int, size: int, taken: Any, block: int) -> None:
         self._known.pop(key, None)
         self._give(taken)
-        self._ended(size, number)
+        self.ledger.ended(block, size)
 
     def _began(self, size: int) -> int:
-        """Note that memory was taken, and by whom; return its number."""
-        number = len(self._makers)
-        self._makers.append((self._where(), self._operator))
-        self.born.append(self.current or "")
-        self.changes.append(size)
-        self._log.append((number, size))
-        return number
-
-    def _ended(self, size: int, number: int) -> None:
-        self.changes.append(-size)
-        self._log.append((number, -size))
+        return self.ledger.began(size, Maker(self.current or "", self._where(), self._operator))
 
     def _where(self) -> str:
         part = self.called[-1] if self.called else self.current or ""
@@ -182,15 +167,7 @@ class LiveStorage(TorchDispatchMode):
 
     def standing(self) -> tuple[Standing, ...]:
         """Return what stood at the highest peak, by who made it, the largest first."""
-        sizes: dict[int, int] = {}
-        for number, change in self._log[: self._top_at]:
-            sizes[number] = sizes.get(number, 0) + change
-        makers: dict[tuple[str, str], list[int]] = {}
-        for number, size in sizes.items():
-            if size:
-                makers.setdefault(self._makers[number], []).append(size)
-        standing = (Standing(*maker, sum(each), len(each)) for maker, each in makers.items())
-        return tuple(sorted(standing, key=lambda each: each.bytes, reverse=True))
+        return self.ledger.standing(self._top_at)
 
     def _take(self, tensor: torch.Tensor, size: int) -> Any:
         """Take memory for a new storage; what is returned gives it back."""
@@ -217,25 +194,15 @@ class LiveStorage(TorchDispatchMode):
             for tensor in tensors:
                 known = self._known.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
                 if known is not None:
-                    self.kinds[known[1]] = kind
-
-    def most(self) -> dict[str, int]:
-        """Return the most bytes that each kind took at any time; what was not named is of the phase that made it."""
-        now: dict[str, int] = {}
-        most: dict[str, int] = {}
-        for number, size in self._log:
-            kind = self.kinds.get(number) or MADE_IN.get(self.born[number].rpartition("/")[2], "workspace")
-            now[kind] = now.get(kind, 0) + size
-            most[kind] = max(most.get(kind, 0), now[kind])
-        return {kind: most[kind] for kind in kinds.KINDS if kind in most}
+                    self.ledger.name(known[1], kind)
 
     def _pass_through(self, size: int) -> None:
         """Count what an operator takes while it runs."""
         self.live += size
-        number = self._began(size)
+        block = self._began(size)
         self._raise_peak()
         self.live -= size
-        self._ended(size, number)
+        self.ledger.ended(block, size)
 
 
 def run(build: Callable[[], Parts], batch: Batch, source_bytes: int, steps: int) -> Forecast:
@@ -284,7 +251,9 @@ def traced(
             operator = str(getattr(error, "func", error))
             raise Incomplete(f"'{operator}' {HELP[type(error)]}", dict(live.peaks)) from error
         loop.close()
-        return Forecast(dict(live.peaks), last, live.supposed, profile.stages, live.most(), standing=live.standing())
+        return Forecast(
+            dict(live.peaks), last, live.supposed, profile.stages, live.ledger.most(), standing=live.standing()
+        )
 
 
 def _most_of_loss(live: LiveStorage) -> int:

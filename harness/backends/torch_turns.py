@@ -16,12 +16,12 @@ class Turns:
 
     def mark(self) -> tuple[int, int, int]:
         """Return how far the changes of memory and the operations have come, and the questions for a number."""
-        return len(self._live.changes), len(self._work.operations), self._live.supposed
+        return len(self._live.ledger.changes), len(self._work.operations), self._live.supposed
 
     def since(self, mark: tuple[int, int, int]) -> Any:
         """Return the changes in bytes and the operations from there on; None where the changes do not sum to zero."""
         changes, operations, supposed = mark
-        changed = self._live.changes[changes:]
+        changed = [change.size for change in self._live.ledger.changes[changes:]]
         if sum(changed):
             return None
         work = [
