@@ -6,7 +6,8 @@ from typing import Any
 
 from harness.backends.cards import CARDS, Card, key_of
 from harness.backends.cuda_allocator import Allocator
-from harness.backends.torch_cuda import DeviceStorage, pretended
+from harness.backends.torch_cuda_operators import pretended
+from harness.backends.torch_cuda_storage import DeviceStorage
 
 
 class Refused(Exception):

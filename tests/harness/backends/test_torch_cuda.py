@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from harness import Place, backends
 from harness.backends.cards import CARDS
-from harness.backends.torch_cuda import DeviceStorage, attention_kernel, pretended
+from harness.backends.torch_cuda_operators import attention_kernel, pretended
+from harness.backends.torch_cuda_storage import DeviceStorage
 from harness.contract import plugins
 from harness.contract.assembly import assemble, shape_of
 from harness.records import Applied, Case
