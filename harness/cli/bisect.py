@@ -30,11 +30,11 @@ def command(
     conditions = [Condition.parse(each) for each in fail_on or ("peak>2%",)]
     options = ["--rounds", str(rounds), *(["-k", only] if only else [])]
     options += [word for each in place or () for word in ("--place", each)]
-    found = search(Path("."), suite, good, bad, conditions, options, _log)
-    if found is None:
+    first = search(Path("."), suite, good, bad, conditions, options, _log)
+    if first is None:
         note(f"'{bad}' is no worse than '{good}'")
         raise typer.Exit(1)
-    out.print(f"{found.commit} is the first that is worse: {found.why}")
+    out.print(f"{first.commit} is the first that is worse: {first.why}")
 
 
 def _log(tried: Tried) -> None:

@@ -40,11 +40,11 @@ def command(
         raise StoreError(f"there are no results in '{folder}': run a suite first")
     results = read(files, lambda problem: note(f"warning: {problem}"), loaded.aliases)
     runs = [Run(each.folder, each.records, each.tables) for each in results if not (each.searched or each.advice)]
-    found = [each for each in series(runs) if only is None or only in each.case.label]
-    out.print(text(found, everything), end="")
+    chosen = [each for each in series(runs) if only is None or only in each.case.label]
+    out.print(text(chosen, everything), end="")
     if pictures is not None:
-        for suite in dict.fromkeys(each.suite for each in found):
-            drawn = commits([each for each in found if each.suite == suite], f"{suite} over commits")
+        for suite in dict.fromkeys(each.suite for each in chosen):
+            drawn = commits([each for each in chosen if each.suite == suite], f"{suite} over commits")
             if drawn is not None:
                 for path in charts.save({"history": drawn}, pictures, suite):
                     note(f"picture: {path}")

@@ -22,7 +22,10 @@ def command(
     name: Annotated[str, typer.Argument(help="Its name: the term that a practitioner would type.")],
     folder: Annotated[Path, typer.Option(help="Where to write its files.")] = Path("."),
 ) -> None:
-    """Begin a strategy: write a file that keeps the contract as it is, its test, and a suite with it as a row."""
+    """Begin a strategy: write a file that keeps the contract as it is, its test, and a suite with it as a row.
+
+    The file is that of `feed_checkpoint` under the new name: change its docstring and its functions.
+    """
     made = new.strategy(name, folder, plugins.load())
     new.write(made)
     for path in made.files:

@@ -112,8 +112,7 @@ def _figures(record: Record) -> dict[str, Any]:
     for room in (record.prediction, record.memory, record.times, record.numerics, record.limits):
         if room is None:
             continue
-        for name in getattr(type(room), "model_fields", None) or vars(room):
-            value = getattr(room, name)
+        for name, value in vars(room).items():
             if name in ("phases", "predicted_phases"):
                 row |= {f"{name}.{phase.name}": phase.peak_bytes for phase in value}
             elif name == "ranks":

@@ -14,14 +14,14 @@ POINTS = ("commit", "when", "peak MiB", "time", "status")
 
 def text(series: Sequence[Series], everything: bool = False) -> str:
     """Write the steps of all rows, the worst first, and the points of rows that stepped, or of `everything`."""
-    found = [(each, step) for each in series for step in each.steps]
-    found.sort(key=lambda pair: (not pair[1].worse, -(pair[1].ratio or 0.0)))
-    worse = sum(step.worse for _, step in found)
+    stepped = [(each, step) for each in series for step in each.steps]
+    stepped.sort(key=lambda pair: (not pair[1].worse, -(pair[1].ratio or 0.0)))
+    worse = sum(step.worse for _, step in stepped)
     several = sum(len(each.points) > 1 for each in series)
-    counts = f"{worse} steps to worse, {len(found) - worse} to better"
+    counts = f"{worse} steps to worse, {len(stepped) - worse} to better"
     pieces = [f"{len(series)} rows, {several} of them in more than one run: {counts}."]
-    if found:
-        rows = [_step(each, step) for each, step in found]
+    if stepped:
+        rows = [_step(each, step) for each, step in stepped]
         pieces.append(tabulate(rows, HEADERS, tablefmt="pipe", disable_numparse=True))
     for each in series:
         if each.steps or everything:

@@ -157,8 +157,8 @@ def _front(by_suite: Mapping[str, Sequence[Figures]], specs: Mapping[str, Mappin
     """
     chosen = []
     for kind in ("tradeoff", "lengths"):
-        found = [(suite, name) for suite, each in specs.items() for name in each if name.startswith(kind)]
-        best = max(found, key=lambda each: max(row["rounds"] or 0 for row in by_suite[each[0]]), default=None)
+        drawn = [(suite, name) for suite, each in specs.items() for name in each if name.startswith(kind)]
+        best = max(drawn, key=lambda each: max(row["rounds"] or 0 for row in by_suite[each[0]]), default=None)
         chosen += [best] if best is not None else []
     return chosen
 

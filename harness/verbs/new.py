@@ -1,5 +1,6 @@
 """A new strategy to begin from: its file, its test and its suite, which keep the contract as they are."""
 
+import inspect
 import keyword
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,43 +9,8 @@ from pathlib import Path
 from harness.contract.plugins import Plugins
 from harness.refusal import Refusal
 
-STRATEGY = '''"""Recompute the feed part in the backward pass; keep only its input, and run it twice.
-
-Say here what is kept and what is paid, the peak that you expect, and the paper or document that it is from.
-"""
-
-from dataclasses import replace
-from functools import partial
-from typing import Any
-
-from harness import Parts, Strategy, hookimpl
-
-
-def on_torch(parts: Parts) -> Parts:
-    """Return the parts with a feed part that torch recomputes."""
-    from torch.utils.checkpoint import checkpoint
-
-    return replace(parts, feed=partial(checkpoint, parts.feed, use_reentrant=False))
-
-
-def on_jax(parts: Parts) -> Parts:
-    """Return the parts with a feed part that JAX recomputes."""
-    import jax
-
-    inner = parts.feed
-
-    def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
-        return jax.checkpoint(partial(inner, parts), prevent_cse=False)(p, x_BTD)
-
-    return replace(parts, feed=feed)
-
-
-@hookimpl
-def harness_strategies() -> list[Strategy]:
-    """Return the strategy."""
-    on = {{"torch": on_torch, "jax": on_jax}}
-    return [Strategy("{name}", rewrites=("feed",), on=on, about=__doc__)]
-'''
+EXAMPLE = "feed_checkpoint"
+"""The strategy that a new one begins as: small, for torch and JAX, and of no other module of its group."""
 TEST = '''"""What {name} promises: its contract, and that it saves what it says."""
 
 import subprocess
@@ -106,14 +72,15 @@ class New:
 def strategy(name: str, folder: Path, plugins: Plugins) -> New:
     """Return the files of a strategy of that name: a file, its test and its suite, side by side in a folder.
 
-    Raises NewError for a name that is taken or no Python name, and for files that are there.
+    The file is that of `EXAMPLE` under the new name. Raises NewError for a name that is taken or no Python name, for
+    files that are there, and where the example is not installed.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
         raise NewError(f"'{name}' is no name for a strategy: use small letters, digits and '_', a letter first")
     if name in plugins.strategies or name in plugins.aliases:
         raise NewError(f"there is a strategy '{name}' already: choose another name")
     path, test, suite = folder / f"{name}.py", folder / f"test_{name}.py", folder / f"{name}.yaml"
-    files = {path: STRATEGY.format(name=name), test: TEST.format(name=name), suite: SUITE.format(name=name)}
+    files = {path: _example(name, plugins), test: TEST.format(name=name), suite: SUITE.format(name=name)}
     _refuse_existing(files)
     return New(files, f"harness check {path}")
 
@@ -126,6 +93,15 @@ def write(new: New) -> None:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise NewError(f"'{path}' cannot be written ({error.strerror}): choose another --folder") from None
+
+
+def _example(name: str, plugins: Plugins) -> str:
+    """Return the source of the example under another name."""
+    if EXAMPLE not in plugins.strategies:
+        raise NewError(f"there is no strategy '{EXAMPLE}' to begin from: install the harness with its strategies")
+    module = inspect.getmodule(plugins.strategies[EXAMPLE].on["torch"])
+    assert module is not None
+    return inspect.getsource(module).replace(f'"{EXAMPLE}"', f'"{name}"')
 
 
 def _refuse_existing(paths: Iterable[Path]) -> None:

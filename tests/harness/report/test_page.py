@@ -62,8 +62,8 @@ def browser(path: Path, *options: str, **asked: Any) -> "subprocess.CompletedPro
     command += ["--enable-logging=stderr", f"--user-data-dir={path.parent / 'profile'}", *options]
     query = urlencode({name: "" if value is True else value for name, value in asked.items()})
     done = subprocess.run([*command, f"{path.as_uri()}?{query}"], capture_output=True, text=True, timeout=120)
-    told = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    faults = [line for line in told if re.search("Uncaught|Error|Refused|violates", line)]
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    faults = [line for line in said if re.search("Uncaught|Error|Refused|violates", line)]
     assert not faults, faults
     return done
 
@@ -75,10 +75,10 @@ def dom_of(path: Path, *options: str, **asked: Any) -> str:
 
 def lines_of(dom: str) -> list[list[str]]:
     """Return the texts of the cells of each row that is shown."""
-    found = re.findall(r'<tr class="row"[^>]*>(.*?)</tr>', dom, re.S)
+    rows = re.findall(r'<tr class="row"[^>]*>(.*?)</tr>', dom, re.S)
     return [
         [unescape(re.sub("<[^>]+>", "", cell)) for cell in re.findall(r"<td[^>]*>(.*?)</td>", line, re.S)]
-        for line in found
+        for line in rows
     ]
 
 
@@ -203,11 +203,11 @@ def test_no_cell_is_cut_off_at_any_width(width: int, dark: bool, committed: Path
     frame.write_text(FRAME.format(src=f"{path.name}?filter=long_context&open=1", width=width))
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     options = [scheme, "--window-size=1400,1000", "--allow-file-access-from-files"]
-    found = json.loads(unescape(re.search(r"MEASURED(.*?)END", browser(frame, *options, "--dump-dom").stdout)[1]))  # type: ignore[index]
-    assert found["rows"] > 10
-    assert found["wide"] <= width, f"{found['what']} is wider than {width} pixels"
-    assert found["cut"] == []
-    ground, ink = (sum(map(int, re.findall(r"[0-9]+", found[name])[:3])) for name in ("ground", "ink"))
+    sizes = json.loads(unescape(re.search(r"MEASURED(.*?)END", browser(frame, *options, "--dump-dom").stdout)[1]))  # type: ignore[index]
+    assert sizes["rows"] > 10
+    assert sizes["wide"] <= width, f"{sizes['what']} is wider than {width} pixels"
+    assert sizes["cut"] == []
+    ground, ink = (sum(map(int, re.findall(r"[0-9]+", sizes[name])[:3])) for name in ("ground", "ink"))
     assert (ground < 150 and ink > 600) if dark else (ground > 700 and ink < 150)
 
 
@@ -218,10 +218,10 @@ setTimeout(() => {
   const cells = [...document.querySelectorAll("td, th")].filter(each => each.offsetParent);
   const cut = cells.filter(each => each.scrollWidth > each.clientWidth + 1);
   const style = getComputedStyle(document.body);
-  const found = {wide: Math.floor(widest.getBoundingClientRect().right), what: widest.tagName + "." + widest.className,
+  const sizes = {wide: Math.floor(widest.getBoundingClientRect().right), what: widest.tagName + "." + widest.className,
     cut: cut.slice(0, 3).map(each => each.textContent), rows: document.querySelectorAll("tr.row").length,
     ground: style.backgroundColor, ink: style.color};
-  parent.postMessage("MEASURED" + JSON.stringify(found) + "END", "*");
+  parent.postMessage("MEASURED" + JSON.stringify(sizes) + "END", "*");
 }, 2500);
 """
 FRAME = """<!doctype html><iframe src="{src}" style="border:0;width:{width}px;height:900px"></iframe>

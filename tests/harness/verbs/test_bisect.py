@@ -19,8 +19,8 @@ def test_the_first_worse_commit_is_found_in_few_trials(first: int) -> None:
         tried.append(commit)
         return Tried(commit, int(commit) >= first)
 
-    found = first_worse(commits, worse, lambda tried: None)
-    assert found is not None and found.commit == str(first)
+    first_bad = first_worse(commits, worse, lambda tried: None)
+    assert first_bad is not None and first_bad.commit == str(first)
     assert len(tried) == len(set(tried)) <= math.log2(64) + 2
 
 
@@ -35,8 +35,8 @@ def test_commits_that_cannot_be_measured_are_passed_over(broken: set[int]) -> No
         at = int(commit)
         return Tried(commit, None if at in broken else at >= 8)
 
-    found = first_worse([str(number) for number in range(12)], worse, lambda tried: None)
-    assert found is not None and found.commit == "8"
+    first_bad = first_worse([str(number) for number in range(12)], worse, lambda tried: None)
+    assert first_bad is not None and first_bad.commit == "8"
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_commits_between_two_are_listed_and_checked_out_beside_the_project(proje
             assert tree != project
             return Tried(commit, (tree / "peak").read_text() == "2")
 
-    found = first_worse(commits, worse, lambda tried: None)
-    assert found is not None and git(project, "log", "-1", "--format=%s", found.commit) == "5"
+    first_bad = first_worse(commits, worse, lambda tried: None)
+    assert first_bad is not None and git(project, "log", "-1", "--format=%s", first_bad.commit) == "5"
     assert git(project, "worktree", "list").count("\n") == 0, "nothing is left"
     assert (project / "number").read_text() == "7"
 
