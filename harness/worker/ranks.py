@@ -108,12 +108,8 @@ def cause(records: Mapping[int, Record], codes: Mapping[int, int], ranks: int, k
     A rank that ran out of memory, was killed or crashed ends the others; what these say is that their peer is gone.
     """
     failures = [_of_rank(rank, ranks, record) for rank, record in records.items() if record.status != "ok"]
-    silent = [*codes, *range(ranks)]  # the launcher knows first who ended first
-    failures += [
-        _without_record(rank, ranks, codes.get(rank), kernel_killed)
-        for rank in dict.fromkeys(silent)
-        if rank not in records
-    ]
+    silent = [rank for rank in dict.fromkeys([*codes, *range(ranks)]) if rank not in records]
+    failures += [_without_record(rank, ranks, codes.get(rank), kernel_killed) for rank in silent]
     return min(failures, key=_order)
 
 

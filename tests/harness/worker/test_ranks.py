@@ -1,4 +1,4 @@
-"""A case on several ranks is one record: of all of them, or of the one that failed first; and nobody stays behind."""
+"""A case on several ranks is one record: of all, or of the one whose failure ended it; and nobody stays behind."""
 
 import math
 import os
@@ -267,13 +267,13 @@ def test_together_the_slowest_steps_count():
 
 
 def rows(*cases_and_peaks):
-    found = []
+    records = []
     for at, (each, peak, more) in enumerate(cases_and_peaks):
         slot = Slot(case=each.digest(), kind="memory")
-        found.append(
+        records.append(
             Record(slot=slot, case=each, position=at, memory=Memory(peak_host_bytes=peak, resolution_bytes=0, **more))
         )
-    return judge.judge(found)
+    return judge.judge(records)
 
 
 def test_rows_on_ranks_stand_beside_the_one_process_they_are_compared_to():
@@ -320,8 +320,8 @@ def test_the_guard_counts_the_memory_of_all_ranks():
 def test_a_case_on_ranks_is_compared_to_one_process():
     assert case("fsdp").comparison_key == case("fsdp", count=4).comparison_key == case().comparison_key
     assert case("fsdp").plain == case() and case("fsdp").digest() != case("fsdp", count=4).digest()
-    kept = store.parse(store.encoded(Record(case=case("fsdp"), memory=Memory(ranks=(Rank(peak_bytes=1),)))))
-    assert kept.case == case("fsdp") and kept.memory.ranks[0].peak_bytes == 1
+    read = store.parse(store.encoded(Record(case=case("fsdp"), memory=Memory(ranks=(Rank(peak_bytes=1),)))))
+    assert read.case == case("fsdp") and read.memory.ranks[0].peak_bytes == 1
 
 
 def test_a_prediction_is_that_of_each_rank():
