@@ -60,10 +60,9 @@ def with_calls(rates: Rates, place: Place, work: Iterable[Operations], cache: Pa
     stored = _read(path)
     known: dict[str, float | None] = stored.setdefault(_key(place), {})
     calls = {each.call: each for each in work if each.call}
-    estimates = {call: _seconds(each, rates) for call, each in calls.items() if call not in known}
-    missing = sorted(
-        (call for call, each in estimates.items() if each is not None), key=lambda call: estimates[call] or 0
-    )
+    expected = {call: _seconds(each, rates) for call, each in calls.items() if call not in known}
+    short = {call: seconds for call, seconds in expected.items() if seconds is not None}
+    missing = sorted(short, key=short.__getitem__)
     if missing:
         before = interference.snapshot()
         timed = _timed(place, missing)

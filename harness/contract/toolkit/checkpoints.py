@@ -1,6 +1,7 @@
 """A checkpoint as one file in the format of safetensors: written and read a tensor at a time."""
 
 import json
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -85,10 +86,8 @@ class NoFile:
 
 
 def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    size = int("".join(each for each in dtype if each.isdigit())) // 8
-    for length in shape:
-        size *= length
-    return size
+    bits = int("".join(each for each in dtype if each.isdigit()))
+    return bits // 8 * math.prod(shape)
 
 
 def tensors(state: Any) -> Iterator[tuple[str, Any]]:
