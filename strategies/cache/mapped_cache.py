@@ -33,17 +33,16 @@ def on_torch(parts: Parts, folder: str = "/var/tmp") -> Parts:
         def empty() -> Any:
             if isinstance(like, FakeTensor):  # a prediction counts the pages that will be resident, and makes no file
                 return [like.new_empty(size) for _ in range(shape.layers)]
-            refuse(folder, shape.layers * nbytes(size, like))
-            return [mapped(folder, size, like) for _ in range(shape.layers)]
+            refuse(folder, shape.layers * math.prod(size) * like.element_size())
+            return [mapped(size, like) for _ in range(shape.layers)]
 
         return empty, appending(tokens)
 
-    def mapped(folder: str, size: tuple[int, ...], like: Any) -> Any:
-        needed = nbytes(size, like)
-        descriptor = unnamed(folder, needed)
+    def mapped(size: tuple[int, ...], like: Any) -> Any:
+        numbers = math.prod(size)
+        descriptor = unnamed(folder, numbers * like.element_size())
         try:
             path = f"/proc/self/fd/{descriptor}"
-            numbers = needed // like.element_size()
             return torch.from_file(path, shared=True, size=numbers, dtype=like.dtype).view(size)
         finally:
             os.close(descriptor)
@@ -52,8 +51,6 @@ def on_torch(parts: Parts, folder: str = "/var/tmp") -> Parts:
 
 
 def on_jax(parts: Parts, folder: str = "/var/tmp") -> Parts:
-    import mmap
-
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -74,12 +71,7 @@ def on_jax(parts: Parts, folder: str = "/var/tmp") -> Parts:
         def store() -> Any:
             """Map the file when it is first written to."""
             if size not in stores:
-                needed = math.prod(size) * dtype.itemsize
-                descriptor = unnamed(folder, needed)
-                try:
-                    stores[size] = np.frombuffer(mmap.mmap(descriptor, needed), dtype).reshape(size)
-                finally:
-                    os.close(descriptor)
+                stores[size] = mapped_array(folder, size, dtype)
             return stores[size]
 
         def written(count: Any, layer: Any, position: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
@@ -105,12 +97,18 @@ def on_jax(parts: Parts, folder: str = "/var/tmp") -> Parts:
     return replace(parts, cache=cache)
 
 
-def nbytes(size: tuple[int, ...], like: Any) -> int:
-    """Count the bytes of a tensor of this size."""
-    total = like.element_size()
-    for length in size:
-        total *= length
-    return int(total)
+def mapped_array(folder: str, size: tuple[int, ...], dtype: Any) -> Any:
+    """Map a file without a name as an array of numpy."""
+    import mmap
+
+    import numpy as np
+
+    needed = math.prod(size) * dtype.itemsize
+    descriptor = unnamed(folder, needed)
+    try:
+        return np.frombuffer(mmap.mmap(descriptor, needed), dtype).reshape(size)
+    finally:
+        os.close(descriptor)
 
 
 def refuse(folder: str, needed: int) -> None:
