@@ -25,16 +25,11 @@ def use(remedies: Sequence[Remedy], results: str) -> str:
     rows = []
     before = ""
     for remedy in remedies:
-        row = remedy.best.row
         rows.append(
             (
                 "" if remedy.sets == before else f"**{escaped(remedy.sets)}**",
-                row_name(row.label),
-                remedy.backend,
-                f"{row.peak_ratio:.2f} x" if row.peak_ratio is not None else "",
-                f"{row.native_ratio:.2f} x" if row.native_ratio is not None else "",
-                time(row),
-                escaped((row.answer or "").replace("_", " ")),
+                row_name(remedy.best.row.label),
+                *map(escaped, effect(remedy)),
                 _where(remedy.best, results),
                 _idle(remedy, results),
             )
@@ -43,7 +38,19 @@ def use(remedies: Sequence[Remedy], results: str) -> str:
     return tabulate(rows, USE, tablefmt="pipe", disable_numparse=True)
 
 
-def time(row: Row) -> str:
+def effect(remedy: Remedy) -> tuple[str, ...]:
+    """Return where a remedy was measured and what it did: the cells of `USE` from `on` to `answer`."""
+    row = remedy.best.row
+    return (
+        remedy.backend,
+        f"{row.peak_ratio:.2f} x" if row.peak_ratio is not None else "",
+        f"{row.native_ratio:.2f} x" if row.native_ratio is not None else "",
+        _time(row),
+        (row.answer or "").replace("_", " "),
+    )
+
+
+def _time(row: Row) -> str:
     """Write the ratio of step times with its interval; an empty text where the row was not timed."""
     speed = row.speed
     if speed is None:
@@ -53,10 +60,14 @@ def time(row: Row) -> str:
     return f"{speed.ratio:.2f} x ({speed.low:.2f}-{speed.high:.2f})"
 
 
+def length(judged: JudgedRow) -> str:
+    """Return the length of the rows that were trained on, after a comma; an empty text where they have none."""
+    shape = judged.table.case.shape
+    return next((f", {shape[name]:,} {name}" for name in ("tokens", "frames") if shape.get(name)), "")
+
+
 def _where(judged: JudgedRow, results: str) -> str:
-    tokens = next((f"{judged.table.case.shape[name]:,} {name}" for name in ("tokens", "frames")
-                   if judged.table.case.shape.get(name)), "")  # fmt: skip
-    return f"[{escaped(judged.folder)}]({results}{judged.folder}/README.md)" + (f", {tokens}" if tokens else "")
+    return f"[{escaped(judged.folder)}]({results}{judged.folder}/README.md){length(judged)}"
 
 
 def _idle(remedy: Remedy, results: str) -> str:

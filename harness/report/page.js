@@ -2,8 +2,6 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const specs = JSON.parse(document.getElementById("specs").textContent);
 const MOST = 400;  // rows that a section shows before it is asked for more
-const COLOURS = {"before the step": "#9aa5b1", init: "#9aa5b1", forward: "#4c78a8", loss: "#e0913c", backward: "#59a14f",
-  update: "#b279a2", steady_step: "#4c78a8", first_step: "#e0913c"};
 const text = (name, at) => data.texts[data.words[name][at]];
 const number = (name, at) => data.numbers[name][at];
 const whole = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
@@ -70,7 +68,7 @@ function stacked(at) {
   const total = parts.reduce((sum, [, size]) => sum + size, 0);
   const bar = element("div", null, "bar"), key = element("ul", null, "key");
   for (const [name, size] of parts) {
-    const phase = data.texts[name], colour = COLOURS[phase] || "#b0b0b0", piece = element("span");
+    const phase = data.texts[name], colour = data.colours[phase] || "#b0b0b0", piece = element("span");
     piece.style.cssText = `background:${colour};width:${100 * size / total}%`;
     piece.title = `${phase}: ${mib(size)} MiB`;
     bar.append(piece);

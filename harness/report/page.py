@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.report import charts, first
+from harness.report.charts.style import PARTS
 from harness.report.export import Figures
 from harness.report.fit import Limits
 from harness.report.words import residual
@@ -117,6 +118,7 @@ def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
         "rounds": [[_rounded(ratio) for ratio in row["round_ratios"]] for row in rows],
         "said": {f"{suite}\n{comparison}": text for (suite, comparison), text in about.said.items()},
         "texts": list(texts),
+        "colours": dict(PARTS),
     }
 
 
@@ -165,20 +167,15 @@ def _front(by_suite: Mapping[str, Sequence[Figures]], specs: Mapping[str, Mappin
 
 def _used(remedy: Remedy) -> dict[str, Any]:
     """Return the cells of what to use, as the first page has them, and which one leads to a suite."""
-    row, case = remedy.best.row, remedy.best.table.case
-    size = next((f", {case.shape[name]:,} {name}" for name in ("tokens", "frames") if case.shape.get(name)), "")
+    suite = remedy.best.folder
     cells = [
         remedy.sets,
-        row.label,
-        remedy.backend,
-        f"{row.peak_ratio:.2f} x" if row.peak_ratio is not None else "",
-        f"{row.native_ratio:.2f} x" if row.native_ratio is not None else "",
-        first.time(row),
-        (row.answer or "").replace("_", " "),
-        f"{remedy.best.folder}{size}",
+        remedy.best.row.label,
+        *first.effect(remedy),
+        f"{suite}{first.length(remedy.best)}",
         f"{len(remedy.idle)} of {remedy.count} rows",
     ]
-    return {"cells": cells, "link": 7, "suite": remedy.best.folder}
+    return {"cells": cells, "link": first.USE.index("measured in"), "suite": suite}
 
 
 def _embedded(value: Any) -> str:
