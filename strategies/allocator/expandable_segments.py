@@ -1,8 +1,8 @@
 """Let torch's allocator on a GPU grow its segments page by page; lose less to gaps, and pay calls to the driver.
 
-Peak of what is allocated: unchanged. What is reserved comes nearer to it, and it is that which a budget and the card
-bound: a run that ends without memory though enough is free in pieces may fit. Predictions replay both allocators, so
-the difference shows under `reserved`. JAX has no such allocator.
+Peak of what is allocated: unchanged. What is reserved comes nearer to it where there are gaps, and it is that which a
+budget and the card bound: a run that ends without memory though enough is free in pieces may fit. Predictions replay
+both allocators, so the difference shows under `reserved`. JAX has no such allocator.
 
 Source: PyTorch, "CUDA semantics", PYTORCH_ALLOC_CONF.
 """

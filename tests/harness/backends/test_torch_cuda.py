@@ -225,3 +225,11 @@ def test_the_card_that_is_chosen_decides_what_is_reserved(monkeypatch):
     assert hopper.reserved_bytes - ampere.reserved_bytes > 40 * MIB  # two workspaces of 32 MiB, not of 8
     assert max(hopper.peaks.values()) == pytest.approx(max(ampere.peaks.values()), rel=0.05)
     assert "A100" in ampere.target
+
+
+def test_the_context_is_added_where_that_of_the_card_is_known(monkeypatch):
+    monkeypatch.setenv("HARNESS_GPU", "t4")
+    turing = forecast()
+    assert turing.driver_bytes == turing.reserved_bytes + CARDS["t4"].context_bytes
+    monkeypatch.setenv("HARNESS_GPU", "h100")
+    assert forecast().driver_bytes is None
