@@ -19,13 +19,13 @@ def row(**prediction):
 
 
 def test_a_device_has_figures_of_its_allocator_of_the_driver_and_of_the_host():
-    held = row(
+    offloaded = row(
         predicted_peak_bytes=300 * MIB,
         predicted_reserved_bytes=400 * MIB,
         predicted_driver_bytes=550 * MIB,
         predicted_host_bytes=64 * MIB,
     )
-    (grid,) = device_grid([held, row(predicted_peak_bytes=100 * MIB)])
+    (grid,) = device_grid([offloaded, row(predicted_peak_bytes=100 * MIB)])
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in grid.splitlines()]
     assert cells[2] == ["baseline", "300", "400", "550", "64.0"]
     assert cells[3] == ["baseline", "100", "", "", ""]

@@ -186,8 +186,8 @@ def test_claims_about_limits_are_answered_below_the_table(tmp_path, monkeypatch)
     }
     again, problems = store.read(path)
     assert not problems
-    told = text(again)
-    assert "| reach   | the checkpoint reaches 128" in told and told.count("verified") == 2
+    shown = text(again)
+    assert "| reach   | the checkpoint reaches 128" in shown and shown.count("verified") == 2
 
 
 def test_a_limit_lies_between_what_passed_and_what_failed():
@@ -218,5 +218,5 @@ def test_what_fits_is_decided_by_what_a_value_takes_at_most():
     assert (bracket.fits, bracket.fails) == ((64, 900), (128, 1100))
     limit = limit_of(bracket, "tokens", 1000)
     assert (limit.predicted, limit.predicted_peak_bytes, limit.at_most_bytes) == (64, 800, 900)
-    told = text([Record(case=CASE, limits=limit)])
-    assert "predicted MiB" in told and "at most" in told
+    shown = text([Record(case=CASE, limits=limit)])
+    assert "predicted MiB" in shown and "at most" in shown

@@ -72,8 +72,8 @@ def test_the_report_counts_the_dead_and_averages_what_was_left() -> None:
     trials_ = tried(
         [row(name, 200 * MIB, 220 * MIB) for name in ("over", "under")], over=205 * MIB, under=190 * MIB
     ) + tried([row("small", 2 * MIB, 9 * MIB)], small=MIB)
-    told = text([Record(case=CASE, trial=trial) for trial in trials_])
-    assert "Within the predicted peak, 1 of 3 cases ran out of memory (33.3%)." in told
-    assert "Within what they take at most, 0 of 3 cases ran out of memory (0.0%)." in told
-    assert "cases of 100 MiB or more left 11.6% on average" in told, "the small one has a constant as its slack"
-    assert "oom_budget" in told and "7.3%" in told
+    shown = text([Record(case=CASE, trial=trial) for trial in trials_])
+    assert "Within the predicted peak, 1 of 3 cases ran out of memory (33.3%)." in shown
+    assert "Within what they take at most, 0 of 3 cases ran out of memory (0.0%)." in shown
+    assert "cases of 100 MiB or more left 11.6% on average" in shown, "the small one has a constant as its slack"
+    assert "oom_budget" in shown and "7.3%" in shown
