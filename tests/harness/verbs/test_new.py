@@ -21,6 +21,8 @@ def test_its_file_is_a_plugin_and_its_suite_has_it_as_a_row(tmp_path: Path) -> N
     assert done.stdout.split() == ["my_feed.py", "test_my_feed.py", "my_feed.yaml"]
     loaded = plugins.load((str(tmp_path / "my_feed.py"),))
     assert set(loaded.strategies["my_feed"].on) == {"torch", "jax"}
+    text = (tmp_path / "my_feed.py").read_text()
+    assert "strategies." not in text, "an author needs `harness` alone"
     assert loaded.strategies["my_feed"].about == loaded.strategies[new.EXAMPLE].about, "an example, and no copy of one"
     plan = reader.read(tmp_path / "my_feed.yaml", loaded)
     assert all([case.label for case in each.cases] == ["baseline", "nothing", "my_feed"] for each in plan.comparisons)
