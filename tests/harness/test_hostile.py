@@ -166,9 +166,8 @@ def test_results_that_were_cut_at_any_byte_lose_one_record_at_most(tmp_path: Pat
 def test_records_of_a_newer_format_and_with_foreign_keys_are_left_out_with_a_sentence(tmp_path: Path) -> None:
     line = RESULTS[0].read_bytes().splitlines()[1].decode()
     path = tmp_path / "new.jsonl"
-    path.write_text(
-        line.replace("{", '{"schema_version": 99, ', 1) + "\n" + line.replace("{", '{"owner": "me", ', 1) + "\n" + line
-    )
+    newer, foreign = ({**json.loads(line), **more} for more in ({"schema_version": 99}, {"owner": "me"}))
+    path.write_text("\n".join((json.dumps(newer), json.dumps(foreign), line)))
     found, problems = store.read(path)
     assert len(found) == 1
     assert "format 99, newer than 2: update the harness" in problems[0] and "wrong 'owner'" in problems[1]
