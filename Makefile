@@ -31,7 +31,7 @@ results: $(READY)
 	$(BIN)/harness fit suites/long_context.yaml --over tokens --budget 1GiB --place torch/cpu
 	$(BIN)/harness fit suites/ram_to_tokens.yaml --over tokens --budget 8GiB --budget 16GiB --budget 32GiB \
 		--budget 64GiB --budget 128GiB
-	$(BIN)/harness advise suites/advice.yaml --allow lower_precision --predict-only --save
+	$(BIN)/harness advise suites/advice.yaml --allow lower_precision --allow approximate --predict-only --save
 
 tables: $(READY)
 	rm -rf .venv/tracked

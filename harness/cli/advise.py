@@ -11,10 +11,11 @@ from harness.cli.options import PredictOnlyOption, ResultsOption
 from harness.cli.progress import Watcher
 from harness.cli.screen import err, note, out
 from harness.contract import plugins
+from harness.contract.strategy import DECLARED
 from harness.report.advise import text
 from harness.run import session
 from harness.suite.schema import SuiteError
-from harness.verbs.advise import KINDS, advise, saved
+from harness.verbs.advise import advise, saved
 
 
 @together
@@ -35,8 +36,8 @@ def command(
     """Choose a combination of strategies: predict all of them, and measure the most promising few on this machine."""
     loaded = plugins.load(cases.plugins)
     for kind in allow or []:
-        if kind not in KINDS:
-            raise SuiteError(f"--allow: there is no answer '{kind}'{plugins.nearest(kind, KINDS)}")
+        if kind not in DECLARED:
+            raise SuiteError(f"--allow: there is no answer '{kind}'{plugins.nearest(kind, DECLARED)}")
     plan = cases.plan(loaded, room.budget, room.on_gpu)
     options = session.Options(results, cases.plugins)
     machine = room.machine(plan.places)

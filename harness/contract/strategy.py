@@ -14,6 +14,10 @@ from harness.contract.place import Place
 from harness.contract.workload import Workload
 
 
+DECLARED = ("exact", "reordered", "lower_precision", "approximate")
+"""What a strategy may declare of its answer, the nearest to that of the untouched parts first."""
+
+
 class Unpredictable(Exception):
     """What a strategy raises in a prediction where abstract arrays cannot show what it takes: why, in one sentence."""
 
@@ -91,6 +95,15 @@ class Strategy:
     def summary(self) -> str:
         """The first line of `about`: what the strategy does and what it costs."""
         return inspect.cleandoc(self.about).splitlines()[0] if self.about.strip() else ""
+
+    @property
+    def declares(self) -> str:
+        """What it declares of its answer: one of `DECLARED`."""
+        if self.approximate:
+            return "approximate"
+        if self.precision:
+            return "lower_precision"
+        return "reordered" if self.feeds == "reordered" else "exact"
 
     @property
     def knobs(self) -> dict[str, Knob]:

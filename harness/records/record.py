@@ -165,6 +165,7 @@ class Prediction(Value):
     predicted_peak_bytes: int | None = Field(None, description="predicted peak of one rank, bytes")
     at_most_bytes: int | None = Field(None, description="what one rank takes at most, by errors of its kind, bytes")
     at_most_coverage: float | None = Field(None, description="probability that it takes no more")
+    declared_answer: str | None = Field(None, description="what the strategies declare of their answer, at worst")
     predicted_phase: str | None = Field(None, description="phase that is predicted to set the peak")
     predicted_phases: tuple[Phase, ...] = Field((), description="predicted peak of each phase, bytes")
     predicted_work: tuple[Operations, ...] = Field((), description="counted work of one steady step")

@@ -11,7 +11,7 @@ from harness.report.plan import grid
 from harness.report.text import escaped, row_name
 from harness.report.words import AT_MOST, heading, mib
 from harness.suite.units import shown
-from harness.verbs.advise import Advice, of_predictions, plainness
+from harness.verbs.advise import Advice, are_timed, of_predictions, plainness
 from harness.verbs.plan import Machine, PlanRow, row_of, shortfall
 from harness.verdicts.judge import Row
 
@@ -92,7 +92,7 @@ def _sentence(advice: Advice) -> str:
     if advice.rows:
         return _measured_sentence(advice, count)
     row, plain = _chosen(advice), advice.predicted[0]
-    best = "fastest" if row.seconds is not None else "plainest"
+    best = "fastest" if are_timed([each for each in advice.predicted if each.fits]) else "plainest"
     sentence = f"Use **{escaped(row.case.label)}**: of {count} combinations it is predicted to be the {best} that fits"
     sentence += f" {shown(limit)}" if limit is not None else ""
     sentence += f", with a peak of {shown(row.peak_bytes or 0)}"

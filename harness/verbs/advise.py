@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.contract.parts import DATA_PARTS
 from harness.contract.plugins import Plugins
-from harness.contract.strategy import Strategy
+from harness.contract.strategy import DECLARED
 from harness.machine import facts
 from harness.records import Applied, Case, Origin, Record, Slot, store
 from harness.records.case import CONTROL
@@ -16,7 +16,7 @@ from harness.run import locks, session
 from harness.run.schedule import obstacle
 from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
-from harness.verbs.plan import Machine, PlanRow, of_plan
+from harness.verbs.plan import TIMED, Machine, PlanRow, of_plan
 from harness.verdicts import judge
 from harness.verdicts.judge import Row
 
@@ -26,7 +26,6 @@ NEAR = 1.25
 """A combination is measured up to this many times the least predicted time: predicted ratios err by about as much."""
 MEASURED = 6
 """Combinations that are measured at most."""
-KINDS = ("exact", "reordered", "lower_precision", "approximate")
 ANSWERS = {
     "exact": {"bit_exact", "reassociated"},
     "reordered": {"reordered"},
@@ -50,15 +49,6 @@ class Advice:
     choice: str | None
 
 
-def kind_of(strategy: Strategy) -> str:
-    """Return what a strategy does to the answer, as it declares."""
-    if strategy.approximate:
-        return "approximate"
-    if strategy.precision:
-        return "lower_precision"
-    return "reordered" if strategy.feeds == "reordered" else "exact"
-
-
 def members(comparison: Comparison, plugins: Plugins, allowed: Sequence[str], everything: bool) -> list[Applied]:
     """List the strategies to combine: those that the comparison names, or all of the model's, of the kinds allowed.
 
@@ -78,7 +68,7 @@ def members(comparison: Comparison, plugins: Plugins, allowed: Sequence[str], ev
         for applied in named.values()
         if applied.name != CONTROL
         and not plugins.strategies[applied.name].ranks  # what is expected of a step knows nothing of ranks
-        and kind_of(plugins.strategies[applied.name]) in ("exact", *allowed)
+        and plugins.strategies[applied.name].declares in ("exact", *allowed)
         and place.backend in plugins.strategies[applied.name].on
         and plugins.strategies[applied.name].obstacle(place, workload) is None
     ]
@@ -185,16 +175,22 @@ def _measured(
 
 
 def of_predictions(rows: Sequence[PlanRow]) -> Advice:
-    """Advise from predictions alone: the fastest that fits, or where no times are expected the plainest."""
+    """Advise from predictions alone: the fastest that fits, or where not all of them are timed the plainest."""
     fitting = [row for row in rows if row.fits]
-    timed = front(fitting)
+    timed = front(fitting) if are_timed(fitting) else []
     best = timed[0] if timed else min(fitting, key=plainness, default=None)
     return Advice(rows[0].case, tuple(rows), tuple(front(rows)), (), best.case.label if best is not None else None)
 
 
-def plainness(row: PlanRow) -> tuple[int, int]:
-    """Return what to prefer where no times are known: few strategies, then little memory."""
-    return len(row.case.strategies), row.peak_bytes or 0
+def are_timed(rows: Sequence[PlanRow]) -> bool:
+    """Check whether the expected times of rows rest on operators that were timed, so that the rows can be ordered."""
+    return all(row.timed >= TIMED for row in rows)
+
+
+def plainness(row: PlanRow) -> tuple[int, int, int]:
+    """Return what to prefer where no times are known: an answer like the baseline's, few strategies, little memory."""
+    answer = row.prediction.declared_answer or DECLARED[0]
+    return DECLARED.index(answer), len(row.case.strategies), row.peak_bytes or 0
 
 
 def _advice(rows: Sequence[PlanRow], measured: Sequence[Row], allowed: Sequence[str]) -> Advice:

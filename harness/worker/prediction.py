@@ -8,7 +8,7 @@ from harness.contract.assembly import assemble, environment_of, shape_of
 from harness.contract.data import Extent, Held
 from harness.contract.parts import DATA_PARTS, Parts
 from harness.contract.plugins import Plugins
-from harness.contract.strategy import Unpredictable
+from harness.contract.strategy import DECLARED, Unpredictable
 from harness.records import Case, Phase, Prediction, Record, Task
 from harness.records.forecast import Forecast, largest
 from harness.records.roofline import by_intensity
@@ -40,6 +40,11 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     known = Prediction(
         floor_bytes=workload.floor(shape) // case.ranks,
         parameters=workload.parameters(shape) if workload.parameters is not None else None,
+        declared_answer=max(
+            (plugins.strategies[applied.name].declares for applied in case.strategies),
+            key=DECLARED.index,
+            default=DECLARED[0],
+        ),
     )
     built: list[Parts] = []
 

@@ -1,5 +1,7 @@
 """Advice in words: what to use in which memory, and why nothing will do."""
 
+from dataclasses import replace
+
 import pytest
 
 from harness import Place
@@ -49,6 +51,29 @@ def test_each_memory_gets_the_plainest_that_fits_or_by_how_much_the_leanest_does
         "`checkpoint`: 20 GiB",
         "baseline: 60 GiB",
     ]
+
+
+def test_an_answer_like_the_baselines_goes_before_a_leaner_one() -> None:
+    machine = Machine(host_bytes=100 * GIB)
+    rows = []
+    for name, peak, answer in (("bfloat16", 10, "lower_precision"), ("checkpoint", 20, "exact")):
+        case, record = predicted(name, peak)
+        prediction = record.prediction.model_copy(update={"declared_answer": answer})
+        rows.append(row_of(case, record.model_copy(update={"prediction": prediction}), machine))
+    assert of_predictions(rows).choice == "checkpoint"
+    assert "the plainest that fits" in text([of_predictions(rows)])
+
+
+@pytest.mark.parametrize("timed", [0.0, 1.0])
+def test_what_is_fastest_is_said_only_of_times_that_rest_on_timed_operators(timed: float) -> None:
+    machine = Machine(host_bytes=100 * GIB)
+    rows = [
+        replace(row_of(case, record, machine), seconds=seconds, timed=timed)
+        for (case, record), seconds in zip(COMBINATIONS, (3.0, 1.0, 2.0), strict=True)
+    ]
+    advice = of_predictions(rows)
+    assert advice.choice == ("bfloat16" if timed else "baseline")
+    assert f"predicted to be the {'fastest' if timed else 'plainest'} that fits" in text([advice])
 
 
 @pytest.mark.parametrize(
