@@ -1,8 +1,10 @@
 """What the documents show works: each code block, command line and link."""
 
 import importlib.util
+import json
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import Suite
 from harness.verdicts.expressions import NAMES
+from harness.verdicts.remarks import WITHHELD
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
@@ -248,6 +251,16 @@ def test_every_word_of_a_table_is_explained(document: str) -> None:
             memory = cells.get("memory", "").partition(" x ")[2]
             shown |= {cells.get("answer", ""), cells.get("verdict", ""), time.partition(",")[0], memory}
     assert shown - {""} <= explained
+
+
+def test_every_flag_is_explained() -> None:
+    tracked = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=True)
+    flags = set(WITHHELD)
+    for name in tracked.stdout.split():
+        if name.endswith(".jsonl"):
+            for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
+                flags |= set(json.loads(line).get("flags", ()))
+    assert len(flags) > len(WITHHELD) and flags <= words_of("flag")
 
 
 def words_of(head: str) -> set[str]:

@@ -8,6 +8,10 @@ from harness.contract.data import Extent
 from harness.contract.parts import Parts
 
 
+OF_ROWS = {"tokens", "batch"}
+"""Sizes of a shape that say nothing of the model."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """A training run to compare strategies on.
@@ -42,3 +46,10 @@ class Workload:
     extent: Callable[[Any, Any, int], Extent] | None = None
     data: str = "tokens"
     lacks: tuple[str, ...] = ()
+
+    def preset_of(self, shape: Mapping[str, Any]) -> str | None:
+        """Return the name of the published model that a shape has the sizes of, whatever its rows; None without one."""
+        for name, sizes in self.presets.items():
+            if all(shape.get(key) == value for key, value in sizes.items() if key not in OF_ROWS):
+                return name
+        return None

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import yaml
 from tabulate import tabulate
 
+from harness.contract.workload import Workload
 from harness.records import Case, Record
 from harness.records.case import CONTROL
 from harness.report.plan import grid
@@ -34,18 +35,21 @@ def text(answers: Sequence[Advice]) -> str:
     return "\n\n".join(pieces) + "\n"
 
 
-def for_memories(records: Sequence[Record], memories: Mapping[str, Sequence[int]]) -> str:
+def for_memories(
+    records: Sequence[Record], memories: Mapping[str, Sequence[int]], workloads: Mapping[str, Workload]
+) -> str:
     """Write what to use for each model in each memory, from predictions that `harness advise --save` kept.
 
-    `memories` are the bytes of machines by device: `cpu` for boxes without a GPU, `cuda` for GPUs.
+    `memories` are the bytes of machines by device: `cpu` for machines without a GPU, `cuda` for GPUs. `workloads` know
+    the names of published models.
     """
     models: dict[str, dict[str, list[tuple[Case, Record]]]] = {}
     for record in records:
         if record.case is not None and record.slot is not None and record.prediction.parameters:
-            by_device = models.setdefault(_model(record, record.case), {})
+            by_device = models.setdefault(_model(record, record.case, workloads), {})
             by_device.setdefault(record.case.place.device, []).append((record.case, record))
     columns = [(device, size) for device, sizes in memories.items() for size in sizes]
-    headers = ("model", *(f"{size / GIB:.0f} GiB {'GPU' if device == 'cuda' else 'box'}" for device, size in columns))
+    headers = ("model", *(f"{size / GIB:.0f} GiB {'GPU' if device == 'cuda' else 'without a GPU'}" for device, size in columns))
     rows = [
         (escaped(model), *(_in_memory(by_device.get(device, []), size) for device, size in columns))
         for model, by_device in models.items()
@@ -53,9 +57,11 @@ def for_memories(records: Sequence[Record], memories: Mapping[str, Sequence[int]
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True) if rows else ""
 
 
-def _model(record: Record, case: Case) -> str:
+def _model(record: Record, case: Case, workloads: Mapping[str, Workload]) -> str:
     billions = f"{(record.prediction.parameters or 0) / 1e9:.1f}B"
-    return f"{billions}, {case.shape.get('batch', 1)} x {case.shape.get('tokens', 0):,} tokens"
+    known = workloads[case.workload].preset_of(case.shape) if case.workload in workloads else None
+    name = f"{known} ({billions})" if known else billions
+    return f"{name}, {case.shape.get('batch', 1)} x {case.shape.get('tokens', 0):,} tokens"
 
 
 def _in_memory(predicted: Sequence[tuple[Case, Record]], size: int) -> str:

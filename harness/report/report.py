@@ -133,7 +133,7 @@ class Report:
         records = [record for each in self.results if each.advice for record in each.records]
         if not records:
             return "No advice is kept among these results: `harness advise SUITE --predict-only --save` keeps it."
-        return f"{line(records)}\n\n{advise.for_memories(records, MEMORIES)}"
+        return f"{line(records)}\n\n{advise.for_memories(records, MEMORIES, self.plugins.workloads)}"
 
     def pictures(self, folder: Path, only: str = "", linked: Sequence[Path] = ()) -> Iterator[Path]:
         """Draw the charts of each suite, or those whose name contains `only`, or that documents link to; yield files.

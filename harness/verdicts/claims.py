@@ -223,7 +223,7 @@ class _Evaluation:
         ]
         if len(rows) != 1:
             name = label.strip("'")
-            raise Unknown(f"{len(rows)} rows are '{name}'")
+            raise Unknown(f"{len(rows)} rows are '{name}'" if rows else f"no rows are '{name}' in these results")
         return tables[0], rows[0]
 
 

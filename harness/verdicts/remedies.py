@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 
 from harness.contract.strategy import Strategy
@@ -25,6 +26,8 @@ LEAST = 0.95
 """What a remedy leaves of a peak at most."""
 WORTH = 0.9
 """What an inexact remedy leaves of what the exact one does, at most: for less nobody gives up an answer."""
+NEAR = 1.02
+"""Peaks up to this many times the least are as good, so that the plainest of their strategies is named."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +140,29 @@ def _counts(row: Row) -> bool:
 
 
 def _best(rows: Sequence[JudgedRow]) -> JudgedRow | None:
-    """Return the row with the largest saving among those that surely cost little time, or else among all."""
+    """Return the row with the largest saving among those that surely cost little time, or else among all.
+
+    Of rows that save as much and do not surely take longer it is the one with the fewest settings, then the fastest.
+    """
     preferred = [each for each in rows if cheap(each.row)] or rows
-    return min(preferred, key=lambda each: each.peak_ratio, default=None)
+    leanest = min(preferred, key=lambda each: each.peak_ratio, default=None)
+    if leanest is None:
+        return None
+    latest = _high(leanest)
+    equal = [each for each in rows if each.peak_ratio <= NEAR * leanest.peak_ratio and _low(each) <= latest]
+    return min(equal, key=lambda each: (len(each.row.case.strategies[0].knobs), _ratio(each), each.peak_ratio))
+
+
+def _ratio(judged: JudgedRow) -> float:
+    return inf if judged.row.speed is None else judged.row.speed.ratio
+
+
+def _low(judged: JudgedRow) -> float:
+    return 0.0 if judged.row.speed is None else judged.row.speed.low
+
+
+def _high(judged: JudgedRow) -> float:
+    return inf if judged.row.speed is None else judged.row.speed.high
 
 
 def _remedy(what: str, backend: str, best: JudgedRow, rows: Mapping[tuple[str, str], Sequence[JudgedRow]]) -> Remedy:

@@ -42,9 +42,9 @@ COMBINATIONS = [predicted("", 60), predicted("bfloat16", 30), predicted("checkpo
 def test_each_memory_gets_the_plainest_that_fits_or_by_how_much_the_leanest_does_not() -> None:
     on_gpu = [predicted(name, peak, "torch/cuda") for name, peak in (("", 60.0), ("checkpoint", 20.0))]
     records = [record for _, record in (*COMBINATIONS, *on_gpu)]
-    table = for_memories(records, {"cpu": (16 * GIB, 40 * GIB), "cuda": (80 * GIB,)})
+    table = for_memories(records, {"cpu": (16 * GIB, 40 * GIB), "cuda": (80 * GIB,)}, {})
     heads, _, row = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
-    assert heads == ["model", "16 GiB box", "40 GiB box", "80 GiB GPU"]
+    assert heads == ["model", "16 GiB without a GPU", "40 GiB without a GPU", "80 GiB GPU"]
     assert row == [
         "4.0B, 1 x 4,096 tokens",
         "nothing fits; `checkpoint` takes 20 GiB",
@@ -74,6 +74,15 @@ def test_what_is_fastest_is_said_only_of_times_that_rest_on_timed_operators(time
     advice = of_predictions(rows)
     assert advice.choice == ("bfloat16" if timed else "baseline")
     assert f"predicted to be the {'fastest' if timed else 'plainest'} that fits" in text([advice])
+
+
+def test_a_published_model_has_its_name_whatever_its_rows() -> None:
+    decoder = plugins.load().workloads["decoder"]
+    shape = decoder.shape(**decoder.presets["qwen3-4b"] | {"tokens": 512, "batch": 3}).model_dump()
+    case, record = predicted("", 20)
+    named = record.model_copy(update={"case": case.model_copy(update={"shape": shape})})
+    assert "| qwen3-4b (4.0B), 3 x 512 tokens |" in for_memories([named], {"cpu": (GIB,)}, {"decoder": decoder})
+    assert decoder.preset_of(shape | {"layers": 1}) is None
 
 
 @pytest.mark.parametrize(

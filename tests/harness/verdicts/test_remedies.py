@@ -1,5 +1,6 @@
 """What to use against what sets a peak: the row that saves most, and where the strategy saves nothing."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -24,14 +25,22 @@ STRATEGIES = {
 }
 
 
-def row(*names: str, ratio: float, time: float = 1.0, backend: str = "torch", tokens: int = 64, **changes: Any) -> Row:
+def row(
+    *names: str,
+    ratio: float,
+    time: float = 1.0,
+    backend: str = "torch",
+    tokens: int = 64,
+    knobs: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Row:
     case = Case(
         workload="decoder",
         shape={"tokens": tokens},
         place=f"{backend}/cpu",
         corpus="x",
         tokenizer="bytes",
-        strategies=tuple(Applied(name=name) for name in names),
+        strategies=tuple(Applied(name=name, knobs=knobs or {}) for name in names),
     )
     usual: dict[str, Any] = {
         "status": "ok",
@@ -71,6 +80,17 @@ def test_the_row_that_saves_most_at_little_cost_is_named() -> None:
     assert (best.sets, best.best.row, best.best.folder, best.exact) == (LOGITS, cheap, "losses", True)
     (best,) = remedies([("losses", [table(lean)])], STRATEGIES)
     assert best.best.row is lean, "where all cost time, the leanest"
+
+
+def test_of_rows_that_save_as_much_the_plainest_is_named_and_then_the_fastest() -> None:
+    set_by_hand = row("cut", ratio=0.200, knobs={"threshold_gib": 0.1})
+    plain, slower = row("chunked", ratio=0.203, time=1.01), row("chunked", ratio=0.202, time=1.015)
+    (best,) = remedies([("losses", [table(set_by_hand, slower, plain)])], STRATEGIES)
+    assert best.best.row is plain
+    (best,) = remedies([("losses", [table(set_by_hand, row("chunked", ratio=0.21))])], STRATEGIES)
+    assert best.best.row is set_by_hand, "more than 2 % less"
+    (best,) = remedies([("losses", [table(set_by_hand, row("chunked", ratio=0.2, time=1.3))])], STRATEGIES)
+    assert best.best.row is set_by_hand, "it surely takes longer"
 
 
 def test_rows_that_save_nothing_are_kept_in_sight() -> None:
