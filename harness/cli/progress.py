@@ -4,6 +4,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,7 +15,6 @@ from harness.report import table
 from harness.run import session
 from harness.suite.plan import Comparison
 from harness.verdicts import judge
-from harness.verdicts.looks import LOOKS
 
 USUAL_SECONDS = {"predict": 0.5, "numerics": 4.0, "memory": 3.0, "time": 2.0}
 """How long a task takes, until this run has shown it."""
@@ -42,6 +42,14 @@ class Pace:
         return sum(ended) / len(ended) if ended else USUAL_SECONDS.get(kind, 2.0)
 
 
+@dataclass
+class Timing:
+    """Cases that are timed together, by digest, and the seconds that are left for their rounds."""
+
+    cases: frozenset[str]
+    seconds: float
+
+
 class Watcher(session.Progress):
     """Show how far a run is: a bar on a terminal, a line for each task elsewhere; print tables as they come."""
 
@@ -58,8 +66,9 @@ class Watcher(session.Progress):
             disable=not self.live,
         )
         self.pace = Pace()
-        self.done = self.round = 0
+        self.done = 0
         self.open: dict[Slot, None] = {}
+        self.timings: list[Timing] = []
         self.label = "preparing"
         self.printed: set[str] = set()
 
@@ -71,6 +80,9 @@ class Watcher(session.Progress):
     def __exit__(self, *exception: object) -> None:
         self.bar.stop()
 
+    def groups(self, groups: Sequence[frozenset[str]], seconds: float) -> None:
+        self.timings = [Timing(cases, seconds) for cases in groups]
+
     def begin(self, slots: Sequence[Slot], done: int) -> None:
         self.done = done
         self.left(slots)
@@ -79,20 +91,13 @@ class Watcher(session.Progress):
 
     def left(self, slots: Sequence[Slot]) -> None:
         self.open = dict.fromkeys(slots)  # rows whose time was decided are not timed on
-        self.round = 0
         self.pace.last = time.monotonic()
         self._show()
 
     @property
-    def ahead(self) -> list[Slot]:
-        """The results to come, with time rounds up to the next look: most rows are decided by then."""
-        look = next((each for each in LOOKS if each > self.round), self.round + 1)
-        return [slot for slot in self.open if slot.kind != "time" or slot.round < look]
-
-    @property
     def total(self) -> int:
-        """The results that there will be, as far as is known."""
-        return self.done + len(self.ahead)
+        """The results that there will be at most: rows leave as their time is decided."""
+        return self.done + len(self.open)
 
     def warn(self, sentence: str) -> None:
         self.console.print(f"warning: {sentence}")
@@ -112,7 +117,9 @@ class Watcher(session.Progress):
             if planned in self.open:  # what was disturbed is run again, and counts once
                 del self.open[planned]
                 self.done += 1
-            self.round = slot.round
+        if slot is not None and kind == "time":
+            for timing in self.timings:
+                timing.seconds -= (record.origin.worker_seconds or 0.0) * (slot.case in timing.cases)
         self.pace.ended(kind)
         self._show()
         if not self.live and kind != "predict":
@@ -132,8 +139,17 @@ class Watcher(session.Progress):
         self.bar.update(self.id, total=self.total, completed=self.done, left=self._left() if self.open else "")
 
     def _left(self) -> str:
-        seconds = self.pace.left(Counter(slot.kind for slot in self.ahead))
+        seconds = self._seconds()
         return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {max(1, round(seconds))} s left"
+
+    def _seconds(self) -> float:
+        """Return how long the open results will take at most; rounds of a comparison not longer than they may."""
+        rounds = Counter(slot.case for slot in self.open if slot.kind == "time")
+        seconds = self.pace.left(Counter(slot.kind for slot in self.open if slot.kind != "time"))
+        for timing in self.timings:
+            count = sum(rounds.pop(case, 0) for case in timing.cases)
+            seconds += min(self.pace.left(Counter(time=count)), max(0.0, timing.seconds))
+        return seconds + self.pace.left(Counter(time=rounds.total()))
 
 
 @contextmanager

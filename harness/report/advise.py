@@ -49,7 +49,8 @@ def for_memories(
             by_device = models.setdefault(_model(record, record.case, workloads), {})
             by_device.setdefault(record.case.place.device, []).append((record.case, record))
     columns = [(device, size) for device, sizes in memories.items() for size in sizes]
-    headers = ("model", *(f"{size / GIB:.0f} GiB {'GPU' if device == 'cuda' else 'without a GPU'}" for device, size in columns))
+    kinds = {"cuda": "GPU", "cpu": "without a GPU"}
+    headers = ("model", *(f"{size / GIB:.0f} GiB {kinds[device]}" for device, size in columns))
     rows = [
         (escaped(model), *(_in_memory(by_device.get(device, []), size) for device, size in columns))
         for model, by_device in models.items()

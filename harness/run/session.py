@@ -36,6 +36,9 @@ REFERENCE_SECONDS = 300.0
 class Progress:
     """What a watcher is told; the methods do nothing here."""
 
+    def groups(self, groups: Sequence[frozenset[str]], seconds: float) -> None:
+        """Hear which cases are timed together, by digest, and how long the rounds of such a group may take."""
+
     def begin(self, slots: Sequence[Slot], done: int) -> None: ...
 
     def left(self, slots: Sequence[Slot]) -> None: ...
@@ -83,6 +86,10 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         path, latest, earlier = opened(folder, schedule, options, lambda latest: bool(schedule.due(latest)))
         run_id = new_id()
         store.append(path, beginning(schedule, run_id))
+        progress.groups(
+            [frozenset(map(schedule.digest, comparison.cases)) for comparison in plan.comparisons],
+            60 * plan.suite.timing_minutes,
+        )
         progress.begin(schedule.due(latest), len(latest))
 
         def write(record: Record) -> None:
