@@ -282,7 +282,7 @@ def _verdict(
         return "enables"
     if memory is None or answer is None:
         return "withheld"
-    return trade(memory, speed)
+    return "control" if observed.case.is_control else trade(memory, speed)
 
 
 def trade(memory: str, speed: Speed | None) -> str:
