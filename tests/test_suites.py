@@ -21,11 +21,9 @@ FITTED = {"pythia_batch", "ram_to_tokens"}
 """Suites that `harness fit` alone answers: their claims are about limits within budgets that it is given."""
 WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
 STALE = {
-    "adapters": WAITS,
     "advice": "`harness advise` answers it by predictions alone",
     "checkpointing": WAITS,
     "compilers": WAITS,
-    "data_strategies": WAITS,
     "embeddings": WAITS,
     "gpu": WAITS,
     "gpu_losses": WAITS,
@@ -35,26 +33,16 @@ STALE = {
     "large_context": WAITS,
     "long_context_gpu": WAITS,
     "long_windows": WAITS,
-    "loss_scale": WAITS,
     "losses": WAITS,
-    "model_4b": WAITS,
-    "model_4b_two_gpus": WAITS,
     "positions": WAITS,
-    "precision": WAITS,
     "pythia_70m": WAITS,
     "real_lengths": WAITS,
-    "real_models": WAITS,
     "recurrences": WAITS,
     "rounded_activations": WAITS,
     "sharding": WAITS,
-    "small_windows": WAITS,
-    "products": WAITS,
     "smoke": "it is a look at everything in a minute, and no table shows it",
-    "streaming": WAITS,
     "update_rules": WAITS,
     "vocabulary": WAITS,
-    "whole_run": WAITS,
-    "windowing": WAITS,
 }
 
 
