@@ -13,7 +13,6 @@ from harness.contract.parts import DATA_PARTS, Parts
 from harness.contract.place import Place
 from harness.contract.workload import Workload
 
-
 DECLARED = ("exact", "reordered", "lower_precision", "approximate")
 """What a strategy may declare of its answer, the nearest to that of the untouched parts first."""
 

@@ -7,7 +7,6 @@ from typing import Any
 from harness.contract.data import Extent
 from harness.contract.parts import Parts
 
-
 OF_ROWS = {"tokens", "batch"}
 """Sizes of a shape that say nothing of the model."""
 
