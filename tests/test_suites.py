@@ -29,7 +29,6 @@ STALE = {
     "gpu_losses": WAITS,
     "kv_cache": WAITS,
     "large_context": WAITS,
-    "long_context_gpu": WAITS,
     "long_windows": WAITS,
     "losses": WAITS,
     "pythia_70m": WAITS,

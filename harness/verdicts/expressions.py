@@ -231,4 +231,4 @@ def _figure(value: float, unit: str) -> str:
     if unit == "s":
         factor, name = next((pair for pair in ((1, "s"), (1e3, "ms")) if abs(value) * pair[0] >= 1), (1e6, "us"))
         return f"{value * factor:.3g} {name}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.3g}"

@@ -431,7 +431,9 @@ def test_a_run_prints_a_table_with_verdicts(runs: Runs) -> None:
     assert (header[0], header[-1]) == ("strategy", "verdict")
     assert [row[0].strip("`") for row in rows] == LABELS
     assert rows[0][-1] == "baseline"
-    assert all(row[-1] in ("wins", "trades", "same", "loses", "withheld") for row in rows[1:])
+    verdicts = {row[0].strip("`"): row[-1] for row in rows[1:]}
+    assert verdicts.pop("nothing") == "control"
+    assert set(verdicts.values()) <= {"wins", "trades", "same", "loses", "withheld"}
     assert [row[-2] for row in rows[:2]] == ["bit_exact", "bit_exact"]
     assert rows[2][-2] in ("bit_exact", "reassociated")
 

@@ -239,6 +239,7 @@ def test_the_rows_that_decided_are_named():
         ("seconds(baseline) > 0.0002", "1 s, above 200 us"),
         ("seconds(checkpoint) > 2 * seconds(baseline)", "1.25 s, not above 2 s"),
         ("noted(baseline, figure='shuffle_quality') < 2097152", "0.5, below 2,097,152"),
+        ("noted(baseline, figure='shuffle_quality') < 1e30", "0.5, below 1e+30"),
         ("parameters(baseline) > 2097152", "3,000,000, above 2,097,152"),
         ("predicted(baseline, phase='loss') < 2 * predicted(baseline)", "predicted: 70 MiB, below 180 MiB"),
     ],
