@@ -87,13 +87,13 @@ class DeviceStorage(LiveStorage):
         self.peak_host = max(self.peak_host, self.host)
         return size
 
-    def _give(self, taken: Block | int | None) -> None:
-        if isinstance(taken, Block):
-            self.allocator.free(taken)
-        elif taken is not None and taken < 0:
-            self.pinned.give(-taken)
-        elif taken is not None:
-            self.host -= taken
+    def _give(self, block: Block | int | None) -> None:
+        if isinstance(block, Block):
+            self.allocator.free(block)
+        elif block is not None and block < 0:
+            self.pinned.give(-block)
+        elif block is not None:
+            self.host -= block
 
     def now(self) -> int:
         return self.allocator.allocated - self.base

@@ -3,8 +3,10 @@
 import ast
 import importlib
 import importlib.util
+import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,9 @@ VERBS = {
     "show": "harness.cli.catalogue:show",
 }
 """The function of each verb: its module and its name."""
-REFUSED, INTERRUPTED = 2, 130
+REFUSED, ENDED = 2, 128
+"""Statuses: of a refusal, and of a signal before its number is added."""
+INTERRUPTED = ENDED + signal.SIGINT
 
 
 class Verbs(TyperGroup):
@@ -86,10 +90,26 @@ def run_app() -> object:
         raise (cause or error) from None
 
 
+def send_again(dropped: "sys.UnraisableHookArgs") -> None:
+    """Send a signal again that came while an object was finalized: Python prints what is raised there, and goes on."""
+    match dropped.exc_value:
+        case KeyboardInterrupt():
+            number: int = signal.SIGINT
+        case SystemExit(code=int(status)) if status > ENDED:
+            number = status - ENDED
+        case _:
+            sys.__unraisablehook__(dropped)
+            return
+    again = threading.Timer(0.05, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
+
+
 def main() -> None:
     """Run the command line; a user's mistake ends with one sentence and status 2, Ctrl-C with 130."""
+    sys.unraisablehook = send_again
     for ending in (signal.SIGTERM, signal.SIGHUP):  # the second is the terminal that was closed
-        signal.signal(ending, lambda number, frame: sys.exit(128 + number))
+        signal.signal(ending, lambda number, frame: sys.exit(ENDED + number))
     try:
         code = run_app()
         if code == INTERRUPTED:

@@ -132,7 +132,7 @@ class Report:
         """Write what to use for each model and memory, from the predictions that `harness advise --save` kept."""
         records = [record for each in self.results if each.advice for record in each.records]
         if not records:
-            return "No advice is kept among these results: `harness advise SUITE --predict-only --save` keeps it."
+            return "No advice is stored among these results: `harness advise SUITE --predict-only --save` stores it."
         return f"{line(records)}\n\n{advise.for_memories(records, MEMORIES, self.plugins.workloads)}"
 
     def pictures(self, folder: Path, only: str = "", linked: Sequence[Path] = ()) -> Iterator[Path]:

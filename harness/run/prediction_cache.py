@@ -46,8 +46,9 @@ def of_cases(
     open_ = list(cases)
     if within is not None:
         versions = facts.versions() | dict(plugins.versions)
+        threads = len(os.sched_getaffinity(0))  # what a library takes within a call follows them
         for case in cases:
-            depends = (corpora.get(case.comparison_key), card, *(["calls"] if calls else []))
+            depends = (corpora.get(case.comparison_key), card, threads, *(["calls"] if calls else []))
             path = stored[case.digest()] = within / f"{key(case, plugins, versions, *depends)}.json"
             if (record := read(path)) is not None:
                 open_.remove(case)

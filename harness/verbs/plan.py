@@ -26,8 +26,8 @@ TIMED = 0.9
 class Machine:
     """What cases must fit: bytes of the host and of a GPU; and rates by place.
 
-    `cache` is the folder of what is stored between runs: predictions, and the times of operators.
-    None where not known. `card` is the name of the GPU, by which JAX's compiler knows what to compile for.
+    None where not known. `cache` is the folder of what is stored between runs: predictions, and the times of operators.
+    `card` is the name of the GPU, by which JAX's compiler knows what to compile for.
     """
 
     host_bytes: int | None = None

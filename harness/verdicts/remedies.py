@@ -148,21 +148,15 @@ def _best(rows: Sequence[JudgedRow]) -> JudgedRow | None:
     leanest = min(preferred, key=lambda each: each.peak_ratio, default=None)
     if leanest is None:
         return None
-    latest = _high(leanest)
-    equal = [each for each in rows if each.peak_ratio <= NEAR * leanest.peak_ratio and _low(each) <= latest]
-    return min(equal, key=lambda each: (len(each.row.case.strategies[0].knobs), _ratio(each), each.peak_ratio))
+    _, _, latest = _time(leanest.row)
+    near = [each for each in rows if each.peak_ratio <= NEAR * leanest.peak_ratio]
+    equal = [each for each in near if _time(each.row)[0] <= latest]
+    return min(equal, key=lambda each: (len(each.row.case.strategies[0].knobs), _time(each.row)[1], each.peak_ratio))
 
 
-def _ratio(judged: JudgedRow) -> float:
-    return inf if judged.row.speed is None else judged.row.speed.ratio
-
-
-def _low(judged: JudgedRow) -> float:
-    return 0.0 if judged.row.speed is None else judged.row.speed.low
-
-
-def _high(judged: JudgedRow) -> float:
-    return inf if judged.row.speed is None else judged.row.speed.high
+def _time(row: Row) -> tuple[float, float, float]:
+    """Return the least, the likeliest and the largest ratio of a row's time; any, where it was not timed."""
+    return (0.0, inf, inf) if row.speed is None else (row.speed.low, row.speed.ratio, row.speed.high)
 
 
 def _remedy(what: str, backend: str, best: JudgedRow, rows: Mapping[tuple[str, str], Sequence[JudgedRow]]) -> Remedy:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,18 @@ finally:
     status = Path("/proc/self/status").read_text()
     heavy = sorted({"torch", "jax", "jaxlib", "numpy", "tokenizers"} & set(sys.modules))
     note.write_text(json.dumps([int(re.search(r"VmHWM:\\s*(\\d+) kB", status)[1]), heavy]))
+"""
+
+# A plugin whose object is finalized as it is imported; a signal comes in the middle of that.
+FINALIZED = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), {number})
+        time.sleep(0)
+Finalized()
+time.sleep(20)
 """
 
 
@@ -149,6 +162,19 @@ def sentence(code: object, out: str, err: str) -> str:
     return lines[0]
 
 
+@contextmanager
+def unsignalled() -> Iterator[None]:
+    """Put back afterwards what the command line does with signals."""
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    hook = sys.unraisablehook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Here]:
     """Run the command line in a folder, but within this process: return its status, and what it printed."""
@@ -162,10 +188,8 @@ def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
             commands.main()
         return ended.value.code, *capfd.readouterr()
 
-    kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-    yield run
-    for each, handler in kept.items():
-        signal.signal(each, handler)
+    with unsignalled():
+        yield run
 
 
 def nothing(folder: Path) -> None:
@@ -371,15 +395,18 @@ def test_a_signal_that_ends_as_an_error_of_what_it_came_in_ends_the_run(where, s
         except BaseException as error:
             raise where from error
 
-    kept = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     monkeypatch.setattr(commands, "app", app)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            commands.main()
-    finally:
-        for each, handler in kept.items():
-            signal.signal(each, handler)
+    with unsignalled(), pytest.raises(SystemExit) as ended:
+        commands.main()
     assert ended.value.code == code and "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_comes_while_an_object_is_finalized_ends_the_run(number, code, tmp_path) -> None:
+    (tmp_path / "finalized.py").write_text(FINALIZED.format(number=int(number)))
+    ended = harness(tmp_path, "list", "--plugin", "finalized")
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr and "ignored" not in ended.stderr
 
 
 def test_an_interruption_says_that_the_same_command_resumes(runs: Runs) -> None:
