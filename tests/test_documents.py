@@ -25,7 +25,7 @@ from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import Suite
 from harness.verdicts.expressions import NAMES
-from harness.verdicts.remarks import WITHHELD
+from harness.verdicts.remarks import DOUBTFUL
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
@@ -255,12 +255,12 @@ def test_every_word_of_a_table_is_explained(document: str) -> None:
 
 def test_every_flag_is_explained() -> None:
     tracked = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=True)
-    flags = set(WITHHELD)
+    flags = set(DOUBTFUL)
     for name in tracked.stdout.split():
         if name.endswith(".jsonl"):
             for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
                 flags |= set(json.loads(line).get("flags", ()))
-    assert len(flags) > len(WITHHELD) and flags <= words_of("flag")
+    assert len(flags) > len(DOUBTFUL) and flags <= words_of("flag")
 
 
 def words_of(head: str) -> set[str]:

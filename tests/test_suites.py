@@ -68,9 +68,9 @@ def test_each_sentence_of_the_documents_is_answered_by_a_claim_of_a_suite() -> N
     known = {claim.id for path in SUITES for claim in plan(path).suite.claims}
     unanswered = []
     for said in documents.read(ROOT / "suites" / "claims.yaml").said:
-        deciding = said.by or [said.id]
+        assert said.figures.keys() == set(said.deciding), "what is measured is not said"
         if not said.that:
-            unanswered += [name for name in deciding if name not in known]
+            unanswered += [name for name in said.deciding if name not in known]
     assert not unanswered
 
 

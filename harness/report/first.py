@@ -13,7 +13,7 @@ from harness.verdicts.documents import Sentence
 from harness.verdicts.judge import Row
 from harness.verdicts.remedies import JudgedRow, Remedy
 
-USE = ("what sets your peak", "use", "on", "memory", "as started", "time", "answer", "measured in", "saves nothing in")
+USE = ("what sets your peak", "use", "on", "memory", "as started", "time", "answer", "measured in", "helps in")
 SAID = ("", "it says", "verdict", "measured", "why")
 INDEX = ("suite", "what it compares", "rows", "when", "commit", "code since")
 SHOWN_IDLE = 2
@@ -31,7 +31,7 @@ def use(remedies: Sequence[Remedy], results: str) -> str:
                 row_name(remedy.best.row.label),
                 *map(escaped, effect(remedy)),
                 _where(remedy.best, results),
-                _idle(remedy, results),
+                _helps(remedy, results),
             )
         )
         before = remedy.sets
@@ -70,12 +70,14 @@ def _where(judged: JudgedRow, results: str) -> str:
     return f"[{escaped(judged.folder)}]({results}{judged.folder}/README.md){length(judged)}"
 
 
-def _idle(remedy: Remedy, results: str) -> str:
+def _helps(remedy: Remedy, results: str) -> str:
+    """Say in how many comparisons it saves memory, and in which it does not."""
+    text = f"{remedy.count - len(remedy.idle)} of {remedy.count}"
     if not remedy.idle:
-        return f"none of {remedy.count}"
+        return text
     named = list(dict.fromkeys(_where(judged, results) for judged in remedy.idle))
     more = f" and {len(named) - SHOWN_IDLE} more" if len(named) > SHOWN_IDLE else ""
-    return f"{len(remedy.idle)} of {remedy.count}: {'; '.join(named[:SHOWN_IDLE])}{more}"
+    return f"{text}; not in {', '.join(named[:SHOWN_IDLE])}{more}"
 
 
 def said(sentences: Sequence[Sentence]) -> str:
@@ -88,11 +90,14 @@ def said(sentences: Sequence[Sentence]) -> str:
 
 
 def _figure(sentence: Sentence) -> str:
-    """Return the reason of the answer that decided most: one that came out as the whole sentence did."""
-    deciding = sentence.said.by or [sentence.said.id]
-    answers = [answer for answer, _ in sentence.answers if answer.claim.id in deciding]
+    """Return what was measured, of the answer that decided most: one that came out as the whole sentence did."""
+    answers = [answer for answer, _ in sentence.answers if answer.claim.id in sentence.said.deciding]
     same = [answer for answer in answers if answer.verdict == sentence.verdict]
-    return next((answer.reason for answer in same or answers), "").partition(" (")[0]
+    answer = next(iter(same or answers), None)
+    if answer is None:
+        return ""
+    words = sentence.said.figures.get(answer.claim.id) if answer.verdict != "untested" else None
+    return (f"{words}: " if words else "") + answer.reason.partition(" (")[0]
 
 
 def index(results: Iterable[Results], strategies: Mapping[str, Strategy], where: str) -> str:

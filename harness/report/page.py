@@ -173,7 +173,7 @@ def _used(remedy: Remedy) -> dict[str, Any]:
         remedy.best.row.label,
         *first.effect(remedy),
         f"{suite}{first.length(remedy.best)}",
-        f"{len(remedy.idle)} of {remedy.count} rows",
+        f"{remedy.count - len(remedy.idle)} of {remedy.count} rows",
     ]
     return {"cells": cells, "link": first.USE.index("measured in"), "suite": suite}
 

@@ -12,7 +12,7 @@ from harness.refusal import Refusal
 from harness.verdicts.judge import MEMORY_MARGIN, Comparison, Row
 from harness.verdicts.observed import step_time
 from harness.verdicts.pooled import LEAST_EFFECT
-from harness.verdicts.remarks import WITHHELD
+from harness.verdicts.remarks import DOUBTFUL
 
 CONDITION = re.compile(r"(?:(peak|time)\s*>\s*(\d+(?:\.\d+)?)\s*%)|(answer|status|missing)")
 LEAST_ROUNDS = 3
@@ -151,7 +151,7 @@ def _of_peaks(old: Row, new: Row) -> Change:
     assert old.peak_bytes and new.peak_bytes
     ratio = new.peak_bytes / old.peak_bytes
     resolution = max((record.memory.resolution_bytes or 0 for row in (old, new) for record in row.records), default=0)
-    doubts = sorted(WITHHELD.keys() & {*old.flags, *new.flags})
+    doubts = sorted(DOUBTFUL & {*old.flags, *new.flags})
     if abs(new.peak_bytes - old.peak_bytes) <= max(resolution, MEMORY_MARGIN * old.peak_bytes):
         verdict = SAME
     else:

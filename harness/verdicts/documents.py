@@ -17,18 +17,24 @@ from harness.verdicts.judge import Comparison
 class Said(Value):
     """One sentence of a document, and in a line why it is so, or why it was not tested.
 
-    All claims whose id is its own, alone or with words after it, are told with it; those that `by` lists, or else the
-    one of just its id, decide it. With a `suite` (a folder of results) and an expression `that` it asks those results
-    a question of its own.
+    All claims whose id is its own, alone or with words after it, are shown with it; those that `by` lists, or else the
+    one of just its id, decide it, and `figures` says in words what the figures of each of these are. With a `suite` (a
+    folder of results) and an expression `that` it asks those results a question of its own.
     """
 
     id: str = Field(min_length=1, max_length=64)
     says: str = Field(min_length=1, max_length=1000)
     why: str = Field("", max_length=1000)
     by: list[str] = Field(default_factory=list)
+    figures: dict[str, str] = Field(default_factory=dict)
     suite: str = ""
     that: str = Field("", max_length=1000)
     where: dict[str, bool | int | float | str] = Field(default_factory=dict)
+
+    @property
+    def deciding(self) -> list[str]:
+        """The ids of the claims that decide it."""
+        return self.by or [self.id]
 
 
 class Documents(BaseModel):
@@ -62,8 +68,7 @@ class Sentence:
 
         It is verified only where each deciding claim is answered.
         """
-        deciding = self.said.by or [self.said.id]
-        decided = {name: self._answered(name) - {"untested"} for name in deciding}
+        decided = {name: self._answered(name) - {"untested"} for name in self.said.deciding}
         verdicts = set().union(*decided.values())
         if "in part" in verdicts or {"verified", "refuted"} <= verdicts:
             return "in part"
@@ -94,6 +99,8 @@ def read(path: Path) -> Documents:
             raise ClaimError(f"{path}: '{said.id}' is of no document: name '{said.id[0]}' among the documents")
         if bool(said.that) != bool(said.suite):
             raise ClaimError(f"{path}: '{said.id}': give both `suite` and `that`, or neither")
+        if other := said.figures.keys() - set(said.deciding):
+            raise ClaimError(f"{path}: '{said.id}': `figures` names '{min(other)}', which does not decide it")
     return documents
 
 

@@ -149,20 +149,18 @@ def _least_difference(baseline: Observed | None, control: Observed | None) -> fl
 
 
 def _memory(observed: Observed, baseline: Observed | None, least: float) -> str | None:
-    """Compare peaks; None where one of them is not known, or not to be believed."""
+    """Compare peaks; None where one is not known or not to be believed, or where repetitions give different words."""
     if baseline is None or not (observed.usable and baseline.usable):
         return None
     if remarks.doubts(observed) or remarks.doubts(baseline):
         return None
     margin = max(observed.resolution, baseline.resolution, least)
-    low, high = (_against(observed, baseline, margin, bound) for bound in (0, 1))
-    return low if low == high else None
+    (lowest, highest), (floor, ceiling) = observed.span, baseline.span
+    words = {_word(difference, margin) for difference in (lowest - ceiling, highest - floor)}
+    return words.pop() if len(words) == 1 else None
 
 
-def _against(observed: Observed, baseline: Observed, margin: float, bound: int) -> str:
-    """Compare peaks by one bound of what child processes take, 0 the lower and 1 the upper."""
-    children = observed.children[bound] if observed.children else 0
-    difference = (observed.own_peak or 0) + children - (baseline.peak or 0)
+def _word(difference: int, margin: float) -> str:
     if abs(difference) <= margin:
         return "same"
     return "less" if difference < 0 else "more"
@@ -208,7 +206,10 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         verdict=verdict,
         flags=remarks.flags(observed, growth),
         notes=(*remarks.notes(observed, growth), *remarks.saving_note(ratio, native_ratio)),
-        reasons=(*remarks.reasons(observed), *(remarks.withheld(observed, baseline) if verdict == "withheld" else ())),
+        reasons=(
+            *remarks.reasons(observed),
+            *(remarks.withheld(observed, baseline, memory) if verdict == "withheld" else ()),
+        ),
         records=(*observed.memory, *observed.times.values(), *([observed.answer] if observed.answer else [])),
         prediction=observed.predict,
     )

@@ -52,6 +52,12 @@ class Observed:
         return None if self.own_peak is None else self.own_peak + (self.children[1] if self.children else 0)
 
     @property
+    def span(self) -> tuple[int, int]:
+        """The least and the largest that it may take in bytes: of its repetitions, with its child processes."""
+        least, most = self.children or (0, 0)
+        return min(self.peaks, default=0) + least, max(self.peaks, default=0) + most
+
+    @property
     def usable(self) -> bool:
         """Whether it ended well and its peak is known."""
         return self.status == "ok" and self.peak is not None

@@ -137,9 +137,7 @@ def word_of(ratio: float, interval: Interval) -> str:
         return "faster"
     if interval.inside(1 / MARGIN, MARGIN):
         return "within 5 %"
-    if interval < MARGIN:
-        return "at most 5 % slower"
-    return "at most 5 % faster" if interval > 1 / MARGIN else "open"
+    return "at most 5 % slower" if interval < MARGIN else "open"
 
 
 def check_seconds(times: Times) -> None:

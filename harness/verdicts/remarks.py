@@ -17,7 +17,6 @@ REACHING = 0.05
 LEAST_FOR_PERCENT = 32 * MIB
 """Peaks below this have their residual in bytes: the meter's own error is a large share of them."""
 WITHHELD = {
-    "unstable": "its peaks differ between repetitions: measure it again on a quiet machine",
     "unsettled": "its memory did not settle before the run: measure it again on a quiet machine",
     "no_reset": "its peak could not be reset: run `harness doctor`",
     "native_regime": "its allocator was not pinned: measure memory on a system with glibc",
@@ -25,6 +24,8 @@ WITHHELD = {
     "child_processes": "what its child processes hold was not seen: measure it again",
 }
 """Flags of a memory measurement that withhold its verdict, and what to do about each."""
+DOUBTFUL = {"unstable", *WITHHELD}
+"""Flags of a peak that is not to be compared as one number."""
 
 
 def doubts(observed: Observed) -> list[str]:
@@ -32,7 +33,7 @@ def doubts(observed: Observed) -> list[str]:
     flagged = {flag for record in observed.memory for flag in record.flags}
     if observed.children is not None:
         flagged.discard("child_processes")
-    return [flag for flag in WITHHELD if flag in flagged or (flag == "unstable" and _unstable(observed))]
+    return [flag for flag in WITHHELD if flag in flagged]
 
 
 def _unstable(observed: Observed) -> bool:
@@ -143,8 +144,11 @@ def _failure(record: Record) -> str:
     return f"{reason} in {where}" if where else reason
 
 
-def withheld(observed: Observed, baseline: Observed | None) -> list[str]:
-    """Return why the verdict of a row that ran is withheld, each with what to do about it."""
+def withheld(observed: Observed, baseline: Observed | None, compared: str | None) -> list[str]:
+    """Return why the verdict of a row that ran is withheld, each with what to do about it.
+
+    `compared` is the word for its memory, where there is one.
+    """
     if baseline is None:
         return ["no verdict: its baseline is not among these records: run the whole suite"]
     if baseline.status == "open":
@@ -157,6 +161,11 @@ def withheld(observed: Observed, baseline: Observed | None) -> list[str]:
         remedies.append("no verdict: whether it takes more hangs on what its child processes share, see their bounds")
     if not remedies and not (observed.usable and baseline.usable):
         remedies.append("no verdict: a peak is missing: run `harness doctor`")
+    if not remedies and compared is None:
+        remedies.append(
+            "no verdict: peaks differ between repetitions by more than it differs from the baseline: "
+            "measure it again on a quiet machine"
+        )
     if observed.answer is None:
         remedies.append("no verdict: its answer was not compared: run the suite again, which goes on where it stopped")
     elif observed.answer.numerics is None:

@@ -25,7 +25,7 @@ from harness.report.results import read
 from harness.run import predictions, prepare_data
 from harness.verdicts.bound import Kind, Residual, alike, bound
 from harness.verdicts.judge import Row
-from harness.verdicts.remarks import WITHHELD
+from harness.verdicts.remarks import DOUBTFUL
 from harness.worker.prediction import kind_of
 
 MIB = 1 << 20
@@ -88,7 +88,7 @@ def of_row(row: Row) -> Measured | None:
     What withholds a verdict of memory is not to be believed, but for child processes: the peak is that of the process
     alone, as predictions and bounds are.
     """
-    doubts = set(row.flags) & (WITHHELD.keys() - {"child_processes"})
+    doubts = set(row.flags) & (DOUBTFUL - {"child_processes"})
     if doubts or row.prediction is None or row.predicted_bytes is None or row.residual_bytes is None:
         return None
     record = row.records[0]

@@ -6,6 +6,7 @@ import pytest
 
 from harness.records import Applied, Case, Claim, Memory, Phase, Record
 from harness.report import documents as sentences
+from harness.report import first
 from harness.verdicts import documents
 from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Found
@@ -17,7 +18,7 @@ TEXT = """
 documents: {A: Windows, B: Models}
 said:
   - {id: A1, says: it halves the memory, why: because}
-  - {id: A2, says: it is as fast and right, by: [A2 fast, A2 right]}
+  - {id: A2, says: it is as fast and right, by: [A2 fast, A2 right], figures: {A2 fast: its time}}
   - {id: A3, says: nobody looked}
   - {id: B1, says: it takes 60 MiB, suite: mine, that: peak(checkpoint) <= 60 * 1048576}
 """
@@ -53,6 +54,15 @@ def test_each_sentence_is_decided_by_its_own_claims(tmp_path: Path) -> None:
     assert "- A1: because" in text and "### B. Models" in text
 
 
+def test_the_first_page_says_what_the_deciding_figure_is(tmp_path: Path) -> None:
+    def row(*verdicts: tuple[str, str]) -> str:
+        return first.said(documents.answered(read(tmp_path), [found(*verdicts)])).splitlines()[3]
+
+    assert "| its time: told" in row(("A2 fast", "refuted"), ("A2 right", "refuted"))
+    assert "| told" in row(("A2 fast", "verified"), ("A2 right", "in part")), "the one that came out as the sentence"
+    assert "its time" not in row(("A2 fast", "untested"), ("A2 right", "untested")), "there is no figure"
+
+
 def test_what_holds_in_part_of_a_claim_holds_in_part_of_the_sentence(tmp_path: Path) -> None:
     known = read(tmp_path)
     assert documents.answered(known, [found(("A1", "in part"))])[0].verdict == "in part"
@@ -70,6 +80,7 @@ def test_doubt_of_one_claim_is_doubt_of_the_sentence(tmp_path: Path) -> None:
     ("text", "words"),
     [
         (TEXT.replace("id: A3", "id: C3"), "'C3' is of no document"),
+        (TEXT.replace("A2 fast: its time", "A2 slow: its time"), "'A2': `figures` names 'A2 slow'"),
         (TEXT.replace(", suite: mine", ""), "'B1': give both `suite` and `that`"),
         (TEXT.replace("says: nobody looked", "sais: nobody"), "line 6"),
         ("said: [", "said.yaml"),

@@ -404,14 +404,23 @@ def test_an_answer_that_could_not_be_compared_withholds_the_verdict() -> None:
 # What is withheld
 
 
-def test_peaks_that_vary_are_unstable_and_earn_no_verdict() -> None:
+def test_repetitions_that_vary_are_flagged_and_judged_by_every_pair_of_them() -> None:
     row = row_of(member("checkpoint", (50 * MIB, 51 * MIB, 50 * MIB)))
-    assert "unstable" in row.flags
-    assert (row.memory, row.verdict) == (None, "withheld")
-    assert row.reasons == (f"no verdict: {WITHHELD['unstable']}",)
-    assert row.peak_ratio == pytest.approx(0.51), "shown all the same"
+    assert ("unstable" in row.flags, row.memory, row.verdict) == (True, "less", "wins"), "each of them is less"
+    assert row.peak_ratio == pytest.approx(0.51)
+    between = row_of(member("checkpoint", (97 * MIB, 99 * MIB, 97 * MIB)))
+    assert (between.memory, between.verdict) == (None, "withheld"), "one is less, one the same"
+    (reason,) = between.reasons
+    assert reason.startswith("no verdict: peaks differ between repetitions by more than it differs from the baseline")
     fine = row_of(member("checkpoint", (50 * MIB, 51 * MIB, 50 * MIB), resolution_bytes=MIB))
     assert ("unstable" in fine.flags, fine.verdict) == (False, "wins")
+
+
+def test_a_baseline_that_varies_takes_no_verdict_from_what_is_far_from_it() -> None:
+    baseline = member("baseline", (98 * MIB, 100 * MIB, 99 * MIB))
+    far, near = (row_of(member("checkpoint", peak * MIB), baseline) for peak in (50, 97))
+    assert ("unstable" in judged(baseline).rows[0].flags, far.verdict) == (True, "wins")
+    assert (near.memory, near.verdict) == (None, "withheld"), "2 % less than one of them, 1 % less than another"
 
 
 def test_peaks_of_a_device_that_vary_are_unstable() -> None:
@@ -437,7 +446,7 @@ def test_a_residual_of_a_peak_below_32_mib_is_not_marked() -> None:
     assert "prediction_off" not in row.flags
 
 
-@pytest.mark.parametrize("flag", [flag for flag in WITHHELD if flag != "unstable"])
+@pytest.mark.parametrize("flag", WITHHELD)
 def test_a_doubtful_figure_earns_no_verdict_and_the_row_says_what_to_do(flag: str) -> None:
     row = row_of(member("checkpoint", 50 * MIB, flags=(flag, "noisy")))
     assert {flag, "noisy"} <= set(row.flags)

@@ -84,10 +84,7 @@ def test_one_sided_words_leave_only_where_they_are_enough():
     one_sided = {name for name, word in words.items() if word.startswith("at most")}
     assert one_sided
     assert not one_sided & set(look(times, 4, LOOKS, final=model.FINAL).decided)
-    harmless = {name for name, word in words.items() if word == "at most 5 % slower"}
-    assert one_sided & set(look(times, 4, LOOKS).decided) == harmless, "that it costs no time is what is asked"
-    enough = {*model.FINAL, "at most 5 % slower", "at most 5 % faster"}
-    assert one_sided <= set(look(times, 4, LOOKS, final=enough).decided)
+    assert one_sided <= set(look(times, 4, LOOKS).decided), "that it costs no time is what is asked"
 
 
 def test_members_that_failed_are_not_timed_on():
