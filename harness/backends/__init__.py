@@ -3,6 +3,7 @@
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from glob import glob
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -56,6 +57,9 @@ class Backend(Protocol):
 
     def deterministic(self, place: Place, strict: bool = True) -> None:
         """Ask for the same bits each time, in full precision; strictly, what cannot give them is an error."""
+
+    def double(self) -> AbstractContextManager[object]:
+        """Let arrays of 64 bits be made."""
 
     def cap(self, place: Place, budget: int | None) -> int | None:
         """Bound the device's allocator to a budget in bytes; return the bound, None where there is none.

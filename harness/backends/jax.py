@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -69,6 +70,12 @@ def warm(place: Place) -> None:
 def deterministic(place: Place, strict: bool = True) -> None:
     """Ask for full-precision products; a GPU's compiler was asked for the same bits when the process began."""
     full_precision()
+
+
+def double() -> AbstractContextManager[object]:
+    """Let arrays of 64 bits be made."""
+    context: AbstractContextManager[object] = jax.enable_x64(True)
+    return context
 
 
 def cap(place: Place, budget: int | None) -> int | None:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -73,6 +73,11 @@ def deterministic(place: Place, strict: bool = True) -> None:
     """
     if place.device == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=not strict)
+
+
+def double() -> AbstractContextManager[object]:
+    """Let arrays of 64 bits be made: torch always does."""
+    return nullcontext()
 
 
 def cap(place: Place, budget: int | None) -> int | None:

@@ -6,11 +6,12 @@ moments and what autograd saves are storages like any other. Nothing is computed
 asks for the value of a number (is all of it finite? which step is this?) it gets that of an ordinary first step.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -56,6 +57,9 @@ PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.o
 COPYING = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")
 """Collectives of which gloo, the CPU's library, makes a copy of the whole while they run."""
 DEVICE = torch.ops.prim.device.default
+ADD, ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+ENGINE = "_engine_run_backward"
+"""The function of torch that calls autograd: operators whose caller it is are autograd's own."""
 SUPPOSED = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.int64: 1}
 """What a step gets where it asks for a number that a fake tensor does not have."""
 
@@ -86,6 +90,7 @@ class LiveStorage(TorchDispatchMode):
         self._top, self._top_at = -1, 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._kernels: set[Any] = set()
+        self._alone = _holders_of_first_gradient()
 
     def enter(self, name: str | None) -> None:
         """Begin a phase; its peak starts at what is live now."""
@@ -118,10 +123,21 @@ class LiveStorage(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype in SUPPOSED:
             self.supposed += 1
             return SUPPOSED[args[0].dtype]
+        if func is ADD and sys._getframe(1).f_code.co_name == ENGINE and self._sums_in_place(*args, **kwargs or {}):
+            func = ADD_IN_PLACE
         result = self.run_operator(func, args, kwargs or {})
         self._operator = func._overloadpacket.__name__
         self._returned(func, args, result)
         return result
+
+    def _sums_in_place(self, one: torch.Tensor, other: torch.Tensor, alpha: float = 1) -> bool:
+        """Check whether autograd would add a second gradient of a tensor into the first: it alone holds that one.
+
+        So it does without a mode; under one it always makes a third.
+        """
+        equal = one.shape == other.shape and one.dtype == other.dtype and alpha == 1 and not torch.is_grad_enabled()
+        whole = one.numel() * one.element_size() == one.untyped_storage().nbytes()
+        return equal and whole and _holders(one) == self._alone
 
     def _returned(self, func: Any, args: Any, result: Any) -> None:
         """Count what an operator returned, and what the libraries of the CPU keep behind it."""
@@ -203,6 +219,29 @@ class LiveStorage(TorchDispatchMode):
         self._raise_peak()
         self.live -= size
         self.ledger.ended(block, size)
+
+
+def _holders(tensor: torch.Tensor) -> tuple[int, int]:
+    """Count who holds a tensor and its storage, those through whom a mode sees it included."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+@cache
+def _holders_of_first_gradient() -> tuple[int, int]:
+    """Return what `_holders` counts of a gradient that autograd alone holds, when it adds another to it."""
+    seen: list[tuple[int, int]] = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is ADD:
+                seen.append(_holders(args[0]))
+            return func(*args, **kwargs or {})
+
+    with FakeTensorMode(), Watching(), torch.enable_grad():
+        x = torch.empty(2, requires_grad=True)
+        torch.autograd.grad((x.sin() * x.exp()).sum(), x)
+    (first,) = seen
+    return first
 
 
 def run(build: Callable[[], Parts], batch: Batch, source_bytes: int, steps: int) -> Forecast:

@@ -96,8 +96,6 @@ def _gpu_variables(kind: Kind, backend: str) -> dict[str, str]:
 def _jax_variables(kind: Kind, device: str, budget: int | None, ranks: int) -> dict[str, str]:
     on_gpu = device == "cuda" and kind != "predict"  # predictions need no device: the compiler is told of one
     env = {"JAX_PLATFORMS": "cuda,cpu" if on_gpu else "cpu"}
-    if kind == "reference":
-        env["JAX_ENABLE_X64"] = "1"
     if flags := _xla_flags(kind, device):
         env["XLA_FLAGS"] = " ".join(flags)
     if kind in COMPILED_BEFORE and device == "cpu":

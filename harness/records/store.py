@@ -17,6 +17,10 @@ from harness.refusal import Refusal
 STAMP = "%Y%m%dT%H%M%SZ"
 """How the time is written in the name of a file."""
 NAME = re.compile(r"[\w.-]+")
+CURRENT = f'{{"schema_version": {SCHEMA_VERSION}, '.encode()
+"""How a line of this format begins, as `encoded` writes it."""
+EXTREME = re.compile(rb"[eE]\+?\d{3}|NaN|Infinity")
+"""What a number that is not finite, or too large to be one, has in it; a text may have it as well."""
 
 
 class StoreError(Refusal):
@@ -136,6 +140,9 @@ def _finite(text: str) -> float:
 
 def parse(line: bytes | str) -> Record:
     """Read one record, of this format or of an older one; raise ValueError with one sentence for anything else."""
+    if isinstance(line, bytes) and line.startswith(CURRENT) and not EXTREME.search(line):
+        with suppress(ValidationError):  # what is wrong is said below
+            return Record.model_validate_json(line)
     try:
         fields = json.loads(line, parse_constant=_finite, parse_float=_finite)
         version = fields.get("schema_version", 1)

@@ -56,9 +56,9 @@ def _measured(task: Task, plugins: Plugins, backend: Any) -> Record:
     folder.mkdir(parents=True, exist_ok=True)
     case = task.case
     if task.kind == "reference":
-        run = observer(plugins, case, backend, lambda inner: backend.cast(inner, "float64"))
+        reference = _reference(plugins, case, backend)
         for seed in SEEDS:
-            numerics.save(folder / f"reference-{seed}.npz", run(seed))
+            numerics.save(folder / f"reference-{seed}.npz", reference(seed))
         return Record()
     calls: Counter[tuple[str, str]] = Counter()
     reorders = feeds_of(plugins, case) == "reordered"
@@ -167,8 +167,24 @@ def _yardsticks_in(folder: Path) -> Callable[[int], tuple[numerics.Outcome, ...]
 def _own_yardsticks(plugins: Plugins, case: Case, backend: Any) -> Callable[[int], tuple[numerics.Outcome, ...]]:
     """Return what gives the same of a case with strategies, run here."""
     run = observer(plugins, case, backend)
-    reference = observer(plugins, case, backend, lambda inner: backend.cast(inner, "float64"))
+    reference = _reference(plugins, case, backend)
     return lambda seed: (run(seed), run(seed), reference(seed))
+
+
+def _reference(plugins: Plugins, case: Case, backend: Any) -> Callable[[int], numerics.Outcome]:
+    """Return a function from a seed to what a case gives in float64."""
+
+    def draw(inner: Callable[..., Any]) -> Callable[..., Any]:
+        return backend.cast(inner, "float64")
+
+    with backend.double():
+        observed = observer(plugins, case, backend, draw)
+
+    def run(seed: int) -> numerics.Outcome:
+        with backend.double():
+            return observed(seed)
+
+    return run
 
 
 def _of_another_model(verdict: Verdict, label: str) -> Verdict:

@@ -18,7 +18,7 @@ def quantised(parts: Parts) -> Parts:
         value = inner_draw(parts, name, shape, deviation)
         if not is_matrix(name, shape):
             return value
-        return jax.tree.map(lambda *each: jnp.stack(each), *(packed(one) for one in value))
+        return packed_layers(value)
 
     def linear(parts: Parts, p: Any, name: str, x: Any) -> Any:
         key = wide(p, name)
@@ -31,6 +31,12 @@ def quantised(parts: Parts) -> Parts:
         return jax.checkpoint(product, prevent_cse=False)(p[key], x)
 
     return replace(parts, draw=draw, linear=linear)
+
+
+@jax.jit
+def packed_layers(matrices: Any) -> Any:
+    """Round the matrices of all layers, one after the other; as one program, since each one stays in memory."""
+    return jax.lax.map(packed, matrices)
 
 
 def packed(matrix: Any) -> Any:
@@ -62,7 +68,7 @@ def _scales(scales: Any, outer: Any, mean: Any) -> Any:
 def widened(matrix: Any) -> Any:
     """Return the matrix in the type that it was drawn in."""
     codes, dtype = matrix["codes"], matrix["like"].dtype
-    levels = jnp.asarray(LEVELS, dtype)
+    levels = jnp.asarray(LEVELS, jnp.float32).astype(dtype)
     numbers = levels[jnp.stack([codes >> 4, codes & 15], -1)].ravel()
     scales = _scales(matrix["scales"], matrix["outer"], matrix["mean"]).astype(dtype)
     return (numbers * jnp.repeat(scales, BLOCK)[: numbers.size]).reshape(*codes.shape[:-1], -1)

@@ -1,5 +1,7 @@
 """Adapters: nothing but them is trained, they begin as nothing, 4 bits are the paper's, and combinations hold."""
 
+import os
+
 import pytest
 
 from harness import backends, tree
@@ -66,6 +68,20 @@ def test_what_is_combined_with_adapters_leaves_their_answer_as_it_is(workload, b
     alone, together = outcome(case(workload, backend, lora())), outcome(case(workload, backend, lora(), *others))
     assert together.trajectory == pytest.approx(alone.trajectory, rel=1e-5)
     assert together.gradients.keys() == alone.gradients.keys()
+
+
+@pytest.mark.parametrize(("workload", "backend"), CASES)
+def test_a_combination_is_judged_against_adapters_alone_in_twice_the_width(workload, backend, tmp_path):
+    frame = backends.load(backend)
+    combined = case(workload, backend, lora(), "checkpoint", "fused_loss")
+    frame.start(combined.place)
+    task = Task(kind="numerics", cases=(combined,), run_id="r", parent=os.getpid(), folder=str(tmp_path))
+    verdict = numerics.measure(task, LOADED, frame).numerics
+    assert (verdict.verdict, verdict.reason[:43]) == (
+        "approximate",
+        "it trains something else than the baseline;",
+    ), verdict
+    assert 0.1 < verdict.grad_error_ratio < 3, "the yardstick has no rounding of its own"
 
 
 @pytest.mark.parametrize(("workload", "backend"), CASES)
