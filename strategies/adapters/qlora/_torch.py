@@ -84,7 +84,8 @@ def widened(matrix: Packed) -> Tensor:
     """Return the matrix in the type that it was drawn in."""
     codes, dtype = matrix["codes"], matrix["like"].dtype
     levels = torch.tensor(LEVELS, dtype=torch.float32, device=codes.device).to(dtype)
-    numbers = levels[torch.stack([codes >> 4, codes & 15], -1).int()].flatten()
+    both = torch.cartesian_prod(levels, levels)  # the two numbers of each byte
+    numbers = both.index_select(0, codes.flatten().int()).flatten()
     scales = _scales(matrix["scales"], matrix["outer"], matrix["mean"]).to(dtype)
     numbers *= scales.repeat_interleave(BLOCK)[: len(numbers)]
     return numbers.view(*codes.shape[:-1], -1)
