@@ -16,6 +16,7 @@ from harness.contract import place, plugins
 from harness.workloads.decoder import Shape
 from harness.workloads.decoder import _jax as decoder_in_jax
 from harness.workloads.decoder import _torch as decoder_in_torch
+from strategies.attention.automatic_windows import chosen
 
 LOADED = plugins.load()
 DECODER, TEMPORAL = LOADED.workloads["decoder"], LOADED.workloads["temporal"]
@@ -481,3 +482,43 @@ def test_activations_do_not_grow_with_the_sequence_but_for_outputs(backend):
 def test_windows_that_leave_tokens_out_are_refused(backend, knobs, sentence):
     with pytest.raises(ValueError, match=sentence):
         parts_of(backend, LONG, ("sequence_windows", knobs))
+
+
+# Windows as long as the memory allows
+
+
+@pytest.mark.parametrize("square", [0.0, 0.5])
+@pytest.mark.parametrize("available", [100_000, 3_000_000, 40_000_000])
+def test_a_window_saves_its_share_of_the_memory_and_the_next_longer_one_more(available, square):
+    def grown(tokens):
+        return 50 * tokens + square * tokens**2
+
+    window = chosen(lambda tokens: 7_000_000 + grown(tokens), 1, 1 << 20, available)
+    assert grown(window) <= available / 2 < grown(2 * window)
+    assert chosen(lambda tokens: 7_000_000, 100, 1 << 20, available) * 100 <= available / 2, "a checkpoint's inputs"
+    assert chosen(grown, 1, 32, 1 << 40) == 32, "all of them fit"
+    assert chosen(grown, 1, 1 << 20, 0) == 16, "however little there is"
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_the_window_that_is_chosen_is_one_of_sequence_windows(backend):
+    loss, grads = first_gradient(windowed(backend, 16, 8, "average"))
+    little = parts_of(backend, LONG, ("automatic_windows", {"available_gib": 1e-6}))
+    actual, found_grads = first_gradient(little)
+    assert (actual, little.notes["window"]) == (loss, "16 of 23 tokens, of 0 MiB available")
+    assert all(np.array_equal(found_grads[name], grads[name]) for name in grads)
+    plenty = parts_of(backend, LONG, ("automatic_windows", {"available_gib": 1.0}))
+    assert first_gradient(plenty)[0] == first_gradient(parts_of(backend, LONG))[0]
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_more_memory_gives_longer_windows_that_stay_within_it(backend):
+    shape = Shape(layers=4, width=32, heads=2, hidden=128, vocabulary=2, tokens=4096)
+    windows = []
+    for mib in (8, 32):
+        parts = parts_of(backend, shape, ("automatic_windows", {"available_gib": mib / 1024}))
+        first_gradient(parts)
+        windows.append(int(parts.notes["window"].split()[0].replace(",", "")))
+        outputs = 14 * 4 * 32 * 4096  # of all windows, as above
+        assert activations(backend, "automatic_windows", (("available_gib", mib / 1024),), shape) - outputs < mib << 20
+    assert 16 < windows[0] < windows[1] < 4096
