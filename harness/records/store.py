@@ -19,8 +19,8 @@ STAMP = "%Y%m%dT%H%M%SZ"
 NAME = re.compile(r"[\w.-]+")
 CURRENT = f'{{"schema_version": {SCHEMA_VERSION}, '.encode()
 """How a line of this format begins, as `encoded` writes it."""
-EXTREME = re.compile(rb"[eE]\+?\d{3}|NaN|Infinity")
-"""What a number that is not finite, or too large to be one, has in it; a text may have it as well."""
+EXTREME = re.compile(rb"[\[:,]\s*-?(?:NaN|Infinity|\d+(?:\.\d+)?[eE]\+?\d{3})")
+"""A number that is not finite, or may be too large to be one; a text may look so as well."""
 
 
 class StoreError(Refusal):
