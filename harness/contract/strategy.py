@@ -48,7 +48,8 @@ class Knob:
 class Strategy:
     """A named function `Parts -> Parts`, one for each backend.
 
-    `rewrites` names the parts that change, `calls` other parts that the workload must have. `precision` declares a
+    `rewrites` names the parts that change, `calls` parts that they call. One that is named by both is wrapped: what
+    another strategy, named before, made of it stays. `precision` declares a
     lower working dtype, `approximate` another algorithm; without them the answers must equal those of the untouched
     parts. `own_baseline` declares that something else is trained: rows with the strategy are judged against a run with
     it alone. `needs` are importable packages, with the least version where it matters (`"torch>=2.13"`). `excludes`
@@ -94,6 +95,11 @@ class Strategy:
     def summary(self) -> str:
         """The first line of `about`: what the strategy does and what it costs."""
         return inspect.cleandoc(self.about).splitlines()[0] if self.about.strip() else ""
+
+    @property
+    def hides(self) -> set[str]:
+        """The parts that it rewrites without calling them: what another strategy made of them is lost."""
+        return set(self.rewrites) - set(self.calls)
 
     @property
     def declares(self) -> str:

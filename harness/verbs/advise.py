@@ -75,14 +75,14 @@ def members(comparison: Comparison, plugins: Plugins, allowed: Sequence[str], ev
 
 
 def combinations(members: Sequence[Applied], plugins: Plugins) -> Iterator[tuple[Applied, ...]]:
-    """Yield every subset, in order, of which no two members rewrite the same part: the second would hide the first."""
+    """Yield every subset, in order, of which no member hides a part that one before it rewrites."""
 
     def subsets(rest: Sequence[Applied], rewritten: frozenset[str]) -> Iterator[tuple[Applied, ...]]:
         yield ()
         for at, applied in enumerate(rest):
-            parts = set(plugins.strategies[applied.name].rewrites)
-            if not parts & rewritten:
-                for others in subsets(rest[at + 1 :], rewritten | parts):
+            strategy = plugins.strategies[applied.name]
+            if not rewritten.intersection(strategy.hides):
+                for others in subsets(rest[at + 1 :], rewritten.union(strategy.rewrites)):
                     yield (applied, *others)
 
     return subsets(members, frozenset())

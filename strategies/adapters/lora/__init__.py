@@ -76,7 +76,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "lora",
             rewrites=("init", "linear"),
-            calls=("embed", "block", "draw"),
+            calls=("embed", "block", "draw", "init", "linear"),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,

@@ -72,7 +72,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "qlora",
             rewrites=("draw", "init", "linear"),
-            calls=("embed", "block"),
+            calls=("embed", "block", "draw", "init", "linear"),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,
