@@ -121,7 +121,7 @@ def test_a_part_that_is_wrapped_goes_on_top_of_a_rewritten_one_and_not_beneath_i
         return {" + ".join(map(str, row)) for row in combinations([Applied(name=name) for name in names], LOADED)}
 
     assert labels("bfloat16", "qlora") == {"", "bfloat16", "qlora", "bfloat16 + qlora"}
-    assert "qlora + bfloat16_stochastic" not in labels("qlora", "bfloat16_stochastic"), "adapters come before no draw"
+    assert "qlora + bfloat16_stochastic" not in labels("qlora", "bfloat16_stochastic"), "it would cast what is packed"
 
 
 def test_only_exact_answers_are_combined_unless_others_are_allowed(path: Path) -> None:
