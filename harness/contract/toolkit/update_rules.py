@@ -75,9 +75,13 @@ def in_jax(
             of_layer = begin(name, p[0])
             return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], len(p), 0), of_layer)
 
-        state = inner(parts, source)
-        rest = {key: value for key, value in state.items() if key != "second"}
-        return {**rest, "first": trees.mapped(moments_of, state["params"], trees.names(state["params"]))}
+        def all_moments(params: Any) -> Any:
+            return trees.mapped(moments_of, params, trees.names(params))
+
+        rest = {key: value for key, value in inner(parts, source).items() if key not in ("first", "second")}
+        # As one program, since each stays in memory; operator by operator what ranks divide stays divided.
+        make = jax.jit(all_moments) if parts.ranks == 1 else all_moments
+        return {**rest, "first": make(rest["params"])}
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         turn = Turn(state["steps"] + 1, parts.shape.learning_rate, parts.shape.weight_decay)
