@@ -39,6 +39,9 @@ Half of the time goes with it, and no byte of the analysis.
 BOUND_SLACK = 0.01
 """By how much of a budget the allocator's limit may differ from it: it is passed as a rounded share of the device."""
 
+SCRATCH, SCRATCH_OF_FEW, FEW = 3, 5, 2
+"""How many times a batched result the CPU's library takes while it sums, and how many times one of few matrices."""
+
 _base: dict[int, int] = {}
 """The bytes in use on each device, from which its peak counts."""
 _before: dict[int, int] = {}
@@ -340,20 +343,22 @@ def _work(parts: Parts, state: Any, batch: Any) -> tuple[Operations, ...]:
 
 
 def library_scratch(program: str) -> int:
-    """Estimate what XLA's CPU library takes outside of the compiler's own arena: 3 x its largest batched result.
+    """Estimate what XLA's CPU library takes outside of the compiler's own arena: a few times its largest batched result.
 
     Softmax over batches, of the scores [B, H, T, T] of dense attention above all, runs in a library that allocates for
     itself what it sums and needs again. Measured beyond the analysis, in MiB, on two threads: 48 for scores of 16, 192
-    for 64, 64 for 32 and 20 for 4; nothing where the library sums nothing: for products, however large, those of ring
-    attention among them.
+    for 64, 64 for 32; of one head 20 for 4 and 75 to 84 for 16, of two 157 for 32. Nothing where the library sums
+    nothing: for products, however large, those of ring attention among them.
     """
     largest = 0
     summing = set(_SUMS.findall(program))
     for bits, sizes, computation in _LIBRARY_RESULT.findall(program):
-        lengths = [int(size) for size in sizes.split(",") if int(size) > 1]
-        if len(lengths) >= 3 and computation in summing:
-            largest = max(largest, math.prod(lengths) * int(bits) // 8)
-    return 3 * largest
+        lengths = [int(size) for size in sizes.split(",")]
+        batched = len(lengths) >= 4 or sum(length > 1 for length in lengths) >= 3
+        if batched and computation in summing:
+            times = SCRATCH_OF_FEW if math.prod(lengths[:-2]) <= FEW else SCRATCH
+            largest = max(largest, times * math.prod(lengths) * int(bits) // 8)
+    return largest
 
 
 def agreed(flag: bool) -> bool:

@@ -90,6 +90,9 @@ def test_the_library_of_jax_takes_scratch_for_sums_over_batches_alone() -> None:
 
     assert library_scratch(PROGRAM) == 3 * 4 * 8 * 64 * 64 * 4, "the larger product sums nothing"
     assert library_scratch(PROGRAM.replace(" reduce(", " negate(")) == 0
+    of_one_head = PROGRAM.replace("[4,8,", "[1,1,")
+    assert library_scratch(of_one_head) == 5 * 64 * 64 * 4, "one matrix is not shared out"
+    assert library_scratch(PROGRAM.replace("[4,8,64,64]", "[1,64,64]")) == 0, "logits of one row are no batch"
 
 
 def test_gloo_copies_the_whole_while_it_gathers_and_scatters() -> None:
