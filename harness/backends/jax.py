@@ -343,7 +343,7 @@ def _work(parts: Parts, state: Any, batch: Any) -> tuple[Operations, ...]:
 
 
 def library_scratch(program: str) -> int:
-    """Estimate what XLA's CPU library takes outside of the compiler's own arena: a few times its largest batched result.
+    """Estimate what XLA's CPU library takes beside the compiler's own arena: a few times its largest batched result.
 
     Softmax over batches, of the scores [B, H, T, T] of dense attention above all, runs in a library that allocates for
     itself what it sums and needs again. Measured beyond the analysis, in MiB, on two threads: 48 for scores of 16, 192

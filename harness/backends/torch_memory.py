@@ -223,7 +223,8 @@ class LiveStorage(TorchDispatchMode):
 
 def _holders(tensor: torch.Tensor) -> tuple[int, int]:
     """Count who holds a tensor and its storage, those through whom a mode sees it included."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    tensors: int = tensor._use_count()  # type: ignore[attr-defined]
+    return tensors, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 @cache
