@@ -19,6 +19,7 @@ from harness.contract.place import Place
 from harness.contract.strategy import Strategy, Unpredictable
 from harness.contract.toolkit import checkpoints, optimizers, rows_on_disk, update_rules
 from harness.contract.toolkit import trees as tree
+from harness.contract.toolkit.memory import available_bytes
 from harness.contract.toolkit.rows_on_disk import RowsOnDisk
 from harness.contract.toolkit.turns import alike
 from harness.contract.workload import Workload
@@ -46,6 +47,7 @@ __all__ = [
     "Windows",
     "Workload",
     "alike",
+    "available_bytes",
     "checkpoints",
     "hookimpl",
     "of_jax",

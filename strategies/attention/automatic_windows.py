@@ -12,9 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree
+from harness import Parts, Strategy, available_bytes, hookimpl, tree
 from strategies.attention import sequence_windows
-from strategies.data.automatic import available_bytes
 
 SHARE = 0.5
 """Of the available memory, for what is saved of one window."""

@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Held, Parts, Source, Strategy, Windows, available_bytes, hookimpl
 from strategies.data.rows import mapped
 from strategies.data.windows import numpy_copy, strided_view
 
-GIB = 1 << 30
 SHARE = 0.5
 EAGER = ("auto", "always", "never")
 
@@ -26,13 +25,6 @@ class Choice(NamedTuple):
     mapped: bool
     eager: bool
     reason: str
-
-
-def available_bytes(available_gib: float) -> int:
-    """Return the memory that the knob sets, or what this machine has available."""
-    import psutil
-
-    return int(available_gib * GIB) or psutil.virtual_memory().available
 
 
 def choose(rows_bytes: int, copies_bytes: int, available: int, eager: str = "auto") -> Choice:

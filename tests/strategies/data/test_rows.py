@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import Extent, Parts, Place, RowsOnDisk
+from harness import Extent, Parts, Place, RowsOnDisk, available_bytes
 from harness.contract import plugins
 from harness.machine.memory import read
 from harness.records.task import FrameFile
@@ -309,7 +309,7 @@ def test_a_cold_file_is_read_from_the_disk_again(corpus):
 
 
 def test_automatic_takes_the_memory_of_this_machine_where_none_is_pretended():
-    assert read().rss < automatic.available_bytes(0.0) and automatic.available_bytes(2.0) == 2 << 30
+    assert read().rss < available_bytes(0.0) and available_bytes(2.0) == 2 << 30
 
 
 def test_rows_that_no_window_covers_are_counted(corpus):
