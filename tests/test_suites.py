@@ -24,7 +24,6 @@ STALE = {
     "advice": "`harness advise` answers it by predictions alone",
     "checkpointing": WAITS,
     "compilers": WAITS,
-    "embeddings": WAITS,
     "gpu": WAITS,
     "gpu_losses": WAITS,
     "kv_cache": WAITS,
@@ -33,11 +32,8 @@ STALE = {
     "losses": WAITS,
     "pythia_70m": WAITS,
     "real_lengths": WAITS,
-    "recurrences": WAITS,
-    "rounded_activations": WAITS,
     "sharding": WAITS,
     "smoke": "it is a look at everything in a minute, and no table shows it",
-    "update_rules": WAITS,
     "vocabulary": WAITS,
 }
 
