@@ -29,7 +29,6 @@ STALE = {
     "kv_cache": WAITS,
     "large_context": WAITS,
     "long_windows": WAITS,
-    "losses": WAITS,
     "pythia_70m": WAITS,
     "real_lengths": WAITS,
     "sharding": WAITS,
