@@ -12,7 +12,7 @@ from harness.report.plan import grid
 from harness.report.text import escaped, row_name
 from harness.report.words import AT_MOST, heading, mib
 from harness.suite.units import shown
-from harness.verbs.advise import Advice, are_timed, of_predictions, plainness
+from harness.verbs.advise import Advice, are_timed, of_predictions, preference
 from harness.verbs.plan import Machine, PlanRow, row_of, shortfall
 from harness.verdicts.judge import Row
 
@@ -83,7 +83,7 @@ def _in_memory(predicted: Sequence[tuple[Case, Record]], size: int) -> str:
 
 def _shown(advice: Advice) -> list[PlanRow]:
     """Return the front without the baseline; where no times are known, what fits, the plainest first."""
-    rows = advice.front or sorted((row for row in advice.predicted if row.fits), key=plainness)
+    rows = advice.front or sorted((row for row in advice.predicted if row.fits), key=preference)
     return [row for row in rows if not row.case.is_baseline][:FRONT]
 
 

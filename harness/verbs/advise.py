@@ -178,7 +178,7 @@ def of_predictions(rows: Sequence[PlanRow]) -> Advice:
     """Advise from predictions alone: the fastest that fits, or where not all of them are timed the plainest."""
     fitting = [row for row in rows if row.fits]
     timed = front(fitting) if are_timed(fitting) else []
-    best = timed[0] if timed else min(fitting, key=plainness, default=None)
+    best = timed[0] if timed else min(fitting, key=preference, default=None)
     return Advice(rows[0].case, tuple(rows), tuple(front(rows)), (), best.case.label if best is not None else None)
 
 
@@ -187,7 +187,7 @@ def are_timed(rows: Sequence[PlanRow]) -> bool:
     return all(row.timed >= TIMED for row in rows)
 
 
-def plainness(row: PlanRow) -> tuple[int, int, int]:
+def preference(row: PlanRow) -> tuple[int, int, int]:
     """Return what to prefer where no times are known: an answer like the baseline's, few strategies, little memory."""
     answer = row.prediction.declared_answer or DECLARED[0]
     return DECLARED.index(answer), len(row.case.strategies), row.peak_bytes or 0

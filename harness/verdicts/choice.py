@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.records import Case
 from harness.records.record import EXACT, OUT_OF_MEMORY, WRONG
 from harness.verdicts.judge import Comparison, Row
 
+NEAR = 1.02
+"""Peaks up to this many times the least are as good, so that the plainest of their strategies is named."""
 CHEAP = 1.10
 """Rows whose time is surely below this are preferred, however lean the others are."""
 
@@ -31,10 +34,10 @@ def choice(table: Comparison) -> Choice | None:
     rows = [row for row in table.rows if _usable(row) and not row.case.is_baseline and not row.case.is_control]
     lean = [row for row in rows if not fits or row.memory == "less"]
     exact = [row for row in lean if row.answer in EXACT]
-    chosen = _leanest([row for row in exact if cheap(row)] or exact)
+    chosen = _best([row for row in exact if cheap(row)] or exact)
     limit = chosen.peak_bytes if chosen is not None else None
     rest = [row for row in lean if row.answer not in EXACT and (limit is None or (row.peak_bytes or 0) < 0.98 * limit)]
-    return Choice(chosen, _leanest([row for row in rest if cheap(row)] or rest), fits)
+    return Choice(chosen, _best([row for row in rest if cheap(row)] or rest), fits)
 
 
 def _usable(row: Row) -> bool:
@@ -47,5 +50,13 @@ def cheap(row: Row) -> bool:
     return row.speed is not None and row.speed.standard_error is not None and row.speed.high < CHEAP
 
 
-def _leanest(rows: Sequence[Row]) -> Row | None:
-    return min(rows, key=lambda row: (row.peak_bytes or 0, len(row.case.strategies)), default=None)
+def _best(rows: Sequence[Row]) -> Row | None:
+    """Return the leanest row; of those as lean, the one with the fewest strategies and settings."""
+    least = min((row.peak_bytes or 0 for row in rows), default=0)
+    near = [row for row in rows if (row.peak_bytes or 0) <= NEAR * least]
+    return min(near, key=lambda row: (*plainness(row.case), row.peak_bytes or 0), default=None)
+
+
+def plainness(case: Case) -> tuple[int, int]:
+    """Return how many strategies a case has, and how many settings of them; fewer are plainer."""
+    return len(case.strategies), sum(len(applied.knobs) for applied in case.strategies)

@@ -7,7 +7,7 @@ from statistics import median
 
 from harness.contract.strategy import Strategy
 from harness.records.record import EXACT, WRONG
-from harness.verdicts.choice import cheap
+from harness.verdicts.choice import NEAR, cheap, plainness
 from harness.verdicts.judge import Comparison, Row
 
 SETS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -26,8 +26,6 @@ LEAST = 0.95
 """What a remedy leaves of a peak at most."""
 WORTH = 0.9
 """What an inexact remedy leaves of what the exact one does, at most: for less nobody gives up an answer."""
-NEAR = 1.02
-"""Peaks up to this many times the least are as good, so that the plainest of their strategies is named."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ def _best(rows: Sequence[JudgedRow]) -> JudgedRow | None:
     _, _, latest = _time(leanest.row)
     near = [each for each in rows if each.peak_ratio <= NEAR * leanest.peak_ratio]
     equal = [each for each in near if _time(each.row)[0] <= latest]
-    return min(equal, key=lambda each: (len(each.row.case.strategies[0].knobs), _time(each.row)[1], each.peak_ratio))
+    return min(equal, key=lambda each: (plainness(each.row.case), _time(each.row)[1], each.peak_ratio))
 
 
 def _time(row: Row) -> tuple[float, float, float]:
