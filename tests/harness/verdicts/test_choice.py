@@ -1,0 +1,60 @@
+"""Which row of a comparison is named above its table."""
+
+from typing import Any
+
+import pytest
+
+from harness.records import Applied, Case
+from harness.verdicts.choice import choice
+from harness.verdicts.interval import Interval
+from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.pooled import Speed
+
+
+def row(*strategies: "str | Applied", peak: int, time: float = 1.0, **changes: Any) -> Row:
+    applied = tuple(each if isinstance(each, Applied) else Applied(name=each) for each in strategies)
+    case = Case(workload="w", shape={}, place="torch/cpu", corpus="x", tokenizer="bytes", strategies=applied)
+    usual: dict[str, Any] = {
+        "status": "ok",
+        "peak_bytes": peak,
+        "peak_ratio": peak / 1000,
+        "memory": "less" if peak < 980 else "same",
+        "answer": "bit_exact",
+        "verdict": "wins",
+        "speed": Speed(time, Interval(time * 0.98, time * 1.02), "open", 4, 9, 0.01, 9),
+    }
+    return Row(case, **(usual | changes))
+
+
+BASELINE = row(peak=1000, verdict="baseline")
+
+
+def chosen(*rows: Row, baseline: Row = BASELINE) -> "tuple[str | None, str | None]":
+    made = choice(Comparison(BASELINE.case, (baseline, *rows)))
+    assert made is not None
+    return (made.row and made.row.label, made.inexact and made.inexact.label)
+
+
+def test_the_leanest_that_costs_no_time_and_answers_as_before() -> None:
+    slow, fast = row("slow", peak=300, time=1.4), row("fast", peak=500)
+    assert chosen(slow, fast) == ("fast", None)
+    assert chosen(slow) == ("slow", None), "where all cost time, the leanest"
+    low = row("low", peak=200, answer="lower_precision")
+    assert chosen(fast, low) == ("fast", "low"), "an inexact one beside it, where it takes less still"
+    assert chosen(fast, row("low", peak=495, answer="lower_precision")) == ("fast", None)
+    assert chosen(row("wrong", peak=100, answer="diverged", verdict="wrong"), fast) == ("fast", None)
+    assert chosen(row("doubtful", peak=100, verdict="withheld"), fast) == ("fast", None)
+
+
+@pytest.mark.parametrize("peak", [500, 508])
+def test_of_rows_as_lean_the_plainest(peak: int) -> None:
+    set_up = row(Applied(name="automatic", knobs={"threshold": 1}), peak=500)
+    assert chosen(set_up, row("plain", peak=peak)) == ("plain", None)
+    assert chosen(row("plain", "more", peak=500), row("plain", peak=peak)) == ("plain", None)
+    assert chosen(set_up, row("plain", peak=515)) == ("automatic(threshold=1)", None), "3 % more is more"
+
+
+def test_where_the_baseline_runs_out_of_memory_all_that_run_are_looked_at() -> None:
+    out = row(peak=1000, status="oom_budget", verdict="fails")
+    same = row("same", peak=990, verdict="enables")
+    assert chosen(same, baseline=out) == ("same", None) and chosen(same) == (None, None)
