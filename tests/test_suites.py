@@ -29,6 +29,7 @@ STALE = {
     "kv_cache": WAITS,
     "large_context": WAITS,
     "long_windows": WAITS,
+    "published_models": WAITS,
     "pythia_70m": WAITS,
     "real_lengths": WAITS,
     "sharding": WAITS,
