@@ -87,6 +87,10 @@ class DeviceStorage(LiveStorage):
         self.peak_host = max(self.peak_host, self.host)
         return size
 
+    def _sums_in_place(self, one: torch.Tensor, other: torch.Tensor, alpha: float = 1) -> bool:
+        """Add a second gradient into a third tensor: published runs of rotary positions on an H100 took one."""
+        return False
+
     def _give(self, block: Block | int | None) -> None:
         if isinstance(block, Block):
             self.allocator.free(block)
