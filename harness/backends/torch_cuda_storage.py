@@ -88,7 +88,7 @@ class DeviceStorage(LiveStorage):
         return size
 
     def _sums_in_place(self, one: torch.Tensor, other: torch.Tensor, alpha: float = 1) -> bool:
-        """Add a second gradient into a third tensor: published runs of rotary positions on an H100 took one."""
+        """Return False: published runs of rotary positions on an H100 took a third tensor for such a sum."""
         return False
 
     def _give(self, block: Block | int | None) -> None:

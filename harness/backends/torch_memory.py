@@ -137,7 +137,7 @@ class LiveStorage(TorchDispatchMode):
         """
         equal = one.shape == other.shape and one.dtype == other.dtype and alpha == 1 and not torch.is_grad_enabled()
         whole = one.numel() * one.element_size() == one.untyped_storage().nbytes()
-        return equal and whole and _holders(one) == self._alone
+        return self._alone is not None and equal and whole and _holders(one) == self._alone
 
     def _returned(self, func: Any, args: Any, result: Any) -> None:
         """Count what an operator returned, and what the libraries of the CPU keep behind it."""
@@ -228,9 +228,14 @@ def _holders(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 @cache
-def _holders_of_first_gradient() -> tuple[int, int]:
-    """Return what `_holders` counts of a gradient that autograd alone holds, when it adds another to it."""
+def _holders_of_first_gradient() -> tuple[int, int] | None:
+    """Return what `_holders` counts of a gradient that autograd alone holds, when it adds another to it.
+
+    None where this torch does not count holders, or makes such a sum by another operator.
+    """
     seen: list[tuple[int, int]] = []
+    if not hasattr(torch.Tensor, "_use_count"):
+        return None
 
     class Watching(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -241,8 +246,7 @@ def _holders_of_first_gradient() -> tuple[int, int]:
     with FakeTensorMode(), Watching(), torch.enable_grad():
         x = torch.empty(2, requires_grad=True)
         torch.autograd.grad((x.sin() * x.exp()).sum(), x)
-    (first,) = seen
-    return first
+    return seen[0] if seen else None
 
 
 def run(build: Callable[[], Parts], batch: Batch, source_bytes: int, steps: int) -> Forecast:

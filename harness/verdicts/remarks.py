@@ -163,7 +163,7 @@ def withheld(observed: Observed, baseline: Observed | None, compared: str | None
         remedies.append("no verdict: a peak is missing: run `harness doctor`")
     if not remedies and compared is None:
         remedies.append(
-            "no verdict: peaks differ between repetitions by more than it differs from the baseline: "
+            "no verdict: repetitions of it or of the baseline differ, and not all of them give the same word: "
             "measure it again on a quiet machine"
         )
     if observed.answer is None:
