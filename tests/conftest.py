@@ -9,7 +9,7 @@ import pytest
 
 from harness.machine import facts
 from harness.machine.environment import cache_folder
-from harness.run import template
+from harness.run import runner, template
 
 worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 if worker.isdigit():
@@ -95,8 +95,9 @@ def harness_measure(task):
 
 
 @pytest.fixture
-def made_up(tmp_path: Path) -> Path:
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A plugin with which a run of any suite takes a few seconds."""
+    monkeypatch.setattr(runner, "run", runner.run)  # which the plugin replaces wherever it is loaded: undone at the end
     path = tmp_path / "made_up.py"
     path.write_text(MADE_UP)
     return path

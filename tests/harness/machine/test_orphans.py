@@ -25,6 +25,8 @@ print(child.pid, flush=True)
 time.sleep(float(sys.argv[1]))
 """
 ROUNDS = "rounds: 1\nwarmup: 1\nsteps: 3\n"
+PATIENCE = 20.0
+"""Seconds in which all has ended that is ended at all: beside other tests a keeper may start late."""
 KILLS = int(os.environ.get("HARNESS_KILLS", "2"))
 """How often the harness is killed in all; `HARNESS_KILLS=50` for the whole proof."""
 RESUMES = 5
@@ -53,7 +55,7 @@ def test_what_a_worker_started_in_a_session_of_its_own_ends_with_the_harness(end
         parent.send_signal(ending)
     parent.wait(10)
     parent.stdout.close()
-    assert within(1.0, lambda: not alive(child))
+    assert within(PATIENCE, lambda: not alive(child))
 
 
 def test_threads_that_start_it_at_once_start_one() -> None:
@@ -103,9 +105,9 @@ def test_pressing_ctrl_c_twice_ends_at_once_without_a_traceback(smallest: str, t
         process.send_signal(signal.SIGINT)
         time.sleep(pause)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=20)
+        _, told = process.communicate(timeout=100)
         assert process.returncode == 130 and "Traceback" not in told, told
-        assert within(1.0, lambda process=process: not carriers(process.pid))
+        assert within(PATIENCE, lambda process=process: not carriers(process.pid))
 
 
 def carriers(harness: int) -> list[int]:
@@ -155,7 +157,7 @@ def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(
             now < RESUMES and kills < KILLS and (killed := killed_after(moment := chance.uniform(0.05, 6.0), results))
         ):
             kills, now, moments = kills + 1, now + 1, [*moments, moment]
-            assert within(1.0, lambda killed=killed: not carriers(killed)), (
+            assert within(PATIENCE, lambda killed=killed: not carriers(killed)), (
                 f"kill {kills}: somebody outlived the harness"
             )
             assert kept(results) >= before, "a finished case was lost"
