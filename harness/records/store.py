@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from harness.records.garbage import uncollected
 from harness.records.record import SCHEMA_VERSION, Record, upgraded
 from harness.refusal import Refusal
 
@@ -79,15 +80,16 @@ def read(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[list[Rec
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise StoreError(f"results cannot be read from '{path}' ({error.strerror})") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = parse(line)
-        except ValueError as error:
-            problems.append(f"{path}:{number}: {error}")
-        else:
-            records.append(renamed(record, aliases or {}))
+    with uncollected():
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = parse(line)
+            except ValueError as error:
+                problems.append(f"{path}:{number}: {error}")
+            else:
+                records.append(renamed(record, aliases or {}))
     return records, problems
 
 

@@ -6,6 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from harness.records import Record
+from harness.records.garbage import uncollected
 from harness.records.store import StoreError
 from harness.refusal import Refusal
 from harness.report.export import Figures
@@ -32,7 +33,9 @@ def of_records(records: Sequence[Record]) -> "DataFrame":
 
     Lists stay lists (`step_seconds`), with their median beside them; phases have a column each for their peak.
     """
-    return _frame([_of_record(record) for record in records if record.slot is not None or record.limits is not None])
+    shown = (record for record in records if record.slot is not None or record.limits is not None)
+    with uncollected():
+        return _frame([_of_record(record) for record in shown])
 
 
 def of_predictions(comparisons: Sequence[Sequence[PlanRow]]) -> "DataFrame":
