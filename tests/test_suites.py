@@ -21,6 +21,7 @@ FITTED = {"pythia_batch", "ram_to_tokens"}
 """Suites that `harness fit` alone answers: their claims are about limits within budgets that it is given."""
 WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
 STALE = {
+    "adapters": WAITS,
     "advice": "`harness advise` answers it by predictions alone",
     "checkpointing": WAITS,
     "compilers": WAITS,

@@ -12,6 +12,7 @@ from harness.cli.screen import err, out
 from harness.contract import plugins
 from harness.report.memory import explained
 from harness.report.plan import text
+from harness.run import template
 from harness.verbs.plan import named, of_cases, of_plan, remedies
 
 
@@ -30,6 +31,8 @@ def command(
         machine = replace(machine, cache=None)
         out.print(explained(of_cases(named(plan.cases, explain), plan, loaded, names, machine)), end="")
         return
-    with counted(err, "predicted", len(plan.cases)) as count_one:
-        comparisons = of_plan(plan, loaded, names, machine, lambda case: count_one())
-    out.print(text(comparisons, [remedies(rows, plan, loaded, names, machine) for rows in comparisons]), end="")
+    with template.kept():
+        with counted(err, "predicted", len(plan.cases)) as count_one:
+            comparisons = of_plan(plan, loaded, names, machine, lambda case: count_one())
+        changes = [remedies(rows, plan, loaded, names, machine) for rows in comparisons]
+    out.print(text(comparisons, changes), end="")

@@ -27,7 +27,7 @@ class Workload:
     decides who prepares the corpus. Of documents `abstract_batch` and `tokens_per_step` give the most there may be.
     `wanted(shape, steps)` gives the sizes that this needs (see `harness.workloads.data`; None: the workload draws its
     own data), `extent(shape, corpus, steps)` the sizes of the source, `lacks` the parts that stay
-    None.
+    None. `imports` are modules that take long to load: many predictions load them once.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Workload:
     extent: Callable[[Any, Any, int], Extent] | None = None
     data: str = "tokens"
     lacks: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
     def preset_of(self, shape: Mapping[str, Any]) -> str | None:
         """Return the name of the published model that a shape has the sizes of, whatever its rows; None without one."""

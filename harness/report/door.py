@@ -12,7 +12,7 @@ from harness.records import store
 from harness.report import frame, results
 from harness.report.plan import text
 from harness.report.report import Report
-from harness.run import session
+from harness.run import session, template
 from harness.suite import reader, shipped
 from harness.suite.plan import Plan, selected
 from harness.suite.units import size
@@ -71,6 +71,7 @@ def run(
     return _report([session.run(_plan(suite, loaded, place, only, None), loaded, options, session.Progress())], loaded)
 
 
+@template.kept()
 def predict(
     suite: str | Path,
     *,

@@ -17,7 +17,7 @@ STEPS = 2
 """Steps of a prediction: the moments appear in the first update, so the second step holds everything."""
 SECONDS = 300.0
 """What one case may take, at most."""
-WORTH = 6
+WORTH = 2
 """Cases from which on a process of their own is worth its start."""
 
 Watch = Callable[[str], None]

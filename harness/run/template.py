@@ -29,7 +29,7 @@ from harness.records import Task
 KEPT = 4
 """Templates alive at once, the latest used; each holds about 250 MiB, of which most is shared with its workers."""
 ATTEMPTS = 2
-READY_SECONDS, ANSWER_SECONDS = 60.0, 10.0
+READY_SECONDS, ANSWER_SECONDS = 60.0, 30.0
 POLL_SECONDS = 0.1
 MESSAGE_BYTES = 1 << 16
 OWN = frozenset({"TMPDIR"})

@@ -12,7 +12,7 @@ from harness.machine import facts
 from harness.records import Applied, Case, Origin, Record, Slot, store
 from harness.records.case import CONTROL
 from harness.records.record import Heading
-from harness.run import locks, session
+from harness.run import locks, session, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
@@ -129,6 +129,7 @@ def promising(rows: Sequence[PlanRow]) -> list[PlanRow]:
     return [row for row in timed if least is None or (row.seconds or 0.0) <= NEAR * least][:MEASURED]
 
 
+@template.kept()
 def advise(
     plan: Plan,
     plugins: Plugins,

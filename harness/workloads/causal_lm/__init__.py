@@ -123,6 +123,7 @@ def harness_workloads() -> list[Workload]:
             tokens_per_step=lambda shape: shape.batch * shape.tokens,
             wanted=wanted,
             extent=extent,
+            imports=("transformers.modeling_utils", "torch._dynamo"),
             lacks=("rotary", "recur", "scan", "cache", *RANK_PARTS, *ENDING_PARTS),
         )
     ]

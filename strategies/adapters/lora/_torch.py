@@ -11,7 +11,22 @@ from strategies.adapters.lora import ADAPTERS, Sizes, chosen, deviation, one_tok
 
 def adapted(parts: Parts, rank: int, alpha: float, targets: str) -> Parts:
     """Freeze the model and train adapters of its matrices."""
-    inner_init, inner_linear = parts.init, parts.linear
+    inner = parts.linear
+
+    def linear(parts: Parts, p: Any, name: str, x: torch.Tensor) -> torch.Tensor:
+        y = inner(parts, p, name, x)
+        adapter = p.get(ADAPTERS, {}).get(name)
+        if adapter is None:
+            return y
+        low = x.to(adapter["a"].dtype) @ adapter["a"].T @ adapter["b"].T
+        return (y + low * (alpha / rank)).to(y.dtype)
+
+    return replace(frozen_beside(parts, rank, targets), linear=linear)
+
+
+def frozen_beside(parts: Parts, rank: int, targets: str) -> Parts:
+    """Freeze the model and draw adapters of its matrices, which a `linear` is to apply."""
+    inner_init = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner_init(parts, source)
@@ -25,15 +40,7 @@ def adapted(parts: Parts, rank: int, alpha: float, targets: str) -> Parts:
         ]
         return {**state, "params": {"layers": layers}, "frozen": frozen}
 
-    def linear(parts: Parts, p: Any, name: str, x: torch.Tensor) -> torch.Tensor:
-        y = inner_linear(parts, p, name, x)
-        adapter = p.get(ADAPTERS, {}).get(name)
-        if adapter is None:
-            return y
-        low = x.to(adapter["a"].dtype) @ adapter["a"].T @ adapter["b"].T
-        return (y + low * (alpha / rank)).to(y.dtype)
-
-    return replace(parts, init=init, linear=linear)
+    return replace(parts, init=init)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -45,6 +46,20 @@ def run(*names: str, **settings: object) -> str:
     (record,) = runner.run(task(*names, **settings), 1, 60.0)
     assert record.status == "ok", record.evidence
     return record.origin.start
+
+
+SLOW_TO_LOAD = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from harness import hookimpl
+from harness.workloads import decoder
+sys.path.append(str(Path(__file__).parent))
+@hookimpl
+def harness_workloads():
+    workload, *_ = decoder.harness_workloads()
+    return [replace(workload, name="slow_to_load", imports=("no_such_module", "counted"))]
+"""
 
 
 def left() -> set[int]:
@@ -191,3 +206,20 @@ def test_templates_end_with_a_harness_that_is_killed(moment: str) -> None:
     while carriers() and time.monotonic() < until:
         time.sleep(0.02)
     assert carriers() == []
+
+
+def test_many_predictions_load_once_what_a_workload_takes_long_to_load_and_measurements_do_not(tmp_path: Path) -> None:
+    (tmp_path / "counted.py").write_text(COUNTING)
+    (tmp_path / "slow.py").write_text(SLOW_TO_LOAD)
+
+    def loaded_for(kind: str, times: int) -> int:
+        case = Case(workload="slow_to_load", shape=SHAPE, place="torch/cpu", corpus="drawn", tokenizer="none")
+        this = task(str(tmp_path / "slow.py"), kind=kind).model_copy(update={"cases": (case,)})
+        records = [runner.run(this, 1, 60.0)[0] for _ in range(times)]
+        assert [(record.status, record.origin.start) for record in records] == [("ok", "forked")] * times
+        count = tmp_path / "counted.count"
+        return len(count.read_text()) if count.exists() else 0
+
+    with template.kept():
+        assert loaded_for("memory", 1) == 0
+        assert loaded_for("predict", 2) == 1

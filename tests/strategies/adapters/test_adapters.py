@@ -171,3 +171,14 @@ def test_targets_are_named_by_the_end_of_their_names():
 def test_an_optimizer_before_adapters_is_refused_in_a_sentence():
     with pytest.raises(ValueError, match="name lora or qlora before the optimizer"):
         state_of(case("decoder", "torch", "sgd_momentum", lora()))
+
+
+@pytest.mark.parametrize("workload", ["decoder", "causal_lm"])
+def test_the_layers_of_peft_compute_what_lora_does_and_take_as_much(workload):
+    pytest.importorskip("peft", reason="needs the package peft")
+    cases = [case(workload, "torch", Applied(name=name, knobs={"rank": 4})) for name in ("lora", "peft_lora")]
+    ours, theirs = map(outcome, cases)
+    assert theirs.trajectory == ours.trajectory
+    assert theirs.gradients.keys() == ours.gradients.keys()
+    assert all((theirs.gradients[name] == gradient).all() for name, gradient in ours.gradients.items())
+    assert peak(cases[0]) == peak(cases[1])
