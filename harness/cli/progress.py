@@ -1,7 +1,7 @@
 """Show how far a run is, how long it will take, and each table as soon as it is complete."""
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,31 +11,58 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Slot
+from harness.records.roofline import Operations
 from harness.report import table
 from harness.run import session
 from harness.suite.plan import Comparison
 from harness.verdicts import judge
 
 USUAL_SECONDS = {"predict": 0.5, "numerics": 4.0, "memory": 3.0, "time": 2.0}
-"""How long a task takes, until this run has shown it."""
+"""How long a task takes, until this run has shown it; one of memory, beside its steps."""
+STEPS = 6
+"""Steps of a task of memory, until this run has shown how long it takes."""
+FLOPS, BANDWIDTH = 1e11, 1e10
+"""What a machine does in a second, until this run has shown it."""
 
 
 class Pace:
-    """How long the tasks of each kind take, learned from those that ended."""
+    """How long the tasks of each kind take, learned from those that ended; for memory, by the work of a step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.step_seconds: dict[str, float] = {}
+        self.ran: dict[str, float] = {}
         self.last = time.monotonic()
 
-    def ended(self, kind: str) -> None:
-        """Note that a task of a kind has ended now."""
+    def predicted(self, case: str, work: Sequence[Operations]) -> None:
+        """Note the work of a step of a case."""
+        if work:
+            self.step_seconds[case] = sum(each.flops / FLOPS + each.moved / BANDWIDTH for each in work)
+
+    def ended(self, slot: Slot | None, whole: bool) -> None:
+        """Note that a task has ended now; of memory, what was cut short shows nothing."""
         now = time.monotonic()
-        self.seconds[kind].append(now - self.last)
+        kind = slot.kind if slot else ""
+        if slot is not None and kind == "memory" and slot.case in self.step_seconds:
+            if whole:
+                self.ran[slot.case] = now - self.last
+        else:
+            self.seconds[kind].append(now - self.last)
         self.last = now
 
-    def left(self, kinds: Counter[str]) -> float:
-        """Return the seconds that so many tasks of each kind will take."""
-        return sum(count * self._usual(kind) for kind, count in kinds.items())
+    def left(self, kind: str, cases: Sequence[str]) -> float:
+        """Return the seconds that tasks of a kind will take, one for each case that is named."""
+        if kind != "memory":
+            return len(cases) * self._usual(kind)
+        known = [self._memory(case) for case in cases if case in self.step_seconds]
+        usual = sum(known) / len(known) if known else self._usual(kind)
+        return sum(known) + usual * (len(cases) - len(known))
+
+    def _memory(self, case: str) -> float:
+        start = USUAL_SECONDS["memory"]
+        steps = sum(max(0.0, seconds - start) for seconds in self.ran.values())
+        ratio = steps / sum(self.step_seconds[each] for each in self.ran) if self.ran else STEPS
+        return start + ratio * self.step_seconds[case]
 
     def _usual(self, kind: str) -> float:
         ended = self.seconds[kind]
@@ -120,7 +147,9 @@ class Watcher(session.Progress):
         if slot is not None and kind == "time":
             for timing in self.timings:
                 timing.seconds -= (record.origin.worker_seconds or 0.0) * (slot.case in timing.cases)
-        self.pace.ended(kind)
+        if slot is not None and kind == "predict":
+            self.pace.predicted(slot.case, record.prediction.predicted_work)
+        self.pace.ended(slot, whole=record.status == "ok")
         self._show()
         if not self.live and kind != "predict":
             left = f", {self._left()}" if self.open else ""
@@ -144,12 +173,16 @@ class Watcher(session.Progress):
 
     def _seconds(self) -> float:
         """Return how long the open results will take at most; rounds of a comparison not longer than they may."""
-        rounds = Counter(slot.case for slot in self.open if slot.kind == "time")
-        seconds = self.pace.left(Counter(slot.kind for slot in self.open if slot.kind != "time"))
+        kinds: dict[str, list[str]] = defaultdict(list)
+        for slot in self.open:
+            kinds[slot.kind].append(slot.case)
+        rounds = kinds.pop("time", [])
+        seconds = sum(self.pace.left(kind, cases) for kind, cases in kinds.items())
         for timing in self.timings:
-            count = sum(rounds.pop(case, 0) for case in timing.cases)
-            seconds += min(self.pace.left(Counter(time=count)), max(0.0, timing.seconds))
-        return seconds + self.pace.left(Counter(time=rounds.total()))
+            own = [case for case in rounds if case in timing.cases]
+            rounds = [case for case in rounds if case not in timing.cases]
+            seconds += min(self.pace.left("time", own), max(0.0, timing.seconds))
+        return seconds + self.pace.left("time", rounds)
 
 
 @contextmanager

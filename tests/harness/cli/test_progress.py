@@ -9,7 +9,8 @@ from rich.console import Console
 from harness import Place
 from harness.cli import progress
 from harness.contract import plugins
-from harness.records import Case, Origin, Record, Slot
+from harness.records import Case, Origin, Prediction, Record, Slot
+from harness.records.roofline import Operations
 
 CASE = Case(workload="decoder", shape={}, place=Place("torch", "cpu"), corpus="", tokenizer="")
 
@@ -51,3 +52,25 @@ def test_without_groups_every_round_counts(monkeypatch: pytest.MonkeyPatch) -> N
         now[0] += 30.0
         watcher.finish(Record(slot=rounds("a")[0], origin=Origin(worker_seconds=1.0)), CASE)
     assert "[1/24]" in lines.getvalue() and seconds_left(lines.getvalue()) == round(23 * 30 / 60) * 60
+
+
+def test_what_a_row_takes_is_learned_by_its_work_and_what_was_cut_short_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    lines = io.StringIO()
+    memory = [Slot(case=case, kind="memory") for case in "abc"]
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.begin([*(Slot(case=case, kind="predict") for case in "abc"), *memory], 0)
+        for case, times in (("a", 5), ("b", 1), ("c", 10)):
+            work = (Operations("float32", times * 1e12, 0),)
+            slot = Slot(case=case, kind="predict")
+            watcher.finish(Record(slot=slot, prediction=Prediction(predicted_work=work)), CASE)
+        now[0] += 5.0
+        watcher.finish(Record(slot=memory[0], status="oom_budget"), CASE)
+        now[0] += 43.0
+        watcher.finish(Record(slot=memory[1]), CASE)
+    first, second = lines.getvalue().splitlines()
+    assert seconds_left(first) == 11 * 60, "by the usual machine: 6 steps of 10 and of 100 s, in whole minutes"
+    assert seconds_left(second) == 7 * 60, "40 s of steps showed what ten times the work will take"
