@@ -134,7 +134,8 @@ class Extent:
     """The sizes of a source, known before any of it is read: what a prediction of host memory is made from.
 
     `rows` is n, the bytes are those of one row as stored (of the targets 0 where they are a view of the inputs),
-    `steps` the batches that will be read, and `values` how many values a token may have, 0 where that is not known.
+    `steps` the batches that will be read, `values` how many values a token may have, 0 where that is not known, and
+    `in_order` whether the windows are read one after the other.
     """
 
     rows: int
@@ -146,6 +147,7 @@ class Extent:
     steps: int = 3
     backend: str = ""
     values: int = 0
+    in_order: bool = True
 
     @property
     def count(self) -> int:
@@ -156,6 +158,11 @@ class Extent:
     def base(self) -> int:
         """The bytes of all rows, each once."""
         return self.rows * (self.input_bytes + self.target_bytes)
+
+    def read(self, windows: int) -> int:
+        """The rows that so many windows read, those they share once where they follow one another."""
+        each = windows * self.window
+        return min(self.rows, each, (windows - 1) * self.stride + self.window) if self.in_order else each
 
     @property
     def row_bytes(self) -> int:

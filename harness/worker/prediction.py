@@ -126,6 +126,9 @@ def kind_of(plugins: Plugins, case: Case, phase: str) -> bound.Kind:
 def host_peaks(plugins: Plugins, case: Case, extent: Extent | None) -> Host:
     """Add up what the strategies of data declare; raise Unpredictable where one declares nothing."""
     declared: list[Held] = []
+    if extent is not None:
+        shuffles = any("order" in plugins.strategies[applied.name].rewrites for applied in case.strategies)
+        extent = replace(extent, in_order=not (shuffles or case.shape.get("shuffle")))
     for applied in case.strategies:
         strategy = plugins.strategies[applied.name]
         if not DATA_PARTS & set(strategy.rewrites):

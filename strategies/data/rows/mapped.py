@@ -46,8 +46,10 @@ def drop(path: Path) -> None:
 
 
 def holds(extent: Extent, advise: str = "random", cold: bool = False) -> Held:
-    touched = extent.steps * extent.batch * (extent.window * (extent.input_bytes + extent.target_bytes) + AROUND)
-    return Held(source=0, batches=min(extent.base, touched))
+    windows = extent.steps * extent.batch
+    touched = extent.read(windows) * (extent.input_bytes + extent.target_bytes)
+    around = AROUND * (2 if extent.in_order else windows)
+    return Held(source=0, batches=min(extent.base, touched + around))
 
 
 @hookimpl

@@ -46,8 +46,7 @@ def stretches(starts_B: Any, window: int, gap: int) -> Iterator[tuple[int, int]]
 
 
 def holds(extent: Extent, gap: int = 1) -> Held:
-    in_order = (extent.batch - 1) * extent.stride + extent.window
-    return Held(source=0, batches=extent.row_bytes * min(in_order, extent.batch * extent.window))
+    return Held(source=0, batches=extent.row_bytes * extent.read(extent.batch))
 
 
 @hookimpl

@@ -62,9 +62,9 @@ def file_system(folder: str) -> str:
 
 
 def holds(extent: Extent, block: int = 4096, folder: str = "") -> Held:
-    """Count the pages of the file, all of which were written, and the block in memory before it is written."""
+    """Count the block in memory before it is written, and then the pages of the file, as if all had been read."""
     row = max(extent.input_bytes, extent.target_bytes)
-    return Held(windows=extent.count * extent.window_bytes, making=min(block, extent.count) * extent.window * row)
+    return Held(making=min(block, extent.count) * extent.window * row, batches=extent.count * extent.window_bytes)
 
 
 @hookimpl

@@ -9,9 +9,12 @@ from functools import cache
 import pytest
 
 from harness import Place
+from harness.contract import plugins
+from harness.contract.data import Extent
 from harness.machine import environment
 from harness.records import Applied, Case, Task
 from harness.run import runner
+from harness.worker import prediction
 
 SHAPE = {"layers": 4, "width": 256, "heads": 4, "vocabulary": 8192, "tokens": 1024}
 LONG = {"layers": 36, "width": 2560, "heads": 32, "kv_heads": 8, "head_width": 128, "hidden": 9728, "tied": True}
@@ -160,6 +163,7 @@ def test_torch_ranks_as_predicted():
 PROGRAM = """
 import json, sys
 from harness.contract import plugins
+from harness.contract.data import Extent
 from harness.machine import memory
 from harness.records import Task
 from harness.worker.tasks import run
@@ -320,3 +324,18 @@ def test_a_table_that_stays_on_the_cpu_ends_what_is_predicted_for_a_gpu(tmp_path
     assert plain.prediction.predicted_peak_bytes
     assert wrong.prediction.predicted_peak_bytes is None
     assert "device" in wrong.missing["predicted_peak_bytes"]
+
+
+def test_windows_in_order_touch_fewer_pages_of_a_mapped_file_than_shuffled_ones():
+    loaded, extent = plugins.load(), Extent(4_000_000, 2, 0, window=128, stride=128, batch=64)
+
+    def resident(*names, **changes):
+        (case,) = task("predict", "torch/cpu", names, shape=SHAPE | changes).cases
+        return prediction.host_peaks(loaded, case, extent).resident
+
+    in_order = resident("mapped")
+    assert in_order == 3 * 64 * 128 * 2 + 2 * 65536
+    assert resident("mapped", shuffle=True) == extent.base, (
+        "a page and those around it for each window, of all there are"
+    )
+    assert resident("mapped", "bijective_shuffle") == extent.base
