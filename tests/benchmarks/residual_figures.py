@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 from harness.contract import plugins
 from harness.contract.plugins import Plugins
+from harness.machine.environment import cache_folder
 from harness.records import Case, Prediction, store
 from harness.report.results import read
-from harness.run import predictions, prepare_data
+from harness.run import prediction_cache, prepare_data, template
 from harness.verdicts.bound import Kind, Residual, alike, bound
 from harness.verdicts.judge import Row
 from harness.verdicts.remarks import DOUBTFUL
@@ -109,12 +110,13 @@ def is_since(commit: str) -> bool:
 
 
 def predicted_anew(rows: Sequence[Measured], loaded: Plugins) -> list[Measured]:
-    """Predict every case by the code as it is."""
+    """Predict every case by the code as it is; begun again, go on where it was."""
     corpora = {row.case.comparison_key: prepare_data.described(row.case, loaded, row.steps) for row in rows}
     cases = {row.case.digest(): row.case for row in rows}
-    again = {
-        case.digest(): record.prediction for case, record in predictions.of_cases(list(cases.values()), corpora, loaded)
-    }
+    stored = prediction_cache.folder(cache_folder())
+    with template.kept():
+        predicted = prediction_cache.of_cases(list(cases.values()), stored, corpora, loaded)
+        again = {case.digest(): record.prediction for case, record in predicted}
     return [row._replace(prediction=again[row.case.digest()]) for row in rows]
 
 

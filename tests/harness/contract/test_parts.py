@@ -24,7 +24,7 @@ def test_every_part_is_typed_by_a_protocol_that_takes_the_parts_first() -> None:
 
 
 def test_every_part_and_no_other_has_a_sentence_in_the_docstring() -> None:
-    assert re.findall(r"^    ([a-z_]{3,})  +\w", Parts.__doc__ or "", re.MULTILINE) == list(PART_NAMES)
+    assert re.findall(r"^([a-z_]{3,})  +\w", inspect.getdoc(Parts) or "", re.MULTILINE) == list(PART_NAMES)
 
 
 def accepts(function: Any, protocol: Any) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.machine import memory, orphans
+from harness.machine import facts, memory, orphans
 from harness.records import Case, Task
 from harness.run import runner, template
 
@@ -72,7 +72,8 @@ def test_workers_are_forked_where_templates_are_kept_and_nobody_is_left() -> Non
     with template.kept():
         assert [run(), run()] == ["forked", "forked"]
         (pid,) = template.processes()
-        assert memory.read(pid).rss < 400 * MIB
+        most = 400 if "cpu" in facts.versions()["torch"] else 800  # a build for GPUs is larger
+        assert memory.read(pid).rss < most * MIB
         assert left() - before == {pid}
     assert left() <= before
 
