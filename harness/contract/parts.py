@@ -35,7 +35,9 @@ class Parts:
     is divided, where its strategies divide it, and `division` what they have divided. In JAX the whole step runs under
     `jax.shard_map`, on each device with its own part, over an axis that is called `ranks`. `corpus` describes the files
     that are trained on (None: the workload draws its own). `notes` is where a part writes down what a reader would ask
-    about: a choice it made and why, or a number. It is shared by all parts.
+    about: a choice it made and why, or a number. It is shared by all parts. `moments` names what AdamW keeps of each
+    parameter, as far as `init` is to make it in JAX: a strategy that keeps something else asks for less. In torch the
+    first update makes them.
 
     =================  =============================================================================================
     rows               map or read the rows [n, ...] of one `.npy` file
@@ -94,6 +96,7 @@ class Parts:
     ranks: int = 1
     division: Division = Division()
     notes: dict[str, Any] = field(default_factory=dict, compare=False)
+    moments: frozenset[str] = frozenset({"first", "second"})
     rows: protocols.RowsPart = ABSENT
     source: protocols.SourcePart = ABSENT
     windows: protocols.WindowsPart = ABSENT
@@ -126,7 +129,7 @@ class Parts:
     cache: protocols.CachePart = ABSENT
 
 
-NOT_PARTS = ("shape", "place", "corpus", "ranks", "division", "notes")
+NOT_PARTS = ("shape", "place", "corpus", "ranks", "division", "notes", "moments")
 PART_NAMES: tuple[str, ...] = tuple(each.name for each in fields(Parts) if each.name not in NOT_PARTS)
 DATA_PARTS = frozenset({"rows", "source", "windows", "order", "batches", "transfer"})
 """The parts that bring the batches to a step."""

@@ -70,9 +70,8 @@ def on_jax(parts: Parts) -> Parts:
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
-        state = inner(parts, source)
-        rest = {key: value for key, value in state.items() if key != "first"}
-        return {**rest, "second": tree.mapped(begin, state["params"], tree.names(state["params"]))}
+        state = inner(replace(parts, moments=frozenset()), source)
+        return {**state, "second": tree.mapped(begin, state["params"], tree.names(state["params"]))}
 
     def begin(p: Any, name: str) -> Any:
         if p.ndim - optimizers.stacked(name) < 2:

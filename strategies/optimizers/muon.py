@@ -91,7 +91,7 @@ def on_jax(parts: Parts, momentum: float = 0.95) -> Parts:
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
-        state = inner(parts, source)
+        state = inner(replace(parts, moments=frozenset({"first"})), source)
         second = tree.mapped(
             lambda p, name: {} if is_hidden(name, p.ndim - optimizers.stacked(name)) else jnp.zeros_like(p),
             state["params"],

@@ -39,8 +39,7 @@ def on_jax(parts: Parts, momentum: float = 0.9) -> Parts:
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
-        state = inner(parts, source)
-        return {key: value for key, value in state.items() if key != "second"}
+        return inner(replace(parts, moments=frozenset({"first"})), source)
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         rate, decay = parts.shape.learning_rate, parts.shape.weight_decay

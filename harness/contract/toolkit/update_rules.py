@@ -78,10 +78,10 @@ def in_jax(
         def all_moments(params: Any) -> Any:
             return trees.mapped(moments_of, params, trees.names(params))
 
-        rest = {key: value for key, value in inner(parts, source).items() if key not in ("first", "second")}
+        state = inner(replace(parts, moments=frozenset()), source)
         # As one program, since each stays in memory; operator by operator what ranks divide stays divided.
         make = jax.jit(all_moments) if parts.ranks == 1 else all_moments
-        return {**rest, "first": make(rest["params"])}
+        return {**state, "first": make(state["params"])}
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         turn = Turn(state["steps"] + 1, parts.shape.learning_rate, parts.shape.weight_decay)

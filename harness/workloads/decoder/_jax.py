@@ -201,18 +201,13 @@ def drawn_there(keys: list[int], shape: tuple[int, ...], deviation: float, stack
 
 def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
     """Make the parameters and the optimizer's moments: a compiled step needs its whole state from the start."""
-    params = drawn(parts)
-    return with_moments(params)
+    return with_moments(parts, drawn(parts))
 
 
-def with_moments(params: Any) -> dict[str, Any]:
-    """Put moments of zero, and a count of no steps, beside the parameters."""
-    return {
-        "params": params,
-        "first": jax.tree.map(jnp.zeros_like, params),
-        "second": jax.tree.map(jnp.zeros_like, params),
-        "steps": jnp.zeros((), jnp.int32),
-    }
+def with_moments(parts: Parts, params: Any) -> dict[str, Any]:
+    """Put moments of zero, those that are wanted, and a count of no steps beside the parameters."""
+    moments = {name: jax.tree.map(jnp.zeros_like, params) for name in sorted(parts.moments)}
+    return {"params": params, **moments, "steps": jnp.zeros((), jnp.int32)}
 
 
 def drawn(parts: Parts) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def parts_of(
 
     def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
         drawn = (parts.draw(parts, name, leaf.shape, 0.0) for name, leaf in trees.leaves(sizes))
-        return decoder.with_moments(trees.rebuilt(sizes, drawn))
+        return decoder.with_moments(parts, trees.rebuilt(sizes, drawn))
 
     def embed(parts: Parts, params: dict[str, Any], x_BT: Any) -> Any:
         return embed_(shape, params, x_BT)

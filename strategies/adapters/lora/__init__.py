@@ -7,7 +7,7 @@ of A and B instead of each parameter. `targets` names the matrices, as they or t
 (`wq,wv`, `q_proj,v_proj`); all of them where it is empty. Hu et al., 2021, arXiv:2106.09685.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -52,9 +52,9 @@ def deviation(inputs: int) -> float:
     return float((3 * inputs) ** -0.5)
 
 
-def refuse_others(state: Any, keys: Iterable[str]) -> None:
+def refuse_others(state: Any) -> None:
     """Refuse a state that an optimizer has prepared for the parameters of the whole model."""
-    if state.get("moments") is not None or not state.keys() <= {"params", "steps", "moments", *keys}:
+    if state.get("moments") is not None or not state.keys() <= {"params", "steps", "moments"}:
         raise ValueError("adapters have moments of their own: name lora or qlora before the optimizer")
 
 

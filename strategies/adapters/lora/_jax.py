@@ -17,11 +17,11 @@ def adapted(parts: Parts, rank: int, alpha: float, targets: str) -> Parts:
     def init(parts: Parts, source: Any = None) -> Any:
         if parts.ranks > 1:
             raise ValueError("lora and qlora are not divided among ranks in JAX: use one rank, or torch")
-        state = inner_init(parts, source)
-        refuse_others(state, ("first", "second"))
+        state = inner_init(replace(parts, moments=frozenset()), source)
+        refuse_others(state)
         frozen = state["params"]
         params = {"layers": {ADAPTERS: _adapters(parts, frozen, rank, targets)}}
-        moments = {key: jax.tree.map(jnp.zeros_like, params) for key in ("first", "second")}
+        moments = {key: jax.tree.map(jnp.zeros_like, params) for key in sorted(parts.moments)}
         return {**state, **moments, "params": params, "frozen": frozen}
 
     def linear(parts: Parts, p: Any, name: str, x: Any) -> Any:

@@ -30,7 +30,7 @@ def frozen_beside(parts: Parts, rank: int, targets: str) -> Parts:
 
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner_init(parts, source)
-        refuse_others(state, ())
+        refuse_others(state)
         frozen = state["params"]
         for _, leaf in tree.leaves(frozen):
             leaf.requires_grad_(False)

@@ -65,7 +65,7 @@ def on_jax(codes: Codes, parts: Parts, least: int = 4096) -> Parts:
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
-        state = inner(parts, source)
+        state = inner(replace(parts, moments=frozenset()), source)
         names = tree.names(state["params"])
         for key, signed in (("first", True), ("second", False)):
             state[key] = tree.mapped(

@@ -168,9 +168,10 @@ def test_targets_are_named_by_the_end_of_their_names():
     assert names == {f"self_attn.{each}.{letter}" for each in ("q_proj", "v_proj") for letter in "ab"}
 
 
-def test_an_optimizer_before_adapters_is_refused_in_a_sentence():
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_an_optimizer_before_adapters_is_refused_in_a_sentence(backend):
     with pytest.raises(ValueError, match="name lora or qlora before the optimizer"):
-        state_of(case("decoder", "torch", "sgd_momentum", lora()))
+        state_of(case("decoder", backend, "sgd_momentum", lora()))
 
 
 @pytest.mark.parametrize("workload", ["decoder", "causal_lm"])

@@ -275,3 +275,31 @@ def test_one_backward_pass_cannot_clip(names):
 def test_rules_go_with_updates_in_the_backward_pass(rule):
     answer, _, _ = trained("torch", rule, "update_in_backward", steps=3)
     assert away(answer, trained("torch", rule, steps=3)[0]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        ((), {"first", "second"}),
+        (("update_in_backward",), {"first", "second"}),
+        (("sgd_momentum",), {"first"}),
+        (("muon",), {"first"}),
+        *(((name,), set()) for name in ("adam_8bit", "adafactor", "lion", "lomo", "soap", "lora")),
+        (("lora", "lion"), set()),
+    ],
+    ids=str,
+)
+def test_no_moment_of_adamw_is_made_in_jax_that_a_rule_would_drop(names, wanted, monkeypatch):
+    from harness.workloads.decoder import _jax
+
+    made, inner = [], _jax.with_moments
+
+    def watched(parts, params):
+        made.append(inner(parts, params))
+        return dict(made[-1])
+
+    monkeypatch.setattr(_jax, "with_moments", watched)
+    parts = parts_of("jax", *names)
+    state = parts.init(parts, None)
+    assert [made[0].keys() - {"params", "steps"}] == [wanted]
+    assert names[-1:] != ("lion",) or state.keys().isdisjoint({"second"})
