@@ -145,7 +145,8 @@ class Schedule:
     def due_of(self, comparison: Comparison, latest: Latest, timed: "Timed | None" = None) -> Iterator[Slot]:
         """Yield the slots of a comparison that still want a result, but for its predictions."""
         for slot in dict.fromkeys(self.measured(comparison)):
-            if slot.kind != "time" and not self._is_done(latest.get(slot)):
+            again = slot.kind == "memory" and slot.repeat > 0 and self.cannot_run(slot.case, latest)
+            if slot.kind != "time" and not again and not self._is_done(latest.get(slot)):
                 yield slot
         if self.obstacle(comparison.baseline) is None:
             number, members = self.turn(comparison, latest, by_case(latest) if timed is None else timed)
@@ -157,7 +158,7 @@ class Schedule:
 
         Cases whose memory was not measured are not timed, since they did not run; before it was measured all are.
         """
-        cases = [case for case in comparison.cases if not self._cannot_run(self.digest(case), latest)]
+        cases = [case for case in comparison.cases if not self.cannot_run(self.digest(case), latest)]
         every = {case.label: timed.get(self.digest(case), {}) for case in cases}
         spent = sum(known.worker_seconds for processes in every.values() for known in processes.values())
         runs = {label: {at: known.run_id for at, known in processes.items()} for label, processes in every.items()}
@@ -180,10 +181,11 @@ class Schedule:
 
         Unless all are asked for, to compare the rows with each other.
         """
-        compared = self.all_rounds or not self._cannot_run(self.digest(comparison.baseline), latest)
+        compared = self.all_rounds or not self.cannot_run(self.digest(comparison.baseline), latest)
         return self.rounds if compared else min(1, self.rounds)
 
-    def _cannot_run(self, case: str, latest: Latest) -> bool:
+    def cannot_run(self, case: str, latest: Latest) -> bool:
+        """Check whether the memory of a case, given by its digest, was to be measured and was not."""
         memory = latest.get(Slot(case=case, kind="memory"))
         return memory is not None and memory.status != "ok"
 

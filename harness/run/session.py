@@ -262,8 +262,10 @@ class Session:
         self.keep(self.work("numerics", [probe], reference=str(yardstick))[0], probe, slot)
 
     def memory(self, case: Case, repeats: int | None = None) -> None:
-        """Measure the memory of a case as often as is wanted, or say why not."""
+        """Measure the memory of a case as often as is wanted, once where it does not run, or say why not."""
         for repeat in range(self.schedule.repeats(case) if repeats is None else repeats):
+            if repeat and self.schedule.cannot_run(self.schedule.digest(case), self.latest):
+                return
             slot = Slot(case=self.schedule.digest(case), kind="memory", repeat=repeat)
             if not self.is_open(slot):
                 continue

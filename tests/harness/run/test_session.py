@@ -257,3 +257,18 @@ def test_a_row_that_cannot_run_here_leaves_the_others_all_their_rounds(measuring
     timed = rounds_by_row(measuring.records)
     assert "jax_vmap" not in timed
     assert timed["baseline"] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_row_on_which_a_claim_rests_is_measured_again_unless_it_did_not_run(measuring):
+    class Late(Workers):
+        def __call__(self, task, *rest):
+            (record,) = super().__call__(task, *rest)
+            late = task.kind == "memory" and task.case.label == "checkpoint"
+            return [Record(status="timeout")] if late else [record]
+
+    claims = "claims: [{id: c, says: s, that: peak(checkpoint) < peak(fused_loss)}]"
+    going_on = measuring(Late(), f"rounds: 0\n{claims}", "checkpoint, fused_loss")
+    going_on.measure()
+    memory = Counter(r.case.label for r in measuring.records if r.slot is not None and r.slot.kind == "memory")
+    assert memory == {"baseline": 1, "checkpoint": 1, "fused_loss": 3}
+    assert going_on.schedule.due(going_on.latest) == [], "so the run is complete"
