@@ -28,7 +28,6 @@ STALE = {
     "gpu": WAITS,
     "gpu_losses": WAITS,
     "kv_cache": WAITS,
-    "large_context": WAITS,
     "long_windows": WAITS,
     "published_models": WAITS,
     "pythia_70m": WAITS,
