@@ -21,7 +21,6 @@ FITTED = {"pythia_batch", "ram_to_tokens"}
 """Suites that `harness fit` alone answers: their claims are about limits within budgets that it is given."""
 WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
 STALE = {
-    "adapters": WAITS,
     "advice": "`harness advise` answers it by predictions alone",
     "checkpointing": WAITS,
     "compilers": WAITS,
@@ -85,7 +84,7 @@ def as_today(case: Case) -> Case:
 
 def drift(path: Path, results: Path) -> str | None:
     """Return how the results of a suite differ from its rows, or None where each has its own and there are no more."""
-    if not (results / path.stem).is_dir():
+    if not any((results / path.stem).rglob("*.jsonl")):
         return "it was never measured"
     due = {case.digest(): case for case in plan(path).cases}
     for file in store.newest(results / path.stem):
