@@ -280,12 +280,12 @@ def test_rules_go_with_updates_in_the_backward_pass(rule):
 @pytest.mark.parametrize(
     ("names", "wanted"),
     [
-        ((), {"first", "second"}),
-        (("update_in_backward",), {"first", "second"}),
-        (("sgd_momentum",), {"first"}),
-        (("muon",), {"first"}),
-        *(((name,), set()) for name in ("adam_8bit", "adafactor", "lion", "lomo", "soap", "lora")),
-        (("lora", "lion"), set()),
+        ((), ["first", "second"]),
+        (("update_in_backward",), ["first", "second"]),
+        (("sgd_momentum",), ["first"]),
+        (("muon",), ["first"]),
+        *(((name,), []) for name in ("adam_8bit", "adafactor", "lion", "lomo", "soap", "lora")),
+        (("lora", "lion"), []),
     ],
     ids=str,
 )
@@ -301,5 +301,5 @@ def test_no_moment_of_adamw_is_made_in_jax_that_a_rule_would_drop(names, wanted,
     monkeypatch.setattr(_jax, "with_moments", watched)
     parts = parts_of("jax", *names)
     state = parts.init(parts, None)
-    assert [made[0].keys() - {"params", "steps"}] == [wanted]
+    assert sorted(made[0].keys() - {"params", "steps"}) == wanted
     assert names[-1:] != ("lion",) or state.keys().isdisjoint({"second"})
