@@ -144,12 +144,12 @@ def test_too_many_combinations_are_refused(path: Path) -> None:
 
 
 def test_plan_shows_what_fits_without_running_it(path: Path, tmp_path: Path) -> None:
-    done = ran(tmp_path, "plan", str(path), "--budget", "50MiB")
+    done = ran(tmp_path, "plan", str(path), "--budget", "46MiB")
     assert done.returncode == 0, done.stderr
     rows = {line.split("|")[1].strip(" `"): line for line in done.stdout.splitlines() if line.startswith("|")}
     assert rows["baseline"].rstrip(" |").endswith("NO")
-    assert rows["bfloat16"].rstrip(" |").endswith("yes")
-    assert "may use 50 MiB" in done.stdout
+    assert rows["fused_loss"].rstrip(" |").endswith("yes")
+    assert "may use 46 MiB" in done.stdout
     assert re.search(r"\d\.\d\d x", rows["checkpoint"]), "a ratio of step times"
     assert not (tmp_path / "results").exists()
 
