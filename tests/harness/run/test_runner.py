@@ -23,8 +23,6 @@ LARGE = {**SHAPE, "vocabulary": 1 << 14, "tokens": 1024}
 """Logits of 64 MiB, and little beside them."""
 MIB = 1 << 20
 BOUND = 60.0
-PATIENCE = 20.0
-"""Seconds that an ending may take beside other tests."""
 
 PLUGIN = '''
 """Strategies that misbehave in one part of the real run, in the priming run before it, or in place of both."""
@@ -368,22 +366,24 @@ def test_a_strategy_that_another_one_replaced_is_an_error_not_a_row_without_effe
 # What the parent sees
 
 
+@pytest.mark.alone  # to the second, which neighbours would take
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_hanging_worker_is_ended_at_the_deadline(run, fresh):
     phases = []
     record = run(bad("step", "hang"), deadline=5.0, watch=phases.append, fresh=fresh)
     assert record.status == "timeout"
-    assert run.seconds < 5.0 + PATIENCE
+    assert run.seconds < 5.0 + 2.0  # it heeds SIGTERM
     assert record.evidence["signal"] == "SIGTERM"
     assert record.evidence["phase"] == "first_step" == phases[-1]
-    assert 5.0 <= record.evidence["seconds"] < 5.0 + PATIENCE
+    assert 5.0 <= record.evidence["seconds"] < 7.0
     assert record.flags == ("lower_bound",)
 
 
-def test_a_worker_that_ignores_sigterm_is_killed_seconds_after_the_deadline(run):
+@pytest.mark.alone  # to the second, which neighbours would take
+def test_a_worker_that_ignores_sigterm_is_killed_within_six_seconds_of_the_deadline(run):
     record = run(bad_worker("hang_ignoring_sigterm"), deadline=3.0)
     assert record.status == "timeout"
-    assert 3.0 + 4.0 < run.seconds < 3.0 + 4.0 + PATIENCE
+    assert 3.0 + 4.0 < run.seconds < 3.0 + 6.0
     assert record.evidence["signal"] == "SIGKILL"
     assert record.evidence["seconds"] >= 3.0
 
@@ -426,7 +426,7 @@ def test_a_worker_that_floods_its_output_is_ended(run):
     record = run(bad_worker("flood"))
     assert record.status == "invalid_output"
     assert "64 MiB" in record.evidence["message"]
-    assert run.seconds < 30 + PATIENCE
+    assert run.seconds < 30
 
 
 @pytest.mark.parametrize(
@@ -484,17 +484,19 @@ def test_what_priming_used_is_no_part_of_a_dead_workers_peak(run):
 # What stays behind: nothing
 
 
+@pytest.mark.alone  # to the second, which neighbours would take
 def test_a_grandchild_in_a_session_of_its_own_is_swept(run, plugin):
     record = run(bad("source", "leave_a_grandchild"))
     assert record.status == "ok"
     assert "child_processes" in record.flags
-    assert comes_true(lambda: gone(int((plugin.parent / "grandchild").read_text())), PATIENCE)
+    assert comes_true(lambda: gone(int((plugin.parent / "grandchild").read_text())), 1)
 
 
+@pytest.mark.alone  # to the second, which neighbours would take
 def test_a_grandchild_that_dropped_the_runs_id_is_swept_too(run, plugin):
     try:
         assert run(bad_worker("leave_a_nameless_grandchild")).status == "invalid_output"
-        assert comes_true(lambda: gone(int((plugin.parent / "nameless").read_text())), PATIENCE)
+        assert comes_true(lambda: gone(int((plugin.parent / "nameless").read_text())), 1)
     finally:
         end(psutil.Process().children())
 
@@ -508,6 +510,7 @@ with template.kept() if sys.argv[2] == "forked" else template.suspended():
 """
 
 
+@pytest.mark.alone  # to the second, which neighbours would take
 @pytest.mark.parametrize("start", ["forked", "fresh"])
 @pytest.mark.parametrize("moment", ["while it starts", "while it runs"])
 def test_a_worker_dies_with_its_parent(plugin, tmp_path, moment, start):
@@ -518,12 +521,13 @@ def test_a_worker_dies_with_its_parent(plugin, tmp_path, moment, start):
     parent = subprocess.Popen([sys.executable, "-c", RUNNER, task.model_dump_json(), start], env=env)
     try:
         begun = marker.exists if moment == "while it runs" else lambda: alive(task.run_id)
-        assert comes_true(begun, 60)
+        assert comes_true(begun, 30)
     finally:
         parent.kill()
         parent.wait()
+    allowed = 1 if moment == "while it runs" else 10  # a worker that has not yet armed itself ends when it does
     try:
-        assert comes_true(lambda: not alive(task.run_id), PATIENCE)
+        assert comes_true(lambda: not alive(task.run_id), allowed)
     finally:
         end(psutil.Process().children())
 

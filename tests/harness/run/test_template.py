@@ -184,6 +184,7 @@ with template.kept():
 """
 
 
+@alone
 @pytest.mark.parametrize("moment", ["importing", "waiting"])
 def test_templates_end_with_a_harness_that_is_killed(moment: str) -> None:
     command = [sys.executable, "-c", HARNESS, task().model_dump_json()]
@@ -203,7 +204,7 @@ def test_templates_end_with_a_harness_that_is_killed(moment: str) -> None:
             time.sleep(0.02)
         assert carriers()
         process.kill()
-    until = time.monotonic() + 20  # beside other tests
+    until = time.monotonic() + 1
     while carriers() and time.monotonic() < until:
         time.sleep(0.02)
     assert carriers() == []

@@ -163,7 +163,6 @@ def test_torch_ranks_as_predicted():
 PROGRAM = """
 import json, sys
 from harness.contract import plugins
-from harness.contract.data import Extent
 from harness.machine import memory
 from harness.records import Task
 from harness.worker.tasks import run
