@@ -48,7 +48,8 @@ class Parts:
     transfer           put a batch on the device, in the types that the step takes
     draw               draw the first value of one parameter; deviation 0 means all ones, a negative one zeros
     init               make the state: parameters, and what the optimizer has before the first update
-    embed              look up x_BTD of the ids x_BT (or map frames x_BTF to it)
+    embed              look up x_BTD of the ids x_BT (or map frames x_BTF to it), then `add_positions`
+    add_positions      add to x_BTD the learned vectors of its positions; return it as it is where there are none
     linear             multiply by a weight of a layer, known by its short name, and add its bias where it has one
     rotary             compute cosines and sines [T, rotated / 2] of the angles by which queries and keys are turned
     mix                mix across the tokens of one layer: attention, or a recurrence
@@ -106,6 +107,7 @@ class Parts:
     draw: protocols.DrawPart = ABSENT
     init: protocols.InitPart = ABSENT
     embed: protocols.EmbedPart = ABSENT
+    add_positions: protocols.AddPositionsPart = ABSENT
     linear: protocols.LinearPart = ABSENT
     rotary: protocols.RotaryPart = ABSENT
     mix: protocols.LayerPart = ABSENT

@@ -71,6 +71,10 @@ class EmbedPart(Protocol):
     def __call__(self, parts: "Parts", params: Tree, x_BT: Array, /) -> Array: ...
 
 
+class AddPositionsPart(Protocol):
+    def __call__(self, parts: "Parts", params: Tree, x_BTD: Array, /) -> Array: ...
+
+
 class LinearPart(Protocol):
     def __call__(self, parts: "Parts", p: Any, name: str, x: Array, /) -> Array: ...
 

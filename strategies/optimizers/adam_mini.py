@@ -1,8 +1,9 @@
 """Keep one second moment for each block of a tensor instead of each element; pay steps that a block shares.
 
 Peak: a little more than 4 bytes of moments for each parameter instead of 8. Blocks are those of Zhang et al., 2024
-(arXiv:2406.16793): a head of the queries and keys, an output of every other matrix, a row of the embedding and of the
-head, and a vector as a whole. The second moment follows the mean of the squares of a block; all else is AdamW.
+(arXiv:2406.16793): a head of the queries and keys, an output of every other matrix, a row of the embedding, of the
+positions and of the head, and a vector as a whole. The second moment follows the mean of the squares of a block; all
+else is AdamW.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ def blocks_of(shape: Any, name: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
     short = name.rpartition(".")[2]
     if len(sizes) != 2:
         return (1,)
-    if short in ("embed", "head"):
+    if short in ("embed", "position", "head"):
         return (sizes[0], 1)
     heads = {"wq": getattr(shape, "heads", 0), "wk": getattr(shape, "key_heads", 0)}.get(short, 0)
     return (heads or sizes[1],)

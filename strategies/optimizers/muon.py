@@ -3,23 +3,18 @@
 Peak: 4 bytes of moments for each parameter of those matrices instead of 8, and while one is updated a few 16-bit copies
 of it. The rule is that of torch.optim.Muon (Jordan et al., 2024; Liu et al., 2025, arXiv:2502.16982): momentum with
 Nesterov's look ahead, five Newton-Schulz iterations in bfloat16, and a learning rate that grows with the root of rows
-over columns, as they are stored. Vectors, the embedding and the head are updated by AdamW.
+over columns, as they are stored. Vectors, the embedding, learned positions and the head are updated by AdamW.
 """
 
 import math
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, optimizers, tree
+from harness import Parts, Strategy, hookimpl, optimizers, tree, update_rules
 
 A, B, C = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
 LEAST_NORM = 1e-7
-
-
-def is_hidden(name: str, dimensions: int) -> bool:
-    """Return whether a parameter is a matrix within the network, which Muon is meant for."""
-    return dimensions == 2 and name not in ("embed", "head")
 
 
 def orthogonal_in_torch(x: Any) -> Any:
@@ -61,7 +56,7 @@ def on_torch(parts: Parts, momentum: float = 0.95) -> Parts:
         return {**state, "moments": tree.mapped(begin, state["params"], tree.names(state["params"]))}
 
     def begin(p: Any, name: str) -> list[Any]:
-        count = 1 if is_hidden(name, p.dim()) else 2
+        count = 1 if update_rules.is_hidden(name, p.dim()) else 2
         return [torch.zeros_like(p, requires_grad=False) for _ in range(count)]
 
     @torch.no_grad()
@@ -93,7 +88,9 @@ def on_jax(parts: Parts, momentum: float = 0.95) -> Parts:
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner(replace(parts, moments=frozenset({"first"})), source)
         second = tree.mapped(
-            lambda p, name: {} if is_hidden(name, p.ndim - optimizers.stacked(name)) else jnp.zeros_like(p),
+            lambda p, name: (
+                {} if update_rules.is_hidden(name, p.ndim - optimizers.stacked(name)) else jnp.zeros_like(p)
+            ),
             state["params"],
             tree.names(state["params"]),
         )

@@ -27,15 +27,18 @@ def on_torch(parts: Parts, rows: int = 4096) -> Parts:
                 "leave this strategy out"
             )
         with torch.no_grad():
-            read = parts.embed(parts, state["params"], x)
+            read = parts.embed(replace(parts, add_positions=lambda parts, params, x: x), state["params"], x)
         as_read = {**state, "params": {**state["params"], NAME: read.requires_grad_()}}
-        loss, grads = parts.grad(replace(parts, embed=lambda parts, params, x: params[NAME]), as_read, x, y)
+        loss, grads = parts.grad(replace(parts, embed=placed), as_read, x, y)
         del as_read, read
         alone, left = dict(optimizers.one_by_one(state)), dict(tree.leaves(grads))
         del grads
         after = {name: parts.update(parts, sub, {name: left.pop(name)}) for name, sub in alone.items() if name != NAME}
         after[NAME] = in_slices(parts, alone[NAME], x.reshape(-1), left.pop(NAME).flatten(0, -2))
         return optimizers.joined(state, after), loss
+
+    def placed(parts: Parts, params: Any, x: Any) -> Any:
+        return parts.add_positions(parts, params, params[NAME])
 
     def in_slices(parts: Parts, state: Any, ids_N: Any, g_ND: Any) -> Any:
         """Update the embedding a few rows at a time, in place; its moments may begin with that."""
@@ -63,7 +66,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "sparse_embedding_gradient",
             rewrites=("step",),
-            calls=("embed", "grad", "update", "positions"),  # a decoder: other networks read no rows
+            calls=("embed", "add_positions", "grad", "update"),  # a decoder: other networks read no rows
             on={"torch": on_torch},
             about=__doc__,
             probe={"rows": 13},

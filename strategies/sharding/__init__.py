@@ -56,7 +56,7 @@ def harness_strategies() -> list[Strategy]:
         ),
         Strategy(
             "megatron_sequence_parallel",
-            (*DIVIDED, "draw", "mix", "feed", "gather_parameters"),
+            (*DIVIDED, "draw", "add_positions", "mix", "feed", "gather_parameters"),
             *_of(megatron_sequence_parallel),
             ranks=True,
         ),

@@ -177,6 +177,12 @@ def by_tokens(parts: Parts, x: Tensor, y: Tensor, blocks: Callable[[int, int], t
     return weighed(cut(x, 0), cut(y, IGNORED))
 
 
+def in_a_stretch(parts: Parts, tokens: int) -> tuple[slice, ...]:
+    """Return the positions of this rank's tokens, where each rank has one stretch of every row, in their order."""
+    start = dist.get_rank() * tokens
+    return (slice(start, start + tokens),)
+
+
 def spans(tokens: int, blocks: Callable[[int, int], tuple[int, ...]]) -> tuple[slice, ...]:
     """Return the positions of this rank's blocks, of which the last may lie beyond the row."""
     own_blocks = blocks(dist.get_rank(), dist.get_world_size())

@@ -8,6 +8,8 @@ from harness import Parts
 
 WHOLE, ROWS, TOKENS = range(3)
 """How finely a batch is divided, see `harness.Division`."""
+OF_EMBED = ("embed", "position")
+"""The parameters that `embed` reads, as far as a model has them."""
 
 
 def dividing(parts: Parts, shard_batch: Callable[..., Any], granularity: int, reduced: Callable[..., Any]) -> Parts:

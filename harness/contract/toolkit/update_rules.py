@@ -22,8 +22,8 @@ class Turn(NamedTuple):
 
 
 def is_hidden(name: str, dimensions: int) -> bool:
-    """Return whether a tensor is a matrix within the network: neither a vector nor the embedding or the head."""
-    return dimensions == 2 and name not in ("embed", "head")
+    """Return whether a tensor is a matrix within the network: no vector, and no row for each token or position."""
+    return dimensions == 2 and name not in ("embed", "position", "head")
 
 
 def in_torch(

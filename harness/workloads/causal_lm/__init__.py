@@ -124,6 +124,6 @@ def harness_workloads() -> list[Workload]:
             wanted=wanted,
             extent=extent,
             imports=("transformers.modeling_utils", "torch._dynamo"),
-            lacks=("rotary", "recur", "scan", "cache", *RANK_PARTS, *ENDING_PARTS),
+            lacks=("add_positions", "rotary", "recur", "scan", "cache", *RANK_PARTS, *ENDING_PARTS),
         )
     ]

@@ -1,7 +1,7 @@
 """A decoder-only transformer trained on next tokens (Vaswani et al. 2017, in its present forms).
 
-Rotary positions (Su et al. 2021), grouped-query attention (Ainslie et al. 2023), RMSNorm (Zhang and Sennrich 2019)
-or LayerNorm, SwiGLU (Shazeer 2020) or GELU, tied or untied head, AdamW (Loshchilov and Hutter 2019).
+Rotary (Su et al. 2021) or learned positions, grouped-query attention (Ainslie et al. 2023), RMSNorm (Zhang and Sennrich
+2019) or LayerNorm, SwiGLU (Shazeer 2020) or GELU, tied or untied head, AdamW (Loshchilov and Hutter 2019).
 """
 
 from typing import Any, Literal
@@ -34,6 +34,9 @@ class Shape(Text):
     bias: bool = False
     parallel: bool = Field(False, description="attention and feed read the same input and are added (GPT-NeoX)")
     query_key_norm: bool = Field(False, description="RMSNorm of each head's queries and keys (Qwen3)")
+    positions: Literal["rotary", "learned"] = Field(
+        "rotary", description="angles by which heads are turned, or one learned vector for each of `tokens` positions"
+    )
     rotary_share: float = Field(1.0, gt=0, le=1, description="share of a head's width that is rotated")
     rotary_base: float = Field(10_000.0, gt=1, le=1e9)
 
@@ -45,7 +48,7 @@ class Shape(Text):
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         if self.tied and self.head_bias:
             raise ValueError("a head that is the embedding has no bias of its own: leave out tied or head_bias")
-        if self.head < 2:
+        if self.head < 2 and self.positions == "rotary":
             raise ValueError(f"a head of width {self.head} is too narrow for rotary positions: at least 2")
         return self
 
@@ -90,6 +93,8 @@ class Shape(Text):
         if self.query_key_norm:
             layer |= {"query_norm": ((self.head,), 0.0), "key_norm": ((self.head,), 0.0)}
         shapes: Sizes = {"embed": ((self.vocabulary, width), deviation)}
+        if self.positions == "learned":
+            shapes["position"] = ((self.tokens, width), deviation)
         shapes |= {f"layers.{name}": value for name, value in layer.items()}
         shapes |= self._norm("norm")
         if not self.tied:
@@ -111,21 +116,24 @@ class Shape(Text):
         return total
 
 
+PYTHIA_70M: dict[str, Any] = {
+    "layers": 6,
+    "width": 512,
+    "heads": 8,
+    "vocabulary": 50_304,
+    "tokens": 2048,
+    "feed": "gelu",
+    "norm": "layer",
+    "bias": True,
+    "parallel": True,
+    "rotary_share": 0.25,
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "vocabulary": 512, "tokens": 128},
     "small": {"layers": 6, "width": 512, "heads": 8, "vocabulary": 32_000, "tokens": 2048},
-    "pythia-70m": {
-        "layers": 6,
-        "width": 512,
-        "heads": 8,
-        "vocabulary": 50_304,
-        "tokens": 2048,
-        "feed": "gelu",
-        "norm": "layer",
-        "bias": True,
-        "parallel": True,
-        "rotary_share": 0.25,
-    },
+    "pythia-70m": PYTHIA_70M,
+    "pythia-70m-learned": PYTHIA_70M | {"positions": "learned"},
     "llama-3-8b": {
         "layers": 32,
         "width": 4096,

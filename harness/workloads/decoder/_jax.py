@@ -66,16 +66,22 @@ def rotary(parts: Parts, positions: tuple[slice, ...], like: Any) -> tuple[Any, 
 
 
 def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
-    """Attend with grouped queries and rotary positions."""
-    tokens = x_BTD.shape[1]
-    table = parts.rotary(parts, parts.positions(parts, tokens), x_BTD)
-    cos, sin = (mesh.own_rows(each, tokens) for each in table)
-    y_BTHK = parts.attend(parts, *projected(parts, p, x_BTD, cos, sin))
+    """Attend with grouped queries and, where the positions are not learned, rotary ones."""
+    y_BTHK = parts.attend(parts, *projected(parts, p, x_BTD, angles(parts, x_BTD)))
     return parts.linear(parts, p, "wo", y_BTHK.reshape(*x_BTD.shape[:2], -1))
 
 
-def projected(parts: Parts, p: dict[str, Any], x_BTD: Any, cos: Any, sin: Any) -> tuple[Any, Any, Any]:
-    """Compute queries BTHK, keys and values BTGK of a layer, turned to the positions of these cosines and sines."""
+def angles(parts: Parts, x_BTD: Any) -> tuple[Any, Any] | None:
+    """Return cosines and sines of the positions of this rank's tokens; none where positions are learned."""
+    if parts.shape.positions == "learned":
+        return None
+    tokens = x_BTD.shape[1]
+    cos, sin = parts.rotary(parts, parts.positions(parts, tokens), x_BTD)
+    return mesh.own_rows(cos, tokens), mesh.own_rows(sin, tokens)
+
+
+def projected(parts: Parts, p: dict[str, Any], x_BTD: Any, angles: tuple[Any, Any] | None) -> tuple[Any, Any, Any]:
+    """Compute queries BTHK, keys and values BTGK of a layer, turned by these cosines and sines where there are any."""
     shape: Shape = parts.shape
     B, T, _ = x_BTD.shape
 
@@ -86,7 +92,9 @@ def projected(parts: Parts, p: dict[str, Any], x_BTD: Any, cos: Any, sin: Any) -
     if shape.query_key_norm:
         rms = shape.model_copy(update={"norm": "rms"})
         q, k = normalise(rms, q, p, "query_norm"), normalise(rms, k, p, "key_norm")
-    return turn(q, cos, sin, shape.rotated), turn(k, cos, sin, shape.rotated), v
+    if angles is not None:
+        q, k = turn(q, *angles, shape.rotated), turn(k, *angles, shape.rotated)
+    return q, k, v
 
 
 def attend(parts: Parts, q_BTHK: Any, k_BTGK: Any, v_BTGK: Any) -> Any:
@@ -129,8 +137,20 @@ def for_head(shape: Shape, params: dict[str, Any], x: Any) -> Any:
 
 
 def embed(parts: Parts, params: dict[str, Any], x_BT: Any) -> Any:
-    """Look up the row of each token."""
-    return params["embed"][x_BT]
+    """Look up the row of each token, and add that of its position."""
+    return parts.add_positions(parts, params, params["embed"][x_BT])
+
+
+def add_positions(parts: Parts, params: dict[str, Any], x_BTD: Any) -> Any:
+    """Add the learned vector of each position, where positions are learned; what fills up a row gets the last one."""
+    if parts.shape.positions == "rotary":
+        return x_BTD
+    tokens = x_BTD.shape[1]
+    at = parts.positions(parts, tokens)
+    if isinstance(at, tuple):
+        at = jnp.concatenate([jnp.arange(each.start, each.stop) for each in at])
+    table_TD = params["position"]
+    return x_BTD + table_TD[jnp.minimum(mesh.own_rows(at, tokens), len(table_TD) - 1)]
 
 
 def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
@@ -236,6 +256,7 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         draw=partial(draw, seed),
         init=init,
         embed=embed,
+        add_positions=add_positions,
         linear=both.linear,
         rotary=rotary,
         mix=mix,

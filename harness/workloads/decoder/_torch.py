@@ -72,16 +72,20 @@ def rotary(
 
 
 def mix(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
-    """Attend with grouped queries and rotary positions."""
-    angles = parts.rotary(parts, parts.positions(parts, x_BTD.shape[1]), x_BTD)
-    y_BTHK = parts.attend(parts, *projected(parts, p, x_BTD, *angles))
+    """Attend with grouped queries and, where the positions are not learned, rotary ones."""
+    rotates = parts.shape.positions == "rotary"
+    angles = parts.rotary(parts, parts.positions(parts, x_BTD.shape[1]), x_BTD) if rotates else None
+    y_BTHK = parts.attend(parts, *projected(parts, p, x_BTD, angles))
     return parts.linear(parts, p, "wo", y_BTHK.flatten(2))
 
 
 def projected(
-    parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    parts: Parts,
+    p: dict[str, torch.Tensor],
+    x_BTD: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute queries BTHK, keys and values BTGK of a layer, turned to the positions of these cosines and sines."""
+    """Compute queries BTHK, keys and values BTGK of a layer, turned by these cosines and sines where there are any."""
     shape: Shape = parts.shape
     B, T, _ = x_BTD.shape
 
@@ -92,7 +96,8 @@ def projected(
     if shape.query_key_norm:
         rms = shape.model_copy(update={"norm": "rms"})
         q, k = normalise(rms, q, p, "query_norm"), normalise(rms, k, p, "key_norm")
-    q, k = turn(q, cos, sin, shape.rotated), turn(k, cos, sin, shape.rotated)
+    if angles is not None:
+        q, k = turn(q, *angles, shape.rotated), turn(k, *angles, shape.rotated)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
@@ -143,8 +148,17 @@ def for_head(shape: Shape, params: dict[str, Any], x: torch.Tensor) -> torch.Ten
 
 
 def embed(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor) -> torch.Tensor:
-    """Look up the row of each token."""
-    return F.embedding(x_BT, params["embed"])
+    """Look up the row of each token, and add that of its position."""
+    return parts.add_positions(parts, params, F.embedding(x_BT, params["embed"]))
+
+
+def add_positions(parts: Parts, params: dict[str, Any], x_BTD: torch.Tensor) -> torch.Tensor:
+    """Add the learned vector of each position, where positions are learned; what fills up a row gets the last one."""
+    if parts.shape.positions == "rotary":
+        return x_BTD
+    each = parts.positions(parts, x_BTD.shape[1])
+    at_T = torch.cat([torch.arange(some.start, some.stop, device=x_BTD.device) for some in each])
+    return x_BTD + F.embedding(at_T.clamp(max=len(params["position"]) - 1), params["position"])
 
 
 def loss(parts: Parts, x_BTD: torch.Tensor, w_VD: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
@@ -247,6 +261,7 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         draw=partial(draw, seed),
         init=init,
         embed=embed,
+        add_positions=add_positions,
         linear=both.linear,
         rotary=partial(rotary, RotaryTable(shape.rotated, shape.rotary_base)),
         mix=mix,

@@ -63,9 +63,15 @@ def through(
 ) -> tuple[Any, Any]:
     """Run the tokens from `position` on through all layers; return the cache and the last hidden state [B, D]."""
     shape = parts.shape
-    x_BTD = parts.embed(parts, params, x_BT)
-    angles = parts.rotary(parts, (slice(0, shape.tokens),), x_BTD)
-    cos, sin = (lax.dynamic_slice_in_dim(each, position, x_BT.shape[1]) for each in angles)
+    at_T = position + jnp.arange(x_BT.shape[1])
+    x_BTD = parts.embed(replace(parts, positions=lambda parts, tokens: at_T), params, x_BT)
+    angles = None
+    if shape.positions == "rotary":
+        cos, sin = (
+            lax.dynamic_slice_in_dim(each, position, x_BT.shape[1])
+            for each in parts.rotary(parts, (slice(0, shape.tokens),), x_BTD)
+        )
+        angles = cos, sin
 
     def one(carry: Any, turn: Any) -> Any:
         x_BTD, storage = carry
@@ -73,7 +79,7 @@ def through(
 
         def mix(parts: Parts, p: dict[str, Any], x_BTD: Any) -> Any:
             nonlocal storage
-            q, k, v = decoder.projected(parts, p, x_BTD, cos, sin)
+            q, k, v = decoder.projected(parts, p, x_BTD, angles)
             storage, k, v, seen = append(storage, layer, position, k, v)
             y_BTHK = attention(q, k, v, position, seen)
             return parts.linear(parts, p, "wo", y_BTHK.reshape(*x_BTD.shape[:2], -1))
@@ -132,6 +138,7 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         draw=partial(decoder.draw, seed),
         init=init,
         embed=decoder.embed,
+        add_positions=decoder.add_positions,
         linear=both.linear,
         rotary=decoder.rotary,
         feed=decoder.feed,

@@ -50,11 +50,12 @@ def attention(
 def through(parts: Parts, append: Any, state: dict[str, Any], position: int, x_BT: torch.Tensor) -> torch.Tensor:
     """Run the tokens from `position` on through all layers; return the last one's hidden state [B, D]."""
     shape, params = parts.shape, state["params"]
-    x_BTD = parts.embed(parts, params, x_BT)
-    cos, sin = parts.rotary(parts, (slice(position, position + x_BT.shape[1]),), x_BTD)
+    at = (slice(position, position + x_BT.shape[1]),)
+    x_BTD = parts.embed(replace(parts, positions=lambda parts, tokens: at), params, x_BT)
+    angles = parts.rotary(parts, at, x_BTD) if shape.positions == "rotary" else None
 
     def mix(layer: int, parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
-        q, k, v = decoder.projected(parts, p, x_BTD, cos, sin)
+        q, k, v = decoder.projected(parts, p, x_BTD, angles)
         state["kept"], k, v, seen = append(state["kept"], layer, position, k, v)
         return parts.linear(parts, p, "wo", attention(parts.place, q, k, v, seen).flatten(2))
 
@@ -105,6 +106,7 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         draw=partial(decoder.draw, seed),
         init=init,
         embed=decoder.embed,
+        add_positions=decoder.add_positions,
         linear=both.linear,
         rotary=partial(decoder.rotary, decoder.RotaryTable(shape.rotated, shape.rotary_base)),
         feed=decoder.feed,

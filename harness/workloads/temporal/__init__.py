@@ -50,6 +50,7 @@ class Shape(BaseModel):
     parallel: ClassVar[bool] = False
     head_bias: ClassVar[bool] = False
     query_key_norm: ClassVar[bool] = False
+    positions: ClassVar[str] = "rotary"
     rotary_base: ClassVar[float] = 10_000.0
 
     @model_validator(mode="after")

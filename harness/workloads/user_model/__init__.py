@@ -16,7 +16,19 @@ from harness.contract.place import Place
 from harness.contract.workload import Workload
 from harness.workloads.settings import Text
 
-LACKS = ("linear", "rotary", "mix", "attend", "recur", "scan", "feed", "cache", *RANK_PARTS, *ENDING_PARTS)
+LACKS = (
+    "add_positions",
+    "linear",
+    "rotary",
+    "mix",
+    "attend",
+    "recur",
+    "scan",
+    "feed",
+    "cache",
+    *RANK_PARTS,
+    *ENDING_PARTS,
+)
 
 
 class Sizes(Text):

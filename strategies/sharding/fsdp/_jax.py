@@ -7,7 +7,7 @@ import jax
 
 from harness import Parts
 from strategies.sharding._jax import all_gather, by_rows, dividing, drawn_divided, gathered, in_turn, rows_axis, sizes
-from strategies.sharding.shares import ROWS
+from strategies.sharding.shares import OF_EMBED, ROWS
 
 
 def fsdp(parts: Parts) -> Parts:
@@ -34,9 +34,8 @@ def fsdp(parts: Parts) -> Parts:
             return loss_(parts, x_BTD, whole("embed", w_VD), y_BT)
 
         def embed(parts: Parts, params: Any, x_BT: Any) -> Any:
-            if "embed" in parts.division.over_vocabulary:
-                return embed_(parts, params, x_BT)
-            return embed_(parts, {**params, "embed": whole("embed", params["embed"])}, x_BT)
+            names = [name for name in OF_EMBED if name in params and name not in parts.division.over_vocabulary]
+            return embed_(parts, {**params, **{name: whole(name, params[name]) for name in names}}, x_BT)
 
         return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
 

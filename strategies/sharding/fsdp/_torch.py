@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from harness import Parts, tree
 from strategies.sharding._torch import Size, by_rows, dividing, joined, own_part, sized, sizes, summed_part
-from strategies.sharding.shares import ROWS
+from strategies.sharding.shares import OF_EMBED, ROWS
 
 
 def fsdp(parts: Parts) -> Parts:
@@ -34,7 +34,8 @@ def fsdp(parts: Parts) -> Parts:
             return whole.during(loss_, parts, x_BTD, whole.of(w_VD, size_of["embed"]), y_BT)
 
         def embed(parts: Parts, params: Any, x_BT: Tensor) -> Tensor:
-            return embed_(parts, {**params, "embed": _Whole().of(params["embed"], size_of["embed"])}, x_BT)
+            whole = {name: _Whole().of(params[name], size_of[name]) for name in OF_EMBED if name in params}
+            return embed_(parts, {**params, **whole}, x_BT)
 
         return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
 

@@ -1,15 +1,23 @@
 """Layers in columns and rows, and some tokens between them, in JAX."""
 
+from dataclasses import replace
 from typing import Any
 
 from harness import Parts
-from strategies.sharding._jax import all_gather, dividing, summed_part, tokens_by
+from strategies.sharding._jax import all_gather, dividing, positions_by, summed_part, tokens_by
 from strategies.sharding.shares import TOKENS, in_order
 from strategies.sharding.tensor_parallel._jax import in_columns_and_rows
 
 
 def megatron_sequence_parallel(parts: Parts) -> Parts:
     """Gather all tokens before a part of a layer, and keep of what all ranks add after it the own tokens."""
+    inner = parts.add_positions
+
+    def add_positions(parts: Parts, params: Any, x_BTD: Any) -> Any:
+        """Add those of the own tokens: within a layer `positions` are of all."""
+        return inner(replace(parts, positions=positions_by(in_order)), params, x_BTD)
+
+    parts = replace(parts, add_positions=add_positions)
     return dividing(in_columns_and_rows(parts, _all_tokens, _own_tokens), tokens_by(in_order), TOKENS)
 
 

@@ -1,15 +1,25 @@
 """Layers in columns and rows, and some tokens between them, in torch."""
 
+from dataclasses import replace
+from typing import Any
+
 from torch import Tensor
 
 from harness import Parts
-from strategies.sharding._torch import dividing, gathered, scattered, tokens_by
+from strategies.sharding._torch import dividing, gathered, in_a_stretch, scattered, tokens_by
 from strategies.sharding.shares import TOKENS, in_order
 from strategies.sharding.tensor_parallel._torch import in_columns_and_rows
 
 
 def megatron_sequence_parallel(parts: Parts) -> Parts:
     """Gather all tokens before a part of a layer, and keep of what all ranks add after it the own tokens."""
+    inner = parts.add_positions
+
+    def add_positions(parts: Parts, params: Any, x_BTD: Tensor) -> Tensor:
+        """Add those of the own tokens: within a layer `positions` are of all."""
+        return inner(replace(parts, positions=in_a_stretch), params, x_BTD)
+
+    parts = replace(parts, add_positions=add_positions)
     return dividing(in_columns_and_rows(parts, _all_tokens, _own_tokens), tokens_by(in_order), TOKENS)
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness import Parts
-from strategies.sharding._torch import dividing, exchanged, tokens_by
+from strategies.sharding._torch import dividing, exchanged, in_a_stretch, tokens_by
 from strategies.sharding.shares import TOKENS, in_order
 
 
@@ -17,14 +17,10 @@ def ulysses(parts: Parts) -> Parts:
     """Divide the tokens of every row; around attention, exchange them for all tokens of some heads."""
     inner = parts.mix
 
-    def positions(parts: Parts, tokens: int) -> tuple[slice, ...]:
-        start = dist.get_rank() * tokens
-        return (slice(start, start + tokens),)
-
     def mix(parts: Parts, p: Any, x_BTD: Tensor) -> Tensor:
         return inner(replace(parts, attend=partial(_exchanging, parts.attend)), p, x_BTD)
 
-    return dividing(replace(parts, mix=mix, positions=positions), tokens_by(in_order), TOKENS)
+    return dividing(replace(parts, mix=mix, positions=in_a_stretch), tokens_by(in_order), TOKENS)
 
 
 def _exchanging(attend: Any, parts: Parts, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:

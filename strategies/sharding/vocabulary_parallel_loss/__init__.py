@@ -45,7 +45,7 @@ def on_torch(parts: Parts, chunk: int = 1024) -> Parts:
         at = (ranks.all_gather(x_BT) if divided else x_BT) - dist.get_rank() * len(w_rD)
         inside = (at >= 0) & (at < len(w_rD))
         rows_BTD = F.embedding(at.clamp(0, len(w_rD) - 1), w_rD) * inside.unsqueeze(-1)
-        return (ranks.scattered if divided else ranks.over_ranks)(rows_BTD)
+        return parts.add_positions(parts, params, (ranks.scattered if divided else ranks.over_ranks)(rows_BTD))
 
     def loss(parts: Parts, x_BTD: Any, w_rD: Any, y_BT: Any) -> Any:
         x_nD, y_n = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)

@@ -50,7 +50,8 @@ def vocabulary_parallel_loss(parts: Parts, chunk: int = 1024) -> Parts:
         at = (x_BT if same else all_gather(parts, x_BT)) - own_rank(parts) * len(w_UD)
         inside = (at >= 0) & (at < len(w_UD))
         rows_BTD = jnp.where(inside[..., None], w_UD[jnp.where(inside, at, 0)], 0)
-        return over_ranks(parts, rows_BTD) if same else summed_part(parts, rows_BTD)
+        x_BTD = over_ranks(parts, rows_BTD) if same else summed_part(parts, rows_BTD)
+        return parts.add_positions(parts, params, x_BTD)
 
     def loss(parts: Parts, x_BTD: Any, w_UD: Any, y_BT: Any) -> Any:
         x_ND, y_N = x_BTD.reshape(-1, x_BTD.shape[-1]), y_BT.reshape(-1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from harness import Parts, tree
 from strategies.sharding._torch import Size, sized, summed_part
+from strategies.sharding.shares import OF_EMBED
 from strategies.sharding.zero1._torch import zero1
 
 
@@ -40,7 +41,7 @@ def zero2(parts: Parts) -> Parts:
             return loss_(parts, x_BTD, of(w_VD), y_BT)
 
         def embed(parts: Parts, params: Any, x_BT: Tensor) -> Tensor:
-            return embed_(parts, {**params, "embed": of(params["embed"])}, x_BT)
+            return embed_(parts, {**params, **{name: of(params[name]) for name in OF_EMBED if name in params}}, x_BT)
 
         params = tree.mapped(stand_in, state["params"], sized(parts, state["params"]))
         return inner(replace(parts, block=block, loss=loss, embed=embed), {**state, "params": params}, x, y)

@@ -44,7 +44,10 @@ def test_the_plugin_offers_functions_also_after_its_modules_were_imported():
 # One model in two frameworks
 
 
-PROBES = {name: decoder.probe(Shape(**PRESETS[name])) for name in ("pythia-70m", "qwen3-4b", "llama-3-8b")}
+PROBES = {
+    name: decoder.probe(Shape(**PRESETS[name]))
+    for name in ("pythia-70m", "pythia-70m-learned", "qwen3-4b", "llama-3-8b")
+}
 
 
 @pytest.mark.parametrize("shape", [*PROBES.values(), Shape(**PRESETS["tiny"])], ids=[*PROBES, "tiny"])
@@ -57,6 +60,7 @@ def test_torch_and_jax_give_the_same_losses(shape):
 
 def test_probes_keep_what_makes_each_model_different():
     assert PROBES["pythia-70m"].parallel and PROBES["pythia-70m"].norm == "layer" and PROBES["pythia-70m"].bias
+    assert PROBES["pythia-70m-learned"].positions == "learned"
     assert PROBES["qwen3-4b"].tied and PROBES["qwen3-4b"].query_key_norm
     assert PROBES["llama-3-8b"].key_heads < PROBES["llama-3-8b"].heads
     assert all(shape.ignored > 0 for shape in PROBES.values())
@@ -71,7 +75,13 @@ def test_the_trained_tokens_and_the_first_parameters_follow_the_seed():
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("pythia-70m", 70_426_624), ("llama-3-8b", 8_030_261_248), ("qwen3-4b", 4_022_468_096)]
+    ("name", "count"),
+    [
+        ("pythia-70m", 70_426_624),
+        ("pythia-70m-learned", 70_426_624 + 2048 * 512),
+        ("llama-3-8b", 8_030_261_248),
+        ("qwen3-4b", 4_022_468_096),
+    ],
 )
 def test_presets_have_the_published_parameter_counts(name, count):
     assert Shape(**PRESETS[name]).parameters() == count

@@ -28,7 +28,10 @@ BUILD = {
     "jax": partial(on_jax.build, place=Place("jax", "cpu"), corpus=None),
 }
 WHOLE = {name: import_module(f"harness.workloads.decoder._{name}").build for name in NAMES}
-PROBES = {name: scoring.probe(Shape(**PRESETS[name])) for name in ("pythia-70m", "qwen3-4b", "llama-3-8b")}
+PROBES = {
+    name: scoring.probe(Shape(**PRESETS[name]))
+    for name in ("pythia-70m", "pythia-70m-learned", "qwen3-4b", "llama-3-8b")
+}
 SMALL = scoring.probe(Shape(**PRESETS["llama-3-8b"]))
 
 

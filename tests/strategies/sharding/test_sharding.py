@@ -39,7 +39,7 @@ TOGETHER = [
     ["chunked_attention", "ulysses"],
     ["checkpoint", "ring_attention"],
 ]
-TIED = {"tied": True, "kv_heads": 2}
+TIED = {"tied": True, "kv_heads": 2, "positions": "learned"}
 EVERY_TERM = {
     "feed": "gelu", "norm": "layer", "bias": True, "parallel": True,
     "label_smoothing": 0.1, "z_loss": 1e-3, "soft_cap": 5.0,

@@ -47,7 +47,7 @@ TOGETHER = {
 }
 GROUPED = {"kv_heads": 2, "bias": True, "label_smoothing": 0.1, "z_loss": 1e-3, "soft_cap": 5.0}
 """Fewer heads of keys than ranks, zeros among the parameters, and all terms of the loss."""
-TIED = {"tied": True, "norm": "layer", "parallel": True}
+TIED = {"tied": True, "norm": "layer", "parallel": True, "positions": "learned"}
 ONE_ROW = {"batch": 1, "ignored": 0.8}
 """All ranks but one have no target, and of the one that has some there is no room for as many as there are tokens."""
 
@@ -72,7 +72,7 @@ def test_every_strategy_and_their_compositions_train_as_one_device_does(ranks):
     ("shape", "names"),
     [
         (GROUPED, ("tensor_parallel", "ulysses + vocabulary_parallel_loss", "ring_attention")),
-        (TIED, ("vocabulary_parallel_loss", "fsdp + vocabulary_parallel_loss", "zero1")),
+        (TIED, ("fsdp + vocabulary_parallel_loss", "zero1", "megatron_sequence_parallel", "ring_attention + fsdp")),
         (ONE_ROW, ("ddp + drop_ignored",)),
     ],
     ids=["grouped", "tied", "one row"],
