@@ -218,6 +218,6 @@ def harness_workloads() -> list[Workload]:
             wanted=wanted,
             extent=extent,
             data="frames",
-            lacks=("cache", *RANK_PARTS, *ENDING_PARTS),
+            lacks=("add_positions", "cache", *RANK_PARTS, *ENDING_PARTS),
         )
     ]
