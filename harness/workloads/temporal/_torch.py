@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from harness.contract.parts import Parts
+from harness.contract.parts import ABSENT, Parts
 from harness.contract.place import Place
 from harness.workloads.data import rows
 from harness.workloads.decoder import _torch as decoder
@@ -128,6 +128,7 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         source=partial(rows.frame_source, seed=seed),
         transfer=transfer,
         embed=embed,
+        add_positions=ABSENT,
         mix=mixes.get(shape.network, parts.mix),
         block=jamba_block if shape.network == "jamba" else parts.block,
         recur=gru if shape.network == "gru" else lstm,
