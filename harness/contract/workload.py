@@ -27,7 +27,8 @@ class Workload:
     decides who prepares the corpus. Of documents `abstract_batch` and `tokens_per_step` give the most there may be.
     `wanted(shape, steps)` gives the sizes that this needs (see `harness.workloads.data`; None: the workload draws its
     own data), `extent(shape, corpus, steps)` the sizes of the source, `lacks` the parts that stay
-    None. `imports` are modules that take long to load: many predictions load them once.
+    None, or that only its own parts call: those of ranks, of which there is one, and of an ending. `imports` are
+    modules that take long to load: many predictions load them once.
     """
 
     name: str

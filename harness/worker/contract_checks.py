@@ -13,7 +13,7 @@ from typing import Any
 from harness import backends
 from harness.contract.assembly import assemble, feeds_of, never_called
 from harness.contract.instruments import digested
-from harness.contract.parts import DATA_PARTS, ENDING_PARTS, PART_NAMES
+from harness.contract.parts import DATA_PARTS, ENDING_PARTS, PART_NAMES, RANK_PARTS
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.records import Applied, Case, Record, Task
@@ -184,7 +184,8 @@ class Contract:
         absent = {part for part in PART_NAMES if getattr(parts, part) is None}
         for part in sorted(absent - set(made.lacks)):
             yield f"the part '{part}' is None, and `lacks` does not name it"
-        for part in sorted(set(made.lacks) - absent - ({"recur", "scan"} if "network" in case.shape else set())):
+        own_use = {*RANK_PARTS, *ENDING_PARTS} | ({"recur", "scan"} if "network" in case.shape else set())
+        for part in sorted(set(made.lacks) - absent - own_use):
             yield f"`lacks` names '{part}', which is there"
         shape = parts.shape
         for size, figure in (("floor", made.floor(shape)), ("tokens_per_step", made.tokens_per_step(shape))):
