@@ -172,6 +172,8 @@ class Session:
         self.checkup = checkups.kept(self.options.cache)
         self.records = [Record(heading=Heading(rounds=self.schedule.rounds))]
         self.disturbed_twice = 0
+        self.unjudged: dict[str, str] = {}
+        """Why there is no yardstick for the answers of a workload, by the digest of its untouched case."""
 
     def is_open(self, slot: Slot) -> bool:
         record = self.latest.get(slot)
@@ -253,11 +255,18 @@ class Session:
             return
         plain = probe.plain
         yardstick = self.reference / plain.digest()
-        if not yardstick.exists():
+        if not yardstick.exists() and plain.digest() not in self.unjudged:
             self.progress.start("reference", plain)
-            self.work("reference", [plain], reference=str(yardstick), deadline=REFERENCE_SECONDS)
-            if case.strategies:
-                self.work("numerics", [plain], reference=str(yardstick), deadline=REFERENCE_SECONDS)
+            kinds: tuple[Kind, ...] = ("reference", "numerics") if case.strategies else ("reference",)
+            for kind in kinds:
+                [made] = self.work(kind, [plain], reference=str(yardstick), deadline=REFERENCE_SECONDS)
+                if made.status != "ok":
+                    self.unjudged[plain.digest()] = str(made.evidence.get("message", made.status))
+                    break
+        if (fault := self.unjudged.get(plain.digest())) is not None:
+            message = f"its answer cannot be judged, since the untouched workload gave no reference: {fault}"
+            self.keep(Record(status="error", evidence={"message": message}), probe, slot)
+            return
         self.progress.start("answer", case)
         self.keep(self.work("numerics", [probe], reference=str(yardstick))[0], probe, slot)
 

@@ -141,6 +141,8 @@ def made(values: configs.Values, attention: str) -> Any:
     try:
         config = transformers.AutoConfig.for_model(kind, **own)
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        if model.config._experts_implementation == "grouped_mm":
+            model.set_experts_implementation(stand_ins.EXPERTS)
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CutError(f"transformers {version} makes no decoder of the architecture '{kind}': {first[:200]}") from None

@@ -16,6 +16,8 @@ from harness.contract.parts import Parts
 
 ATTENTION = "harness"
 """The name under which the attention of the parts is known to transformers."""
+EXPERTS = "harness"
+"""The name under which it knows what experts do in types that its own grouped product does not take."""
 Layer_ = dict[str, dict[str, Any]]
 
 
@@ -146,11 +148,24 @@ def replace_linear(layer: nn.Module) -> list[str]:
 
 
 def register() -> None:
-    """Make the attention of the parts known to transformers, with the masks that torch's own attention takes."""
+    """Make the attention of the parts known to transformers, with the masks that torch's own takes, and the experts."""
     from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     AttentionInterface.register(ATTENTION, attention)
     AttentionMaskInterface.register(ATTENTION, mask)
+    ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts)
+
+
+def experts(module: nn.Module, x_ND: torch.Tensor, *routing: torch.Tensor) -> torch.Tensor:
+    """Multiply by the matrices of each token's experts as transformers does, in one grouped product.
+
+    torch has none in float64, so that there, for the reference of answers, each token's matrices are gathered.
+    """
+    from transformers.integrations import moe
+
+    product = moe.batched_mm_experts_forward if x_ND.dtype == torch.float64 else moe.grouped_mm_experts_forward
+    return product(module, x_ND, *routing)
 
 
 def mask(*, kv_length: int, local_size: int | None = None, **others: Any) -> torch.Tensor | None:

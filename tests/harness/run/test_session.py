@@ -272,3 +272,21 @@ def test_a_row_on_which_a_claim_rests_is_measured_again_unless_it_did_not_run(me
     memory = Counter(r.case.label for r in measuring.records if r.slot is not None and r.slot.kind == "memory")
     assert memory == {"baseline": 1, "checkpoint": 1, "fused_loss": 3}
     assert going_on.schedule.due(going_on.latest) == [], "so the run is complete"
+
+
+def test_an_answer_without_a_reference_says_why_it_is_not_judged(measuring):
+    class NoReference(Workers):
+        def __call__(self, task, *rest):
+            if task.kind == "reference":
+                self.kinds[task.kind] += 1
+                return [Record(status="error", evidence={"message": "no product in 64 bits"})]
+            return super().__call__(task, *rest)
+
+    workers = NoReference()
+    measuring(workers, "rounds: 0").measure()
+    answers = [record for record in measuring.records if record.slot is not None and record.slot.kind == "numerics"]
+    assert len(answers) == 4 and workers.kinds["numerics"] == 0
+    assert all(record.status == "error" and "no product in 64 bits" in record.evidence["message"] for record in answers)
+    (table,) = judge(measuring.records)
+    assert all("gave no reference: no product in 64 bits" in " ".join(row.reasons) for row in table.rows[1:])
+    assert {row.verdict for row in table.rows[1:]}.isdisjoint({"wins", "saves"})

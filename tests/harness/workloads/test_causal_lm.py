@@ -13,7 +13,7 @@ from harness import Place, backends
 from harness.contract import plugins
 from harness.contract.assembly import assemble
 from harness.records import Applied, Case, Task
-from harness.worker import prediction, tasks
+from harness.worker import numerics, prediction, tasks
 from harness.workloads.causal_lm import Shape, configs, parameters, probe, reduced, tiny
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
@@ -187,3 +187,13 @@ def test_a_file_is_read_where_it_lies_and_its_values_go_into_the_case(tmp_path):
 def test_reduced_shapes_keep_every_kind_of_layer():
     assert tiny(Shape(config="gemma-3-1b")).layers == 6
     assert probe(Shape(config="smollm2-135m")).layers == 3
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "mixtral-8x7b"])
+def test_experts_have_a_reference_in_64_bits(name, tmp_path):
+    """What torch multiplies by the matrices of all experts at once it does in 32 bits at the most."""
+    torch_ = backends.load("torch")
+    for kind in ("reference", "numerics"):
+        task = Task(kind=kind, cases=(case(name),), run_id="", parent=0, folder="", reference=str(tmp_path))
+        record = numerics.measure(task, LOADED, torch_)
+    assert record.numerics.verdict == "bit_exact" and (tmp_path / "reference-0.npz").exists()
