@@ -25,7 +25,7 @@ from harness.records.forecast import Forecast
 from harness.records.roofline import Operations
 
 _LIBRARY_RESULT = re.compile(r"%ynn_fusion[.\d]* = b?f(\d+)\[([\d,]+)\].* calls=%([\w.-]+)")
-_SUMS = re.compile(r"^%([\w.-]+) \([^\n]*\{\n(?:(?!^\}).*\n)*?[^\n]* reduce\(", re.MULTILINE)
+_OPERATION = re.compile(r" = \w+\[([\d,]*)\]\S* ([\w-]+)\(")
 
 EAGER = False
 """A compiled step is one phase."""
@@ -40,7 +40,7 @@ BOUND_SLACK = 0.01
 """By how much of a budget the allocator's limit may differ from it: it is passed as a rounded share of the device."""
 
 SCRATCH, SCRATCH_OF_FEW, FEW = 3, 5, 2
-"""How many times a batched result the CPU's library takes while it sums, and how many times one of few matrices."""
+"""How many times a batched result the CPU's library takes while it sums, and one of few matrices or from elsewhere."""
 
 _base: dict[int, int] = {}
 """The bytes in use on each device, from which its peak counts."""
@@ -345,20 +345,37 @@ def _work(parts: Parts, state: Any, batch: Any) -> tuple[Operations, ...]:
 def library_scratch(program: str) -> int:
     """Estimate what XLA's CPU library takes beside the compiler's own arena: a few times its largest batched result.
 
-    Softmax over batches, of the scores [B, H, T, T] of dense attention above all, runs in a library that allocates for
-    itself what it sums and needs again. Measured beyond the analysis, in MiB, on two threads: 48 for scores of 16, 192
-    for 64, 64 for 32; of one head 20 for 4 and 75 to 84 for 16, of two 157 for 32. Nothing where the library sums
-    nothing: for products, however large, those of ring attention among them.
+    The derivative of a softmax over batches, of the scores [B, H, T, T] of dense attention above all, runs in a library
+    that allocates for itself what it sums and needs again: the sums are of products of that size. Measured beyond the
+    analysis, in MiB, on two threads: 48 for scores of 16, 192 for 64, 64 for 32; of one head 20 for 4 and 65 to 84 for
+    16, of two 157 for 32; where the products are not made beside the sum, as in a loop over chunks, 171 for 34. Nothing
+    where the library sums no such products: for a softmax alone (9 for 62), nor for matrix products, however large.
     """
-    largest = 0
-    summing = set(_SUMS.findall(program))
+    results, operations = [], {}
     for bits, sizes, computation in _LIBRARY_RESULT.findall(program):
         lengths = [int(size) for size in sizes.split(",")]
+        results.append((lengths, int(bits) // 8, computation))
+        operations[computation] = _operations(program, computation)
+    fused: dict[int, bool] = {}
+    for each in operations.values():
+        names = [name for name, _ in each]
+        before = each[: len(names) - names[::-1].index("reduce")] if "reduce" in names else []
+        fused |= {size: fused.get(size, False) or "dot" in names for name, size in before if name == "multiply"}
+    largest = 0
+    for lengths, width, computation in results:
+        count, sums = math.prod(lengths), any(name == "reduce" for name, _ in operations[computation])
         batched = len(lengths) >= 4 or sum(length > 1 for length in lengths) >= 3
-        if batched and computation in summing:
-            times = SCRATCH_OF_FEW if math.prod(lengths[:-2]) <= FEW else SCRATCH
-            largest = max(largest, times * math.prod(lengths) * int(bits) // 8)
+        if batched and sums and count in fused:
+            few = math.prod(lengths[:-2]) <= FEW or not fused[count]
+            largest = max(largest, (SCRATCH_OF_FEW if few else SCRATCH) * count * width)
     return largest
+
+
+def _operations(program: str, computation: str) -> list[tuple[str, int]]:
+    """Return the operations of a computation of a program in their order, with the numbers of their results."""
+    start = program.find(f"\n%{computation} (")
+    body = program[start : program.find("\n}", start)]
+    return [(name, math.prod(map(int, filter(None, sizes.split(","))))) for sizes, name in _OPERATION.findall(body)]
 
 
 def agreed(flag: bool) -> bool:
