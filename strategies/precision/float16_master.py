@@ -4,7 +4,8 @@ Peak: the weights that the model computes with take 2 bytes instead of 4, activa
 them all the time, so that a weight takes 6 bytes and not 4 before its gradient and its moments, which are of 2 and of 8
 bytes. After each update the masters are rounded into the weights. The loss scale begins at `scale` and adapts as that
 of `float16_scaled`: a step with a gradient that is not finite is skipped and counted (Micikevicius et al., 2018,
-arXiv:1710.03740, section 3.1). So are the products as slow in torch on a CPU.
+arXiv:1710.03740, section 3.1). On a CPU without products in float16 its steps are as slow as those of
+`float16_scaled`.
 """
 
 from dataclasses import replace
