@@ -32,6 +32,7 @@ class Pace:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.step_seconds: dict[str, float] = {}
         self.ran: dict[str, float] = {}
+        self.unsupported: frozenset[str] = frozenset()
         self.last = time.monotonic()
 
     def predicted(self, case: str, work: Sequence[Operations]) -> None:
@@ -43,7 +44,9 @@ class Pace:
         """Note that a task has ended now; of memory, what was cut short shows nothing."""
         now = time.monotonic()
         kind = slot.kind if slot else ""
-        if slot is not None and kind == "memory" and slot.case in self.step_seconds:
+        if slot is not None and slot.case in self.unsupported and kind != "predict":
+            pass
+        elif slot is not None and kind == "memory" and slot.case in self.step_seconds:
             if whole:
                 self.ran[slot.case] = now - self.last
         else:
@@ -52,6 +55,8 @@ class Pace:
 
     def left(self, kind: str, cases: Sequence[str]) -> float:
         """Return the seconds that tasks of a kind will take, one for each case that is named."""
+        if kind != "predict":
+            cases = [case for case in cases if case not in self.unsupported]
         if kind != "memory":
             return len(cases) * self._usual(kind)
         known = [self._memory(case) for case in cases if case in self.step_seconds]
@@ -109,6 +114,9 @@ class Watcher(session.Progress):
 
     def groups(self, groups: Sequence[frozenset[str]], seconds: float) -> None:
         self.timings = [Timing(cases, seconds) for cases in groups]
+
+    def unsupported(self, cases: frozenset[str]) -> None:
+        self.pace.unsupported = cases
 
     def begin(self, slots: Sequence[Slot], done: int) -> None:
         self.done = done

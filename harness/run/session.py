@@ -39,6 +39,9 @@ class Progress:
     def groups(self, groups: Sequence[frozenset[str]], seconds: float) -> None:
         """Hear which cases are timed together, by digest, and how long the rounds of such a group may take."""
 
+    def unsupported(self, cases: frozenset[str]) -> None:
+        """Hear which cases cannot run here, by digest: each gets a record that says so, and takes no time."""
+
     def begin(self, slots: Sequence[Slot], done: int) -> None: ...
 
     def left(self, slots: Sequence[Slot]) -> None: ...
@@ -89,6 +92,9 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         progress.groups(
             [frozenset(map(schedule.digest, comparison.cases)) for comparison in plan.comparisons],
             60 * plan.suite.timing_minutes,
+        )
+        progress.unsupported(
+            frozenset(schedule.digest(case) for case in plan.cases if schedule.obstacle(case) is not None)
         )
         progress.begin(schedule.due(latest), len(latest))
 

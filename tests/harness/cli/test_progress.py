@@ -74,3 +74,22 @@ def test_what_a_row_takes_is_learned_by_its_work_and_what_was_cut_short_shows_no
     first, second = lines.getvalue().splitlines()
     assert seconds_left(first) == 11 * 60, "by the usual machine: 6 steps of 10 and of 100 s, in whole minutes"
     assert seconds_left(second) == 7 * 60, "40 s of steps showed what ten times the work will take"
+
+
+def test_rows_that_cannot_run_here_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    lines = io.StringIO()
+    memory = [Slot(case=case, kind="memory") for case in "abcd"]
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.unsupported(frozenset("cd"))
+        watcher.begin(memory, 0)
+        for case, flops in (("a", 1e12), ("b", 1e12), ("c", 1e16), ("d", 1e16)):
+            work = (Operations("float32", flops, 0),)
+            slot = Slot(case=case, kind="predict")
+            watcher.finish(Record(slot=slot, prediction=Prediction(predicted_work=work)), CASE)
+        now[0] += 63.0
+        watcher.finish(Record(slot=memory[0]), CASE)
+        watcher.finish(Record(slot=memory[2], status="unsupported"), CASE)
+    first, second = lines.getvalue().splitlines()
+    assert seconds_left(first) == seconds_left(second) == 63, "the second row alone"
