@@ -138,6 +138,10 @@ class _Reader:
         overrides: list[tuple[Location, dict[str, Any]]] = [
             (("at", pattern), override) for pattern, override in suite.at.items() if fnmatch(str(place), pattern)
         ]
+        if suite.shape and suite.each and all("preset" in override for override in suite.each):
+            raise self.refusal(
+                ("shape",), "the preset of every entry of `each` takes its place: put these sizes into the entries"
+            )
         if not suite.each:
             yield from self.setting(suite, workload, overrides)
         for index, override in enumerate(suite.each):

@@ -201,6 +201,12 @@ MISTAKES = {
     "misspelt workload": ("title: x\nworkload: decodr", 2, "'decodr'", "did you mean 'decoder'?"),
     "misspelt preset": ("shape: {preset: qwen3-4}", 1, "'qwen3-4'", "did you mean 'qwen3-4b'?"),
     "misspelt preset in at": ('at:\n  "torch/*": {preset: tyni}', 2, "'tyni'", "did you mean 'tiny'?"),
+    "sizes that presets replace": (
+        "shape: {tokens: 64}\neach:\n- {preset: tiny}\n- {preset: small}",
+        1,
+        "`each`",
+        "put these sizes into the entries",
+    ),
     "misspelt place": ("places:\n- torch/cpu\n- torch/cdua", 3, "'torch/cdua'", "did you mean 'torch/cuda'?"),
     "misspelt place in at": ('at: {"*/cdua": {tokens: 64}}', 1, "*/cdua", "place"),
     "no place at all": ("places: [cpu]", 1, "'cpu'", "write backend/device"),
