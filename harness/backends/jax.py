@@ -40,7 +40,10 @@ BOUND_SLACK = 0.01
 """By how much of a budget the allocator's limit may differ from it: it is passed as a rounded share of the device."""
 
 SCRATCH, SCRATCH_OF_FEW, FEW = 3, 5, 2
-"""How many times a batched result the CPU's library takes while it sums, and one of few matrices or from elsewhere."""
+"""How many times its largest batched result the CPU's library takes, and how many times where that has few matrices.
+
+The second also where another operation made the products that are summed.
+"""
 
 _base: dict[int, int] = {}
 """The bytes in use on each device, from which its peak counts."""

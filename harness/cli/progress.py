@@ -43,15 +43,15 @@ class Pace:
     def ended(self, slot: Slot | None, whole: bool) -> None:
         """Note that a task has ended now; of memory, what was cut short shows nothing."""
         now = time.monotonic()
+        seconds, self.last = now - self.last, now
         kind = slot.kind if slot else ""
         if slot is not None and slot.case in self.unsupported and kind != "predict":
-            pass
-        elif slot is not None and kind == "memory" and slot.case in self.step_seconds:
+            return
+        if slot is not None and kind == "memory" and slot.case in self.step_seconds:
             if whole:
-                self.ran[slot.case] = now - self.last
+                self.ran[slot.case] = seconds
         else:
-            self.seconds[kind].append(now - self.last)
-        self.last = now
+            self.seconds[kind].append(seconds)
 
     def left(self, kind: str, cases: Sequence[str]) -> float:
         """Return the seconds that tasks of a kind will take, one for each case that is named."""

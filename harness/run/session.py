@@ -178,8 +178,7 @@ class Session:
         self.checkup = checkups.kept(self.options.cache)
         self.records = [Record(heading=Heading(rounds=self.schedule.rounds))]
         self.disturbed_twice = 0
-        self.unjudged: dict[str, str] = {}
-        """Why there is no yardstick for the answers of a workload, by the digest of its untouched case."""
+        self.unjudged: dict[str, str] = {}  # why a workload gave no reference, by the digest of its untouched case
 
     def is_open(self, slot: Slot) -> bool:
         record = self.latest.get(slot)

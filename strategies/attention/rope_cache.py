@@ -26,7 +26,7 @@ def last(positions: tuple[slice, ...]) -> int:
     return max(each.stop for each in positions)
 
 
-def check(parts: Parts, name: str) -> None:
+def refuse_learned(parts: Parts, name: str) -> None:
     """Refuse a model whose heads are not turned."""
     if getattr(parts.shape, "positions", "rotary") == "learned":
         raise ValueError(f"{name}: the positions of this model are learned, so that there are no angles: leave it out")
@@ -35,7 +35,7 @@ def check(parts: Parts, name: str) -> None:
 def on_torch(parts: Parts, tokens: int = 0) -> Parts:
     import torch
 
-    check(parts, "rope_cache")
+    refuse_learned(parts, "rope_cache")
 
     tables: dict[Any, Any] = {}
 
@@ -70,7 +70,7 @@ def on_jax(parts: Parts, tokens: int = 0) -> Parts:
     import jax.numpy as jnp
     import numpy as np
 
-    check(parts, "rope_cache")
+    refuse_learned(parts, "rope_cache")
     lengths = [tokens]
 
     def rotary(parts: Parts, positions: tuple[slice, ...], like: Any) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
-from strategies.attention.rope_cache import check, computed, last
+from strategies.attention.rope_cache import computed, last, refuse_learned
 
 FINE = 256
 """Positions between two coarse steps."""
@@ -20,7 +20,7 @@ FINE = 256
 def on_torch(parts: Parts) -> Parts:
     import torch
 
-    check(parts, "rope_on_the_fly")
+    refuse_learned(parts, "rope_on_the_fly")
 
     def rotary(parts: Parts, positions: tuple[slice, ...], like: Any) -> tuple[Any, Any]:
         at_T = torch.cat([torch.arange(each.start, each.stop, device=like.device) for each in positions])
@@ -34,7 +34,7 @@ def on_jax(parts: Parts) -> Parts:
     import jax.numpy as jnp
     import numpy as np
 
-    check(parts, "rope_on_the_fly")
+    refuse_learned(parts, "rope_on_the_fly")
 
     def rotary(parts: Parts, positions: tuple[slice, ...], like: Any) -> tuple[Any, Any]:
         shape: Any = parts.shape

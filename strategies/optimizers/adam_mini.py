@@ -16,7 +16,7 @@ def blocks_of(shape: Any, name: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
     short = name.rpartition(".")[2]
     if len(sizes) != 2:
         return (1,)
-    if short in ("embed", "position", "head"):
+    if not update_rules.is_hidden(short, 2):
         return (sizes[0], 1)
     heads = {"wq": getattr(shape, "heads", 0), "wk": getattr(shape, "key_heads", 0)}.get(short, 0)
     return (heads or sizes[1],)

@@ -156,8 +156,8 @@ def add_positions(parts: Parts, params: dict[str, Any], x_BTD: torch.Tensor) -> 
     """Add the learned vector of each position, where positions are learned; what fills up a row gets the last one."""
     if parts.shape.positions == "rotary":
         return x_BTD
-    each = parts.positions(parts, x_BTD.shape[1])
-    at_T = torch.cat([torch.arange(some.start, some.stop, device=x_BTD.device) for some in each])
+    positions = parts.positions(parts, x_BTD.shape[1])
+    at_T = torch.cat([torch.arange(each.start, each.stop, device=x_BTD.device) for each in positions])
     return x_BTD + F.embedding(at_T.clamp(max=len(params["position"]) - 1), params["position"])
 
 
