@@ -74,7 +74,8 @@ def made_up(task, parent):
             os.kill(parent, signal.SIGKILL)
             time.sleep(60)
         while (HERE / "hold").exists():
-            (HERE / "held").write_text(json.dumps([os.getpid(), parent]))
+            (HERE / "holding").write_text(json.dumps([os.getpid(), parent]))
+            (HERE / "holding").rename(HERE / "held")  # whole, or not there
             time.sleep(0.05)
     with open(HERE / "spans", "a") as spans:
         spans.write(json.dumps([parent, began, time.monotonic()]) + "\\n")
@@ -155,9 +156,19 @@ class Place:
         assert len(files) < 2
         return [record for file in files for record in store.read(file)[0] if record.slot]
 
+    def memory_records(self, tokens: int) -> int:
+        """Count the records of memory that a group has."""
+        of_group = [record for record in self.records() if record.case and record.case.shape["tokens"] == tokens]
+        return sum(record.slot.kind == "memory" for record in of_group if record.slot)
+
     def held(self) -> tuple[int, int]:
-        """Wait for the case that is held: its worker, and the process of the cluster that started it."""
+        """Wait for the case that is held: its worker, and the process of the cluster that started it.
+
+        The measurement before it, the baseline's, has come by then: records come as they finish, not when their group
+        does.
+        """
         assert within(120, (self.folder / "held").exists)
+        assert within(PATIENCE, lambda: self.memory_records(96) >= 1), "records come as they finish"
         worker, parent = json.loads((self.folder / "held").read_text())
         return worker, parent
 
@@ -261,8 +272,6 @@ def test_a_worker_that_is_killed_loses_nothing_and_leaves_nobody(place: Place, p
     with place.start("--cluster", "local:2") as process:
         worker, dask = place.held()
         before = place.records()
-        kinds = Counter(record.slot.kind for record in before if record.case and record.case.shape["tokens"] == 96)
-        assert kinds["memory"] == 1, "records come as they finish, not when their group does"
         os.kill(dask, signal.SIGKILL)
         assert within(PATIENCE, lambda: not alive(worker)), "the worker of the case outlived the one that started it"
         (place.folder / "hold").unlink()

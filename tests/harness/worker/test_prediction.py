@@ -112,7 +112,7 @@ STEP = ("forward", "loss", "backward", "update")
 def test_each_phase_is_measured_as_predicted(name):
     of = {phase.name: phase.peak_bytes for phase in measured("torch/cpu", PLAIN).memory.phases}
     due = {phase.name: phase.peak_bytes for phase in predicted("torch/cpu", PLAIN).prediction.predicted_phases}
-    assert of[name] == pytest.approx(due[name], rel=0.05)
+    assert of[name] == pytest.approx(due[name], rel=0.05, abs=3 * MIB)  # a process's base alone moves by 1 MiB
 
 
 # JAX
