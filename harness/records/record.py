@@ -175,6 +175,7 @@ class Prediction(Value):
     predicted_driver_bytes: int | None = Field(None, description="the same with the context of the process, bytes")
     predicted_host_bytes: int | None = Field(None, description="predicted memory of the host beside a GPU, bytes")
     predicted_standing: tuple[Standing, ...] = Field((), description="what stands at the predicted peak, by maker")
+    error: str | None = Field(None, description="the error that its step, tried without data, ended with")
     floor_bytes: int | None = Field(None, description="analytic floor of a step that has everything at once, bytes")
     parameters: int | None = Field(None, description="number of parameters of the model")
 

@@ -1,15 +1,15 @@
 """Answer claims: sentences with an expression over measured figures that decides them.
 
 An expression is a comparison, or comparisons joined by `and`: of numbers, of figures of rows, and of sums, differences,
-products and quotients of those. A figure is written `peak(fused_loss)`; what stands in the brackets is the label of a
+products, quotients and powers of those. A figure is written `peak(fused_loss)`; what stands in the brackets is the label of a
 row, as the tables have it, or the one row of that strategy. Keywords choose among comparisons:
 `peak(streaming, corpus_tokens=5000000)`, and `ranks=2` among rows; so does `where`, for all figures of a claim. It is
 parsed, never executed.
 
 Every figure has an interval: a peak the resolution of its meter, a case that exceeded its budget everything from there
-up, a prediction what residuals of its backend have shown. Times are those of `pooled`: ratios to the baselines of their
-comparison with the interval that the claim needs, corrected over its comparisons (Holm). What the intervals do not
-decide is inconclusive.
+up, a prediction what residuals of its backend have shown. Times of one table are ratios, those of `pooled`, with the
+interval that the claim needs, corrected over its comparisons: Holm, A simple sequentially rejective multiple test
+procedure, Scandinavian Journal of Statistics 6 (1979), 65-70. What the intervals do not decide is inconclusive.
 """
 
 import ast
@@ -32,9 +32,9 @@ from harness.verdicts.expressions import (
     parsed,
     plain_label,
 )
-from harness.verdicts.figures import FIGURES, rests_on_prediction, seconds, with_residuals
+from harness.verdicts.figures import FIGURES, rests_on_prediction, seconds_apart, seconds_beside, with_residuals
 from harness.verdicts.judge import Comparison, Row
-from harness.verdicts.pooled import ERROR
+from harness.verdicts.pooled import BASELINES, ERROR
 
 RANKS = "ranks"
 """The keyword that chooses among rows of one label, where they ran on several numbers of ranks."""
@@ -96,7 +96,7 @@ def _counted(count: Mapping[str, int]) -> str:
 
 
 def _corrected(tree: ast.expr, tables: Sequence[Comparison], settings: Sequence[Where]) -> list[_Outcome]:
-    """Evaluate an expression at each setting so that all of them together err no more often than one (Holm 1979).
+    """Evaluate an expression at each setting so that all of them together err no more often than one (Holm).
 
     What is joined by `and`, or has a bound on either side, may be refuted in so many ways and shares the error.
     """
@@ -142,7 +142,7 @@ class _Evaluation:
     def __init__(self, tables: Sequence[Comparison], where: Where, error: float) -> None:
         self.tables, self.where, self.error = tables, where, error
         self.rows: list[Row] = []
-        self.paired = True
+        self.anchor: str | None = None
         self.predicted = False
 
     def of(self, tree: ast.expr) -> _Outcome:
@@ -169,17 +169,21 @@ class _Evaluation:
         return _Outcome(verdict, prefix + " and ".join(words), tuple(self.rows))
 
     def terms(self, comparison: ast.Compare) -> "list[Figure | str]":
-        """Evaluate the sides of a comparison; the baseline's own doubt is left out where it cancels.
+        """Evaluate the sides of a comparison.
 
-        It does where times of one table are held against each other, and not where they are against a plain number.
+        Times of one table that are held against each other are ratios to one of them: to a baseline where it is asked
+        for, else to the one in the middle. Against a plain number, or of several tables, each stands by itself.
         """
         sides = (comparison.left, *comparison.comparators)
-        asked = (self.row(ast.unparse(node.args[0]), _keywords(node)) for node in _timed(comparison))
-        self.paired = len({id(table) for table, _ in asked}) <= 1
+        asked = [self.row(ast.unparse(node.args[0]), _keywords(node)) for node in _timed(comparison)]
+        labels = [row.label for _, row in asked]
+        self.anchor = None
+        if len({id(table) for table, _ in asked}) == 1:
+            self.anchor = BASELINES[0] if BASELINES[0] in labels else labels[len(labels) // 2]
         terms = [self.value(side) for side in sides]
         units = {term.unit for term in terms if isinstance(term, Figure)}
-        if self.paired and "s" in units and len(units) > 1:
-            self.paired = False
+        if self.anchor is not None and "s" in units and len(units) > 1:
+            self.anchor = None
             terms = [self.value(side) for side in sides]
         return terms
 
@@ -196,7 +200,9 @@ class _Evaluation:
         table, row = self.row(ast.unparse(node.args[0]), where)
         self.rows.append(row)
         if name in TIMES:
-            return seconds(row, table, TIMES[name], self.error, self.paired)
+            if self.anchor is None:
+                return seconds_apart(row, table, TIMES[name], self.error)
+            return seconds_beside(row, table, TIMES[name], self.error, self.anchor)
         value = FIGURES[name](row, own)
         if isinstance(value, Figure) and rests_on_prediction(name, row):
             self.predicted = True

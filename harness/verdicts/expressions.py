@@ -51,6 +51,16 @@ class Figure:
         return replace(quotient, unit="" if self.unit == other.unit else self.unit)
 
 
+    def __pow__(self, other: "Figure") -> "Figure":
+        if self.low <= 0 or other.low != other.high:
+            raise Unknown("a power is of a positive figure, by a plain number")
+        try:
+            ends = sorted((self.low**other.value, self.high**other.value))
+        except OverflowError:
+            raise Unknown("a power is beyond all numbers") from None
+        return Figure(ends[0], self.value**other.value, ends[1])
+
+
 def exact(value: float, unit: str = "") -> Figure:
     """Return a figure without doubt."""
     return Figure(value, value, value, unit)
@@ -112,6 +122,7 @@ OPERATIONS: dict[type[ast.operator], Callable[[Figure, Figure], Figure]] = {
     ast.Sub: Figure.__sub__,
     ast.Mult: Figure.__mul__,
     ast.Div: Figure.__truediv__,
+    ast.Pow: Figure.__pow__,
 }
 
 
@@ -152,7 +163,7 @@ NAMES = (
     *MEASURED_MEMORY,
     *PREDICTED,
     *TIMES,
-    *("residual", "floor", "parameters", "longest", "noted", "size", "answer", "verdict"),
+    *("residual", "floor", "parameters", "longest", "noted", "size", "answer", "verdict", "outcome"),
 )
 """What may be asked of a row."""
 

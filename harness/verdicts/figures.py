@@ -8,7 +8,6 @@ from typing import Any
 
 from harness.records import Prediction, Record
 from harness.verdicts import dunnett
-from harness.verdicts.comparisons import estimate_of
 from harness.verdicts.expressions import PREDICTED, Figure, Open, Unknown, exact
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.observed import of_steps, possible, step_time
@@ -19,6 +18,7 @@ USUAL_RESIDUALS = (-0.12, 0.12)
 
 
 LEAST_RESIDUALS = 20
+LEAST_ROUNDS_APART = 3
 
 
 def _memory(row: Row, phase: str | None, field: str) -> Figure:
@@ -47,11 +47,25 @@ def _known(value: float | None, what: str, row: Row, unit: str = "") -> Figure:
     return exact(value, unit)
 
 
+ENDED = ("ok", "error")
+"""The two ways in which a row may have ended that say something of its code."""
+
+
 def _rung(row: Row) -> str:
     """Return the rung of the ladder on which the answer of a row stands."""
     if row.answer is None:
         raise Unknown(f"{row.label} has no answer: {row.status}")
     return row.answer
+
+
+def _outcome(row: Row) -> str:
+    """Return how a row ended, measured or else tried without its data: "ok" or "error"."""
+    tried = row.prediction.prediction if row.prediction else Prediction()
+    if row.status in ENDED:
+        return row.status
+    if tried.error is None and tried.predicted_peak_bytes is None:
+        raise Unknown(f"{row.label}: {row.status}, and its step could not be tried without its data")
+    return "ok" if tried.error is None else "error"
 
 
 def _residual(row: Row) -> Figure:
@@ -77,10 +91,12 @@ def _predicted(row: Row, phase: str | None) -> Figure:
     return _known(max(peaks, default=None), f"predicted phase '{phase}'", row, "B")
 
 
-def pooled_times(table: Comparison, field: str = "step_seconds") -> tuple[dict[str, dict[Any, float]], Pooled]:
+def pooled_times(
+    table: Comparison, field: str = "step_seconds", baselines: Sequence[str] = BASELINES
+) -> tuple[dict[str, dict[Any, float]], Pooled]:
     """Return a time of each process of a comparison, by row, round and block, and what they say together.
 
-    Of steps it is the step time, of anything else the median.
+    Of steps it is the step time, of anything else the median. Rows are compared with `baselines`.
     """
     times: dict[str, dict[Any, float]] = {}
     for row in table.rows:
@@ -92,40 +108,53 @@ def pooled_times(table: Comparison, field: str = "step_seconds") -> tuple[dict[s
                 seconds = max(typical, SHORTEST_SECONDS)  # a batch that is there already takes no time
                 if possible(seconds):
                     times.setdefault(row.label, {})[record.slot.round, record.slot.block] = seconds
-    return times, pooled(times)
+    return times, pooled(times, baselines)
 
 
-def seconds(row: Row, table: Comparison, field: str, error: float, paired: bool) -> Figure:
-    """Return a time: the baseline's, times the row's ratio to it.
+def seconds_beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -> Figure:
+    """Return a time: that of the row labelled `anchor`, taken as exact, times the row's ratio to it.
 
-    Where all times of a comparison are of one table, the baseline's own doubt cancels and is left out.
+    Rows of one table ran within seconds of each other, so that their ratio has less doubt than the time of either.
+    Where the anchor is the baseline, rows are compared with all baselines.
     """
-    times, group = pooled_times(table, field)
-    if row.label not in times:
-        raise Unknown(f"{row.label} was not timed")
-    anchor = BASELINES[0] if BASELINES[0] in times else row.label
+    baselines = BASELINES if anchor == BASELINES[0] else (anchor,)
+    times, group = pooled_times(table, field, baselines)
+    for label in (row.label, anchor):
+        if label not in times:
+            raise Unknown(f"{label} was not timed")
     reference = exact(median(times[anchor].values()), "s")
-    if not paired:
-        reference = _absolute(times[anchor], error, row.label)
     if row.label == anchor:
         return reference
-    speed = group.control if row.case.is_control else group.speeds.get(row.label)
-    estimate = estimate_of(speed) if speed is not None else None
-    if speed is None or estimate is None:
-        rounds = len(times[row.label])
-        raise Open(f"{row.label} was timed in {rounds} round{'s' if rounds > 1 else ''} beside too few others")
-    interval = estimate.interval(error)
+    speed = group.control if row.label in baselines else group.speeds.get(row.label)
+    interval = speed.interval_at(error) if speed is not None else None
+    if speed is None or interval is None:
+        raise Open(f"{row.label} was timed in {_rounds(times[row.label])} beside too few others")
     return Figure(interval.low, speed.ratio, interval.high) * reference
 
 
-def _absolute(rounds: Mapping[Any, float], error: float, label: str) -> Figure:
-    """Return the time of a baseline by itself, whose rounds differ by the machine's drift as well."""
-    logs = [math.log(seconds) for seconds in rounds.values()]
-    if len(logs) < 3:
-        raise Open(f"the baseline of {label} was timed in {len(logs)} rounds, and times apart need 3")
+def seconds_apart(row: Row, table: Comparison, field: str, error: float) -> Figure:
+    """Return a time by itself, by the scatter of its rounds, which differ by the machine's drift as well.
+
+    Of too few rounds it is the time of the baseline, which has more, times the row's ratio to it.
+    """
+    times, _ = pooled_times(table, field)
+    if row.label not in times:
+        raise Unknown(f"{row.label} was not timed")
+    by_itself = len(times[row.label]) >= LEAST_ROUNDS_APART or BASELINES[0] not in times
+    label = row.label if by_itself else BASELINES[0]
+    if len(times[label]) < LEAST_ROUNDS_APART:
+        raise Open(f"{label} was timed in {_rounds(times[label])}, and times apart need {LEAST_ROUNDS_APART}")
+    logs = [math.log(seconds) for seconds in times[label].values()]
     width = dunnett.quantile(1, 0.0, len(logs) - 1, error) * stdev(logs) / math.sqrt(len(logs))
     middle = sum(logs) / len(logs)
-    return Figure(math.exp(middle - width), math.exp(middle), math.exp(middle + width), "s")
+    own = Figure(math.exp(middle - width), math.exp(middle), math.exp(middle + width), "s")
+    if by_itself:
+        return own
+    return own * (seconds_beside(row, table, field, error, label) / exact(median(times[label].values()), "s"))
+
+
+def _rounds(times: Mapping[Any, float]) -> str:
+    return f"{len(times)} round{'s' if len(times) > 1 else ''}"
 
 
 def with_residuals(figure: Figure, row: Row, tables: Sequence[Comparison]) -> Figure:
@@ -179,7 +208,8 @@ def rests_on_prediction(name: str, row: Row) -> bool:
     """Check whether a figure was predicted and not measured."""
     limits = row.records[0].limits if row.records else None
     supposed = name == "noted" and not row.records
-    return supposed or name in PREDICTED or (name == "longest" and limits is not None and not limits.runs)
+    tried = name == "outcome" and row.status not in ENDED
+    return supposed or tried or name in PREDICTED or (name == "longest" and limits is not None and not limits.runs)
 
 
 FIGURES: dict[str, Callable[[Row, dict[str, Any]], Figure | str]] = {
@@ -203,5 +233,6 @@ FIGURES: dict[str, Callable[[Row, dict[str, Any]], Figure | str]] = {
     "noted": lambda row, own: _noted(row, own.pop("figure", None)),
     "size": lambda row, own: _known(row.case.shape.get(str(own.pop("of", ""))), "such size", row),
     "answer": lambda row, own: _rung(row),
+    "outcome": lambda row, own: _outcome(row),
     "verdict": lambda row, own: row.verdict,
 }

@@ -79,6 +79,13 @@ class Speed:
         """Half the interval as a fraction."""
         return self.interval.half_width
 
+    def interval_at(self, error: float) -> Interval | None:
+        """Return where this one ratio lies but for a chance of `error`; None where there was too little to infer."""
+        if self.standard_error is None:
+            return None
+        factor = math.exp(dunnett.quantile(1, 0.0, self.degrees, error) * self.standard_error)
+        return Interval(self.ratio / factor, self.ratio * factor)
+
 
 @dataclass(frozen=True)
 class Pooled:

@@ -64,7 +64,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         explained = isinstance(error, Unpredictable | Unavailable | Incomplete)
         reason = str(error) if explained else f"{type(error).__name__}: {first_line(str(error))}"
         ended = host.peaks | (error.peaks if isinstance(error, Incomplete) else {})
-        in_part = known.model_copy(update={"predicted_phases": _phases(ended)})
+        raised = None if explained else reason
+        in_part = known.model_copy(update={"predicted_phases": _phases(ended), "error": raised})
         return Record(missing={"predicted_peak_bytes": reason}, prediction=in_part)
     supposed = "; ".join((*host.supposes, *((GUESSED,) if forecast.supposed else ())))
     figures = known.model_copy(update=_figures(task, plugins, host, forecast))

@@ -4,13 +4,19 @@ Peak: 4 bytes for each position and number of a head that is turned, in float32,
 16-bit inputs as well, whose positions beyond 256 (bfloat16) or 2,048 (float16) would be the same number. The table lies
 where the inputs are, is made in float64 and rounded once. It grows by doubling when a row is longer, and keeps what it
 had. `tokens` 0 takes as many as the first row has: so does the untouched code. In JAX the table is a constant of the
-compiled program. Source: Su et al., "RoFormer" (2021, arXiv:2104.09864); the caches of torchtitan and transformers.
+compiled program.
+
+`positions_on` "cpu" makes the positions of a table on the CPU, wherever its frequencies are, as document D found in its
+model: on a GPU the step ends there, with an error that names two devices. Source: Su et al., "RoFormer" (2021, arXiv:2104.09864); the caches of torchtitan and transformers.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
+
+
+PLACES = ("inputs", "cpu")
 
 
 def grown(length: int, needed: int) -> int:
@@ -32,10 +38,17 @@ def refuse_learned(parts: Parts, name: str) -> None:
         raise ValueError(f"{name}: the positions of this model are learned, so that there are no angles: leave it out")
 
 
-def on_torch(parts: Parts, tokens: int = 0) -> Parts:
+def check_place(positions_on: str) -> None:
+    """Refuse a place of the positions that is none."""
+    if positions_on not in PLACES:
+        raise ValueError(f"rope_cache: 'positions_on' is one of {', '.join(PLACES)}, not '{positions_on}'")
+
+
+def on_torch(parts: Parts, tokens: int = 0, positions_on: str = "inputs") -> Parts:
     import torch
 
     refuse_learned(parts, "rope_cache")
+    check_place(positions_on)
 
     tables: dict[Any, Any] = {}
 
@@ -45,7 +58,8 @@ def on_torch(parts: Parts, tokens: int = 0) -> Parts:
         known = tables.get(key)
         length = grown(0 if known is None else known.shape[1], max(tokens, needed))
         if known is None or known.shape[1] < length:
-            tables[key] = computed(parts.shape, torch.arange(length, device=like.device), key[1])
+            at_T = torch.arange(length, device="cpu" if positions_on == "cpu" else like.device)
+            tables[key] = computed(parts.shape, at_T, key[1], like.device)
         return tables[key]
 
     def rotary(parts: Parts, positions: tuple[slice, ...], like: Any) -> tuple[Any, Any]:
@@ -57,20 +71,24 @@ def on_torch(parts: Parts, tokens: int = 0) -> Parts:
     return replace(parts, rotary=rotary)
 
 
-def computed(shape: Any, at_T: Any, dtype: Any) -> Any:
-    """Compute in torch cosines and sines [2, T, rotated / 2] of positions [T], in float64, and round them once."""
+def computed(shape: Any, at_T: Any, dtype: Any, device: Any) -> Any:
+    """Compute in torch cosines and sines [2, T, rotated / 2] of positions [T], in float64, and round them once.
+
+    Their frequencies are made on `device`, where the positions must lie.
+    """
     import torch
 
-    exponents = torch.arange(0, shape.rotated, 2, dtype=torch.float64, device=at_T.device) / shape.rotated
+    exponents = torch.arange(0, shape.rotated, 2, dtype=torch.float64, device=device) / shape.rotated
     angles = torch.outer(at_T.double(), shape.rotary_base**-exponents)
     return torch.stack([angles.cos(), angles.sin()]).to(dtype)
 
 
-def on_jax(parts: Parts, tokens: int = 0) -> Parts:
+def on_jax(parts: Parts, tokens: int = 0, positions_on: str = "inputs") -> Parts:
     import jax.numpy as jnp
     import numpy as np
 
     refuse_learned(parts, "rope_cache")
+    check_place(positions_on)  # a constant of the program, which XLA puts where it runs
     lengths = [tokens]
 
     def rotary(parts: Parts, positions: tuple[slice, ...], like: Any) -> tuple[Any, Any]:

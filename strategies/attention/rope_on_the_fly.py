@@ -24,7 +24,7 @@ def on_torch(parts: Parts) -> Parts:
 
     def rotary(parts: Parts, positions: tuple[slice, ...], like: Any) -> tuple[Any, Any]:
         at_T = torch.cat([torch.arange(each.start, each.stop, device=like.device) for each in positions])
-        cos, sin = computed(parts.shape, at_T, torch.promote_types(like.dtype, torch.float32))
+        cos, sin = computed(parts.shape, at_T, torch.promote_types(like.dtype, torch.float32), like.device)
         return cos, sin
 
     return replace(parts, rotary=rotary)

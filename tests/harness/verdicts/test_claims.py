@@ -1,5 +1,7 @@
 """Claims are decided by what was measured, doubt is said, and expressions are never executed."""
 
+import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -185,6 +187,36 @@ def test_more_comparisons_need_narrower_intervals():
     assert verdict(that, [of(tokens) for tokens in range(1, 41)]).verdict == "inconclusive"
     joined = " and ".join([that] * 16)
     assert verdict(joined, [of(1)]).verdict == "inconclusive", "each part of a sentence is another way to err"
+
+
+def test_two_rows_are_held_against_each_other_and_not_each_against_the_baseline():
+    """The ratio of two rows has less doubt than two ratios to a third: 1.4 errors of a mean instead of 2.4."""
+    scatter = (1.05, 0.95, 1.0, 1.04, 0.96, 1.0, 1.03, 0.97)
+    rows = [((), 1.0), (("nothing",), 1.0), (("checkpoint",), 1.1), (("fused_loss",), 1.0)]
+    times = {
+        names: tuple(level * scatter[(at + 3 * place) % 8] for at in range(8))
+        for place, (names, level) in enumerate(rows)
+    }
+    tables = [table(*(row(*names, times=each) for names, each in times.items()))]
+    direct = verdict("seconds(checkpoint) > 1.03 * seconds(fused_loss)", tables)
+    assert direct.verdict == "verified", direct.reason
+    assert verdict("seconds(checkpoint) > 1.09 * seconds(fused_loss)", tables).verdict == "inconclusive"
+    turned = verdict("seconds(fused_loss) < seconds(checkpoint) / 1.03", tables)
+    assert turned.verdict == "verified", "whichever of them comes first"
+
+
+def test_rows_that_are_equal_are_rarely_told_apart():
+    generator, wrong, runs = random.Random(5), 0, 60
+
+    def of(tokens):
+        rows = ((), ("nothing",), ("checkpoint",), ("fused_loss",))
+        noise = [tuple(math.exp(generator.gauss(0, 0.05)) for _ in range(5)) for _ in rows]
+        return table(*(row(*names, tokens=tokens, times=each) for names, each in zip(rows, noise, strict=True)))
+
+    for _ in range(runs):
+        tables = [of(tokens) for tokens in (1, 2, 3)]
+        wrong += verdict("seconds(checkpoint) < seconds(fused_loss)", tables).verdict != "inconclusive"
+    assert wrong <= 0.1 * runs
 
 
 def test_what_ran_out_of_its_budget_took_at_least_that():

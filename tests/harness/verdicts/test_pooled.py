@@ -53,6 +53,14 @@ def test_clean_times_are_judged_as_least_squares_would():
         assert seen.speeds[name].high == pytest.approx(seen.speeds[name].ratio * math.exp(bound * error), rel=1e-6)
 
 
+def test_the_interval_of_one_ratio_is_students():
+    speed = pooled(group(6)).speeds["checkpoint"]
+    half = dunnett.quantile(1, 0.0, speed.degrees, 0.01) * speed.standard_error
+    seen = speed.interval_at(0.01)
+    assert (math.log(seen.high / speed.ratio), math.log(speed.ratio / seen.low)) == pytest.approx((half, half))
+    assert pooled({"baseline": {0: 1.0}, "a": {0: 1.0}}).speeds["a"].interval_at(0.05) is None
+
+
 def incomplete(seed: int) -> dict[str, dict]:
     """Return 8 members in blocks of three or four with the baseline, some processes lost."""
     rng = random.Random(seed)
@@ -272,7 +280,7 @@ def test_seventy_groups_take_less_than_a_second():
 
 def test_importing_it_loads_no_array_library():
     code = (
-        "import sys, harness.verdicts.looks, harness.verdicts.blocks, harness.verdicts.comparisons;"
+        "import sys, harness.verdicts.looks, harness.verdicts.blocks;"
         "print({'numpy', 'scipy', 'torch', 'jax'} & set(sys.modules))"
     )
     command = [sys.executable, "-c", code]
