@@ -1,8 +1,8 @@
 """Answer claims: sentences with an expression over measured figures that decides them.
 
 An expression is a comparison, or comparisons joined by `and`: of numbers, of figures of rows, and of sums, differences,
-products, quotients and powers of those. A figure is written `peak(fused_loss)`; what stands in the brackets is the label of a
-row, as the tables have it, or the one row of that strategy. Keywords choose among comparisons:
+products, quotients and powers of those. A figure is written `peak(fused_loss)`; what stands in the brackets is the
+label of a row, as the tables have it, or the one row of that strategy. Keywords choose among comparisons:
 `peak(streaming, corpus_tokens=5000000)`, and `ranks=2` among rows; so does `where`, for all figures of a claim. It is
 parsed, never executed.
 
@@ -204,10 +204,12 @@ class _Evaluation:
                 return seconds_apart(row, table, TIMES[name], self.error)
             return seconds_beside(row, table, TIMES[name], self.error, self.anchor)
         value = FIGURES[name](row, own)
-        if isinstance(value, Figure) and rests_on_prediction(name, row):
-            self.predicted = True
-            return value if name in COUNTED else with_residuals(value, row, self.tables)
-        return value
+        if not rests_on_prediction(name, row):
+            return value
+        self.predicted = True
+        if isinstance(value, str) or name in COUNTED:
+            return value
+        return with_residuals(value, row, self.tables)
 
     def number(self, node: ast.expr) -> Figure:
         value = self.value(node)

@@ -50,7 +50,6 @@ class Figure:
         quotient = self * Figure(1 / other.high, 1 / other.value, 1 / other.low)
         return replace(quotient, unit="" if self.unit == other.unit else self.unit)
 
-
     def __pow__(self, other: "Figure") -> "Figure":
         if self.low <= 0 or other.low != other.high:
             raise Unknown("a power is of a positive figure, by a plain number")

@@ -7,14 +7,14 @@ had. `tokens` 0 takes as many as the first row has: so does the untouched code. 
 compiled program.
 
 `positions_on` "cpu" makes the positions of a table on the CPU, wherever its frequencies are, as document D found in its
-model: on a GPU the step ends there, with an error that names two devices. Source: Su et al., "RoFormer" (2021, arXiv:2104.09864); the caches of torchtitan and transformers.
+model: on a GPU the step ends there, with an error that names two devices. Source: Su et al., "RoFormer" (2021,
+arXiv:2104.09864); the caches of torchtitan and transformers.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
-
 
 PLACES = ("inputs", "cpu")
 

@@ -91,6 +91,12 @@ def verdict(that, tables=TABLES, **where):
         ("seconds(checkpoint) / seconds(baseline) <= 1.3", "verified"),
         ("seconds(checkpoint) / seconds(baseline) <= 1.24", "inconclusive"),
         ("seconds(checkpoint) <= 1.25", "inconclusive"),
+        ("(peak(baseline) / peak(checkpoint)) ** 3 >= 2 ** 2.8", "verified"),
+        ("peak(baseline) ** 0.5 <= peak(checkpoint) ** 0.5", "refuted"),
+        ("(peak(checkpoint) - peak(checkpoint)) ** 2 < 1", "untested"),
+        ("2 ** 9 ** 9 < peak(checkpoint)", "untested"),
+        ("outcome(checkpoint) == 'ok'", "verified"),
+        ("outcome(checkpoint) == 'error'", "refuted"),
         ("seconds(checkpoint) <= 1.1 * seconds(baseline)", "refuted"),
         ("seconds(checkpoint) <= 1.1 * seconds(chunked_loss)", "untested"),
         ("seconds(checkpoint) <= 1.1 * seconds(checkpoint + chunked_loss)", "verified"),
@@ -172,6 +178,18 @@ def test_times_of_two_comparisons_are_held_apart():
     that = "seconds(checkpoint, tokens=4096) {} * seconds(checkpoint, tokens=1024)"
     assert verdict(that.format("<= 8"), tables, tokens=1024).verdict == "verified"
     assert verdict(that.format("<= 4"), tables, tokens=1024).verdict == "inconclusive"
+    steady = [replace(each, rows=(*each.rows[:2], row("checkpoint", tokens=each.case.shape["tokens"]), each.rows[3]))
+              for each in tables]  # fmt: skip
+    assert verdict(that.format("<= 1.01"), steady, tokens=1024).verdict == "verified", "by its own rounds, not others'"
+
+
+def test_a_row_of_few_rounds_has_the_time_of_its_baseline_times_its_ratio():
+    """Where blocks are incomplete, the baseline is in all of them and has the most rounds."""
+    rows = [((), 6), (("nothing",), 6), (("checkpoint",), 2), (("fused_loss",), 6)]
+    tables = [
+        table(*(row(*names, times=2.0 if names == ("checkpoint",) else 1.0, rounds=count) for names, count in rows))
+    ]
+    assert verdict("1.99 < seconds(checkpoint) < 2.01", tables).verdict == "verified"
 
 
 def test_more_comparisons_need_narrower_intervals():
@@ -217,6 +235,24 @@ def test_rows_that_are_equal_are_rarely_told_apart():
         tables = [of(tokens) for tokens in (1, 2, 3)]
         wrong += verdict("seconds(checkpoint) < seconds(fused_loss)", tables).verdict != "inconclusive"
     assert wrong <= 0.1 * runs
+
+
+@pytest.mark.parametrize(
+    ("prediction", "due"),
+    [
+        (Prediction(predicted_peak_bytes=MIB), "ok"),
+        (Prediction(error="RuntimeError: found at least two devices"), "error"),
+        (Prediction(floor_bytes=MIB), None),
+    ],
+)
+def test_how_a_step_ends_is_tried_without_data_where_it_cannot_run(prediction, due):
+    absent = row("checkpoint", status="unsupported", prediction=Record(prediction=prediction), records=())
+    found = [verdict(f"outcome(checkpoint) == '{way}'", [table(row(), absent)]) for way in ("ok", "error")]
+    if due is None:
+        assert {each.verdict for each in found} == {"untested"}
+    else:
+        assert [each.verdict for each in found] == [("refuted", "verified")[due == way] for way in ("ok", "error")]
+        assert found[0].reason.startswith("predicted: ")
 
 
 def test_what_ran_out_of_its_budget_took_at_least_that():
@@ -315,7 +351,7 @@ def test_what_rests_on_a_prediction_has_its_residuals_and_says_so():
     [
         "peak(x)", "1", "", "peak(x) <", "__import__('os').system('true') < 1", "peak(x).real < 1", "x < 1", "a[0] < 1",
         "(lambda: 1)() < 1", "peak() < 1", "peak(x, y) < 1", "peak(x, **{}) < 1", "peak(x, phase=peak(y)) < 1",
-        "speed(x) < 1", "peak(x) ** 9 < 1", "peak(x) in (1, 2)", "peak(x) < 1 or peak(x) > 2", "not peak(x) < 1",
+        "speed(x) < 1", "peak(x) // 9 < 1", "peak(x) in (1, 2)", "peak(x) < 1 or peak(x) > 2", "not peak(x) < 1",
         "True < 1", "(" * 300 + "1" + ")" * 300 + " < 1", "+".join(["1"] * 400) + " < 1", "(x := 1) < 2", "f'{1}' < 1",
     ],
 )  # fmt: skip

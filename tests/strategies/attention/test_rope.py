@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness import Parts, Place
 from harness.contract import place, plugins
@@ -76,6 +77,21 @@ def test_angles_lie_where_the_input_is_also_after_growing(name):
         for tokens in (10, 30):
             cos, sin = rotary((slice(0, tokens),), torch.zeros(1, device=device))
             assert cos.device.type == sin.device.type == device and len(cos) == tokens
+
+
+def test_positions_on_the_cpu_end_the_step_of_another_device_and_only_that():
+    """The error that document D saw, from its own line."""
+    rotary = rotary_of("torch", "rope_cache", positions_on="cpu")
+    cos, _ = rotary((slice(0, 10),))
+    assert torch.equal(cos, rotary_of("torch", "rope_cache")((slice(0, 10),))[0])
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="found at least two devices"):
+        rotary((slice(0, 30),), torch.empty(1, device="meta"))
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_positions_elsewhere_are_refused(backend):
+    with pytest.raises(ValueError, match="'positions_on' is one of inputs, cpu, not 'cuda'"):
+        rotary_of(backend, "rope_cache", positions_on="cuda")
 
 
 def test_nothing_is_kept_when_angles_are_computed_anew():
