@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.contract.data import IGNORED, Documents, Extent, Held, Source, Windows
 from harness.contract.hooks import hookimpl
 from harness.contract.objective import Objective
-from harness.contract.parts import Division, Parts
+from harness.contract.parts import BESIDE, Division, Parts
 from harness.contract.place import Place
 from harness.contract.strategy import Strategy, Unpredictable
 from harness.contract.toolkit import checkpoints, optimizers, rows_on_disk, update_rules
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from harness.workloads.user_model import Sizes, of_jax, of_torch
 
 __all__ = [
+    "BESIDE",
     "IGNORED",
     "Division",
     "Documents",

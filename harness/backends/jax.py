@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from harness.backends import NO_VARIABLES, Batch, Sizes, Step, Unavailable, cards, jax_cuda
 from harness.backends.jax_flops import work
-from harness.contract.parts import Parts
+from harness.contract.parts import BESIDE, Parts
 from harness.contract.place import Place
 from harness.contract.protocols import Array, DrawPart, Tree
 from harness.contract.toolkit import mesh, trees
@@ -301,6 +301,7 @@ def predict(
     arguments, growth, _ = _analysis(compiled)
     threads = len(os.sched_getaffinity(0))
     growth += library_scratch(compiled.as_text() or "") * min(ranks, threads) // ranks  # the others wait
+    growth += int(parts.notes.get(BESIDE, 0))
     peaks = {"init": source_bytes + arguments, "steady_step": source_bytes + arguments + growth}
     if ranks > 1:
         return Forecast(peaks, ())

@@ -8,6 +8,8 @@ from harness.contract.place import Place
 
 ABSENT: Any = None
 """What a workload puts in the place of a part that it does not have."""
+BESIDE = "bytes_beside_the_program"
+"""The note of a part that takes memory in calls to the host, beside a compiled program."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Parts:
     is divided, where its strategies divide it, and `division` what they have divided. In JAX the whole step runs under
     `jax.shard_map`, on each device with its own part, over an axis that is called `ranks`. `corpus` describes the files
     that are trained on (None: the workload draws its own). `notes` is where a part writes down what a reader would ask
-    about: a choice it made and why, or a number. It is shared by all parts. `moments` names what AdamW keeps of each
+    about: a choice it made and why, or a number. It is shared by all parts. Under `BESIDE` stands what calls to the
+    host take beside a compiled program, in bytes, which its prediction adds. `moments` names what AdamW keeps of each
     parameter, as far as `init` is to make it in JAX: a strategy that keeps something else asks for less. In torch the
     first update makes them.
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import BESIDE, Parts, Strategy, hookimpl
 from strategies.cache.preallocated_cache import appending, within
 
 ON_GPU = "keeps its files in the host's memory, where a GPU does not attend"
@@ -62,6 +62,7 @@ def on_jax(parts: Parts, folder: str = "/var/tmp") -> Parts:
         shape, dtype = parts.shape, np.dtype(like.dtype)
         size = (shape.layers, 2, batch, tokens, shape.key_heads, shape.head)
         of_layer = jax.ShapeDtypeStruct(size[1:], dtype)
+        parts.notes[BESIDE] = (math.prod(size) + math.prod(size[1:])) * dtype.itemsize
 
         def empty() -> Any:
             if not isinstance(like, jax.core.Tracer):  # a prediction makes no file
