@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from harness.contract.plugins import Plugins
 from harness.records import Record
 from harness.records.store import StoreError
-from harness.report import advise, charts, documents, first, fit, formats, frame, insert, limits, page, table
+from harness.report import advise, charts, documents, first, fit, formats, frame, insert, limits, page, table, trust
 from harness.report.answer import sentence
 from harness.report.export import Figures, as_csv, as_json, of_tables
 from harness.report.provenance import line
@@ -119,6 +119,7 @@ class Report:
         places = {
             "use": lambda: first.use(self.remedies, RESULTS),
             "advice": self.advice,
+            "trust": lambda: trust.table([table for each in self.measured for table in each.tables]),
             "suites": lambda: first.index(self.measured, self.plugins.strategies, RESULTS),
         }
         if (said := self.documents) is not None:

@@ -1,0 +1,95 @@
+"""How far figures can be trusted, by what the same results show: equal things measured twice, predictions, bounds."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median, quantiles
+
+from tabulate import tabulate
+
+from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.pooled import DECIDED
+from harness.verdicts.remarks import DOUBTFUL, LEAST_FOR_PERCENT
+
+COLUMNS = ("figure", "held against", "cases", "outcome")
+ALIGNED = ("left", "left", "right", "left")
+LARGE = 100 << 20
+"""Peaks from here on have errors of predictions in percent: below, the base of a process is a part of them."""
+FEWEST = 20
+"""Cases of a framework from which on its errors are shown."""
+
+
+def table(comparisons: Sequence[Comparison]) -> str:
+    """Write a row for each figure that the results themselves can check."""
+    rows = [*_memory(comparisons), *_predicted(comparisons), *_times(comparisons)]
+    return tabulate(rows, COLUMNS, tablefmt="pipe", colalign=ALIGNED, disable_numparse=True)
+
+
+def _memory(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, ...]]:
+    """Compare peaks of the baseline with those of the same code in other processes."""
+    controls = [row for each in comparisons for row in each.rows if row.case.is_control and _sure(row)]
+    apart = [
+        abs(row.peak_ratio - 1) for row in controls if row.peak_ratio and (row.peak_bytes or 0) >= LEAST_FOR_PERCENT
+    ]
+    if apart:
+        yield "peak", "that of `nothing`, the same code, from 32 MiB on", _count(apart), _errors(apart)
+
+
+def _predicted(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, ...]]:
+    """Compare what was predicted before a run with its peak, by framework, and with its bound."""
+    rows = [row for each in comparisons for row in each.rows if _sure(row)]
+    for backend in dict.fromkeys(row.case.place.backend for row in rows):
+        large = [row for row in rows if row.case.place.backend == backend and (row.peak_bytes or 0) >= LARGE]
+        errors = [abs(row.residual_ratio) for row in large if row.residual_ratio is not None]
+        if len(errors) >= FEWEST:
+            yield (
+                "predicted",
+                f"the peak of the run, {backend}, from 100 MiB on",
+                _count(errors),
+                _errors(errors),
+            )
+    bound = [
+        row.predicted_bytes + row.residual_bytes > row.at_most_bytes
+        for row in rows
+        if row.predicted_bytes and row.residual_bytes is not None and row.at_most_bytes
+    ]
+    if bound:
+        share = f"{sum(bound)} took more, {sum(bound) / len(bound):.1%}"
+        yield "at most", "the peak of the run", _count(bound), share
+
+
+def _times(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, ...]]:
+    """Count how often the same code was called slower or faster, and how often a row has a word at all."""
+    controls = [each.control for each in comparisons if each.control and each.control.standard_error is not None]
+    if controls:
+        wrong = sum(each.word in ("slower", "faster") for each in controls)
+        yield (
+            "time",
+            "that of `nothing`, the same code",
+            _count(controls),
+            f"{wrong} called slower or faster",
+        )
+    speeds = [
+        row.speed
+        for each in comparisons
+        for row in each.rows
+        if row.speed and row.speed.standard_error is not None and not (row.case.is_control or row.case.is_baseline)
+    ]
+    if speeds:
+        decided = sum(speed.word in DECIDED for speed in speeds)
+        width = median(speed.half_width for speed in speeds)
+        share = f"{decided / len(speeds):.0%} decided, the others `open`; half an interval is {width:.0%} (median)"
+        yield "time", "that of the baseline, in 2 rounds or more", _count(speeds), share
+
+
+def _sure(row: Row) -> bool:
+    """Check that a peak was measured and has no flag that withholds it."""
+    return row.status == "ok" and not set(row.flags) & DOUBTFUL
+
+
+def _count(cases: Sequence[object]) -> str:
+    return f"{len(cases):,}"
+
+
+def _errors(errors: Sequence[float]) -> str:
+    """Write the median, the 95th percentile and the largest of some shares."""
+    high = quantiles(errors, n=20, method="inclusive")[-1] if len(errors) > 1 else errors[0]
+    return f"{median(errors):.1%} apart (median), {high:.1%} (95th percentile), {max(errors):.1%} (largest)"

@@ -1,0 +1,71 @@
+"""What results say of themselves: equal things, predictions, bounds and words, counted over all of them."""
+
+from harness.records import Applied, Case
+from harness.report import trust
+from harness.verdicts.interval import Interval
+from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.pooled import Speed
+
+MIB = 1 << 20
+
+
+def row(*names, backend="torch", peak=200 * MIB, predicted=200 * MIB, at_most=210 * MIB, **changes):
+    case = Case(
+        workload="decoder",
+        shape={"tokens": 64},
+        place=f"{backend}/cpu",
+        corpus="zipf",
+        tokenizer="bytes",
+        strategies=tuple(Applied(name=name) for name in names),
+    )
+    figures = {
+        "status": "ok", "peak_bytes": peak, "peak_ratio": peak / (200 * MIB), "predicted_bytes": predicted,
+        "at_most_bytes": at_most, "residual_bytes": peak - predicted, "residual_ratio": (peak - predicted) / predicted,
+    }  # fmt: skip
+    return Row(case, **(figures | changes))
+
+
+def speed(word, half=0.1, error=0.02):
+    return Speed(1.0, Interval(1 / (1 + half), 1 + half), word, 6, None, error, 10)
+
+
+def lines(*tables):
+    rows = trust.table(tables).splitlines()[2:]
+    return [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in rows]
+
+
+def test_the_same_code_is_held_against_itself():
+    def of(peak, word):
+        rows = (row(), row("nothing", peak=peak, residual_bytes=None), row("checkpoint", residual_bytes=None))
+        return Comparison(rows[0].case, rows, control=speed(word))
+
+    peak, *_, time = lines(of(200 * MIB, "open"), of(204 * MIB, "within 5 %"), of(210 * MIB, "slower"))
+    assert peak == (
+        "peak",
+        "that of `nothing`, the same code, from 32 MiB on",
+        "3",
+        "2.0% apart (median), 4.7% (95th percentile), 5.0% (largest)",
+    )
+    assert time == ("time", "that of `nothing`, the same code", "3", "1 called slower or faster")
+
+
+def test_predictions_are_held_against_what_ran_by_framework_but_not_those_that_nobody_should_believe():
+    good = tuple(row("checkpoint", peak=(200 + at) * MIB) for at in range(20))
+    small = row("checkpoint", peak=20 * MIB, predicted=10 * MIB, at_most=30 * MIB)
+    doubtful = row("checkpoint", peak=900 * MIB, flags=("unstable",))
+    failed = row("checkpoint", peak=900 * MIB, status="oom_budget")
+    few = tuple(row("checkpoint", backend="jax", peak=300 * MIB) for _ in range(19))
+    found = lines(*(Comparison(rows[0].case, rows) for rows in ((*good, small, doubtful, failed), few)))
+    assert [each[:3] for each in found] == [
+        ("predicted", "the peak of the run, torch, from 100 MiB on", "20"),
+        ("at most", "the peak of the run", "40"),
+    ]
+    assert found[0][3] == "4.8% apart (median), 9.0% (95th percentile), 9.5% (largest)"
+    assert found[1][3] == "28 took more, 70.0%"
+
+
+def test_words_of_times_are_counted_where_there_was_enough_to_infer_from():
+    speeds = [speed("slower"), speed("at most 5 % slower"), speed("open", half=0.2), speed("open", error=None)]
+    rows = (row(), *(row("checkpoint", speed=each) for each in speeds))
+    *_, time = lines(Comparison(rows[0].case, rows))
+    assert time[2:] == ("3", "67% decided, the others `open`; half an interval is 10% (median)")
