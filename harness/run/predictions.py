@@ -17,8 +17,6 @@ STEPS = 2
 """Steps of a prediction: the moments appear in the first update, so the second step holds everything."""
 SECONDS = 300.0
 """What one case may take, at most."""
-WORTH = 2
-"""Cases from which on a process of their own is worth its start."""
 
 Watch = Callable[[str], None]
 Found = tuple[Case, Record]
@@ -83,7 +81,7 @@ def _side_by_side(
     cases: Sequence[Case], predicted: Callable[[Sequence[Case], Watch], Iterator[Found]], watch: Watch
 ) -> Iterator[Found]:
     """Share the cases out among as many processes as there are cores; end them all when the reader stops."""
-    count = min(len(os.sched_getaffinity(0)), len(cases) // WORTH)
+    count = min(len(os.sched_getaffinity(0)), len(cases))
     if count < 2:
         yield from predicted(cases, watch)
         return

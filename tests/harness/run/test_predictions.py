@@ -33,7 +33,6 @@ def cases(count: int) -> list[Case]:
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictions, "WORTH", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
 
 
@@ -44,7 +43,7 @@ def test_side_by_side_gives_each_case_what_one_after_another_gives(two_cores, mo
     monkeypatch.setattr(predictions.runner, "run", lambda task, *rest: started.append(task.cases) or run(task, *rest))
     together = list(predictions.of_cases(given, {}, LOADED))
     assert sorted(map(len, started)) == [2, 3], "two processes"
-    monkeypatch.setattr(predictions, "WORTH", 6)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     alone = list(predictions.of_cases(given, {}, LOADED))
     assert len(started) == 3, "a third"
     peaks = [
