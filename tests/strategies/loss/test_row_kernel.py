@@ -76,15 +76,14 @@ COMPILED = """
 import glob, json, os, re, subprocess, sys, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from strategies.loss.fused_loss._kernel import BLOCK, WARPS, differentiate_rows
 
 signature = dict(stride="i64", y_ptr="*i64", seen_ptr="*fp32", V="i32", ignored="i64", cap="fp32", smoothing="fp32",
                  z_loss="fp32", half="fp32", BLOCK="constexpr", CAPPED="constexpr", APART="constexpr")
-tools = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
 kernels = []
 for capability in (80, 89, 90, 100):
-    ptxas = os.path.join(tools, "ptxas-blackwell" if capability >= 100 else "ptxas")
     for dtype, capped in (("*bf16", False), ("*bf16", True), ("*fp32", False)):
         apart = dtype == "*fp32"
         constants = dict(BLOCK=BLOCK, CAPPED=capped, APART=apart)
@@ -94,7 +93,7 @@ for capability in (80, 89, 90, 100):
             file.write(kernel.asm["ptx"])
             file.flush()
             arch = re.search(r"\\.target (sm_\\w+)", kernel.asm["ptx"])[1]
-            command = [ptxas, "-v", f"-arch={arch}", file.name, "-o", os.devnull]
+            command = [get_ptxas(capability).path, "-v", f"-arch={arch}", file.name, "-o", os.devnull]
             report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         kernels.append({
             "capability": capability, "dtype": dtype,
