@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.records import Claim, Record
+from harness.verdicts import times
 from harness.verdicts.expressions import (
     COUNTED,
     OPERATIONS,
@@ -32,7 +33,7 @@ from harness.verdicts.expressions import (
     parsed,
     plain_label,
 )
-from harness.verdicts.figures import FIGURES, rests_on_prediction, seconds_apart, seconds_beside, with_residuals
+from harness.verdicts.figures import FIGURES, rests_on_prediction, with_residuals
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import BASELINES, ERROR
 
@@ -171,14 +172,15 @@ class _Evaluation:
     def terms(self, comparison: ast.Compare) -> "list[Figure | str]":
         """Evaluate the sides of a comparison.
 
-        Times of one table that are held against each other are ratios to one of them: to a baseline where it is asked
-        for, else to the one in the middle. Against a plain number, or of several tables, each stands by itself.
+        Times of one kind and table that are held against each other are ratios to one of them: to the baseline where it
+        is asked for, else to the one in the middle. Against a plain number, or of several tables, each is by itself.
         """
         sides = (comparison.left, *comparison.comparators)
-        asked = [self.row(ast.unparse(node.args[0]), _keywords(node)) for node in _timed(comparison)]
+        calls = _timed(comparison)
+        asked = [self.row(ast.unparse(call.args[0]), _keywords(call)) for call in calls]
         labels = [row.label for _, row in asked]
         self.anchor = None
-        if len({id(table) for table, _ in asked}) == 1:
+        if len({(ast.unparse(call.func), id(table)) for call, (table, _) in zip(calls, asked, strict=True)}) == 1:
             self.anchor = BASELINES[0] if BASELINES[0] in labels else labels[len(labels) // 2]
         terms = [self.value(side) for side in sides]
         units = {term.unit for term in terms if isinstance(term, Figure)}
@@ -201,8 +203,8 @@ class _Evaluation:
         self.rows.append(row)
         if name in TIMES:
             if self.anchor is None:
-                return seconds_apart(row, table, TIMES[name], self.error)
-            return seconds_beside(row, table, TIMES[name], self.error, self.anchor)
+                return times.by_itself(row, table, TIMES[name], self.error)
+            return times.beside(row, table, TIMES[name], self.error, self.anchor)
         value = FIGURES[name](row, own)
         if not rests_on_prediction(name, row):
             return value

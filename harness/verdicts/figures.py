@@ -1,24 +1,20 @@
 """Figures of rows that claims can ask for, each with its interval."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median, quantiles, stdev
+from statistics import quantiles
 from typing import Any
 
 from harness.records import Prediction, Record
-from harness.verdicts import dunnett
-from harness.verdicts.expressions import PREDICTED, Figure, Open, Unknown, exact
+from harness.verdicts.expressions import PREDICTED, Figure, Unknown, exact
 from harness.verdicts.judge import Comparison, Row
-from harness.verdicts.observed import of_steps, possible, step_time
-from harness.verdicts.pooled import BASELINES, SHORTEST_SECONDS, Pooled, pooled
 
 USUAL_RESIDUALS = (-0.12, 0.12)
 """Between these lie nine of ten residuals of predictions; used where too few rows were measured to say."""
 
 
 LEAST_RESIDUALS = 20
-LEAST_ROUNDS_APART = 3
 
 
 def _memory(row: Row, phase: str | None, field: str) -> Figure:
@@ -89,72 +85,6 @@ def _predicted(row: Row, phase: str | None) -> Figure:
     phases = row.prediction.prediction.predicted_phases if row.prediction else ()
     peaks = [each.peak_bytes for each in phases if phase in (each.name, each.name.rpartition("/")[2])]
     return _known(max(peaks, default=None), f"predicted phase '{phase}'", row, "B")
-
-
-def pooled_times(
-    table: Comparison, field: str = "step_seconds", baselines: Sequence[str] = BASELINES
-) -> tuple[dict[str, dict[Any, float]], Pooled]:
-    """Return a time of each process of a comparison, by row, round and block, and what they say together.
-
-    Of steps it is the step time, of anything else the median. Rows are compared with `baselines`.
-    """
-    times: dict[str, dict[Any, float]] = {}
-    for row in table.rows:
-        for record in row.records:
-            values = getattr(record.times, field)
-            if record.slot and record.slot.kind == "time" and step_time(record) is not None and values:
-                uneven = record.times.uneven
-                typical = of_steps(values, uneven) if field == "step_seconds" or uneven else median(values)
-                seconds = max(typical, SHORTEST_SECONDS)  # a batch that is there already takes no time
-                if possible(seconds):
-                    times.setdefault(row.label, {})[record.slot.round, record.slot.block] = seconds
-    return times, pooled(times, baselines)
-
-
-def seconds_beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -> Figure:
-    """Return a time: that of the row labelled `anchor`, taken as exact, times the row's ratio to it.
-
-    Rows of one table ran within seconds of each other, so that their ratio has less doubt than the time of either.
-    Where the anchor is the baseline, rows are compared with all baselines.
-    """
-    baselines = BASELINES if anchor == BASELINES[0] else (anchor,)
-    times, group = pooled_times(table, field, baselines)
-    for label in (row.label, anchor):
-        if label not in times:
-            raise Unknown(f"{label} was not timed")
-    reference = exact(median(times[anchor].values()), "s")
-    if row.label == anchor:
-        return reference
-    speed = group.control if row.label in baselines else group.speeds.get(row.label)
-    interval = speed.interval_at(error) if speed is not None else None
-    if speed is None or interval is None:
-        raise Open(f"{row.label} was timed in {_rounds(times[row.label])} beside too few others")
-    return Figure(interval.low, speed.ratio, interval.high) * reference
-
-
-def seconds_apart(row: Row, table: Comparison, field: str, error: float) -> Figure:
-    """Return a time by itself, by the scatter of its rounds, which differ by the machine's drift as well.
-
-    Of too few rounds it is the time of the baseline, which has more, times the row's ratio to it.
-    """
-    times, _ = pooled_times(table, field)
-    if row.label not in times:
-        raise Unknown(f"{row.label} was not timed")
-    by_itself = len(times[row.label]) >= LEAST_ROUNDS_APART or BASELINES[0] not in times
-    label = row.label if by_itself else BASELINES[0]
-    if len(times[label]) < LEAST_ROUNDS_APART:
-        raise Open(f"{label} was timed in {_rounds(times[label])}, and times apart need {LEAST_ROUNDS_APART}")
-    logs = [math.log(seconds) for seconds in times[label].values()]
-    width = dunnett.quantile(1, 0.0, len(logs) - 1, error) * stdev(logs) / math.sqrt(len(logs))
-    middle = sum(logs) / len(logs)
-    own = Figure(math.exp(middle - width), math.exp(middle), math.exp(middle + width), "s")
-    if by_itself:
-        return own
-    return own * (seconds_beside(row, table, field, error, label) / exact(median(times[label].values()), "s"))
-
-
-def _rounds(times: Mapping[Any, float]) -> str:
-    return f"{len(times)} round{'s' if len(times) > 1 else ''}"
 
 
 def with_residuals(figure: Figure, row: Row, tables: Sequence[Comparison]) -> Figure:
