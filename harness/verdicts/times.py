@@ -43,9 +43,10 @@ def beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -
     """
     baselines = BASELINES if anchor == BASELINES[0] else (anchor,)
     times, group = pooled_times(table, field, baselines)
-    for label in (row.label, anchor):
-        if label not in times:
-            raise Unknown(f"{label} was not timed")
+    if row.label not in times:
+        raise _untimed(row)
+    if anchor not in times:
+        raise Unknown(f"{anchor} was not timed")
     reference = exact(median(times[anchor].values()), "s")
     if row.label == anchor:
         return reference
@@ -63,7 +64,7 @@ def by_itself(row: Row, table: Comparison, field: str, error: float) -> Figure:
     """
     times, _ = pooled_times(table, field)
     if row.label not in times:
-        raise Unknown(f"{row.label} was not timed")
+        raise _untimed(row)
     enough = len(times[row.label]) >= LEAST_ROUNDS or BASELINES[0] not in times
     label = row.label if enough else BASELINES[0]
     if len(times[label]) < LEAST_ROUNDS:
@@ -75,6 +76,10 @@ def by_itself(row: Row, table: Comparison, field: str, error: float) -> Figure:
     if enough:
         return own
     return own * (beside(row, table, field, error, label) / exact(median(times[label].values()), "s"))
+
+
+def _untimed(row: Row) -> Unknown:
+    return Unknown(f"{row.label} was not timed" + (f" ({row.reasons[0]})" if row.reasons else ""))
 
 
 def _rounds(times: Mapping[Any, float]) -> str:
