@@ -64,16 +64,16 @@ def test_what_was_predicted_is_read_from_its_folder(tmp_path: Path, monkeypatch:
         return {case.digest(): record.prediction.predicted_peak_bytes for case, record in predicted}
 
     first = peaks(2)
-    assert peaks(2) == first and None not in first.values() and started == [2]
-    assert peaks(3).items() > first.items() and started == [2, 1], "the third alone"
-    assert peaks(2, calls=True) == first and started == [2, 1, 2], "call by call is another prediction"
-    assert peaks(2, calls=True) == first and started == [2, 1, 2]
+    assert peaks(2) == first and None not in first.values() and sum(started) == 2
+    assert peaks(3).items() > first.items() and sum(started) == 3, "the third alone"
+    assert peaks(2, calls=True) == first and sum(started) == 5, "call by call is another prediction"
+    assert peaks(2, calls=True) == first and sum(started) == 5
     with monkeypatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
-        assert peaks(1).items() <= first.items() and started == [2, 1, 2, 1], "with more threads it may be another"
+        assert peaks(1).items() <= first.items() and sum(started) == 6, "with more threads it may be another"
     for path in tmp_path.iterdir():
         path.write_text("{")
-    assert peaks(2) == first and started == [2, 1, 2, 1, 2], "what cannot be read is predicted anew"
+    assert peaks(2) == first and sum(started) == 8, "what cannot be read is predicted anew"
 
 
 def children() -> set[int]:
