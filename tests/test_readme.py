@@ -11,7 +11,7 @@ import pytest
 from harness.machine import history
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACES = {"use", "advice", "sentences", "suites", "documents"}
+PLACES = {"use", "advice", "sentences", "suites", "documents", "trust"}
 """Marks that are no folders of results."""
 DOCUMENTS = ["README.md", "docs/tables.md", "RESULTS.md"]
 DOCUMENTS += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "results").glob("*/README.md"))
