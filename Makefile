@@ -24,10 +24,10 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# From the results that git tracks: what a run of your own adds changes no table before `git add`.
-# All suites on this machine and commit. It takes hours; interrupted, the same command goes on where it was.
 # What `harness fit` alone answers.
 FITTED := suites/ram_to_tokens.yaml suites/pythia_batch.yaml
+
+# All suites on this machine and commit. It takes hours; interrupted, the same command goes on where it was.
 results: $(READY)
 	for suite in $(filter-out $(FITTED) suites/claims.yaml suites/advice.yaml,$(wildcard suites/*.yaml)); do $(BIN)/harness run $$suite --once || exit 1; done
 	$(BIN)/harness fit suites/long_context.yaml --over tokens --budget 1GiB --place torch/cpu
@@ -36,6 +36,7 @@ results: $(READY)
 	$(BIN)/harness fit suites/pythia_batch.yaml --over batch --budget 8GiB --budget 80GiB
 	$(BIN)/harness advise suites/advice.yaml --allow lower_precision --allow approximate --predict-only --save
 
+# From the results that git tracks: what a run of your own adds changes no table before `git add`.
 tables: $(READY)
 	rm -rf .venv/tracked
 	.ci/tracked_results .venv/tracked

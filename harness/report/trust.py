@@ -9,7 +9,7 @@ from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import DECIDED
 from harness.verdicts.remarks import DOUBTFUL, LEAST_FOR_PERCENT
 
-COLUMNS = ("figure", "held against", "cases", "outcome")
+COLUMNS = ("figure", "compared with", "cases", "outcome")
 ALIGNED = ("left", "left", "right", "left")
 LARGE = 100 << 20
 """Peaks from here on have errors of predictions in percent: below, the base of a process is a part of them."""

@@ -1,7 +1,7 @@
 """Step times of rows as claims hold them against each other: beside another row, or each by itself."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import median, stdev
 from typing import Any
 
@@ -9,18 +9,16 @@ from harness.verdicts import dunnett
 from harness.verdicts.expressions import Figure, Open, Unknown, exact
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.observed import of_steps, possible, step_time
-from harness.verdicts.pooled import BASELINES, SHORTEST_SECONDS, Pooled, pooled
+from harness.verdicts.pooled import BASELINES, SHORTEST_SECONDS, pooled
 
 LEAST_ROUNDS = 3
 """Rounds that a time by itself needs for an interval."""
 
 
-def pooled_times(
-    table: Comparison, field: str = "step_seconds", baselines: Sequence[str] = BASELINES
-) -> tuple[dict[str, dict[Any, float]], Pooled]:
-    """Return a time of each process of a comparison, by row, round and block, and what they say together.
+def of_rows(table: Comparison, field: str) -> dict[str, dict[Any, float]]:
+    """Return a time of each process of a comparison in seconds, by row, round and block.
 
-    Of steps it is the step time, of anything else the median. Rows are compared with `baselines`.
+    Of steps it is the step time, of anything else the median.
     """
     times: dict[str, dict[Any, float]] = {}
     for row in table.rows:
@@ -32,7 +30,7 @@ def pooled_times(
                 seconds = max(typical, SHORTEST_SECONDS)  # a batch that is there already takes no time
                 if possible(seconds):
                     times.setdefault(row.label, {})[record.slot.round, record.slot.block] = seconds
-    return times, pooled(times, baselines)
+    return times
 
 
 def beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -> Figure:
@@ -42,7 +40,7 @@ def beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -
     Where the anchor is the baseline, rows are compared with all baselines.
     """
     baselines = BASELINES if anchor == BASELINES[0] else (anchor,)
-    times, group = pooled_times(table, field, baselines)
+    times = of_rows(table, field)
     if row.label not in times:
         raise _untimed(row)
     if anchor not in times:
@@ -50,6 +48,7 @@ def beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -
     reference = exact(median(times[anchor].values()), "s")
     if row.label == anchor:
         return reference
+    group = pooled(times, baselines)
     speed = group.control if row.label in baselines else group.speeds.get(row.label)
     interval = speed.interval_at(error) if speed is not None else None
     if speed is None or interval is None:
@@ -62,7 +61,7 @@ def by_itself(row: Row, table: Comparison, field: str, error: float) -> Figure:
 
     Of too few rounds it is the time of the baseline, which has more, times the row's ratio to it.
     """
-    times, _ = pooled_times(table, field)
+    times = of_rows(table, field)
     if row.label not in times:
         raise _untimed(row)
     enough = len(times[row.label]) >= LEAST_ROUNDS or BASELINES[0] not in times

@@ -89,7 +89,7 @@ def _figures(task: Task, plugins: Plugins, host: Host, forecast: Forecast) -> di
     """Return the fields of a prediction: its peak, what it takes at most, its phases, its work."""
     peaks = forecast.peaks | host.peaks
     top = max(peaks, key=lambda name: peaks[name])
-    limit = bound.at_most(kind_of(plugins, task.case, top), peaks[top])
+    limit = bound.at_most(kind_of(plugins, task.case, top), peaks[top]) if is_bounded(plugins, task.case) else None
     work = forecast.work if task.calls else by_intensity(forecast.work)
     return {
         "predicted_peak_bytes": peaks[top],
@@ -122,6 +122,16 @@ def kind_of(plugins: Plugins, case: Case, phase: str) -> bound.Kind:
     lower = any(strategy.precision for strategy in strategies)
     attention = any("attend" in strategy.rewrites for strategy in strategies)
     return bound.Kind(str(case.place), case.ranks > 1, phase in HOST_PHASES, lower, attention)
+
+
+def is_bounded(plugins: Plugins, case: Case) -> bool:
+    """Check whether errors of other predictions say what a case takes at most.
+
+    Not of a mixture of experts in less than float32: libraries keep memory for each number of tokens that an expert
+    gets, which the data decide.
+    """
+    lower = any(plugins.strategies[applied.name].precision for applied in case.strategies)
+    return not (lower and getattr(shape_of(plugins, case), "mixture", False))
 
 
 def host_peaks(plugins: Plugins, case: Case, extent: Extent | None) -> Host:

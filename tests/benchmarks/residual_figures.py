@@ -27,8 +27,7 @@ from harness.run import prediction_cache, prepare_data, template
 from harness.verdicts.bound import Kind, Residual, alike, bound
 from harness.verdicts.judge import Row
 from harness.verdicts.remarks import DOUBTFUL
-from harness.worker.prediction import kind_of
-from harness.workloads.causal_lm import configs
+from harness.worker.prediction import is_bounded, kind_of
 
 MIB = 1 << 20
 LARGE = 100 * MIB
@@ -75,20 +74,13 @@ def measured(folders: Sequence[Path], aliases: Mapping[str, str]) -> Iterator[Me
     """Yield every case below some folders whose peak counts, of each suite in its newest file.
 
     Trials of `harness doctor --limits` do not count: what ran within its own prediction has a peak only where that was
-    enough, so that the shortfalls which a bound is about never show in it. Nor do mixtures of experts: what they take
-    follows the data, and their shortfalls say nothing of any other case.
+    enough, so that the shortfalls which a bound is about never show in it.
     """
     files = [file for folder in folders for file in store.newest(folder)]
     for each in read(files, lambda problem: None, aliases):
         if not each.tried:
-            rows = (row for table in each.tables for row in table.rows if not is_routed(row.case))
+            rows = (row for table in each.tables for row in table.rows)
             yield from (case for row in rows if (case := of_row(row)) is not None)
-
-
-def is_routed(case: Case) -> bool:
-    """Check whether the data decide how many tokens each expert of a model gets."""
-    config = case.shape.get("config")
-    return config is not None and any("experts" in name for name in configs.read(config))
 
 
 def of_row(row: Row) -> Measured | None:
@@ -134,9 +126,11 @@ def with_residual(rows: Iterable[Measured], loaded: Plugins) -> list[tuple[Measu
 
 
 def residual(row: Measured, loaded: Plugins) -> Residual | None:
-    """Return the residual of a case; None where it cannot be predicted, or its peak means something else today."""
+    """Return the residual of a case; None where it cannot be predicted or bounded, or its peak means something else."""
     prediction = row.prediction
     if any(applied.name not in loaded.strategies for applied in row.case.strategies):
+        return None
+    if not is_bounded(loaded, row.case):
         return None
     if prediction.predicted_peak_bytes is None or prediction.predicted_phase is None:
         return None

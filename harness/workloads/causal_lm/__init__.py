@@ -61,6 +61,11 @@ class Shape(Text):
         """The name of the configuration, or of its architecture."""
         return self.config if isinstance(self.config, str) else str(self.config["model_type"])
 
+    @property
+    def mixture(self) -> bool:
+        """Whether it is a mixture of experts: its data decide how many tokens each expert gets."""
+        return any("experts" in name for name in self.values())
+
     def values(self) -> dict[str, Any]:
         """Return the values of the configuration at these sizes."""
         values = configs.changed(configs.read(self.config), self.changes)

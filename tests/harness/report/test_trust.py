@@ -55,13 +55,13 @@ def test_predictions_are_held_against_what_ran_by_framework_but_not_those_that_n
     doubtful = row("checkpoint", peak=900 * MIB, flags=("unstable",))
     failed = row("checkpoint", peak=900 * MIB, status="oom_budget")
     few = tuple(row("checkpoint", backend="jax", peak=300 * MIB) for _ in range(19))
-    found = lines(*(Comparison(rows[0].case, rows) for rows in ((*good, small, doubtful, failed), few)))
-    assert [each[:3] for each in found] == [
+    rows = lines(*(Comparison(group[0].case, group) for group in ((*good, small, doubtful, failed), few)))
+    assert [each[:3] for each in rows] == [
         ("predicted", "the peak of the run, torch, from 100 MiB on", "20"),
         ("at most", "the peak of the run", "40"),
     ]
-    assert found[0][3] == "4.8% apart (median), 9.0% (95th percentile), 9.5% (largest)"
-    assert found[1][3] == "28 took more, 70.0%"
+    assert rows[0][3] == "4.8% apart (median), 9.0% (95th percentile), 9.5% (largest)"
+    assert rows[1][3] == "28 took more, 70.0%"
 
 
 def test_words_of_times_are_counted_where_there_was_enough_to_infer_from():

@@ -248,12 +248,12 @@ def test_rows_that_are_equal_are_rarely_told_apart():
 )
 def test_how_a_step_ends_is_tried_without_data_where_it_cannot_run(prediction, due):
     absent = row("checkpoint", status="unsupported", prediction=Record(prediction=prediction), records=())
-    found = [verdict(f"outcome(checkpoint) == '{way}'", [table(row(), absent)]) for way in ("ok", "error")]
+    answers = [verdict(f"outcome(checkpoint) == '{way}'", [table(row(), absent)]) for way in ("ok", "error")]
     if due is None:
-        assert {each.verdict for each in found} == {"untested"}
+        assert {each.verdict for each in answers} == {"untested"}
     else:
-        assert [each.verdict for each in found] == [("refuted", "verified")[due == way] for way in ("ok", "error")]
-        assert found[0].reason.startswith("predicted: ")
+        assert [each.verdict for each in answers] == [("refuted", "verified")[due == way] for way in ("ok", "error")]
+        assert answers[0].reason.startswith("predicted: ")
 
 
 def test_what_ran_out_of_its_budget_took_at_least_that():
