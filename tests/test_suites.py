@@ -22,10 +22,14 @@ FITTED = {"pythia_batch", "ram_to_tokens"}
 WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
 STALE = {
     "advice": "`harness advise` answers it by predictions alone",
+    "automatic_frames": WAITS,
+    "automatic_tokens": WAITS,
     "checkpointing": WAITS,
     "compilers": WAITS,
     "gpu": WAITS,
     "gpu_losses": WAITS,
+    "large_context_masters": WAITS,
+    "loss_quality": WAITS,
     "real_lengths": WAITS,
     "sharding": WAITS,
     "smoke": "it is a look at everything in a minute, and no table shows it",

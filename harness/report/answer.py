@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from harness.report.text import escaped
-from harness.report.words import heading, mib
+from harness.report.words import heading, mib, rounds
 from harness.verdicts.choice import choice
 from harness.verdicts.judge import Comparison, Row
 
@@ -39,8 +39,8 @@ def last_lines(tables: Sequence[Comparison]) -> str:
 def _cost(row: Row) -> str:
     memory = f"{mib(row.peak_bytes)} MiB" if row.peak_ratio is None else f"{row.peak_ratio:.2f} x the memory"
     speed = row.speed
-    if speed is None or (row.peak_ratio is None and speed.standard_error is None):
+    if speed is None:
         return memory
     if speed.standard_error is None:
-        return f"{memory} at about {speed.ratio:.2f} x the time"
+        return f"{memory} at a time that {rounds(speed.rounds)} cannot tell"
     return f"{memory} at {speed.low:.2f} to {speed.high:.2f} x the time"

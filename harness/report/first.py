@@ -9,6 +9,7 @@ from harness.machine import history
 from harness.report.provenance import of_records
 from harness.report.results import Results
 from harness.report.text import escaped, row_name
+from harness.report.words import rounds
 from harness.verdicts.documents import Sentence
 from harness.verdicts.judge import Row
 from harness.verdicts.remedies import JudgedRow, Remedy
@@ -56,7 +57,7 @@ def _time(row: Row) -> str:
     if speed is None:
         return ""
     if speed.standard_error is None:
-        return f"about {speed.ratio:.2f} x"
+        return f"open after {rounds(speed.rounds)}"
     return f"{speed.ratio:.2f} x ({speed.low:.2f}-{speed.high:.2f})"
 
 

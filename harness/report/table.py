@@ -13,7 +13,7 @@ from harness.records.record import WRONG
 from harness.report.answer import sentence
 from harness.report.results import Results
 from harness.report.text import escaped, row_name
-from harness.report.words import AT_MOST, PREDICTED, heading, mib, phase_name, residual, sureness
+from harness.report.words import AT_MOST, PREDICTED, heading, mib, phase_name, residual, rounds, sureness
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import Comparison, Row
 
@@ -218,7 +218,7 @@ def _time(row: Row) -> str:
     if speed is None:
         return ""
     if speed.standard_error is None:
-        return f"{speed.ratio:.2f} x, {speed.rounds} round{'s' if speed.rounds > 1 else ''}: open"
+        return f"{speed.ratio:.2f} x, {rounds(speed.rounds)}: open"
     more = f", about {speed.more_rounds} more rounds" if speed.word == "open" and speed.more_rounds else ""
     return f"{speed.ratio:.2f} x ({speed.low:.2f}-{speed.high:.2f}) {speed.word}{more}"
 

@@ -50,6 +50,10 @@ def residual(size: int | None, ratio: float | None, *peaks: int | None) -> str:
     return f"{ratio:+.1%}"
 
 
+def rounds(count: int) -> str:
+    return f"{count} round{'' if count == 1 else 's'}"
+
+
 def phase_name(name: str | None) -> str:
     """Show the phase that sets the peak, and how many tie with it."""
     if not name:

@@ -162,7 +162,7 @@ NAMES = (
     *MEASURED_MEMORY,
     *PREDICTED,
     *TIMES,
-    *("residual", "floor", "parameters", "longest", "noted", "size", "answer", "verdict", "outcome"),
+    *("residual", "floor", "parameters", "longest", "noted", "size", "loss", "answer", "verdict", "outcome"),
 )
 """What may be asked of a row."""
 

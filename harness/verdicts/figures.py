@@ -124,6 +124,12 @@ def _predicted_part(row: Row, what: str, name: str | None) -> Figure:
     return _known(sizes.get(str(name)), f"predicted {what} '{name}'", row, "B")
 
 
+def _loss(row: Row) -> Figure:
+    """Return the loss of the last step of the measured run."""
+    losses = row.records[0].memory.losses if row.records else ()
+    return _known(losses[-1] if losses else None, "loss", row)
+
+
 def _longest(row: Row, field: str) -> Figure:
     """Return the longest value that `harness fit` found: at least what passed, and less than what failed."""
     fit = row.records[0].limits if row.records else None
@@ -162,6 +168,7 @@ FIGURES: dict[str, Callable[[Row, dict[str, Any]], Figure | str]] = {
     "foretold": lambda row, own: _longest(row, "predicted"),
     "noted": lambda row, own: _noted(row, own.pop("figure", None)),
     "size": lambda row, own: _known(row.case.shape.get(str(own.pop("of", ""))), "such size", row),
+    "loss": lambda row, own: _loss(row),
     "answer": lambda row, own: _rung(row),
     "outcome": lambda row, own: _outcome(row),
     "verdict": lambda row, own: row.verdict,

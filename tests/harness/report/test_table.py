@@ -107,6 +107,15 @@ def test_what_is_unknown_is_empty_and_never_zero() -> None:
     assert {cell for name, cell in cells.items() if name not in ("strategy", "verdict")} == {""}
 
 
+@pytest.mark.parametrize(("count", "words"), [(1, "1 round"), (2, "2 rounds")])
+def test_a_range_that_was_seen_is_no_time(count: int, words: str) -> None:
+    """Two rounds beside other work gave 6.16 x for what takes 1.03 x: a middle of a range says nothing."""
+    seen = Speed(6.16, Interval(0.9, 13.0), "open", count)
+    text = text_of(BASELINE, row("checkpoint", speed=seen, memory="less", peak_ratio=0.47))
+    assert f"0.47 x the memory at a time that {words} cannot tell" in text
+    assert "6.16 x the time" not in text
+
+
 def test_the_heading_names_what_is_compared() -> None:
     budget = CASE.model_copy(update={"budget_bytes": 8 << 30})
     text = text_of(replace(BASELINE, case=budget), title="What fits")

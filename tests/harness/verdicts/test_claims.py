@@ -33,7 +33,10 @@ def row(*applied, peak=100 * MIB, times=1.0, status="ok", tokens=1024, budget=No
         Phase(name="source", entry_bytes=0, peak_bytes=30 * MIB, exit_bytes=20 * MIB, anon_bytes=1, file_bytes=2),
         Phase(name="steady_step/loss", entry_bytes=0, peak_bytes=peak, exit_bytes=20 * MIB),
     )
-    memory = Record(extra={"shuffle_quality": 0.5}, memory=Memory(resolution_bytes=MIB, phases=phases))
+    memory = Record(
+        extra={"shuffle_quality": 0.5},
+        memory=Memory(resolution_bytes=MIB, phases=phases, losses=(6.5, peak / (20 * MIB))),
+    )
     timed = [
         Record(
             slot=Slot(case=case.digest(), kind="time", round=number),
@@ -78,6 +81,8 @@ def verdict(that, tables=TABLES, **where):
     [
         ("peak(checkpoint) <= 0.6 * peak(baseline)", "verified"),
         ("peak(checkpoint) <= 0.4 * peak(baseline)", "refuted"),
+        ("0.49 <= loss(checkpoint) / loss(baseline) <= 0.51", "verified"),
+        ("0.9999 <= loss(checkpoint) / loss(baseline) <= 1.0001", "refuted"),
         ("peak(checkpoint) <= 0.5 * peak(baseline)", "inconclusive"),
         ("peak(baseline) / peak(checkpoint) >= 1.9", "verified"),
         ("peak(baseline) - peak(checkpoint) == 1", "refuted"),
