@@ -11,7 +11,7 @@ from harness.cli.progress import counted
 from harness.cli.screen import err, out
 from harness.contract import plugins
 from harness.report.memory import explained
-from harness.report.plan import text
+from harness.report.plan import halved, table
 from harness.run import template
 from harness.verbs.plan import named, of_cases, of_plan, remedies
 
@@ -34,5 +34,7 @@ def command(
     with template.kept():
         with counted(err, "predicted", len(plan.cases)) as count_one:
             comparisons = of_plan(plan, loaded, names, machine, lambda case: count_one())
-        changes = [remedies(rows, plan, loaded, names, machine) for rows in comparisons]
-    out.print(text(comparisons, changes), end="")
+        for number, rows in enumerate(comparisons):
+            out.print("\n" * bool(number) + table(rows), end="")
+            if change := halved(remedies(rows, plan, loaded, names, machine)):
+                out.print("\n" + change, end="")

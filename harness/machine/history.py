@@ -4,15 +4,25 @@ import ast
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
 from functools import cache, partial
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from harness.contract.strategy import Strategy
 from harness.machine import facts
 
 DECIDING = ("backends", "contract", "machine/environment.py", "machine/memory.py", "worker", "workloads")
 """Code of the harness that decides a figure; all other code judges, plans or shows it, and is run anew."""
+PREDICTING = (
+    *("harness/worker/prediction.py", "harness/worker/batch_sizes.py", "harness/contract/toolkit/turns.py"),
+    *(f"harness/backends/{name}.py" for name in ("ledger", "cards", "cuda_*", "*_cuda*", "*_flops", "torch_autocast")),
+    *(f"harness/backends/torch_{name}.py" for name in ("memory", "operators", "calls", "turns")),
+)
+"""Those of them that predict, and measure nothing."""
+CHECKING = ("harness/worker/contract_checks.py", "harness/worker/calibration.py", "harness/worker/throughput.py")
+"""Those that test a plugin or a machine: no figure of a suite is theirs."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -49,6 +59,37 @@ def changed(commit: str, files: tuple[str, ...]) -> tuple[str, ...] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return tuple(name for name in names if name.endswith(".py") and _meaning_at(commit, name) != _meaning(name))
+
+
+class Roles(NamedTuple):
+    """Files that have changed, by what they are to a figure: what was run, what measured it, what predicted it."""
+
+    run: tuple[str, ...]
+    measuring: tuple[str, ...]
+    predicting: tuple[str, ...]
+
+
+def roles(names: Iterable[str], workloads: Sequence[str], frameworks: Sequence[str]) -> Roles:
+    """Sort files into their roles for cases of some workloads and frameworks; what those do not use is left out."""
+    run, measuring, predicting = [], [], []
+    for name in names:
+        if _other_framework(name, frameworks) or name in CHECKING:
+            continue
+        if any(fnmatch(name, pattern) for pattern in PREDICTING):
+            predicting.append(name)
+        elif name.startswith("harness/workloads/"):
+            own = PurePath(name).parts[2]
+            if own.endswith(".py") or own in (*workloads, "data"):
+                run.append(name)
+        else:
+            (measuring if name.startswith("harness/") else run).append(name)
+    return Roles(tuple(run), tuple(measuring), tuple(predicting))
+
+
+def _other_framework(name: str, frameworks: Sequence[str]) -> bool:
+    """Return whether a file is written for a framework that is not among those."""
+    words = PurePath(name).stem.split("_")
+    return any(each in words and each not in frameworks for each in ("torch", "jax"))
 
 
 def _meaning(name: str) -> str | None:

@@ -10,7 +10,7 @@ from harness.contract import plugins as doors
 from harness.contract.plugins import Plugins
 from harness.records import store
 from harness.report import frame, results
-from harness.report.plan import text
+from harness.report.plan import table
 from harness.report.report import Report
 from harness.run import session, template
 from harness.suite import reader, shipped
@@ -34,7 +34,7 @@ class Predictions:
 
     def markdown(self) -> str:
         """Write the tables that `harness plan` prints."""
-        return text(self.comparisons, [() for _ in self.comparisons])
+        return "\n".join(map(table, self.comparisons))
 
 
 def read(*paths: str | Path, plugins: Sequence[str] = ()) -> Report:

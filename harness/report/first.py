@@ -127,15 +127,23 @@ def index(results: Iterable[Results], strategies: Mapping[str, Strategy], where:
 
 
 def since(members: Sequence[Results], strategies: Mapping[str, Strategy]) -> str:
-    """Say whether code that decides figures of some results does something else now than when they were measured."""
+    """Say what does something else now than when some results were measured: what was run, the meter, the predictor."""
     records = [record for each in members for record in each.records]
-    names = sorted({applied.name for record in records if record.case for applied in record.case.strategies})
+    cases = [record.case for record in records if record.case]
+    names = sorted({applied.name for case in cases for applied in case.strategies})
     files = history.files_of(strategies[name] for name in names if name in strategies)
     answers = [history.changed(commit, files) for commit in of_records(records).commits]
     if not answers or any(answer is None for answer in answers):
         return "not known"
-    changed = list(dict.fromkeys(name for answer in answers for name in answer or ()))
-    if not changed:
-        return "the same"
-    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-    return f"**stale**: `{changed[0]}`{more}"
+    changed = dict.fromkeys(name for answer in answers for name in answer or ())
+    workloads, frameworks = {case.workload for case in cases}, {case.place.backend for case in cases}
+    roles = history.roles(changed, sorted(workloads), sorted(frameworks))
+    if roles.run:
+        return f"**stale**: {_first(roles.run)}"
+    if roles.measuring:
+        return f"measured by other code: {_first(roles.measuring)}"
+    return f"predicted by other code: {_first(roles.predicting)}" if roles.predicting else "the same"
+
+
+def _first(names: Sequence[str]) -> str:
+    return f"`{names[0]}`" + (f" and {len(names) - 1} more" if len(names) > 1 else "")

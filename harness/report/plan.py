@@ -20,21 +20,25 @@ UNBOUNDED = (
 SEVERAL = 3
 
 
-def text(comparisons: Sequence[Sequence[PlanRow]], helps: Sequence[Sequence[Remedy]]) -> str:
-    """Write one table for each comparison, and below it what to change where nothing fits."""
-    pieces = []
-    for rows, remedies in zip(comparisons, helps, strict=True):
-        limit = rows[0].limit_bytes
-        unknown = "its memory is not known: give --gpu-memory or --budget"
-        limited = unknown if limit is None else f"may use {shown(limit)}"
-        pieces.append(f"## {escaped(heading(rows[0].case))}; {limited}")
-        if all(row.peak_bytes is None for row in rows):
-            pieces.append(f"Not predicted: {escaped('; '.join(dict.fromkeys(row.reason or '' for row in rows)))}.")
-            continue
+def table(rows: Sequence[PlanRow]) -> str:
+    """Write the table of a comparison, and below it that nothing fits where that is so."""
+    limit = rows[0].limit_bytes
+    unknown = "its memory is not known: give --gpu-memory or --budget"
+    limited = unknown if limit is None else f"may use {shown(limit)}"
+    pieces = [f"## {escaped(heading(rows[0].case))}; {limited}"]
+    if all(row.peak_bytes is None for row in rows):
+        pieces.append(f"Not predicted: {escaped('; '.join(dict.fromkeys(row.reason or '' for row in rows)))}.")
+    else:
         pieces += [grid(rows), *device_grid(rows), *_remarks(rows)]
         if limit is not None and not any(row.fits for row in rows):
-            pieces.append(f"{escaped(shortfall(rows))}. {_helpful(rows, remedies)}".strip())
+            pieces.append(f"{escaped(shortfall(rows))}.{_effects(rows)}")
     return "\n\n".join(pieces) + "\n"
+
+
+def halved(remedies: Sequence[Remedy]) -> str:
+    """Write what half of a size would bring; an empty text where that was not asked."""
+    sizes = [f"{each.change} takes {shown(each.need_bytes)}{' and fits' if each.fits else ''}" for each in remedies]
+    return f"The leanest with half of a size: {', '.join(sizes)}.\n" if sizes else ""
 
 
 def grid(rows: Sequence[PlanRow]) -> str:
@@ -74,18 +78,11 @@ def _unbounded(rows: Sequence[PlanRow]) -> str:
     return UNBOUNDED if any(row.at_most_bytes is None and row.fits is not None for row in rows) else ""
 
 
-def _helpful(rows: Sequence[PlanRow], remedies: Sequence[Remedy]) -> str:
-    """Write which strategies save most, and what half of a size would bring."""
+def _effects(rows: Sequence[PlanRow]) -> str:
+    """Write which strategies save most."""
     whole = next((row.peak_bytes for row in rows if row.case.is_baseline), None)
     saved = [(whole - row.peak_bytes, row.case.label) for row in rows if whole and row.peak_bytes]
     best = [(size, label) for size, label in sorted(saved, reverse=True) if size > 0][:SEVERAL]
-    pieces = []
-    if best:
-        savings = ", ".join(f"{escaped(label)} saves {shown(size)}" for size, label in best)
-        pieces.append(f"In order of effect: {savings}.")
-    if remedies:
-        halves = [
-            f"{each.change} takes {shown(each.need_bytes)}{' and fits' if each.fits else ''}" for each in remedies
-        ]
-        pieces.append(f"The leanest with half of a size: {', '.join(halves)}.")
-    return " ".join(pieces)
+    if not best:
+        return ""
+    return f" In order of effect: {', '.join(f'{escaped(label)} saves {shown(size)}' for size, label in best)}."

@@ -1,5 +1,6 @@
 """What is to be known of a judged row beside its figures: flags, notes in words, and why there is no verdict."""
 
+from harness.contract.parts import BESIDE
 from harness.records import Prediction, Record
 from harness.records.record import OUT_OF_MEMORY
 from harness.verdicts.observed import Observed
@@ -89,7 +90,8 @@ def notes(observed: Observed, growth: float | None) -> tuple[str, ...]:
     record = observed.memory[0]
     noted = {**(observed.predict.notes if observed.predict else {}), **record.notes}
     texts = [f"{name.replace('_', ' ')}: {note}" for name, note in noted.items()]
-    texts += [f"{name.replace('_', ' ')} {_number(value)}" for name, value in record.extra.items() if _is_number(value)]
+    numbers = {name: value for name, value in record.extra.items() if _is_number(value) and name != BESIDE}
+    texts += [f"{name.replace('_', ' ')} {_number(value)}" for name, value in numbers.items()]
     pages = max((phase.file_bytes or 0 for phase in record.memory.phases), default=0)
     if "file_backed" in record.flags:
         texts.append(f"{pages / MIB:,.0f} MiB are pages of a file, which the kernel can take back")

@@ -77,3 +77,29 @@ def test_a_strategy_is_its_file_or_its_folder_and_what_its_group_shares() -> Non
     assert "strategies/loss/chunked_loss.py" in history.files_of([strategies["chunked_loss"]])
     assert "strategies/loss/fused_loss" in history.files_of([strategies["fused_loss"]])
     assert "strategies/sharding/_torch.py" in history.files_of([strategies["fsdp"]])
+
+
+def test_each_file_that_decides_has_one_role_and_counts_only_where_it_runs() -> None:
+    names = [
+        "strategies/loss/cut_loss/_jax.py",
+        "harness/workloads/decoder/_torch.py",
+        "harness/workloads/scoring/_torch.py",
+        "harness/workloads/halves.py",
+        "harness/worker/memory.py",
+        "harness/worker/prediction.py",
+        "harness/backends/jax.py",
+        "harness/backends/torch_memory.py",
+        "harness/worker/calibration.py",
+    ]
+    torch = history.roles(names, ["decoder"], ["torch"])
+    assert torch.run == ("harness/workloads/decoder/_torch.py", "harness/workloads/halves.py")
+    assert torch.measuring == ("harness/worker/memory.py",)
+    assert torch.predicting == ("harness/worker/prediction.py", "harness/backends/torch_memory.py")
+    jax = history.roles(names, ["scoring"], ["jax"])
+    assert jax.run == ("strategies/loss/cut_loss/_jax.py", "harness/workloads/halves.py")
+    assert "harness/backends/jax.py" in jax.measuring
+
+
+def test_every_file_that_is_said_to_predict_or_to_check_is_there() -> None:
+    for pattern in (*history.PREDICTING, *history.CHECKING):
+        assert list(history.ROOT.glob(pattern)), pattern
