@@ -71,7 +71,9 @@ class Roles(NamedTuple):
 
 def roles(names: Iterable[str], workloads: Sequence[str], frameworks: Sequence[str]) -> Roles:
     """Sort files into their roles for cases of some workloads and frameworks; what those do not use is left out."""
-    run, measuring, predicting = [], [], []
+    run: list[str] = []
+    measuring: list[str] = []
+    predicting: list[str] = []
     for name in names:
         if _other_framework(name, frameworks) or name in CHECKING:
             continue
