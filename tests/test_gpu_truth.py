@@ -56,3 +56,27 @@ def test_a_published_adapter_run_is_met_to_the_byte(tmp_path):
     measured = ROWS["fitcheck-060"]["measured"]
     assert line["allocated_bytes"] == measured["max_memory_allocated"]
     assert line["process_bytes"] == pytest.approx(measured["process"], rel=0.01)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
+def test_published_processes_are_met_to_a_percent_and_bounded(tmp_path):
+    names = ["xmem-002", "xmem-014", "xmem-028", "xmem-031", "xmem-041"]
+    lines = predicted(tmp_path, [ROWS[name] for name in names])
+    assert "out of memory" in lines.pop("xmem-041")["refused"], "it ran out of memory there too"
+    for name, line in lines.items():
+        measured = ROWS[name]["measured"]["nvml_max_minus_first"]
+        assert line["process_bytes"] == pytest.approx(measured, rel=0.01), name
+        assert measured <= line["at_most_bytes"] <= 1.2 * measured, name
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
+def test_where_gradients_are_dropped_decides_what_a_process_takes(tmp_path):
+    """The row does not say where, so that its bound has the most of all ways."""
+    row = ROWS["xmem-030"]
+    ways = {
+        way: row | {"id": way, "steps": f"4 iterations; zero_grad {way}"} for way in ("before forward", "after forward")
+    }
+    lines = predicted(tmp_path, [row, *ways.values()])
+    assert lines["after forward"]["process_bytes"] > 1.1 * lines["before forward"]["process_bytes"]
+    assert lines["xmem-030"]["process_bytes"] == lines["before forward"]["process_bytes"]
+    assert lines["xmem-030"]["at_most_bytes"] > lines["after forward"]["process_bytes"]

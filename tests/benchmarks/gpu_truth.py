@@ -27,10 +27,14 @@ FAMILIES = {
     "apple-cce": operators.predicted,
     "fitcheck": training.predicted,
     "canifinetune": training.predicted,
-    "xmem": training.predicted,
-    "xmem-a100": training.predicted,
+    "xmem": training.predicted_process,
+    "xmem-a100": training.predicted_process,
 }
 """How the rows of each source are rebuilt."""
+PROCESS = "nvml_max_minus_first"
+"""What the driver counted of a process above its first sample, in rows that have nothing of the allocator."""
+RIVALS = ("xMem", "DNNMem", "SchedTune", "LLMem")
+"""Estimators whose answers were published with those rows."""
 
 
 def line_of(row: dict[str, Any]) -> dict[str, Any]:
@@ -41,9 +45,10 @@ def line_of(row: dict[str, Any]) -> dict[str, Any]:
         if row.get("family") not in FAMILIES:
             raise Refused(f"rows of '{row.get('family')}' say too little of what was run")
         figures |= FAMILIES[row["family"]](row)
-        context = card_of(row).context_bytes
-        figures["process_bytes"] = figures["reserved_bytes"] + context if context is not None else None
-        figures["at_most_bytes"] = None  # too few runs of this kind were measured for a bound
+        if "process_bytes" not in figures:
+            context = card_of(row).context_bytes
+            figures["process_bytes"] = figures["reserved_bytes"] + context if context is not None else None
+            figures["at_most_bytes"] = None  # too few runs of this kind were measured for a bound
     except OutOfMemory as error:
         figures |= {"oom": True, "refused": f"out of memory on this card: {error}"}
     except Refused as error:
@@ -56,6 +61,8 @@ def line_of(row: dict[str, Any]) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]], predicted: list[dict[str, Any]]) -> str:
     """Write the errors by source, then row by row; a rival is the estimate of those who measured."""
     by_id = {line["id"]: line for line in predicted}
+    of_processes = [row for row in rows if PROCESS in row["measured"]]
+    rows = [row for row in rows if PROCESS not in row["measured"]]
     sources: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         sources.setdefault(row["source"]["repo"], []).append(row)
@@ -78,7 +85,44 @@ def table(rows: list[dict[str, Any]], predicted: list[dict[str, Any]]) -> str:
         shown = f"{got / MIB:,.2f} | {got / measured - 1:+.3%}" if got else f"| {line['refused']}"
         name = row["group"].replace("|", " ").replace('"', "")
         lines.append(f"| {name} | {row['gpu'].split(' (')[0]} | {measured / MIB:,.2f} | {shown} |")
-    return "\n".join(heads) + "\n\n" + "\n".join(lines)
+    tables = [heads, lines, *(_processes(of_processes, by_id) if of_processes else ())]
+    return "\n\n".join("\n".join(each) for each in tables)
+
+
+def _processes(rows: list[dict[str, Any]], by_id: dict[str, dict[str, Any]]) -> tuple[list[str], list[str], list[str]]:
+    """Write what whole processes took, beside the estimates that were published with them."""
+    known = [row for row in rows if row["measured"][PROCESS] and "process_bytes" in by_id[row["id"]]]
+    estimates: dict[str, list[tuple[int, int | None]]] = {
+        "predicted here": [(row["measured"][PROCESS], by_id[row["id"]]["process_bytes"]) for row in known],
+        "at most, here": [(row["measured"][PROCESS], by_id[row["id"]]["at_most_bytes"]) for row in known],
+    }
+    for rival in RIVALS:
+        estimates[rival] = [(row["measured"][PROCESS], row["rivals"].get(rival)) for row in known]
+    heads = ["| estimate | runs | median, largest error | runs that took more |", "|:--|--:|--:|--:|"]
+    for name, pairs in estimates.items():
+        given = [(measured, estimate) for measured, estimate in pairs if estimate]
+        died = sum(measured > estimate for measured, estimate in given)
+        heads.append(f"| {name} | {len(given)} | {_errors(given)} | {died} |")
+    lines = [
+        "| run | card | published MiB | predicted MiB | error | at most MiB | xMem's error |",
+        "|:--|:--|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        measured, line, rival = row["measured"][PROCESS], by_id[row["id"]], row["rivals"].get("xMem")
+        name = f"{row['group'].rpartition('|')[0].rpartition('|')[0].replace('|', ' ')}"
+        published = f"{measured / MIB:,.0f}" if measured else "out of memory" if row["measured"]["oom"] else ""
+        cells = ["out of memory" if line.get("oom") else line["refused"], "", ""]
+        if "process_bytes" in line:
+            got, most = line["process_bytes"], line["at_most_bytes"]
+            cells = [f"{got / MIB:,.0f}", f"{got / measured - 1:+.1%}" if measured else "", f"{most / MIB:,.0f}"]
+        other = f"{rival / measured - 1:+.1%}" if rival and measured else ""
+        lines.append(f"| {name} | {row['gpu'].split(' (')[0]} | {published} | {' | '.join(cells)} | {other} |")
+    said = [
+        f"Of {sum(row['measured']['oom'] for row in rows)} runs that ran out of memory "
+        f"{sum(bool(row['measured']['oom'] and by_id[row['id']].get('oom')) for row in rows)} are predicted to, and "
+        f"{sum(bool(not row['measured']['oom'] and by_id[row['id']].get('oom')) for row in rows)} of the others."
+    ]
+    return heads, said, lines
 
 
 def _rival(measured: dict[str, Any], rivals: dict[str, Any]) -> tuple[int | None, int | None]:

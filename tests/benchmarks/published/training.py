@@ -1,5 +1,7 @@
 """Training runs of published models: the model from its configuration by transformers, then the steps as published."""
 
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,28 +12,58 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from harness.backends.cuda_allocator import OutOfMemory
 from published import adapters
 from published.machine import Refused, device_of
 
 META = torch.device("meta")
+ACTIVATION_FIELDS = ("activation_function", "hidden_act", "hidden_activation")
+ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
+"""Names of activations in transformers where rows have another."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+ZERO_GRAD = ("zero_grad before forward", "zero_grad after forward, before backward", "zero_grad after step")
+"""Where a loop can drop the gradients of the step before."""
+UNSAID = 1.02
+"""By how much a process can exceed what its loop reserves: lengths of batches and samples of the driver vary."""
+
+
+def predicted_process(row: dict[str, Any]) -> dict[str, int]:
+    """Return what a process takes above its first sample, and at most where the row leaves its loop open.
+
+    That first sample has the context of the device. Raises Refused, OutOfMemory.
+    """
+    figures = predicted(row)
+    steps = row["steps"]
+    ways = [f"{steps.split(';')[0]}; {way}" for way in ZERO_GRAD] if "not recorded" in steps else []
+    most = figures["reserved_bytes"]
+    for way in ways:
+        try:
+            most = max(most, predicted(row | {"steps": way})["reserved_bytes"])
+        except OutOfMemory:
+            most = max(most, row["gpu_total"])
+    return figures | {"process_bytes": figures["reserved_bytes"], "at_most_bytes": int(UNSAID * most)}
 
 
 def predicted(row: dict[str, Any]) -> dict[str, int]:
     """Return the allocated and reserved bytes of a training run. Raises Refused, OutOfMemory."""
     model = skeleton(row)
-    with device_of(row) as device, attention_of(row):
+    with device_of(row) as device, attention_of(row), transformers_of(row):
         place(model, row)
         adapt(model, row)
         model.train()
         optimizer = optimizer_of(row, [p for p in model.parameters() if p.requires_grad])
         batch = batch_of(row)
-        step = fresh_step if row["family"] == "fitcheck" else kept_step
         model.forward = autocast(row, model.forward)
-        step(model, optimizer, batch)
-        device.allocator.reset_peaks()
-        for _ in range(1 if row["family"] == "fitcheck" else 2):
+        if row["family"].startswith("xmem"):
+            one_loop(model, optimizer, batch, row["steps"])
+        else:
+            step = fresh_step if row["family"] == "fitcheck" else kept_step
             step(model, optimizer, batch)
+            device.allocator.reset_peaks()
+            for _ in range(1 if row["family"] == "fitcheck" else 2):
+                step(model, optimizer, batch)
         return {
             "allocated_bytes": device.allocator.peak_allocated,
             "reserved_bytes": device.allocator.peak_reserved,
@@ -45,7 +77,9 @@ def skeleton(row: dict[str, Any]) -> Any:
     config = config_of(row)
     builder = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     wanted = (row.get("attention") or "").split(" ")
-    attention = "eager" if "eager" in wanted else "sdpa"
+    attention = "sdpa" if "eager" not in wanted and builder._model_mapping[type(config)]._supports_sdpa else "eager"
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0
     with META:
         model = builder.from_config(config, dtype=loaded_type(row), attn_implementation=attention)
     if row.get("use_cache") is False:
@@ -71,10 +105,21 @@ def config_of(row: dict[str, Any]) -> Any:
     ):
         if published_name in sizes:
             sizes[name] = sizes.pop(published_name)
-    for aside in ("n_params", "norm", "activation", "qkv_bias", "qk_norm", "dropout", "attention_layers"):
+    activation, dropout = sizes.pop("activation", None), sizes.pop("dropout", None)
+    if sizes.pop("attention_layers", None) == "alternating global,local":
+        sizes["attention_types"] = [[["global", "local"], sizes["num_hidden_layers"] // 2]]
+        sizes["num_layers"] = sizes.pop("num_hidden_layers")
+    for aside in ("n_params", "norm", "qkv_bias", "qk_norm"):
         sizes.pop(aside, None)
     if "vocab_size" not in sizes:
         raise Refused("the row gives no sizes of the model")
+    usual = made().to_dict()
+    if activation is not None:
+        sizes |= {name: ACTIVATIONS.get(activation, activation) for name in ACTIVATION_FIELDS if name in usual}
+    if dropout is not None:  # it is said of all places that have one by default
+        sizes |= {
+            name: dropout for name, value in usual.items() if "drop" in name and isinstance(value, float) and value
+        }
     return made(**sizes)
 
 
@@ -149,10 +194,22 @@ def optimizer_of(row: dict[str, Any], parameters: list[nn.Parameter]) -> Any:
     name = row["optimizer"]
     if "PagedAdamW8bit" in name:
         return Paged(parameters)
-    for kind in ("AdamW", "Adam", "SGD"):
-        if f"torch.optim.{kind}" in name:
-            return getattr(torch.optim, kind)(parameters, lr=1e-3, foreach=True)
+    if name.startswith("transformers Adafactor(relative_step=False)"):
+        return adafactor(parameters)
+    plain = re.match(r"torch\.optim\.(\w+)", name)
+    kind = getattr(torch.optim, plain[1], None) if plain else None
+    if kind is not None and "foreach" in inspect.signature(kind).parameters:
+        return kind(parameters, lr=1e-3, foreach=True)
     raise Refused(f"the optimizer '{name}' is not rebuilt")
+
+
+def adafactor(parameters: list[nn.Parameter]) -> Any:
+    """Make the Adafactor of transformers; no value of a parameter decides its rate, since none has one here."""
+    from transformers.optimization import Adafactor
+
+    optimizer = Adafactor(parameters, lr=1e-3, relative_step=False)
+    optimizer._get_lr = lambda group, state: group["lr"]  # type: ignore[method-assign]
+    return optimizer
 
 
 class Paged:
@@ -219,6 +276,20 @@ def kept_step(model: Any, optimizer: Any, batch: dict[str, torch.Tensor]) -> Non
     optimizer.zero_grad(set_to_none=True)
 
 
+def one_loop(model: Any, optimizer: Any, batch: dict[str, torch.Tensor], steps: str) -> None:
+    """Train as many steps as a text says, in one loop, so that the outputs of each live until the next are there."""
+    for _ in range(int(steps.split()[0])):
+        if "zero_grad before forward" in steps:
+            optimizer.zero_grad(set_to_none=True)
+        out = model(**batch)
+        if "zero_grad after forward" in steps:
+            optimizer.zero_grad(set_to_none=True)
+        out.loss.backward()
+        optimizer.step()
+        if "zero_grad after step" in steps:
+            optimizer.zero_grad(set_to_none=True)
+
+
 @contextmanager
 def attention_of(row: dict[str, Any]) -> Iterator[None]:
     """Let attention choose among the kernels that the row names."""
@@ -226,6 +297,39 @@ def attention_of(row: dict[str, Any]) -> Iterator[None]:
         if "EFFICIENT_ATTENTION" in (row.get("attention") or ""):
             stack.enter_context(sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION))
             stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", _repeated(F)))
+        yield
+
+
+@contextmanager
+def transformers_of(row: dict[str, Any]) -> Iterator[None]:
+    """Let transformers keep what the version of a row kept: before 4.54 its cache took keys and values as they are.
+
+    Its attention then made copies of them that lie in one piece. OPT had an attention of its own, which did so before.
+    """
+    from transformers.cache_utils import DynamicLayer
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+    version = (row.get("stack") or {}).get("transformers") or ""
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    if not numbers or tuple(numbers) >= (4, 54) or row["config"]["arch"] == "OPTForCausalLM":
+        yield
+        return
+    later, attend = DynamicLayer.update, ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def update(self: Any, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.is_initialized:
+            return later(self, keys, values, *args, **kwargs)
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def in_one_piece(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return attend(module, q.contiguous(), k.contiguous(), v.contiguous(), *args, **kwargs)
+
+    with (
+        mock.patch.object(DynamicLayer, "update", update),
+        mock.patch.dict(AttentionInterface._global_mapping, {"sdpa": in_one_piece}),
+    ):
         yield
 
 
