@@ -263,7 +263,9 @@ class Record(Value):
     notes: dict[str, str] = Field(default_factory=dict, description="what parts of the run wrote down, in words")
     extra: dict[str, Any] = Field(default_factory=dict, description="numbers of parts and of instruments")
     child_peak_bytes: int | None = Field(None, description="children: sampled sum of proportional sets, bytes")
-    child_peak_bound_bytes: int | None = Field(None, description="children: sum of high-water marks, bytes")
+    child_peak_bound_bytes: int | None = Field(
+        None, description="children that may have been there at once: sum of high-water marks, bytes"
+    )
     prediction: Prediction = Field(default_factory=Prediction, description="figures of a prediction")
     numerics: Verdict | None = Field(None, description="the answer's rung, of a comparison of answers")
     memory: Memory = Field(default_factory=Memory, description="figures of a memory measurement")

@@ -53,6 +53,8 @@ class _Watched:
     ended_by: str | None = None
     children_sum: int = 0
     children_peaks: dict[int, int] = field(default_factory=dict)
+    children: frozenset[int] = frozenset()
+    together: set[frozenset[int]] = field(default_factory=set)
     kernel_kills: int = field(default_factory=lambda: memory.kernel_kills())
 
 
@@ -136,12 +138,19 @@ def _read_phase(folder: Path, seen: _Watched) -> None:
 
 
 def _read_children(worker: int, seen: _Watched) -> None:
-    total = 0
+    """Note what the children hold now, the most that each held, and which may have been there at once.
+
+    Two that are seen by the same poll or by neighbouring ones may have been; compilers that follow each other were not.
+    """
+    total, alive = 0, set()
     for child in memory.descendants(worker):
         with suppress(OSError, ValueError):
             total += memory.proportional(child)
             seen.children_peaks[child] = max(seen.children_peaks.get(child, 0), memory.read(child).peak)
+            alive.add(child)
     seen.children_sum = max(seen.children_sum, total)
+    seen.together.add(seen.children | alive)
+    seen.children = frozenset(alive)
 
 
 def _size(path: Path) -> int:
@@ -191,7 +200,8 @@ def _records(task: Task, code: int, folder: Path, seen: _Watched) -> list[Record
     # ranks that are processes tell of themselves
     alone = backends.processes(task.case.place.backend, task.case.ranks) == 1
     if seen.children_peaks and alone:
-        peaks = {"child_peak_bytes": seen.children_sum, "child_peak_bound_bytes": sum(seen.children_peaks.values())}
+        most = max(sum(seen.children_peaks[child] for child in group) for group in seen.together)
+        peaks = {"child_peak_bytes": seen.children_sum, "child_peak_bound_bytes": most}
         records = [_with_children(record, peaks) for record in records]
     if seen.ended_by is None and code == 0 and fault is None and len(records) == len(task.cases):
         return records

@@ -84,6 +84,21 @@ def leave_a_nameless_grandchild():
     os._exit(0)
 
 
+def child():
+    return subprocess.Popen([sys.executable, "-c", "held = bytearray(60 << 20); import time; time.sleep(0.5)"])
+
+
+def children_in_turn():
+    for _ in range(4):
+        child().wait()
+        time.sleep(0.3)
+
+
+def children_at_once():
+    for each in [child() for _ in range(4)]:
+        each.wait()
+
+
 def flood():
     for _ in range(70):
         os.write(1, bytes(1 << 20))
@@ -144,7 +159,8 @@ FAULTS = {
     "abort": os.abort,
     **{f.__name__: f for f in (
         value_error, memory_error, hang, hang_ignoring_sigterm, kill_itself, bad_alloc, segfault, exit_137,
-        leave_a_grandchild, leave_a_nameless_grandchild, flood, leak, short_spike, long_spike, long_spike_then_kill,
+        leave_a_grandchild, leave_a_nameless_grandchild,
+        children_in_turn, children_at_once, flood, leak, short_spike, long_spike, long_spike_then_kill,
         note_environment,
     )},
     "fifo": fifo,
@@ -479,6 +495,15 @@ def test_what_priming_used_is_no_part_of_a_dead_workers_peak(run):
     record = run(bad("source", "kill_itself", prime="long_spike"))
     assert record.status == "killed_unknown"
     assert record.memory.peak_host_bytes is None or record.memory.peak_host_bytes < 100 * MIB
+
+
+@pytest.mark.parametrize(("way", "least", "most"), [("children_in_turn", 60, 120), ("children_at_once", 240, 400)])
+def test_children_count_together_only_where_they_were(run, way, least, most):
+    """Compilers that followed each other would count as ten GiB, each of which held a quarter of one."""
+    record = run(bad("source", way))
+    assert record.status == "ok"
+    assert least * MIB <= record.child_peak_bound_bytes <= most * MIB
+    assert record.child_peak_bytes <= record.child_peak_bound_bytes
 
 
 # What stays behind: nothing
