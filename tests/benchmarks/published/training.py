@@ -77,7 +77,8 @@ def skeleton(row: dict[str, Any]) -> Any:
     config = config_of(row)
     builder = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     wanted = (row.get("attention") or "").split(" ")
-    attention = "sdpa" if "eager" not in wanted and builder._model_mapping[type(config)]._supports_sdpa else "eager"
+    made: Any = builder._model_mapping[type(config)]
+    attention = "sdpa" if "eager" not in wanted and made._supports_sdpa else "eager"
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 0
     with META:
