@@ -33,7 +33,6 @@ STALE = {
     "real_lengths": WAITS,
     "sharding": WAITS,
     "smoke": "it is a look at everything in a minute, and no table shows it",
-    "vocabulary": WAITS,
 }
 
 
