@@ -61,6 +61,10 @@ def changed(commit: str, files: tuple[str, ...]) -> tuple[str, ...] | None:
     return tuple(name for name in names if name.endswith(".py") and _meaning_at(commit, name) != _meaning(name))
 
 
+APART = ("causal_lm", "scoring", "temporal")
+"""Workloads that no other one uses."""
+
+
 class Roles(NamedTuple):
     """Files that have changed, by what they are to a figure: what was run, what measured it, what predicted it."""
 
@@ -80,8 +84,8 @@ def roles(names: Iterable[str], workloads: Sequence[str], frameworks: Sequence[s
         if any(fnmatch(name, pattern) for pattern in PREDICTING):
             predicting.append(name)
         elif name.startswith("harness/workloads/"):
-            own = PurePath(name).parts[2]
-            if own.endswith(".py") or own in (*workloads, "data"):
+            room = PurePath(name).parts[2]
+            if room not in APART or room in workloads:
                 run.append(name)
         else:
             (measuring if name.startswith("harness/") else run).append(name)

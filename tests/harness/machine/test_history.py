@@ -96,7 +96,18 @@ def test_each_file_that_decides_has_one_role_and_counts_only_where_it_runs() -> 
     assert torch.measuring == ("harness/worker/memory.py",)
     assert torch.predicting == ("harness/worker/prediction.py", "harness/backends/torch_memory.py")
     jax = history.roles(names, ["scoring"], ["jax"])
-    assert jax.run == ("strategies/loss/cut_loss/_jax.py", "harness/workloads/halves.py")
+    assert jax.run == ("strategies/loss/cut_loss/_jax.py", "harness/workloads/halves.py"), "no part of torch"
+    assert "harness/workloads/scoring/_torch.py" in history.roles(names, ["scoring"], ["torch"]).run
+    assert "harness/workloads/decoder/_torch.py" in history.roles(names, ["scoring"], ["torch"]).run, "it is a decoder"
+
+
+@pytest.mark.parametrize("name", history.APART)
+def test_no_other_workload_uses_one_that_is_apart(name: str) -> None:
+    rooms = history.ROOT / "harness" / "workloads"
+    others = [path for path in rooms.rglob("*.py") if name not in path.relative_to(rooms).parts]
+    assert len(others) > 20
+    for path in others:
+        assert f"harness.workloads.{name}" not in path.read_text(encoding="utf-8"), path
     assert "harness/backends/jax.py" in jax.measuring
 
 
