@@ -23,13 +23,11 @@ WAITS = "its rows or its shape changed after it was measured; it waits for the n
 STALE = {
     "advice": "`harness advise` answers it by predictions alone",
     "automatic_frames": WAITS,
-    "automatic_tokens": WAITS,
     "checkpointing": WAITS,
     "compilers": WAITS,
     "gpu": WAITS,
     "gpu_losses": WAITS,
     "large_context_masters": WAITS,
-    "loss_quality": WAITS,
     "real_lengths": WAITS,
     "sharding": WAITS,
     "smoke": "it is a look at everything in a minute, and no table shows it",
