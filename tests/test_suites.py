@@ -22,7 +22,6 @@ FITTED = {"pythia_batch", "ram_to_tokens"}
 WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
 STALE = {
     "advice": "`harness advise` answers it by predictions alone",
-    "automatic_frames": WAITS,
     "checkpointing": WAITS,
     "compilers": WAITS,
     "gpu": WAITS,
