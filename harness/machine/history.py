@@ -13,10 +13,13 @@ from typing import NamedTuple
 from harness.contract.strategy import Strategy
 from harness.machine import facts
 
-DECIDING = ("backends", "contract", "machine/environment.py", "machine/memory.py", "worker", "workloads")
+DECIDING = (
+    *("backends", "contract", "machine/environment.py", "machine/memory.py"),
+    *("run/runner.py", "worker", "workloads"),  # the runner watches what child processes take
+)
 """Code of the harness that decides a figure; all other code judges, plans or shows it, and is run anew."""
 PREDICTING = (
-    *("harness/worker/prediction.py", "harness/worker/batch_sizes.py", "harness/contract/toolkit/turns.py"),
+    "harness/worker/prediction.py",
     *(f"harness/backends/{name}.py" for name in ("ledger", "cards", "cuda_*", "*_cuda*", "*_flops", "torch_autocast")),
     *(f"harness/backends/torch_{name}.py" for name in ("memory", "operators", "calls", "turns")),
 )

@@ -36,7 +36,7 @@ def table(rows: Sequence[PlanRow]) -> str:
 
 
 def halved(remedies: Sequence[Remedy]) -> str:
-    """Write what half of a size would bring; an empty text where that was not asked."""
+    """Write what half of a size would bring; an empty text where there are no remedies."""
     sizes = [f"{each.change} takes {shown(each.need_bytes)}{' and fits' if each.fits else ''}" for each in remedies]
     return f"The leanest with half of a size: {', '.join(sizes)}.\n" if sizes else ""
 

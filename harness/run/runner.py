@@ -138,7 +138,7 @@ def _read_phase(folder: Path, seen: _Watched) -> None:
 
 
 def _read_children(worker: int, seen: _Watched) -> None:
-    """Note what the children hold now, the most that each held, and which may have been there at once.
+    """Note what the children take now, the peak of each, and which may have been there at once.
 
     Two that are seen by the same poll or by neighbouring ones may have been; compilers that follow each other were not.
     """

@@ -67,13 +67,13 @@ def _own_estimate(measured: dict[str, Any], rivals: dict[str, Any]) -> tuple[int
 
 def _estimates(rows: Rows, lines: Lines) -> str:
     known = [row for row in rows if row["measured"][PROCESS] and "process_bytes" in lines[row["id"]]]
-    given = {
+    estimates = {
         "predicted here": [lines[row["id"]]["process_bytes"] for row in known],
         "at most, here": [lines[row["id"]]["at_most_bytes"] for row in known],
         **{rival: [row["rivals"].get(rival) for row in known] for rival in RIVALS},
     }
     cells = []
-    for name, sizes in given.items():
+    for name, sizes in estimates.items():
         pairs = [(row["measured"][PROCESS], size) for row, size in zip(known, sizes, strict=True) if size]
         cells.append((name, len(pairs), _error(pairs), sum(measured > size for measured, size in pairs)))
     return _grid(cells, ESTIMATES, 1)

@@ -36,11 +36,11 @@ def predicted_process(row: dict[str, Any]) -> dict[str, int]:
     """
     figures = predicted(row)
     steps = row["steps"]
-    ways = [f"{steps.split(';')[0]}; {way}" for way in ZERO_GRAD] if "not recorded" in steps else []
+    others = [way for way in ZERO_GRAD if way not in steps] if "not recorded" in steps else []
     most = figures["reserved_bytes"]
-    for way in ways:
+    for way in others:
         try:
-            most = max(most, predicted(row | {"steps": way})["reserved_bytes"])
+            most = max(most, predicted(row | {"steps": f"{steps.split(';')[0]}; {way}"})["reserved_bytes"])
         except OutOfMemory:
             most = max(most, row["gpu_total"])
     return figures | {"process_bytes": figures["reserved_bytes"], "at_most_bytes": int(UNSAID * most)}
@@ -303,7 +303,7 @@ def attention_of(row: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def transformers_of(row: dict[str, Any]) -> Iterator[None]:
-    """Let transformers keep what the version of a row kept: before 4.54 its cache took keys and values as they are.
+    """Run transformers with the cache of a row's version: before 4.54 it took keys and values as they are.
 
     Its attention then made copies of them that lie in one piece. OPT had an attention of its own, which did so before.
     """

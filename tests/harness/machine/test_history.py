@@ -1,5 +1,6 @@
 """Which code has changed since a commit: by what it does, not by how it is written."""
 
+import ast
 import subprocess
 from pathlib import Path
 
@@ -109,6 +110,18 @@ def test_no_other_workload_uses_one_that_is_apart(name: str) -> None:
     assert len(others) > 20
     for path in others:
         assert f"harness.workloads.{name}" not in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.parametrize("name", ["memory", "timing", "numerics", "process", "ranks"])
+def test_what_measures_uses_nothing_that_is_said_to_predict(name: str) -> None:
+    tree = ast.parse((history.ROOT / "harness" / "worker" / f"{name}.py").read_text(encoding="utf-8"))
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    modules = {
+        each for node in froms for each in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    }
+    assert "harness.records" in {module[:15] for module in modules}, "imports were read"
+    files = [f"{module.replace('.', '/')}.py" for module in modules]
+    assert not history.roles(files, history.APART, ["torch", "jax"]).predicting
 
 
 def test_every_file_that_is_said_to_predict_or_to_check_is_there() -> None:

@@ -85,7 +85,7 @@ def leave_a_nameless_grandchild():
 
 
 def child():
-    return subprocess.Popen([sys.executable, "-c", "held = bytearray(60 << 20); import time; time.sleep(0.5)"])
+    return subprocess.Popen([sys.executable, "-c", "block = bytearray(60 << 20); import time; time.sleep(0.5)"])
 
 
 def children_in_turn():
@@ -499,7 +499,7 @@ def test_what_priming_used_is_no_part_of_a_dead_workers_peak(run):
 
 @pytest.mark.parametrize(("way", "least", "most"), [("children_in_turn", 60, 120), ("children_at_once", 240, 400)])
 def test_children_count_together_only_where_they_were(run, way, least, most):
-    """Compilers that followed each other would count as ten GiB, each of which held a quarter of one."""
+    """Compilers that followed each other would count as ten GiB, each of which took a quarter of one."""
     record = run(bad("source", way))
     assert record.status == "ok"
     assert least * MIB <= record.child_peak_bound_bytes <= most * MIB
