@@ -231,6 +231,8 @@ class Times(Value):
     prepare_seconds: tuple[float, ...] = Field((), description="making the windows, seconds")
     first_step_seconds: float | None = Field(None, description="the first step, which is in no median, seconds")
     warmup_steps: int | None = Field(None, description="steps between the first and the timed ones")
+    turns: int = Field(1, description="turns of the timed steps, between which processes of other rows had theirs")
+    rest_seconds: float = Field(0.0, description="time that the process was stopped between its turns, seconds")
     cpu_seconds: float | None = Field(None, description="processor time of the timed steps, all threads, seconds")
     minor_faults: int | None = Field(None, description="page faults without reading, during the timed steps")
     major_faults: int | None = Field(None, description="page faults that read a file, during the timed steps")

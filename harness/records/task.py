@@ -10,6 +10,9 @@ from harness.records.case import Case, Value
 
 Kind = Literal["predict", "reference", "numerics", "memory", "pilot", "time", "contract"]
 
+TURN_PIPE = "turn"
+"""The pipe in the folder of a task by which its process says that it waits for its turn."""
+
 
 def id_type(vocabulary: int) -> str:
     """Return the narrowest type that holds all ids of a vocabulary."""
@@ -66,7 +69,8 @@ class Task(Value):
 
     `corpora` are the rows that each group of cases reads, None where the workload draws its own. `environment` are
     variables that the strategies set beside those of the harness. With `calls` a prediction lists the work of a step
-    call by call, for those who want its time.
+    call by call, for those who want its time. A task of time with more than one of `turns` stops itself before each, so
+    that others can have theirs.
     """
 
     kind: Kind
@@ -78,6 +82,7 @@ class Task(Value):
     plugins: tuple[str, ...] = ()
     steps: int = 3
     warmup: int = 1
+    turns: int = 1
     reference: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
     calls: bool = False

@@ -13,8 +13,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,12 @@ from harness import backends
 from harness.machine import environment, memory, orphans
 from harness.records import Memory, Record, Status, Task
 from harness.records.store import parse
+from harness.records.task import TURN_PIPE
 from harness.run import template, temporary
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.1
+SOON_SECONDS = 0.001
 GRACE_SECONDS = 5.0
 LOG_LIMIT = 64 << 20
 RESULT_LIMIT = 1 << 20
@@ -64,10 +66,19 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
     `deadline` is in seconds for each case; `watch` is told the phase about ten times a second, and what it raises ends
     the worker. So does the end of the thread that called.
     """
+    with worker(task, threads, deadline, watch) as one:
+        one.attend()
+        return one.records()
+
+
+@contextmanager
+def worker(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: None) -> Iterator["Worker"]:
+    """Start a worker, as `run` does; it has ended when this ends."""
     orphans.start()  # before orphans come here: it is to be nobody's child
     _adopt_orphans()
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    with temporary.folder("harness-") as folder:
+    with ExitStack() as files:
+        folder = files.enter_context(temporary.folder("harness-"))
         task = task.model_copy(update={"folder": str(folder), "parent": os.getpid()})
         ranks = max(case.ranks for case in task.cases)
         env = environment.variables(task.kind, task.case.place, task.run_id, threads, task.case.budget_bytes, ranks)
@@ -75,21 +86,93 @@ def run(task: Task, threads: int, deadline: float, watch: Watch = lambda phase: 
         env["TMPDIR"] = str(folder)  # what a killed worker leaves goes with its folder
         with temporary.refusing():
             (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")
+            os.mkfifo(folder / TURN_PIPE)
+            pipe = os.open(folder / TURN_PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        files.callback(os.close, pipe)
         key = template.ready(task, env, deadline, watch)
-        process = _started(key, env, folder)
-        seen = _Watched(time.monotonic())
+        one = Worker(task, folder, pipe, deadline, watch, before, _started(key, env, folder))
         try:
-            _monitor(process, folder, seen, deadline, watch)
+            yield one
         finally:
+            one.end()
+
+
+class Worker:
+    """A process that runs a task, as it is seen from outside; `waits` while it is stopped for the turns of others."""
+
+    def __init__(
+        self, task: Task, folder: Path, pipe: int, deadline: float, watch: Watch, before: set[int], process: Process
+    ) -> None:
+        self.task, self.folder, self.pipe, self.deadline, self.watch = task, folder, pipe, deadline, watch
+        self.process, self.before = process, before
+        self.seen = _Watched(time.monotonic())
+        self.begun, self.written, self.stopped = self.seen.started, 0, 0.0
+        self.waits = self.ended = False
+
+    def attend(self) -> None:
+        """Watch it until it ends, has to be ended, or waits for its turn."""
+        seen, told = self.seen, False
+        while self.process.poll() is None:
+            if told and _is_stopped(self.process.pid):
+                self.waits, self.stopped = True, time.monotonic()
+                return
+            template.rest(self.process.pid, SOON_SECONDS if told else POLL_SECONDS, self.pipe)
+            told = told or self._is_told()
+            if time.monotonic() - self.begun > self.deadline:
+                seen.ended_by = "deadline"
+                return
+            if told:
+                continue  # it is about to stop
+            if (size := _size(self.folder / "result.jsonl")) > self.written:  # another case has ended
+                self.begun, self.written = time.monotonic(), size
+            with suppress(OSError, ValueError, IndexError):
+                seen.peak = max(seen.peak, memory.read(self.process.pid).peak)
+            _read_phase(self.folder, seen)
+            _read_children(self.process.pid, seen)
+            self.watch(seen.phase or "starting")
+            if any(_size(self.folder / log) > LOG_LIMIT for log in ("stdout", "stderr")):
+                seen.ended_by = "log"
+                return
+        _read_phase(self.folder, seen)
+
+    def go_on(self) -> None:
+        """Give it its turn, and watch it until it ends or waits for the next one."""
+        self.waits = False
+        self.begun += time.monotonic() - self.stopped
+        _signal(self.process.pid, signal.SIGCONT)
+        self.attend()
+
+    def _is_told(self) -> bool:
+        """Check whether it said that it waits."""
+        try:
+            return bool(os.read(self.pipe, 1))
+        except BlockingIOError:
+            return False
+
+    def end(self) -> None:
+        """End it, with what it left behind."""
+        if not self.ended:
+            self.ended = True
             with template.starting:
-                _running.discard(process.pid)
-            _end(process, before)
-        start = "forked" if isinstance(process, template.Forked) else "fresh"
-        records = _records(task, process.returncode or 0, folder, seen)
+                _running.discard(self.process.pid)
+            _end(self.process, self.before)
+
+    def records(self) -> list[Record]:
+        """End it and return its records: one a case."""
+        self.end()
+        start = "forked" if isinstance(self.process, template.Forked) else "fresh"
         return [
             record.model_copy(update={"origin": record.origin.model_copy(update={"start": start})})
-            for record in records
+            for record in _records(self.task, self.process.returncode or 0, self.folder, self.seen)
         ]
+
+
+def _is_stopped(pid: int) -> bool:
+    """Check whether a child is stopped, and leave what it ended with to others."""
+    with suppress(ChildProcessError):
+        state = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        return state is not None and state.si_code == os.CLD_STOPPED
+    return False
 
 
 def _started(key: template.Key | str, env: dict[str, str], folder: Path) -> Process:
@@ -107,26 +190,6 @@ def _started(key: template.Key | str, env: dict[str, str], folder: Path) -> Proc
             )
         _running.add(process.pid)
         return process
-
-
-def _monitor(process: Process, folder: Path, seen: _Watched, deadline: float, watch: Watch) -> None:
-    begun, written = seen.started, 0
-    while process.poll() is None:
-        template.rest(process.pid, POLL_SECONDS)
-        if (size := _size(folder / "result.jsonl")) > written:  # another case has ended
-            begun, written = time.monotonic(), size
-        with suppress(OSError, ValueError, IndexError):
-            seen.peak = max(seen.peak, memory.read(process.pid).peak)
-        _read_phase(folder, seen)
-        _read_children(process.pid, seen)
-        watch(seen.phase or "starting")
-        if time.monotonic() - begun > deadline:
-            seen.ended_by = "deadline"
-            return
-        if any(_size(folder / log) > LOG_LIMIT for log in ("stdout", "stderr")):
-            seen.ended_by = "log"
-            return
-    _read_phase(folder, seen)
 
 
 def _read_phase(folder: Path, seen: _Watched) -> None:
@@ -164,6 +227,7 @@ def _end(process: Process, before: set[int]) -> None:
     """End the worker's group, then every process that came to this one since: orphans are re-parented to it."""
     if process.poll() is None:
         _signal(process.pid, signal.SIGTERM)
+        _signal(process.pid, signal.SIGCONT)  # it may wait for its turn
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
     _signal(process.pid, signal.SIGKILL)

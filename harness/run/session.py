@@ -8,18 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
 import psutil
 
+from harness import backends
 from harness.contract.assembly import environment_of, probe_of
 from harness.contract.plugins import Plugins
 from harness.machine import checkups, facts, gpu, interference, orphans
 from harness.machine.environment import cache_folder
 from harness.records import Case, Heading, Kind, Origin, Record, Slot, Task, store
 from harness.records.task import TokenFile
-from harness.run import locks, prediction_cache, predictions, prepare_data, runner, template, temporary
+from harness.run import locks, prediction_cache, predictions, prepare_data, runner, template, temporary, turns
 from harness.run.pacing import UNKNOWN, Pacing, pace
 from harness.run.schedule import REPEATS, Known, Latest, Schedule, by_case, is_done, obstacle
 from harness.suite.plan import Comparison, Plan
@@ -27,9 +29,11 @@ from harness.verdicts import blocks, expressions
 from harness.verdicts.judge import MEMORY_MARGIN
 
 ATTEMPTS = 2
-HOPELESS = 4
-"""Processes that were disturbed, run again and disturbed again, after which a run times none twice."""
+HOPELESS = 2
+"""Blocks that were disturbed, run again and disturbed again, after which a run times none twice."""
 REFERENCE_SECONDS = 300.0
+OF_A_PROCESS = 256 << 20
+"""What a process takes beside its peak, in bytes: interpreter and frameworks."""
 
 
 @dataclass
@@ -354,21 +358,49 @@ class Session:
             list(by_label), lives, f"{self.plan.suite.seed}/{comparison.baseline.comparison_key}", number
         )
         for block, labels in enumerate(cut):
-            for label in labels:
-                case = by_label[label]
-                slot = Slot(case=self.schedule.digest(case), kind="time", round=number, block=block)
-                if self.time_once(case, slot) and self.disturbed_twice < HOPELESS:
-                    self.disturbed_twice += self.time_once(case, slot)
+            cases = [by_label[label] for label in labels]
+            digests = map(self.schedule.digest, cases)
+            slots = [Slot(case=digest, kind="time", round=number, block=block) for digest in digests]
+            timed = list(zip(cases, slots, strict=True))
+            for share in [timed] if self.together(cases) else [[each] for each in timed]:
+                if self.time_block(share) and self.disturbed_twice < HOPELESS:
+                    self.disturbed_twice += self.time_block(share)
 
-    def time_once(self, case: Case, slot: Slot) -> bool:
-        """Time one process; return whether something disturbed it."""
-        pacing = self.pacing(case)
-        self.progress.start(f"time {slot.round + 1}/{self.schedule.rounds}", case)
-        before = interference.snapshot(case.place)
-        record = self.work("time", [case], steps=pacing.steps, warmup=pacing.warmup)[0]
-        disturbances = interference.disturbances(before, interference.snapshot(case.place))
-        record = record.model_copy(update={"flags": (*record.flags, *pacing.flags, *disturbances)})
-        self.keep(record, case, slot)
+    def together(self, cases: Sequence[Case]) -> bool:
+        """Check whether these cases can take turns: each is one process on the CPU, and there is room for all."""
+        free = psutil.virtual_memory().available * facts.HOST_SHARE
+        return all(self.takes_turns(case) for case in cases) and sum(map(self.room, cases)) <= free
+
+    def takes_turns(self, case: Case) -> bool:
+        """Check whether a case is one process on the CPU: what ranks and devices do beside it cannot be stopped."""
+        return case.place.device == "cpu" and backends.processes(case.place.backend, case.ranks) == 1
+
+    def room(self, case: Case) -> int:
+        """Return about how much memory a timed process of a case takes in bytes."""
+        return OF_A_PROCESS + (self.peak(case) or 0)
+
+    def time_block(self, timed: Sequence[tuple[Case, Slot]]) -> bool:
+        """Time the processes of a block in turns; return whether something disturbed them."""
+        pacings = [self.pacing(case) for case, _ in timed]
+        seed = f"{self.plan.suite.seed}/{timed[0][0].comparison_key}/{timed[0][1].round}/{timed[0][1].block}"
+        tasks = [
+            self.task(
+                "time", [case], steps=pacing.steps, warmup=pacing.warmup, turns=turns.TURNS if len(timed) > 1 else 1
+            )
+            for (case, _), pacing in zip(timed, pacings, strict=True)
+        ]
+
+        def starting(number: int) -> None:
+            case, slot = timed[number]
+            self.progress.start(f"time {slot.round + 1}/{self.schedule.rounds}", case)
+
+        before = interference.snapshot(timed[0][0].place)
+        allowed = self.plan.suite.timeout_seconds
+        records = turns.run(tasks, self.threads, allowed, self.progress.phase, Random(seed), starting)
+        disturbances = interference.disturbances(before, interference.snapshot(timed[0][0].place))
+        for (case, slot), pacing, record in zip(timed, pacings, records, strict=True):
+            flags = (*record.flags, *pacing.flags, *disturbances)
+            self.keep(record.model_copy(update={"flags": flags}), case, slot)
         return bool(disturbances)
 
     def life(self, case: Case) -> float:
@@ -392,11 +424,17 @@ class Session:
         if slot not in self.latest or not self.latest[slot].step_seconds:
             self.progress.start("pilot", case)
             self.keep(self.work("pilot", [case])[0], case, slot)
-        paced = pace(pilot) if (pilot := self.latest[slot].step_seconds) else UNKNOWN
+        turns_of = turns.TURNS if self.takes_turns(case) else 1
+        paced = pace(pilot, turns_of) if (pilot := self.latest[slot].step_seconds) else UNKNOWN
         return Pacing(paced.warmup if suite.warmup is None else suite.warmup, suite.steps or paced.steps, paced.flags)
 
     def work(self, kind: Kind, cases: Sequence[Case], deadline: float | None = None, **settings: Any) -> list[Record]:
-        task = Task(
+        allowed = deadline or self.plan.suite.timeout_seconds
+        return runner.run(self.task(kind, cases, **settings), self.threads, allowed, self.progress.phase)
+
+    def task(self, kind: Kind, cases: Sequence[Case], **settings: Any) -> Task:
+        """Return what a worker of this run is to do; all cases have the environment of the first."""
+        return Task(
             kind=kind,
             cases=tuple(cases),
             run_id=self.run_id,
@@ -407,8 +445,6 @@ class Session:
             environment=environment_of(self.plugins, cases[0]) if kind in ("memory", "pilot", "time") else {},
             **settings,
         )
-        allowed = deadline or self.plan.suite.timeout_seconds
-        return runner.run(task, self.threads, allowed, self.progress.phase)
 
     def keep(self, record: Record, case: Case, slot: Slot) -> None:
         """Complete a record, write it, and tell the watcher."""

@@ -87,8 +87,11 @@ class Forked:
         return code
 
 
-def rest(pid: int, seconds: float) -> None:
-    """Wait until a child ends, or so many seconds; where the kernel cannot say when, a hundredth of a second."""
+def rest(pid: int, seconds: float, pipe: int | None = None) -> None:
+    """Wait until a child ends, a pipe has something, or so many seconds.
+
+    Where the kernel cannot say when a child ends, it is a hundredth of a second at most.
+    """
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
@@ -97,6 +100,8 @@ def rest(pid: int, seconds: float) -> None:
     try:
         ended = select.poll()
         ended.register(descriptor, select.POLLIN)
+        if pipe is not None:
+            ended.register(pipe, select.POLLIN)
         ended.poll(seconds * 1e3)
     finally:
         os.close(descriptor)

@@ -63,7 +63,8 @@ def work(spec: Path, result: Path, loaded: Plugins | None = None) -> int:
                 leads = rank is None and ranks.are_processes(one)
                 record = ranks.lead(one) if leads else loaded.manager.hook.harness_measure(task=share)
                 last, started = started, time.monotonic()
-                origin = record.origin.model_copy(update={"worker_seconds": started - last})
+                lived = started - last - record.times.rest_seconds
+                origin = record.origin.model_copy(update={"worker_seconds": lived})
                 record = record.model_copy(update={"case": case, "origin": origin})
                 out.write(store.encoded(record))
                 out.flush()  # before a rank leaves the others, who fail by its end

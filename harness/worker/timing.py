@@ -14,7 +14,7 @@ from harness.contract.plugins import Plugins
 from harness.machine.environment import regime
 from harness.machine.memory import read, reset_peak, settle
 from harness.records import Record, Task, Times
-from harness.worker import batch_sizes, memory, ranks, steadiness
+from harness.worker import batch_sizes, memory, ranks, steadiness, turns
 
 PILOT_STEPS, PILOT_SECONDS = 30, 10.0
 
@@ -42,14 +42,15 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     warmup = 0 if task.kind == "pilot" else task.warmup
     wall, usage = None, dict[str, Any]()
     if task.kind == "pilot":
-        marks = _pilot(loop, backend)
+        steps = backend.seconds(_pilot(loop, backend))
+        first = steps[0]
     else:
-        marks, wall, usage = _timed(loop, backend, warmup, steps_due)
+        first, steps, wall, usage = _timed(loop, backend, task, warmup, steps_due)
     loop.close()
     peak = read().peak
-    first, steps = _parted(backend.seconds(marks), warmup, task.kind)
     evidence = _lateness(steps, wall)
-    noisy = len(steps) > 1 and epoch is None and steadiness.noisy(steps)
+    alone = task.turns == 1  # over its turns a machine drifts, and over uneven batches so do steps
+    noisy = len(steps) > 1 and alone and epoch is None and steadiness.noisy(steps)
     figures = Times(
         regime=regime(),
         base_rss_bytes=base,
@@ -105,28 +106,46 @@ def _pilot(loop: Iterator[Any], backend: Any) -> list[Any]:
     return marks
 
 
-def _timed(loop: Iterator[Any], backend: Any, warmup: int, steps: int) -> tuple[list[Any], float, dict[str, Any]]:
-    """Take the first step, the warm-up, then the timed steps without the collector.
+def _timed(
+    loop: Iterator[Any], backend: Any, task: Task, warmup: int, steps: int
+) -> tuple[float, list[float], float, dict[str, Any]]:
+    """Take the first step, the warm-up, then the timed steps without the collector, in the turns of the task.
 
-    Return time marks, the wall time of the timed steps in seconds, and what the process used meanwhile.
+    Return the seconds of the first step, those of each timed one and their wall time, and what else the process used.
     """
     marks = [backend.finish(None)]
-    turns = list(islice(loop, 1 + warmup))
-    marks += [mark for _, mark in turns]
-    backend.wait(turns[-1][0])
-    del turns
+    taken = list(islice(loop, 1 + warmup))
+    marks += [mark for _, mark in taken]
+    backend.wait(taken[-1][0])
+    first = backend.seconds(marks)[0]
+    del taken
     gc.collect()
     gc.freeze()
     gc.disable()
-    marks[-1] = backend.finish(None)
-    before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    last = None
-    for last, mark in islice(loop, steps):  # noqa: B007 - waited for below
-        marks.append(mark)
-    backend.wait(last)
-    wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
+    seconds: list[float] = []
+    wall = rest = 0.0
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    shares = _shares(steps, task.turns)
+    for share in shares:
+        if task.turns > 1:
+            rest += turns.wait(task.folder)
+        marks, started = [backend.finish(None)], time.perf_counter()
+        last = None
+        for last, mark in islice(loop, share):  # noqa: B007 - waited for below
+            marks.append(mark)
+        backend.wait(last)
+        del last
+        wall += time.perf_counter() - started
+        seconds += backend.seconds(marks)
+    after = resource.getrusage(resource.RUSAGE_SELF)
     gc.enable()
-    return marks, wall, _used(before, after)
+    return first, seconds, wall, _used(before, after) | {"turns": len(shares), "rest_seconds": rest}
+
+
+def _shares(steps: int, turns: int) -> list[int]:
+    """Part so many steps into turns of about as many each, at least one."""
+    turns = min(turns, steps)
+    return [steps * (turn + 1) // turns - steps * turn // turns for turn in range(turns)]
 
 
 def _used(before: resource.struct_rusage, after: resource.struct_rusage) -> dict[str, Any]:
@@ -137,8 +156,3 @@ def _used(before: resource.struct_rusage, after: resource.struct_rusage) -> dict
         "major_faults": after.ru_majflt - before.ru_majflt,
         "switches": after.ru_nivcsw - before.ru_nivcsw,
     }
-
-
-def _parted(turns: list[float], warmup: int, kind: str) -> tuple[float, list[float]]:
-    """Part the turns into the first step and the timed ones; the warm-up is in neither (a pilot keeps all)."""
-    return turns[0], turns if kind == "pilot" else turns[1 + warmup :]
