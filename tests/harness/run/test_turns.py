@@ -68,7 +68,7 @@ def ticking(parts):
 @hookimpl
 def harness_strategies():
     return [
-        Strategy("noting", rewrites=("step",), on={{"torch": lambda parts: noted(parts)}}, about="Write down each step."),
+        Strategy("noting", rewrites=("step",), on={{"torch": lambda parts: noted(parts)}}, about="Note steps."),
         Strategy("failing", rewrites=("step",), on={{"torch": lambda parts: noted(parts, 0, 5)}}, about="Fail."),
         Strategy("ticking", rewrites=("step",), on={{"torch": ticking}}, about="Work beside the loop."),
         Strategy("slow", rewrites=("step",), on={{"torch": lambda parts: noted(parts, 0.4)}}, about="Take long."),
