@@ -8,8 +8,8 @@ from harness.records import Record, Task
 from harness.run import runner
 
 TURNS = 16
-"""Into how many turns the timed steps of a process are parted, where there are so many steps. Equal processes scatter by
-a third of what they do one after the other, so that a ninth of the rounds decides
+"""Into how many turns the timed steps of a process are parted, where there are so many steps. Equal processes scatter
+by a third of what they do one after the other, so that a ninth of the rounds decides
 (`tests/benchmarks/turns_figures.py`)."""
 
 
