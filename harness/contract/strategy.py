@@ -59,7 +59,9 @@ class Strategy:
     there too. `scaled` has functions of a knob's value, the shape and the small one, for knobs that decide by size
     what a row does: there it is to do the same. `aliases` are former names, which older suites and results use.
     `environment` are variables of the process that trains, for strategies that are none of the parts: of memory and
-    time workers, where they are set before the interpreter starts.
+    time workers, where they are set before the interpreter starts. `alone` are values of knobs with which a step
+    depends on what the kernel does for all processes, as its cache of files: such a row is timed without others beside
+    it.
 
     For strategies of data: `feeds` declares how far the batches may differ from those of the baseline (see `FEEDS`),
     `data` restricts the strategy to `tokens`, `frames` or `documents`, and `holds(extent, **knobs) -> Held` predicts
@@ -84,6 +86,11 @@ class Strategy:
     holds: Callable[..., Held] | None = None
     aliases: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    alone: Mapping[str, Any] = field(default_factory=dict)
+
+    def is_alone(self, knobs: Mapping[str, Any]) -> bool:
+        """Check whether a row with these knobs is timed without others beside it."""
+        return any(knobs.get(name) == value for name, value in self.alone.items())
 
     def probed(self, knobs: Mapping[str, Any], shape: Any, small: Any) -> dict[str, Any]:
         """Return the knobs for a small shape that stands for another: the same, but for `scaled` and `probe`."""

@@ -28,8 +28,9 @@ REFUSED = ("unsupported", "skipped_guard")
 class Known(NamedTuple):
     """What a run must remember of a record that it has written: a night of them would fill the memory.
 
-    `step_seconds` are the steps of a pilot, `seconds` the step time of a time measurement, `worker_seconds` the life
-    of its process; `need_bytes` is what it takes at most, `peak_bytes` what was measured.
+    `step_seconds` are the steps of a pilot, `seconds` the step time of a time measurement, `timed_seconds` all its
+    steps, `worker_seconds` the life of its process; `need_bytes` is what it takes at most, `peak_bytes` what was
+    measured.
     """
 
     status: str
@@ -40,6 +41,7 @@ class Known(NamedTuple):
     seconds: float | None = None
     worker_seconds: float = 0.0
     peak_bytes: int | None = None
+    timed_seconds: float = 0.0
 
     @classmethod
     def of(cls, record: Record) -> "Known":
@@ -54,6 +56,7 @@ class Known(NamedTuple):
             step_time(record) if kind == "time" else None,
             record.origin.worker_seconds or 0.0,
             record.memory.peak_host_bytes if _on_cpu(record) else record.memory.peak_device_bytes,
+            sum(steps) if kind == "time" else 0.0,
         )
 
 

@@ -29,8 +29,8 @@ from harness.verdicts import blocks, expressions
 from harness.verdicts.judge import MEMORY_MARGIN
 
 ATTEMPTS = 2
-HOPELESS = 2
-"""Blocks that were disturbed, run again and disturbed again, after which a run times none twice."""
+HOPELESS = 4
+"""Processes timed alone that were disturbed, run again and disturbed again, after which a run times none twice."""
 REFERENCE_SECONDS = 300.0
 OF_A_PROCESS = 256 << 20
 """What a process takes beside its peak, in bytes: interpreter and frameworks."""
@@ -353,34 +353,44 @@ class Session:
     def time_round(self, comparison: Comparison, number: int, members: list[Case]) -> None:
         """Time every member once, in random order, in blocks of neighbours in time with the baseline in each."""
         by_label = {case.label: case for case in members}
-        lives = {case.label: seconds for case in members if (seconds := self.life(case))}
+        free = psutil.virtual_memory().available * facts.HOST_SHARE
         cut = blocks.blocks(
-            list(by_label), lives, f"{self.plan.suite.seed}/{comparison.baseline.comparison_key}", number
+            list(by_label),
+            {label: seconds for label, case in by_label.items() if (seconds := self.share_of_block(case))},
+            f"{self.plan.suite.seed}/{comparison.baseline.comparison_key}",
+            number,
+            sizes={label: self.room(case) for label, case in by_label.items() if self.takes_turns(case)},
+            room=free,
         )
         for block, labels in enumerate(cut):
             cases = [by_label[label] for label in labels]
             digests = map(self.schedule.digest, cases)
             slots = [Slot(case=digest, kind="time", round=number, block=block) for digest in digests]
             timed = list(zip(cases, slots, strict=True))
-            for share in [timed] if self.together(cases) else [[each] for each in timed]:
-                if self.time_block(share) and self.disturbed_twice < HOPELESS:
-                    self.disturbed_twice += self.time_block(share)
+            turning = [(case, slot) for case, slot in timed if self.takes_turns(case)]
+            if len(turning) < 2 or sum(self.room(case) for case, _ in turning) > free:
+                turning = []
+            if turning:
+                self.time_together(turning)  # what disturbs them meets all of them alike
+            for case, slot in timed:
+                if (case, slot) not in turning and self.time_alone(case, slot) and self.disturbed_twice < HOPELESS:
+                    self.disturbed_twice += self.time_alone(case, slot)
 
-    def together(self, cases: Sequence[Case]) -> bool:
-        """Check whether these cases can take turns: each is one process on the CPU, and there is room for all."""
-        free = psutil.virtual_memory().available * facts.HOST_SHARE
-        return all(self.takes_turns(case) for case in cases) and sum(map(self.room, cases)) <= free
+    def time_alone(self, case: Case, slot: Slot) -> bool:
+        """Time one process; return whether something disturbed it."""
+        return self.time_together([(case, slot)])
 
     def takes_turns(self, case: Case) -> bool:
-        """Check whether a case is one process on the CPU: what ranks and devices do beside it cannot be stopped."""
-        return case.place.device == "cpu" and backends.processes(case.place.backend, case.ranks) == 1
+        """Check whether a case is one process on the CPU that can be stopped, and needs no machine to itself."""
+        alone = any(self.plugins.strategies[each.name].is_alone(each.knobs) for each in case.strategies)
+        return case.place.device == "cpu" and backends.processes(case.place.backend, case.ranks) == 1 and not alone
 
     def room(self, case: Case) -> int:
         """Return about how much memory a timed process of a case takes in bytes."""
         return OF_A_PROCESS + (self.peak(case) or 0)
 
-    def time_block(self, timed: Sequence[tuple[Case, Slot]]) -> bool:
-        """Time the processes of a block in turns; return whether something disturbed them."""
+    def time_together(self, timed: Sequence[tuple[Case, Slot]]) -> bool:
+        """Time processes in turns; return whether something disturbed them."""
         pacings = [self.pacing(case) for case, _ in timed]
         seed = f"{self.plan.suite.seed}/{timed[0][0].comparison_key}/{timed[0][1].round}/{timed[0][1].block}"
         tasks = [
@@ -403,12 +413,22 @@ class Session:
             self.keep(record.model_copy(update={"flags": flags}), case, slot)
         return bool(disturbances)
 
-    def life(self, case: Case) -> float:
-        """Return how long a timed process of a case lives, as far as is known, in seconds."""
-        timed = by_case(self.latest).get(self.schedule.digest(case), {})
-        memory = self.latest.get(Slot(case=self.schedule.digest(case), kind="memory"))
-        lives = [known.worker_seconds for known in timed.values() if known.seconds is not None]
-        return median(lives) if lives else memory.worker_seconds if memory is not None else 0.0
+    def share_of_block(self, case: Case) -> float:
+        """Return how long a process of a case keeps others waiting, as far as is known, in seconds.
+
+        Where it takes turns these are its timed steps, since all others of the block have started before; else it is
+        its life.
+        """
+        digest = self.schedule.digest(case)
+        timed = [known for known in by_case(self.latest).get(digest, {}).values() if known.seconds is not None]
+        memory = self.latest.get(Slot(case=digest, kind="memory"))
+        pilot = self.latest.get(Slot(case=digest, kind="pilot"))
+        turning = self.takes_turns(case)
+        if timed:
+            return median(known.timed_seconds if turning else known.worker_seconds for known in timed)
+        if turning and pilot is not None and pilot.step_seconds:
+            return median(pilot.step_seconds) * self.pacing(case).steps
+        return memory.worker_seconds if memory is not None else 0.0
 
     def measured(self, case: Case) -> bool:
         """Check whether the memory of a case was measured, so that it is worth timing."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from statistics import median
 
 import psutil
@@ -20,13 +21,13 @@ from harness.machine import environment, facts, gpu, memory
 from harness.machine.checkups import MIB, SIZE, Calibration, Checkup, Finding, Noise
 from harness.records import Applied, Case, Record, Task
 from harness.records.case import CONTROL
-from harness.run import runner, template
+from harness.run import template, turns
 from harness.verdicts import blocks
 from harness.verdicts.observed import step_time
 from harness.verdicts.pooled import pooled
 
 ROUNDS = 6
-STEPS, WARMUP = 20, 5
+STEPS, WARMUP = 160, 5
 LEAST_DRIVER = 580
 """The first driver for CUDA 13."""
 
@@ -79,8 +80,7 @@ def aa_noise(plugins: Plugins, rounds: int = ROUNDS) -> Noise | None:
     within: list[float] = []
     for number in range(rounds):
         for block, names in enumerate(blocks.blocks(list(members), {}, "doctor", number)):
-            for name in names:
-                record = _process(members[name])
+            for name, record in zip(names, _timed([members[name] for name in names], number), strict=True):
                 seconds = step_time(record)
                 if seconds is None:
                     return None
@@ -105,18 +105,22 @@ def _spread(seconds: Sequence[float]) -> float:
     return 1.4826 * median(abs(each - middle) for each in seconds) / middle
 
 
-def _process(case: Case) -> Record:
-    """Time one process."""
-    task = Task(
-        kind="time",
-        cases=(case,),
-        run_id=f"doctor-{os.getpid()}",
-        parent=os.getpid(),
-        folder="",
-        steps=STEPS,
-        warmup=WARMUP,
-    )
-    return runner.run(task, len(os.sched_getaffinity(0)), 120)[0]
+def _timed(cases: Sequence[Case], number: int) -> list[Record]:
+    """Time a process of each case, in turns."""
+    tasks = [
+        Task(
+            kind="time",
+            cases=(case,),
+            run_id=f"doctor-{os.getpid()}",
+            parent=os.getpid(),
+            folder="",
+            steps=STEPS,
+            warmup=WARMUP,
+            turns=turns.TURNS,
+        )
+        for case in cases
+    ]
+    return turns.run(tasks, len(os.sched_getaffinity(0)), 120.0, lambda phase: None, Random(number))
 
 
 def findings() -> tuple[Finding, ...]:

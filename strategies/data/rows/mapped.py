@@ -54,4 +54,5 @@ def holds(extent: Extent, advise: str = "random", cold: bool = False) -> Held:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [Strategy("mapped", rewrites=("rows",), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds)]
+    backends = {"torch": on_any, "jax": on_any}
+    return [Strategy("mapped", rewrites=("rows",), on=backends, about=__doc__, holds=holds, alone={"cold": True})]

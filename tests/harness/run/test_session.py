@@ -2,15 +2,18 @@
 
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from harness.contract import plugins
+from harness.contract.place import Place
 from harness.records import Memory, Prediction, Record, Slot, Times
 from harness.records.record import Verdict
 from harness.run import session
 from harness.run.pacing import UNKNOWN, Pacing
 from harness.run.session import Options, Progress, Session, schedule_of
+from harness.run.turns import TURNS
 from harness.suite.reader import read
 from harness.verdicts.judge import judge
 from harness.verdicts.looks import LOOKS
@@ -65,6 +68,7 @@ def measuring(smallest, tmp_path, monkeypatch):
     records = []
 
     def in_turns(tasks, threads, deadline, watch, order, starting):
+        begin.blocks.append([(task.case.label, task.turns) for task in tasks])
         return [session.runner.run(task, threads, deadline, watch)[0] for task in tasks]
 
     def begin(workers, keys="rounds: 24", strategies="checkpoint, chunked_loss, fused_loss"):
@@ -80,7 +84,7 @@ def measuring(smallest, tmp_path, monkeypatch):
         records.append(session.beginning(schedule, run_id))
         return Session(schedule, options, Progress(), run_id, tmp_path, {}, latest, records.append)
 
-    begin.records = records
+    begin.records, begin.blocks = records, []
     return begin
 
 
@@ -167,6 +171,46 @@ def test_long_rounds_are_cut_into_blocks_with_the_baseline_in_each(measuring):
     assert next(row for row in table.rows if row.label == "checkpoint").speed.word == "slower"
 
 
+def test_the_members_of_a_block_take_turns(measuring):
+    measuring(Workers(scatter=0.005), "rounds: 2").measure()
+    block, _ = measuring.blocks
+    assert sorted(block) == [
+        (label, TURNS) for label in ("baseline", "checkpoint", "chunked_loss", "fused_loss", "nothing")
+    ]
+
+
+def test_what_shares_the_cache_of_files_is_timed_when_no_other_process_is_there(measuring):
+    measuring(Workers(scatter=0.005), "rounds: 2", "checkpoint, mapped: {cold: [true, false]}").measure()
+    together, alone, *_ = measuring.blocks
+    assert alone == [("mapped(cold=true)", 1)]
+    assert sorted(together) == [(label, TURNS) for label in ("baseline", "checkpoint", "mapped(cold=false)", "nothing")]
+
+
+def test_processes_that_would_fill_the_memory_together_are_timed_one_after_the_other(measuring, monkeypatch):
+    free = SimpleNamespace(available=2 * (session.OF_A_PROCESS + 100 * MIB))  # of which four fifths may be used
+    monkeypatch.setattr(session.psutil, "virtual_memory", lambda: free)
+    measuring(Workers(scatter=0.005), "rounds: 1").measure()
+    assert {len(block) for block in measuring.blocks} == {1}
+    assert {turns for block in measuring.blocks for _, turns in block} == {1}
+
+
+def test_a_block_has_as_many_members_as_the_memory_has_room_for(measuring, monkeypatch):
+    free = SimpleNamespace(available=4.5 * (session.OF_A_PROCESS + 100 * MIB))
+    monkeypatch.setattr(session.psutil, "virtual_memory", lambda: free)
+    measuring(Workers(scatter=0.005), "rounds: 2").measure()
+    assert list(map(len, measuring.blocks)) == [3] * 4
+
+
+@pytest.mark.parametrize(
+    ("place", "ranks", "turns"),
+    [("torch/cpu", 1, True), ("torch/cpu", 2, False), ("jax/cpu", 2, True), ("torch/cuda", 1, False)],
+)
+def test_ranks_that_are_processes_and_gpus_are_not_stopped(measuring, place, ranks, turns):
+    going_on = measuring(Workers())
+    case = going_on.plan.cases[0].model_copy(update={"place": Place(*place.split("/")), "ranks": ranks})
+    assert going_on.takes_turns(case) is turns
+
+
 def test_time_that_is_spent_ends_it_after_the_round(measuring):
     measuring(Workers(scatter=0.2, lives=20.0), keys="rounds: 24\ntiming_minutes: 8").measure()
     rounds = rounds_by_row(measuring.records)
@@ -176,6 +220,7 @@ def test_time_that_is_spent_ends_it_after_the_round(measuring):
 
 
 def test_a_process_that_was_disturbed_is_run_again_once_and_both_are_written(measuring, monkeypatch):
+    monkeypatch.setattr(Session, "takes_turns", lambda self, case: False)
     first = iter([("stolen",), ()] * 100)
     monkeypatch.setattr(session.interference, "disturbances", lambda before, after: next(first))
     measuring(Workers(scatter=0.005), keys="rounds: 1").measure()
@@ -185,12 +230,21 @@ def test_a_process_that_was_disturbed_is_run_again_once_and_both_are_written(mea
     assert len(flags) == 4 and all(each == [True, False] for each in flags.values())
 
 
+def test_what_disturbs_a_block_is_marked_and_not_run_again_since_it_met_all_alike(measuring, monkeypatch):
+    monkeypatch.setattr(session.interference, "disturbances", lambda before, after: ("stolen",))
+    measuring(Workers(scatter=0.005), keys="rounds: 2").measure()
+    timed = [record for record in measuring.records if _is_time(record)]
+    assert len(timed) == 10
+    assert all("stolen" in record.flags for record in timed)
+
+
 def test_on_a_machine_that_is_always_disturbed_processes_are_not_run_again_for_ever(measuring, monkeypatch):
+    monkeypatch.setattr(Session, "takes_turns", lambda self, case: False)
     monkeypatch.setattr(session.interference, "disturbances", lambda before, after: ("crowded",))
     measuring(Workers(scatter=0.005), keys="rounds: 3").measure()
     timed = [record for record in measuring.records if _is_time(record)]
     counts = Counter(record.slot for record in timed)
-    assert sorted(counts.values()) == [1] * 5 + [2] * 10
+    assert sorted(counts.values()) == [1] * 11 + [2] * 4
     assert all("crowded" in record.flags for record in timed)
     assert all("crowded" in row.flags for row in judge(measuring.records)[0].rows)
 

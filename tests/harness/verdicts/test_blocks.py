@@ -39,6 +39,18 @@ def test_slow_processes_are_spread():
     assert all(not {"row 3", "row 7"} <= set(block) for block in made)
 
 
+def test_one_slow_process_leaves_the_others_their_block():
+    seconds = {**dict.fromkeys(MEMBERS, 1.0), "row 3": 60.0}
+    assert len(blocks(MEMBERS, seconds, "g", 0)) == 1
+
+
+def test_processes_that_live_side_by_side_are_within_the_memory():
+    sizes = {**dict.fromkeys(MEMBERS, 1.0), "row 3": 5.0}
+    made = blocks(MEMBERS, {}, "g", 0, sizes=sizes, room=8.0)
+    assert len(made) > 1
+    assert all(sum(sizes[name] for name in block) <= 8.0 for block in made)
+
+
 def test_processes_above_the_limit_still_have_neighbours():
     made = cut(seconds=60.0)
     assert len(made) == 5
