@@ -1,4 +1,4 @@
-"""Start one worker at a time, watch it, and name how it ended.
+"""Start a worker, watch it until it ends or waits for its turn, and name how it ended.
 
 Every worker is forked from a template of its environment or, where that cannot be, a fresh interpreter; either way a
 child of this process in a session of its own, its output in files, with a deadline and nothing of this process but the

@@ -9,7 +9,7 @@ from harness.run import runner
 
 TURNS = 16
 """Into how many turns the timed steps of a process are parted, where there are so many steps. Equal processes scatter
-by a third of what they do one after the other, so that a ninth of the rounds decides
+by a third of what they do one after the other, so that an eighth of the rounds decides
 (`tests/benchmarks/turns_figures.py`)."""
 
 
