@@ -9,7 +9,7 @@ LEAST_STEPS, MOST_STEPS = 2, 10_000
 TIMED_SECONDS, WARMUP_SECONDS = 0.25, 1.0
 """What timed steps fill, and what a warm-up without end may take: processes scatter more than the steps within one, so
 that many short ones say more than a few long ones."""
-TURN_SECONDS, LONGEST_SECONDS = 0.05, 4.0
+TURN_SECONDS, LONGEST_SECONDS = 0.1, 4.0
 """What a turn fills at least, where processes take turns, and what all turns of a process may take. Each is a look at
 the moment that the others see too, so that many of them are worth their time."""
 _LONGEST_WARMUP, _SHORTEST_PILOT = 20, 12
