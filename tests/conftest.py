@@ -9,7 +9,7 @@ import pytest
 
 from harness.machine import facts
 from harness.machine.environment import cache_folder
-from harness.run import runner, template
+from harness.run import runner, template, turns
 
 worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 if worker.isdigit():
@@ -66,7 +66,7 @@ from pathlib import Path
 from harness import hookimpl
 from harness.records import Memory, Origin, Prediction, Record, Times
 from harness.records.record import Verdict
-from harness.run import runner
+from harness.run import runner, turns
 
 FIGURES = {
     "predict": {"prediction": Prediction(predicted_peak_bytes=1 << 20, floor_bytes=1 << 19)},
@@ -85,7 +85,11 @@ def run(task, *rest):
     return [Record(**FIGURES.get(task.kind, {}), origin=Origin(worker_seconds=0.1)) for case in task.cases]
 
 
-run.real, runner.run = begin, run
+def in_turns(tasks, threads, deadline, watch, order, starting):
+    return [run(task)[0] for task in tasks]
+
+
+run.real, runner.run, turns.run = begin, run, in_turns
 
 
 @hookimpl(tryfirst=True)
@@ -98,6 +102,7 @@ def harness_measure(task):
 def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A plugin with which a run of any suite takes a few seconds."""
     monkeypatch.setattr(runner, "run", runner.run)  # which the plugin replaces wherever it is loaded: undone at the end
+    monkeypatch.setattr(turns, "run", turns.run)
     path = tmp_path / "made_up.py"
     path.write_text(MADE_UP)
     return path

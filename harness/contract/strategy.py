@@ -90,7 +90,8 @@ class Strategy:
 
     def is_alone(self, knobs: Mapping[str, Any]) -> bool:
         """Check whether a row with these knobs is timed without others beside it."""
-        return any(knobs.get(name) == value for name, value in self.alone.items())
+        values = {name: knob.default for name, knob in self.knobs.items()} | dict(knobs) if self.alone else {}
+        return any(values[name] == value for name, value in self.alone.items())
 
     def probed(self, knobs: Mapping[str, Any], shape: Any, small: Any) -> dict[str, Any]:
         """Return the knobs for a small shape that stands for another: the same, but for `scaled` and `probe`."""

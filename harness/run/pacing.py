@@ -52,7 +52,8 @@ def pace(pilot_seconds: Sequence[float], turns: int = 1) -> Pacing:
     seconds = max(seconds, 1e-9)  # the unit of the clock keeps it finite
     steps = math.ceil(TIMED_SECONDS / seconds)
     if turns > 1:
-        steps = max(steps, min(turns * math.ceil(TURN_SECONDS / seconds), math.floor(LONGEST_SECONDS / seconds)))
+        full = turns * max(LEAST_STEPS, math.ceil(TURN_SECONDS / seconds))  # the first step of a turn has cold caches
+        steps = max(steps, min(full, math.floor(LONGEST_SECONDS / seconds)))
     return Pacing(warmup, max(LEAST_STEPS, min(steps, MOST_STEPS)), flags)
 
 

@@ -86,9 +86,7 @@ def worker(task: Task, threads: int, deadline: float, watch: Watch = lambda phas
         env["TMPDIR"] = str(folder)  # what a killed worker leaves goes with its folder
         with temporary.refusing():
             (folder / "task.json").write_text(task.model_dump_json(), encoding="utf-8")
-            os.mkfifo(folder / TURN_PIPE)
-            pipe = os.open(folder / TURN_PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        files.callback(os.close, pipe)
+            pipe = _turn_pipe(folder, files) if task.turns > 1 else None
         key = template.ready(task, env, deadline, watch)
         one = Worker(task, folder, pipe, deadline, watch, before, _started(key, env, folder))
         try:
@@ -97,11 +95,26 @@ def worker(task: Task, threads: int, deadline: float, watch: Watch = lambda phas
             one.end()
 
 
+def _turn_pipe(folder: Path, files: ExitStack) -> int:
+    """Make the pipe by which a worker says that it waits, and open it."""
+    os.mkfifo(folder / TURN_PIPE)
+    pipe = os.open(folder / TURN_PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    files.callback(os.close, pipe)
+    return pipe
+
+
 class Worker:
     """A process that runs a task, as it is seen from outside; `waits` while it is stopped for the turns of others."""
 
     def __init__(
-        self, task: Task, folder: Path, pipe: int, deadline: float, watch: Watch, before: set[int], process: Process
+        self,
+        task: Task,
+        folder: Path,
+        pipe: int | None,
+        deadline: float,
+        watch: Watch,
+        before: set[int],
+        process: Process,
     ) -> None:
         self.task, self.folder, self.pipe, self.deadline, self.watch = task, folder, pipe, deadline, watch
         self.process, self.before = process, before
@@ -112,6 +125,7 @@ class Worker:
     def attend(self) -> None:
         """Watch it until it ends, has to be ended, or waits for its turn."""
         seen, told = self.seen, False
+        self.watch(seen.phase or "starting")
         while self.process.poll() is None:
             if told and _is_stopped(self.process.pid):
                 self.waits, self.stopped = True, time.monotonic()
@@ -136,16 +150,18 @@ class Worker:
         _read_phase(self.folder, seen)
 
     def go_on(self) -> None:
-        """Give it its turn, and watch it until it ends or waits for the next one."""
+        """Give it its turn, and watch it until it ends or waits for the next one; what it rested counts nowhere."""
         self.waits = False
-        self.begun += time.monotonic() - self.stopped
+        rested = time.monotonic() - self.stopped
+        self.begun += rested
+        self.seen.started += rested
         _signal(self.process.pid, signal.SIGCONT)
         self.attend()
 
     def _is_told(self) -> bool:
         """Check whether it said that it waits."""
         try:
-            return bool(os.read(self.pipe, 1))
+            return self.pipe is not None and bool(os.read(self.pipe, 1))
         except BlockingIOError:
             return False
 

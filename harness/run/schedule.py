@@ -30,7 +30,7 @@ class Known(NamedTuple):
 
     `step_seconds` are the steps of a pilot, `seconds` the step time of a time measurement, `timed_seconds` all its
     steps, `worker_seconds` the life of its process; `need_bytes` is what it takes at most, `peak_bytes` what was
-    measured.
+    measured of a rank, `children_bytes` what its child processes took.
     """
 
     status: str
@@ -42,6 +42,7 @@ class Known(NamedTuple):
     worker_seconds: float = 0.0
     peak_bytes: int | None = None
     timed_seconds: float = 0.0
+    children_bytes: int = 0
 
     @classmethod
     def of(cls, record: Record) -> "Known":
@@ -57,6 +58,7 @@ class Known(NamedTuple):
             record.origin.worker_seconds or 0.0,
             record.memory.peak_host_bytes if _on_cpu(record) else record.memory.peak_device_bytes,
             sum(steps) if kind == "time" else 0.0,
+            record.child_peak_bound_bytes or 0,
         )
 
 

@@ -353,28 +353,33 @@ class Session:
     def time_round(self, comparison: Comparison, number: int, members: list[Case]) -> None:
         """Time every member once, in random order, in blocks of neighbours in time with the baseline in each."""
         by_label = {case.label: case for case in members}
+        for case in members:
+            self.pacing(case)  # pilots come first: what they show cuts the blocks
         free = psutil.virtual_memory().available * facts.HOST_SHARE
+        turning = {
+            case.label: room
+            for case in members
+            if self.takes_turns(case) and (room := self.room(case)) <= free / blocks.LEAST
+        }
         cut = blocks.blocks(
             list(by_label),
             {label: seconds for label, case in by_label.items() if (seconds := self.share_of_block(case))},
             f"{self.plan.suite.seed}/{comparison.baseline.comparison_key}",
             number,
-            sizes={label: self.room(case) for label, case in by_label.items() if self.takes_turns(case)},
+            sizes=turning,
             room=free,
         )
         for block, labels in enumerate(cut):
-            cases = [by_label[label] for label in labels]
-            digests = map(self.schedule.digest, cases)
-            slots = [Slot(case=digest, kind="time", round=number, block=block) for digest in digests]
-            timed = list(zip(cases, slots, strict=True))
-            turning = [(case, slot) for case, slot in timed if self.takes_turns(case)]
-            if len(turning) < 2 or sum(self.room(case) for case, _ in turning) > free:
-                turning = []
-            if turning:
-                self.time_together(turning)  # what disturbs them meets all of them alike
-            for case, slot in timed:
-                if (case, slot) not in turning and self.time_alone(case, slot) and self.disturbed_twice < HOPELESS:
-                    self.disturbed_twice += self.time_alone(case, slot)
+            slots = {
+                label: Slot(case=self.schedule.digest(by_label[label]), kind="time", round=number, block=block)
+                for label in labels
+            }
+            together = [label for label in labels if label in turning]
+            if len(together) > 1:  # what disturbs them meets all of them alike
+                self.time_together([(by_label[label], slots[label]) for label in together])
+            for label in labels if len(together) < 2 else [label for label in labels if label not in turning]:
+                if self.time_alone(by_label[label], slots[label]) and self.disturbed_twice < HOPELESS:
+                    self.disturbed_twice += self.time_alone(by_label[label], slots[label])
 
     def time_alone(self, case: Case, slot: Slot) -> bool:
         """Time one process; return whether something disturbed it."""
@@ -386,8 +391,9 @@ class Session:
         return case.place.device == "cpu" and backends.processes(case.place.backend, case.ranks) == 1 and not alone
 
     def room(self, case: Case) -> int:
-        """Return about how much memory a timed process of a case takes in bytes."""
-        return OF_A_PROCESS + (self.peak(case) or 0)
+        """Return about how much memory a timed process of a case takes in bytes, its ranks and children with it."""
+        known = self.latest.get(Slot(case=self.schedule.digest(case), kind="memory"))
+        return OF_A_PROCESS + (self.peak(case) or 0) * case.ranks + (known.children_bytes if known is not None else 0)
 
     def time_together(self, timed: Sequence[tuple[Case, Slot]]) -> bool:
         """Time processes in turns; return whether something disturbed them."""

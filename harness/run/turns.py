@@ -27,21 +27,24 @@ def run(
     drawn anew for each. `starting` hears the place of the task that starts. `deadline` is in seconds, those in which a
     process is stopped not counted.
     """
+    records: dict[int, Record] = {}
     with ExitStack() as running:
-        workers = []
+        workers: dict[int, runner.Worker] = {}
+
+        def attend(number: int, turn: Callable[[], None]) -> None:
+            turn()
+            if not workers[number].waits:  # what has ended, or has to be ended, is to disturb nobody
+                (records[number],) = workers[number].records()
+
         for number, task in enumerate(tasks):
             starting(number)
-            worker = running.enter_context(runner.worker(task, threads, deadline, watch))
-            workers.append(worker)
-            worker.attend()
-        for cycle in range(most := max(map(_turns, tasks))):
-            due = [worker for worker in workers if worker.waits and _is_due(_turns(worker.task), cycle, most)]
-            for worker in order.sample(due, len(due)):
-                worker.go_on()
-        for worker in workers:  # whole epochs may need one turn more
-            while worker.waits:
-                worker.go_on()
-        return [worker.records()[0] for worker in workers]
+            workers[number] = running.enter_context(runner.worker(task, threads, deadline, watch))
+            attend(number, workers[number].attend)
+        for cycle in range(cycles := max(map(_turns, tasks))):
+            due = [at for at, task in enumerate(tasks) if at not in records and _is_due(_turns(task), cycle, cycles)]
+            for number in sorted(due, key=lambda _: order.random()):
+                attend(number, workers[number].go_on)
+    return [records[number] for number in range(len(tasks))]
 
 
 def _turns(task: Task) -> int:
@@ -50,4 +53,5 @@ def _turns(task: Task) -> int:
 
 def _is_due(turns: int, cycle: int, cycles: int) -> bool:
     """Check whether a process with so many turns has one in a cycle: who has fewer than others has them spread out."""
-    return turns * (cycle + 1) // cycles > turns * cycle // cycles
+    before, after = ((2 * turns * at + cycles) // (2 * cycles) for at in (cycle, cycle + 1))
+    return after > before

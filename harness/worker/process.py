@@ -19,7 +19,7 @@ from harness.contract import plugins
 from harness.contract.hooks import hookimpl
 from harness.contract.plugins import Plugins
 from harness.records import Record, Task, store
-from harness.worker import ranks
+from harness.worker import ranks, turns
 
 PR_SET_PDEATHSIG = 1
 
@@ -63,7 +63,7 @@ def work(spec: Path, result: Path, loaded: Plugins | None = None) -> int:
                 leads = rank is None and ranks.are_processes(one)
                 record = ranks.lead(one) if leads else loaded.manager.hook.harness_measure(task=share)
                 last, started = started, time.monotonic()
-                lived = started - last - record.times.rest_seconds
+                lived = started - last - turns.rested()  # of one task, since none with turns has several cases
                 origin = record.origin.model_copy(update={"worker_seconds": lived})
                 record = record.model_copy(update={"case": case, "origin": origin})
                 out.write(store.encoded(record))

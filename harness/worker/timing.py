@@ -125,7 +125,7 @@ def _timed(
     seconds: list[float] = []
     wall = rest = 0.0
     before = resource.getrusage(resource.RUSAGE_SELF)
-    shares = _shares(steps, task.turns)
+    shares = _shares(steps, min(task.turns, task.steps))
     for share in shares:
         if task.turns > 1:
             rest += turns.wait(task.folder)
@@ -143,8 +143,7 @@ def _timed(
 
 
 def _shares(steps: int, turns: int) -> list[int]:
-    """Part so many steps into turns of about as many each, at least one."""
-    turns = min(turns, steps)
+    """Part so many steps into turns of about as many each; whole epochs may be more steps than were asked for."""
     return [steps * (turn + 1) // turns - steps * turn // turns for turn in range(turns)]
 
 

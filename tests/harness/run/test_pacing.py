@@ -49,7 +49,7 @@ def test_timed_steps_fill_a_quarter_of_a_second_and_are_two_at_least(seconds, st
 
 @pytest.mark.parametrize(
     ("seconds", "steps"),
-    [(1e-12, 10_000), (0.001, 1600), (0.02, 80), (0.05, 32), (0.2, 16), (0.5, 8), (1.9, 2), (40, 2)],
+    [(1e-12, 10_000), (0.001, 1600), (0.02, 80), (0.05, 32), (0.12, 32), (0.2, 20), (0.5, 8), (1.9, 2), (40, 2)],
 )
 def test_in_turns_each_of_them_is_filled_as_long_as_all_take_four_seconds(seconds, steps):
     assert pace([seconds] * 30, turns=16) == Pacing(1, steps)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from collections import Counter
 from itertools import pairwise
@@ -13,7 +14,8 @@ import psutil
 import pytest
 
 from harness.records import Applied, Case, Record, Task
-from harness.run import template, turns
+from harness.run import runner, template, turns
+from harness.worker import timing
 
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 128, "batch": 1, "tokens": 33}
 STEPS, WARMUP = 6, 1
@@ -108,6 +110,10 @@ def notes(plugin: Path, what: str) -> list[tuple[int, float, float]]:
     return sorted(((pid, begun, ended) for pid, each, begun, ended in lines if each == what), key=lambda each: each[1])
 
 
+def one_at_a_time(steps: list[tuple[int, float, float]]) -> bool:
+    return all(ended <= begun for (_, _, ended), (_, begun, _) in pairwise(steps))
+
+
 def stretches(steps: list[tuple[int, float, float]]) -> Counter[int]:
     """Count for each process how often it began to run after another one."""
     return Counter(pid for at, (pid, *_) in enumerate(steps) if not at or steps[at - 1][0] != pid)
@@ -118,7 +124,7 @@ def test_one_process_runs_at_a_time_and_each_has_its_turns(plugin: Path) -> None
     assert [record.status for record in records] == ["ok"] * 3, [record.evidence for record in records]
     steps = notes(plugin, "step")
     assert len(steps) == 3 * STEPS
-    assert all(ended <= begun for (_, _, ended), (_, begun, _) in pairwise(steps))
+    assert one_at_a_time(steps)
     assert sorted(stretches(steps).values()) >= [2, 2, 2], "a process has its turns apart"
     for record in records:
         times = record.times
@@ -165,6 +171,8 @@ def test_a_deadline_counts_the_seconds_in_which_a_process_runs(plugin: Path) -> 
     with template.kept():
         late, early = run(task(plugin, "slow", steps=60), task(plugin, "noting"), deadline=8.0)
     assert (late.status, early.status) == ("timeout", "ok")
+    assert 8.0 <= late.evidence["seconds"] < 11.0, "as long as it ran, and not as others did"
+    assert one_at_a_time(notes(plugin, "step")), "what has to be ended ends before others go on"
 
 
 def test_an_interrupt_leaves_none_that_waits(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +187,22 @@ def test_an_interrupt_leaves_none_that_waits(plugin: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         turns.run(rows, 1, 60.0, lambda phase: None, Random(1), interrupted)
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_one_that_is_killed_while_it_waits_stops_nobody(plugin: Path) -> None:
+    def kill(number: int) -> None:
+        if number == 1:
+            (waiting,) = {pid for pid in runner._running}
+            os.kill(waiting, signal.SIGKILL)
+
+    killed, whole = turns.run([task(plugin, "noting")] * 2, 1, 60.0, lambda phase: None, Random(1), kill)
+    assert (killed.status, whole.status) == ("killed_unknown", "ok")
+
+
+def test_turns_are_of_as_many_steps_and_lie_about_the_middle_of_their_cycles() -> None:
+    assert timing._shares(7, 3) == [2, 2, 3]
+    assert sum(turns._is_due(3, cycle, 16) for cycle in range(16)) == 3
+    assert [cycle for cycle in range(16) if turns._is_due(2, cycle, 16)] == [3, 11], "about the middle of each half"
 
 
 def test_alone_a_process_never_stops(plugin: Path) -> None:
