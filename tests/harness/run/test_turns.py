@@ -192,7 +192,7 @@ def test_an_interrupt_leaves_none_that_waits(plugin: Path, monkeypatch: pytest.M
 def test_one_that_is_killed_while_it_waits_stops_nobody(plugin: Path) -> None:
     def kill(number: int) -> None:
         if number == 1:
-            (waiting,) = {pid for pid in runner._running}
+            (waiting,) = runner._running
             os.kill(waiting, signal.SIGKILL)
 
     killed, whole = turns.run([task(plugin, "noting")] * 2, 1, 60.0, lambda phase: None, Random(1), kill)

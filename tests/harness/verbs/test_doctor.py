@@ -14,6 +14,11 @@ from harness.verbs import doctor
 LOADED = plugins.load()
 
 
+def each(run):
+    """Run tasks that take turns as they would be one after the other."""
+    return lambda tasks, threads, deadline, watch, order: [run(task, threads, deadline)[0] for task in tasks]
+
+
 def timed(monkeypatch, scatter, seed=1):
     """Let processes take a second, but for their scatter."""
     draw = random.Random(seed)
@@ -23,7 +28,7 @@ def timed(monkeypatch, scatter, seed=1):
         tasks.append(task)
         return [Record(times=Times(step_seconds=(1 + draw.uniform(-scatter, scatter),) * 2))]
 
-    monkeypatch.setattr(doctor.runner, "run", run)
+    monkeypatch.setattr(doctor.turns, "run", each(run))
     return tasks
 
 
@@ -52,7 +57,7 @@ def test_drift_of_rounds_and_scatter_of_steps_are_told_apart(monkeypatch):
         level = 1.0 if (len(begun) - 1) // 4 % 2 else 1.2  # every second round is slower
         return [Record(times=Times(step_seconds=tuple(level * (1 + 0.001 * at) for at in range(-10, 11))))]
 
-    monkeypatch.setattr(doctor.runner, "run", run)
+    monkeypatch.setattr(doctor.turns, "run", each(run))
     noise = doctor.aa_noise(LOADED, 8)
     assert noise.drift > 0.1 and noise.scatter < 0.01
     assert noise.within == pytest.approx(1.4826 * 0.005)
@@ -91,7 +96,7 @@ def test_words_follow_the_interval(word, shown):
 
 @pytest.mark.parametrize("broken", [Record(status="crash"), Record()])
 def test_a_case_that_fails_gives_no_noise(monkeypatch, broken):
-    monkeypatch.setattr(doctor.runner, "run", lambda *rest: [broken])
+    monkeypatch.setattr(doctor.turns, "run", each(lambda *rest: [broken]))
     assert doctor.aa_noise(LOADED) is None
 
 
