@@ -280,7 +280,7 @@ def test_pace_comes_from_the_suite_or_from_one_pilot_that_is_remembered(measurin
     assert going_on.pacing(case) == Pacing(1, 2)
     suite = going_on.plan.suite.model_copy(update={"steps": None})
     object.__setattr__(going_on.plan, "suite", suite)
-    assert [going_on.pacing(case) for _ in range(2)] == 2 * [Pacing(1, 16)]
+    assert [going_on.pacing(case) for _ in range(2)] == 2 * [Pacing(1, 20)]
     pilots = [record for record in measuring.records if record.slot is not None and record.slot.kind == "pilot"]
     assert len(pilots) == 1
     slot = Slot(case=going_on.schedule.digest(case), kind="pilot")
