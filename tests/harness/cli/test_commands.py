@@ -39,7 +39,6 @@ rounds: 1
 warmup: 1
 steps: 3
 """
-DISTURBANCES = {"stolen", "crowded", "throttled"}
 LABELS = ["baseline", "nothing", "checkpoint + fused_loss(chunk=64)"]
 
 # Runs the command line as it is, and notes what this process itself held and loaded.
@@ -425,10 +424,8 @@ def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None
     )
     slots = Counter(record.slot for record in found if record.slot)
     assert len(slots) == 12
-    # Only a process that something disturbed is run again, once.
-    disturbed = {record.slot for record in reversed(found) if DISTURBANCES & set(record.flags)}
-    expected = {slot: 2 if slot.kind == "time" and slot in disturbed else 1 for slot in slots if slot}
-    assert slots == expected
+    assert set(slots.values()) == {1}
+    assert all(r.times.rest_seconds > 0 for r in found if r.slot and r.slot.kind == "time"), "they took turns"
     assert {record.status for record in found} == {"ok"}
     assert len({record.origin.run_id for record in found}) == 2
 
