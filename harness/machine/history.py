@@ -15,7 +15,7 @@ from harness.machine import facts
 
 DECIDING = (
     *("backends", "contract", "machine/environment.py", "machine/memory.py"),
-    *("run/runner.py", "worker", "workloads"),  # the runner watches what child processes take
+    *("run/runner.py", "run/turns.py", "worker", "workloads"),  # the runner watches what child processes take
 )
 """Code of the harness that decides a figure; all other code judges, plans or shows it, and is run anew."""
 PREDICTING = (

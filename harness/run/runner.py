@@ -124,19 +124,19 @@ class Worker:
 
     def attend(self) -> None:
         """Watch it until it ends, has to be ended, or waits for its turn."""
-        seen, told = self.seen, False
+        seen, stopping = self.seen, False
         self.watch(seen.phase or "starting")
         while self.process.poll() is None:
-            if told and _is_stopped(self.process.pid):
+            if stopping and _is_stopped(self.process.pid):
                 self.waits, self.stopped = True, time.monotonic()
                 return
-            template.rest(self.process.pid, SOON_SECONDS if told else POLL_SECONDS, self.pipe)
-            told = told or self._is_told()
+            template.rest(self.process.pid, SOON_SECONDS if stopping else POLL_SECONDS, self.pipe)
+            stopping = stopping or self._is_stopping()
             if time.monotonic() - self.begun > self.deadline:
                 seen.ended_by = "deadline"
                 return
-            if told:
-                continue  # it is about to stop
+            if stopping:
+                continue
             if (size := _size(self.folder / "result.jsonl")) > self.written:  # another case has ended
                 self.begun, self.written = time.monotonic(), size
             with suppress(OSError, ValueError, IndexError):
@@ -158,8 +158,8 @@ class Worker:
         _signal(self.process.pid, signal.SIGCONT)
         self.attend()
 
-    def _is_told(self) -> bool:
-        """Check whether it said that it waits."""
+    def _is_stopping(self) -> bool:
+        """Check whether it is about to stop, which it says through the pipe."""
         try:
             return self.pipe is not None and bool(os.read(self.pipe, 1))
         except BlockingIOError:

@@ -123,12 +123,12 @@ def _timed(
     gc.freeze()
     gc.disable()
     seconds: list[float] = []
-    wall = rest = 0.0
+    wall = 0.0
     before = resource.getrusage(resource.RUSAGE_SELF)
     shares = _shares(steps, min(task.turns, task.steps))
     for share in shares:
         if task.turns > 1:
-            rest += turns.wait(task.folder)
+            turns.wait(task.folder)
         marks, started = [backend.finish(None)], time.perf_counter()
         last = None
         for last, mark in islice(loop, share):  # noqa: B007 - waited for below
@@ -139,7 +139,7 @@ def _timed(
         seconds += backend.seconds(marks)
     after = resource.getrusage(resource.RUSAGE_SELF)
     gc.enable()
-    return first, seconds, wall, _used(before, after) | {"turns": len(shares), "rest_seconds": rest}
+    return first, seconds, wall, _used(before, after) | {"turns": len(shares), "rest_seconds": turns.rested()}
 
 
 def _shares(steps: int, turns: int) -> list[int]:

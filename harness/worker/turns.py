@@ -11,8 +11,8 @@ _rests: list[float] = []
 """How long this process was stopped, each time, in seconds."""
 
 
-def wait(folder: str) -> float:
-    """Stop the group of this process until its turn comes; return for how long, in seconds.
+def wait(folder: str) -> None:
+    """Stop the group of this process until its turn comes.
 
     What a strategy runs beside the loop, as threads or as processes of this group, stops too: it would disturb the
     turns of others, and what it prepared meanwhile would cost nothing.
@@ -22,7 +22,6 @@ def wait(folder: str) -> float:
     stopped = time.perf_counter()
     os.killpg(0, signal.SIGSTOP)
     _rests.append(time.perf_counter() - stopped)
-    return _rests[-1]
 
 
 def rested() -> float:
