@@ -13,7 +13,7 @@ from harness.cli.screen import err, note, out
 from harness.contract import plugins
 from harness.contract.strategy import DECLARED
 from harness.report.advise import text
-from harness.run import session
+from harness.run import bench
 from harness.suite.schema import SuiteError
 from harness.verbs.advise import advise, saved
 
@@ -39,7 +39,7 @@ def command(
         if kind not in DECLARED:
             raise SuiteError(f"--allow: there is no answer '{kind}'{plugins.nearest(kind, DECLARED)}")
     plan = cases.plan(loaded, room.budget, room.on_gpu)
-    options = session.Options(results, cases.plugins)
+    options = bench.Options(results, cases.plugins)
     machine = room.machine(plan.places)
     with Watcher(err, loaded) as watcher:
         advice = advise(plan, loaded, options, machine, allow or (), everything, predict_only, watcher)

@@ -79,15 +79,30 @@ def _all() -> None:
     """Compare memory strategies: what each costs, what it saves, and whether the answer is still right."""
 
 
-def run_app() -> object:
+class Signals:
+    """The signals that end a run, and which of them has come."""
+
+    def __init__(self) -> None:
+        self.ending: BaseException | None = None
+        for number in (signal.SIGTERM, signal.SIGHUP):  # the second is the terminal that was closed
+            signal.signal(number, self.end)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background job ignores it
+            signal.signal(signal.SIGINT, self.end)
+
+    def end(self, number: int, frame: object) -> None:
+        """Raise KeyboardInterrupt for Ctrl-C and SystemExit for the others, and note it."""
+        self.ending = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(ENDED + number)
+        raise self.ending
+
+
+def run_app(signals: Signals) -> object:
     """Run the command; a signal that ended as an error of what it came in (a lock, a serializer) is one again."""
     try:
         return app(standalone_mode=False)
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, KeyboardInterrupt | SystemExit):
-            cause = cause.__cause__ or cause.__context__
-        raise (cause or error) from None
+    except Exception:
+        if signals.ending is not None:
+            raise signals.ending from None
+        raise
 
 
 def send_again(dropped: "sys.UnraisableHookArgs") -> None:
@@ -108,10 +123,9 @@ def send_again(dropped: "sys.UnraisableHookArgs") -> None:
 def main() -> None:
     """Run the command line; a user's mistake ends with one sentence and status 2, Ctrl-C with 130."""
     sys.unraisablehook = send_again
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # the second is the terminal that was closed
-        signal.signal(ending, lambda number, frame: sys.exit(ENDED + number))
+    signals = Signals()
     try:
-        code = run_app()
+        code = run_app(signals)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)

@@ -10,9 +10,9 @@ from harness.cli.options import OnlyOption, PlaceOption, PluginOption, ResultsOp
 from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.machine.checkups import keep
+from harness.machine.environment import cache_folder
 from harness.report import limits as limits_report
 from harness.report.doctor import text
-from harness.run import session
 from harness.verbs import limits as trials
 from harness.verbs.doctor import examine
 
@@ -40,12 +40,12 @@ def command(
     loaded = plugins.load(names)
     if limits is not None:
         plan = Cases(limits, place=place, only=only).plan(loaded)
-        file, records = trials.run(plan, loaded, names, session.cache_folder(), results, note)
+        file, records = trials.run(plan, loaded, names, cache_folder(), results, note)
         out.print(limits_report.text(records), end="")
         note(f"records: {file}")
         return
     checkup = examine(loaded, note, noise)
     out.print(text(checkup), end="")
-    keep(checkup, session.cache_folder())
+    keep(checkup, cache_folder())
     if any(calibration.good is False for calibration in checkup.calibrations):
         raise typer.Exit(1)

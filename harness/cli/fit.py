@@ -10,8 +10,8 @@ from harness.cli.inputs import Cases
 from harness.cli.options import PredictOnlyOption, ResultsOption
 from harness.cli.screen import note, out
 from harness.contract import plugins
+from harness.machine.environment import cache_folder
 from harness.report.fit import text
-from harness.run import session
 from harness.suite.units import size
 from harness.verbs.fit import Search, of_this_machine, run
 from harness.verbs.plan import Machine, this_machine
@@ -35,7 +35,7 @@ def command(
     """
     loaded = plugins.load(cases.plugins)
     plan = cases.plan(loaded)
-    cache = session.cache_folder()
+    cache = cache_folder()
     machine = Machine() if predict_only else this_machine(plan.places, cache)
     search = Search(plan, loaded, cases.plugins, over, cache, note, machine)
     budgets = [size(each) for each in budget or ()] or [of_this_machine(plan.places)]

@@ -23,10 +23,10 @@ from harness.cli.screen import note, out
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins, nearest, printable
 from harness.machine import gpu
+from harness.machine.environment import cache_folder
 from harness.records import store
 from harness.refusal import Refusal
 from harness.report.results import Results, read
-from harness.run import session
 from harness.suite import reader, shipped
 from harness.suite.of_model import Model
 from harness.suite.plan import Plan, selected
@@ -99,7 +99,7 @@ class Room:
         """Return the machine that cases must fit; raise Refusal for an unknown card."""
         if self.card and self.card not in CARDS:
             raise Refusal(f"--gpu: there is no card '{printable(self.card)[:40]}'{nearest(self.card, CARDS)}")
-        here = this_machine(places, session.cache_folder())
+        here = this_machine(places, cache_folder())
         of_card = CARDS[self.card].memory_bytes if self.card else here.device_bytes
         return Machine(
             size(self.memory) if self.memory else here.host_bytes,

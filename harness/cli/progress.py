@@ -13,7 +13,7 @@ from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Slot
 from harness.records.roofline import Operations
 from harness.report import table
-from harness.run import session
+from harness.run import bench
 from harness.suite.plan import Comparison
 from harness.verdicts import judge
 
@@ -82,7 +82,7 @@ class Timing:
     seconds: float
 
 
-class Watcher(session.Progress):
+class Watcher(bench.Progress):
     """Show how far a run is: a bar on a terminal, a line for each task elsewhere; print tables as they come."""
 
     def __init__(self, console: Console, plugins: Plugins, out: Callable[[str], None] = lambda text: None) -> None:

@@ -96,17 +96,17 @@ class SuiteFile(pytest.File):
 
     def _measure(self) -> Iterator[Any]:
         from harness.records import store
-        from harness.run import session
+        from harness.run import bench, session
         from harness.verdicts import judge
 
         items = (item for item in self.session.items if isinstance(item, CaseTest) and item.parent is self)
         wanted = {item.case.digest() for item in items}
         rounds = self.config.getoption("--harness-rounds")
         folder = Path(self.config.getoption("--harness-results"))
-        options = session.Options(folder, self.names, rounds, fresh=True)
+        options = bench.Options(folder, self.names, rounds, fresh=True)
         before = self._earlier()
         path = session.run(
-            self.plan.having(lambda case: case.digest() in wanted), self.loaded, options, session.Progress()
+            self.plan.having(lambda case: case.digest() in wanted), self.loaded, options, bench.Progress()
         )
         tables = judge.judge(store.read(path)[0])
         self._worse = self._compared(before, tables)

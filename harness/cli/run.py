@@ -16,7 +16,7 @@ from harness.machine import facts
 from harness.report import answer, table
 from harness.report.results import Results
 from harness.report.text import escaped
-from harness.run import cluster, session
+from harness.run import bench, cluster, session
 
 
 @together
@@ -40,7 +40,7 @@ def command(
     """Measure every case of a suite and print the tables. Run it again to resume after an interruption."""
     loaded = plugins.load(cases.plugins)
     plan = cases.plan(loaded)
-    options = session.Options(results, cases.plugins, rounds, fresh, max_bytes, try_all, once=once)
+    options = bench.Options(results, cases.plugins, rounds, fresh, max_bytes, try_all, once=once)
     show = _titled(plan.suite.title or plan.name)
     with Watcher(err, loaded, show) as watcher:
         try:

@@ -21,6 +21,11 @@ LONGEST_COMMIT = 60
 PACKAGES = ("torch", "jax", "jaxlib", "numpy", "tokenizers")
 
 
+def free_to_use() -> int:
+    """Return how many bytes of this machine's free memory may be used."""
+    return int(psutil.virtual_memory().available * HOST_SHARE)
+
+
 @cache
 def facts() -> dict[str, Any]:
     """Describe the machine; the host's name is hashed."""

@@ -12,7 +12,7 @@ from harness.records import store
 from harness.report import frame, results
 from harness.report.plan import table
 from harness.report.report import Report
-from harness.run import session, template
+from harness.run import bench, session, template
 from harness.suite import reader, shipped
 from harness.suite.plan import Plan, selected
 from harness.suite.units import size
@@ -67,8 +67,8 @@ def run(
     strategies, `rounds` replaces the suite's. Raises SuiteError, PluginError or StoreError with what to mend.
     """
     loaded = doors.load(tuple(plugins))
-    options = session.Options(Path(results), tuple(plugins), rounds, fresh)
-    return _report([session.run(_plan(suite, loaded, place, only, None), loaded, options, session.Progress())], loaded)
+    options = bench.Options(Path(results), tuple(plugins), rounds, fresh)
+    return _report([session.run(_plan(suite, loaded, place, only, None), loaded, options, bench.Progress())], loaded)
 
 
 @template.kept()

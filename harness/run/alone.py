@@ -7,7 +7,7 @@ from pathlib import Path
 from harness.contract.assembly import environment_of
 from harness.contract.plugins import Plugins
 from harness.machine import facts
-from harness.records import Case, Heading, Record, Task
+from harness.records import Case, Record, Task
 from harness.run import prepare_data, runner
 from harness.suite.plan import Plan
 
@@ -40,8 +40,3 @@ def complete(record: Record, plan: Plan, run_id: str) -> Record:
         "commit": facts.commit(),
     }
     return record.model_copy(update={"origin": record.origin.model_copy(update=known)})
-
-
-def heading(plan: Plan) -> Heading:
-    """Return the suite's title and claims."""
-    return Heading(title=plan.suite.title, claims=tuple(plan.suite.claims))

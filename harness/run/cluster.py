@@ -22,10 +22,10 @@ from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.machine import facts, gpu
 from harness.records import Case, Record, Slot, store
-from harness.run import locks, prepare_data, session, temporary
+from harness.run import bench, locks, prepare_data, session, temporary
+from harness.run.bench import Options, Progress
 from harness.run.cluster_worker import TOPIC, ClusterError, Code, Order, describe, measure
 from harness.run.schedule import Known, Latest, Schedule
-from harness.run.session import Options, Progress
 from harness.suite.plan import Comparison, Plan
 
 GPU = "gpu"
@@ -56,7 +56,7 @@ def run(address: str, plan: Plan, loaded: Plugins, options: Options, progress: P
             path, latest, _ = session.opened(
                 folder, schedule, options, lambda latest: not all(finished(schedule, latest))
             )
-            run_id = session.new_id()
+            run_id = bench.new_id()
             store.append(path, session.beginning(schedule, run_id))
             FanOut(address, client, schedule, options, progress, run_id, path, latest).run()
         return path
@@ -317,7 +317,7 @@ class FanOut:
             known = self.latest.get(slot)
             stale = slot.kind in ("memory", "time") and known is not None and known.status != "killed_unknown"
             if stale or (all_rows and slot.kind == "memory"):
-                origin = session.origin(self.schedule, self.run_id).model_copy(update={"machine": {}})
+                origin = bench.origin(self.schedule, self.run_id).model_copy(update={"machine": {}})
                 case, evidence = by_digest[slot.case], {"message": reason}
                 self.append(Record(status="killed_unknown", evidence=evidence, slot=slot, case=case, origin=origin))
 

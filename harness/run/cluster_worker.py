@@ -12,11 +12,12 @@ from typing import Any
 from harness.contract import plugins
 from harness.contract.plugins import Plugins
 from harness.machine import facts, orphans
+from harness.machine.environment import cache_folder
 from harness.records import Case, Record, Slot, store
 from harness.refusal import Refusal
 from harness.run import locks, prepare_data, session, temporary
+from harness.run.bench import Options, Progress
 from harness.run.schedule import Known, Latest, obstacle
-from harness.run.session import Options, Progress
 from harness.suite.plan import Plan
 
 TOPIC = "harness"
@@ -131,7 +132,7 @@ def measure(order: Order) -> int:
     sender = _Sender(order)
     loaded = plugins.load(order.options.plugins)
     order.code.refuse_other(Code.here(loaded), f"the worker on {facts.name()}")
-    options = replace(order.options, cache=session.cache_folder())
+    options = replace(order.options, cache=cache_folder())
     places = [comparison.baseline.place for comparison in order.plan.comparisons]
     with locks.in_turn(places, sender.check), temporary.folder("harness-reference-") as reference:
         orphans.sweep()

@@ -29,7 +29,7 @@ UNKNOWN = Pacing(2, LEAST_STEPS, ("no_steady_state",))
 
 
 def pace(pilot_seconds: Sequence[float], turns: int = 1) -> Pacing:
-    """Choose warm-up W and timed steps n from a pilot: its first 30 steps, or as many as ran in 10 s.
+    """Choose warm-up W and timed steps n from a pilot: its first 30 steps, or the first and those of 10 s after it.
 
     `pilot_seconds[0]` is the first step of its process, which may compile and is in no sample, since every process
     takes it apart. W is the smallest w in 1..20 where steps w..w+4 and w+5..w+9 have medians within 2 % and step w is

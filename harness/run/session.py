@@ -1,79 +1,22 @@
 """Run a plan: each task in its turn, every attempt appended as it ends."""
 
-import hashlib
-import os
-import secrets
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
-from random import Random
-from statistics import median
-from typing import Any
 
-import psutil
-
-from harness import backends
-from harness.contract.assembly import environment_of, probe_of
+from harness.contract.assembly import probe_of
 from harness.contract.plugins import Plugins
-from harness.machine import checkups, facts, gpu, interference, orphans
-from harness.machine.environment import cache_folder
-from harness.records import Case, Heading, Kind, Origin, Record, Slot, Task, store
-from harness.records.task import TokenFile
-from harness.run import locks, prediction_cache, predictions, prepare_data, runner, template, temporary, turns
-from harness.run.pacing import UNKNOWN, Pacing, pace
-from harness.run.schedule import REPEATS, Known, Latest, Schedule, by_case, is_done, obstacle
+from harness.machine import facts, gpu, orphans
+from harness.records import Case, Kind, Record, Slot, store
+from harness.run import bench, locks, prediction_cache, predictions, prepare_data, template, temporary
+from harness.run.bench import Bench, Options, Progress
+from harness.run.rounds import Rounds
+from harness.run.schedule import REPEATS, Known, Latest, Schedule, obstacle
 from harness.suite.plan import Comparison, Plan
-from harness.verdicts import blocks, expressions
+from harness.verdicts import expressions
 from harness.verdicts.judge import MEMORY_MARGIN
 
-ATTEMPTS = 2
-HOPELESS = 4
-"""Processes timed alone that were disturbed, run again and disturbed again, after which a run times none twice."""
 REFERENCE_SECONDS = 300.0
-OF_A_PROCESS = 256 << 20
-"""What a process takes beside its peak, in bytes: interpreter and frameworks."""
-
-
-@dataclass
-class Progress:
-    """What a watcher is told; the methods do nothing here."""
-
-    def groups(self, groups: Sequence[frozenset[str]], seconds: float) -> None:
-        """Hear which cases are timed together, by digest, and how long the rounds of such a group may take."""
-
-    def unsupported(self, cases: frozenset[str]) -> None:
-        """Hear which cases cannot run here, by digest: each gets a record that says so, and takes no time."""
-
-    def begin(self, slots: Sequence[Slot], done: int) -> None: ...
-
-    def left(self, slots: Sequence[Slot]) -> None: ...
-
-    def comparison(self, comparison: Comparison, records: Sequence[Record]) -> None: ...
-
-    def warn(self, sentence: str) -> None: ...
-
-    def start(self, task: str, case: Case) -> None: ...
-
-    def phase(self, name: str) -> None: ...
-
-    def finish(self, record: Record, case: Case) -> None: ...
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line may change about a run, and nothing about what is measured."""
-
-    results: Path
-    plugins: tuple[str, ...] = ()
-    rounds: int | None = None
-    fresh: bool = False
-    max_bytes: int | None = None
-    try_all: bool = False
-    all_rounds: bool = False
-    once: bool = False
-    cache: Path = field(default_factory=lambda: cache_folder())
 
 
 def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> Path:
@@ -91,7 +34,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         schedule = schedule_of(plan, plugins, options)
 
         path, latest, earlier = opened(folder, schedule, options, lambda latest: bool(schedule.due(latest)))
-        run_id = new_id()
+        run_id = bench.new_id()
         store.append(path, beginning(schedule, run_id))
         progress.groups(
             [frozenset(map(schedule.digest, comparison.cases)) for comparison in plan.comparisons],
@@ -140,53 +83,20 @@ def opened(
 
 def beginning(schedule: Schedule, run_id: str) -> Record:
     """Return what the suite says beside its cases: who reads the results need not have it."""
-    plan = schedule.plan
-    heading = Heading(title=plan.suite.title, claims=tuple(plan.suite.claims), rounds=schedule.rounds)
-    return Record(heading=heading, origin=origin(schedule, run_id))
-
-
-def origin(schedule: Schedule, run_id: str) -> Origin:
-    """Return what all records of a run share."""
-    return Origin(
-        run_id=run_id,
-        suite=schedule.plan.name,
-        plan=schedule.plan_digest,
-        utc=now(),
-        machine=facts.facts(),
-        versions=schedule.versions,
-        commit=facts.commit(),
-    )
+    heading = bench.heading(schedule.plan, schedule.plugins, schedule.rounds)
+    return Record(heading=heading, origin=bench.origin(schedule, run_id))
 
 
 @dataclass
-class Session:
-    """Comparisons, measured on this machine; `write` gets every record as it comes.
+class Session(Bench):
+    """Comparisons, predicted and measured one after the other; `earlier` are records of runs of the same plan."""
 
-    `latest` is what is known of the slots, from before and from this run; `records` are those of this run that the
-    table of the comparison at hand is made from.
-    """
-
-    schedule: Schedule
-    options: Options
-    progress: Progress
-    run_id: str
-    reference: Path
-    corpora: dict[str, prepare_data.Corpus | None]
-    latest: dict[Slot, Known]
-    write: Callable[[Record], None]
     earlier: Sequence[Record] = ()
 
     def __post_init__(self) -> None:
-        self.plan, self.plugins = self.schedule.plan, self.schedule.plugins
-        self.threads = len(os.sched_getaffinity(0))
-        self.checkup = checkups.kept(self.options.cache)
-        self.records = [Record(heading=Heading(rounds=self.schedule.rounds))]
-        self.disturbed_twice = 0
+        super().__post_init__()
+        self.rounds = Rounds(self)
         self.unjudged: dict[str, str] = {}  # why a workload gave no reference, by the digest of its untouched case
-
-    def is_open(self, slot: Slot) -> bool:
-        record = self.latest.get(slot)
-        return not is_done(record) and (record is None or record.attempt < ATTEMPTS or record.run_id != self.run_id)
 
     @template.kept()
     def measure(self) -> None:
@@ -211,7 +121,7 @@ class Session:
         self.predict(comparison)
         if (reason := self.schedule.obstacle(comparison.baseline)) is not None:
             for case in comparison.cases:
-                self.keep(_unsupported(reason), case, Slot(case=self.schedule.digest(case), kind="memory"))
+                self.keep(_unsupported(reason), case, self.slot(case, "memory"))
             return
         self.warn_of_memory(comparison)
         for case in comparison.cases:
@@ -220,11 +130,11 @@ class Session:
             if case.is_baseline:  # one that cannot run takes all rounds but the first along
                 self.progress.left(self.schedule.due(self.latest))
         self.repeat_near_bounds(comparison)
-        self.time(comparison)
+        self.rounds.time(comparison)
 
     def predict(self, comparison: Comparison) -> None:
         """Predict the open cases of a comparison, but for what an earlier run predicted with the same code."""
-        slots = {case.digest(): Slot(case=self.schedule.digest(case), kind="predict") for case in comparison.cases}
+        slots = {case.digest(): self.slot(case, "predict") for case in comparison.cases}
         here = gpu.seen() if comparison.baseline.place.device == "cuda" else None
         cases = [case for case in comparison.cases if self.is_open(slots[case.digest()])]
         if not cases:
@@ -256,7 +166,7 @@ class Session:
 
     def numerics(self, case: Case) -> None:
         probe = probe_of(self.plugins, case)
-        slot = Slot(case=self.schedule.digest(probe), kind="numerics")
+        slot = self.slot(probe, "numerics")
         if not self.is_open(slot):
             return
         if (reason := self.schedule.obstacle(case)) is not None:
@@ -284,7 +194,7 @@ class Session:
         for repeat in range(self.schedule.repeats(case) if repeats is None else repeats):
             if repeat and self.schedule.cannot_run(self.schedule.digest(case), self.latest):
                 return
-            slot = Slot(case=self.schedule.digest(case), kind="memory", repeat=repeat)
+            slot = self.slot(case, "memory", repeat=repeat)
             if not self.is_open(slot):
                 continue
             reason = self.schedule.obstacle(case)
@@ -311,24 +221,19 @@ class Session:
         for case in [comparison.baseline, *near] if near else []:
             self.memory(case, REPEATS)
 
-    def peak(self, case: Case) -> int | None:
-        """Return the measured peak of a case in bytes."""
-        known = self.latest.get(Slot(case=self.schedule.digest(case), kind="memory"))
-        return None if known is None or known.status != "ok" else known.peak_bytes
-
     def guarded(self, case: Case) -> Record | None:
         """Refuse a case that would take the machine down, unless all are to be tried."""
         return None if self.options.try_all else self.over_memory(case)
 
     def over_memory(self, case: Case) -> Record | None:
         """Return the record of a case that needs more than may be used, all ranks together; None for others."""
-        predicted = self.latest.get(Slot(case=self.schedule.digest(case), kind="predict"))
+        predicted = self.known(case, "predict")
         if predicted is None:
             return None
         need = min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
         if case.place.device == "cpu":
             need *= case.ranks  # each has a GPU of its own, but they share the host
-            available: int | None = int(psutil.virtual_memory().available * facts.HOST_SHARE)
+            available: int | None = facts.free_to_use()
         else:
             available = gpu.free_to_use()
         if available is None:
@@ -339,188 +244,6 @@ class Session:
         message = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here: set a budget, or shorten it"
         return Record(status="skipped_guard", evidence={"message": message, "need_bytes": need, "limit_bytes": limit})
 
-    def time(self, comparison: Comparison) -> None:
-        """Time a comparison round by round, until all its rows are decided or the suite's time is spent."""
-        tried: Counter[int] = Counter()
-        while True:
-            number, members = self.schedule.turn(comparison, self.latest, by_case(self.latest))
-            members = [case for case in members if self.measured(case)]
-            if not members or tried[number] == ATTEMPTS:
-                return
-            tried[number] += 1
-            self.time_round(comparison, number, members)
-
-    def time_round(self, comparison: Comparison, number: int, members: list[Case]) -> None:
-        """Time every member once, in random order, in blocks of neighbours in time with the baseline in each."""
-        by_label = {case.label: case for case in members}
-        for case in members:
-            self.pacing(case)  # pilots come first: what they show cuts the blocks
-        free = psutil.virtual_memory().available * facts.HOST_SHARE
-        turning = {
-            case.label: room
-            for case in members
-            if self.takes_turns(case) and (room := self.room(case)) <= free / blocks.LEAST
-        }
-        cut = blocks.blocks(
-            list(by_label),
-            {label: seconds for label, case in by_label.items() if (seconds := self.share_of_block(case))},
-            f"{self.plan.suite.seed}/{comparison.baseline.comparison_key}",
-            number,
-            sizes=turning,
-            room=free,
-        )
-        for block, labels in enumerate(cut):
-            slots = {
-                label: Slot(case=self.schedule.digest(by_label[label]), kind="time", round=number, block=block)
-                for label in labels
-            }
-            together = [label for label in labels if label in turning]
-            if len(together) > 1:  # what disturbs them meets all of them alike
-                self.time_together([(by_label[label], slots[label]) for label in together])
-            for label in labels if len(together) < 2 else [label for label in labels if label not in turning]:
-                if self.time_alone(by_label[label], slots[label]) and self.disturbed_twice < HOPELESS:
-                    self.disturbed_twice += self.time_alone(by_label[label], slots[label])
-
-    def time_alone(self, case: Case, slot: Slot) -> bool:
-        """Time one process; return whether something disturbed it."""
-        return self.time_together([(case, slot)])
-
-    def takes_turns(self, case: Case) -> bool:
-        """Check whether a case is one process on the CPU that can be stopped, and needs no machine to itself."""
-        alone = any(self.plugins.strategies[each.name].is_alone(each.knobs) for each in case.strategies)
-        return case.place.device == "cpu" and backends.processes(case.place.backend, case.ranks) == 1 and not alone
-
-    def room(self, case: Case) -> int:
-        """Return about how much memory a timed process of a case takes in bytes, its ranks and children with it."""
-        known = self.latest.get(Slot(case=self.schedule.digest(case), kind="memory"))
-        return OF_A_PROCESS + (self.peak(case) or 0) * case.ranks + (known.children_bytes if known is not None else 0)
-
-    def time_together(self, timed: Sequence[tuple[Case, Slot]]) -> bool:
-        """Time processes in turns; return whether something disturbed them."""
-        pacings = [self.pacing(case) for case, _ in timed]
-        seed = f"{self.plan.suite.seed}/{timed[0][0].comparison_key}/{timed[0][1].round}/{timed[0][1].block}"
-        tasks = [
-            self.task(
-                "time", [case], steps=pacing.steps, warmup=pacing.warmup, turns=turns.TURNS if len(timed) > 1 else 1
-            )
-            for (case, _), pacing in zip(timed, pacings, strict=True)
-        ]
-
-        def starting(number: int) -> None:
-            case, slot = timed[number]
-            self.progress.start(f"time {slot.round + 1}/{self.schedule.rounds}", case)
-
-        before = interference.snapshot(timed[0][0].place)
-        allowed = self.plan.suite.timeout_seconds
-        records = turns.run(tasks, self.threads, allowed, self.progress.phase, Random(seed), starting)
-        disturbances = interference.disturbances(before, interference.snapshot(timed[0][0].place))
-        for (case, slot), pacing, record in zip(timed, pacings, records, strict=True):
-            flags = (*record.flags, *pacing.flags, *disturbances)
-            self.keep(record.model_copy(update={"flags": flags}), case, slot)
-        return bool(disturbances)
-
-    def share_of_block(self, case: Case) -> float:
-        """Return how long a process of a case keeps others waiting, as far as is known, in seconds.
-
-        Where it takes turns these are its timed steps, since all others of the block have started before; else it is
-        its life.
-        """
-        digest = self.schedule.digest(case)
-        timed = [known for known in by_case(self.latest).get(digest, {}).values() if known.seconds is not None]
-        memory = self.latest.get(Slot(case=digest, kind="memory"))
-        pilot = self.latest.get(Slot(case=digest, kind="pilot"))
-        turning = self.takes_turns(case)
-        if timed:
-            return median(known.timed_seconds if turning else known.worker_seconds for known in timed)
-        if turning and pilot is not None and pilot.step_seconds:
-            return median(pilot.step_seconds) * self.pacing(case).steps
-        return memory.worker_seconds if memory is not None else 0.0
-
-    def measured(self, case: Case) -> bool:
-        """Check whether the memory of a case was measured, so that it is worth timing."""
-        record = self.latest.get(Slot(case=self.schedule.digest(case), kind="memory"))
-        return record is not None and record.status == "ok"
-
-    def pacing(self, case: Case) -> Pacing:
-        """Take warm-up and steps from the suite, or find them once by a pilot and freeze them."""
-        suite = self.plan.suite
-        if suite.steps is not None and suite.warmup is not None:
-            return Pacing(suite.warmup, suite.steps)
-        slot = Slot(case=self.schedule.digest(case), kind="pilot")
-        if slot not in self.latest or not self.latest[slot].step_seconds:
-            self.progress.start("pilot", case)
-            self.keep(self.work("pilot", [case])[0], case, slot)
-        turns_of = turns.TURNS if self.takes_turns(case) else 1
-        paced = pace(pilot, turns_of) if (pilot := self.latest[slot].step_seconds) else UNKNOWN
-        return Pacing(paced.warmup if suite.warmup is None else suite.warmup, suite.steps or paced.steps, paced.flags)
-
-    def work(self, kind: Kind, cases: Sequence[Case], deadline: float | None = None, **settings: Any) -> list[Record]:
-        allowed = deadline or self.plan.suite.timeout_seconds
-        return runner.run(self.task(kind, cases, **settings), self.threads, allowed, self.progress.phase)
-
-    def task(self, kind: Kind, cases: Sequence[Case], **settings: Any) -> Task:
-        """Return what a worker of this run is to do; all cases have the environment of the first."""
-        return Task(
-            kind=kind,
-            cases=tuple(cases),
-            run_id=self.run_id,
-            parent=os.getpid(),
-            folder="",
-            corpora={case.comparison_key: self.corpora.get(case.comparison_key) for case in cases},
-            plugins=self.options.plugins,
-            environment=environment_of(self.plugins, cases[0]) if kind in ("memory", "pilot", "time") else {},
-            **settings,
-        )
-
-    def keep(self, record: Record, case: Case, slot: Slot) -> None:
-        """Complete a record, write it, and tell the watcher."""
-        before = self.latest.get(slot)
-        machine = {**facts.facts(), **self.checkup, **record.origin.machine}
-        attempt = 1 if before is None else before.attempt + 1
-        known = {
-            "attempt": attempt,
-            "machine": machine,
-            "worker_seconds": record.origin.worker_seconds,
-            "start": record.origin.start,
-        }
-        digest = _joined(record.memory.batches_digests)
-        complete = record.model_copy(
-            update={
-                "origin": origin(self.schedule, self.run_id).model_copy(update=known),
-                "slot": slot,
-                "position": self.schedule.positions.get(self.schedule.digest(case), -1),
-                "case": case,
-                "probe": self.schedule.digest(probe_of(self.plugins, case)) if slot.kind == "memory" else None,
-                "memory": record.memory.model_copy(update={"batches_digest": digest}) if digest else record.memory,
-                "notes": {**record.notes, **self.notes(case)},
-            }
-        )
-        self.write(complete)
-        self.records.append(complete)
-        self.latest[slot] = Known.of(complete)
-        self.progress.finish(complete, case)
-
-    def notes(self, case: Case) -> dict[str, str]:
-        """Return what a reader would not guess: that a corpus has fewer tokens than the model has rows."""
-        corpus = self.corpora.get(case.comparison_key)
-        rows = case.shape.get("vocabulary")
-        if not isinstance(corpus, TokenFile) or not isinstance(rows, int) or corpus.vocabulary >= rows:
-            return {}
-        return {"vocabulary": f"the corpus gives {corpus.vocabulary} distinct tokens, the model has {rows} rows"}
-
-
-def new_id() -> str:
-    """Name a run: when it began, in which process, and by chance."""
-    return f"{datetime.now(UTC):{store.STAMP}}-{os.getpid()}-{secrets.token_hex(3)}"
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
 
 def _unsupported(reason: str) -> Record:
     return Record(status="unsupported", evidence={"message": reason})
-
-
-def _joined(digests: tuple[str, ...]) -> str | None:
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if digests else None

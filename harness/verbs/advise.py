@@ -12,7 +12,7 @@ from harness.machine import facts
 from harness.records import Applied, Case, Origin, Record, Slot, store
 from harness.records.case import CONTROL
 from harness.records.record import Heading
-from harness.run import locks, session, template
+from harness.run import bench, locks, session, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
@@ -133,12 +133,12 @@ def promising(rows: Sequence[PlanRow]) -> list[PlanRow]:
 def advise(
     plan: Plan,
     plugins: Plugins,
-    options: session.Options,
+    options: bench.Options,
     machine: Machine,
     allowed: Sequence[str],
     everything: bool,
     predict_only: bool,
-    progress: session.Progress,
+    progress: bench.Progress,
     on_case: Callable[[Case], None] = lambda case: None,
 ) -> list[Advice]:
     """Advise on each comparison of a plan; call `on_case` after each prediction.
@@ -155,10 +155,10 @@ def advise(
 def _measured(
     plan: Plan,
     plugins: Plugins,
-    options: session.Options,
+    options: bench.Options,
     predicted: Sequence[Sequence[PlanRow]],
     chosen: Sequence[Sequence[PlanRow]],
-    progress: session.Progress,
+    progress: bench.Progress,
 ) -> dict[str, tuple[Row, ...]]:
     """Run the chosen rows of every comparison as a suite of its own; return the judged rows by comparison.
 
@@ -221,7 +221,7 @@ def saved(answers: Sequence[Advice], plan: Plan, plugins: Plugins, results: Path
         path = store.next_file(folder, facts.commit())
         origin = Origin(
             suite=plan.name,
-            utc=session.now(),
+            utc=bench.now(),
             commit=facts.commit(),
             machine=facts.facts(),
             versions={**facts.versions(), **plugins.versions},

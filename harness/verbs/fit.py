@@ -14,7 +14,7 @@ from harness.contract.plugins import Plugins
 from harness.machine import facts, gpu, orphans
 from harness.records import Case, Fit, Record, store
 from harness.records.record import OUT_OF_MEMORY
-from harness.run import alone, locks, template
+from harness.run import alone, bench, locks, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
@@ -48,7 +48,7 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
     with locks.measuring(folder, () if predict_only else search.plan.places):
         orphans.sweep()
         path = store.next_file(folder, facts.commit())
-        rows.append(search.record(Record(heading=alone.heading(search.plan))))
+        rows.append(search.record(Record(heading=bench.heading(search.plan, search.plugins))))
         store.append(path, rows[-1])
         for budget in budgets:
             for bracket in search.predicted(budget):

@@ -8,12 +8,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import psutil
-
 from harness.contract.plugins import Plugins
 from harness.machine import facts, orphans
 from harness.records import Case, Record, Trial, store
-from harness.run import alone, locks, template
+from harness.run import alone, bench, locks, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Plan
 from harness.verbs.plan import Machine, PlanRow, of_cases
@@ -39,7 +37,7 @@ def run(
     with locks.measuring(folder, plan.places):
         orphans.sweep()
         path = store.next_file(folder, facts.commit())
-        records = [alone.complete(Record(heading=alone.heading(plan)), plan, run_id)]
+        records = [alone.complete(Record(heading=bench.heading(plan, plugins)), plan, run_id)]
         store.append(path, records[0])
 
         def measured(case: Case, budget: int) -> Record:
@@ -86,7 +84,7 @@ def peak(record: Record) -> int | None:
 
 def too_large(row: PlanRow) -> str:
     """Return why a case is not run: it needs more than is free here; else an empty text."""
-    free = int(psutil.virtual_memory().available * facts.HOST_SHARE)
+    free = facts.free_to_use()
     need = row.case.ranks * (row.need_bytes or 0)
     if row.case.place.device != "cpu" or need <= free:
         return ""

@@ -42,6 +42,7 @@ def blocks(
     others = _shuffled([member for member in members if member != anchor], draw)
     turning = [member for member in others if member in baselines]
     others = [member for member in others if member not in baselines]
+    others.sort(key=lambda member: size[member] <= room / LEAST)  # who fills the memory chooses first
     most = max(1, (len(others) + len(turning)) // 2) if anchor is not None else 1
     cut: list[list[str]] = []
     for count in range(1, most + 1):
@@ -49,8 +50,9 @@ def blocks(
         for place, member in enumerate(turning):
             cut[(round + place) % count].append(member)
         for member in others:
-            needy = [block for block in cut if len(block) < LEAST] if count > 1 else cut
-            min(needy or cut, key=lambda block: sum(cost[name] for name in block)).append(member)
+            fitting = [block for block in cut if _total(size, block) + size[member] <= room] or cut
+            needy = [block for block in fitting if len(block) < LEAST] if count > 1 else fitting
+            min(needy or fitting, key=lambda block: _total(cost, block)).append(member)
         if all(_total(cost, block) <= limit and _total(size, block) <= room for block in cut):
             break
     return _shuffled([_shuffled(block, draw) for block in cut if block], draw)

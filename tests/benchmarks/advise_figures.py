@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from harness.contract import plugins
 from harness.records import store
-from harness.run import session
+from harness.run import bench, session
 from harness.suite import reader
 from harness.verbs.advise import advise, group_of
 from harness.verbs.plan import this_machine, with_budget
@@ -39,12 +39,12 @@ def main() -> None:
         folder = Path(name)
         (folder / "small.yaml").write_text(SUITE)
         plan = with_budget(reader.read(folder / "small.yaml", loaded), BUDGET)
-        options = session.Options(folder / "results")
+        options = bench.Options(folder / "results")
         machine = this_machine(plan.places, options.cache)
-        found = advise(plan, loaded, options, machine, (), False, False, session.Progress())[0]
+        found = advise(plan, loaded, options, machine, (), False, False, bench.Progress())[0]
         whole = replace(plan, name="whole", comparisons=(group_of(plan.comparisons[0], loaded, (), False, "small"),))
         (table,) = judge.judge(
-            store.read(session.run(whole, loaded, replace(options, all_rounds=True), session.Progress()))[0]
+            store.read(session.run(whole, loaded, replace(options, all_rounds=True), bench.Progress()))[0]
         )
     timed = {row.label: row.step_seconds for row in table.rows if row.status == "ok" and row.step_seconds}
     rows = [

@@ -10,7 +10,7 @@ from harness.contract import plugins
 from harness.machine import facts
 from harness.machine.gpu import Gpu
 from harness.records import Case, Record, Slot
-from harness.run import predictions, session
+from harness.run import bench, predictions, session
 from harness.run.schedule import Known
 from harness.suite import reader
 
@@ -75,7 +75,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch, need: int, budget: int | None, card
 
     latest = {Slot(case="case", kind="predict"): Known("ok", need_bytes=need)}
     run = object.__new__(session.Session)
-    run.schedule, run.latest, run.options = Digests(), latest, session.Options(Path("results"))  # type: ignore[assignment]
+    run.schedule, run.latest, run.options = Digests(), latest, bench.Options(Path("results"))  # type: ignore[assignment]
     return run.over_memory(case)
 
 

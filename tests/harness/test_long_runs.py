@@ -14,7 +14,7 @@ from harness.contract import plugins
 from harness.machine import orphans
 from harness.records import Case, Memory, Origin, Prediction, Record, Task, store
 from harness.records.record import Verdict
-from harness.run import runner, session, template
+from harness.run import bench, runner, session, template
 from harness.suite import reader
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,13 +135,13 @@ def test_two_thousand_cases_leave_the_parent_as_it_is(
     before = {child.pid for child in me.children()}
     seen: list[tuple[float, int, int]] = []
 
-    class Watched(session.Progress):
+    class Watched(bench.Progress):
         def finish(self, record: Record, case: Case) -> None:
             assert record.status == "ok", record.evidence
             if record.slot is not None and record.slot.kind == "memory":
                 seen.append((time.process_time(), me.memory_info().rss, me.num_fds()))
 
-    file = session.run(plan, loaded, session.Options(tmp_path / "results"), Watched())
+    file = session.run(plan, loaded, bench.Options(tmp_path / "results"), Watched())
     assert len(seen) == CASES
     quarter = CASES // 4
     growth = seen[-1][1] - seen[quarter][1]

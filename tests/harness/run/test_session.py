@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,9 +9,11 @@ from harness.contract import plugins
 from harness.contract.place import Place
 from harness.records import Memory, Prediction, Record, Slot, Times
 from harness.records.record import Verdict
-from harness.run import session
+from harness.run import predictions, rounds, runner, session, turns
+from harness.run.bench import Options, Progress
 from harness.run.pacing import UNKNOWN, Pacing
-from harness.run.session import Options, Progress, Session, schedule_of
+from harness.run.schedule import Known
+from harness.run.session import Session, schedule_of
 from harness.run.turns import TURNS
 from harness.suite.reader import read
 from harness.verdicts.judge import judge
@@ -57,9 +58,9 @@ class Workers:
 def measuring(smallest, tmp_path, monkeypatch):
     """Return a function that goes on with a run: the same records, another run."""
     path = tmp_path / "mine.yaml"
-    monkeypatch.setattr(session.interference, "disturbances", lambda before, after: ())
+    monkeypatch.setattr(rounds.interference, "disturbances", lambda before, after: ())
     monkeypatch.setattr(
-        session.predictions,
+        predictions,
         "of_cases",
         lambda cases, *rest, **options: (
             (case, Record(prediction=Prediction(predicted_peak_bytes=MIB, floor_bytes=MIB))) for case in cases
@@ -69,17 +70,17 @@ def measuring(smallest, tmp_path, monkeypatch):
 
     def in_turns(tasks, threads, deadline, watch, order, starting):
         begin.blocks.append([(task.case.label, task.turns) for task in tasks])
-        return [session.runner.run(task, threads, deadline, watch)[0] for task in tasks]
+        return [runner.run(task, threads, deadline, watch)[0] for task in tasks]
 
     def begin(workers, keys="rounds: 24", strategies="checkpoint, chunked_loss, fused_loss"):
         text = smallest.replace("[checkpoint]", f"[{strategies}]") + f"warmup: 1\nsteps: 2\n{keys}\n"
         path.write_text(text)
-        monkeypatch.setattr(session.runner, "run", workers)
-        monkeypatch.setattr(session.turns, "run", in_turns)
+        monkeypatch.setattr(runner, "run", workers)
+        monkeypatch.setattr(turns, "run", in_turns)
         plan = read(path, LOADED)
         options = Options(tmp_path, cache=tmp_path)
         schedule = schedule_of(plan, LOADED, options)
-        latest = {record.slot: session.Known.of(record) for record in records if record.slot is not None}
+        latest = {record.slot: Known.of(record) for record in records if record.slot is not None}
         run_id = str(len({record.origin.run_id for record in records if record.slot is not None}) + 1)
         records.append(session.beginning(schedule, run_id))
         return Session(schedule, options, Progress(), run_id, tmp_path, {}, latest, records.append)
@@ -187,18 +188,54 @@ def test_what_shares_the_cache_of_files_is_timed_when_no_other_process_is_there(
 
 
 def test_processes_that_would_fill_the_memory_together_are_timed_one_after_the_other(measuring, monkeypatch):
-    free = SimpleNamespace(available=2 * (session.OF_A_PROCESS + 100 * MIB))  # of which four fifths may be used
-    monkeypatch.setattr(session.psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(rounds.facts, "free_to_use", lambda: 2 * (rounds.OF_A_PROCESS + 100 * MIB))
     measuring(Workers(scatter=0.005), "rounds: 1").measure()
     assert {len(block) for block in measuring.blocks} == {1}
     assert {turns for block in measuring.blocks for _, turns in block} == {1}
 
 
 def test_a_block_has_as_many_members_as_the_memory_has_room_for(measuring, monkeypatch):
-    free = SimpleNamespace(available=4.5 * (session.OF_A_PROCESS + 100 * MIB))
-    monkeypatch.setattr(session.psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(rounds.facts, "free_to_use", lambda: 4 * (rounds.OF_A_PROCESS + 100 * MIB) - 1)
     measuring(Workers(scatter=0.005), "rounds: 2").measure()
     assert list(map(len, measuring.blocks)) == [3] * 4
+
+
+def test_a_large_process_takes_turns_where_it_fits_beside_two_others(measuring, monkeypatch):
+    class Large(Workers):
+        def peak(self, label):
+            return 1000 * MIB if label == "chunked_loss" else 100 * MIB
+
+    three = (1000 + 2 * 100) * MIB + 3 * rounds.OF_A_PROCESS
+    for free, turns_of in ((three, TURNS), (three - 1, 1)):
+        monkeypatch.setattr(rounds.facts, "free_to_use", lambda free=free: free)
+        measuring.blocks.clear()
+        measuring.records.clear()
+        measuring(Large(scatter=0.005), "rounds: 2").measure()
+        large = [dict(block) for block in measuring.blocks if "chunked_loss" in dict(block)]
+        assert [(block["chunked_loss"], len(block)) for block in large] == 2 * [(turns_of, 3 if turns_of > 1 else 1)]
+
+
+def test_who_has_no_room_in_a_block_is_no_baseline(measuring, monkeypatch):
+    class Large(Workers):
+        def peak(self, label):
+            return {"baseline": 400, "nothing": 400, "checkpoint": 300}.get(label, 100) * MIB
+
+    monkeypatch.setattr(rounds.facts, "free_to_use", lambda: 900 * MIB + 3 * rounds.OF_A_PROCESS)
+    measuring(Large(scatter=0.005), "rounds: 2", "checkpoint, chunked_loss").measure()
+    in_turns = [{label for label, turns_of in block if turns_of > 1} for block in measuring.blocks]
+    assert all({"baseline", "nothing"} <= block for block in in_turns if block)
+    assert any(in_turns)
+
+
+def test_baseline_and_control_are_timed_alike_where_one_of_them_has_no_room(measuring, monkeypatch):
+    class Large(Workers):
+        def peak(self, label):
+            return 700 * MIB if label == "nothing" else 100 * MIB
+
+    monkeypatch.setattr(rounds.facts, "free_to_use", lambda: 600 * MIB + 3 * rounds.OF_A_PROCESS)
+    measuring(Large(scatter=0.005), "rounds: 2").measure()
+    turns_of = {label: turns for block in measuring.blocks for label, turns in block}
+    assert turns_of == {"baseline": 1, "nothing": 1, "checkpoint": TURNS, "chunked_loss": TURNS, "fused_loss": TURNS}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +245,7 @@ def test_a_block_has_as_many_members_as_the_memory_has_room_for(measuring, monke
 def test_ranks_that_are_processes_and_gpus_are_not_stopped(measuring, place, ranks, turns):
     going_on = measuring(Workers())
     case = going_on.plan.cases[0].model_copy(update={"place": Place(*place.split("/")), "ranks": ranks})
-    assert going_on.takes_turns(case) is turns
+    assert going_on.rounds.takes_turns(case) is turns
 
 
 def test_time_that_is_spent_ends_it_after_the_round(measuring):
@@ -220,9 +257,9 @@ def test_time_that_is_spent_ends_it_after_the_round(measuring):
 
 
 def test_a_process_that_was_disturbed_is_run_again_once_and_both_are_written(measuring, monkeypatch):
-    monkeypatch.setattr(Session, "takes_turns", lambda self, case: False)
+    monkeypatch.setattr(rounds.Rounds, "takes_turns", lambda self, case: False)
     first = iter([("stolen",), ()] * 100)
-    monkeypatch.setattr(session.interference, "disturbances", lambda before, after: next(first))
+    monkeypatch.setattr(rounds.interference, "disturbances", lambda before, after: next(first))
     measuring(Workers(scatter=0.005), keys="rounds: 1").measure()
     flags = {}
     for record in filter(_is_time, measuring.records):
@@ -231,7 +268,7 @@ def test_a_process_that_was_disturbed_is_run_again_once_and_both_are_written(mea
 
 
 def test_what_disturbs_a_block_is_marked_and_not_run_again_since_it_met_all_alike(measuring, monkeypatch):
-    monkeypatch.setattr(session.interference, "disturbances", lambda before, after: ("stolen",))
+    monkeypatch.setattr(rounds.interference, "disturbances", lambda before, after: ("stolen",))
     measuring(Workers(scatter=0.005), keys="rounds: 2").measure()
     timed = [record for record in measuring.records if _is_time(record)]
     assert len(timed) == 10
@@ -239,8 +276,8 @@ def test_what_disturbs_a_block_is_marked_and_not_run_again_since_it_met_all_alik
 
 
 def test_on_a_machine_that_is_always_disturbed_processes_are_not_run_again_for_ever(measuring, monkeypatch):
-    monkeypatch.setattr(Session, "takes_turns", lambda self, case: False)
-    monkeypatch.setattr(session.interference, "disturbances", lambda before, after: ("crowded",))
+    monkeypatch.setattr(rounds.Rounds, "takes_turns", lambda self, case: False)
+    monkeypatch.setattr(rounds.interference, "disturbances", lambda before, after: ("crowded",))
     measuring(Workers(scatter=0.005), keys="rounds: 3").measure()
     timed = [record for record in measuring.records if _is_time(record)]
     counts = Counter(record.slot for record in timed)
@@ -277,16 +314,16 @@ def test_peaks_near_the_bound_are_measured_three_times(measuring):
 def test_pace_comes_from_the_suite_or_from_one_pilot_that_is_remembered(measuring):
     going_on = measuring(Workers())
     case = going_on.plan.cases[0]
-    assert going_on.pacing(case) == Pacing(1, 2)
+    assert going_on.rounds.pacing(case) == Pacing(1, 2)
     suite = going_on.plan.suite.model_copy(update={"steps": None})
     object.__setattr__(going_on.plan, "suite", suite)
-    assert [going_on.pacing(case) for _ in range(2)] == 2 * [Pacing(1, 20)]
+    assert [going_on.rounds.pacing(case) for _ in range(2)] == 2 * [Pacing(1, 20)]
     pilots = [record for record in measuring.records if record.slot is not None and record.slot.kind == "pilot"]
     assert len(pilots) == 1
     slot = Slot(case=going_on.schedule.digest(case), kind="pilot")
-    going_on.latest[slot] = session.Known("error")
-    session.runner.run = lambda *rest: [Record(status="error")]
-    assert going_on.pacing(case).flags == UNKNOWN.flags
+    going_on.latest[slot] = Known("error")
+    runner.run = lambda *rest: [Record(status="error")]
+    assert going_on.rounds.pacing(case).flags == UNKNOWN.flags
 
 
 def test_what_is_left_counts_one_round_where_the_baseline_cannot_run(measuring):

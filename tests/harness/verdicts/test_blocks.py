@@ -51,6 +51,13 @@ def test_processes_that_live_side_by_side_are_within_the_memory():
     assert all(sum(sizes[name] for name in block) <= 8.0 for block in made)
 
 
+def test_two_processes_that_fill_the_memory_are_in_different_blocks_each_with_neighbours():
+    sizes = {**dict.fromkeys(MEMBERS, 1.0), "row 3": 6.0, "row 7": 6.0}
+    for round in range(20):
+        made = blocks(MEMBERS, {"row 5": 30.0}, "g", round, sizes=sizes, room=8.0)
+        assert all(sum(sizes[name] for name in block) <= 8.0 and len(block) >= 3 for block in made)
+
+
 def test_processes_above_the_limit_still_have_neighbours():
     made = cut(seconds=60.0)
     assert len(made) == 5

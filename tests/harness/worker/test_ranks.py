@@ -306,13 +306,12 @@ def test_claims_name_the_ranks(that, where, verdict):
 def test_the_guard_counts_the_memory_of_all_ranks():
     known = Known("ok", need_bytes=100 << 20)
     one, four = case(), case("fsdp", count=4)
-    run = SimpleNamespace(
-        schedule=SimpleNamespace(digest=lambda case: case.digest()),
-        latest={Slot(case=each.digest(), kind="predict"): known for each in (one, four)},
-        options=SimpleNamespace(max_bytes=300 << 20),
-    )
-    assert session.Session.over_memory(run, one) is None
-    refused = session.Session.over_memory(run, four)
+    run = object.__new__(session.Session)
+    run.schedule = SimpleNamespace(digest=lambda case: case.digest())
+    run.latest = {Slot(case=each.digest(), kind="predict"): known for each in (one, four)}
+    run.options = SimpleNamespace(max_bytes=300 << 20)
+    assert run.over_memory(one) is None
+    refused = run.over_memory(four)
     assert refused.status == "skipped_guard" and refused.evidence["need_bytes"] == 400 << 20
 
 
