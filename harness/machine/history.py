@@ -1,10 +1,11 @@
-"""Which code that decides a figure has changed since a commit, judged by what it does and not by how it is written."""
+"""Which code that decides a figure has changed since a result, judged by what it does and not by how it is written."""
 
 import ast
+import hashlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache, partial
 from pathlib import Path, PurePath
@@ -46,6 +47,29 @@ def files_of(strategies: Iterable[Strategy]) -> tuple[str, ...]:
     return tuple(places)
 
 
+def digests(files: Iterable[str]) -> dict[str, str]:
+    """Return a digest of each module of the deciding rooms and of `files`, for a result to carry.
+
+    The commit that a result names may be gone one day, or never was: these can be compared still.
+    """
+    names = dict.fromkeys((*(f"harness/{room}" for room in DECIDING), *files))
+    modules = dict.fromkeys(module for name in names for module in _modules(ROOT / name))
+    return {str(each.relative_to(ROOT)): hashlib.sha256(each.read_bytes()).hexdigest()[:10] for each in modules}
+
+
+def _modules(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        yield from sorted(path.rglob("*.py"))
+    elif path.is_file():
+        yield path
+
+
+def differing(written: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the modules that are not what they were when a result was given these digests."""
+    now = digests(written)
+    return tuple(sorted(name for name in written.keys() | now.keys() if written.get(name) != now.get(name)))
+
+
 @cache
 def changed(commit: str, files: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the files of the deciding rooms, and those among `files`, that do something else than at a commit.
@@ -58,10 +82,15 @@ def changed(commit: str, files: tuple[str, ...]) -> tuple[str, ...] | None:
     rooms = [f"harness/{room}" for room in DECIDING]
     try:
         facts.git(ROOT, "cat-file", "-e", f"{commit}^{{commit}}")
-        names = facts.git(ROOT, "diff", "--name-only", "--no-renames", commit, "--", *rooms, *files).splitlines()
+        lines = facts.git(
+            ROOT, "diff", "--raw", "--no-renames", "--no-abbrev", commit, "--", *rooms, *files
+        ).splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
-    return tuple(name for name in names if name.endswith(".py") and _meaning_at(commit, name) != _meaning(name))
+    names = [(line.partition("\t")[2], line.split()[2]) for line in lines]
+    return tuple(
+        name for name, blob in names if name.endswith(".py") and _meaning_of_blob(blob) != _meaning(ROOT / name)
+    )
 
 
 APART = ("causal_lm", "scoring", "temporal")
@@ -101,17 +130,23 @@ def _other_framework(name: str, frameworks: Sequence[str]) -> bool:
     return any(each in words and each not in frameworks for each in ("torch", "jax"))
 
 
-def _meaning(name: str) -> str | None:
-    path = ROOT / name
-    return _of_source(path.read_text(encoding="utf-8")) if path.is_file() else None
+def _meaning(path: Path) -> str | None:
+    return _of_text(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 @cache
-def _meaning_at(commit: str, name: str) -> str | None:
+def _meaning_of_blob(blob: str) -> str | None:
+    """Return what a file of the history does; None for one that was not there, whose number is all zeros."""
     try:
-        return _of_source(facts.git(ROOT, "show", f"{commit}:{name}"))
+        return _of_text(facts.git(ROOT, "cat-file", "blob", blob))
     except subprocess.SubprocessError:
         return None
+
+
+@cache
+def _of_text(source: str) -> str:
+    """Return a digest of what a module does."""
+    return hashlib.sha256(_of_source(source).encode()).hexdigest()
 
 
 def _of_source(source: str) -> str:

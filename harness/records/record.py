@@ -157,6 +157,7 @@ class Heading(Value):
     title: str = Field("", description="the suite's title")
     claims: tuple[Claim, ...] = Field((), description="sentences, and the expressions that decide them")
     rounds: int = Field(0, description="time rounds at most; 0 where the format did not say")
+    code: dict[str, str] = Field(default_factory=dict, description="digest of each module that decides a figure")
 
 
 class Prediction(Value):

@@ -132,7 +132,12 @@ def since(members: Sequence[Results], strategies: Mapping[str, Strategy]) -> str
     cases = [record.case for record in records if record.case]
     names = sorted({applied.name for case in cases for applied in case.strategies})
     files = history.files_of(strategies[name] for name in names if name in strategies)
-    answers = [history.changed(commit, files) for commit in of_records(records).commits]
+    written = {record.origin.commit: record.heading.code for record in records if record.heading.code}
+    answers = [
+        history.differing(written[commit]) if answer is None and commit in written else answer
+        for commit in of_records(records).commits
+        for answer in [history.changed(commit, files)]
+    ]
     if not answers or any(answer is None for answer in answers):
         return "not known"
     changed = dict.fromkeys(name for answer in answers for name in answer or ())

@@ -20,7 +20,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     commit(tmp_path)
     monkeypatch.setattr(history, "ROOT", tmp_path)
     history.changed.cache_clear()
-    history._meaning_at.cache_clear()
     return tmp_path
 
 
@@ -71,6 +70,17 @@ def test_what_cannot_be_known_is_none(project: Path) -> None:
     assert history.changed("0" * 12, ()) is None, "a commit that this history lacks"
     assert history.changed(f"{head[:12]}-dirty", ()) is None, "code that was never committed"
     assert history.changed("unversioned", ()) is None
+
+
+def test_digests_tell_what_changed_where_the_commit_is_gone(project: Path) -> None:
+    (project / "mine.py").write_text("SAVES = 1\n")
+    written = history.digests(["mine.py"])
+    assert list(written) == ["harness/worker/memory.py", "mine.py"] and history.differing(written) == ()
+    (project / "mine.py").write_text("SAVES = 2\n")
+    (project / "harness" / "worker" / "time.py").write_text("STEPS = 4\n")
+    assert history.differing(written) == ("harness/worker/time.py", "mine.py")
+    (project / "mine.py").unlink()
+    assert "mine.py" in history.differing(written)
 
 
 def test_a_strategy_is_its_file_or_its_folder_and_what_its_group_shares() -> None:
