@@ -25,7 +25,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 # What `harness fit` alone answers.
-FITTED := suites/ram_to_tokens.yaml suites/pythia_batch.yaml
+FITTED := suites/ram_to_tokens.yaml suites/pythia_batch.yaml suites/batch_limits.yaml
 
 # All suites on this machine and commit. It takes hours; interrupted, the same command goes on where it was.
 results: $(READY)
@@ -34,6 +34,7 @@ results: $(READY)
 	$(BIN)/harness fit suites/ram_to_tokens.yaml --over tokens --budget 8GiB --budget 16GiB --budget 32GiB \
 		--budget 64GiB --budget 128GiB
 	$(BIN)/harness fit suites/pythia_batch.yaml --over batch --budget 8GiB --budget 80GiB
+	$(BIN)/harness fit suites/batch_limits.yaml --over batch --budget 512MiB --budget 1GiB
 	$(BIN)/harness advise suites/advice.yaml --allow lower_precision --allow approximate --predict-only --save
 
 # From the results that git tracks: what a run of your own adds changes no table before `git add`.

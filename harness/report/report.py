@@ -119,7 +119,10 @@ class Report:
         places = {
             "use": lambda: first.use(self.remedies, RESULTS),
             "advice": self.advice,
-            "trust": lambda: trust.table([table for each in self.measured for table in each.tables]),
+            "trust": lambda: trust.table(
+                [table for each in self.measured for table in each.tables],
+                [record.limits for each in self.measured for record in each.records if record.limits is not None],
+            ),
             "suites": lambda: first.index(self.measured, self.plugins.strategies, RESULTS),
         }
         if (said := self.documents) is not None:

@@ -5,6 +5,7 @@ from statistics import median, quantiles
 
 from tabulate import tabulate
 
+from harness.records.record import Fit
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import DECIDED
 from harness.verdicts.remarks import DOUBTFUL, LEAST_FOR_PERCENT
@@ -17,9 +18,9 @@ FEWEST = 20
 """Cases of a framework from which on its errors are shown."""
 
 
-def table(comparisons: Sequence[Comparison]) -> str:
-    """Write a row for each figure that the results themselves can check."""
-    rows = [*_memory(comparisons), *_predicted(comparisons), *_times(comparisons)]
+def table(comparisons: Sequence[Comparison], searched: Iterable[Fit] = ()) -> str:
+    """Write a row for each figure that the results themselves can check; `searched` are what `harness fit` gave."""
+    rows = [*_memory(comparisons), *_predicted(comparisons), *_fits(searched), *_times(comparisons)]
     return tabulate(rows, COLUMNS, tablefmt="pipe", colalign=ALIGNED, disable_numparse=True)
 
 
@@ -30,7 +31,7 @@ def _memory(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, ...]]:
         abs(row.peak_ratio - 1) for row in controls if row.peak_ratio and (row.peak_bytes or 0) >= LEAST_FOR_PERCENT
     ]
     if apart:
-        yield "peak", "that of `nothing`, the same code, from 32 MiB on", _count(apart), _errors(apart)
+        yield "peak", "that of `nothing`, the same code, for peaks of 32 MiB and more", _count(apart), _errors(apart)
 
 
 def _predicted(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, ...]]:
@@ -42,7 +43,7 @@ def _predicted(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, ...]]:
         if len(errors) >= FEWEST:
             yield (
                 "predicted",
-                f"the peak of the run, {backend}, from 100 MiB on",
+                f"the peak of the run, {backend}, for peaks of 100 MiB and more",
                 _count(errors),
                 _errors(errors),
             )
@@ -54,6 +55,17 @@ def _predicted(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, ...]]:
     if bound:
         share = f"{sum(bound)} took more, {sum(bound) / len(bound):.1%}"
         yield "at most", "the peak of the run", _count(bound), share
+
+
+def _fits(searched: Iterable[Fit]) -> Iterator[tuple[str, ...]]:
+    """Count the sizes that were predicted to fit a budget and ran out of it; a machine with less decides nothing."""
+    tried = [fit for fit in searched if fit.predicted and (fit.passed or fit.how == "oom_budget")]
+    if not tried:
+        return
+    out = sum(fit.failed is not None and fit.failed <= (fit.predicted or 0) for fit in tried)
+    larger = [fit.passed / fit.predicted - 1 for fit in tried if fit.passed and fit.predicted]
+    slack = f"; the longest that ran is {median(larger):.1%} longer (median)" if larger else ""
+    yield "fit", "a run of the predicted size within its budget", _count(tried), f"{out} ran out{slack}"
 
 
 def _times(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, ...]]:

@@ -20,7 +20,8 @@ LEAST_RESIDUALS = 20
 def _memory(row: Row, phase: str | None, field: str) -> Figure:
     """Return a byte figure of one phase, or the peak of all."""
     if row.status == "oom_budget" and row.case.budget_bytes and phase is None:
-        return Figure(row.case.budget_bytes, row.case.budget_bytes, math.inf, "B")
+        beyond = row.case.budget_bytes + 1
+        return Figure(beyond, beyond, math.inf, "B")
     if row.status != "ok" or not row.records:
         raise Unknown(f"{row.label}: {row.status}" + (f" ({row.reasons[0]})" if row.reasons else ""))
     resolution = row.records[0].memory.resolution_bytes or 0

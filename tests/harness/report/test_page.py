@@ -1,10 +1,10 @@
 """The page of results: offline, inert, quick, and looked at in a real browser."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from html import unescape
@@ -18,20 +18,14 @@ from harness.records import Claim
 from harness.report import page
 from harness.verdicts.claims import Answer
 
-ROOT = Path(__file__).resolve().parents[3]
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
 
 
-@pytest.fixture(scope="module")
-def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def committed(reported: Any) -> Path:
     """The page of the committed results."""
-    path = tmp_path_factory.mktemp("page") / "page.html"
-    command = [sys.executable, "-m", "harness", "report", str(ROOT / "results"), "--page", str(path)]
-    command += ["--documents", str(ROOT / "suites" / "claims.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return path
+    return Path(reported.page)
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -59,7 +53,7 @@ def browser(path: Path, *options: str, **asked: Any) -> "subprocess.CompletedPro
         "--virtual-time-budget=6000",
         "--hide-scrollbars",
     ]
-    command += ["--enable-logging=stderr", f"--user-data-dir={path.parent / 'profile'}", *options]
+    command += ["--enable-logging=stderr", f"--user-data-dir={path.parent / f'profile-{os.getpid()}'}", *options]
     query = urlencode({name: "" if value is True else value for name, value in asked.items()})
     done = subprocess.run([*command, f"{path.as_uri()}?{query}"], capture_output=True, text=True, timeout=120)
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]

@@ -1,6 +1,7 @@
 """What results say of themselves: equal things, predictions, bounds and words, counted over all of them."""
 
 from harness.records import Applied, Case
+from harness.records.record import Fit
 from harness.report import trust
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
@@ -42,7 +43,7 @@ def test_the_same_code_is_held_against_itself():
     peak, *_, time = lines(of(200 * MIB, "open"), of(204 * MIB, "within 5 %"), of(210 * MIB, "slower"))
     assert peak == (
         "peak",
-        "that of `nothing`, the same code, from 32 MiB on",
+        "that of `nothing`, the same code, for peaks of 32 MiB and more",
         "3",
         "2.0% apart (median), 4.7% (95th percentile), 5.0% (largest)",
     )
@@ -57,7 +58,7 @@ def test_predictions_are_held_against_what_ran_by_framework_but_not_those_that_n
     few = tuple(row("checkpoint", backend="jax", peak=300 * MIB) for _ in range(19))
     rows = lines(*(Comparison(group[0].case, group) for group in ((*good, small, doubtful, failed), few)))
     assert [each[:3] for each in rows] == [
-        ("predicted", "the peak of the run, torch, from 100 MiB on", "20"),
+        ("predicted", "the peak of the run, torch, for peaks of 100 MiB and more", "20"),
         ("at most", "the peak of the run", "40"),
     ]
     assert rows[0][3] == "4.8% apart (median), 9.0% (95th percentile), 9.5% (largest)"
@@ -69,3 +70,18 @@ def test_words_of_times_are_counted_where_there_was_enough_to_infer_from():
     rows = (row(), *(row("checkpoint", speed=each) for each in speeds))
     *_, time = lines(Comparison(rows[0].case, rows))
     assert time[2:] == ("3", "67% decided, the others `open`; half an interval is 10% (median)")
+
+
+def test_sizes_that_were_predicted_to_fit_are_held_against_their_runs():
+    def fit(predicted, passed, failed, how="oom_budget"):
+        return Fit(over="tokens", budget_bytes=MIB, predicted=predicted, passed=passed, failed=failed, how=how, runs=2)
+
+    fits = [fit(100, 104, 110), fit(100, 100, 102), fit(100, 96, 100), fit(100, None, 100)]
+    fits += [fit(100, None, 80, "oom_host"), fit(100, None, None, "")]
+    (only,) = trust.table([], fits).splitlines()[2:]
+    assert [cell.strip() for cell in only.strip("|").split("|")] == [
+        "fit",
+        "a run of the predicted size within its budget",
+        "4",
+        "2 ran out; the longest that ran is 0.0% longer (median)",
+    ]

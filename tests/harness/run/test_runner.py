@@ -5,6 +5,7 @@ They are forked, as those of a run are; that fresh ones behave alike is tested w
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 from harness.machine import environment
 from harness.records import Applied, Case, Task
 from harness.run import runner, template
+from harness.worker.memory import untouched
 
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "vocabulary": 128, "batch": 1, "tokens": 33}
 LOGITS_MIB = 64
@@ -352,7 +354,7 @@ def test_a_step_beyond_the_budget_says_so_with_limit_and_phase(run, place):
     assert int(record.evidence["limit_bytes"]) > budget  # of all the process holds, not above the base
     assert record.evidence["phase"].startswith("first_step")
     assert record.memory.budget_bytes == budget
-    assert 0 < record.memory.peak_host_bytes <= budget + record.memory.resolution_bytes
+    assert 0 < record.memory.peak_host_bytes <= budget + untouched(budget) + record.memory.resolution_bytes
     assert record.memory.losses == ()
 
 
@@ -363,6 +365,16 @@ def test_the_same_step_within_its_budget_is_measured(run):
     assert record.memory.within_budget is True
     assert LOGITS_MIB * MIB < record.memory.peak_host_bytes < budget
     assert len(record.memory.losses) == 3
+    tight = run(shape=LARGE, budget=record.memory.peak_host_bytes + MIB)
+    assert tight.status == "ok", "its peak decides, and not what it maps and never touches"
+
+
+def test_a_run_that_ends_above_its_budget_has_run_out_of_it(run):
+    peak = run(shape=LARGE, budget=8 * LOGITS_MIB * MIB).memory.peak_host_bytes
+    record = run(shape=LARGE, budget=peak - 8 * MIB)
+    assert (record.status, len(record.memory.losses)) == ("oom_budget", 3)
+    assert re.fullmatch(r"took [78]\.\d MiB more than its budget", record.evidence["message"])
+    assert record.evidence["phase"] == record.memory.peak_phase
 
 
 def test_memory_that_grows_with_each_step_is_told_as_a_slope(run):
