@@ -30,6 +30,7 @@ from harness.verdicts.expressions import (
     compared,
     exact,
     in_words,
+    listed,
     parsed,
     plain_label,
 )
@@ -167,7 +168,7 @@ class _Evaluation:
             return _Outcome("untested", str(reason), tuple(self.rows))
         verdict = "refuted" if False in holds else "inconclusive" if None in holds else "verified"
         prefix = "predicted: " if self.predicted else ""
-        return _Outcome(verdict, prefix + " and ".join(words), tuple(self.rows))
+        return _Outcome(verdict, prefix + listed(words), tuple(self.rows))
 
     def terms(self, comparison: ast.Compare) -> "list[Figure | str]":
         """Evaluate the sides of a comparison.

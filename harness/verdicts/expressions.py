@@ -189,35 +189,41 @@ WORDS: dict[type[ast.cmpop], str] = {
 }
 
 
-TURNED = {
-    "at most": "at least",
-    "below": "above",
-    "at least": "at most",
-    "above": "below",
-    "equal to": "equal to",
-}
-"""The words of a comparison, read from its right side."""
+_UP, _DOWN = (ast.LtE, ast.Lt), (ast.GtE, ast.Gt)
+_BETWEEN = {True: "within", False: "outside", None: "against"}
+_BOUND = {True: "", False: "not ", None: "to be "}
+"""The words for what holds, does not, and is not decided."""
 
 
 def in_words(links: "list[tuple[ast.cmpop, Figure | str, Figure | str]]", holds: list[bool | None]) -> str:
     """Put a comparison in words, all sides in the unit of any: a plain number is meant in that of the figure.
 
-    The figure between two bounds comes first. What is not decided gets its reason.
+    The figure between two bounds comes first. What is equal stands alone. What is not decided gets its reason.
     """
     sides = [links[0][1], *(right for _, _, right in links)]
     unit = next((side.unit for side in sides if isinstance(side, Figure) and side.unit), "")
     shown = [_shown_in(unit, side) for side in sides]
-    words = [("not " if hold is False else "") + WORDS[type(op)] for (op, _, _), hold in zip(links, holds, strict=True)]
-    if len(links) == 2:
-        turned = ("not " if holds[0] is False else "") + TURNED[WORDS[type(links[0][0])]]
-        text = f"{shown[1]}, {turned} {shown[0]} and {words[1]} {shown[2]}"
+    ops = [op for op, _, _ in links]
+    outcome = False if False in holds else None if None in holds else True
+    if len(ops) == 2 and any(all(isinstance(op, way) for op in ops) for way in (_UP, _DOWN)):
+        low, figure, high = shown if isinstance(ops[0], _UP) else shown[::-1]
+        text = f"{figure}, {_BETWEEN[outcome]} {low} to {high}"
+    elif len(ops) > 1:
+        return listed([in_words([link], [hold]) for link, hold in zip(links, holds, strict=True)])
+    elif isinstance(ops[0], ast.Eq) and outcome:
+        text = shown[0]
     else:
-        text = f"{shown[0]}, {', '.join(f'{word} {side}' for word, side in zip(words, shown[1:], strict=True))}"
-    if None not in holds:
+        text = f"{shown[0]}, {_BOUND[outcome]}{WORDS[type(ops[0])]} {shown[1]}"
+    if outcome is not None:
         return text
     endless = any(isinstance(side, Figure) and math.isinf(side.high) for side in sides)
     reason = "one of them ran out of its budget" if endless else _span(unit, sides)
     return f"{text}: undecided, {reason}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Join what several comparisons say: figures each, a word that several say once."""
+    return "; ".join(word for at, word in enumerate(words) if word not in words[:at] or any(map(str.isdigit, word)))
 
 
 def _span(unit: str, sides: "Sequence[Figure | str]") -> str:
@@ -229,7 +235,7 @@ def _span(unit: str, sides: "Sequence[Figure | str]") -> str:
 
 def _shown_in(unit: str, side: Figure | str) -> str:
     if isinstance(side, str):
-        return side
+        return side.replace("_", " ")
     return f"more than {_figure(side.low, unit)}" if math.isinf(side.high) else _figure(side.value, unit)
 
 

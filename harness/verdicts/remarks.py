@@ -14,7 +14,7 @@ SETTLING = 0.05
 """The share of its peak by which a baseline may grow with each step."""
 PREDICTION_OFF = 0.10
 REACHING = 0.05
-"""Of savings above this share it is noted where less than half of them reaches a user of the stock allocator."""
+"""Of savings above this share it is noted where less than half of them reaches a user of the usual allocator."""
 LEAST_FOR_PERCENT = 32 * MIB
 """Peaks below this have their residual in bytes: the meter's own error is a large share of them."""
 WITHHELD = {
@@ -116,7 +116,7 @@ def saving_note(ratio: float | None, native_ratio: float | None) -> tuple[str, .
     if ratio is None or native_ratio is None or ratio >= 1 - REACHING or 1 - native_ratio >= (1 - ratio) / 2:
         return ()
     reached = f"only {1 - native_ratio:.0%}" if native_ratio < 0.995 else "nothing"
-    return (f"it saves {1 - ratio:.0%} of the peak, but {reached} where the allocator is as the system starts it",)
+    return (f"it saves {1 - ratio:.0%} of the peak, but {reached} with the usual allocator",)
 
 
 def _is_number(value: object) -> bool:

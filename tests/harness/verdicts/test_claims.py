@@ -265,10 +265,11 @@ def test_what_ran_out_of_its_budget_took_at_least_that():
     assert verdict("peak(checkpoint) <= 0.5 * peak(baseline)", tokens=4096).verdict == "verified"
     assert "more than 256 MiB" in verdict("peak(checkpoint) <= 0.5 * peak(baseline)", tokens=4096).reason
     assert verdict("peak(checkpoint) >= 0.5 * peak(baseline)", tokens=4096).verdict == "refuted"
+    assert verdict("peak(baseline) <= 512 * 1048576", tokens=4096).verdict == "refuted", "the budget was not enough"
     over = verdict("peak(baseline) <= 600 * 1048576", tokens=4096)
     assert (over.verdict, over.reason) == (
         "inconclusive",
-        "more than 512 MiB, at most 600 MiB: undecided, one of them ran out of its budget",
+        "more than 512 MiB, to be at most 600 MiB: undecided, one of them ran out of its budget",
     )
     failed = [table(row(), row("checkpoint", status="timeout", reasons=("took too long",)))]
     assert "checkpoint: timeout (took too long)" in verdict("peak(checkpoint) < 1", failed).reason
@@ -307,7 +308,24 @@ def test_the_rows_that_decided_are_named():
 @pytest.mark.parametrize(
     ("that", "told"),
     [
-        ("80e6 <= peak(checkpoint) <= 90e6", "50 MiB, not at least 76.3 MiB and at most 85.8 MiB"),
+        ("80e6 <= peak(checkpoint) <= 90e6", "50 MiB, outside 76.3 MiB to 85.8 MiB"),
+        ("50e6 <= peak(checkpoint) <= 90e6", "50 MiB, within 47.7 MiB to 85.8 MiB"),
+        (
+            "52e6 <= peak(checkpoint) <= 90e6",
+            "50 MiB, against 49.6 MiB to 85.8 MiB: undecided, 50 MiB may be 49 MiB to 51 MiB",
+        ),
+        ("90e6 >= peak(checkpoint) >= 80e6", "50 MiB, outside 76.3 MiB to 85.8 MiB"),
+        (
+            "1e6 <= peak(checkpoint) <= peak(baseline) <= 1e12",
+            "0.954 MiB, at most 50 MiB; 50 MiB, at most 100 MiB; 100 MiB, at most 953,674 MiB",
+        ),
+        ("peak(checkpoint) == 52428800", "50 MiB, to be equal to 50 MiB: undecided, 50 MiB may be 49 MiB to 51 MiB"),
+        ("answer(baseline) == 'bit_exact' and parameters(baseline) == 3000000", "bit exact; 3,000,000"),
+        ("noted(baseline, figure='shuffle_quality') == 0.5", "0.5"),
+        ("noted(baseline, figure='shuffle_quality') == 2", "0.5, not equal to 2"),
+        ("answer(baseline) == 'bit_exact' and answer(checkpoint) == 'bit_exact'", "bit exact"),
+        ("answer(baseline) == 'lower_precision'", "bit exact, not equal to lower precision"),
+        ("parameters(baseline) > 1 and parameters(baseline) < 2", "3,000,000, above 1; 3,000,000, not below 2"),
         ("4 * peak(checkpoint) / peak(baseline) >= 1", "2, at least 1"),
         ("peak(checkpoint) / 2 <= 100", "25 MiB, not at most 9.54e-05 MiB"),
         ("seconds(baseline) > 0.0002", "1 s, above 200 us"),
@@ -334,7 +352,7 @@ def test_a_phase_that_was_not_predicted_is_unknown():
 def test_what_decided_is_said_in_words():
     assert verdict("peak(checkpoint) <= 0.4 * peak(baseline)", tokens=1024).reason == "50 MiB, not at most 40 MiB"
     undecided = verdict("peak(checkpoint) <= 0.5 * peak(baseline)", tokens=1024).reason
-    assert undecided == "50 MiB, at most 50 MiB: undecided, 50 MiB may be 49 MiB to 51 MiB"
+    assert undecided == "50 MiB, to be at most 50 MiB: undecided, 50 MiB may be 49 MiB to 51 MiB"
 
 
 def test_what_rests_on_a_prediction_has_its_residuals_and_says_so():

@@ -240,9 +240,9 @@ def with_natives(records: list[Record], *peaks: int) -> list[Record]:
 @pytest.mark.parametrize(
     ("native", "note"),
     [
-        (100, "it saves 50% of the peak, but nothing where the allocator is as the system starts it"),
-        (160, "but nothing where"),
-        (90, "it saves 50% of the peak, but only 10% where"),
+        (100, "it saves 50% of the peak, but nothing with the usual allocator"),
+        (160, "but nothing with"),
+        (90, "it saves 50% of the peak, but only 10% with"),
         (73, None),
         (50, None),
     ],
