@@ -96,12 +96,14 @@ class _Fetches:
 
 
 def _pilot(loop: Iterator[Any], backend: Any) -> list[Any]:
-    """Take up to 30 steps or 10 seconds, the first one included."""
+    """Take up to 30 steps, or the first, before which windows are made and programs compiled, and 10 seconds more."""
     marks = [backend.finish(None)]
-    started = time.monotonic()
+    started = None
     for _, mark in islice(loop, PILOT_STEPS):
         marks.append(mark)
-        if backend.agreed(time.monotonic() - started > PILOT_SECONDS):
+        if started is None:
+            started = time.monotonic()
+        elif backend.agreed(time.monotonic() - started > PILOT_SECONDS):
             break
     return marks
 

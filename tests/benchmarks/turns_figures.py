@@ -1,6 +1,7 @@
 """Compare processes that take turns with those that run one after the other: equal ones, by how much they differ.
 
-    python tests/benchmarks/turns_figures.py [--backend torch|jax] [--rounds 12] [--turns 1 2 4 8 16 32] [--members 4]
+    python tests/benchmarks/turns_figures.py [--backend torch|jax] [--rounds 12] [--turns 1 2 4 8 16 32 64]
+        [--members 4] [--steps 64]
 
 Run it on a quiet machine. A round is a block of equal processes for each number of turns; with 1 they run one after the
 other. What one process says is its step time, as in every table. Of its logarithm the mean of its block is taken away:
@@ -23,7 +24,6 @@ from harness.run import template, turns
 from harness.verdicts.observed import step_time
 
 SIZES = {"layers": 2, "width": 128, "heads": 4, "vocabulary": 4096, "batch": 1, "tokens": 512}
-STEPS = 32
 ROBUST = 1.4826
 
 
@@ -31,11 +31,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare processes that take turns with those that do not.")
     parser.add_argument("--backend", choices=("torch", "jax"), action="append", help="by default both")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--members", type=int, default=4, help="equal processes of a block")
+    parser.add_argument("--steps", type=int, default=64, help="timed steps of each process")
     options = parser.parse_args()
     for backend in options.backend or ("torch", "jax"):
-        task, draw = of(backend), random.Random(backend)
+        task, draw = of(backend, options.steps), random.Random(backend)
         left: dict[int, list[float]] = defaultdict(list)
         seconds: dict[int, float] = defaultdict(float)
         with template.kept():
@@ -44,7 +45,7 @@ def main() -> None:
                     begun = time.monotonic()
                     left[count] += apart(task.model_copy(update={"turns": count}), options.members, draw)
                     seconds[count] += time.monotonic() - begun
-        print(f"{backend}, {options.rounds} rounds of {options.members} equal processes of {STEPS} steps")
+        print(f"{backend}, {options.rounds} rounds of {options.members} equal processes of {options.steps} steps")
         print("| turns | scatter | standard deviation | largest | seconds a round |\n|--:|--:|--:|--:|--:|")
         for count in options.turns:
             errors = left[count]
@@ -56,13 +57,13 @@ def main() -> None:
             )
 
 
-def of(backend: str) -> Task:
+def of(backend: str, steps: int) -> Task:
     """Return the task that all processes have."""
     shape = plugins.load().workloads["decoder"].shape.model_validate(SIZES)  # type: ignore[attr-defined]
     place = Place(backend, "cpu")
     case = Case(workload="decoder", shape=shape.model_dump(), place=place, corpus="drawn", tokenizer="none")
     return Task(
-        kind="time", cases=(case,), run_id=f"turns-{os.getpid()}", parent=os.getpid(), folder="", steps=STEPS, warmup=1
+        kind="time", cases=(case,), run_id=f"turns-{os.getpid()}", parent=os.getpid(), folder="", steps=steps, warmup=1
     )
 
 

@@ -106,6 +106,23 @@ def slow_at_first(tmp_path_factory):
 
 
 @alone
+def test_what_comes_before_the_first_step_is_no_time_of_the_pilot(monkeypatch):
+    clock = count(0.0, 4.0).__next__  # 4 seconds go by with every look
+    monkeypatch.setattr(timing.time, "monotonic", clock)
+    begun = []
+
+    def slow_to_begin():
+        for _ in range(5):
+            clock()
+        for step in count():
+            begun.append(step)
+            yield None, step
+
+    eager = SimpleNamespace(finish=lambda outputs: "begin", agreed=lambda late: late)
+    assert timing._pilot(slow_to_begin(), eager) == ["begin", 0, 1, 2, 3]
+    assert begun == [0, 1, 2, 3]
+
+
 def test_the_pilot_keeps_every_step_and_the_slow_first_one_lies_before_the_warm_up_ends(slow_at_first):
     pilot, pacing, _ = slow_at_first
     assert len(pilot.times.step_seconds) == timing.PILOT_STEPS
