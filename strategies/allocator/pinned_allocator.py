@@ -1,6 +1,6 @@
 """Set glibc's malloc so that freed blocks return to the system at once; pay a map and an unmap for each large block.
 
-Peak: what is alive, which is what the tables show as `peak MiB`; with the stock allocator it is larger (`as started`).
+Peak: what is alive, which is what the tables show as `peak MiB`; with the usual allocator it is larger (`as started`).
 The price is time: each block of 64 KiB or more is mapped alone and its pages are cleared anew. To use it outside of the
 harness, set the five variables in the environment of your training process.
 

@@ -40,6 +40,7 @@ def everywhere():
                 trains = not rewrites <= OF_DATA | {"scan"}
                 again = workload == THE_SAME and LOADED.strategies[name].data != THE_SAME
                 again = again or (not trains and workload == "causal_lm")
+                again = again or (name == "compiled_loss" and workload != "decoder")  # torch's compiler, a minute each
                 slow = name in COMPILED or again or (trains and (workload, backend) == SECOND)
                 marks = [pytest.mark.slow] if slow else []
                 if obstacle(name, workload, backend) is None:

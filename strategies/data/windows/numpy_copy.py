@@ -1,33 +1,41 @@
 """Copy every window into two preallocated arrays up front; pay the overlap, window / stride times the source.
 
-Peak: the source plus 2 N W elements for inputs and targets; integers take 4 bytes each.
+Peak: the source plus 2 N W elements for inputs and targets; integers take 4 bytes each. `of_list` fills the arrays from
+a Python list of the rows, as loaders do whose tokenizer returns one; it is made first, of the inputs and then of the
+targets, and takes 8 bytes for each token while it is there, and 32 more for an id above 256.
 """
 
 from typing import Any
 
 from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from strategies.data.windows import list_of_views, python_lists
 from strategies.data.windows.strided_view import indexed
 
 
-def on_any(parts: Parts) -> Parts:
-    return indexed(parts, copied)
+def on_any(parts: Parts, of_list: bool = False) -> Parts:
+    return indexed(parts, lambda rows, source: copied(rows, source, of_list))
 
 
-def copied(rows: Any, source: Source) -> Any:
+def copied(rows: Any, source: Source, of_list: bool = False) -> Any:
     """Copy all windows [N, W ...] into one array, integers as int32."""
     import numpy as np
 
     dtype = np.int32 if rows.dtype.kind in "iu" else rows.dtype
     rows_NW = np.empty((source.count, source.window, *rows.shape[1:]), dtype)
-    for index in range(source.count):
-        start = index * source.stride
-        rows_NW[index] = rows[start : start + source.window]
+    for index, window in enumerate(list_of_views.slices(rows.tolist() if of_list else rows, source)):
+        rows_NW[index] = window
     return rows_NW
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent, of_list: bool = False) -> Held:
     elements = max(4, extent.input_bytes) + max(4, extent.target_bytes or extent.input_bytes)
-    return Held(windows=extent.count * extent.window * elements)
+    windows = extent.count * extent.window * elements
+    if not of_list:
+        return Held(windows=windows)
+    rows, labels, supposes = python_lists.objects(extent)
+    inputs, targets = (extent.rows * (python_lists.SLOT + size) for size in (rows, labels))
+    copied_targets = extent.count * extent.window * max(4, extent.target_bytes or extent.input_bytes)
+    return Held(windows=windows, making=max(inputs - copied_targets, targets), supposes=supposes)
 
 
 @hookimpl

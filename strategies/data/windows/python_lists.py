@@ -31,21 +31,32 @@ def on_any(parts: Parts, shared: bool = True) -> Parts:
 
 
 def holds(extent: Extent, shared: bool = True) -> Held:
-    """Count the objects: tokens of few values and the labels of frames are ints that CPython keeps anyway."""
-    features = extent.input_bytes // 4 if extent.input_bytes > 8 else 0
-    small = features or extent.input_bytes == 1 or 0 < extent.values <= KEPT_INTS
-    integer = 0 if small else INT
-    row = integer + (
-        LIST + features * (SLOT + FLOAT) if features else integer
-    )  # inputs and targets without their slots
+    row, label, supposes = objects(extent)
     windows = extent.count * 2 * (SLOT + LIST + SLOT * extent.window)
-    objects = row * (extent.rows if shared else extent.count * extent.window)
+    of_rows = (row + label) * (extent.rows if shared else extent.count * extent.window)
     return Held(
-        windows=windows + objects,
+        windows=windows + of_rows,
         making=SLOT * extent.rows if shared else 0,
-        batches=extent.batch * extent.window * 8 * (max(1, features) + 1),
-        supposes=SUPPOSED if integer else "",
+        batches=extent.batch * extent.window * 8 * (max(1, _features(extent)) + 1),
+        supposes=supposes,
     )
+
+
+def objects(extent: Extent) -> tuple[int, int, str]:
+    """Return the bytes of a row of inputs and of one of targets as objects, without their slots, and the assumption.
+
+    Labels of frames, and tokens of few values, are ints that CPython keeps anyway.
+    """
+    if features := _features(extent):
+        return LIST + features * (SLOT + FLOAT), 0, ""
+    if extent.input_bytes == 1 or 0 < extent.values <= KEPT_INTS:
+        return 0, 0, ""
+    return INT, INT, SUPPOSED
+
+
+def _features(extent: Extent) -> int:
+    """Return the numbers of a frame; 0 for tokens."""
+    return extent.input_bytes // 4 if extent.input_bytes > 8 else 0
 
 
 @hookimpl

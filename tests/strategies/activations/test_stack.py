@@ -46,6 +46,10 @@ def plain_gradient(backend):
     return first_gradient(parts_of(backend, SHAPE))
 
 
+FUSED = {"xla_cpu_use_fusion_emitters": True}
+"""Tests compile without, for it is quicker; temporaries are those that a user sees only with it."""
+
+
 @cache
 def activations(backend, name=None, knobs=(), shape=DEEP):
     """Predicted bytes of a step above what lasts from one step to the next."""
@@ -53,7 +57,8 @@ def activations(backend, name=None, knobs=(), shape=DEEP):
     batch = DECODER.abstract_batch(shape)
     if backend == "jax":
         built = parts()
-        return on_jax.lowered(built, on_jax.like(batch), built).compile().memory_analysis().temp_size_in_bytes
+        compiled = on_jax.lowered(built, on_jax.like(batch), built).compile(FUSED)
+        return compiled.memory_analysis().temp_size_in_bytes
     peaks = backends.load("torch").predict(parts, Place("torch", "cpu"), batch, source_bytes=0, steps=1).peaks
     return peaks["first_step/backward"] - peaks["init"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from harness import plugins
 from harness.machine.environment import PINS
 from harness.records import Applied, Case, store
-from harness.run import session
+from harness.run import bench, session
 from harness.suite import reader
 
 SUITE = """
@@ -33,8 +33,8 @@ def test_the_timed_process_has_them(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "small.yaml").write_text(SUITE)
     loaded = plugins.load()
     plan = reader.read(tmp_path / "small.yaml", loaded)
-    options = session.Options(tmp_path / "results", cache=cache / "harness")
-    records, _ = store.read(session.run(plan, loaded, options, session.Progress()))
+    options = bench.Options(tmp_path / "results", cache=cache / "harness")
+    records, _ = store.read(session.run(plan, loaded, options, bench.Progress()))
     times = {r.case.label: r.times for r in records if r.case and r.slot and r.slot.kind == "time" and r.status == "ok"}
     memory = {r.case.label: r.memory for r in records if r.case and r.slot and r.slot.kind == "memory"}
     pinned, stock = (times[name].native_peak_host_bytes for name in ("pinned_allocator", "baseline"))

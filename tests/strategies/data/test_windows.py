@@ -31,6 +31,7 @@ OURS = {
     "python_lists",
     "reused_buffer",
     "stacked_copies",
+    "stacked_slices",
     "strided_view",
     "take_from_view",
     "torch_gather",
@@ -99,15 +100,25 @@ def test_rows_may_be_vectors(name, backend):
         assert np.array_equal(result, due)
 
 
-def traced_bytes(name, source):
+def traced_bytes(name, source, **knobs):
     """Bytes that the windows hold after they were made, and the most while they were."""
-    windows_of(name, tokens(20, 4, 2))  # what is imported at first use is not charged
+    windows_of(name, tokens(20, 4, 2), **knobs)  # what is imported at first use is not charged
     tracemalloc.start()
     try:
-        windows = windows_of(name, source)
+        windows = windows_of(name, source, **knobs)
         bytes_held, peak = tracemalloc.get_traced_memory()
         assert len(windows) == source.count
         return bytes_held, peak
+    finally:
+        tracemalloc.stop()
+
+
+def batch_bytes(windows, indices):
+    """Bytes that one batch of windows takes at most while it is made."""
+    tracemalloc.start()
+    try:
+        windows.batch(np.array(indices))
+        return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
@@ -141,12 +152,26 @@ def test_a_strided_view_copies_only_the_windows_asked_for():
     source = tokens(1 << 18, 512, 1)
     windows = windows_of("strided_view", source)
     windows.batch(np.array([0]))
-    tracemalloc.start()
-    try:
-        windows.batch(np.array([5, 9]))
-        assert tracemalloc.get_traced_memory()[1] < 64 << 10
-    finally:
-        tracemalloc.stop()
+    assert batch_bytes(windows, [5, 9]) < 64 << 10
+
+
+def test_slices_are_stacked_for_the_windows_asked_for_alone():
+    source = tokens(1 << 18, 512, 1)
+    assert array_bytes_held("stacked_slices", source) < 64 << 10
+    windows = windows_of("stacked_slices", source)
+    source.inputs[256] = 7
+    assert windows.batch(np.array([1]))[0][0, 255] == 7, "it reads the source when it is asked, and not before"
+    assert batch_bytes(windows, [5, 9]) < 64 << 10
+
+
+@pytest.mark.parametrize("n", [8, 9, 40])
+def test_arrays_filled_from_a_list_are_those_filled_from_an_array(n):
+    source = tokens(n, 8, 3)
+    everything = np.arange(source.count)
+    of_list = windows_of("numpy_copy", source, of_list=True).batch(everything)
+    for result, due in zip(of_list, plain_windows(PLAIN, source).batch(everything), strict=True):
+        assert np.array_equal(result, due)
+        assert result.dtype == np.int32
 
 
 def test_a_copy_holds_two_int32_arrays_of_all_windows():
@@ -154,6 +179,9 @@ def test_a_copy_holds_two_int32_arrays_of_all_windows():
     due = 2 * source.count * 64 * 4
     for result in traced_bytes("numpy_copy", source):
         assert result == pytest.approx(due, rel=0.02)
+    bytes_held, peak = traced_bytes("numpy_copy", source, of_list=True)
+    assert bytes_held == pytest.approx(due, rel=0.02)
+    assert peak - due == pytest.approx(len(source.inputs) * (32 + 8), rel=0.02)  # ints and their slots
     before = windows_of("numpy_copy", source)
     source.inputs[:] = 1
     assert not (before.batch(np.array([0]))[0] == 1).any()

@@ -151,7 +151,7 @@ def traced(act):
 
 SIZED = {"tokens": {"n": 40_000, "window": 64, "stride": 4}, "frames": {"n": 2000, "window": 16, "features": 64}}
 SMALL = {"tokens": {"n": 8000, "window": 64, "stride": 8}, "frames": {"n": 500, "window": 16, "features": 32}}
-KNOBS = {"reused_buffer": [{"slots": 4}, {"slots": 400}]}
+KNOBS = {"reused_buffer": [{"slots": 4}, {"slots": 400}], "numpy_copy": [{}, {"of_list": True}]}
 
 
 @pytest.mark.parametrize(("name", "backend", "kind"), [row for row in BY_NUMPY if row[0] != "python_lists"])
@@ -167,7 +167,9 @@ def test_what_a_strategy_says_it_holds_is_what_it_holds(name, backend, kind):
             assert (says.windows, says.batches) == (0, source.count * extent_of(source).window_bytes)
         else:
             assert traced_bytes == pytest.approx(says.windows, rel=0.05, abs=32 << 10)
-            assert peak == pytest.approx(says.windows + says.making, rel=0.05, abs=64 << 10)
+            # of a float, which takes 32 bytes, it sees the 24 that were asked for
+            unseen = 8 * source.inputs.size if "of_list" in knobs and kind == "frames" else 0
+            assert peak == pytest.approx(says.windows + says.making - unseen, rel=0.05, abs=64 << 10)
 
 
 @pytest.mark.parametrize(("name", "backend", "kind"), BY_JAX)
