@@ -1,8 +1,13 @@
 """One compute thread and quick compiling for what runs inside the tests themselves; workers set their own."""
 
+import fcntl
 import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,7 +23,10 @@ if worker.isdigit():
     os.sched_setaffinity(0, {cores[int(worker) % len(cores)]})
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+QUICK = (  # what is compiled here runs for milliseconds: half of all tests' time would be XLA's compiler
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
+os.environ.setdefault("XLA_FLAGS", QUICK)
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 # Programs that an earlier run has compiled, by what they compute: with them the tests take a fraction of the time.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "jax-programs" / "tests"))
@@ -31,6 +39,52 @@ def templates() -> Iterator[None]:
     """Fork the workers of all tests from the same few processes."""
     with template.kept():
         yield
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What `make tables` and the page make of the results that git tracks, in folders of their own.
+
+    `root` has the documents and `pictures`, `results` is the copy that they show.
+    """
+
+    root: Path
+    results: Path
+    page: Path
+    documents: tuple[str, ...]
+
+
+@pytest.fixture(scope="session")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Reported:
+    """Report on all committed results: it takes half a minute, so one process of the tests does it for all."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if worker else base) / "reported"
+    shared.mkdir(exist_ok=True)
+    names = ["README.md", "docs/tables.md", "RESULTS.md"]
+    names += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "results").glob("*/README.md"))
+    made = Reported(shared / "made", shared / "tracked" / "results", shared / "page.html", tuple(names))
+    with (shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "done").exists():
+            report_on(made)
+            (shared / "done").touch()
+    return made
+
+
+def report_on(made: Reported) -> None:
+    """Copy the tracked results and the documents, and put tables, pictures and a page beside them."""
+    subprocess.run([ROOT / ".ci" / "tracked_results", made.results.parent], cwd=ROOT, check=True)
+    for name in made.documents:
+        (made.root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, made.root / name)
+    command = [sys.executable, "-m", "harness", "report", str(made.results), "--pictures", "pictures"]
+    command += ["--documents", str(ROOT / "suites" / "claims.yaml"), "--page", str(made.page)]
+    command += [word for name in made.documents for word in ("--into", str(made.root / name))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=made.root)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="session")

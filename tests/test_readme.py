@@ -1,10 +1,10 @@
 """The tables and the pictures of the documents are those of the results that git tracks."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,28 +23,15 @@ def tracked_results(root: Path, folder: Path) -> Path:
     return folder / "results"
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tracked_results(ROOT, tmp_path_factory.mktemp("tracked"))
-
-
-@pytest.fixture(scope="module")
-def made(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def made(reported: Any) -> Path:
     """All documents and pictures, generated anew from the results in a folder of their own."""
-    root = tmp_path_factory.mktemp("made")
-    for name in DOCUMENTS:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, root / name)
-    command = [sys.executable, "-m", "harness", "report", str(results), *documents(root), "--pictures", "pictures"]
-    command += ["--documents", str(ROOT / "suites" / "claims.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
-    assert done.returncode == 0, done.stderr
-    return root
+    return Path(reported.root)
 
 
-def documents(root: Path) -> list[str]:
-    """Return the options that put tables into all documents of a project."""
-    return [word for name in DOCUMENTS for word in ("--into", str(root / name))]
+@pytest.fixture
+def results(reported: Any) -> Path:
+    return Path(reported.results)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

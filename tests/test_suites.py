@@ -17,7 +17,7 @@ from harness.verdicts.judge import Comparison, Row
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITES = sorted(path for path in (ROOT / "suites").glob("*.yaml") if path.name != "claims.yaml")
-FITTED = {"pythia_batch", "ram_to_tokens"}
+FITTED = {"batch_limits", "pythia_batch", "ram_to_tokens"}
 """Suites that `harness fit` alone answers: their claims are about limits within budgets that it is given."""
 WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
 STALE = {
@@ -26,6 +26,7 @@ STALE = {
     "compilers": WAITS,
     "gpu": WAITS,
     "gpu_losses": WAITS,
+    "model_4b": WAITS,
     "real_lengths": WAITS,
     "sharding": WAITS,
     "smoke": "it is a look at everything in a minute, and no table shows it",
