@@ -105,7 +105,7 @@ def _judged(group: list[Observed], planned: int) -> Comparison:
     baseline = next((observed for observed in group if observed.case.is_baseline), None)
     control = next((observed for observed in group if observed.case.is_control), None)
     times, rounds = comparable(group, planned)
-    speeds = looks.replayed(times, looks.planned(rounds)).pooled if any(times.values()) else Pooled({})
+    speeds = looks.concluded(times, looks.planned(rounds)) if any(times.values()) else Pooled({})
     least = _least_difference(baseline, control)
     rows = tuple(_row(observed, baseline, control, speeds, least) for observed in group)
     return Comparison(group[0].case, rows, (*_mixed(group), *_control_notes(speeds, control, baseline)), speeds.control)

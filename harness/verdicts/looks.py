@@ -91,7 +91,7 @@ def replayed(
     It depends on the times alone, so an interrupted run goes on as it would have, and a report says what the run knew
     when a member left. A round is a number from 0, or a tuple that begins with it, such as round and block.
     """
-    timed = 1 + max((_round(number) for rounds in times.values() for number in rounds), default=-1)
+    timed = _rounds(times)
     latest: Look | None = None
     for rounds in (*(each for each in looks if each < timed), timed):
         earlier = {name: {r: s for r, s in each.items() if _round(r) < rounds} for name, each in times.items()}
@@ -100,6 +100,29 @@ def replayed(
             break
     assert latest is not None  # the last round is always looked at
     return latest
+
+
+def concluded(
+    times: Times,
+    looks: Sequence[int],
+    baselines: Sequence[str] = BASELINES,
+    final: Collection[str] = DECIDED,
+) -> Pooled:
+    """Judge a group that is timed no more: who left keeps what was known then, all others get the error that is left.
+
+    Rounds may have ended before the last planned look, since the time for them was spent or somebody stopped them. What
+    ends them must not be their outcome: then all intervals of the group hold together with the stated error.
+    """
+    latest = replayed(times, looks, baselines, final)
+    if not any(times.values()):
+        return latest.pooled
+    judged = pooled(times, baselines, last_error(tuple(looks), _rounds(times)))
+    return replace(judged, speeds={**judged.speeds, **{row: latest.pooled.speeds[row] for row in latest.decided}})
+
+
+def _rounds(times: Times) -> int:
+    """Return how many rounds were begun."""
+    return 1 + max((_round(number) for rounds in times.values() for number in rounds), default=-1)
 
 
 def _round(number: Hashable) -> int:
@@ -128,11 +151,38 @@ def ever_beyond(looks: Sequence[int], nominal: float) -> float:
     By recursion over the looks: the density of the sum, of those never beyond so far, on a grid (Armitage, McPherson
     and Rowe, 1969).
     """
-    bound = -NormalDist().inv_cdf(nominal / 2)
-    earlier, density = looks[0], _spread_out({0.0: 1.0}, bound, looks[0], looks[0])
-    for rounds in looks[1:]:
-        earlier, density = rounds, _spread_out(density, bound, rounds, rounds - earlier)
-    return 1 - sum(density.values())
+    return 1 - sum(_within(looks, nominal).values())
+
+
+@lru_cache(maxsize=256)
+def last_error(looks: tuple[int, ...], rounds: int, error: float = ERROR) -> float:
+    """Return the error for a look after which nothing is timed, so that with those before it errs with `error` in all.
+
+    That is all of it before the first planned look, and that of a planned look at the last of them.
+    """
+    made = [each for each in looks if each < rounds]
+    if not made:
+        return error
+    nominal = nominal_error(looks, error) * _PER_ROW / error
+    density, more = _within(made, nominal), rounds - made[-1]
+    least, most = nominal, _PER_ROW
+    while most - least > 1e-3 * _PER_ROW:
+        middle = (least + most) / 2
+        beyond = 1 - sum(_spread_out(density, _bound(middle), rounds, more).values())
+        least, most = (middle, most) if beyond < _PER_ROW else (least, middle)
+    return error * least / _PER_ROW
+
+
+def _bound(nominal: float) -> float:
+    return -NormalDist().inv_cdf(nominal / 2)
+
+
+def _within(looks: Sequence[int], nominal: float) -> dict[float, float]:
+    """Return the density of the sum after the last look, of those never beyond the bound."""
+    earlier, density = 0, {0.0: 1.0}
+    for rounds in looks:
+        earlier, density = rounds, _spread_out(density, _bound(nominal), rounds, rounds - earlier)
+    return density
 
 
 def _spread_out(density: Mapping[float, float], bound: float, rounds: int, more: int) -> dict[float, float]:

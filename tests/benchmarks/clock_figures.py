@@ -25,7 +25,7 @@ from harness.contract import plugins
 from harness.records import Record, store
 from harness.verdicts import pooled as model
 from harness.verdicts.blocks import blocks
-from harness.verdicts.looks import LOOKS, Look, look
+from harness.verdicts.looks import LOOKS, Look, concluded, look
 from harness.verdicts.observed import of_steps
 from harness.verdicts.pooled import DECIDED, MARGIN, Pooled, Speed, pooled
 
@@ -58,12 +58,14 @@ def main() -> int:
         "normal with fourfold tails (5.0 %)": fourfold(0.050),
     }.items():
         print(f"\n**Errors {name}**, {count} groups of equal and {count} of mixed ratios\n\n{HEADER}")
-        plans: dict[str, tuple[tuple[int, ...], float]] = {str(rounds): ((rounds,), 0.0) for rounds in ROUNDS}
-        plans |= {"looks, to 12": (LOOKS[:4], 0.0), "looks, to 24": (LOOKS, 0.0)}
-        plans |= {"processes of 4 s in blocks of 20 s, looks, to 24": (LOOKS, 4.0)}
+        plans: dict[str, tuple[tuple[int, ...], float, tuple[int, int] | None]]
+        plans = {str(rounds): ((rounds,), 0.0, None) for rounds in ROUNDS}
+        plans |= {"looks, to 12": (LOOKS[:4], 0.0, None), "looks, to 24": (LOOKS, 0.0, None)}
+        plans |= {"looks, the time spent after 3 to 9": (LOOKS, 0.0, (3, 9))}
+        plans |= {"processes of 4 s in blocks of 20 s, looks, to 24": (LOOKS, 4.0, None)}
         false_groups = []
-        for label, (looks, cost) in plans.items():
-            figures = simulate(noise, looks, count, cost)
+        for label, (looks, cost, ends) in plans.items():
+            figures = simulate(noise, looks, count, cost, ends)
             print(figures.row(label), flush=True)
             false_groups.append(figures.false_groups)
             failed |= figures.false_rows > 0.02 or figures.coverage < 0.95
@@ -244,17 +246,25 @@ class Played:
     rounds: Mapping[str, int]
 
 
-def play(rng: random.Random, truths: Sequence[float], noise: Noise, looks: Sequence[int], cost: float = 0.0) -> Played:
+def play(
+    rng: random.Random,
+    truths: Sequence[float],
+    noise: Noise,
+    looks: Sequence[int],
+    cost: float = 0.0,
+    ends: tuple[int, int] | None = None,
+) -> Played:
     """Time a group of rows of known ratios and two baselines, and stop rows at the looks as they are decided.
 
     `cost` is what a process takes in seconds; a round that is long by it is cut into blocks, each with its own drift.
+    Between the two rounds of `ends`, wherever chance wants it, the time for all rounds is spent.
     """
     ratios = {"baseline": 1.0, "nothing": 1.0, **{f"row {i}": truth for i, truth in enumerate(truths)}}
     seconds: Comparison = {name: {} for name in ratios}
     remaining: Sequence[str] = tuple(ratios)
     latest: Look | None = None
     error = noise(rng)
-    for number in range(looks[-1]):
+    for number in range(looks[-1] if ends is None else rng.randint(*ends)):
         for place, members in enumerate(blocks(remaining, dict.fromkeys(ratios, cost), "", number)):
             level = 0.3 * math.exp(rng.gauss(0, DRIFT))
             for name in members:
@@ -264,8 +274,7 @@ def play(rng: random.Random, truths: Sequence[float], noise: Noise, looks: Seque
             remaining = latest.remaining
             if latest.finished:
                 break
-    assert latest is not None
-    return Played(latest.pooled, ratios, {name: len(each) for name, each in seconds.items()})
+    return Played(concluded(seconds, looks), ratios, {name: len(each) for name, each in seconds.items()})
 
 
 def false_word(word: str, truth: float) -> bool:
@@ -315,11 +324,13 @@ HEADER = (
 )
 
 
-def simulate(noise: Noise, looks: Sequence[int], count: int, cost: float = 0.0) -> Figures:
+def simulate(
+    noise: Noise, looks: Sequence[int], count: int, cost: float = 0.0, ends: tuple[int, int] | None = None
+) -> Figures:
     """Play `count` groups of equal rows and as many of mixed ratios, and count."""
     rng = random.Random(1)
-    alike = [play(rng, EQUAL, noise, looks, cost) for _ in range(count)]
-    mixed = [play(rng, MIXED, noise, looks, cost) for _ in range(count)]
+    alike = [play(rng, EQUAL, noise, looks, cost, ends) for _ in range(count)]
+    mixed = [play(rng, MIXED, noise, looks, cost, ends) for _ in range(count)]
     claims = [[speed.word in ("faster", "slower") for speed in each.judged.speeds.values()] for each in alike]
     rows = [
         (each.truths[name], speed, each.rounds[name])

@@ -44,6 +44,14 @@ def test_words_are_rarely_false_and_intervals_cover(with_looks):
     assert with_looks.group_coverage >= 0.95
 
 
+def test_words_are_as_rarely_false_where_the_time_is_spent_before_the_last_look(clock, shape):
+    spent = clock.simulate(clock.resampled(shape, [0.031]), LOOKS, 400, ends=(3, 9))
+    assert spent.false_groups <= 0.05
+    assert spent.false_words <= 0.02
+    assert spent.group_coverage >= 0.95
+    assert spent.found[1.1] >= 0.9
+
+
 def test_five_and_ten_percent_are_found_within_24_rounds_of_processes_that_scatter_by_5_percent(with_looks):
     assert with_looks.found[1.05] >= 0.7
     assert with_looks.found[1.1] >= 0.99

@@ -1,10 +1,20 @@
 import math
 import random
+from statistics import NormalDist
 
 import pytest
 
 from harness.verdicts import pooled as model
-from harness.verdicts.looks import LOOKS, ever_beyond, look, nominal_error, planned, replayed
+from harness.verdicts.looks import (
+    LOOKS,
+    concluded,
+    ever_beyond,
+    last_error,
+    look,
+    nominal_error,
+    planned,
+    replayed,
+)
 
 
 @pytest.mark.parametrize(("looks", "published"), [(2, 0.0294), (3, 0.0221), (4, 0.0182), (5, 0.0158), (10, 0.0106)])
@@ -132,3 +142,39 @@ def test_replaying_the_rounds_gives_what_the_run_saw():
 def test_nothing_timed_is_nothing_decided():
     seen = replayed({}, (4, 6))
     assert (seen.pooled.speeds, seen.decided) == ({}, ())
+
+
+def test_the_last_look_has_the_error_that_is_left():
+    assert [last_error(LOOKS, rounds) for rounds in (1, 3, 4)] == [0.05] * 3, "nothing was looked at before"
+    left = [last_error(LOOKS, rounds) for rounds in (4, 5, 6, 7, 8, 12, 16, 24)]
+    assert left == sorted(left, reverse=True)
+    assert last_error(LOOKS, 24) == pytest.approx(nominal_error(LOOKS), rel=0.01)
+    assert last_error(LOOKS, 5, 0.01) == pytest.approx(last_error(LOOKS, 5) / 5)
+
+
+def test_a_walk_that_may_end_anywhere_errs_as_often_as_is_said():
+    rng = random.Random(2)
+    walks, beyond = 20_000, 0
+    bound = {each: -NormalDist().inv_cdf(0.005 * nominal_error(LOOKS) / 0.05 / 2) for each in LOOKS}
+    for _ in range(walks):
+        end, total = rng.choice((5, 6, 9, 14)), 0.0
+        last = -NormalDist().inv_cdf(0.1 * last_error(LOOKS, end) / 2)
+        for rounds in range(1, end + 1):
+            total += rng.gauss(0, 1)
+            limit = last if rounds == end else bound.get(rounds, math.inf)
+            if abs(total) > limit * math.sqrt(rounds):
+                beyond += 1
+                break
+    assert beyond / walks == pytest.approx(0.005, abs=0.0015)
+
+
+def test_who_is_undecided_when_the_time_is_spent_has_all_the_error_that_is_left():
+    times = timed(5, remat=1.5)
+    looked, ended = replayed(times, LOOKS).pooled, concluded(times, LOOKS)
+    assert ended.speeds["checkpoint"].half_width < 0.9 * looked.speeds["checkpoint"].half_width
+    assert ended.speeds["checkpoint"].ratio == looked.speeds["checkpoint"].ratio
+    four = {name: {r: s for r, s in each.items() if r < 4} for name, each in times.items()}
+    left = {name: times[name] if name != "remat" else four[name] for name in times}
+    assert "remat" in replayed(left, LOOKS).decided
+    assert concluded(left, LOOKS).speeds["remat"] == look(four, 4, LOOKS).pooled.speeds["remat"]
+    assert concluded({}, LOOKS).speeds == {}
