@@ -23,10 +23,8 @@ WAITS = "its rows or its shape changed after it was measured; it waits for the n
 STALE = {
     "advice": "`harness advise` answers it by predictions alone",
     "checkpointing": WAITS,
-    "compilers": WAITS,
     "gpu": WAITS,
     "gpu_losses": WAITS,
-    "model_4b": WAITS,
     "real_lengths": WAITS,
     "sharding": WAITS,
     "smoke": "it is a look at everything in a minute, and no table shows it",
