@@ -102,21 +102,14 @@ def replayed(
     return latest
 
 
-def concluded(
-    times: Times,
-    looks: Sequence[int],
-    baselines: Sequence[str] = BASELINES,
-    final: Collection[str] = DECIDED,
-) -> Pooled:
+def concluded(times: Times, looks: Sequence[int]) -> Pooled:
     """Judge a group that is timed no more: who left keeps what was known then, all others get the error that is left.
 
     Rounds may have ended before the last planned look, since the time for them was spent or somebody stopped them. What
     ends them must not be their outcome: then all intervals of the group hold together with the stated error.
     """
-    latest = replayed(times, looks, baselines, final)
-    if not any(times.values()):
-        return latest.pooled
-    judged = pooled(times, baselines, last_error(tuple(looks), _rounds(times)))
+    latest = replayed(times, looks)
+    judged = pooled(times, error=last_error(tuple(looks), _rounds(times)))
     return replace(judged, speeds={**judged.speeds, **{row: latest.pooled.speeds[row] for row in latest.decided}})
 
 
