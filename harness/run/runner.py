@@ -169,8 +169,6 @@ class Worker:
         """End it, with what it left behind."""
         if not self.ended:
             self.ended = True
-            with template.starting:
-                _running.discard(self.process.pid)
             _end(self.process, self.before)
 
     def records(self) -> list[Record]:
@@ -247,6 +245,8 @@ def _end(process: Process, before: set[int]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
     _signal(process.pid, signal.SIGKILL)
+    with template.starting:  # not before: another thread would take it for left over, and cut its grace short
+        _running.discard(process.pid)
     process.wait()
     until = time.monotonic() + GRACE_SECONDS
     while (left := _left_over(before)) and time.monotonic() < until:

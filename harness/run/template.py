@@ -69,11 +69,13 @@ class Forked:
     returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return how it ended, in the manner of `Popen`; None while it runs."""
+        """Return how it ended; None while it runs, and 0 where somebody else has waited for it, as `Popen` does."""
         if self.returncode is None:
-            with suppress(ChildProcessError):
+            try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+            except ChildProcessError:
+                self.returncode = 0
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:

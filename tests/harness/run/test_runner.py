@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
 import psutil
@@ -602,3 +603,20 @@ def test_a_good_task_works_after_all_of_these(run):
     assert record.flags == ()
     assert len(record.memory.losses) == 3
     assert {child.pid for child in psutil.Process().children()} <= before | template.processes()
+
+
+def test_a_worker_that_is_ended_has_its_grace_while_other_threads_end_theirs():
+    slow = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(7))); "
+    slow += "print(flush=True); time.sleep(60)"
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    process = subprocess.Popen([sys.executable, "-c", slow], stdout=subprocess.PIPE, start_new_session=True)
+    process.stdout.readline()
+    one = runner.Worker(None, None, None, 60.0, lambda phase: None, before, process)
+    runner._running.add(process.pid)
+    with ThreadPoolExecutor(1) as threads:
+        ended = threads.submit(one.end)
+        time.sleep(0.3)
+        assert process.pid not in {child.pid for child in runner._left_over(before)}
+        ended.result(timeout=20)
+    process.stdout.close()
+    assert process.returncode == 7 and process.pid not in runner._running

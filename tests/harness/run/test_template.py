@@ -119,6 +119,13 @@ def test_a_template_that_was_killed_is_replaced() -> None:
         assert record.status == "ok" and killed, "a worker outlives its template"
 
 
+def test_a_worker_that_somebody_else_has_waited_for_has_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    _, status = os.waitpid(process.pid, 0)  # as another thread does that ends what was left over
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert template.Forked(process.pid).wait(timeout=5) == 0
+
+
 def test_a_template_that_stops_answering_costs_seconds_and_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "ANSWER_SECONDS", 0.5)
     with template.kept():
