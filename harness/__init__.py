@@ -26,6 +26,7 @@ from harness.contract.workload import Workload
 
 if TYPE_CHECKING:
     from harness.contract import plugins
+    from harness.contract.toolkit import mesh
     from harness.report import door as door
     from harness.report.door import predict, read, run
     from harness.workloads.user_model import Sizes, of_jax, of_torch
@@ -51,6 +52,7 @@ __all__ = [
     "available_bytes",
     "checkpoints",
     "hookimpl",
+    "mesh",
     "of_jax",
     "of_torch",
     "optimizers",
@@ -75,6 +77,10 @@ def __getattr__(name: str) -> Any:
         from harness.contract import plugins
 
         return plugins
+    if name == "mesh":  # of JAX
+        from harness.contract.toolkit import mesh
+
+        return mesh
     if name in ("door", "read", "predict"):
         from harness.report import door
 

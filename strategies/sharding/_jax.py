@@ -172,13 +172,14 @@ def dividing(parts: Parts, shard_batch: Callable[..., Any], granularity: int) ->
 def summed(parts: Parts, loss: Any, grads: Any) -> tuple[Any, Any]:
     """Sum the loss, and the gradients of parameters that every rank holds whole: what is divided is summed."""
 
-    return over_devices(parts, loss, grads, {name for name, grad, size in leaves(parts, grads) if grad.shape == size})
+    whole = {name for name, grad, size in leaves(parts, grads) if size is None or grad.shape == size}
+    return over_devices(parts, loss, grads, whole)
 
 
-def leaves(parts: Parts, grads: Any) -> list[tuple[str, Any, Size]]:
-    """Return each gradient with its dotted name and the whole size of its parameter."""
+def leaves(parts: Parts, grads: Any) -> list[tuple[str, Any, Size | None]]:
+    """Return each gradient with its dotted name and the whole size of its parameter, as `sized` has it."""
     whole = sizes(parts)
-    return [(name, grad, whole[name]) for name, grad in tree.leaves(grads)]
+    return [(name, grad, whole.get(name)) for name, grad in tree.leaves(grads)]
 
 
 def over_devices(parts: Parts, loss: Any, grads: Any, names: set[str]) -> tuple[Any, Any]:
@@ -218,8 +219,8 @@ def sizes(parts: Parts) -> dict[str, Size]:
 
 
 def sized(parts: Parts, params: Any) -> Any:
-    """Put the whole size of each parameter in its place."""
-    return tree.mapped(sizes(parts).__getitem__, tree.names(params))
+    """Put the size of each parameter in its place; None for one that a strategy added, which every rank holds whole."""
+    return tree.mapped(sizes(parts).get, tree.names(params))
 
 
 def rows_axis(name: str) -> int:
@@ -227,10 +228,10 @@ def rows_axis(name: str) -> int:
     return 1 if name.startswith("layers.") else 0
 
 
-def divisible(name: str, size: Size) -> bool:
-    """Return whether a parameter is divided: a matrix of more than one row."""
+def divisible(name: str, size: Size | None) -> bool:
+    """Return whether a parameter is divided: a matrix of the model of more than one row."""
     axis = rows_axis(name)
-    return len(size) == axis + 2 and size[axis] > 1
+    return size is not None and len(size) == axis + 2 and size[axis] > 1
 
 
 def divided(parts: Parts, name: str, value: Any, axis: int | None = None) -> Any:
@@ -241,11 +242,13 @@ def divided(parts: Parts, name: str, value: Any, axis: int | None = None) -> Any
 
 
 def drawn_divided(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a `draw` that divides every matrix of more than one row, unless another strategy has divided it."""
+    """Make a `draw` that divides every matrix of the model of more than one row, unless another strategy has."""
 
     def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
         value = inner(parts, name, shape, deviation)
-        return divided(parts, name, value) if divisible(name, shape) and not lies_divided(value) else value
+        if isinstance(value, dict) or not divisible(name, sizes(parts).get(name)) or lies_divided(value):
+            return value
+        return divided(parts, name, value)
 
     return draw
 
@@ -266,8 +269,8 @@ def gathered(inner: Callable[..., Any]) -> Callable[..., Any]:
     """Make a `gather_parameters` that puts parts on all devices, and cuts off what they were filled up with."""
 
     def gather_parameters(parts: Parts, params: Any) -> Any:
-        def whole(value: Any, size: Size) -> Any:
-            if value.shape == size and not lies_divided(value):
+        def whole(value: Any, size: Size | None) -> Any:
+            if size is None or (value.shape == size and not lies_divided(value)):
                 return value
             value = laid(parts, value, None) if parts.ranks > 1 else value
             return value[tuple(map(slice, size))]

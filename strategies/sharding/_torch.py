@@ -109,6 +109,12 @@ def own_part(whole: Tensor) -> Tensor:
     return part
 
 
+def own_rows(whole: Tensor) -> Tensor:
+    """Keep this rank's rows [ceil(n / R), ...] of [n, ...], the last ones filled up with zeros."""
+    size = -(-len(whole) // dist.get_world_size())
+    return filled(whole[dist.get_rank() * size :][:size], size, 0, 0).clone()
+
+
 def joined(part: Tensor, size: Size) -> Tensor:
     """Make a tensor whole of what the ranks hold of it."""
     return all_gather(part)[: torch.Size(size).numel()].view(size)
@@ -126,13 +132,18 @@ def sizes(parts: Parts) -> dict[str, Size]:
     return {name.removeprefix("layers."): size for name, (size, _) in parts.shape.parameter_shapes().items()}
 
 
+def own_name(name: str) -> str:
+    """Return the name of a parameter without the layer that it is in."""
+    return name.split(".", 2)[2] if name.startswith("layers.") else name
+
+
 def sized(parts: Parts, params: Any) -> Any:
-    """Put the size of each parameter in its place."""
+    """Put the size of each parameter in its place; None for one that a strategy added, which every rank holds whole."""
     whole = sizes(parts)
-    return tree.mapped(lambda name: whole[name.rpartition(".")[2]], tree.names(params))
+    return tree.mapped(lambda name: whole.get(own_name(name)), tree.names(params))
 
 
-def replace_leaves(tree_: Any, sizes_: Any, function: Callable[[Tensor, Size], Tensor]) -> None:
+def replace_leaves(tree_: Any, sizes_: Any, function: Callable[[Tensor, Size | None], Tensor]) -> None:
     """Put `function(leaf, size)` in the place of each leaf, so that each is dropped before the next is made."""
     for key in list(tree_) if isinstance(tree_, dict) else range(len(tree_)):
         if isinstance(tree_[key], Tensor):
@@ -149,8 +160,8 @@ def dividing(parts: Parts, shard_batch: Callable[..., Any], granularity: int) ->
 def summed(parts: Parts, loss: Tensor, grads: Any) -> tuple[Tensor, Any]:
     """Sum the loss, and in place the gradients of parameters that every rank holds whole: what is divided is summed."""
 
-    def reduced(grad: Tensor, size: Size) -> Tensor:
-        return all_reduce(grad.contiguous()) if grad.shape == size else grad
+    def reduced(grad: Tensor, size: Size | None) -> Tensor:
+        return all_reduce(grad.contiguous()) if size is None or grad.shape == size else grad
 
     return all_reduce(loss.clone()), tree.mapped(reduced, grads, sized(parts, grads))
 

@@ -30,6 +30,17 @@ def chosen(names: Collection[str], targets: str) -> set[str]:
     return set().union(*meant.values()) if wanted else set(names)
 
 
+MATRICES = ("wq", "wk", "wv", "wo", "up", "gate", "down")
+"""What layers call the matrices that multiply through `linear`, where they are not modules with a `weight`."""
+
+
+def of_shape(parts: Parts) -> Sizes:
+    """Return what the matrices of a layer take and give by the model's shape: a rank may hold a part of them."""
+    shapes = parts.shape.parameter_shapes()
+    sizes = {name: shapes[f"layers.{name}"][0] for name in MATRICES if f"layers.{name}" in shapes}
+    return {name: (inputs, outputs) for name, (inputs, outputs) in sizes.items()}
+
+
 def watched(parts: Parts, sizes: Sizes) -> Parts:
     """Note what the matrices of a layer take and give."""
 

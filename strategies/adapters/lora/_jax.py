@@ -1,13 +1,14 @@
 """Adapters in JAX, those of all layers stacked."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from harness import Parts
-from strategies.adapters.lora import ADAPTERS, Sizes, chosen, deviation, one_token, refuse_others, watched
+from harness import Parts, mesh
+from strategies.adapters.lora import ADAPTERS, Sizes, chosen, deviation, of_shape, one_token, refuse_others, watched
 
 
 def adapted(parts: Parts, rank: int, alpha: float, targets: str) -> Parts:
@@ -15,9 +16,7 @@ def adapted(parts: Parts, rank: int, alpha: float, targets: str) -> Parts:
     inner_init, inner_linear = parts.init, parts.linear
 
     def init(parts: Parts, source: Any = None) -> Any:
-        if parts.ranks > 1:
-            raise ValueError("lora and qlora are not divided among ranks in JAX: use one rank, or torch")
-        state = inner_init(replace(parts, moments=frozenset()), source)
+        state = inner_init(replace(parts, moments=frozenset(), ranks=1, draw=partial(_on_each, parts)), source)
         refuse_others(state)
         frozen = state["params"]
         params = {"layers": {ADAPTERS: _adapters(parts, frozen, rank, targets)}}
@@ -35,19 +34,20 @@ def adapted(parts: Parts, rank: int, alpha: float, targets: str) -> Parts:
     return replace(parts, init=init, linear=linear)
 
 
+def _on_each(parts: Parts, inside: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
+    """Draw a parameter for all ranks and put it on each; `init` sees one rank, since a packed one is no array."""
+    value = parts.draw(replace(inside, ranks=parts.ranks, draw=parts.draw), name, shape, deviation)
+    return jax.tree.map(partial(mesh.on_each, parts.ranks), value)
+
+
 def _adapters(parts: Parts, frozen: Any, rank: int, targets: str) -> Any:
-    """Draw the adapters of all layers."""
-    sizes: Sizes = {}
-    watching = watched(parts, sizes)
+    """Draw the adapters of all layers, whole on every rank."""
+    sizes = _sizes(parts, frozen) if parts.ranks == 1 else of_shape(parts)
     layers = len(jax.tree.leaves(frozen["layers"])[0])
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), frozen["layers"])
-    shape, dtype = one_token(parts)
-    first = jax.ShapeDtypeStruct(shape, dtype)
-    jax.eval_shape(lambda params, p, x: watching.block(watching, p, parts.embed(parts, params, x)), frozen, one, first)
 
     def drawn(name: str, shape: tuple[int, int], deviation: float) -> Any:
         value = parts.draw(parts, f"layers.{ADAPTERS}.{name}", (layers, *shape), deviation)
-        return value.astype(jnp.promote_types(value.dtype, jnp.float32))
+        return mesh.on_each(parts.ranks, value.astype(jnp.promote_types(value.dtype, jnp.float32)))
 
     return {
         name: {
@@ -56,3 +56,14 @@ def _adapters(parts: Parts, frozen: Any, rank: int, targets: str) -> Any:
         }
         for name in sorted(chosen(sizes, targets))
     }
+
+
+def _sizes(parts: Parts, params: Any) -> Sizes:
+    """Return the sizes of the matrices of a layer: one token without data is sent through it."""
+    sizes: Sizes = {}
+    watching = watched(parts, sizes)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
+    shape, dtype = one_token(parts)
+    first = jax.ShapeDtypeStruct(shape, dtype)
+    jax.eval_shape(lambda params, p, x: watching.block(watching, p, parts.embed(parts, params, x)), params, one, first)
+    return sizes

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from harness import Parts, tree
-from strategies.adapters.lora import ADAPTERS, Sizes, chosen, deviation, one_token, refuse_others, watched
+from strategies.adapters.lora import ADAPTERS, Sizes, chosen, deviation, of_shape, one_token, refuse_others, watched
 
 
 def adapted(parts: Parts, rank: int, alpha: float, targets: str) -> Parts:
@@ -46,6 +46,8 @@ def frozen_beside(parts: Parts, rank: int, targets: str) -> Parts:
 @torch.no_grad()
 def _sizes(parts: Parts, params: Any) -> list[Sizes]:
     """Return the sizes of the matrices of each layer: one token is sent through them."""
+    if parts.ranks > 1:
+        return [of_shape(parts)] * len(params["layers"])
     shape, dtype = one_token(parts)
     first = torch.zeros(shape, dtype=getattr(torch, dtype), device=parts.place.device)
     x_BTD = parts.embed(parts, params, first)

@@ -10,6 +10,7 @@ as drawn, and the adapters are those of `lora`, with its knobs. Dettmers et al.,
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
+from strategies.adapters.lora import MATRICES
 
 LEVELS = (
     -1.0,
@@ -32,8 +33,8 @@ LEVELS = (
 """The 16 levels of NormalFloat: appendix E of the paper."""
 BLOCK, OUTER = 64, 256
 """Numbers with one scale, and scales with one of theirs."""
-MATRICES = ("wq", "wk", "wv", "wo", "up", "gate", "down")
-"""What layers call the matrices that multiply through `linear`, where they are not modules with a `weight`."""
+OF_PARTS = "qlora packs whole matrices: name it before what divides them among ranks"
+"""What is said of a part: its blocks would be others than those of the whole matrix."""
 LARGEST = 448.0
 """The largest 8-bit float (e4m3)."""
 

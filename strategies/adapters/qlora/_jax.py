@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from harness import Parts
-from strategies.adapters.qlora import BLOCK, LARGEST, LEVELS, OUTER, is_matrix, wide
+from strategies.adapters.qlora import BLOCK, LARGEST, LEVELS, OF_PARTS, OUTER, is_matrix, wide
 
 
 def quantised(parts: Parts) -> Parts:
@@ -18,6 +18,8 @@ def quantised(parts: Parts) -> Parts:
         value = inner_draw(parts, name, shape, deviation)
         if not is_matrix(name, shape):
             return value
+        if any(jax.typeof(value).sharding.spec):
+            raise ValueError(OF_PARTS)
         return packed_layers(value)
 
     def linear(parts: Parts, p: Any, name: str, x: Any) -> Any:

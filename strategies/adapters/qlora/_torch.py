@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from harness import Parts
-from strategies.adapters.qlora import BLOCK, LARGEST, LEVELS, OUTER, is_matrix, wide
+from strategies.adapters.qlora import BLOCK, LARGEST, LEVELS, OF_PARTS, OUTER, is_matrix, wide
 
 Packed = dict[str, Tensor]
 """`codes` [rows, columns / 2], two to a byte; `scales` of blocks, `outer` scales of those, and their `mean`; in `like`
@@ -21,7 +21,11 @@ def quantised(parts: Parts) -> Parts:
 
     def draw(parts: Parts, name: str, shape: tuple[int, ...], deviation: float) -> Any:
         value = inner_draw(parts, name, shape, deviation)
-        return packed(value) if is_matrix(name, shape) else value
+        if not is_matrix(name, shape):
+            return value
+        if value.shape != shape:
+            raise ValueError(OF_PARTS)
+        return packed(value)
 
     def linear(parts: Parts, p: Any, name: str, x: Tensor) -> Tensor:
         key = wide(p, name)

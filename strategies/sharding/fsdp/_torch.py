@@ -9,7 +9,19 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from harness import Parts, tree
-from strategies.sharding._torch import Size, by_rows, dividing, joined, own_part, sized, sizes, summed_part
+from strategies.sharding._torch import (
+    Size,
+    all_gather,
+    by_rows,
+    dividing,
+    joined,
+    own_name,
+    own_part,
+    own_rows,
+    sized,
+    sizes,
+    summed_part,
+)
 from strategies.sharding.shares import OF_EMBED, ROWS
 
 
@@ -17,16 +29,19 @@ def fsdp(parts: Parts) -> Parts:
     """Hold a part of every parameter that has rows, and make those of a block whole around it."""
     inner_draw, inner_grad, inner_gather_parameters = parts.draw, parts.grad, parts.gather_parameters
 
-    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Tensor:
+    def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
         value = inner_draw(parts, name, shape, deviation)
-        return own_part(value) if len(shape) > 1 and value.shape == shape else value
+        if isinstance(value, dict):
+            return {**value, "codes": own_rows(value["codes"])}
+        divisible = len(shape) > 1 and own_name(name) in sizes(parts)
+        return own_part(value) if divisible and value.shape == shape else value
 
     def grad(parts: Parts, state: Any, x: Tensor, y: Tensor) -> Any:
         size_of, block_, loss_, embed_ = sizes(parts), parts.block, parts.loss, parts.embed
 
         def block(parts: Parts, p: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
             whole = _Whole()
-            p = {name: whole.of(value, size_of[name]) for name, value in p.items()}
+            p = {name: whole.of(value, size_of.get(name)) for name, value in p.items()}
             return whole.during(block_, parts, p, x_BTD)
 
         def loss(parts: Parts, x_BTD: Tensor, w_VD: Tensor, y_BT: Tensor) -> Tensor:
@@ -40,13 +55,25 @@ def fsdp(parts: Parts) -> Parts:
         return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
 
     def gather_parameters(parts: Parts, params: Any) -> Any:
-        def made(value: Tensor, size: Size) -> Tensor:
-            return joined(value.detach(), size) if _is_part(value, size) else value
+        def made(value: Tensor, size: Size | None) -> Tensor:
+            return joined(value.detach(), size) if size and _is_part(value, size) else value
 
         return inner_gather_parameters(parts, tree.mapped(made, params, sized(parts, params)))
 
     parts = replace(parts, draw=draw, grad=grad, gather_parameters=gather_parameters)
     return dividing(parts, by_rows, ROWS)
+
+
+class _Packed(dict[str, Tensor]):
+    """A packed matrix of so many rows, whose codes are made whole whenever they are read, and kept nowhere."""
+
+    def __init__(self, packed: dict[str, Tensor], rows: int) -> None:
+        super().__init__(packed)
+        self.rows = rows
+
+    def __getitem__(self, key: str) -> Tensor:
+        value = super().__getitem__(key)
+        return all_gather(value)[: self.rows] if key == "codes" else value
 
 
 def _is_part(value: Tensor, size: Size) -> bool:
@@ -75,8 +102,12 @@ class _Whole:
     def __init__(self) -> None:
         self.made: dict[int, tuple[Tensor, Size]] = {}
 
-    def of(self, value: Tensor, size: Size) -> Tensor:
-        """Make a parameter whole, if it is a part."""
+    def of(self, value: Any, size: Size | None) -> Any:
+        """Make a parameter whole, if it is a part of one of this size."""
+        if size is None:
+            return value
+        if isinstance(value, dict):
+            return _Packed(value, size[0])
         if not _is_part(value, size):
             return value
         whole: Tensor = _Joined.apply(value, size)

@@ -14,6 +14,15 @@ DIM = {**dict.fromkeys(COLUMNS, 1), **dict.fromkeys((f"b{name}" for name in COLU
 """The dimension by which a parameter of a layer is parted."""
 
 
+def refuse_added(known: bool) -> None:
+    """Refuse a matrix that a strategy adds beside those of the model."""
+    if not known:
+        raise ValueError(
+            "tensor_parallel and megatron_sequence_parallel divide the model's own matrices: beside lora or qlora take "
+            "fsdp, or leave out the adapters"
+        )
+
+
 def on_torch(parts: Parts) -> Parts:
     from strategies.sharding.tensor_parallel._torch import tensor_parallel
 

@@ -7,9 +7,19 @@ from typing import Any
 from jax import lax
 
 from harness import Parts
-from strategies.sharding._jax import Size, divided, dividing, for_all, gathered, lies_divided, over_ranks, own_rank
+from strategies.sharding._jax import (
+    Size,
+    divided,
+    dividing,
+    for_all,
+    gathered,
+    lies_divided,
+    over_ranks,
+    own_rank,
+    sizes,
+)
 from strategies.sharding.shares import WHOLE
-from strategies.sharding.tensor_parallel import COLUMNS, ROWS
+from strategies.sharding.tensor_parallel import COLUMNS, ROWS, refuse_added
 
 KEYS = ("wk", "wv")
 """Matrices that are divided only where there are enough heads of keys and values."""
@@ -32,6 +42,7 @@ def in_columns_and_rows(parts: Parts, before: Callable[..., Any], after: Callabl
     inner_draw, inner_mix, inner_feed = parts.draw, parts.mix, parts.feed
 
     def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+        refuse_added(name in sizes(parts))
         value = inner_draw(parts, name, shape, deviation)
         short = name.removeprefix("layers.")
         if short == name or lies_divided(value):

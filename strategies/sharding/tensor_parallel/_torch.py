@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness import Parts, tree
-from strategies.sharding._torch import Size, all_gather, dividing, filled, for_all, over_ranks, sized
+from strategies.sharding._torch import Size, all_gather, dividing, filled, for_all, over_ranks, own_name, sized, sizes
 from strategies.sharding.shares import WHOLE
-from strategies.sharding.tensor_parallel import DIM
+from strategies.sharding.tensor_parallel import DIM, refuse_added
 
 
 def tensor_parallel(parts: Parts) -> Parts:
@@ -34,6 +34,7 @@ def in_columns_and_rows(
     inner_gather_parameters = parts.gather_parameters
 
     def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Tensor:
+        refuse_added(own_name(name) in sizes(parts))
         value, R, dim = inner_draw(parts, name, shape, deviation), dist.get_world_size(), _dim(name)
         if dim is None:
             return value
@@ -49,9 +50,9 @@ def in_columns_and_rows(
         return after(inner_feed(parts, _on_first(p, "bdown"), before(parts, x_BTD)))
 
     def gather_parameters(parts: Parts, params: Any) -> Any:
-        def made(name: str, value: Tensor, size: Size) -> Tensor:
+        def made(name: str, value: Tensor, size: Size | None) -> Tensor:
             dim = _dim(name)
-            if dim is None or value.shape == size:
+            if dim is None or size is None or value.shape == size:
                 return value
             whole = all_gather(value.detach().movedim(dim, 0)).movedim(0, dim)
             return torch.narrow(whole, dim, 0, size[dim])

@@ -31,10 +31,11 @@ def zero1(parts: Parts) -> Parts:
 
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner_init(replace(parts, draw=drawn_divided(parts.draw)), source)
-        return {**state, "params": parts.gather_parameters(parts, state["params"])}
+        whole = {key: parts.gather_parameters(parts, state[key]) for key in ("params", "frozen") if key in state}
+        return {**state, **whole}
 
     def reduce_gradients(parts: Parts, loss: Any, grads: Any) -> Any:
-        names = {name for name, grad, size in leaves(parts, grads) if grad.shape == size}
+        names = {name for name, grad, size in leaves(parts, grads) if size is None or grad.shape == size}
         cut = {name for name, _, size in leaves(parts, grads) if name in names and divisible(name, size)}
         loss, grads = over_devices(parts, loss, grads, names - cut)
         before = [loss, *(grad for name, grad in tree.leaves(grads) if name not in cut)]
@@ -55,8 +56,8 @@ def zero1(parts: Parts) -> Parts:
         def own(name: str, param: Any, whole: bool) -> Any:
             return param if whole else own_piece(parts, param, rows_axis(name))
 
-        def joined(name: str, part: Any, size: Size, whole: bool) -> Any:
-            if whole:
+        def joined(name: str, part: Any, size: Size | None, whole: bool) -> Any:
+            if whole or size is None:
                 return part
             return all_gather(parts, part, rows_axis(name))[tuple(map(slice, size))]
 

@@ -23,7 +23,7 @@ def zero1(parts: Parts) -> Parts:
         return inner_init(parts, source)
 
     def reduce_gradients(parts: Parts, loss: Tensor, grads: Any) -> Any:
-        def summed(grad: Tensor, size: Size) -> Tensor:
+        def summed(grad: Tensor, size: Size | None) -> Tensor:
             return summed_part(grad) if grad.shape == size else grad
 
         replace_leaves(grads, sized(parts, grads), summed)
@@ -39,9 +39,10 @@ def zero1(parts: Parts) -> Parts:
     def gather_parameters(parts: Parts, params: Any) -> Any:
         """Make whole what is parted of gradients: the parameters are whole."""
 
-        def made(value: Tensor, size: Size) -> Tensor:
-            own = len(size) and value.dim() == 1 and value.shape != size
-            return joined(value.detach(), size) if own else value
+        def made(value: Tensor, size: Size | None) -> Tensor:
+            if not size or value.dim() != 1 or value.shape == size:
+                return value
+            return joined(value.detach(), size)
 
         return inner_gather_parameters(parts, tree.mapped(made, params, sized(parts, params)))
 
@@ -50,7 +51,7 @@ def zero1(parts: Parts) -> Parts:
     )
 
 
-def _part_of(value: Tensor, size: Size) -> Tensor:
+def _part_of(value: Tensor, size: Size | None) -> Tensor:
     """Return this rank's part of a whole parameter, of its own storage where the parts are equal."""
     if value.shape != size:
         return value
@@ -59,8 +60,8 @@ def _part_of(value: Tensor, size: Size) -> Tensor:
     return value.detach().view(dist.get_world_size(), -1)[dist.get_rank()]
 
 
-def _put_back(value: Tensor, part: Tensor, size: Size) -> Tensor:
-    if value.shape != size:
+def _put_back(value: Tensor, part: Tensor, size: Size | None) -> Tensor:
+    if size is None or value.shape != size:
         return part
     value.detach().copy_(joined(part, size))
     return value

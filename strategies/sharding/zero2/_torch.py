@@ -22,9 +22,9 @@ def zero2(parts: Parts) -> Parts:
         block_, loss_, embed_ = parts.block, parts.loss, parts.embed
         whole: dict[int, Tensor] = {}
 
-        def stand_in(value: Tensor, size: Size) -> Tensor:
+        def stand_in(value: Tensor, size: Size | None) -> Tensor:
             """Return a leaf of the size of a part, without memory of its own, in the place of a whole parameter."""
-            if len(size) < 2 or value.shape != size:
+            if size is None or len(size) < 2 or value.shape != size:
                 return value
             rows = -(-value.numel() // dist.get_world_size())
             part = value.new_empty(1).expand(rows).detach().requires_grad_()

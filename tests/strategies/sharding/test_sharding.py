@@ -39,6 +39,17 @@ TOGETHER = [
     ["chunked_attention", "ulysses"],
     ["checkpoint", "ring_attention"],
 ]
+ADAPTERS = [
+    ["lora", "ddp"],
+    ["zero1", "lora"],
+    ["lora", "zero2"],
+    ["fsdp", "lora", "checkpoint"],
+    ["lora", "fsdp"],
+    ["qlora", "fsdp"],
+    ["qlora", "checkpoint", "fsdp"],
+    ["ulysses", "lora"],
+    ["lora", "ring_attention", "vocabulary_parallel_loss"],
+]
 TIED = {"tied": True, "kv_heads": 2, "positions": "learned"}
 EVERY_TERM = {
     "feed": "gelu", "norm": "layer", "bias": True, "parallel": True,
@@ -47,17 +58,19 @@ EVERY_TERM = {
 ONE_ROW = {"batch": 1}
 CASES = {
     2: [
-        *[(names, {}) for names in ALONE + TOGETHER],
+        *[(names, {}) for names in ALONE + TOGETHER + ADAPTERS],
         *[(names, sizes) for sizes in (TIED, EVERY_TERM) for names in [*ALONE, TOGETHER[-5]]],
         *[(names, ONE_ROW) for names in (["ddp"], ["fsdp"])],
     ],
-    4: [(names, {}) for names in [*ALONE, TOGETHER[-5]]],
+    4: [(names, {}) for names in [*ALONE, TOGETHER[-5], *ADAPTERS]],
 }
 REFUSED = [
     (["fsdp", "tensor_parallel"], {}, "leave out one of the two"),
     (["tensor_parallel", "fsdp"], {}, "leave out what divides the batch"),
     (["tensor_parallel"], {"heads": 3, "kv_heads": 3}, "take a divisor of both"),
     (["ulysses"], {"heads": 3, "kv_heads": 3}, "ring_attention"),
+    (["tensor_parallel", "lora"], {}, "take fsdp, or leave out the adapters"),
+    (["fsdp", "qlora"], {}, "name it before what divides them"),
 ]
 WITHIN = 2e-6
 

@@ -35,6 +35,13 @@ TOGETHER = {
         "vocabulary_parallel_loss + ring_attention + fsdp",
         "zero1 + ulysses",
         "ring_attention without zigzag",
+        "lora + ddp",
+        "zero1 + lora",
+        "lora + fsdp + checkpoint",
+        "fsdp + lora",
+        "lora + ulysses",
+        "qlora + fsdp",
+        "zero1 + qlora + checkpoint",
     ),
     4: (
         "bfloat16 + fsdp",
@@ -278,8 +285,9 @@ def apart(divided, plain) -> float:
 
 def answers(ranks: int, names: list[str], shape: dict | None = None) -> dict[str, float]:
     trial, shape = Trial(), shape or {}
-    plain = trial.outcome("", 1, shape)
-    return {name: apart(trial.outcome(name, ranks, shape), plain) for name in names}
+    alone = {name: " + ".join({"lora", "qlora"} & set(name.split(" + "))) for name in names}
+    plain = {name: trial.outcome(name, 1, shape) for name in {*alone.values()}}
+    return {name: apart(trial.outcome(name, ranks, shape), plain[alone[name]]) for name in names}
 
 
 def mutants(ranks: int) -> dict[str, float]:
