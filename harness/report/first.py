@@ -91,10 +91,11 @@ def said(sentences: Sequence[Sentence]) -> str:
 
 
 def _figure(sentence: Sentence) -> str:
-    """Return what was measured, of the answer that decided most: one that came out as the whole sentence did."""
+    """Return what was measured, of an answer that came out as the whole sentence did, else of one that was refuted."""
     answers = [answer for answer, _ in sentence.answers if answer.claim.id in sentence.said.deciding]
     same = [answer for answer in answers if answer.verdict == sentence.verdict]
-    answer = next(iter(same or answers), None)
+    refuted = [answer for answer in answers if answer.verdict == "refuted"]
+    answer = next(iter(same or refuted or answers), None)
     if answer is None:
         return ""
     words = sentence.said.figures.get(answer.claim.id) if answer.verdict != "untested" else None

@@ -10,6 +10,8 @@ GIB = 1 << 30
 SHOWN = ("torch", "jax", "python")
 """Packages whose versions a reader asks for first."""
 UNKNOWN = "unknown"
+FEW = 3
+"""Commits that are named; of more than so many their number is, since each suite names its own."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,10 @@ def line(records: Sequence[Record]) -> str:
     if not origin.commits:
         return ""
     what = "Measured" if origin.measured else "Predicted"
-    commits = " and ".join(f"`{escaped(commit)}`" for commit in origin.commits)
-    pieces = [f"{what} {origin.when} at commit {commits}"]
+    count = len(origin.commits)
+    named = " and ".join(f"`{escaped(commit)}`" for commit in origin.commits)
+    commits = f"commit {named}" if count <= FEW else f"{count} commits, which stand at each suite"
+    pieces = [f"{what} {origin.when} at {commits}"]
     if origin.versions:
         pieces.append(f"with {escaped(', '.join(origin.versions))}")
     if origin.machines:

@@ -15,8 +15,9 @@ from harness.records import Case, Record, Slot
 from harness.records.record import OPEN_STATUSES
 from harness.suite.plan import Comparison, Plan
 from harness.verdicts import rounds
-from harness.verdicts.expressions import memory_rows, plain_label
+from harness.verdicts.expressions import MEASURED_MEMORY, WAITS, plain_label, rows_asked
 from harness.verdicts.observed import possible, step_time
+from harness.verdicts.pooled import BASELINES
 
 REPEATS = 3
 """How often the memory of a row is measured that a claim or a verdict near its bound rests on."""
@@ -103,14 +104,25 @@ class Schedule:
         return {self.digest(case): index for index, case in enumerate(self.plan.cases)}
 
     @cached_property
-    def _claimed(self) -> frozenset[str]:
-        """The labels of rows on whose memory a claim rests, without blanks."""
-        return frozenset(label for claim in self.plan.suite.claims for label in memory_rows(claim.that))
+    def _claimed(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The labels of rows on whose memory a claim rests, and of those on whose waits; without blanks."""
+        expressions = [claim.that for claim in self.plan.suite.claims]
+        memory, waits = (
+            frozenset(label for each in expressions for label in rows_asked(each, figures))
+            for figures in (MEASURED_MEMORY, WAITS)
+        )
+        return memory, waits
 
     def repeats(self, case: Case) -> int:
         """Return how often the memory of a case is measured."""
-        names = {plain_label(case.strategies_label), "+".join(applied.name for applied in case.strategies)}
-        return REPEATS if names & self._claimed else 1
+        memory, _ = self._claimed
+        return REPEATS if _names(case) & memory else 1
+
+    def staying(self, comparison: Comparison) -> set[str]:
+        """Return the rows that are timed until the suite's minutes are spent: a claim rests on what they wait for."""
+        _, waits = self._claimed
+        claimed = {case.label for case in comparison.cases if _names(case) & waits}
+        return claimed | set(BASELINES) if claimed else set()
 
     def slots(self) -> Iterator[Slot]:
         """Yield every slot of the plan, in the order of the run."""
@@ -176,7 +188,8 @@ class Schedule:
             label: {at[0] for at, known in processes.items() if known.seconds is None and self._is_done(known)}
             for label, processes in latest_of.items()
         }
-        number, members = rounds.next_turn(list(every), times, failed, self.rounds_of(comparison, latest))
+        planned = self.rounds_of(comparison, latest)
+        number, members = rounds.next_turn(list(every), times, failed, planned, self.staying(comparison))
         if spent > 60 * self.plan.suite.timing_minutes:
             return number, []
         return number, [case for case in cases if case.label in members]
@@ -196,6 +209,11 @@ class Schedule:
 
     def _is_done(self, record: Known | None) -> bool:
         return is_done(record) or (self.elsewhere and record is not None and record.status in REFUSED)
+
+
+def _names(case: Case) -> set[str]:
+    """Return how an expression may name the row of a case."""
+    return {plain_label(case.strategies_label), "+".join(applied.name for applied in case.strategies)}
 
 
 def obstacle(plugins: Plugins, case: Case) -> str | None:

@@ -2,7 +2,7 @@
 
 import ast
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from harness.refusal import Refusal
@@ -82,10 +82,10 @@ def parsed(expression: str) -> ast.expr:
     return tree
 
 
-def memory_rows(expression: str) -> set[str]:
-    """Return the labels, without blanks, of the rows whose measured memory an expression asks for."""
+def rows_asked(expression: str, figures: Collection[str]) -> set[str]:
+    """Return the labels, without blanks, of the rows of which an expression asks for one of some figures."""
     calls = (node for node in ast.walk(parsed(expression)) if isinstance(node, ast.Call))
-    asked = (node for node in calls if isinstance(node.func, ast.Name) and node.func.id in MEASURED_MEMORY)
+    asked = (node for node in calls if isinstance(node.func, ast.Name) and node.func.id in figures)
     return {plain_label(ast.unparse(node.args[0])) for node in asked}
 
 
@@ -148,6 +148,8 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Figure, Figure], bool | None]] = {
 
 
 TIMES = {"seconds": "step_seconds", "fetch_seconds": "fetch_seconds", "prepare_seconds": "prepare_seconds"}
+WAITS = ("fetch_seconds", "prepare_seconds")
+"""Those of them that no row is judged by: claims alone."""
 
 
 PREDICTED = ("predicted", "predicted_stage", "predicted_kind", "foretold")

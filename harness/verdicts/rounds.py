@@ -1,6 +1,6 @@
 """Which members of a comparison are timed next, which rounds are complete, and when its times are decided."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from harness.verdicts import looks
@@ -18,13 +18,18 @@ class Turn(NamedTuple):
 
 
 def next_turn(
-    members: Sequence[str], times: Mapping[str, Seconds], failed: Mapping[str, set[int]], rounds: int
+    members: Sequence[str],
+    times: Mapping[str, Seconds],
+    failed: Mapping[str, set[int]],
+    rounds: int,
+    staying: Collection[str] = (),
 ) -> Turn:
     """Return the first round that lacks a member.
 
     `times` are those measured, `failed` the rounds in which a member ended without one. After a round that is one of
-    the planned looks, members whose time is decided leave; what depends on the times alone is found again after an
-    interruption. A round that lacks a member is timed again whole, since its members must be neighbours in time.
+    the planned looks, members whose time is decided leave, but for those `staying`; what depends on the times alone is
+    found again after an interruption. A round that lacks a member is timed again whole, since its members must be
+    neighbours in time.
     """
     planned = looks.planned(rounds) if rounds else ()
     present = tuple(members)
@@ -34,9 +39,11 @@ def next_turn(
                 return Turn(number, present)
         if number + 1 in planned:
             look = looks.replayed(before({member: times.get(member, {}) for member in members}, number + 1), planned)
-            if look.finished:
+            present = tuple(
+                member for member in present if member in look.remaining or (member in staying and times.get(member))
+            )
+            if not present:
                 return Turn(number + 1, ())
-            present = tuple(member for member in present if member in look.remaining)
     return Turn(rounds, ())
 
 

@@ -1,12 +1,12 @@
 """Step times of rows as claims hold them against each other: beside another row, or each by itself."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median, stdev
 from typing import Any
 
 from harness.verdicts import dunnett
-from harness.verdicts.expressions import Figure, Open, Unknown, exact
+from harness.verdicts.expressions import WAITS, Figure, Open, Unknown, exact
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.observed import of_steps, possible, step_time
 from harness.verdicts.pooled import BASELINES, SHORTEST_SECONDS, pooled
@@ -37,7 +37,8 @@ def beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -
     """Return a time: that of the row labelled `anchor`, taken as exact, times the row's ratio to it.
 
     Rows of one table ran within seconds of each other, so that their ratio has less doubt than the time of either.
-    Where the anchor is the baseline, rows are compared with all baselines.
+    Where the anchor is the baseline, steps are compared with all baselines. Waits of rows differ by orders of
+    magnitude, and so does their scatter: they are compared by their own pairs alone.
     """
     baselines = BASELINES if anchor == BASELINES[0] else (anchor,)
     times = of_rows(table, field)
@@ -48,6 +49,8 @@ def beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -
     reference = exact(median(times[anchor].values()), "s")
     if row.label == anchor:
         return reference
+    if field in WAITS:
+        return _ratio(times[row.label], times[anchor], row.label, error) * reference
     group = pooled(times, baselines)
     speed = group.control if row.label in baselines else group.speeds.get(row.label)
     interval = speed.interval_at(error) if speed is not None else None
@@ -69,12 +72,26 @@ def by_itself(row: Row, table: Comparison, field: str, error: float) -> Figure:
     if len(times[label]) < LEAST_ROUNDS:
         raise Open(f"{label} was timed in {_rounds(times[label])}, and times apart need {LEAST_ROUNDS}")
     logs = [math.log(seconds) for seconds in times[label].values()]
-    width = dunnett.quantile(1, 0.0, len(logs) - 1, error) * stdev(logs) / math.sqrt(len(logs))
-    middle = sum(logs) / len(logs)
-    own = Figure(math.exp(middle - width), math.exp(middle), math.exp(middle + width), "s")
+    own = _of_mean(logs, error, "s")
     if enough:
         return own
     return own * (beside(row, table, field, error, label) / exact(median(times[label].values()), "s"))
+
+
+def _ratio(own: Mapping[Any, float], others: Mapping[Any, float], label: str, error: float) -> Figure:
+    """Return the ratio of one row to another by the rounds of both, in one block where they met."""
+    of_round = {number: seconds for (number, _), seconds in others.items()}
+    logs = [math.log(seconds / others.get(at, of_round[at[0]])) for at, seconds in own.items() if at[0] in of_round]
+    if len(logs) < LEAST_ROUNDS:
+        raise Open(f"{label} was timed in {_count(len(logs))} beside the other, and {LEAST_ROUNDS} are needed")
+    return _of_mean(logs, error)
+
+
+def _of_mean(logs: Sequence[float], error: float, unit: str = "") -> Figure:
+    """Return the geometric mean of what these are logarithms of, with the interval of Student's t."""
+    width = dunnett.quantile(1, 0.0, len(logs) - 1, error) * stdev(logs) / math.sqrt(len(logs))
+    middle = sum(logs) / len(logs)
+    return Figure(math.exp(middle - width), math.exp(middle), math.exp(middle + width), unit)
 
 
 def _untimed(row: Row) -> Unknown:
@@ -82,4 +99,8 @@ def _untimed(row: Row) -> Unknown:
 
 
 def _rounds(times: Mapping[Any, float]) -> str:
-    return f"{len(times)} round{'s' if len(times) > 1 else ''}"
+    return _count(len(times))
+
+
+def _count(rounds: int) -> str:
+    return f"{rounds} round{'' if rounds == 1 else 's'}"

@@ -1,10 +1,13 @@
-"""The index of the first page: whether what decided a result has changed since."""
+"""The first page: whether what decided a result has changed since, and which figure stands for a sentence."""
 
 from harness.contract import plugins
 from harness.machine import history
 from harness.records import Applied, Case, Heading, Origin, Record
+from harness.records.case import Claim
 from harness.report import first
 from harness.report.results import Results
+from harness.verdicts.claims import Answer
+from harness.verdicts.documents import Said, Sentence
 
 GONE = "0" * 12
 """A commit that no history has."""
@@ -30,3 +33,15 @@ def test_where_the_commit_is_gone_digests_of_the_code_decide():
     assert said(code) == "the same"
     assert said(code | {"strategies/loss/chunked_loss.py": "other"}) == "**stale**: `strategies/loss/chunked_loss.py`"
     assert said(code | {"harness/worker/memory.py": "other"}) == "measured by other code: `harness/worker/memory.py`"
+
+
+def test_the_figure_of_a_sentence_that_holds_in_part_is_one_that_failed():
+    def answer(name, verdict):
+        return Answer(Claim(id=name, says=name, that="peak(baseline) > 0"), verdict, f"figure of {name}"), "suite"
+
+    said = Said(id="A1", says="it is so", by=["A1", "A1 too"], figures={"A1 too": "the second"})
+    in_part = Sentence(said, (answer("A1", "verified"), answer("A1 too", "refuted")))
+    assert in_part.verdict == "in part"
+    assert "the second: figure of A1 too" in first.said([in_part])
+    holds = Sentence(said, (answer("A1", "verified"), answer("A1 too", "verified")))
+    assert "figure of A1 " in first.said([holds])

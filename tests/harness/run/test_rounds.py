@@ -49,6 +49,32 @@ def test_a_row_that_is_decided_leaves_and_baseline_and_control_stay():
     assert "checkpoint" not in next_turn(MEMBERS, later, {}, 24).members, "and does not come back"
 
 
+def test_a_row_that_stays_is_timed_on_when_all_are_decided():
+    """A claim on what rows wait for is decided by more rounds than their steps need."""
+    staying = {"baseline", "nothing", "checkpoint", "fused_loss"}
+    decided = times(4, checkpoint=1.3)
+    assert next_turn(MEMBERS, decided, {}, 24, staying) == Turn(4, ("baseline", "nothing", "checkpoint", "fused_loss"))
+    assert next_turn(MEMBERS, times(24, checkpoint=1.3), {}, 24, staying) == Turn(24, ())
+    never = {**decided, "fused_loss": {}}
+    turn = next_turn(MEMBERS, never, {"fused_loss": {0, 1, 2, 3}}, 24, staying)
+    assert turn.members == ("baseline", "nothing", "checkpoint"), "what never ran is not tried for ever"
+
+
+def test_rows_on_whose_waits_a_claim_rests_stay(tmp_path):
+    path = tmp_path / "waits.yaml"
+    path.write_text(
+        "title: t\nworkload: decoder\nplaces: [torch/cpu]\ncorpus: standard_library\n"
+        "shape: {layers: 1, width: 32, heads: 2, vocabulary: 256, batch: 2, tokens: 16, corpus_tokens: 4096}\n"
+        "strategies: [nothing, strided_view, numpy_copy, {python_lists: {shared: [true, false]}}]\n"
+        "claims:\n  - id: a\n    says: b\n"
+        "    that: prepare_seconds(numpy_copy) <= prepare_seconds('python_lists(shared=true)')\n"
+        "  - id: c\n    says: d\n    that: seconds(strided_view) <= seconds(baseline)\n"
+    )
+    schedule = Schedule(read(path, LOADED), LOADED, 24)
+    (comparison,) = schedule.plan.comparisons
+    assert schedule.staying(comparison) == {"baseline", "nothing", "numpy_copy", "python_lists(shared=true)"}
+
+
 def test_a_round_that_lacks_a_member_is_timed_again_whole():
     assert next_turn(MEMBERS, without(times(4), "fused_loss", 2), {}, 24) == Turn(2, MEMBERS)
     assert next_turn(MEMBERS, without(times(1), "baseline", 0), {}, 24) == Turn(0, MEMBERS)

@@ -146,6 +146,26 @@ def test_times_of_too_few_rounds_or_members_decide_nothing(rounds):
     assert verdict("peak(checkpoint) < 2 * peak(baseline)", of((), ("checkpoint",))).verdict == "verified"
 
 
+def test_waits_are_compared_by_their_own_pairs():
+    """Rows that wait for next to nothing scatter by half of it; what two others take does not depend on them."""
+    rows = (
+        row(times=(1e-3, 2e-3, 1e-3, 4e-3, 2e-3, 1e-3)),
+        row("nothing", times=(2e-3, 1e-3, 3e-3, 1e-3, 1e-3, 2e-3)),
+        row("checkpoint", times=(1.0, 1.3, 0.9, 1.1, 1.0, 1.2)),
+        row("fused_loss", times=(1.1, 1.42, 1.0, 1.21, 1.1, 1.31)),
+    )
+    tables = [table(*rows)]
+    assert verdict("fetch_seconds(fused_loss) <= 1.15 * fetch_seconds(checkpoint)", tables).verdict == "verified"
+    assert verdict("fetch_seconds(fused_loss) <= 1.05 * fetch_seconds(checkpoint)", tables).verdict == "refuted"
+    assert verdict("fetch_seconds(fused_loss) <= 1.1 * fetch_seconds(checkpoint)", tables).verdict == "inconclusive"
+    two = [table(row(rounds=2), row("checkpoint", rounds=2))]
+    undecided = verdict("fetch_seconds(checkpoint) <= 2 * fetch_seconds(baseline)", two)
+    assert (undecided.verdict, undecided.reason) == (
+        "inconclusive",
+        "checkpoint was timed in 2 rounds beside the other, and 3 are needed",
+    )
+
+
 @pytest.mark.parametrize("bad", [0.0, -1.0, 1e12, float("nan")])
 def test_a_process_whose_clock_jumped_decides_nothing(bad):
     def jumped(own):
