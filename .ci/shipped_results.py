@@ -1,0 +1,47 @@
+"""Ship the records of results in the wheel, without pages and pictures, and seconds to four digits.
+
+Steps of one process scatter by far more than that, and the wheel is more than a quarter smaller.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SERIES = ("step_seconds", "fetch_seconds")
+
+
+class ShippedResults(BuildHookInterface):  # type: ignore[type-arg]
+    """Puts `results/` into `harness/shipped/results` of a wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version != "standard":  # an editable install reads the checkout
+            return
+        self.slim = tempfile.TemporaryDirectory()
+        for path in sorted(Path(self.root, "results").rglob("*.jsonl")):
+            name = path.relative_to(self.root)
+            copy = Path(self.slim.name, name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(
+                "".join(map(_shortened, path.read_text(encoding="utf-8").splitlines(keepends=True))), "utf-8"
+            )
+            build_data["force_include"][str(copy)] = f"harness/shipped/{name}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if version == "standard":
+            self.slim.cleanup()
+
+
+def _shortened(line: str) -> str:
+    """Return a record with its series of seconds in four digits; a line that is no record stays as it is."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return line
+    times = record.get("times") or {}
+    for name in SERIES:
+        if name in times:
+            times[name] = [float(f"{seconds:.4g}") for seconds in times[name]]
+    return json.dumps(record) + "\n"
