@@ -135,7 +135,8 @@ class Extent:
 
     `rows` is n, the bytes are those of one row as stored (of the targets 0 where they are a view of the inputs),
     `steps` the batches that will be read, `values` how many values a token may have, 0 where that is not known, and
-    `in_order` whether the windows are read one after the other.
+    `in_order` whether the windows are read one after the other. `around` are the bytes of its file that one page fault
+    maps, as was seen of it; 0 where there is no file yet.
     """
 
     rows: int
@@ -148,6 +149,7 @@ class Extent:
     backend: str = ""
     values: int = 0
     in_order: bool = True
+    around: int = 0
 
     @property
     def count(self) -> int:
@@ -163,6 +165,17 @@ class Extent:
         """The rows that so many windows read, those they share once where they follow one another."""
         each = windows * self.window
         return min(self.rows, each, (windows - 1) * self.stride + self.window) if self.in_order else each
+
+    def touched(self, around: int) -> int:
+        """The bytes of a mapped file of the rows that are resident, where a fault maps so many around it.
+
+        Windows in no order fall anywhere, and leave out what none of so many random pieces covers.
+        """
+        windows, row_bytes = self.steps * self.batch, self.input_bytes + self.target_bytes
+        if self.in_order:
+            return min(self.base, self.read(windows) * row_bytes + 2 * around)
+        piece = self.window * row_bytes + around
+        return int(self.base * (1 - max(0.0, 1 - piece / self.base) ** windows))
 
     @property
     def row_bytes(self) -> int:
@@ -186,6 +199,8 @@ class Held:
 
     `source` is what is held instead of the rows (None: the rows themselves), `windows` what is held beside it,
     `making` what is taken for a moment while the windows are made, and `batches` what is held while batches flow.
+    `reclaimable` may be resident beside it, as the kernel likes: what a case takes at most has it. `input_bytes` is
+    what one row of inputs takes for the strategies after it (None: as much as before).
     """
 
     source: int | None = None
@@ -193,3 +208,5 @@ class Held:
     making: int = 0
     batches: int = 0
     supposes: str = ""
+    reclaimable: int = 0
+    input_bytes: int | None = None

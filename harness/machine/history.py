@@ -27,6 +27,8 @@ PREDICTING = (
 """Those of them that predict, and measure nothing."""
 CHECKING = ("harness/worker/contract_checks.py", "harness/worker/calibration.py", "harness/worker/throughput.py")
 """Those that test a plugin or a machine: no figure of a suite is theirs."""
+STATED = ("holds", "Held")
+"""What a strategy states of its memory, and in which form: predictions are made from it, and nothing that runs."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -150,13 +152,18 @@ def _of_text(source: str) -> str:
 
 
 def _of_source(source: str) -> str:
-    """Return the syntax tree of a module as text, without docstrings and places in the file."""
+    """Return the syntax tree of a module as text, without docstrings, statements of memory, and places in the file."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
+            doing = [each for each in body if not (_is_text(each) or _is_stated(each))]
+            node.body = doing  # type: ignore[attr-defined]
     return ast.dump(tree)
+
+
+def _is_stated(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in STATED
 
 
 def _is_text(node: ast.AST) -> bool:

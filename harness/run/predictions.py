@@ -32,11 +32,13 @@ def of_cases(
     seconds: float = SECONDS,
     calls: bool = False,
     card: str = "",
+    batches: int | None = None,
 ) -> Iterator[Found]:
     """Yield each case with its prediction, place by place and in no order; `corpora` are the rows by comparison.
 
     With `calls` the work of a step is listed call by call. `card` is the GPU that is compiled for where one must be
-    named: one of `cards.CARDS`, or a name that has it in it.
+    named: one of `cards.CARDS`, or a name that has it in it. `batches` are those that a case will read, where its data
+    take more the more is read of them; None for two.
 
     Cases that no machine could run give the reason. Where one ends the process, or takes longer than `seconds`, the
     next ones go on in another.
@@ -55,6 +57,7 @@ def of_cases(
                 steps=STEPS,
                 calls=calls,
                 environment={cards.VARIABLE: card} if card else {},
+                batches=batches,
             )
             records = runner.run(task, len(os.sched_getaffinity(0)), seconds, watch)
             ended = next(

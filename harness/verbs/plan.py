@@ -137,7 +137,14 @@ def of_cases(
     within = None if machine.cache is None else prediction_cache.folder(machine.cache)
     calls = calls and machine.cache is not None
     for case, record in prediction_cache.of_cases(
-        cases, within, supposed, plugins, names, card=machine.card, calls=calls
+        cases,
+        within,
+        supposed,
+        plugins,
+        names,
+        card=machine.card,
+        calls=calls,
+        batches=plan.suite.memory_steps,
     ):
         records[case.digest()] = record
         on_case(case)

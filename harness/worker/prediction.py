@@ -1,6 +1,10 @@
 """Predict the peak of a case without running it: the step on abstract arrays, the data from what strategies declare."""
 
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.backends import Batch, Incomplete, Unavailable
@@ -9,6 +13,7 @@ from harness.contract.data import Extent, Held
 from harness.contract.parts import DATA_PARTS, Parts
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import DECLARED, Unpredictable
+from harness.machine import page_faults
 from harness.records import Case, Phase, Prediction, Record, Task
 from harness.records.forecast import Forecast, largest
 from harness.records.roofline import by_intensity
@@ -22,11 +27,15 @@ HOST_PHASES = ("source", "windows", "batches")
 
 
 class Host(NamedTuple):
-    """What strategies of data declare: the peak of each host phase, what stays in the steps, and what they suppose."""
+    """What strategies of data declare: the peak of each host phase, what stays in the steps, and what they suppose.
+
+    The kernel may let `reclaimable` bytes be resident beside it.
+    """
 
     peaks: dict[str, int]
     resident: int
     supposes: tuple[str, ...] = ()
+    reclaimable: int = 0
 
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
@@ -54,8 +63,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
 
     host = Host({}, 0)
     try:
-        extent = workload.extent(shape, task.corpus, task.steps) if workload.extent is not None else None
-        extent = replace(extent, backend=place.backend) if extent is not None else None
+        extent = workload.extent(shape, task.corpus, task.batches or task.steps) if workload.extent else None
+        extent = replace(extent, backend=place.backend, around=_around(task, plugins)) if extent is not None else None
         host = host_peaks(plugins, case, extent) if place.device == "cpu" else host
         environment = environment_of(plugins, case)
         batch = _batch(task, plugins, backend)
@@ -73,6 +82,19 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     if forecast.target:
         notes["gpu"] = f"predicted for one {forecast.target}, whichever runs it"
     return Record(notes=notes, extra=_numbers(built), prediction=figures)
+
+
+def _around(task: Task, plugins: Plugins) -> int:
+    """Return what a page fault maps of the rows' file; 0 where it is not there, or no strategy opens it in its way."""
+    opened = any("rows" in plugins.strategies[applied.name].rewrites for applied in task.case.strategies)
+    return _around_in(task.corpus.path) if opened and task.corpus is not None else 0
+
+
+@cache
+def _around_in(path: Path) -> int:
+    with suppress(OSError, ValueError):
+        return page_faults.around(path)
+    return 0
 
 
 def _batch(task: Task, plugins: Plugins, backend: Any) -> Batch:
@@ -93,7 +115,7 @@ def _figures(task: Task, plugins: Plugins, host: Host, forecast: Forecast) -> di
     work = forecast.work if task.calls else by_intensity(forecast.work)
     return {
         "predicted_peak_bytes": peaks[top],
-        "at_most_bytes": limit.peak_bytes if limit is not None else None,
+        "at_most_bytes": limit.peak_bytes + host.reclaimable if limit is not None else None,
         "at_most_coverage": limit.coverage if limit is not None else None,
         "predicted_phase": top,
         "predicted_phases": _phases(peaks),
@@ -136,22 +158,36 @@ def is_bounded(plugins: Plugins, case: Case) -> bool:
 
 def host_peaks(plugins: Plugins, case: Case, extent: Extent | None) -> Host:
     """Add up what the strategies of data declare; raise Unpredictable where one declares nothing."""
-    declared: list[Held] = []
     if extent is not None:
         shuffles = any("order" in plugins.strategies[applied.name].rewrites for applied in case.strategies)
         extent = replace(extent, in_order=not (shuffles or case.shape.get("shuffle")))
+    stating: list[Callable[[Extent], Held]] = []
     for applied in case.strategies:
         strategy = plugins.strategies[applied.name]
         if not DATA_PARTS & set(strategy.rewrites):
             continue
         if strategy.holds is None or extent is None:
             raise Unpredictable(f"'{applied.name}' does not declare what it holds")
-        declared.append(strategy.holds(extent, **applied.knobs))
+        stating.append(partial(strategy.holds, **applied.knobs))
     if extent is None:
         return Host({}, 0)
+    declared = _declared(stating, extent)
     source = next((each.source for each in reversed(declared) if each.source is not None), extent.base)
     windows = source + sum(each.windows for each in declared)
     resident = windows + sum(each.batches for each in declared)
     peaks = (source, windows + sum(each.making for each in declared), resident + 2 * extent.batch_bytes)
     supposes = tuple(each.supposes for each in declared if each.supposes)
-    return Host(dict(zip(HOST_PHASES, peaks, strict=True)), resident, supposes)
+    reclaimable = sum(each.reclaimable for each in declared)
+    return Host(dict(zip(HOST_PHASES, peaks, strict=True)), resident, supposes, reclaimable)
+
+
+def _declared(stating: Sequence[Callable[[Extent], Held]], extent: Extent) -> list[Held]:
+    """Return what each strategy holds, where some store narrower rows than the others find in the file."""
+    declared = [holds(extent) for holds in stating]
+    narrow = next((each.input_bytes for each in reversed(declared) if each.input_bytes is not None), None)
+    if narrow is None:
+        return declared
+    others = replace(extent, input_bytes=narrow)
+    return [
+        each if each.input_bytes is not None else holds(others) for holds, each in zip(stating, declared, strict=True)
+    ]

@@ -112,12 +112,15 @@ def is_since(commit: str) -> bool:
 def predicted_anew(rows: Sequence[Measured], loaded: Plugins) -> list[Measured]:
     """Predict every case by the code as it is; begun again, go on where it was."""
     corpora = {row.case.comparison_key: prepare_data.described(row.case, loaded, row.steps) for row in rows}
-    cases = {row.case.digest(): row.case for row in rows}
+    cases = {(row.steps, row.case.digest()): row.case for row in rows}
     stored = prediction_cache.folder(cache_folder())
+    again = {}
     with template.kept():
-        predicted = prediction_cache.of_cases(list(cases.values()), stored, corpora, loaded)
-        again = {case.digest(): record.prediction for case, record in predicted}
-    return [row._replace(prediction=again[row.case.digest()]) for row in rows]
+        for steps in sorted({row.steps for row in rows}):
+            share = [case for (each, _), case in cases.items() if each == steps]
+            for case, record in prediction_cache.of_cases(share, stored, corpora, loaded, batches=steps):
+                again[steps, case.digest()] = record.prediction
+    return [row._replace(prediction=again[row.steps, row.case.digest()]) for row in rows]
 
 
 def with_residual(rows: Iterable[Measured], loaded: Plugins) -> list[tuple[Measured, Residual]]:

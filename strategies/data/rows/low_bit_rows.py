@@ -89,7 +89,11 @@ def on_any(dtype: str, fit: Callable[[RowsOnDisk], Narrowing], parts: Parts) -> 
 def holds(share: float, extent: Extent) -> Held:
     """Count the narrow rows, the labels, and the narrow batch beside the wide one."""
     narrow = int(extent.rows * extent.input_bytes * share)
-    return Held(source=narrow + extent.rows * extent.target_bytes, batches=int(extent.batch_bytes * share))
+    return Held(
+        source=narrow + extent.rows * extent.target_bytes,
+        batches=int(extent.batch_bytes * share),
+        input_bytes=int(extent.input_bytes * share),
+    )
 
 
 def strategy(name: str, dtype: str, fit: Any, precision: str, share: float, about: str) -> Strategy:

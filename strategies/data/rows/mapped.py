@@ -1,9 +1,10 @@
 """Map the file of rows instead of reading it; pay page faults, and disk reads where it is not cached.
 
 Peak: no anonymous memory. Touched pages count as resident, up to the whole file, but the kernel can take them back:
-read the file pages apart from the rest. A fault also maps the cached pages around it (64 KiB). `advise` is the access
-pattern that the kernel expects: `random`, `normal` or `sequential` (madvise). With `cold` the kernel is asked to drop
-the file from its cache before it is mapped (posix_fadvise), so that every page comes from the disk once.
+read the file pages apart from the rest. A fault also maps the cached pages around it: 64 KiB, and since Linux 6.18 the
+whole folio, up to 2 MiB, so that a few hundred windows in no order can make a whole file resident. `advise` is the
+access pattern that the kernel expects: `random`, `normal` or `sequential` (madvise). With `cold` the kernel is asked to
+drop the file from its cache before it is mapped (posix_fadvise), so that every page comes from the disk once.
 """
 
 from dataclasses import replace
@@ -46,10 +47,9 @@ def drop(path: Path) -> None:
 
 
 def holds(extent: Extent, advise: str = "random", cold: bool = False) -> Held:
-    windows = extent.steps * extent.batch
-    touched = extent.read(windows) * (extent.input_bytes + extent.target_bytes)
-    around = AROUND * (2 if extent.in_order else windows)
-    return Held(source=0, batches=min(extent.base, touched + around))
+    """Count the pages that are read, and those that the kernel maps around each fault: at most a folio of 2 MiB."""
+    seen = extent.touched(extent.around or AROUND)
+    return Held(source=0, batches=seen, reclaimable=max(0, extent.touched(2 << 20) - seen))
 
 
 @hookimpl

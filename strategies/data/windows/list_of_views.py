@@ -31,9 +31,9 @@ def listed(parts: Parts, item: Callable[[Any], Any]) -> Parts:
     return indexed(parts, windowed, pick)
 
 
-def slices(rows: Any, source: Source) -> Iterator[Any]:
-    """Yield the rows of every window, sliced from an array or a list."""
-    for start in range(0, source.count * source.stride, source.stride):
+def slices(rows: Any, source: Source, first: int = 0) -> Iterator[Any]:
+    """Yield the rows of every window, sliced from an array or a list; those of the first window begin at `first`."""
+    for start in range(first, first + source.count * source.stride, source.stride):
         yield rows[start : start + source.window]
 
 

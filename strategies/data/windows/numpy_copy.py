@@ -1,28 +1,43 @@
 """Copy every window into two preallocated arrays up front; pay the overlap, window / stride times the source.
 
 Peak: the source plus 2 N W elements for inputs and targets; integers take 4 bytes each. `of_list` fills the arrays from
-a Python list of the rows, as loaders do whose tokenizer returns one; it is made first, of the inputs and then of the
-targets, and takes 8 bytes for each token while it is there, and 32 more for an id above 256.
+a Python list of the rows, as loaders do whose tokenizer returns one; it is made first, and takes 8 bytes for each token
+while it is there, and 32 more for an id above 256.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 from strategies.data.windows import list_of_views, python_lists
 from strategies.data.windows.strided_view import indexed
 
 
 def on_any(parts: Parts, of_list: bool = False) -> Parts:
-    return indexed(parts, lambda rows, source: copied(rows, source, of_list))
+    if not of_list:
+        return indexed(parts, lambda rows, source: copied(list_of_views.slices(rows, source), rows, source))
+
+    def windows(parts: Parts, source: Source) -> Windows:
+        x_windows, y_windows = python_lists.of_one_list(source)
+        x_NW, y_NW = copied(x_windows, source.inputs, source), copied(y_windows, source.targets, source)
+
+        def batch(indices_B: Any) -> tuple[Any, Any]:
+            indices_B = source.checked(indices_B)
+            return x_NW[indices_B], y_NW[indices_B]
+
+        return Windows(source, batch)
+
+    return replace(parts, windows=windows)
 
 
-def copied(rows: Any, source: Source, of_list: bool = False) -> Any:
-    """Copy all windows [N, W ...] into one array, integers as int32."""
+def copied(windows: Iterable[Any], rows: Any, source: Source) -> Any:
+    """Copy all windows of rows into one array [N, W ...], integers as int32."""
     import numpy as np
 
     dtype = np.int32 if rows.dtype.kind in "iu" else rows.dtype
     rows_NW = np.empty((source.count, source.window, *rows.shape[1:]), dtype)
-    for index, window in enumerate(list_of_views.slices(rows.tolist() if of_list else rows, source)):
+    for index, window in enumerate(windows):
         rows_NW[index] = window
     return rows_NW
 
@@ -34,8 +49,10 @@ def holds(extent: Extent, of_list: bool = False) -> Held:
         return Held(windows=windows)
     rows, labels, supposes = python_lists.objects(extent)
     inputs, targets = (extent.rows * (python_lists.SLOT + size) for size in (rows, labels))
-    copied_targets = extent.count * extent.window * max(4, extent.target_bytes or extent.input_bytes)
-    return Held(windows=windows, making=max(inputs - copied_targets, targets), supposes=supposes)
+    if not extent.target_bytes:
+        return Held(windows=windows, making=inputs, supposes=supposes)
+    copied_targets = extent.count * extent.window * max(4, extent.target_bytes)
+    return Held(windows=windows, making=max(inputs + targets - copied_targets, targets), supposes=supposes)
 
 
 @hookimpl

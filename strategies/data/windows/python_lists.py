@@ -1,15 +1,16 @@
 """Keep every window as a Python list; pay 8 bytes per slot, and 32 more per int above 256.
 
-Peak, for tokens: 2 n ints for inputs and targets, plus 2 N W slots of 8 bytes, as the windows share the ints.
-Without `shared` each window has ints of its own: 2 N W (32 + 8). A frame of F features is a list of 64 + 40 F bytes,
-here of float32. A negative control: many loaders are written so.
+Peak, for tokens: n ints, plus 2 N W slots of 8 bytes: inputs and targets are slices of one list and share its ints,
+where a target is the next token. Without `shared` each window has ints of its own: 2 N W (32 + 8). A frame of F
+features is a list of 64 + 40 F bytes, here of float32. A negative control: many loaders are written so.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 from strategies.data.windows.list_of_views import slices
-from strategies.data.windows.strided_view import indexed
 
 LIST, SLOT, INT, FLOAT = 64, 8, 32, 32  # bytes of CPython's objects, which come in multiples of 16
 KEPT_INTS = 257  # CPython keeps the ints from 0 to 256, once
@@ -17,23 +18,37 @@ SUPPOSED = "each id is counted as an int of its own, and the values decide how m
 
 
 def on_any(parts: Parts, shared: bool = True) -> Parts:
-    def lists(rows: Any, source: Source) -> list[Any]:
+    def windows(parts: Parts, source: Source) -> Windows:
         if shared:
-            return list(slices(rows.tolist(), source))
-        return [view.tolist() for view in slices(rows, source)]
+            x_N, y_N = map(list, of_one_list(source))
+        else:
+            x_N, y_N = ([view.tolist() for view in slices(rows, source)] for rows in (source.inputs, source.targets))
 
-    def pick(lists_N: list[Any], indices_B: Any) -> Any:
-        import numpy as np
+        def batch(indices_B: Any) -> tuple[Any, Any]:
+            import numpy as np
 
-        return np.array([lists_N[index] for index in indices_B.tolist()])
+            chosen = source.checked(indices_B).tolist()
+            return np.array([x_N[index] for index in chosen]), np.array([y_N[index] for index in chosen])
 
-    return indexed(parts, lists, pick)
+        return Windows(source, batch)
+
+    return replace(parts, windows=windows)
+
+
+def of_one_list(source: Source) -> tuple[Iterator[Any], Iterator[Any]]:
+    """Yield the windows of inputs, and those of targets, as slices of one list: of two, if they are no shift apart."""
+    joined = source.joined
+    if joined is None:
+        return slices(source.inputs.tolist(), source), slices(source.targets.tolist(), source)
+    rows = joined.tolist()
+    return slices(rows, source), slices(rows, source, first=1)
 
 
 def holds(extent: Extent, shared: bool = True) -> Held:
     row, label, supposes = objects(extent)
     windows = extent.count * 2 * (SLOT + LIST + SLOT * extent.window)
-    of_rows = (row + label) * (extent.rows if shared else extent.count * extent.window)
+    apart = label if extent.target_bytes else 0  # else a target is an object of the inputs
+    of_rows = (row + apart) * extent.rows if shared else (row + label) * extent.count * extent.window
     return Held(
         windows=windows + of_rows,
         making=SLOT * extent.rows if shared else 0,

@@ -34,10 +34,11 @@ def commit(root: Path) -> str:
     return git(root, "rev-parse", "HEAD")
 
 
-def test_what_a_file_says_of_itself_changes_nothing(project: Path) -> None:
+def test_what_a_file_says_of_itself_or_states_for_predictions_changes_nothing(project: Path) -> None:
     before = git(project, "rev-parse", "HEAD")
     file = project / "harness" / "worker" / "memory.py"
-    file.write_text('"""Says something else, with a comment."""\n\n# why\nPEAK   =  1\n')
+    stated = "def holds(extent):\n    return 2\n"
+    file.write_text(f'"""Says something else, with a comment."""\n\n# why\nPEAK   =  1\n\n{stated}')
     (project / "harness" / "report").mkdir()
     (project / "harness" / "report" / "table.py").write_text("ROWS = 2\n")
     assert history.changed(before, ()) == ()
@@ -137,3 +138,16 @@ def test_what_measures_uses_nothing_that_is_said_to_predict(name: str) -> None:
 def test_every_file_that_is_said_to_predict_or_to_check_is_there() -> None:
     for pattern in (*history.PREDICTING, *history.CHECKING):
         assert list(history.ROOT.glob(pattern)), pattern
+
+
+def test_nothing_that_runs_asks_what_is_stated() -> None:
+    functions = {
+        (path.name, function.name)
+        for path in (history.ROOT / "strategies").rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and node.attr == "holds"
+    }
+    assert ("automatic.py", "holds") in functions, "calls were read"
+    assert {name for _, name in functions} == {"holds"}

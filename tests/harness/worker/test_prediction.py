@@ -4,8 +4,10 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 from harness import Place
@@ -347,13 +349,43 @@ def test_a_table_that_stays_on_the_cpu_ends_what_is_predicted_for_a_gpu(tmp_path
 def test_windows_in_order_touch_fewer_pages_of_a_mapped_file_than_shuffled_ones():
     loaded, extent = plugins.load(), Extent(4_000_000, 2, 0, window=128, stride=128, batch=64)
 
-    def resident(*names, **changes):
+    def held(*names, extent=extent, **changes):
         (case,) = task("predict", "torch/cpu", names, shape=SHAPE | changes).cases
-        return prediction.host_peaks(loaded, case, extent).resident
+        return prediction.host_peaks(loaded, case, extent)
 
-    in_order = resident("mapped")
-    assert in_order == 3 * 64 * 128 * 2 + 2 * 65536
-    assert resident("mapped", shuffle=True) == extent.base, (
-        "a page and those around it for each window, of all there are"
-    )
-    assert resident("mapped", "bijective_shuffle") == extent.base
+    in_order = held("mapped")
+    assert in_order.resident == 3 * 64 * 128 * 2 + 2 * 65536
+    assert in_order.reclaimable == 2 * ((2 << 20) - 65536)
+    pieces = np.random.default_rng(0).integers(0, extent.base, (100, 3 * 64))
+    covered = np.mean([np.unique(row // 65792).size * 65792 for row in pieces])
+    for shuffled in (held("mapped", shuffle=True), held("mapped", "bijective_shuffle")):
+        assert shuffled.resident == pytest.approx(covered, rel=0.02)
+        assert shuffled.resident + shuffled.reclaimable == extent.base, "the kernel may map whole folios"
+    more = held("mapped", shuffle=True, extent=replace(extent, steps=24))
+    assert shuffled.resident < 0.9 * extent.base < more.resident
+
+
+def test_the_batches_that_a_case_will_read_decide_what_is_mapped_of_its_file():
+    frames = {"frames": 100_000, "features": 64, "window": 32, "batch": 16, "width": 16, "classes": 4, "shuffle": True}
+    (decoder,) = task("predict", "torch/cpu", ("mapped",)).cases
+    case = decoder.model_copy(update={"workload": "temporal", "shape": frames})
+
+    def peaks(batches):
+        asked = task("predict", "torch/cpu", (), batches=batches).model_copy(update={"cases": (case,)})
+        (record,) = runner.run(asked, 1, 120.0)
+        return {phase.name: phase.peak_bytes for phase in record.prediction.predicted_phases}
+
+    few, many = peaks(2), peaks(24)
+    assert few["batches"] < many["batches"] and few["init"] < many["init"] and few["source"] == many["source"]
+
+
+def test_windows_of_narrow_rows_are_narrow():
+    loaded, extent = plugins.load(), Extent(100_000, 4 * 64, 4, window=32, stride=1, batch=16)
+
+    def windows(*names):
+        case = task("predict", "torch/cpu", names).case
+        return prediction.host_peaks(loaded, case, extent).peaks["windows"]
+
+    narrow, wide = windows("float16_rows", "numpy_copy"), windows("numpy_copy")
+    assert narrow == windows("numpy_copy", "float16_rows"), "whichever comes first"
+    assert wide - narrow == 100_000 * 2 * 64 + extent.count * 32 * 2 * 64

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import Extent, Parts, Place, RowsOnDisk, available_bytes
+from harness import Extent, Parts, Place, RowsOnDisk, Source, available_bytes
 from harness.contract import plugins
 from harness.machine.memory import read
 from harness.records.task import FrameFile
@@ -15,6 +15,7 @@ from harness.workloads.data import rows
 from harness.workloads.data.frames import drawn
 from strategies.data import automatic
 from strategies.data.rows import streaming
+from strategies.data.windows import list_of_views, numpy_copy
 
 STRATEGIES = plugins.load().strategies
 EXACT = ["mapped", "pread", "streaming", "automatic"]
@@ -285,6 +286,14 @@ def test_automatic_does_what_it_notes(corpus, available_gib, eager, mapped, copi
     assert parts.notes["choice"].startswith("mapped rows" if mapped else "rows in memory")
     source = parts.source(parts)
     assert isinstance(source.inputs, np.memmap) == mapped
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "uint16", "int64"])
+def test_automatic_chooses_by_the_bytes_of_the_copies_that_are_made(dtype):
+    inputs, labels = np.ones((90, 3), dtype), np.ones(90, np.int64)
+    source = Source(inputs, labels, window=8, stride=2, batch=4)
+    copies = [numpy_copy.copied(list_of_views.slices(each, source), each, source) for each in (inputs, labels)]
+    assert automatic._copies(source) == sum(copy.nbytes for copy in copies)
 
 
 def test_automatic_takes_no_other_word_for_its_way(corpus):

@@ -190,8 +190,8 @@ def test_a_copy_holds_two_int32_arrays_of_all_windows():
 def test_lists_hold_a_slot_per_token_of_each_window_and_share_the_ints():
     source = tokens(1 << 14, 64, 2)
     per_window = 56 + 8 * 64  # a list and its slots
-    # n tokens as ints of 28 bytes and slots of 8, for inputs and for targets; a slot for each window as well
-    due = 2 * len(source.inputs) * (28 + 8) + 2 * source.count * (per_window + 8)
+    # n tokens as ints of 28 bytes and slots of 8, which inputs and targets share; a slot for each window as well
+    due = len(source.inputs) * (28 + 8) + 2 * source.count * (per_window + 8)
     bytes_held, peak = traced_bytes("python_lists", source)
     without_sharing = due + 2 * source.count * 64 * 28
     assert without_sharing > 3 * due
