@@ -3,12 +3,14 @@
 import fcntl
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,19 +60,34 @@ class Reported:
 
 
 @pytest.fixture(scope="session")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> Reported:
-    """Report on all committed results: it takes half a minute, so one process of the tests does it for all."""
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], Any]], Any]:
+    """Make a thing by its name in one process of the tests for all of them; it is given a folder of its own."""
     base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if worker else base) / "reported"
-    shared.mkdir(exist_ok=True)
+
+    def make(name: str, made_in: Callable[[Path], Any]) -> Any:
+        shared = (base.parent if worker else base) / name
+        shared.mkdir(exist_ok=True)
+        with (shared / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            made = shared / "made.pickle"
+            if not made.exists():
+                made.write_bytes(pickle.dumps(made_in(shared)))
+        return pickle.loads(made.read_bytes())
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reported(once: Callable[[str, Callable[[Path], Any]], Any]) -> Reported:
+    """Report on all committed results: it takes half a minute, so one process of the tests does it for all."""
+    return once("reported", report_within)
+
+
+def report_within(shared: Path) -> Reported:
     names = ["README.md", "docs/tables.md", "RESULTS.md"]
     names += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "results").glob("*/README.md"))
     made = Reported(shared / "made", shared / "tracked" / "results", shared / "page.html", tuple(names))
-    with (shared / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (shared / "done").exists():
-            report_on(made)
-            (shared / "done").touch()
+    report_on(made)
     return made
 
 

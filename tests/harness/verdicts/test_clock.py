@@ -32,8 +32,11 @@ def shape(clock):
 
 
 @pytest.fixture(scope="module")
-def with_looks(clock, shape):
-    return clock.simulate(clock.resampled(shape, [0.05]), LOOKS, 1000)  # of 100 groups a rate of 3 % may show as 8 %
+def with_looks(clock, shape, once):
+    def simulated(folder):
+        return clock.simulate(clock.resampled(shape, [0.05]), LOOKS, 1000)  # of 100 groups a rate of 3 % may be 8 %
+
+    return once("with_looks", simulated)
 
 
 def test_words_are_rarely_false_and_intervals_cover(with_looks):
