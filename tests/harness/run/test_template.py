@@ -232,3 +232,18 @@ def test_many_predictions_load_once_what_a_workload_takes_long_to_load_and_measu
     with template.kept():
         assert loaded_for("memory", 1) == 0
         assert loaded_for("predict", 2) == 1
+
+
+def test_what_is_imported_late_is_there_and_garbage_is_searched_for_again(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text('{"kind": "predict", "cases": [{"workload": "mine"}]}')
+    program = (
+        "import gc, sys\n"
+        "from types import SimpleNamespace as Made\n"
+        "from harness.worker import template\n"
+        "loaded = Made(workloads={'mine': Made(imports=('no_such_module', 'colorsys'))})\n"
+        f"template._import_more({str(spec)!r}, loaded)\n"
+        "print('colorsys' in sys.modules, gc.isenabled(), gc.get_freeze_count() > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "True"]
