@@ -122,6 +122,8 @@ class Windows:
 
 IGNORED = -100
 """The target that carries no loss."""
+SMALL_INTS = 257
+"""CPython has each int from 0 to 256 once; every int above is an object of its own."""
 DATA = ("tokens", "frames", "documents")
 """What a workload may read, and a strategy of data may be for."""
 FEEDS = ("same", "arranged", "rounded", "reordered", "other")
@@ -135,8 +137,9 @@ class Extent:
 
     `rows` is n, the bytes are those of one row as stored (of the targets 0 where they are a view of the inputs),
     `steps` the batches that will be read, `values` how many values a token may have, 0 where that is not known, and
-    `in_order` whether the windows are read one after the other. `around` are the bytes of its file that one page fault
-    maps, as was seen of it; 0 where there is no file yet.
+    `in_order` whether the windows are read one after the other. `small_ints` is the share of the tokens below
+    SMALL_INTS, None where that is not known. `around` are the bytes of its file that one page fault maps, as was seen
+    of it; 0 where there is no file yet.
     """
 
     rows: int
@@ -148,6 +151,7 @@ class Extent:
     steps: int = 3
     backend: str = ""
     values: int = 0
+    small_ints: float | None = None
     in_order: bool = True
     around: int = 0
 

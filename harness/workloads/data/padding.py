@@ -69,7 +69,17 @@ def extent(shape: Any, corpus: Any, steps: int) -> Extent:
     item = np.dtype(corpus.dtype).itemsize if corpus is not None else 4
     window = min(shape.tokens, ids - 1)
     targets = 4 if shape.ignored else 0
-    return Extent(ids - 1, item, targets, window, window, shape.batch, steps, values=shape.vocabulary)
+    return Extent(
+        ids - 1,
+        item,
+        targets,
+        window,
+        window,
+        shape.batch,
+        steps,
+        values=shape.vocabulary,
+        small_ints=rows.small_ints(shape, corpus),
+    )
 
 
 def drawn_lengths(shape: Any, seed: int) -> Any:

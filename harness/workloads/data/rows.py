@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from harness.contract.data import IGNORED, Extent, Source, Windows
+from harness.contract.data import IGNORED, SMALL_INTS, Extent, Source, Windows
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.workloads.data import frames
+
+BLOCK, BLOCKS = 1 << 12, 1 << 8  # ids of a block, and the blocks that are read of a file to know its values
 
 
 def data_parts(shape: Any, place: Place, corpus: Any, source: Callable[[Parts], Source]) -> Parts:
@@ -65,8 +67,34 @@ def token_extent(shape: Any, corpus: Any, steps: int) -> Extent:
     """Return the sizes of a source of token ids: the targets are a view of the inputs unless some are ignored."""
     rows = corpus.tokens if corpus is not None else _drawn_rows(shape)
     item = np.dtype(corpus.dtype).itemsize if corpus is not None else 4
-    targets, values = 4 if shape.ignored else 0, shape.vocabulary
-    return Extent(rows - 1, item, targets, shape.tokens, shape.step, shape.batch, steps, values=values)
+    return Extent(
+        rows - 1,
+        item,
+        4 if shape.ignored else 0,
+        shape.tokens,
+        shape.step,
+        shape.batch,
+        steps,
+        values=shape.vocabulary,
+        small_ints=small_ints(shape, corpus),
+    )
+
+
+def small_ints(shape: Any, corpus: Any) -> float | None:
+    """Return the share of ids below SMALL_INTS: of those in the file of a corpus, or of those that are drawn.
+
+    Of a long file blocks that lie evenly over it are read; None where there is no file to read.
+    """
+    if corpus is None:
+        weights = 1.0 / np.arange(1, shape.vocabulary + 1)
+        return float(weights[:SMALL_INTS].sum() / weights.sum())
+    try:
+        ids_N = np.load(corpus.path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    blocks = np.linspace(0, max(0, len(ids_N) - BLOCK), BLOCKS).astype(int)
+    starts = blocks if len(ids_N) > BLOCK * BLOCKS else np.arange(0, len(ids_N), BLOCK)
+    return float(np.mean(np.concatenate([ids_N[start : start + BLOCK] < SMALL_INTS for start in starts])))
 
 
 def frame_source(parts: Parts, seed: int) -> Source:

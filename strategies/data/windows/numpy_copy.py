@@ -50,9 +50,9 @@ def holds(extent: Extent, of_list: bool = False) -> Held:
     rows, labels, supposes = python_lists.objects(extent)
     inputs, targets = (extent.rows * (python_lists.SLOT + size) for size in (rows, labels))
     if not extent.target_bytes:
-        return Held(windows=windows, making=inputs, supposes=supposes)
+        return Held(windows=windows, making=int(inputs), supposes=supposes)
     copied_targets = extent.count * extent.window * max(4, extent.target_bytes)
-    return Held(windows=windows, making=max(inputs + targets - copied_targets, targets), supposes=supposes)
+    return Held(windows=windows, making=int(max(inputs + targets - copied_targets, targets)), supposes=supposes)
 
 
 @hookimpl

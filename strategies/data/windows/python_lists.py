@@ -13,7 +13,6 @@ from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
 from strategies.data.windows.list_of_views import slices
 
 LIST, SLOT, INT, FLOAT = 64, 8, 32, 32  # bytes of CPython's objects, which come in multiples of 16
-KEPT_INTS = 257  # CPython keeps the ints from 0 to 256, once
 SUPPOSED = "each id is counted as an int of its own, and the values decide how many are: those below 257 exist once"
 
 
@@ -50,23 +49,24 @@ def holds(extent: Extent, shared: bool = True) -> Held:
     apart = label if extent.target_bytes else 0  # else a target is an object of the inputs
     of_rows = (row + apart) * extent.rows if shared else (row + label) * extent.count * extent.window
     return Held(
-        windows=windows + of_rows,
+        windows=int(windows + of_rows),
         making=SLOT * extent.rows if shared else 0,
         batches=extent.batch * extent.window * 8 * (max(1, _features(extent)) + 1),
         supposes=supposes,
     )
 
 
-def objects(extent: Extent) -> tuple[int, int, str]:
-    """Return the bytes of a row of inputs and of one of targets as objects, without their slots, and the assumption.
+def objects(extent: Extent) -> tuple[float, float, str]:
+    """Return the mean bytes of a row of inputs and of one of targets as objects, without slots, and the assumption.
 
-    Labels of frames, and tokens of few values, are ints that CPython keeps anyway.
+    Labels of frames, and small tokens, are ints that CPython has anyway.
     """
     if features := _features(extent):
         return LIST + features * (SLOT + FLOAT), 0, ""
-    if extent.input_bytes == 1 or 0 < extent.values <= KEPT_INTS:
-        return 0, 0, ""
-    return INT, INT, SUPPOSED
+    if extent.small_ints is None:
+        return INT, INT, SUPPOSED
+    large = INT * (1 - extent.small_ints)
+    return large, large, ""
 
 
 def _features(extent: Extent) -> int:

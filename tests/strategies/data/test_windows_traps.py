@@ -15,6 +15,7 @@ import pytest
 
 from harness import Extent, Parts, Place, Source
 from harness.contract import plugins
+from harness.contract.data import SMALL_INTS
 from harness.workloads.data.rows import plain_windows
 
 STRATEGIES = {
@@ -310,13 +311,14 @@ def test_impossible_knobs_are_refused():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("kind", ["tokens", "tokens of 256 values", "frames"])
+@pytest.mark.parametrize("kind", ["tokens", "tokens of 256 values", "tokens of 600 values", "frames"])
 def test_lists_hold_what_they_say(kind, shared):
     """Python hands out small objects in multiples of 16 bytes, of which tracemalloc sees what was asked for."""
-    kind, _, few = kind.partition(" of ")
+    kind, _, values = kind.partition(" of ")
     source = source_of(kind, **SMALL[kind])
-    if few:
-        source = replace(source, inputs=source.inputs % 256, targets=source.targets % 256)
+    if values:
+        ids = source.joined % (256 if values == "256 values" else 600)
+        source = replace(source, inputs=ids[:-1], targets=ids[1:])
     windows_of("python_lists", source_of(kind), "torch")
     tracemalloc.start()
     try:
@@ -325,7 +327,8 @@ def test_lists_hold_what_they_say(kind, shared):
     finally:
         tracemalloc.stop()
     assert len(windows) == source.count
-    extent = replace(extent_of(source), values=256 if few else 60_000)
+    small = None if kind == "frames" else float((source.inputs < SMALL_INTS).mean())
+    extent = replace(extent_of(source), small_ints=small)
     says = STRATEGIES["python_lists"].holds(extent, shared=shared)
     assert traced_bytes == pytest.approx(says.windows, rel=0.05)
 
