@@ -58,7 +58,7 @@ def warm(place: Place) -> None:
 
     They are kept for the life of the process, and a product that needs larger ones takes new ones beside them: in an
     order that grows, 33 MiB on two threads. After 1024 x 384 with 384 x 8192, the least of those tried that takes the
-    largest, they grow by less than 1 MiB more. Products in bfloat16 keep something else, see `torch_memory.KERNEL`.
+    largest, they grow by less than 1 MiB more. Products in bfloat16 keep something else, see `torch_kernels`.
     """
     left, right = torch.ones(1024, 384, device=place.device), torch.ones(384, 8192, device=place.device)
     left @ right
@@ -232,7 +232,7 @@ def predict(
     with pretended(ranks):
         if place.device == "cuda":
             return torch_cuda.run(build, batch, steps, environment)
-        return torch_memory.run(build, batch, source_bytes, steps)
+        return torch_memory.run(build, batch, source_bytes, steps, environment)
 
 
 @contextmanager

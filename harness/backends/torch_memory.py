@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from harness.backends import Batch, Incomplete
 from harness.backends.ledger import Ledger, Maker
 from harness.backends.torch_flops import Work
+from harness.backends.torch_kernels import CAPACITY, VARIABLE, Kernels
 from harness.backends.torch_operators import Operators
 from harness.backends.torch_turns import Turns
 from harness.contract import kinds
@@ -47,15 +48,13 @@ An empirical figure in float32: it brings 54.5 MiB predicted of 63.1 measured (o
 (four layers) to within 2 %. The nominal workspace is three times that, of which a part is never touched.
 """
 
-
-KERNEL = 9 << 16
-"""Bytes that oneDNN keeps of each product in bfloat16 with sizes of its own: the kernel that it wrote for it, 0.56 MiB.
-
-An empirical figure: the resident memory grows by 0.5 to 0.6 MiB at the first call of each size and stays.
-"""
-PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm}
 COPYING = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")
 """Collectives of which gloo, the CPU's library, makes a copy of the whole while they run."""
+ENOUGH = 2
+"""Steps after which nothing more is taken: the moments appear in the first update, and the second has everything.
+
+The kernels of a mixture of experts are the exception: see `torch_kernels`.
+"""
 DEVICE = torch.ops.prim.device.default
 ADD, ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 ENGINE = "_engine_run_backward"
@@ -77,7 +76,7 @@ HELP: dict[type[Exception], str] = {
 class LiveStorage(TorchDispatchMode):
     """Follow the bytes of all storages that operators return, and the peak within each phase."""
 
-    def __init__(self, source_bytes: int = 0) -> None:
+    def __init__(self, source_bytes: int = 0, kernels: int = CAPACITY) -> None:
         super().__init__()
         self.live = source_bytes
         self.run_operator: Callable[[Any, Any, Any], Any] = lambda func, args, kwargs: func(*args, **kwargs)
@@ -89,7 +88,8 @@ class LiveStorage(TorchDispatchMode):
         self._operator = ""
         self._top, self._top_at = -1, 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._kernels: set[Any] = set()
+        self._kernels = Kernels(kernels)
+        self._kept = 0
         self._alone = _holders_of_first_gradient()
 
     def enter(self, name: str | None) -> None:
@@ -143,8 +143,7 @@ class LiveStorage(TorchDispatchMode):
 
     def _returned(self, func: Any, args: Any, result: Any) -> None:
         """Count what an operator returned, and what the libraries of the CPU keep behind it."""
-        if func._overloadpacket in PRODUCTS and result.dtype == torch.bfloat16:
-            self._keep_kernel(func, args)
+        self.live += self._kernels.added(func, args, result)
         if func._schema.name in COPYING:
             self._pass_through(max(leaf.untyped_storage().nbytes() for leaf in args[:2]))
         if func is torch.ops.aten.mkldnn_rnn_layer.default:
@@ -199,12 +198,10 @@ class LiveStorage(TorchDispatchMode):
         """Return the bytes whose peak is wanted."""
         return self.live
 
-    def _keep_kernel(self, func: Any, args: Any) -> None:
-        """Count once what the library of the CPU keeps for a product of these sizes."""
-        key = (func, *((leaf.shape, leaf.stride()) for leaf in args if isinstance(leaf, torch.Tensor)))
-        if key not in self._kernels:
-            self._kernels.add(key)
-            self.live += KERNEL
+    def grew(self) -> bool:
+        """Check whether the library has kept more since this was asked last."""
+        before, self._kept = self._kept, self._kernels.bytes
+        return self._kept > before
 
     def name(self, members: Mapping[str, list[Any]]) -> None:
         """Say of which kind the storages of these tensors are."""
@@ -251,9 +248,12 @@ def _holders_of_first_gradient() -> tuple[int, int] | None:
     return seen[0] if seen else None
 
 
-def run(build: Callable[[], Parts], batch: Batch, source_bytes: int, steps: int) -> Forecast:
-    """Return the peak bytes of each phase of `steps` steps, those of the source included, and the last one's work."""
-    return traced(build, batch, steps, LiveStorage(source_bytes))
+def run(
+    build: Callable[[], Parts], batch: Batch, source_bytes: int, steps: int, environment: Mapping[str, str]
+) -> Forecast:
+    """Return the peak bytes of each phase of so many steps, those of the source included, and the last one's work."""
+    kernels = int(environment.get(VARIABLE, CAPACITY))
+    return traced(build, batch, steps, LiveStorage(source_bytes, kernels))
 
 
 def traced(
@@ -263,8 +263,9 @@ def traced(
     live: LiveStorage,
     pretence: AbstractContextManager[Any] | None = None,
 ) -> Forecast:
-    """Run `steps` steps on fake tensors, whose storages `live` follows; return their peaks and the last one's work.
+    """Run steps on fake tensors, whose storages `live` follows; return their peaks and the last one's work.
 
+    Of `steps` those are run that take more than the ones before.
     `build` makes the parts inside the fake mode, and inside of `pretence`. Raises Incomplete for what a fake
     tensor cannot pass, and whatever the parts raise. A batch of numpy stays real: a step can ask for its values.
     """
@@ -286,11 +287,14 @@ def traced(
                 yield tuple(real or (_ids(size, dtype, device) for size, dtype in batch))  # type: ignore[misc]
 
         without_data = replace(parts, source=_no_data, windows=_no_data, batches=batches)
-        ending = Ending(steps, NoFile()) if getattr(parts.shape, "evaluations", 0) else None
+        least = min(steps, ENOUGH)
+        ending = Ending(least, NoFile()) if getattr(parts.shape, "evaluations", 0) else None
         loop = training(without_data, _step(without_data), live.phase, partial(_name_state, live), ending)
         try:
-            for _ in islice(loop, steps):
+            for done, _ in enumerate(islice(loop, steps if ending is None else least), start=1):
                 last = work.taken()
+                if not live.grew() and done >= least:
+                    break
             if ending is not None:
                 next(loop)
         except tuple(HELP) as error:

@@ -69,8 +69,8 @@ class Task(Value):
 
     `corpora` are the rows that each group of cases reads, None where the workload draws its own. `environment` are
     variables that the strategies set beside those of the harness. With `calls` a prediction lists the work of a step
-    call by call, for those who want its time; `batches` are those that its case will read, None for one a step. A task
-    of time with more than one of `turns` stops itself before each, so that others can have theirs.
+    call by call, for those who want its time. A task of time with more than one of `turns` stops itself before each,
+    so that others can have theirs.
     """
 
     kind: Kind
@@ -86,7 +86,6 @@ class Task(Value):
     reference: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
     calls: bool = False
-    batches: int | None = None
 
     @property
     def case(self) -> Case:

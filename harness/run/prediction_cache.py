@@ -36,7 +36,7 @@ def of_cases(
     names: tuple[str, ...] = (),
     card: str = "",
     calls: bool = False,
-    batches: int | None = None,
+    steps: int = predictions.STEPS,
     **rest: Any,
 ) -> Iterator[tuple[Case, Record]]:
     """Yield each case with its prediction, in no order: from a folder, or as `predictions.of_cases` makes it.
@@ -49,13 +49,13 @@ def of_cases(
         versions = facts.versions() | dict(plugins.versions)
         threads = len(os.sched_getaffinity(0))  # what a library takes within a call follows them
         for case in cases:
-            depends = (corpora.get(case.comparison_key), card, threads, batches, *(["calls"] if calls else []))
+            depends = (corpora.get(case.comparison_key), card, threads, steps, *(["calls"] if calls else []))
             path = stored[case.digest()] = within / f"{key(case, plugins, versions, *depends)}.json"
             if (record := read(path)) is not None:
                 open_.remove(case)
                 yield case, record
     for case, record in predictions.of_cases(
-        open_, corpora, plugins, names, card=card, calls=calls, batches=batches, **rest
+        open_, corpora, plugins, names, card=card, calls=calls, steps=steps, **rest
     ):
         if case.digest() in stored:
             write(stored[case.digest()], record)

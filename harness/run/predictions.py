@@ -14,7 +14,7 @@ from harness.run import runner
 from harness.run.schedule import obstacle
 
 STEPS = 2
-"""Steps of a prediction: the moments appear in the first update, so the second step holds everything."""
+"""Steps of a run whose number nobody says."""
 SECONDS = 300.0
 """What one case may take, at most."""
 
@@ -32,13 +32,13 @@ def of_cases(
     seconds: float = SECONDS,
     calls: bool = False,
     card: str = "",
-    batches: int | None = None,
+    steps: int = STEPS,
 ) -> Iterator[Found]:
     """Yield each case with its prediction, place by place and in no order; `corpora` are the rows by comparison.
 
     With `calls` the work of a step is listed call by call. `card` is the GPU that is compiled for where one must be
-    named: one of `cards.CARDS`, or a name that has it in it. `batches` are those that a case will read, where its data
-    take more the more is read of them; None for two.
+    named: one of `cards.CARDS`, or a name that has it in it. `steps` are those of the run, where it takes more the more
+    batches it reads.
 
     Cases that no machine could run give the reason. Where one ends the process, or takes longer than `seconds`, the
     next ones go on in another.
@@ -54,10 +54,9 @@ def of_cases(
                 folder="",
                 corpora={case.comparison_key: corpora.get(case.comparison_key) for case in share},
                 plugins=names,
-                steps=STEPS,
+                steps=steps,
                 calls=calls,
                 environment={cards.VARIABLE: card} if card else {},
-                batches=batches,
             )
             records = runner.run(task, len(os.sched_getaffinity(0)), seconds, watch)
             ended = next(

@@ -150,7 +150,7 @@ class Session(Bench):
             run_id=self.run_id,
             watch=self.progress.phase,
             seconds=min(predictions.SECONDS, self.plan.suite.timeout_seconds),
-            batches=self.plan.suite.memory_steps,
+            steps=self.plan.suite.memory_steps,
         )
         for case, record in predicted:
             self.keep(record, case, slots[case.digest()])

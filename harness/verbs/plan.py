@@ -144,7 +144,7 @@ def of_cases(
         names,
         card=machine.card,
         calls=calls,
-        batches=plan.suite.memory_steps,
+        steps=plan.suite.memory_steps,
     ):
         records[case.digest()] = record
         on_case(case)

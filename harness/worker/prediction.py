@@ -63,7 +63,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
 
     host = Host({}, 0)
     try:
-        extent = workload.extent(shape, task.corpus, task.batches or task.steps) if workload.extent else None
+        extent = workload.extent(shape, task.corpus, task.steps) if workload.extent else None
         extent = replace(extent, backend=place.backend, around=_around(task, plugins)) if extent is not None else None
         host = host_peaks(plugins, case, extent) if place.device == "cpu" else host
         environment = environment_of(plugins, case)

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from harness.backends.torch_memory import KERNEL, LiveStorage
+from harness.backends.torch_kernels import CAPACITY, KERNEL, different_sizes
+from harness.backends.torch_memory import LiveStorage
 from harness.machine import environment
 
 
@@ -27,6 +29,63 @@ def test_a_kernel_is_counted_once_for_each_size_in_bfloat16_on_the_cpu() -> None
     assert 0.5 <= KERNEL / (1 << 20) <= 0.6, "what was measured"
     assert taken(torch.bfloat16, [64, 64, 128]) == 2 * KERNEL
     assert taken(torch.float32, [64, 128]) == 0
+
+
+def test_no_more_kernels_are_counted_than_the_library_has_room_for() -> None:
+    assert taken(torch.bfloat16, list(range(1, CAPACITY + 50))) == CAPACITY * KERNEL
+
+
+def grouped(dtype: torch.dtype, calls: int, rows: int = 1024, groups: int = 4) -> int:
+    """Return the bytes that products of so many groups are predicted to leave, their results apart."""
+    with FakeTensorMode(), LiveStorage() as live:
+        x, offsets = torch.empty(rows, 64, dtype=dtype), torch.empty(groups, dtype=torch.int32)
+        matrices = torch.empty(groups, 64, 128, dtype=dtype)
+        before = live.live
+        for _ in range(calls):
+            torch._grouped_mm(x, matrices, offs=offsets)
+        return live.live - before
+
+
+def test_the_groups_of_experts_bring_sizes_of_their_own_at_each_call() -> None:
+    assert 3.5 * KERNEL <= grouped(torch.bfloat16, 1) <= 4 * KERNEL
+    assert 6.5 * KERNEL <= grouped(torch.bfloat16, 2) <= 8 * KERNEL, "routing gives other sizes"
+    assert grouped(torch.bfloat16, 9, groups=1) == KERNEL, "all rows are one size"
+
+
+def test_as_many_sizes_differ_as_when_rows_are_routed_at_random() -> None:
+    draw = np.random.Generator(np.random.Philox(key=0))
+    for drawn, rows, groups in ((48, 1024, 4), (96, 1024, 8), (12, 65_536, 2)):
+        routed = [len(np.unique(draw.binomial(rows, 1 / groups, drawn))) for _ in range(300)]
+        assert different_sizes(drawn, rows, groups) == pytest.approx(np.mean(routed), rel=0.03)
+
+
+GROUPS = """
+import re
+from pathlib import Path
+import torch
+
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+
+torch.manual_seed(0)
+x = torch.ones(1024, 64, dtype=torch.bfloat16)
+matrices = torch.ones(4, 64, 128, dtype=torch.bfloat16)
+grown = []
+for step in range(60):
+    before = resident()
+    offsets = torch.bincount(torch.randint(4, (1024,)), minlength=4).cumsum(0).to(torch.int32)
+    torch._grouped_mm(x, matrices, offs=offsets)
+    grown.append(resident() - before)
+print(sum(grown[10:]))
+"""
+
+
+def test_a_process_grows_by_what_is_counted_for_groups() -> None:
+    """Ten calls go before: in the first the library is loaded."""
+    env = {**os.environ, **environment.PINS}
+    done = subprocess.run([sys.executable, "-c", GROUPS], env=env, capture_output=True, text=True, check=True)
+    counted = grouped(torch.bfloat16, 60) - grouped(torch.bfloat16, 10)
+    assert int(done.stdout) == pytest.approx(counted, rel=0.25)
 
 
 PRODUCTS = """
@@ -149,3 +208,28 @@ def test_gloo_copies_the_whole_while_it_gathers_and_scatters() -> None:
 
     assert peak(reduce_scatter, 4096) == 4096 + 2048 + 4096
     assert peak(all_gather, 2048) == 2048 + 4096 + 4096
+
+
+def test_steps_are_run_as_long_as_each_takes_more() -> None:
+    """A step of experts in bfloat16 leaves kernels; one in float32, or of fixed sizes, is as the one before."""
+    from harness import Parts, Place
+    from harness.backends.torch import predict
+
+    def peak(experts: bool, steps: int) -> int:
+        x, matrix = (torch.empty(1024, 64, dtype=torch.bfloat16), torch.empty(64, 128, dtype=torch.bfloat16))
+        ran.append(0)
+
+        def step(parts: Parts, state: torch.Tensor, *batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            ran[-1] += 1
+            if experts:
+                torch._grouped_mm(x, matrix.expand(4, 64, 128), offs=torch.empty(4, dtype=torch.int32))
+            else:
+                x @ matrix
+            return state, torch.zeros(())
+
+        parts = Parts(None, Place("torch", "cpu"), init=lambda parts, seed: torch.zeros(1), step=step)
+        return predict(lambda: parts, parts.place, [((1,), "int32")] * 2, 0, steps).peaks["steady_step"]
+
+    ran: list[int] = []
+    assert peak(False, 8) == peak(False, 2) and ran == [2, 2]
+    assert peak(True, 4) > peak(True, 2) + 4 * KERNEL and ran[2:] == [4, 2]

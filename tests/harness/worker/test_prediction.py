@@ -48,7 +48,7 @@ def task(kind, place, *rows, shape=None, **settings):
         )
         for names in rows
     )
-    return Task(kind=kind, cases=cases, run_id=f"prediction-{kind}", parent=0, folder="", steps=3, **settings)
+    return Task(kind=kind, cases=cases, run_id=f"prediction-{kind}", parent=0, folder="", **{"steps": 3} | settings)
 
 
 @cache
@@ -371,7 +371,7 @@ def test_the_batches_that_a_case_will_read_decide_what_is_mapped_of_its_file():
     case = decoder.model_copy(update={"workload": "temporal", "shape": frames})
 
     def peaks(batches):
-        asked = task("predict", "torch/cpu", (), batches=batches).model_copy(update={"cases": (case,)})
+        asked = task("predict", "torch/cpu", (), steps=batches).model_copy(update={"cases": (case,)})
         (record,) = runner.run(asked, 1, 120.0)
         return {phase.name: phase.peak_bytes for phase in record.prediction.predicted_phases}
 
