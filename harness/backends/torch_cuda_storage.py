@@ -15,7 +15,7 @@ import torch
 from harness.backends.cards import Card
 from harness.backends.cuda_allocator import Allocator, Block
 from harness.backends.cuda_libraries import libraries
-from harness.backends.torch_memory import LiveStorage
+from harness.backends.torch_storage import LiveStorage
 
 aten = torch.ops.aten
 BLAS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten.addbmm, aten.dot, aten.vdot}

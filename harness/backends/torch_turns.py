@@ -1,17 +1,15 @@
 """Watch the turns of a loop in a prediction for torch: the memory they take and give back, the operators they run."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.backends.torch_flops import Work
-
-if TYPE_CHECKING:
-    from harness.backends.torch_memory import LiveStorage
+from harness.backends.torch_storage import LiveStorage
 
 
 class Turns:
     """Compare what happens to memory between two points of time; see `harness.contract.toolkit.turns`."""
 
-    def __init__(self, live: "LiveStorage", work: Work) -> None:
+    def __init__(self, live: LiveStorage, work: Work) -> None:
         self._live, self._work = live, work
 
     def mark(self) -> tuple[int, int, int]:

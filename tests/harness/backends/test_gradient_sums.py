@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from harness.backends import torch_memory  # noqa: E402
-from harness.backends.torch_memory import LiveStorage  # noqa: E402
+from harness.backends import torch_storage  # noqa: E402
+from harness.backends.torch_storage import LiveStorage  # noqa: E402
 
 SIZE = (512, 256)
 
@@ -102,5 +102,5 @@ def test_sums_that_the_step_itself_makes_are_left_as_they_are():
 def test_where_torch_counts_no_holders_each_sum_is_a_third_tensor(monkeypatch):
     live = on_fake(residual)
     assert live.decided[0]
-    monkeypatch.setattr(torch_memory, "_holders_of_first_gradient", lambda: None)
+    monkeypatch.setattr(torch_storage, "_holders_of_first_gradient", lambda: None)
     assert not any(on_fake(residual).decided)

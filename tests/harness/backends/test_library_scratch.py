@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.backends.torch_kernels import CAPACITY, KERNEL, different_sizes
-from harness.backends.torch_memory import LiveStorage
+from harness.backends.torch_storage import LiveStorage
 from harness.machine import environment
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness import Parts, Place
-from harness.backends import torch_memory
+from harness.backends import torch_storage
 from harness.contract import plugins
 from harness.workloads.decoder._torch import RotaryTable
 
@@ -260,7 +260,7 @@ def test_a_pattern_in_which_a_token_does_not_see_itself_is_refused(name, knobs, 
 
 def held(attend, tokens, heads=2, key_heads=2, width=8):
     """The most bytes that torch holds in one forward and backward pass of attention, in float32."""
-    with torch_memory.LiveStorage() as live, live.phase("both"):
+    with torch_storage.LiveStorage() as live, live.phase("both"):
         shapes = [(1, tokens, count, width) for count in (heads, key_heads, key_heads)]
         leaves = [torch.zeros(shape, requires_grad=True) for shape in shapes]
         torch.autograd.grad(attend(*leaves).sum(), leaves)
@@ -269,7 +269,7 @@ def held(attend, tokens, heads=2, key_heads=2, width=8):
 
 def predicted(attend, tokens):
     """The same without any computation."""
-    with torch_memory.FakeTensorMode():
+    with torch_storage.FakeTensorMode():
         return held(attend, tokens)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness import Place, backends
-from harness.backends.torch_memory import LiveStorage
+from harness.backends.torch_storage import LiveStorage
 from harness.contract import place, plugins
 from harness.contract.assembly import assemble
 from harness.records import Applied, Case
