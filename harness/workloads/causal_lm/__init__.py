@@ -94,7 +94,7 @@ def probe(shape: Shape) -> Shape:
 
 def parameters(shape: Shape) -> int:
     """Count the parameters, shared ones once, without making them."""
-    from harness.workloads.causal_lm.cut import cut
+    from harness.workloads.causal_lm.proven import cut
 
     return sum(each.count for each in cut(shape).parameters.values())
 
@@ -107,8 +107,9 @@ def floor(shape: Shape) -> int:
 def on_torch(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     """Build the untouched parts."""
     from harness.workloads.causal_lm._torch import build
+    from harness.workloads.causal_lm.proven import cut
 
-    return build(shape, place, corpus, seed)
+    return build(cut(shape), shape, place, corpus, seed)
 
 
 @hookimpl

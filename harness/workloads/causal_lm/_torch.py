@@ -12,15 +12,15 @@ from harness.contract.data import Source
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.workloads.causal_lm import stand_ins
-from harness.workloads.causal_lm.cut import Cut, cut
+from harness.workloads.causal_lm.cut import Cut
 from harness.workloads.decoder import _torch as decoder
 from harness.workloads.decoder import both
 from harness.workloads.user_model.shared import inner, with_the_decoders
 
 
-def build(shape: Any, place: Place, corpus: Any, seed: int) -> Parts:
+def build(model: Cut, shape: Any, place: Place, corpus: Any, seed: int) -> Parts:
     """Build the untouched parts."""
-    own = parts_of(cut(shape))
+    own = parts_of(model)
     return with_the_decoders(decoder, shape, place, corpus, seed, draw=partial(decoder.draw, seed), **own)
 
 

@@ -1,22 +1,18 @@
-"""Cut a decoder of transformers by itself, and prove on a small one that the parts compute what the whole does.
+"""Cut a decoder of transformers by itself.
 
 A small model of the same architecture is run once with real numbers. What is called in which order says where its
 layers are, which modules follow them, which module of a layer attends and which is its feed part. The model of the size
 that was asked for is then made without values, in which the same modules have the same names.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.contract.plugins import nearest
 from harness.refusal import Refusal
@@ -85,45 +81,6 @@ class Cut:
     parameters: dict[str, Parameter]
     buffers: dict[str, torch.Tensor]
     tied: str | None
-
-
-def cut(shape: Any) -> Cut:
-    """Cut the model of a shape. Raises CutError with the reason where that cannot be done."""
-    return _cut(json.dumps(shape.values()))
-
-
-@cache
-def _cut(values: str) -> Cut:
-    with _disable_current_modes():  # a prediction runs on tensors without numbers
-        read = json.loads(values)
-        anatomy = proven(json.dumps(_small(read)))
-        with without_values():
-            model = made(read, stand_ins.ATTENTION)
-        return pieces(model, anatomy)
-
-
-def _small(values: configs.Values) -> configs.Values:
-    changes = configs.small(values, configs.of(values, "max_position_embeddings"))
-    cap = float(values.get("final_logit_softcapping") or 0.0)
-    return configs.with_sizes({**values, **changes}, max(2, configs.period(values)), 61, cap)
-
-
-@cache
-def proven(values: str) -> Anatomy:
-    """Look at a small model and compare what its parts compute with what it computes; raise CutError if they differ."""
-    from harness.workloads.causal_lm.proof import difference
-
-    read = json.loads(values)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = made(read, "eager")
-    anatomy = anatomy_of(model)
-    copy = deepcopy(model)
-    copy.set_attn_implementation(stand_ins.ATTENTION)
-    fault = difference(model, pieces(copy, anatomy))
-    if fault is not None:
-        raise CutError(f"the architecture '{read['model_type']}' cannot be cut into layers: {fault}")
-    return anatomy
 
 
 def made(values: configs.Values, attention: str) -> Any:

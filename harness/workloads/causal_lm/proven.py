@@ -1,0 +1,50 @@
+"""The cut of a shape, once a small model of its architecture has proven that the parts compute what the whole does."""
+
+import json
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from harness.workloads.causal_lm import configs, stand_ins
+from harness.workloads.causal_lm.cut import Anatomy, Cut, CutError, anatomy_of, made, pieces, without_values
+from harness.workloads.causal_lm.proof import difference
+
+
+def cut(shape: Any) -> Cut:
+    """Cut the model of a shape. Raises CutError with the reason where that cannot be done."""
+    return _cut(json.dumps(shape.values()))
+
+
+@cache
+def _cut(values: str) -> Cut:
+    with _disable_current_modes():  # a prediction runs on tensors without numbers
+        read = json.loads(values)
+        anatomy = proven(json.dumps(_small(read)))
+        with without_values():
+            model = made(read, stand_ins.ATTENTION)
+        return pieces(model, anatomy)
+
+
+def _small(values: configs.Values) -> configs.Values:
+    changes = configs.small(values, configs.of(values, "max_position_embeddings"))
+    cap = float(values.get("final_logit_softcapping") or 0.0)
+    return configs.with_sizes({**values, **changes}, max(2, configs.period(values)), 61, cap)
+
+
+@cache
+def proven(values: str) -> Anatomy:
+    """Look at a small model and compare what its parts compute with what it computes; raise CutError if they differ."""
+    read = json.loads(values)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = made(read, "eager")
+    anatomy = anatomy_of(model)
+    copy = deepcopy(model)
+    copy.set_attn_implementation(stand_ins.ATTENTION)
+    fault = difference(model, pieces(copy, anatomy))
+    if fault is not None:
+        raise CutError(f"the architecture '{read['model_type']}' cannot be cut into layers: {fault}")
+    return anatomy
