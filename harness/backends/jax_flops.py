@@ -19,7 +19,7 @@ UPDATES = {"scatter": 2, "scatter-add": 2, "scatter_add": 2, "dynamic_update_sli
 MATERIALISED = {
     "dot_general", "conv_general_dilated", "gather", "scatter", "scatter-add", "scatter_add", "dynamic_update_slice",
     "concatenate", "sort", "cumsum", "reduce_sum", "reduce_max", "reduce_min", "argmax", "argmin", "transpose", "pad",
-    "dynamic_slice", "slice", "top_k",
+    "dynamic_slice", "slice", "top_k", "pallas_call",
 }  # fmt: skip
 
 
@@ -60,7 +60,12 @@ def _of(program: Jaxpr, times: int) -> Iterator[Operations]:
 
 
 def _programs(equation: Any) -> Iterator[Jaxpr]:
-    """Yield the programs that an operation runs: the body of a scan, the branches of a condition."""
+    """Yield the programs that an operation runs: the body of a scan, the branches of a condition.
+
+    None of a kernel: between what it reads and what it writes nothing moves.
+    """
+    if equation.primitive.name == "pallas_call":
+        return
     for value in equation.params.values():
         for each in value if isinstance(value, tuple | list) else (value,):
             if isinstance(each, ClosedJaxpr):

@@ -42,8 +42,14 @@ def on_jax(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
     """Replace the loss by one `jax.custom_vjp`."""
     from strategies.loss.fused_loss._jax import fused_loss
 
+    kernel: Any = None
+    if parts.place.device == "cuda":
+        from strategies.loss.fused_loss import _pallas
+
+        kernel = _pallas.differentiated
+
     def loss(parts: Any, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
-        return fused_loss(x_BTD, w_VD, y_BT, chunk, ignore_index, Objective.of(parts.shape))
+        return fused_loss(x_BTD, w_VD, y_BT, chunk, ignore_index, Objective.of(parts.shape), kernel)
 
     return replace(parts, loss=loss)
 

@@ -2,9 +2,10 @@
 
 The scan carries the loss and the float32 weight gradient and emits the hidden states' gradient, chunk after
 chunk. In a Python loop XLA would be free to keep every chunk's logits alive. Rows that do not fill the last
-chunk are padded with ignored targets.
+chunk are padded with ignored targets. On a GPU the rows of a chunk go through a kernel, see `_pallas`.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,11 @@ from strategies.loss.fused_loss import HALF
 
 Array = jax.Array
 PLAIN = Objective()
+ROWS = 2048
+"""Rows of a chunk where a kernel differentiates them: each chunk reads and writes the weight's gradient."""
+TYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+"""Types of logits that a kernel takes."""
+Kernel = Callable[[Array, Array, int, Objective, bool], tuple[Array, Array, Array]]
 
 
 def chunk_rows(V: int, gradient_bytes: int) -> int:
@@ -32,12 +38,14 @@ def fused_loss(
     chunk: int = 0,
     ignore_index: int = IGNORED,
     objective: Objective = PLAIN,
+    kernel: Kernel | None = None,
 ) -> Array:
     """Return the mean loss of the logits `x @ w.T` against `y`, in float32 (float64 for float64 inputs).
 
     `x_BTD` is [..., D], `w_VD` [V, D], `y_BT` [...] of any integer type; the other arguments are
     static. The mean is over targets other than `ignore_index`, NaN if there are none. `chunk` rows of logits
-    are alive at once, 0 chooses. Raises ValueError for shapes that do not agree or a negative chunk, and
+    are alive at once, 0 chooses. `kernel` differentiates rows of logits in their place, as `_pallas.differentiated`
+    does; None leaves that to XLA. Raises ValueError for shapes that do not agree or a negative chunk, and
     TypeError when differentiated forward.
     """
     if w_VD.ndim != 2 or x_BTD.shape[-1] != w_VD.shape[1] or x_BTD.shape[:-1] != y_BT.shape:
@@ -47,24 +55,28 @@ def fused_loss(
         )
     if chunk < 0:
         raise ValueError(f"fused_loss: chunk is {chunk}, but must be a number of rows, or 0 to choose.")
-    return _fused_loss(chunk, ignore_index, objective, x_BTD, w_VD, y_BT)
+    return _fused_loss(chunk, ignore_index, objective, kernel, x_BTD, w_VD, y_BT)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _fused_loss(chunk: int, ignore_index: int, objective: Objective, x_BTD: Array, w_VD: Array, y_BT: Array) -> Array:
-    return _loss_and_gradients(chunk, ignore_index, objective, x_BTD, w_VD, y_BT, gradients=False)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def _fused_loss(
+    chunk: int, ignored: int, objective: Objective, kernel: Kernel | None, x_BTD: Array, w_VD: Array, y_BT: Array
+) -> Array:
+    return _loss_and_gradients(chunk, ignored, objective, None, x_BTD, w_VD, y_BT, gradients=False)[0]
 
 
 def _forward(
-    chunk: int, ignore_index: int, objective: Objective, x_BTD: Array, w_VD: Array, y_BT: Array
+    chunk: int, ignored: int, objective: Objective, kernel: Kernel | None, x_BTD: Array, w_VD: Array, y_BT: Array
 ) -> tuple[Array, Any]:
-    loss, count, dx_BTD, dw_VD = _loss_and_gradients(chunk, ignore_index, objective, x_BTD, w_VD, y_BT, gradients=True)
+    loss, count, dx_BTD, dw_VD = _loss_and_gradients(
+        chunk, ignored, objective, kernel, x_BTD, w_VD, y_BT, gradients=True
+    )
     like_w = jnp.empty((0,), w_VD.dtype)  # a residual must be an array: this one brings the type alone
     return loss, (count, dx_BTD, dw_VD, like_w)
 
 
 def _backward(
-    chunk: int, ignore_index: int, objective: Objective, residuals: Any, upstream: Array
+    chunk: int, ignored: int, objective: Objective, kernel: Kernel | None, residuals: Any, upstream: Array
 ) -> tuple[Array, Array, None]:
     count, dx_BTD, dw_VD, like_w = residuals
     factor = upstream / jnp.maximum(count, 1)  # without a target that counts, all gradients are 0
@@ -75,13 +87,23 @@ _fused_loss.defvjp(_forward, _backward)
 
 
 def _loss_and_gradients(
-    chunk: int, ignore_index: int, objective: Objective, x_BTD: Array, w_VD: Array, y_BT: Array, gradients: bool
+    chunk: int,
+    ignored: int,
+    objective: Objective,
+    kernel: Kernel | None,
+    x_BTD: Array,
+    w_VD: Array,
+    y_BT: Array,
+    gradients: bool,
 ) -> tuple[Array, Array, Any, Any]:
     """Return the loss, the number of rows in it, and the gradients of the *sum* (None when not wanted)."""
     (V, D), n = w_VD.shape, y_BT.size
     dtype = jnp.promote_types(x_BTD.dtype, w_VD.dtype)
     wide = jnp.promote_types(dtype, jnp.float32)
-    if not chunk:
+    kernel = kernel if dtype in TYPES else None
+    if not chunk and kernel is not None:
+        chunk = ROWS
+    elif not chunk:
         chunk = chunk_rows(V, n * D * x_BTD.dtype.itemsize + V * D * wide.itemsize)
     chunks = max(1, -(-n // chunk))
     chunk = -(-n // chunks)  # even chunks: fewer than `chunks` rows of padding
@@ -89,7 +111,7 @@ def _loss_and_gradients(
     x_nD, y_n = x_BTD.reshape(-1, D), y_BT.reshape(-1)
     if padding:
         x_nD = jnp.pad(x_nD, ((0, padding), (0, 0)))
-        y_n = jnp.pad(y_n, (0, padding), constant_values=ignore_index)
+        y_n = jnp.pad(y_n, (0, padding), constant_values=ignored)
     matmul = partial(jnp.matmul, preferred_element_type=wide)
     w = w_VD.astype(dtype)
     apart = x_BTD.dtype == w_VD.dtype == wide and not objective.soft_cap
@@ -97,9 +119,12 @@ def _loss_and_gradients(
     def body(carry: tuple[Array, Any], rows: tuple[Array, Array]) -> tuple[tuple[Array, Any], Any]:
         loss, dw_VD = carry
         x_CD, y_C = rows[0].astype(dtype), rows[1]
-        counts_C = y_C != ignore_index
+        counts_C = y_C != ignored
         target_C = jnp.where(counts_C, y_C, 0)
-        losses_C, g_CV, rest_C = _differentiated(matmul(x_CD, w.T), target_C, counts_C, objective, apart)
+        if kernel is not None:
+            losses_C, g_CV, rest_C = kernel(jnp.matmul(x_CD, w.T), y_C, ignored, objective, apart)
+        else:
+            losses_C, g_CV, rest_C = _differentiated(matmul(x_CD, w.T), target_C, counts_C, objective, apart)
         loss = loss + losses_C.sum()
         if not gradients:
             return (loss, None), None
@@ -113,7 +138,7 @@ def _loss_and_gradients(
     start = (jnp.zeros((), wide), jnp.zeros((V, D), wide) if gradients else None)
     rows = (x_nD.reshape(chunks, chunk, D), y_n.reshape(chunks, chunk))
     (loss, dw_VD), dx = lax.scan(body, start, rows)
-    count = (y_n != ignore_index).sum().astype(wide)
+    count = (y_n != ignored).sum().astype(wide)
     if gradients:
         dx = dx.reshape(-1, D)[:n].reshape(x_BTD.shape)
     return loss / count, count, dx, dw_VD
