@@ -2,7 +2,7 @@
 
 oneDNN caches the kernels of the 1,024 sizes that were used last. Products of a fixed size add to that in the first
 step alone. The groups of a grouped product, which the experts of a mixture take, have the sizes that routing gives
-them: other ones in each step, so that a process grows step by step until the cache is full, by 0.6 GiB.
+them: other ones in each step, so that a process grows step by step, until the cache is full at 0.6 GiB.
 """
 
 import math
@@ -35,12 +35,11 @@ class Kernels:
 
     def added(self, func: Any, args: Any, result: torch.Tensor) -> int:
         """Return the bytes that the library keeps from now on, after an operator that may be a product."""
-        if func._overloadpacket not in PRODUCTS and func._overloadpacket is not GROUPED:
-            return 0
-        if result.dtype != torch.bfloat16:
+        grouped = func._overloadpacket is GROUPED
+        if not (grouped or func._overloadpacket in PRODUCTS) or result.dtype != torch.bfloat16:
             return 0
         key = (func, *((leaf.shape, leaf.stride()) for leaf in args if isinstance(leaf, torch.Tensor)))
-        if func._overloadpacket is GROUPED:
+        if grouped:
             self._count_groups(key, args, result)
         else:
             self._fixed.add(key)

@@ -91,14 +91,15 @@ def traced(
                 yield tuple(real or (_ids(size, dtype, device) for size, dtype in batch))  # type: ignore[misc]
 
         without_data = replace(parts, source=_no_data, windows=_no_data, batches=batches)
-        least = min(steps, ENOUGH)
+        least, before = min(steps, ENOUGH), 0
         ending = Ending(least, NoFile()) if getattr(parts.shape, "evaluations", 0) else None
         loop = training(without_data, _step(without_data), live.phase, partial(_name_state, live), ending)
         try:
             for done, _ in enumerate(islice(loop, steps if ending is None else least), start=1):
                 last = work.taken()
-                if not live.grew() and done >= least:
+                if done >= least and live.kernels.bytes == before:
                     break
+                before = live.kernels.bytes
             if ending is not None:
                 next(loop)
         except tuple(HELP) as error:

@@ -52,8 +52,7 @@ class LiveStorage(TorchDispatchMode):
         self._operator = ""
         self._top, self._top_at = -1, 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._kernels = Kernels(kernels)
-        self._kept = 0
+        self.kernels = Kernels(kernels)
         self._alone = _holders_of_first_gradient()
 
     def enter(self, name: str | None) -> None:
@@ -107,7 +106,7 @@ class LiveStorage(TorchDispatchMode):
 
     def _returned(self, func: Any, args: Any, result: Any) -> None:
         """Count what an operator returned, and what the libraries of the CPU keep behind it."""
-        self.live += self._kernels.added(func, args, result)
+        self.live += self.kernels.added(func, args, result)
         if func._schema.name in COPYING:
             self._pass_through(max(leaf.untyped_storage().nbytes() for leaf in args[:2]))
         if func is torch.ops.aten.mkldnn_rnn_layer.default:
@@ -161,11 +160,6 @@ class LiveStorage(TorchDispatchMode):
     def now(self) -> int:
         """Return the bytes whose peak is wanted."""
         return self.live
-
-    def grew(self) -> bool:
-        """Check whether the library has kept more since this was asked last."""
-        before, self._kept = self._kept, self._kernels.bytes
-        return self._kept > before
 
     def name(self, members: Mapping[str, list[Any]]) -> None:
         """Say of which kind the storages of these tensors are."""

@@ -1,7 +1,7 @@
 """Let the CPU's library keep the kernels of 64 sizes of product, not of 1,024; pay for those that it writes anew.
 
 In bfloat16 oneDNN writes a kernel for each size of product, 0.56 MiB, and keeps it. The experts of a mixture get other
-numbers of tokens in each step, so that a process grows step by step, by 0.6 GiB in all. torch has a cache of its own
+numbers of tokens in each step, so that a process grows step by step, by up to 0.6 GiB. torch has a cache of its own
 above that of oneDNN: both must be small. Little is lost where sizes do not come again; a model with more than 64
 sizes in each step writes all of them anew. To use it outside of the harness, set both variables in the environment of
 your training process.

@@ -85,6 +85,8 @@ def small_ints(shape: Any, corpus: Any) -> float | None:
 
     Of a long file blocks that lie evenly over it are read; None where there is no file to read.
     """
+    if 0 < shape.vocabulary <= SMALL_INTS:
+        return 1.0
     if corpus is None:
         weights = 1.0 / np.arange(1, shape.vocabulary + 1)
         return float(weights[:SMALL_INTS].sum() / weights.sum())

@@ -14,6 +14,8 @@ from harness.backends.torch_kernels import CAPACITY, KERNEL, different_sizes
 from harness.backends.torch_storage import LiveStorage
 from harness.machine import environment
 
+BFLOAT16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
 
 def taken(dtype: torch.dtype, sizes: list[int]) -> int:
     """Return the bytes that products of such squares are predicted to leave, their results apart."""
@@ -80,6 +82,7 @@ print(sum(grown[10:]))
 """
 
 
+@pytest.mark.skipif(not BFLOAT16, reason="the library has no products in bfloat16 for this CPU")
 def test_a_process_grows_by_what_is_counted_for_groups() -> None:
     """Ten calls go before: in the first the library is loaded."""
     env = {**os.environ, **environment.PINS}

@@ -93,25 +93,24 @@ def test_rows_of_any_length_are_whole(V):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def traced(device):
+def traced(device, dtype):
     """Trace the gradients of the loss that the strategy makes for a device."""
     parts = Parts(Shape(), Place("jax", device))
     parts = plugins.load().strategies["fused_loss"].on["jax"](parts)
-    x, w, y = (
-        jax.ShapeDtypeStruct(*each) for each in (((512, 64), "bfloat16"), ((9000, 64), "bfloat16"), ((512,), "int32"))
-    )
+    x, w, y = (jax.ShapeDtypeStruct(*each) for each in (((512, 64), dtype), ((9000, 64), dtype), ((512,), "int32")))
     return jax.make_jaxpr(jax.grad(lambda x, w, y: parts.loss(parts, x, w, y), (0, 1)))(x, w, y)
 
 
-def test_a_gpu_alone_takes_the_kernel_and_its_work_is_what_it_reads_and_writes():
-    assert "differentiate_rows" not in str(traced("cpu"))
-    program = traced("cuda")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_gpu_alone_takes_the_kernel_and_its_work_is_that_of_its_products(dtype):
+    assert "differentiate_rows" not in str(traced("cpu", dtype))
+    program = traced("cuda", dtype)
     assert "differentiate_rows" in str(program)
     work = jax_flops.work(program)
     assert sum(each.flops for each in work) == 3 * 2 * 512 * 64 * 9000
-    (kernel,) = (each for each in program.jaxpr.eqns if each.primitive.name == "scan")
-    (rows,) = (each for each in kernel.params["jaxpr"].eqns if each.primitive.name == "pallas_call")
-    assert rows.outvars[0].aval.dtype == "bfloat16", "the logits stay narrow"
+    (scan,) = (each for each in program.jaxpr.eqns if each.primitive.name == "scan")
+    (rows,) = (each for each in scan.params["jaxpr"].eqns if each.primitive.name == "pallas_call")
+    assert rows.outvars[0].aval.dtype == dtype, "the logits stay as narrow as they are"
 
 
 COMPILED = """

@@ -18,14 +18,14 @@ def corpus(folder: Path, ids_N: np.ndarray) -> SimpleNamespace:
 @pytest.mark.parametrize("length", [1, rows.BLOCK + 7, 3 * rows.BLOCK])
 def test_the_small_ids_of_a_short_file_are_counted(tmp_path: Path, length: int) -> None:
     ids_N = np.random.Generator(np.random.Philox(key=length)).integers(0, 1000, length).astype(np.uint16)
-    share = rows.small_ints(SimpleNamespace(), corpus(tmp_path, ids_N))
+    share = rows.small_ints(SimpleNamespace(vocabulary=1000), corpus(tmp_path, ids_N))
     assert share == pytest.approx((ids_N < SMALL_INTS).mean())
 
 
 def test_of_a_long_file_blocks_from_all_of_it_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "BLOCKS", 50)
     ids_N = np.arange(200 * rows.BLOCK) * 1000 // (200 * rows.BLOCK)  # small at the beginning alone
-    share = rows.small_ints(SimpleNamespace(), corpus(tmp_path, ids_N.astype(np.uint16)))
+    share = rows.small_ints(SimpleNamespace(vocabulary=1000), corpus(tmp_path, ids_N.astype(np.uint16)))
     assert share == pytest.approx(SMALL_INTS / 1000, abs=0.02)
 
 
@@ -36,5 +36,7 @@ def test_of_ids_that_are_drawn_the_distribution_says_it() -> None:
     assert rows.small_ints(SimpleNamespace(vocabulary=200), None) == 1
 
 
-def test_nothing_is_known_of_a_file_that_is_not_there(tmp_path: Path) -> None:
-    assert rows.small_ints(SimpleNamespace(), SimpleNamespace(path=tmp_path / "none.npy")) is None
+def test_of_a_file_that_is_not_there_only_a_small_vocabulary_says_it(tmp_path: Path) -> None:
+    absent = SimpleNamespace(path=tmp_path / "none.npy")
+    assert rows.small_ints(SimpleNamespace(vocabulary=SMALL_INTS + 1), absent) is None
+    assert rows.small_ints(SimpleNamespace(vocabulary=SMALL_INTS), absent) == 1
