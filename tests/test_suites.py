@@ -26,7 +26,6 @@ STALE = {
     "gpu": WAITS,
     "gpu_losses": WAITS,
     "real_lengths": WAITS,
-    "sharding": WAITS,
     "smoke": "it is a look at everything in a minute, and no table shows it",
 }
 
