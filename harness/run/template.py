@@ -21,7 +21,6 @@ from typing import IO
 
 import psutil
 
-from harness import backends
 from harness.machine import memory
 from harness.machine.environment import BLAS_THREADS
 from harness.records import Task
@@ -166,10 +165,9 @@ def ready(task: Task, env: Mapping[str, str], seconds: float, watch: Callable[[s
     if not _kept.depth:
         return "templates are not kept"
     backend, device = task.case.place
-    alone = task.kind == "predict" or backends.processes(backend, task.case.ranks) == 1
     on_cpu = device == "cpu" or (task.kind == "predict" and env.get("JAX_PLATFORMS", "cpu") == "cpu")
-    if not on_cpu or not alone:
-        return "no process is forked for a device of its own" if alone else "ranks have a launcher of their own"
+    if not on_cpu:
+        return "no process is forked for a device of its own"
     same = tuple(sorted((name, value) for name, value in env.items() if name not in OWN))
     key = (backend, task.plugins, same)
     with _kept.lock:

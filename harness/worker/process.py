@@ -61,7 +61,7 @@ def work(spec: Path, result: Path, loaded: Plugins | None = None) -> int:
             one = task.model_copy(update={"cases": (case,)})
             with nullcontext(one) if rank is None else ranks.joined(one) as share:
                 leads = rank is None and ranks.are_processes(one)
-                record = ranks.lead(one) if leads else loaded.manager.hook.harness_measure(task=share)
+                record = ranks.lead(one, work) if leads else loaded.manager.hook.harness_measure(task=share)
                 last, started = started, time.monotonic()
                 lived = started - last - turns.rested()  # of one task, since none with turns has several cases
                 origin = record.origin.model_copy(update={"worker_seconds": lived})

@@ -1,26 +1,29 @@
 """A case on several ranks: start them, end all with the first that fails, and join what they saw.
 
-The worker leads: it starts one process for each rank through torch's own launcher and measures nothing itself. Each
-rank runs the same task as a case in one process does, and leaves a record of its own.
+The worker leads and measures nothing itself. On a CPU the ranks are forks of it, for it has imported what they need and
+computed nothing; on GPUs torch's launcher starts a fresh process for each. Each rank runs the same task as a case in
+one process does, and leaves a record of its own.
 """
 
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from harness import backends
+from harness.contract.place import Place
 from harness.machine.memory import kernel_kills
 from harness.records import Memory, Phase, Rank, Record, Task
 from harness.records.store import parse
+from harness.worker import forked
 
 VARIABLE = "RANK"
 """Set by the launcher in the environment of each rank."""
-SPEC, RESULT = "rank.json", "rank-{}.jsonl"
+SPEC, RESULT, MEETING = "rank.json", "rank-{}.jsonl", "meeting"
 ENDINGS = ("oom_host", "oom_device", "oom_budget", "killed_unknown", "crash")
 """How a rank ends by itself, the surest first: a crash may be that of a library that misses a peer."""
 LOST_PEER = re.compile("gloo/transport|by peer|remote process|connection was likely closed|broken pipe", re.IGNORECASE)
@@ -55,21 +58,47 @@ def joined(task: Task) -> Iterator[Task]:
     on_gpu = task.case.place.device == "cuda"
     if on_gpu:
         torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    meeting = None if dist.is_torchelastic_launched() else Path(task.folder, MEETING).absolute().as_uri()
+    dist.init_process_group("nccl" if on_gpu else "gloo", meeting, rank=rank, world_size=task.case.ranks)
     try:
         yield task.model_copy(update={"folder": str(folder)})
     finally:
         dist.destroy_process_group()
 
 
-def lead(task: Task) -> Record:
-    """Start the ranks of a case, wait for them, and give one record: of all, or of the one whose failure ended it."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+Work = Callable[[Path, Path], int]
+"""Does a task in one process and leaves its records; returns 0 where all is well."""
 
+
+def lead(task: Task, work: Work) -> Record:
+    """Start the ranks of a case, wait for them, and give one record: of all, or of the one whose failure ended it."""
     folder, kills = Path(task.folder), kernel_kills()
     spec = task.model_copy(update={"parent": os.getpid()})
     (folder / SPEC).write_text(spec.model_dump_json(), encoding="utf-8")
+    paths = str(folder / SPEC), str(folder / RESULT)
+    ranges = _ranges(task.case.place)
+    codes = _launched(task, paths) if ranges is None else _forked(task, work, ranges, paths)
+    records = _left(folder, task.case.ranks)
+    if len(records) == task.case.ranks and all(record.status == "ok" for record in records.values()):
+        return together(list(records.values()))
+    return cause(records, codes, task.case.ranks, kernel_kills() > kills)
+
+
+def _ranges(place: Place) -> forked.Ranges | None:
+    """Return the pages that ranks lack as forks; None where they are fresh processes: no device survives a fork."""
+    if place.device != "cpu":
+        return None
+    try:
+        return forked.mapped_ranges()
+    except OSError:
+        return None
+
+
+def _launched(task: Task, paths: tuple[str, str]) -> dict[int, int]:
+    """Start each rank as a fresh process; return how those that failed have ended."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -81,15 +110,31 @@ def lead(task: Task) -> Record:
         max_restarts=0,
         monitor_interval=0.1,
     )
-    codes: dict[int, int] = {}
     try:
-        elastic_launch(config, sys.executable)("-m", "harness.worker", str(folder / SPEC), str(folder / RESULT))
+        elastic_launch(config, sys.executable)("-m", "harness.worker", *paths)
     except ChildFailedError as error:
-        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-    records = _left(folder, task.case.ranks)
-    if len(records) == task.case.ranks and all(record.status == "ok" for record in records.values()):
-        return together(list(records.values()))
-    return cause(records, codes, task.case.ranks, kernel_kills() > kills)
+        return {rank: failure.exitcode for rank, failure in error.failures.items()}
+    return {}
+
+
+def _forked(task: Task, work: Work, ranges: forked.Ranges, paths: tuple[str, str]) -> dict[int, int]:
+    """Fork each rank from this process; return how those that failed have ended."""
+    from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
+
+    ranks = task.case.ranks
+    context = start_processes(_be_rank, (ranks, work, ranges, *paths), ranks, join=False, start_method="fork")
+    with suppress(ProcessExitedException, ProcessRaisedException):
+        while not context.join():
+            pass
+    return {rank: process.exitcode for rank, process in enumerate(context.processes) if process.exitcode}
+
+
+def _be_rank(rank: int, ranks: int, work: Work, ranges: forked.Ranges, spec: str, result: str) -> None:
+    """Do a rank's work in a fork of its leader."""
+    os.environ |= {VARIABLE: str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    forked.complete(ranges)
+    if code := work(Path(spec), Path(result.format(rank))):
+        sys.exit(code)
 
 
 def _left(folder: Path, ranks: int) -> dict[int, Record]:

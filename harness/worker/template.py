@@ -22,14 +22,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.machine.environment import BLAS_THREADS
+from harness.worker import forked
 
 MESSAGE_BYTES = 1 << 16
 BLAS_SETTERS = [
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "64")
 ]
-MADV_POPULATE_READ = 22
-PRESENT = 1 << 63
-"""The bit of a page in /proc/self/pagemap that is mapped."""
 LATE = {
     "torch": ("harness.backends.torch_memory", "torch.optim", "torch.utils.checkpoint"),
     "jax": ("jax.experimental", "jax.scipy"),
@@ -44,7 +42,7 @@ def main(descriptor: int, backend: str, names: Sequence[str]) -> int:
     loaded = _imported(backend, names)
     gc.collect()
     gc.freeze()
-    ranges = _mapped_ranges()
+    ranges = forked.mapped_ranges()
     _tell(channel, reason=unsafe())
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 3)
@@ -108,38 +106,12 @@ def _tell(channel: socket.socket, **message: Any) -> None:
     channel.send(json.dumps(message).encode())
 
 
-def _mapped_ranges() -> list[tuple[int, int]]:
-    """List starts and lengths of the pages of files that are mapped here, and that a fork begins without."""
-    import numpy as np
-
-    page, ranges = os.sysconf("SC_PAGE_SIZE"), []
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
-        for line in maps:
-            fields = line.split(maxsplit=5)
-            if len(fields) < 6 or not fields[5].startswith("/") or "w" in fields[1] or "r" not in fields[1]:
-                continue
-            start, end = (int(address, 16) for address in fields[0].split("-"))
-            pagemap.seek(start // page * 8)
-            pages = np.frombuffer(pagemap.read((end - start) // page * 8), np.uint64) & np.uint64(PRESENT)
-            edges = np.flatnonzero(np.diff(pages != 0, prepend=False, append=False))
-            ranges += [(start + int(a) * page, int(b - a) * page) for a, b in edges.reshape(-1, 2)]
-    return ranges
-
-
-def _map(ranges: Sequence[tuple[int, int]]) -> None:
-    """Map what a fresh process of the same imports has mapped, so that it lies in the base and in no phase."""
-    madvise = ctypes.CDLL(None).madvise
-    for start, length in ranges:
-        madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_POPULATE_READ)
-
-
 def _forked(
     channel: socket.socket,
     request: dict[str, Any],
     descriptors: Sequence[int],
     loaded: Any,
-    ranges: Sequence[tuple[int, int]],
+    ranges: forked.Ranges,
 ) -> int:
     """Fork a worker by way of a process that ends at once; return its number."""
     end, hold = os.pipe()
@@ -163,7 +135,7 @@ def _become(
     request: dict[str, Any],
     descriptors: Sequence[int],
     loaded: Any,
-    ranges: Sequence[tuple[int, int]],
+    ranges: forked.Ranges,
 ) -> NoReturn:
     """Be the worker of a request: a session, output and environment of its own; begin when the harness knows of it."""
     os.setsid()
@@ -178,10 +150,8 @@ def _become(
         os._exit(1)
     os.environ.update(request["environment"])
     tempfile.tempdir = None
-    _map(ranges)
+    forked.complete(ranges)
     _set_blas_threads(int(os.environ.get(BLAS_THREADS, "1")))
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # else all workers would draw alike where nothing is seeded
     sys.argv = ["harness.worker", request["spec"], request["result"]]
 
     from harness.worker.process import leave, work

@@ -21,6 +21,7 @@ from harness.worker import ranks
 
 pytest.importorskip("torch", reason="the ranks are torch's")
 
+MIB = 1 << 20
 PLUGIN = '''
 """Strategies of which one rank of two dies, in the second step."""
 
@@ -125,6 +126,21 @@ def test_ranks_leave_one_record_of_all_of_them():
     assert all(
         {"steady_step/backward", "init"} <= {phase.name for phase in rank.phases} for rank in divided.memory.ranks
     )
+
+
+def test_ranks_take_the_same_as_forks_of_their_leader_and_as_fresh_processes(tmp_path: Path):
+    plugin = tmp_path / "silent.py"
+    plugin.write_text(
+        "from harness.worker import forked\n\n\ndef silent():\n    raise OSError('no pagemap')\n\n\n"
+        "forked.mapped_ranges = silent\n"
+    )
+    with template.kept():
+        forked = run("memory", "fsdp")
+    fresh = run("memory", "fsdp", extra=[str(plugin)])
+    assert (forked.origin.start, fresh.origin.start) == ("forked", "fresh")
+    assert fresh.memory.losses == forked.memory.losses
+    pairs = zip(forked.memory.ranks, fresh.memory.ranks, strict=True)
+    assert all(abs(one.peak_bytes - other.peak_bytes) <= 2 * MIB for one, other in pairs)
 
 
 def test_ranks_are_timed_together_and_a_pilot_ends_on_all_of_them():
