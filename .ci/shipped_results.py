@@ -1,6 +1,7 @@
-"""Ship the records of results in the wheel, without pages and pictures, and seconds to four digits.
+"""Ship the latest records of each suite in the wheel, without pages and pictures, and seconds to four digits.
 
-Steps of one process scatter by far more than that, and the wheel is more than a quarter smaller.
+What a suite gave at earlier commits stays in the repository. Steps of one process scatter by far more than four digits
+show, and the wheel is more than a quarter smaller.
 """
 
 import json
@@ -20,7 +21,8 @@ class ShippedResults(BuildHookInterface):  # type: ignore[type-arg]
         if version != "standard":  # an editable install reads the checkout
             return
         self.slim = tempfile.TemporaryDirectory()
-        for path in sorted(Path(self.root, "results").rglob("*.jsonl")):
+        latest = {path.parent: path for path in sorted(Path(self.root, "results").rglob("*.jsonl"))}
+        for path in latest.values():
             name = path.relative_to(self.root)
             copy = Path(self.slim.name, name)
             copy.parent.mkdir(parents=True, exist_ok=True)
