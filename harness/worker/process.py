@@ -52,6 +52,7 @@ def work(spec: Path, result: Path, loaded: Plugins | None = None) -> int:
     The plugins are loaded here, once a process, unless the process that this one was forked from has loaded them.
     """
     started, rank = time.monotonic(), ranks.own()
+    forks = None if loaded is None else work  # where this process is a fork, its ranks can be forks
     task = Task.model_validate_json(spec.read_bytes())
     arm(task.parent)
     loaded = plugins.load(task.plugins) if loaded is None else loaded
@@ -61,7 +62,7 @@ def work(spec: Path, result: Path, loaded: Plugins | None = None) -> int:
             one = task.model_copy(update={"cases": (case,)})
             with nullcontext(one) if rank is None else ranks.joined(one) as share:
                 leads = rank is None and ranks.are_processes(one)
-                record = ranks.lead(one, work) if leads else loaded.manager.hook.harness_measure(task=share)
+                record = ranks.lead(one, forks) if leads else loaded.manager.hook.harness_measure(task=share)
                 last, started = started, time.monotonic()
                 lived = started - last - turns.rested()  # of one task, since none with turns has several cases
                 origin = record.origin.model_copy(update={"worker_seconds": lived})

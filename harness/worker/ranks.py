@@ -1,8 +1,8 @@
 """A case on several ranks: start them, end all with the first that fails, and join what they saw.
 
-The worker leads and measures nothing itself. On a CPU the ranks are forks of it, for it has imported what they need and
-computed nothing; on GPUs torch's launcher starts a fresh process for each. Each rank runs the same task as a case in
-one process does, and leaves a record of its own.
+The worker leads and measures nothing itself. Where it was forked, which its template has found safe, the ranks are
+forks of it; else, and on GPUs, torch's launcher starts a fresh process for each. Each rank runs the same task as a case
+in one process does, and leaves a record of its own.
 """
 
 import os
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from harness import backends
-from harness.contract.place import Place
 from harness.machine.memory import kernel_kills
 from harness.records import Memory, Phase, Rank, Record, Task
 from harness.records.store import parse
@@ -70,28 +69,20 @@ Work = Callable[[Path, Path], int]
 """Does a task in one process and leaves its records; returns 0 where all is well."""
 
 
-def lead(task: Task, work: Work) -> Record:
-    """Start the ranks of a case, wait for them, and give one record: of all, or of the one whose failure ended it."""
+def lead(task: Task, work: Work | None) -> Record:
+    """Start the ranks of a case, wait for them, and give one record: of all, or of the one whose failure ended it.
+
+    With `work` each rank is a fork that does it; without, a fresh process.
+    """
     folder, kills = Path(task.folder), kernel_kills()
     spec = task.model_copy(update={"parent": os.getpid()})
     (folder / SPEC).write_text(spec.model_dump_json(), encoding="utf-8")
     paths = str(folder / SPEC), str(folder / RESULT)
-    ranges = _ranges(task.case.place)
-    codes = _launched(task, paths) if ranges is None else _forked(task, work, ranges, paths)
+    codes = _launched(task, paths) if work is None else _forked(task, work, paths)
     records = _left(folder, task.case.ranks)
     if len(records) == task.case.ranks and all(record.status == "ok" for record in records.values()):
         return together(list(records.values()))
     return cause(records, codes, task.case.ranks, kernel_kills() > kills)
-
-
-def _ranges(place: Place) -> forked.Ranges | None:
-    """Return the pages that ranks lack as forks; None where they are fresh processes: no device survives a fork."""
-    if place.device != "cpu":
-        return None
-    try:
-        return forked.mapped_ranges()
-    except OSError:
-        return None
 
 
 def _launched(task: Task, paths: tuple[str, str]) -> dict[int, int]:
@@ -117,11 +108,11 @@ def _launched(task: Task, paths: tuple[str, str]) -> dict[int, int]:
     return {}
 
 
-def _forked(task: Task, work: Work, ranges: forked.Ranges, paths: tuple[str, str]) -> dict[int, int]:
+def _forked(task: Task, work: Work, paths: tuple[str, str]) -> dict[int, int]:
     """Fork each rank from this process; return how those that failed have ended."""
     from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
 
-    ranks = task.case.ranks
+    ranks, ranges = task.case.ranks, forked.mapped_ranges()
     context = start_processes(_be_rank, (ranks, work, ranges, *paths), ranks, join=False, start_method="fork")
     with suppress(ProcessExitedException, ProcessRaisedException):
         while not context.join():

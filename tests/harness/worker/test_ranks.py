@@ -128,15 +128,11 @@ def test_ranks_leave_one_record_of_all_of_them():
     )
 
 
-def test_ranks_take_the_same_as_forks_of_their_leader_and_as_fresh_processes(tmp_path: Path):
-    plugin = tmp_path / "silent.py"
-    plugin.write_text(
-        "from harness.worker import forked\n\n\ndef silent():\n    raise OSError('no pagemap')\n\n\n"
-        "forked.mapped_ranges = silent\n"
-    )
+def test_ranks_take_the_same_as_forks_of_their_leader_and_as_fresh_processes():
     with template.kept():
         forked = run("memory", "fsdp")
-    fresh = run("memory", "fsdp", extra=[str(plugin)])
+    with template.suspended():
+        fresh = run("memory", "fsdp")
     assert (forked.origin.start, fresh.origin.start) == ("forked", "fresh")
     assert fresh.memory.losses == forked.memory.losses
     pairs = zip(forked.memory.ranks, fresh.memory.ranks, strict=True)
@@ -159,11 +155,13 @@ def test_ranks_are_timed_together_and_a_pilot_ends_on_all_of_them():
         ("leaves", "error", "rank 1 of 2 left no result"),
     ],
 )
-def test_a_rank_that_dies_ends_the_case_with_its_evidence(fault, status, message, tmp_path: Path):
+@pytest.mark.parametrize("starts", [template.kept, template.suspended])
+def test_a_rank_that_dies_ends_the_case_with_its_evidence(starts, fault, status, message, tmp_path: Path):
     plugin = tmp_path / "dying.py"
     plugin.write_text(PLUGIN)
     started = time.monotonic()
-    record = run("memory", f"rank_{fault}", extra=[str(plugin)])
+    with starts():
+        record = run("memory", f"rank_{fault}", extra=[str(plugin)])
     assert (record.status, record.evidence["rank"], record.evidence["message"]) == (status, 1, message)
     assert time.monotonic() - started < 60
     assert not workers()
