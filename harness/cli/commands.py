@@ -3,16 +3,15 @@
 import ast
 import importlib
 import importlib.util
-import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from harness.cli import signals
 from harness.cli.screen import err
 from harness.refusal import Refusal
 
@@ -32,9 +31,8 @@ VERBS = {
     "show": "harness.cli.catalogue:show",
 }
 """The function of each verb: its module and its name."""
-REFUSED, ENDED = 2, 128
-"""Statuses: of a refusal, and of a signal before its number is added."""
-INTERRUPTED = ENDED + signal.SIGINT
+REFUSED = 2
+"""The status of a refusal."""
 
 
 class Verbs(TyperGroup):
@@ -79,54 +77,13 @@ def _all() -> None:
     """Compare memory strategies: what each costs, what it saves, and whether the answer is still right."""
 
 
-class Signals:
-    """The signals that end a run, and which of them has come."""
-
-    def __init__(self) -> None:
-        self.ending: BaseException | None = None
-        for number in (signal.SIGTERM, signal.SIGHUP):  # the second is the terminal that was closed
-            signal.signal(number, self.end)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background job ignores it
-            signal.signal(signal.SIGINT, self.end)
-
-    def end(self, number: int, frame: object) -> None:
-        """Raise KeyboardInterrupt for Ctrl-C and SystemExit for the others, and note it."""
-        self.ending = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(ENDED + number)
-        raise self.ending
-
-
-def run_app(signals: Signals) -> object:
-    """Run the command; a signal that ended as an error of what it came in (a lock, a serializer) is one again."""
-    try:
-        return app(standalone_mode=False)
-    except Exception:
-        if signals.ending is not None:
-            raise signals.ending from None
-        raise
-
-
-def send_again(dropped: "sys.UnraisableHookArgs") -> None:
-    """Send a signal again that came while an object was finalized: Python prints what is raised there, and goes on."""
-    match dropped.exc_value:
-        case KeyboardInterrupt():
-            number: int = signal.SIGINT
-        case SystemExit(code=int(status)) if status > ENDED:
-            number = status - ENDED
-        case _:
-            sys.__unraisablehook__(dropped)
-            return
-    again = threading.Timer(0.05, os.kill, (os.getpid(), number))
-    again.daemon = True
-    again.start()
-
-
 def main() -> None:
     """Run the command line; a user's mistake ends with one sentence and status 2, Ctrl-C with 130."""
-    sys.unraisablehook = send_again
-    signals = Signals()
+    signals.listen()
     try:
-        code = run_app(signals)
-        if code == INTERRUPTED:
+        with signals.undisguised():
+            code = app(standalone_mode=False)
+        if code == signals.INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except Refusal as error:
@@ -137,7 +94,7 @@ def main() -> None:
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it changes nothing
         err.print("interrupted: what is measured is kept; the same command resumes")
-        sys.exit(INTERRUPTED)
+        sys.exit(signals.INTERRUPTED)
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "format_message"):
             err.print(f"harness: {error.format_message()}")

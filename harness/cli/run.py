@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import signals
 from harness.cli.groups import together
 from harness.cli.inputs import Cases, results_of
 from harness.cli.options import ResultsOption
@@ -44,10 +45,11 @@ def command(
     show = _titled(plan.suite.title or plan.name)
     with Watcher(err, loaded, show) as watcher:
         try:
-            if address is None:
-                file = session.run(plan, loaded, options, watcher)
-            else:
-                file = cluster.run(address, plan, loaded, options, watcher)
+            with signals.undisguised():
+                if address is None:
+                    file = session.run(plan, loaded, options, watcher)
+                else:
+                    file = cluster.run(address, plan, loaded, options, watcher)
         except KeyboardInterrupt:
             files = sorted((results / plan.name / facts.name()).glob("*.jsonl"))
             for each in results_of(files[-1:], loaded) if files else []:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from harness.cli import commands
 from harness.records import Case, Record, Slot, store
+from harness.run import session
 from harness.suite.schema import Suite
 
 Here = Callable[..., tuple[object, str, str]]
@@ -410,6 +412,25 @@ def test_a_signal_that_comes_while_an_object_is_finalized_ends_the_run(number, c
 
 def test_an_interruption_says_that_the_same_command_resumes(runs: Runs) -> None:
     assert "the same command resumes" in runs.interrupted.stderr.splitlines()[-1]
+
+
+def test_an_interruption_that_ends_as_an_error_of_what_it_came_in_shows_what_there_is(
+    runs, here, tmp_path, monkeypatch
+) -> None:
+    def interrupted(*_: object) -> Path:
+        with suppress(KeyboardInterrupt):  # as the lock of a console that is being printed to
+            signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("release unlocked lock")
+
+    monkeypatch.setattr(session, "run", interrupted)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    suite_in(tmp_path)
+    shutil.copytree(runs.files[0].parents[1], tmp_path / "results" / "small")
+    for later in runs.files[1:]:
+        (tmp_path / later.relative_to(runs.folder)).unlink()
+    code, stdout, stderr = here(tmp_path, "run", "small.yaml")
+    assert code == 130 and stdout.startswith("# As small as it gets\n\n## decoder")
+    assert "Traceback" not in stderr and "the same command resumes" in stderr
 
 
 def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None:
