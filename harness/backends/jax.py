@@ -1,8 +1,6 @@
 """JAX: compiled steps with donated state, device counters, and prediction from the compiler's own analysis."""
 
-import math
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from harness.backends import NO_VARIABLES, Batch, Sizes, Step, Unavailable, cards, jax_cuda
+from harness.backends import NO_VARIABLES, Batch, Sizes, Step, Unavailable, cards, jax_cuda, jax_scratch
 from harness.backends.jax_flops import work
 from harness.contract.parts import BESIDE, Parts
 from harness.contract.place import Place
@@ -23,9 +21,6 @@ from harness.contract.protocols import Array, DrawPart, Tree
 from harness.contract.toolkit import mesh, trees
 from harness.records.forecast import Forecast
 from harness.records.roofline import Operations
-
-_LIBRARY_RESULT = re.compile(r"%ynn_fusion[.\d]* = b?f(\d+)\[([\d,]+)\].* calls=%([\w.-]+)")
-_OPERATION = re.compile(r" = \w+\[([\d,]*)\]\S* ([\w-]+)\(")
 
 EAGER = False
 """A compiled step is one phase."""
@@ -38,12 +33,6 @@ Half of the time goes with it, and no byte of the analysis.
 
 BOUND_SLACK = 0.01
 """By how much of a budget the allocator's limit may differ from it: it is passed as a rounded share of the device."""
-
-SCRATCH, SCRATCH_OF_FEW, FEW = 3, 5, 2
-"""How many times its largest batched result the CPU's library takes, and how many times where that has few matrices.
-
-The second also where another operation made the products that are summed.
-"""
 
 _base: dict[int, int] = {}
 """The bytes in use on each device, from which its peak counts."""
@@ -102,10 +91,20 @@ def like(batch: Sizes, device: str = "cpu") -> tuple[Array, ...]:
 def prepare(parts: Parts, batch: Any = None, abstract: Parts | None = None) -> Step:
     """Compile the step with the state donated; ahead of time where `abstract` parts give the state's shapes."""
     if batch is not None and abstract is not None:
-        return lowered(parts, batch, abstract).compile()
+        step = lowered(parts, batch, abstract).compile()
+        _compile_last()
+        return step
     if parts.ranks > 1:
         return _prepared_at_first(parts)
     return jax.jit(partial(parts.step, parts), donate_argnums=0)
+
+
+def _compile_last() -> None:
+    """Compile the smallest of programs: XLA holds some MiB that a program left until it compiles another.
+
+    Freed in the run they would hide as much of its memory: 3 to 9 MiB after the step of a decoder of four layers.
+    """
+    jax.jit(lambda: jnp.zeros(())).lower().compile()
 
 
 def lowered(parts: Parts, batch: Any, abstract: Parts) -> Any:
@@ -290,7 +289,7 @@ def predict(
 
     The program of several devices is analysed as that of one; the rows that the process holds come on top, whole.
     Its own peak field is not used: it left out nearly all temporaries on the CPU. What the CPU's library takes within
-    a call is not in the analysis either, see `library_scratch`. A GPU need not be there, see `jax_cuda`.
+    a call is not in the analysis either, see `jax_scratch`. A GPU need not be there, see `jax_cuda`.
     """
     if place.device == "cuda":
         return _for_gpu(build, batch, ranks)
@@ -299,8 +298,8 @@ def predict(
         raise Unavailable("what follows the steps of a run is there in torch alone: leave out `evaluations`")
     compiled = lowered(parts, like(batch), parts).compile(QUICK)
     arguments, growth, _ = _analysis(compiled)
-    threads = len(os.sched_getaffinity(0))
-    growth += library_scratch(compiled.as_text() or "") * min(ranks, threads) // ranks  # the others wait
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    growth += jax_scratch.scratch(compiled.as_text() or "", threads)
     growth += int(parts.notes.get(BESIDE, 0))
     peaks = {"init": source_bytes + arguments, "steady_step": source_bytes + arguments + growth}
     if ranks > 1:
@@ -344,42 +343,6 @@ def _analysis(compiled: Any) -> tuple[int, int, int]:
 
 def _work(parts: Parts, state: Any, batch: Any) -> tuple[Operations, ...]:
     return work(jax.make_jaxpr(partial(parts.step, parts))(state, *batch))
-
-
-def library_scratch(program: str) -> int:
-    """Estimate what XLA's CPU library takes beside the compiler's own arena: a few times its largest batched result.
-
-    The derivative of a softmax over batches, of the scores [B, H, T, T] of dense attention above all, runs in a library
-    that allocates for itself what it sums and needs again: the sums are of products of that size. Measured beyond the
-    analysis, in MiB, on two threads: 48 for scores of 16, 192 for 64, 64 for 32; of one head 20 for 4 and 65 to 84 for
-    16, of two 157 for 32; where the products are not made beside the sum, as in a loop over chunks, 171 for 34. Nothing
-    where the library sums no such products: for a softmax alone (9 for 62), nor for matrix products, however large.
-    """
-    results, operations = [], {}
-    for bits, sizes, computation in _LIBRARY_RESULT.findall(program):
-        lengths = [int(size) for size in sizes.split(",")]
-        results.append((lengths, int(bits) // 8, computation))
-        operations[computation] = _operations(program, computation)
-    fused: dict[int, bool] = {}
-    for each in operations.values():
-        names = [name for name, _ in each]
-        before = each[: len(names) - names[::-1].index("reduce")] if "reduce" in names else []
-        fused |= {size: fused.get(size, False) or "dot" in names for name, size in before if name == "multiply"}
-    largest = 0
-    for lengths, width, computation in results:
-        count, sums = math.prod(lengths), any(name == "reduce" for name, _ in operations[computation])
-        batched = len(lengths) >= 4 or sum(length > 1 for length in lengths) >= 3
-        if batched and sums and count in fused:
-            few = math.prod(lengths[:-2]) <= FEW or not fused[count]
-            largest = max(largest, (SCRATCH_OF_FEW if few else SCRATCH) * count * width)
-    return largest
-
-
-def _operations(program: str, computation: str) -> list[tuple[str, int]]:
-    """Return the operations of a computation of a program in their order, with the numbers of their results."""
-    start = program.find(f"\n%{computation} (")
-    body = program[start : program.find("\n}", start)]
-    return [(name, math.prod(map(int, filter(None, sizes.split(","))))) for sizes, name in _OPERATION.findall(body)]
 
 
 def agreed(flag: bool) -> bool:

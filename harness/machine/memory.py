@@ -102,13 +102,14 @@ def resolution_bytes() -> int:
 
 
 def settle(seconds: float = 3.0) -> bool:
-    """Collect garbage until the resident set stands still; return whether it did.
+    """Collect garbage and return free heap pages until the resident set stands still; return whether it did.
 
     Still means three consecutive readings, 20 ms apart, within 64 KiB. What survives the first collection, mostly the
     frameworks' own modules, is set aside: going through it again would cost a tenth of a second each time.
     """
     gc.collect()
     gc.freeze()
+    trim()
     deadline = time.monotonic() + seconds
     last: list[int] = []
     while time.monotonic() < deadline:
