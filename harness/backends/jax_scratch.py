@@ -29,7 +29,7 @@ class _Instruction(NamedTuple):
     rest: str
 
     @property
-    def count(self) -> int:
+    def elements(self) -> int:
         return math.prod(self.lengths)
 
 
@@ -81,16 +81,16 @@ def _of_sums(computations: Computations, threads: int) -> int:
         names = [each.operation for each in body]
         before = body[: len(names) - names[::-1].index("reduce")] if "reduce" in names else []
         fused |= {
-            each.count: fused.get(each.count, False) or "dot" in names
+            each.elements: fused.get(each.elements, False) or "dot" in names
             for each in before
             if each.operation == "multiply"
         }
     largest = 0
     for result, body in results:
         batched = len(result.lengths) >= 4 or sum(length > 1 for length in result.lengths) >= 3
-        if batched and any(each.operation == "reduce" for each in body) and result.count in fused:
-            size = result.count * result.width
-            parts = next((length for length in result.lengths[:-2] if length > 1), 1) if fused[result.count] else 1
+        if batched and any(each.operation == "reduce" for each in body) and result.elements in fused:
+            size = result.elements * result.width
+            parts = next((length for length in result.lengths[:-2] if length > 1), 1) if fused[result.elements] else 1
             largest = max(largest, size + ARRAYS * size * min(threads, parts) // parts)
     return largest
 

@@ -67,7 +67,15 @@ def on_jax(parts: Parts) -> Parts:
         return {**state, **away}
 
     def init(parts: Parts, source: Any = None) -> Any:
-        return moved(inner_init(parts, source), jax.memory.Space.Host)
+        state = inner_init(parts, source)
+        return {**state, **{key: jax.tree.map(to_host, state[key]) for key in ("first", "second") if key in state}}
+
+    def to_host(moment: Any) -> Any:
+        """Move one moment and free it on the device before the next is moved; what is only traced is not there."""
+        away = jax.block_until_ready(jax.device_put(moment, jax.memory.Space.Host))
+        if not isinstance(moment, jax.core.Tracer):
+            moment.delete()
+        return away
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         marked(parts)

@@ -131,7 +131,7 @@ def test_after_a_warm_start_no_product_makes_the_process_larger() -> None:
 PROGRAM = """
 %fused_computation (param_0: f32[4,8,64,64]) -> f32[4,8,64,64] {
   %param_0 = f32[4,8,64,64]{3,2,1,0} parameter(0)
-  %dot = f32[4,8,64,64]{3,2,1,0} dot(%param_0, %param_0)
+  %dot = f32[4,8,64,64]{3,2,1,0} dot(%param_0, %param_0), rhs_contracting_dims={3}
   %product = f32[4,8,64,64]{3,2,1,0} multiply(%dot, %param_0)
   %sum = f32[4,8,64]{2,1,0} reduce(%product, %zero), dimensions={3}, to_apply=%add
   ROOT %out = f32[4,8,64,64]{3,2,1,0} divide(%param_0, %sum)
@@ -139,7 +139,7 @@ PROGRAM = """
 
 %fused_computation.1 (param_0: f32[4,8,128,64]) -> f32[4,8,128,128] {
   %param_0 = f32[4,8,128,64]{3,2,1,0} parameter(0)
-  ROOT %dot = f32[4,8,128,128]{3,2,1,0} dot(%param_0, %param_0)
+  ROOT %dot = f32[4,8,128,128]{3,2,1,0} dot(%param_0, %param_0), rhs_contracting_dims={3}
 }
 
 ENTRY %main (a: f32[4,8,64,64]) -> f32[4,8,64,64] {
@@ -149,52 +149,95 @@ ENTRY %main (a: f32[4,8,64,64]) -> f32[4,8,64,64] {
 """
 
 
+PACKED = 128 * 64 * 4
+"""Bytes of the columns that are packed at once of the larger product's right factor."""
+
+
 def test_the_library_of_jax_takes_scratch_for_sums_of_products_over_batches_alone() -> None:
-    from harness.backends.jax import library_scratch
+    from harness.backends.jax_scratch import scratch
 
-    assert library_scratch(PROGRAM) == 3 * 4 * 8 * 64 * 64 * 4, "the larger product sums nothing"
-    assert library_scratch(PROGRAM.replace(" reduce(", " negate(")) == 0
-    assert library_scratch(PROGRAM.replace(" multiply(", " exponential(")) == 0, "a softmax without its derivative"
+    scores = 4 * 8 * 64 * 64 * 4
+    assert scratch(PROGRAM, 2) == 3 * scores, "the larger product sums nothing"
+    assert scratch(PROGRAM.replace(" reduce(", " negate("), 2) == PACKED
+    assert scratch(PROGRAM.replace(" multiply(", " exponential("), 2) == PACKED, "a softmax without its derivative"
     elsewhere = PROGRAM.replace("{3,2,1,0} dot(%param_0", "{3,2,1,0} add(%param_0")
-    assert library_scratch(elsewhere) == 5 * 4 * 8 * 64 * 64 * 4, "the products come from another operation"
-    of_one_head = PROGRAM.replace("[4,8,", "[1,1,")
-    assert library_scratch(of_one_head) == 5 * 64 * 64 * 4, "one matrix is not shared out"
-    assert library_scratch(PROGRAM.replace("[4,8,64,64]", "[1,64,64]")) == 0, "logits of one row are no batch"
+    assert scratch(elsewhere, 2) == 5 * scores, "the products come from another operation"
+    assert (
+        scratch(
+            PROGRAM.replace("[4,8,64,64]", "[1,64,64]").replace(
+                "%param_0), rhs_contracting_dims={3}\n  %pro", "%param_0), rhs_contracting_dims={2}\n  %pro"
+            ),
+            2,
+        )
+        == PACKED
+    ), "logits of one row are no batch"
 
 
-GROWN = """
-import re, sys
-from pathlib import Path
-import jax, jax.numpy as jnp
-from harness.backends.jax import library_scratch
+@pytest.mark.parametrize(
+    ("batch", "heads", "threads", "times"),
+    [(4, 8, 2, 3), (8, 8, 2, 2), (2, 8, 2, 5), (1, 8, 2, 2), (1, 2, 2, 5), (1, 1, 2, 5), (4, 8, 1, 2), (2, 8, 1, 3)],
+)
+def test_each_thread_takes_scratch_for_its_part_of_a_batch(batch: int, heads: int, threads: int, times: int) -> None:
+    from harness.backends.jax_scratch import scratch
 
-def attended(q, k):
-    return jax.nn.dot_product_attention(q, k, k, is_causal=True)
+    program = PROGRAM.replace("[4,8,64,64]", f"[{batch},{heads},64,64]")
+    assert scratch(program, threads) == times * batch * heads * 64 * 64 * 4
 
-def resident(of):
-    return int(re.search(of + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
 
-q = k = jnp.ones((1, 1024, 4, 32))
-function = attended if sys.argv[1] == "forward" else jax.grad(lambda q, k: attended(q, k).sum(), (0, 1))
-step = jax.jit(function).lower(q, k).compile()
-analysis = step.memory_analysis()
-Path("/proc/self/clear_refs").write_text("5")
-before = resident("VmRSS")
-jax.block_until_ready(step(q, k))
-more = resident("VmHWM") - before - analysis.temp_size_in_bytes - analysis.output_size_in_bytes
-print(more >> 20, library_scratch(step.as_text()) >> 20)
+LOGITS = """
+%fused_computation (param_0: f32[256,32000], param_1: f32[32000,512]) -> f32[256,512] {
+  %param_0 = f32[256,32000]{1,0} parameter(0)
+  %param_1 = f32[32000,512]{1,0} parameter(1)
+  ROOT %dot = f32[256,512]{1,0} dot(%param_0, %param_1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (a: f32[256,32000], b: f32[32000,512]) -> f32[256,512] {
+  ROOT %ynn_fusion = f32[256,512]{1,0} fusion(%a, %b), kind=kCustom, calls=%fused_computation
+}
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["forward", "backward"])
-def test_scratch_is_what_a_process_takes_beyond_the_analysis(way: str) -> None:
-    """Scores of 16 MiB: in the derivative three times as much and in the rest none, within the 12 of a first call."""
-    env = {**os.environ, **environment.PINS, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", GROWN, way], env=env, capture_output=True, text=True, check=True)
-    more, predicted = map(int, done.stdout.split())
-    assert predicted == {"forward": 0, "backward": 48}[way]
-    assert abs(more - predicted) <= max(14, predicted // 2)
+def test_the_library_of_jax_packs_some_columns_of_a_right_factor_over_all_its_length() -> None:
+    from harness.backends.jax_scratch import scratch
+
+    assert scratch(LOGITS, 2) == 128 * 32000 * 4
+    assert scratch(LOGITS.replace("[32000,512]", "[32000,64]").replace("[256,512]", "[256,64]"), 2) == 64 * 32000 * 4
+    turned = LOGITS.replace("[32000,512]", "[512,32000]").replace(
+        "rhs_contracting_dims={0}", "rhs_contracting_dims={1}"
+    )
+    assert scratch(turned, 2) == 128 * 32000 * 4
+    assert scratch(LOGITS.replace("%ynn_fusion", "%other_fusion"), 2) == 0, "computed by another library"
+
+
+LEFT = """
+import jax
+from harness.contract import plugins
+from harness.backends import jax as backend
+from harness.contract.assembly import assemble
+from harness.records import Case
+from harness.machine import memory
+from harness.worker import batch_sizes
+
+case = Case(
+    workload="decoder", shape={"layers": 4, "width": 128, "heads": 4, "vocabulary": 4096, "tokens": 128},
+    place="jax/cpu", corpus="drawn", tokenizer="none",
+)
+loaded = plugins.load()
+parts = assemble(loaded, case)
+abstract = assemble(loaded, case, draw=lambda inner: backend.abstract_draw)
+step = backend.prepare(parts, backend.like(batch_sizes.sizes(loaded.workloads["decoder"], parts)), abstract)
+memory.settle()
+before = memory.read().rss
+jax.jit(lambda: jax.numpy.ones(())).lower().compile()
+memory.trim()
+print(before - memory.read().rss)
+"""
+
+
+def test_no_program_that_a_run_compiles_frees_what_the_step_left_in_the_compiler() -> None:
+    env = {**os.environ, **environment.PINS, "XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    done = subprocess.run([sys.executable, "-c", LEFT], env=env, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1 << 20
 
 
 def test_gloo_copies_the_whole_while_it_gathers_and_scatters() -> None:

@@ -1,6 +1,7 @@
 """What is predicted without running is what a memory worker then measures."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -28,6 +29,10 @@ KNOBS = {"chunked_loss": {"chunk": 256}, "fused_loss": {"chunk": 256}}
 MIB = 1 << 20
 SHORT_ROWS = {"layers": 4, "width": 256, "heads": 1, "vocabulary": 8192, "batch": 16, "tokens": 64}
 """A scan whose attention is small: XLA's products of [B, H, T, T] take scratch that no analysis holds."""
+DENSE = {"layers": 2, "width": 128, "heads": 4, "vocabulary": 512, "tokens": 1024}
+"""A step of which that scratch is a third."""
+LONG_VOCABULARY = {"layers": 1, "width": 256, "heads": 4, "vocabulary": 32000, "batch": 1, "tokens": 128}
+"""A step whose products with the head pack columns of 15.6 MiB."""
 
 ASKED = {
     "torch/cpu": [PLAIN, CHECKPOINT, CHUNKED, FUSED, COMPOSED],
@@ -140,13 +145,22 @@ def test_a_mixture_of_experts_in_16_bits_has_no_bound(config, names, due):
 
 
 @pytest.mark.parametrize(
-    "names", [pytest.param(PLAIN, marks=pytest.mark.slow), CHECKPOINT], ids=["plain", "checkpoint"]
+    ("names", "shape"),
+    [
+        pytest.param(PLAIN, SHORT_ROWS, marks=pytest.mark.slow, id="plain"),
+        pytest.param(CHECKPOINT, SHORT_ROWS, id="checkpoint"),
+        pytest.param(PLAIN, DENSE | {"batch": 1}, marks=pytest.mark.slow, id="one row of heads"),
+        pytest.param(PLAIN, DENSE | {"batch": 2}, id="as many rows as threads"),
+        pytest.param(CHECKPOINT, DENSE | {"batch": 4}, marks=pytest.mark.slow, id="more rows than threads"),
+        pytest.param(PLAIN, LONG_VOCABULARY, id="long vocabulary"),
+    ],
 )
-def test_jax_measures_arguments_and_temporaries_and_outputs(names):
-    (said,) = runner.run(task("predict", "jax/cpu", names, shape=SHORT_ROWS), 1, 120.0)
-    (found,) = runner.run(task("memory", "jax/cpu", names, shape=SHORT_ROWS), 1, 120.0)
+def test_jax_measures_arguments_and_temporaries_and_outputs(names, shape):
+    threads = len(os.sched_getaffinity(0))
+    (said,) = runner.run(task("predict", "jax/cpu", names, shape=shape), threads, 120.0)
+    (found,) = runner.run(task("memory", "jax/cpu", names, shape=shape), threads, 120.0)
     due = said.prediction.predicted_peak_bytes
-    assert abs(found.memory.peak_host_bytes - due) <= max(3 * MIB, 0.02 * due)
+    assert abs(found.memory.peak_host_bytes - due) <= max(4 * MIB, 0.02 * due)
 
 
 def test_the_phases_of_a_jax_run_are_predicted():
