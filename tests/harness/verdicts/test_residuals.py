@@ -42,7 +42,9 @@ def records_of(name: str = "", predicted: "int | None" = 100 * MIB, place: str =
 
 
 @pytest.fixture
-def residuals(figures: ModuleType, tmp_path: Path) -> Any:
+def residuals(figures: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(figures, "is_since", lambda since, commit: commit != "old")
+
     def of(*records: Record) -> list[Residual]:
         path = tmp_path / "results" / "small" / "machine" / "1.jsonl"
         path.parent.mkdir(parents=True)
@@ -100,11 +102,11 @@ def test_what_ran_within_its_own_prediction_does_not_count(residuals: Any, room:
     assert residuals(*records_of(), Record(case=CASE, origin=Origin(suite="small", commit="abc"), **room)) == []
 
 
-def test_old_peaks_of_steps_in_torch_are_above_another_base(
-    residuals: Any, figures: ModuleType, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(figures, "is_since", lambda commit: commit != "abc")
-    step, ranks = PLAIN._replace(place="torch/cpu"), PLAIN._replace(place="torch/cpu", several=True)
-    assert not figures.counts(step, "abc") and figures.counts(step, "def")
-    assert figures.counts(ranks, "abc") and figures.counts(PLAIN, "abc")
-    assert residuals(*records_of(place="torch/cpu")) == []
+@pytest.mark.parametrize("place", ["torch/cpu", "jax/cpu"])
+def test_old_peaks_of_steps_are_above_another_base(residuals: Any, figures: ModuleType, place: str) -> None:
+    step = PLAIN._replace(place=place)
+    assert not figures.counts(step, "old") and figures.counts(step, "abc")
+    assert figures.counts(step._replace(several=True), "old") and figures.counts(step._replace(data=True), "old")
+    assert figures.counts(step._replace(place="jax/cuda"), "old")
+    assert residuals(*records_of(place=place, origin=Origin(suite="small", commit="old"))) == []
+
