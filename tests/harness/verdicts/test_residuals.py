@@ -37,7 +37,7 @@ def records_of(name: str = "", predicted: "int | None" = 100 * MIB, place: str =
     common: dict[str, Any] = {"case": case, "origin": Origin(suite="small", commit="abc")}
     return [
         Record(slot=Slot(case=case.digest(), kind="predict"), prediction=prediction, **common),
-        Record(slot=Slot(case=case.digest(), kind="memory"), **common, **(measured | run)),
+        Record(slot=Slot(case=case.digest(), kind="memory"), **(common | measured | run)),
     ]
 
 
@@ -109,4 +109,3 @@ def test_old_peaks_of_steps_are_above_another_base(residuals: Any, figures: Modu
     assert figures.counts(step._replace(several=True), "old") and figures.counts(step._replace(data=True), "old")
     assert figures.counts(step._replace(place="jax/cuda"), "old")
     assert residuals(*records_of(place=place, origin=Origin(suite="small", commit="old"))) == []
-
