@@ -121,7 +121,7 @@ def predicted_anew(rows: Sequence[Measured], loaded: Plugins) -> list[Measured]:
     with template.kept():
         for steps in sorted({row.steps for row in rows}):
             share = [case for (each, _), case in cases.items() if each == steps]
-            for case, record in prediction_cache.of_cases(share, stored, corpora, loaded, batches=steps):
+            for case, record in prediction_cache.of_cases(share, stored, corpora, loaded, steps=steps):
                 again[steps, case.digest()] = record.prediction
     return [row._replace(prediction=again[row.steps, row.case.digest()]) for row in rows]
 

@@ -109,3 +109,19 @@ def test_old_peaks_of_steps_are_above_another_base(residuals: Any, figures: Modu
     assert figures.counts(step._replace(several=True), "old") and figures.counts(step._replace(data=True), "old")
     assert figures.counts(step._replace(place="jax/cuda"), "old")
     assert residuals(*records_of(place=place, origin=Origin(suite="small", commit="old"))) == []
+
+
+def test_a_case_is_predicted_anew_over_the_steps_of_its_run(figures: ModuleType, monkeypatch: Any) -> None:
+    asked: list[int] = []
+
+    def predicted(cases: Any, *_: Any, steps: int, **settings: Any) -> Any:
+        asked.append(steps)
+        for case in cases:
+            yield case, Record(case=case, prediction=Prediction(predicted_peak_bytes=steps * MIB))
+
+    monkeypatch.setattr(figures.prediction_cache.predictions, "of_cases", predicted)
+    monkeypatch.setattr(figures.prediction_cache, "folder", lambda cache: None)
+    rows = [figures.Measured(CASE, "abc", 110 * MIB, steps, Prediction()) for steps in (3, 24)]
+    anew = figures.predicted_anew(rows, LOADED)
+    assert asked == [3, 24]
+    assert [row.prediction.predicted_peak_bytes for row in anew] == [3 * MIB, 24 * MIB]
