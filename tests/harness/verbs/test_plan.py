@@ -163,7 +163,7 @@ def test_plan_says_what_to_change_when_nothing_fits(path: Path, tmp_path: Path) 
 
 
 def test_fit_predicts_the_longest_context(path: Path, tmp_path: Path) -> None:
-    done = ran(tmp_path, "fit", str(path), "--over", "tokens", "--budget", "64MiB", "--predict-only")
+    done = ran(tmp_path, "fit", str(path), "--over", "tokens", "--budget", "128MiB", "--predict-only")
     assert done.returncode == 0, done.stderr
     found = {
         cells[1].strip(" `"): int(cells[2].replace(",", ""))
@@ -173,7 +173,7 @@ def test_fit_predicts_the_longest_context(path: Path, tmp_path: Path) -> None:
     assert 512 < found["baseline"] < found["bfloat16"] < found["checkpoint"] < found["fused_loss"]
     again = ran(tmp_path, "report", "results")
     assert again.returncode == 0, again.stderr
-    assert done.stdout.splitlines()[2:] == again.stdout.splitlines()[2:] and "longest tokens in 64 MiB" in again.stdout
+    assert done.stdout.splitlines()[2:] == again.stdout.splitlines()[2:] and "longest tokens in 128 MiB" in again.stdout
 
 
 @pytest.mark.parametrize("budget", ["1MiB", "eight"])
