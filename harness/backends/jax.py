@@ -31,6 +31,13 @@ QUICK = {"xla_backend_optimization_level": 0}
 Half of the time goes with it, and no byte of the analysis.
 """
 
+SCRATCH_FAILED = "YNNPACK operation failed: error"
+"""How a step ends whose library found no memory for its scratch on the CPU; the reason itself is lost.
+
+`ynn_runtime::invoke` (XNNPACK, ynnpack/subgraph/runtime.cc) says so of every operation that cannot be carried out, and
+XLA fixes and checks the sizes of its operations before the program runs.
+"""
+
 BOUND_SLACK = 0.01
 """By how much of a budget the allocator's limit may differ from it: it is passed as a rounded share of the device."""
 
@@ -266,6 +273,8 @@ def ran_out(error: BaseException) -> str | None:
         return "host"
     if "Shared memory size limit exceeded" in text:  # of one kernel: no memory that a strategy saves
         return None
+    if SCRATCH_FAILED in text:
+        return "host"
     if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
         return "host" if jax.default_backend() == "cpu" or "pinned_host" in text else "device"
     return None

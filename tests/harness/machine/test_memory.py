@@ -177,6 +177,12 @@ def test_a_request_beyond_the_budget_fails_cleanly_and_the_limit_is_lifted(libra
     assert seen["lifted"]
 
 
+def test_scratch_that_a_library_finds_no_memory_for_ran_out_of_it():
+    seen = told("library_scratch", "jax", place="jax/cpu")
+    assert "INTERNAL: " in seen["message"], "XLA does not say that it was memory"
+    assert seen["ran_out"] == "host"
+
+
 @alone
 def test_no_budget_sets_no_limit():
     with memory.budget(None) as limit:
