@@ -76,10 +76,14 @@ class Pace:
 
 @dataclass
 class Timing:
-    """Cases that are timed together, by digest, and the seconds that are left for their rounds."""
+    """Cases that are timed together, by digest, the seconds that are left for their rounds, and the round they are in.
+
+    A round that has begun is timed to its end, however long it takes.
+    """
 
     cases: frozenset[str]
     seconds: float
+    round: int = -1
 
 
 class Watcher(bench.Progress):
@@ -154,7 +158,9 @@ class Watcher(bench.Progress):
                 self.done += 1
         if slot is not None and kind == "time":
             for timing in self.timings:
-                timing.seconds -= (record.origin.worker_seconds or 0.0) * (slot.case in timing.cases)
+                if slot.case in timing.cases:
+                    timing.seconds -= record.origin.worker_seconds or 0.0
+                    timing.round = slot.round
         if slot is not None and kind == "predict":
             self.pace.predicted(slot.case, record.prediction.predicted_work)
         self.pace.ended(slot, whole=record.status == "ok")
@@ -180,17 +186,20 @@ class Watcher(bench.Progress):
         return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {max(1, round(seconds))} s left"
 
     def _seconds(self) -> float:
-        """Return how long the open results will take at most; rounds of a comparison not longer than they may."""
+        """Return how long the open results will take at most; rounds of a comparison begin within its time alone."""
         kinds: dict[str, list[str]] = defaultdict(list)
         for slot in self.open:
-            kinds[slot.kind].append(slot.case)
-        rounds = kinds.pop("time", [])
+            if slot.kind != "time":
+                kinds[slot.kind].append(slot.case)
         seconds = sum(self.pace.left(kind, cases) for kind, cases in kinds.items())
+        rounds = [slot for slot in self.open if slot.kind == "time"]
         for timing in self.timings:
-            own = [case for case in rounds if case in timing.cases]
-            rounds = [case for case in rounds if case not in timing.cases]
-            seconds += min(self.pace.left("time", own), max(0.0, timing.seconds))
-        return seconds + self.pace.left("time", rounds)
+            own = [slot for slot in rounds if slot.case in timing.cases]
+            rounds = [slot for slot in rounds if slot.case not in timing.cases]
+            begun = self.pace.left("time", [slot.case for slot in own if slot.round <= timing.round])
+            whole = self.pace.left("time", [slot.case for slot in own])
+            seconds += max(begun, min(whole, timing.seconds))
+        return seconds + self.pace.left("time", [slot.case for slot in rounds])
 
 
 @contextmanager

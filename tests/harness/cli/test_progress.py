@@ -43,6 +43,20 @@ def test_rounds_take_no_longer_than_they_may_and_the_time_left_falls(monkeypatch
     assert left[-1] == 90
 
 
+def test_a_round_that_has_begun_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    lines = io.StringIO()
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.groups([frozenset("abcd")], 10.0)
+        watcher.begin(rounds("a", "b", "c", "d"), 0)
+        for slot in rounds("a", "b", "c", "d")[:5]:  # the first takes all the time there is, and three more follow
+            now[0] += 20.0
+            watcher.finish(Record(slot=slot, origin=Origin(worker_seconds=20.0)), CASE)
+    left = [seconds_left(line) for line in lines.getvalue().splitlines()]
+    assert left == [60, 40, 20, 1, 60], "no next round follows the first; where one does, it is timed as well"
+
+
 def test_without_groups_every_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
