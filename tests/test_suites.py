@@ -22,7 +22,6 @@ FITTED = {"batch_limits", "pythia_batch", "ram_to_tokens"}
 WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
 STALE = {
     "advice": "`harness advise` answers it by predictions alone",
-    "checkpointing": WAITS,
     "gpu": WAITS,
     "gpu_losses": WAITS,
     "real_lengths": WAITS,
