@@ -25,7 +25,9 @@ DIVIDED = "one process for all of it"
 LEAST = 0.95
 """What a remedy leaves of a peak at most."""
 WORTH = 0.9
-"""What an inexact remedy leaves of what the exact one does, at most: for less nobody gives up an answer."""
+"""What a dearer remedy leaves of what the one before does, at most: for less nobody gives up time, or an answer."""
+STANDS_IN = "offloading"
+"""The note of a row that moves nothing on this machine, and shows what would be moved on another."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,11 @@ def alone(results: Iterable[tuple[str, Sequence[Comparison]]]) -> dict[tuple[str
 
 
 def remedies(results: Iterable[tuple[str, Sequence[Comparison]]], strategies: Mapping[str, Strategy]) -> list[Remedy]:
-    """Return for each thing that sets a peak, and each backend, the best exact remedy, and a leaner inexact one."""
+    """Return what to use for each thing that sets a peak, on each backend.
+
+    That is the best exact remedy; where it costs little, the one that saves more for more time; and a leaner inexact
+    one.
+    """
     rows = alone(results)
     against: dict[tuple[str, str], list[JudgedRow]] = {}
     for (name, backend), members in rows.items():
@@ -109,12 +115,15 @@ def remedies(results: Iterable[tuple[str, Sequence[Comparison]]], strategies: Ma
     order = [*(what for what, _ in SETS), NARROW, DIVIDED]
     answers = []
     for what, backend in sorted(against, key=lambda key: (order.index(key[0]), key[1] != "torch", key[1])):
-        lean = [each for each in against[what, backend] if each.peak_ratio < LEAST]
-        exact = _best([each for each in lean if each.row.answer in EXACT])
-        rest = [each for each in lean if each.row.answer not in EXACT]
-        limit = WORTH * exact.peak_ratio if exact is not None else 1.0
-        inexact = _best([each for each in rest if each.peak_ratio < limit])
-        answers += [_remedy(what, backend, best, rows) for best in (exact, inexact) if best is not None]
+        lean = [each for each in against[what, backend] if each.peak_ratio < LEAST and not _stands_in(each.row)]
+        exact = [each for each in lean if each.row.answer in EXACT]
+        inexact = [each for each in lean if each.row.answer not in EXACT]
+        limit = 1.0
+        for choices in (exact, exact, inexact):
+            best = _best([each for each in choices if each.peak_ratio < limit])
+            if best is not None:
+                limit = WORTH * best.peak_ratio
+                answers.append(_remedy(what, backend, best, rows))
     return answers
 
 
@@ -135,6 +144,10 @@ def typical(name: str, results: Iterable[tuple[str, Sequence[Comparison]]]) -> l
 def _counts(row: Row) -> bool:
     measured = row.status == "ok" and row.peak_ratio is not None and row.memory is not None
     return measured and row.answer is not None and row.answer not in WRONG
+
+
+def _stands_in(row: Row) -> bool:
+    return any(STANDS_IN in record.notes for record in row.records)
 
 
 def _best(rows: Sequence[JudgedRow]) -> JudgedRow | None:

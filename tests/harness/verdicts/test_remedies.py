@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness import Strategy
-from harness.records import Applied, Case
+from harness.records import Applied, Case, Record
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
@@ -74,12 +74,21 @@ def test_a_strategy_is_against_what_its_parts_keep(one: Strategy, what: str | No
     assert sets(one) == what
 
 
-def test_the_row_that_saves_most_at_little_cost_is_named() -> None:
+def test_the_row_that_saves_most_at_little_cost_is_named_and_then_what_saves_more_for_more_time() -> None:
     cheap, lean = row("chunked", ratio=0.4), row("cut", ratio=0.2, time=1.5)
-    (best,) = remedies([("losses", [table(cheap, lean)])], STRATEGIES)
+    best, dearer = remedies([("losses", [table(cheap, lean)])], STRATEGIES)
     assert (best.sets, best.best.row, best.best.folder, best.exact) == (LOGITS, cheap, "losses", True)
+    assert (dearer.sets, dearer.best.row, dearer.exact) == (LOGITS, lean, True)
     (best,) = remedies([("losses", [table(lean)])], STRATEGIES)
     assert best.best.row is lean, "where all cost time, the leanest"
+    (best,) = remedies([("losses", [table(cheap, row("cut", ratio=0.37, time=1.5))])], STRATEGIES)
+    assert best.best.row is cheap, "for so little nobody gives up time"
+
+
+def test_what_moves_nothing_on_this_machine_is_no_remedy() -> None:
+    stand_in = row("cut", ratio=0.2, records=(Record(notes={"offloading": "stands in for a GPU"}),))
+    assert remedies([("losses", [table(stand_in)])], STRATEGIES) == []
+    assert typical("cut", [("losses", [table(stand_in)])]) != []
 
 
 def test_of_rows_that_save_as_much_the_plainest_is_named_and_then_the_fastest() -> None:
