@@ -11,8 +11,6 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SERIES = ("step_seconds", "fetch_seconds")
-
 
 class ShippedResults(BuildHookInterface):  # type: ignore[type-arg]
     """Puts `results/` into `harness/shipped/results` of a wheel."""
@@ -37,13 +35,18 @@ class ShippedResults(BuildHookInterface):  # type: ignore[type-arg]
 
 
 def _shortened(line: str) -> str:
-    """Return a record with its series of seconds in four digits; a line that is no record stays as it is."""
+    """Return a record with its seconds in four digits; a line that is no record stays as it is."""
     try:
         record = json.loads(line)
     except ValueError:
         return line
-    times = record.get("times") or {}
-    for name in SERIES:
-        if name in times:
-            times[name] = [float(f"{seconds:.4g}") for seconds in times[name]]
+    for room in (record.get("times") or {}, record.get("origin") or {}):
+        room.update({name: _four_digits(value) for name, value in room.items() if name.endswith("_seconds")})
     return json.dumps(record) + "\n"
+
+
+def _four_digits(value: Any) -> Any:
+    """Round seconds, or each of a list of them; what is not known stays so."""
+    if isinstance(value, list):
+        return [_four_digits(each) for each in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
