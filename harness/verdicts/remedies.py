@@ -119,8 +119,8 @@ def remedies(results: Iterable[tuple[str, Sequence[Comparison]]], strategies: Ma
         exact = [each for each in lean if each.row.answer in EXACT]
         inexact = [each for each in lean if each.row.answer not in EXACT]
         limit = 1.0
-        for choices in (exact, exact, inexact):
-            best = _best([each for each in choices if each.peak_ratio < limit])
+        for choices, near in ((exact, NEAR), (exact, 1 / WORTH), (inexact, NEAR)):
+            best = _best([each for each in choices if each.peak_ratio < limit], near)
             if best is not None:
                 limit = WORTH * best.peak_ratio
                 answers.append(_remedy(what, backend, best, rows))
@@ -150,18 +150,18 @@ def _stands_in(row: Row) -> bool:
     return any(STANDS_IN in record.notes for record in row.records)
 
 
-def _best(rows: Sequence[JudgedRow]) -> JudgedRow | None:
+def _best(rows: Sequence[JudgedRow], near: float) -> JudgedRow | None:
     """Return the row with the largest saving among those that surely cost little time, or else among all.
 
-    Of rows that save as much and do not surely take longer it is the one with the fewest settings, then the fastest.
+    Of rows that take at most `near` times that peak and do not surely take longer it is the one with the fewest
+    settings, then the fastest.
     """
     preferred = [each for each in rows if cheap(each.row)] or rows
     leanest = min(preferred, key=lambda each: each.peak_ratio, default=None)
     if leanest is None:
         return None
     _, _, latest = _time(leanest.row)
-    near = [each for each in rows if each.peak_ratio <= NEAR * leanest.peak_ratio]
-    equal = [each for each in near if _time(each.row)[0] <= latest]
+    equal = [each for each in rows if each.peak_ratio <= near * leanest.peak_ratio and _time(each.row)[0] <= latest]
     return min(equal, key=lambda each: (plainness(each.row.case), _time(each.row)[1], each.peak_ratio))
 
 

@@ -79,6 +79,9 @@ def test_the_row_that_saves_most_at_little_cost_is_named_and_then_what_saves_mor
     best, dearer = remedies([("losses", [table(cheap, lean)])], STRATEGIES)
     assert (best.sets, best.best.row, best.best.folder, best.exact) == (LOGITS, cheap, "losses", True)
     assert (dearer.sets, dearer.best.row, dearer.exact) == (LOGITS, lean, True)
+    faster = row("cut", ratio=0.21, time=1.3)
+    _, dearer = remedies([("losses", [table(cheap, lean, faster)])], STRATEGIES)
+    assert dearer.best.row is faster, "for less than a tenth more nobody gives up time"
     (best,) = remedies([("losses", [table(lean)])], STRATEGIES)
     assert best.best.row is lean, "where all cost time, the leanest"
     (best,) = remedies([("losses", [table(cheap, row("cut", ratio=0.37, time=1.5))])], STRATEGIES)
