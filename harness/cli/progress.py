@@ -186,7 +186,7 @@ class Watcher(bench.Progress):
         return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {max(1, round(seconds))} s left"
 
     def _seconds(self) -> float:
-        """Return how long the open results will take at most; rounds of a comparison begin within its time alone."""
+        """Return how long the open results will take at most: no round begins after its comparison's time is spent."""
         kinds: dict[str, list[str]] = defaultdict(list)
         for slot in self.open:
             if slot.kind != "time":

@@ -178,14 +178,14 @@ def library_scratch(library):
     queries = jnp.ones((2, 4, 1024, 64))
     program = jax.jit(jax.grad(attention)).lower(queries).compile()
     jax.block_until_ready(program(queries))
-    found = {"planned": program.memory_analysis().temp_size_in_bytes}
+    planned, seen = program.memory_analysis().temp_size_in_bytes, {}
     try:
-        with memory.budget(found["planned"] + 4 * MIB):
+        with memory.budget(planned + 4 * MIB):
             jax.block_until_ready(program(queries))
     except Exception as error:
-        found["message"] = str(error)
-        found["ran_out"] = backends.load(library).ran_out(error)
-    return found
+        seen["message"] = str(error)
+        seen["ran_out"] = backends.load(library).ran_out(error)
+    return seen
 
 
 DEVICE_SIZES = (1, 512, 513, MIB + 1, 10 * MIB + 1, 64 * MIB, 100 * MIB + 12_345)
