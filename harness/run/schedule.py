@@ -14,13 +14,10 @@ from harness.machine import facts
 from harness.records import Case, Record, Slot
 from harness.records.record import OPEN_STATUSES
 from harness.suite.plan import Comparison, Plan
-from harness.verdicts import rounds
-from harness.verdicts.expressions import MEASURED_MEMORY, WAITS, plain_label, rows_asked
+from harness.verdicts import claims, rounds
+from harness.verdicts.expressions import WAITS, plain_label
 from harness.verdicts.observed import possible, step_time
 from harness.verdicts.pooled import BASELINES
-
-REPEATS = 3
-"""How often the memory of a row is measured that a claim or a verdict near its bound rests on."""
 
 REFUSED = ("unsupported", "skipped_guard")
 """Statuses by which a machine says that it does not run a case."""
@@ -103,25 +100,10 @@ class Schedule:
         """The row of each case in the tables, by its digest."""
         return {self.digest(case): index for index, case in enumerate(self.plan.cases)}
 
-    @cached_property
-    def _claimed(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The labels of rows on whose memory a claim rests, and of those on whose waits; without blanks."""
-        expressions = [claim.that for claim in self.plan.suite.claims]
-        memory, waits = (
-            frozenset(label for each in expressions for label in rows_asked(each, figures))
-            for figures in (MEASURED_MEMORY, WAITS)
-        )
-        return memory, waits
-
-    def repeats(self, case: Case) -> int:
-        """Return how often the memory of a case is measured."""
-        memory, _ = self._claimed
-        return REPEATS if _names(case) & memory else 1
-
     def staying(self, comparison: Comparison) -> set[str]:
         """Return the rows that are timed until the suite's minutes are spent: a claim rests on what they wait for."""
-        _, waits = self._claimed
-        claimed = {case.label for case in comparison.cases if _names(case) & waits}
+        waits = claims.asked(self.plan.suite.claims, comparison.baseline, WAITS)
+        claimed = {case.label for case in comparison.cases if names(case) & waits}
         return claimed | set(BASELINES) if claimed else set()
 
     def slots(self) -> Iterator[Slot]:
@@ -139,8 +121,7 @@ class Schedule:
             return
         for case in comparison.cases:
             yield Slot(case=self.digest(probe_of(self.plugins, case)), kind="numerics")
-            for repeat in range(self.repeats(case)):
-                yield Slot(case=self.digest(case), kind="memory", repeat=repeat)
+            yield Slot(case=self.digest(case), kind="memory")
         for number in range(self.rounds):
             for case in comparison.cases:
                 yield Slot(case=self.digest(case), kind="time", round=number)
@@ -162,8 +143,7 @@ class Schedule:
     def due_of(self, comparison: Comparison, latest: Latest, timed: "Timed | None" = None) -> Iterator[Slot]:
         """Yield the slots of a comparison that still want a result, but for its predictions."""
         for slot in dict.fromkeys(self.measured(comparison)):
-            again = slot.kind == "memory" and slot.repeat > 0 and self.cannot_run(slot.case, latest)
-            if slot.kind != "time" and not again and not self._is_done(latest.get(slot)):
+            if slot.kind != "time" and not self._is_done(latest.get(slot)):
                 yield slot
         if self.obstacle(comparison.baseline) is None:
             number, members = self.turn(comparison, latest, by_case(latest) if timed is None else timed)
@@ -211,7 +191,7 @@ class Schedule:
         return is_done(record) or (self.elsewhere and record is not None and record.status in REFUSED)
 
 
-def _names(case: Case) -> set[str]:
+def names(case: Case) -> set[str]:
     """Return how an expression may name the row of a case."""
     return {plain_label(case.strategies_label), "+".join(applied.name for applied in case.strategies)}
 

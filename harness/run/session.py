@@ -7,16 +7,21 @@ from pathlib import Path
 from harness.contract.assembly import probe_of
 from harness.contract.plugins import Plugins
 from harness.machine import facts, gpu, orphans
-from harness.records import Case, Kind, Record, Slot, store
+from harness.records import Case, Heading, Kind, Record, Slot, store
 from harness.run import bench, locks, prediction_cache, predictions, prepare_data, template, temporary
 from harness.run.bench import Bench, Options, Progress
 from harness.run.rounds import Rounds
-from harness.run.schedule import REPEATS, Known, Latest, Schedule, obstacle
+from harness.run.schedule import Known, Latest, Schedule, names, obstacle
 from harness.suite.plan import Comparison, Plan
-from harness.verdicts import expressions
-from harness.verdicts.judge import MEMORY_MARGIN
+from harness.verdicts import claims, expressions
+from harness.verdicts.expressions import NAMES
+from harness.verdicts.judge import MEMORY_MARGIN, judge
 
 REFERENCE_SECONDS = 300.0
+REPEATS = 3
+"""How often the memory of a row is measured that is near a bound."""
+DOUBT = 0.05
+"""The share by which the peak of a row may be another next time: 310 of 316 rows that ran three times stayed in it."""
 
 
 def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> Path:
@@ -96,6 +101,7 @@ class Session(Bench):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rounds = Rounds(self)
+        self.in_claims = [Record(heading=Heading(rounds=self.schedule.rounds))]  # of rows that claims ask about
         self.unjudged: dict[str, str] = {}  # why a workload gave no reference, by the digest of its untouched case
 
     @template.kept()
@@ -190,9 +196,9 @@ class Session(Bench):
         self.progress.start("answer", case)
         self.keep(self.work("numerics", [probe], reference=str(yardstick))[0], probe, slot)
 
-    def memory(self, case: Case, repeats: int | None = None) -> None:
+    def memory(self, case: Case, times: int = 1) -> None:
         """Measure the memory of a case as often as is wanted, once where it does not run, or say why not."""
-        for repeat in range(self.schedule.repeats(case) if repeats is None else repeats):
+        for repeat in range(times):
             if repeat and self.schedule.cannot_run(self.schedule.digest(case), self.latest):
                 return
             slot = self.slot(case, "memory", repeat=repeat)
@@ -208,19 +214,40 @@ class Session(Bench):
                 self.keep(self.work("memory", [case], steps=self.plan.suite.memory_steps)[0], case, slot)
 
     def repeat_near_bounds(self, comparison: Comparison) -> None:
-        """Measure those rows again whose peak is so near to the bound of `less` or `more` that one run cannot say."""
+        """Measure those rows again whose peak is so near to a bound that one run cannot say on which side it lies.
+
+        That of `less` or `more`, or that of a claim. A claim about several comparisons is decided with the last of
+        them, which a machine of a cluster need not have.
+        """
+        for case in [*self.near_words(comparison), *self.near_claims(comparison)]:
+            self.memory(case, REPEATS)
+
+    def near_words(self, comparison: Comparison) -> list[Case]:
+        """Return the rows of a comparison near the bound of `less` or `more`, and its baseline with them."""
         peaks = {case.label: self.peak(case) for case in comparison.cases}
         baseline = peaks.get(comparison.baseline.label)
         if baseline is None or not self.schedule.rounds:
-            return
+            return []
         bound = MEMORY_MARGIN * baseline
         near = [
             case
             for case in comparison.cases
             if (peak := peaks[case.label]) is not None and abs(abs(peak - baseline) - bound) < bound / 2
         ]
-        for case in [comparison.baseline, *near] if near else []:
-            self.memory(case, REPEATS)
+        return [comparison.baseline, *near] if near else []
+
+    def near_claims(self, comparison: Comparison) -> list[Case]:
+        """Return the rows near the bound of a claim, of this comparison and of those that were measured before."""
+        asked = claims.asked(self.plan.suite.claims, comparison.baseline, NAMES)
+        if not asked:
+            return []
+        self.in_claims += [
+            record
+            for record in [*self.earlier_of(comparison), *self.records]
+            if record.slot is not None and record.slot.kind in ("predict", "memory") and record.case is not None
+            if record.case.is_baseline or names(record.case) & asked
+        ]
+        return [row.case for row in claims.near(self.plan.suite.claims, judge(self.in_claims), DOUBT)]
 
     def guarded(self, case: Case) -> Record | None:
         """Refuse a case that would take the machine down, unless all are to be tried."""

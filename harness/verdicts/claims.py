@@ -13,23 +13,27 @@ procedure, Scandinavian Journal of Statistics 6 (1979), 65-70. What the interval
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.records import Claim, Record
+from harness.records import Case, Claim, Record
 from harness.verdicts import times
 from harness.verdicts.expressions import (
     COUNTED,
+    MEASURED_MEMORY,
     OPERATIONS,
     TIMES,
     ClaimError,
     Figure,
     Open,
     Unknown,
+    calls,
     compared,
     exact,
     in_words,
+    joined,
+    keywords,
     listed,
     parsed,
     plain_label,
@@ -102,7 +106,7 @@ def _corrected(tree: ast.expr, tables: Sequence[Comparison], settings: Sequence[
 
     What is joined by `and`, or has a bound on either side, may be refuted in so many ways and shares the error.
     """
-    ways = max(1, sum(len(each.ops) for each in ast.walk(tree) if isinstance(each, ast.Compare) and _timed(each)))
+    ways = max(1, sum(len(each.ops) for each in ast.walk(tree) if isinstance(each, ast.Compare) and calls(each, TIMES)))
     decided: dict[int, _Outcome] = {}
     while undecided := [place for place in range(len(settings)) if place not in decided]:
         error = ERROR / (len(undecided) * ways)
@@ -119,40 +123,69 @@ def answered(records: Sequence[Record], tables: Sequence[Comparison]) -> list[An
     return [answer(claim, tables) for claim in claims]
 
 
+def asked(claims: Iterable[Claim], case: Case, figures: Collection[str]) -> set[str]:
+    """Return the labels, without blanks, of rows of a comparison, given by one of its cases, that claims ask about."""
+    return {
+        plain_label(ast.unparse(call.args[0]))
+        for claim in claims
+        for call in calls(parsed(claim.that), figures)
+        if fits(case, {**claim.where, **keywords(call)[0]})
+    }
+
+
+def near(claims: Iterable[Claim], tables: Sequence[Comparison], doubt: float) -> list[Row]:
+    """Return the rows whose memory a claim rests on that another measurement might decide otherwise.
+
+    That is where the claim is open once that share of every peak is added to it and taken from it. What lies in
+    comparisons that were not measured is left to them.
+    """
+    rows = {
+        id(row): row
+        for claim in claims
+        for part in joined(parsed(claim.that))
+        if calls(part, MEASURED_MEMORY)
+        for where in _settings(claim, tables)
+        if (outcome := _Evaluation(tables, where, ERROR, doubt).of(part)).verdict == "inconclusive"
+        for row in outcome.rows
+    }
+    return list(rows.values())
+
+
 def _settings(claim: Claim, tables: Sequence[Comparison]) -> Iterator[Where]:
     """Yield one setting for each comparison that fits the claim; figures with keywords may then look at others."""
     for table in tables:
-        if fits(table, claim.where):
-            yield {**_sizes(table), **claim.where}
+        if fits(table.case, claim.where):
+            yield {**_sizes(table.case), **claim.where}
 
 
-def _sizes(table: Comparison) -> dict[str, Any]:
-    case = table.case
+def _sizes(case: Case) -> dict[str, Any]:
     budget = {} if case.budget_bytes is None else {"budget_gib": case.budget_bytes / GIB}
     return {**case.shape, **budget, "place": str(case.place), "corpus": case.corpus, "tokenizer": case.tokenizer}
 
 
-def fits(table: Comparison, where: Where) -> bool:
-    """Check whether a comparison has the sizes, place and corpus that are asked for."""
-    sizes = _sizes(table)
+def fits(case: Case, where: Where) -> bool:
+    """Check whether a comparison, given by one of its cases, has the sizes, place and corpus that are asked for."""
+    sizes = _sizes(case)
     return all(sizes.get(key) == value for key, value in where.items() if key != RANKS)
 
 
 class _Evaluation:
-    """Evaluate one expression at one comparison; intervals of times err with the chance `error`."""
+    """Evaluate one expression at one comparison.
 
-    def __init__(self, tables: Sequence[Comparison], where: Where, error: float) -> None:
-        self.tables, self.where, self.error = tables, where, error
+    Intervals of times err with the chance `error`; measured memory is doubted by a share of it.
+    """
+
+    def __init__(self, tables: Sequence[Comparison], where: Where, error: float, doubt: float = 0.0) -> None:
+        self.tables, self.where, self.error, self.doubt = tables, where, error, doubt
         self.rows: list[Row] = []
         self.anchor: str | None = None
         self.predicted = False
 
     def of(self, tree: ast.expr) -> _Outcome:
-        comparisons = tree.values if isinstance(tree, ast.BoolOp) else [tree]
         holds: list[bool | None] = []
         words: list[str] = []
         try:
-            for each in comparisons:
+            for each in joined(tree):
                 assert isinstance(each, ast.Compare)
                 try:
                     terms = self.terms(each)
@@ -177,11 +210,11 @@ class _Evaluation:
         is asked for, else to the one in the middle. Against a plain number, or of several tables, each is by itself.
         """
         sides = (comparison.left, *comparison.comparators)
-        calls = _timed(comparison)
-        asked = [self.row(ast.unparse(call.args[0]), _keywords(call)) for call in calls]
-        labels = [row.label for _, row in asked]
+        timed = calls(comparison, TIMES)
+        rows = [self.row(ast.unparse(call.args[0]), keywords(call)[0]) for call in timed]
+        labels = [row.label for _, row in rows]
         self.anchor = None
-        if len({(ast.unparse(call.func), id(table)) for call, (table, _) in zip(calls, asked, strict=True)}) == 1:
+        if len({(ast.unparse(call.func), id(table)) for call, (table, _) in zip(timed, rows, strict=True)}) == 1:
             self.anchor = BASELINES[0] if BASELINES[0] in labels else labels[len(labels) // 2]
         terms = [self.value(side) for side in sides]
         units = {term.unit for term in terms if isinstance(term, Figure)}
@@ -198,8 +231,7 @@ class _Evaluation:
         if isinstance(node, ast.BinOp):
             return OPERATIONS[type(node.op)](self.number(node.left), self.number(node.right))
         assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        name, where = node.func.id, _keywords(node)
-        own: dict[str, Any] = {key: where.pop(key) for key in ("phase", "figure", "of") if key in where}
+        name, (where, own) = node.func.id, keywords(node)
         table, row = self.row(ast.unparse(node.args[0]), where)
         self.rows.append(row)
         if name in TIMES:
@@ -207,6 +239,8 @@ class _Evaluation:
                 return times.by_itself(row, table, TIMES[name], self.error)
             return times.beside(row, table, TIMES[name], self.error, self.anchor)
         value = FIGURES[name](row, own)
+        if self.doubt and name in MEASURED_MEMORY and isinstance(value, Figure):
+            value = replace(value, low=(1 - self.doubt) * value.low, high=(1 + self.doubt) * value.high)
         if not rests_on_prediction(name, row):
             return value
         self.predicted = True
@@ -224,7 +258,7 @@ class _Evaluation:
         """Find the row of a label in the comparison meant; raise Unknown where there is none or more than one."""
         where = {**self.where, **keywords}
         ranks = where.get(RANKS)
-        tables = [table for table in self.tables if fits(table, where)]
+        tables = [table for table in self.tables if fits(table.case, where)]
         if len(tables) != 1:
             raise Unknown(f"{len(tables)} comparisons have {_shown(keywords)}")
         wanted = plain_label(label)
@@ -236,16 +270,6 @@ class _Evaluation:
             name = label.strip("'")
             raise Unknown(f"{len(rows)} rows are '{name}'" if rows else f"no rows are '{name}' in these results")
         return tables[0], rows[0]
-
-
-def _timed(comparison: ast.Compare) -> list[ast.Call]:
-    """Return the times that a comparison asks for."""
-    calls = (node for node in ast.walk(comparison) if isinstance(node, ast.Call))
-    return [node for node in calls if isinstance(node.func, ast.Name) and node.func.id in TIMES]
-
-
-def _keywords(node: ast.Call) -> dict[str, Any]:
-    return {str(key.arg): key.value.value for key in node.keywords if isinstance(key.value, ast.Constant)}
 
 
 def _shown(where: Where) -> str:

@@ -4,6 +4,7 @@ import ast
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from harness.refusal import Refusal
 
@@ -82,11 +83,21 @@ def parsed(expression: str) -> ast.expr:
     return tree
 
 
-def rows_asked(expression: str, figures: Collection[str]) -> set[str]:
-    """Return the labels, without blanks, of the rows of which an expression asks for one of some figures."""
-    calls = (node for node in ast.walk(parsed(expression)) if isinstance(node, ast.Call))
-    asked = (node for node in calls if isinstance(node.func, ast.Name) and node.func.id in figures)
-    return {plain_label(ast.unparse(node.args[0])) for node in asked}
+def calls(tree: ast.AST, figures: Collection[str]) -> list[ast.Call]:
+    """Return what asks for one of some figures in an expression that was read."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [node for node in nodes if isinstance(node.func, ast.Name) and node.func.id in figures]
+
+
+def joined(tree: ast.expr) -> list[ast.expr]:
+    """Return the comparisons that `and` joins, or the one that there is."""
+    return tree.values if isinstance(tree, ast.BoolOp) else [tree]
+
+
+def keywords(call: ast.Call) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keywords of a figure: those that choose among comparisons, and those that say which part is meant."""
+    given = {str(key.arg): key.value.value for key in call.keywords if isinstance(key.value, ast.Constant)}
+    return {key: given[key] for key in given if key not in PARTS}, {key: given[key] for key in given if key in PARTS}
 
 
 def _check(node: ast.expr, expression: str, depth: int) -> None:
@@ -155,6 +166,10 @@ WAITS = ("fetch_seconds", "prepare_seconds")
 PREDICTED = ("predicted", "predicted_stage", "predicted_kind", "foretold")
 COUNTED = ("predicted_stage", "predicted_kind", "noted")
 """Figures that are exact where they are predicted: sums of the sizes of arrays, and choices."""
+
+
+PARTS = ("phase", "figure", "of")
+"""Keywords that say which part of a row's figures is meant."""
 
 
 MEASURED_MEMORY = ("peak", "held", "stage", "kind", "file_bytes", "anonymous_bytes", "all_ranks")

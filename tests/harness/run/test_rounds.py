@@ -69,10 +69,14 @@ def test_rows_on_whose_waits_a_claim_rests_stay(tmp_path):
         "claims:\n  - id: a\n    says: b\n"
         "    that: prepare_seconds(numpy_copy) <= prepare_seconds('python_lists(shared=true)')\n"
         "  - id: c\n    says: d\n    that: seconds(strided_view) <= seconds(baseline)\n"
+        "    where: {tokens: 16}\n"
     )
     schedule = Schedule(read(path, LOADED), LOADED, 24)
     (comparison,) = schedule.plan.comparisons
     assert schedule.staying(comparison) == {"baseline", "nothing", "numpy_copy", "python_lists(shared=true)"}
+    path.write_text(path.read_text().replace("shared=true)')", "shared=true)')\n    where: {tokens: 32}"))
+    elsewhere = Schedule(read(path, LOADED), LOADED, 24)
+    assert elsewhere.staying(elsewhere.plan.comparisons[0]) == set(), "that claim is about other comparisons"
 
 
 def test_a_round_that_lacks_a_member_is_timed_again_whole():
