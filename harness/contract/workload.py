@@ -28,7 +28,7 @@ class Workload:
     `wanted(shape, steps)` gives the sizes that this needs (see `harness.workloads.data`; None: the workload draws its
     own data), `extent(shape, corpus, steps)` the sizes of the source, `lacks` the parts that stay
     None, or that only its own parts call: those of ranks, of which there is one, and of an ending. `imports` are
-    modules that take long to load: many predictions load them once.
+    modules that take long to load: many workers load them once.
     """
 
     name: str

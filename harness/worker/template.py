@@ -49,7 +49,8 @@ def main(descriptor: int, backend: str, names: Sequence[str]) -> int:
         if not message:
             return 0
         request = json.loads(message)
-        _import_more(request["spec"], loaded)
+        if _import_more(request["spec"], loaded):
+            ranges = forked.mapped_ranges()
         reason = unsafe()
         pid = None if reason else _forked(channel, request, descriptors, loaded, ranges)
         for each in descriptors:
@@ -83,23 +84,24 @@ def _imported(backend: str, names: Sequence[str]) -> Any:
     return plugins.load(tuple(names))
 
 
-def _import_more(spec: str, loaded: Any) -> None:
-    """Import what a workload takes long to load, where nothing is measured: the base of a measurement stays as it is.
+def _import_more(spec: str, loaded: Any) -> bool:
+    """Import what the workload of a task takes long to load, once for all its workers; return whether there was any.
 
     What cannot be imported is the worker's to report. To search for garbage meanwhile would take a fifth of the time,
     and in the workers a tenth of theirs.
     """
     task = json.loads(Path(spec).read_text(encoding="utf-8"))
     workload = loaded.workloads.get(task["cases"][0]["workload"])
-    late = workload.imports if task["kind"] == "predict" and workload is not None else ()
-    if set(late) <= set(sys.modules):
-        return
+    late = [each for each in (workload.imports if workload is not None else ()) if each not in sys.modules]
+    if not late:
+        return False
     gc.disable()
     for module in late:
         with suppress(Exception):
             import_module(module)
     gc.freeze()
     gc.enable()
+    return any(module in sys.modules for module in late)
 
 
 def _tell(channel: socket.socket, **message: Any) -> None:
