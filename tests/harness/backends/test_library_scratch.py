@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.backends.torch_kernels import CAPACITY, KERNEL, different_sizes
 from harness.backends.torch_storage import LiveStorage
-from harness.machine import environment
+from harness.machine import environment, facts
 
 BFLOAT16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -59,6 +59,66 @@ def test_as_many_sizes_differ_as_when_rows_are_routed_at_random() -> None:
     for drawn, rows, groups in ((48, 1024, 4), (96, 1024, 8), (12, 65_536, 2)):
         routed = [len(np.unique(draw.binomial(rows, 1 / groups, drawn))) for _ in range(300)]
         assert different_sizes(drawn, rows, groups) == pytest.approx(np.mean(routed), rel=0.03)
+
+
+def attended(tokens: int, features: int = 64, heads: int = 4, dtype: torch.dtype = torch.bfloat16) -> tuple[int, int]:
+    """Return the bytes that attention is predicted to leave: after its forward pass, and of its backward pass."""
+    with FakeTensorMode(), LiveStorage() as live:
+        x = torch.empty(1, tokens, heads * features, dtype=dtype, requires_grad=True)
+        q = x.view(1, tokens, heads, features).transpose(1, 2)
+        o = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2).reshape(x.shape)
+        forward = live.kernels.bytes
+        torch.autograd.grad(o, x, torch.empty_like(x))
+        return forward, live.kernels.bytes - forward
+
+
+def test_attention_in_bfloat16_keeps_products_of_its_blocks() -> None:
+    assert attended(1024)[1] == attended(4096)[1] == 3 * KERNEL, "scores, transposed and plain; the others are alike"
+    assert attended(768)[1] == 6 * KERNEL, "blocks of 512 and of 256 keys"
+    assert attended(1000)[1] == 12 * KERNEL, "blocks of 256 and 232 queries, of 512 and 488 keys"
+    assert attended(1024)[0] == attended(4096)[0] > attended(512)[0] > attended(64)[0] > 0
+    assert attended(1024, dtype=torch.float32) == (0, 0)
+
+
+ATTENTION = """
+import ctypes, gc, sys, torch
+torch.set_num_threads(2)
+def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(status["RssAnon"].split()[0]) << 10
+def attend(tokens, features, heads=4):
+    x = torch.randn(1, tokens, heads * features, dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.ones_like(x)
+    before = resident()
+    q = x.view(1, tokens, heads, features).transpose(1, 2)
+    o = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2).reshape(x.shape)
+    o.backward(gradient)
+    x.grad = None
+    del o, q
+    return resident() - before
+torch.randn(64, 64, dtype=torch.bfloat16) @ torch.randn(64, 64, dtype=torch.bfloat16)
+attend(8, 16)
+print(attend(*map(int, sys.argv[1:])), attend(*map(int, sys.argv[1:])))
+"""
+
+
+@pytest.mark.skipif("avx512_bf16" not in (facts.facts()["half_precision"] or ()), reason="another CPU, other kernels")
+@pytest.mark.parametrize(("tokens", "features"), [(1024, 64), (1000, 64)])
+def test_attention_in_bfloat16_keeps_what_is_predicted(tokens: int, features: int) -> None:
+    env = {**os.environ, **environment.PINS}
+    command = [sys.executable, "-c", ATTENTION, str(tokens), str(features)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    first, second = map(int, done.stdout.split())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        predicted = sum(attended(tokens, features))
+    finally:
+        torch.set_num_threads(threads)
+    assert second < 256 << 10, "it is kept, not taken again"
+    assert abs(first - predicted) <= max(0.25 * predicted, 1 << 20)
 
 
 GROUPS = """
