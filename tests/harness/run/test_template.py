@@ -217,7 +217,7 @@ def test_templates_end_with_a_harness_that_is_killed(moment: str) -> None:
     assert carriers() == []
 
 
-def test_many_predictions_load_once_what_a_workload_takes_long_to_load_and_measurements_do_not(tmp_path: Path) -> None:
+def test_many_workers_load_once_what_a_workload_takes_long_to_load(tmp_path: Path) -> None:
     (tmp_path / "counted.py").write_text(COUNTING)
     (tmp_path / "slow.py").write_text(SLOW_TO_LOAD)
 
