@@ -113,7 +113,11 @@ def is_since(since: str, commit: str) -> bool:
 
 
 def predicted_anew(rows: Sequence[Measured], loaded: Plugins) -> list[Measured]:
-    """Predict every case by the code as it is; begun again, go on where it was."""
+    """Predict every case by the code as it is; begun again, go on where it was.
+
+    A case that opens a file of rows has the prediction of its run: what a page fault maps is asked of the file itself,
+    and that may be gone.
+    """
     corpora = {row.case.comparison_key: prepare_data.described(row.case, loaded, row.steps) for row in rows}
     cases = {(row.steps, row.case.digest()): row.case for row in rows}
     stored = prediction_cache.folder(cache_folder())
@@ -123,7 +127,16 @@ def predicted_anew(rows: Sequence[Measured], loaded: Plugins) -> list[Measured]:
             share = [case for (each, _), case in cases.items() if each == steps]
             for case, record in prediction_cache.of_cases(share, stored, corpora, loaded, steps=steps):
                 again[steps, case.digest()] = record.prediction
-    return [row._replace(prediction=again[row.steps, row.case.digest()]) for row in rows]
+    return [
+        row if opens_a_file(row.case, loaded) else row._replace(prediction=again[row.steps, row.case.digest()])
+        for row in rows
+    ]
+
+
+def opens_a_file(case: Case, loaded: Plugins) -> bool:
+    """Check whether a strategy of a case opens the file of its rows."""
+    strategies = (loaded.strategies.get(applied.name) for applied in case.strategies)
+    return any("rows" in each.rewrites for each in strategies if each is not None)
 
 
 def with_residual(rows: Iterable[Measured], loaded: Plugins) -> list[tuple[Measured, Residual]]:
