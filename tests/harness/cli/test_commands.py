@@ -455,7 +455,8 @@ def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None
 def test_the_records_hold_what_was_measured(runs: Runs) -> None:
     found, _ = store.read(runs.files[0])
     of_kind = {kind: [r for r in found if r.slot and r.slot.kind == kind] for kind in ("memory", "time", "numerics")}
-    assert [record.case.label for record in of_kind["memory"] if record.case] == LABELS
+    measured = [record.case.label for record in of_kind["memory"] if record.case]
+    assert list(dict.fromkeys(measured)) == LABELS  # what lies near a bound is measured three times
     assert all(r.memory.peak_host_bytes is not None and len(r.memory.losses) == 3 for r in of_kind["memory"])
     assert len({record.memory.batches_digest for record in of_kind["memory"]} - {None}) == 1
     assert all(len(record.times.step_seconds) >= 2 and min(record.times.step_seconds) > 0 for record in of_kind["time"])
