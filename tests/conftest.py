@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.machine import facts
+from harness.machine import facts, memory
 from harness.machine.environment import cache_folder
 from harness.run import runner, template, turns
 
@@ -41,6 +41,15 @@ def templates() -> Iterator[None]:
     """Fork the workers of all tests from the same few processes."""
     with template.kept():
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_end_with_their_module() -> Iterator[None]:
+    """Drop what JAX has compiled for the tests of a file: it keeps that for good, several GiB in the end."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        memory.trim()
 
 
 ROOT = Path(__file__).resolve().parents[1]
