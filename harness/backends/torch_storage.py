@@ -1,7 +1,8 @@
 """Follow the memory of a torch run by what its operators return: every storage while it lives, on tensors fake or not.
 
 A storage is counted once, when an operator first returns it, and uncounted when it dies; parameters, gradients,
-moments and what autograd saves are storages like any other. Beside them stands what the libraries of the CPU keep.
+moments and what autograd saves are storages like any other. Beside them stand autograd's own graph, and what the
+libraries of the CPU keep.
 """
 
 import sys
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.backends.ledger import Ledger, Maker
+from harness.backends.torch_graph import Graph
 from harness.backends.torch_kernels import CAPACITY, Kernels
 from harness.records.forecast import Standing
 
@@ -52,7 +54,7 @@ class LiveStorage(TorchDispatchMode):
         self._operator = ""
         self._top, self._top_at = -1, 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self.kernels = Kernels(kernels)
+        self.kernels, self.graph = Kernels(kernels), Graph()
         self._alone = _holders_of_first_gradient()
 
     def enter(self, name: str | None) -> None:
@@ -106,7 +108,7 @@ class LiveStorage(TorchDispatchMode):
 
     def _returned(self, func: Any, args: Any, result: Any) -> None:
         """Count what an operator returned, and what the libraries of the CPU keep behind it."""
-        self.live += self.kernels.added(func, args, result)
+        self.live += self.kernels.added(func, args, result) + self.graph.added(args)
         if func._schema.name in COPYING:
             self._pass_through(max(leaf.untyped_storage().nbytes() for leaf in args[:2]))
         if func is torch.ops.aten.mkldnn_rnn_layer.default:

@@ -1,7 +1,9 @@
 """`harness list` and `harness show`: what the plugins offer, and what files may say."""
 
+import inspect
 import json
 from enum import StrEnum, auto
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,6 +77,19 @@ def _show_strategy(strategy: Strategy) -> None:
     out.print(f"rewrites: {', '.join(strategy.rewrites) or 'nothing'}\nbackends: {', '.join(strategy.on)}")
     for knob in strategy.knobs.values():
         out.print(f"knob {knob.name}: {knob.type.__name__}, default {str(knob.default).lower()}")
+    out.print(f"code: {', '.join(_code(strategy))}")
+
+
+def _code(strategy: Strategy) -> list[str]:
+    """Return the files of what a strategy rewrites, or the folders of packages; from here, where they lie below."""
+    paths: dict[str, None] = {}
+    for function in strategy.on.values():
+        while isinstance(function, partial):
+            function = function.func
+        path = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
+        path = path.parent if path.name == "__init__.py" else path
+        paths[str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)] = None
+    return list(paths)
 
 
 def _results() -> Path:

@@ -22,7 +22,8 @@ DECIDING = (
 PREDICTING = (
     "harness/worker/prediction.py",
     *(f"harness/backends/{name}.py" for name in ("ledger", "cards", "cuda_*", "*_cuda*", "*_flops", "torch_autocast")),
-    *(f"harness/backends/torch_{name}.py" for name in ("memory", "operators", "calls", "turns", "storage", "kernels")),
+    *(f"harness/backends/torch_{name}.py" for name in ("memory", "operators", "calls", "turns")),
+    *(f"harness/backends/torch_{name}.py" for name in ("storage", "kernels", "graph")),
 )
 """Those of them that predict, and measure nothing."""
 CHECKING = ("harness/worker/contract_checks.py", "harness/worker/calibration.py", "harness/worker/throughput.py")

@@ -76,9 +76,16 @@ def _helps(remedy: Remedy, results: str) -> str:
     text = f"{remedy.count - len(remedy.idle)} of {remedy.count}"
     if not remedy.idle:
         return text
-    named = list(dict.fromkeys(_where(judged, results) for judged in remedy.idle))
+    alike = any(_where(judged, results) == _where(remedy.best, results) for judged in remedy.idle)
+    named = list(dict.fromkeys(_where(judged, results) + _tokenizer(judged) * alike for judged in remedy.idle))
     more = f" and {len(named) - SHOWN_IDLE} more" if len(named) > SHOWN_IDLE else ""
     return f"{text}; not in {', '.join(named[:SHOWN_IDLE])}{more}"
+
+
+def _tokenizer(judged: JudgedRow) -> str:
+    """Return how a text was cut, after a comma: it tells comparisons of one length apart."""
+    tokenizer = judged.table.case.tokenizer
+    return f", {tokenizer}" if tokenizer else ""
 
 
 def said(sentences: Sequence[Sentence]) -> str:

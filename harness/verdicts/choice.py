@@ -11,6 +11,8 @@ NEAR = 1.02
 """Peaks up to this many times the least are as good, so that the plainest of their strategies is named."""
 CHEAP = 1.10
 """Rows whose time is surely below this are preferred, however lean the others are."""
+STANDS_IN = "offloading"
+"""The note of a row that moves nothing on this machine, and shows what would be moved on another."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,14 @@ def choice(table: Comparison) -> Choice | None:
 
 
 def _usable(row: Row) -> bool:
-    """Check whether a row was measured, its answer is right, and nothing withholds its verdict."""
-    return row.status == "ok" and row.answer is not None and row.answer not in WRONG and row.verdict != "withheld"
+    """Check whether a row was measured here, its answer is right, and nothing withholds its verdict."""
+    right = row.status == "ok" and row.answer is not None and row.answer not in WRONG
+    return right and row.verdict != "withheld" and not stands_in(row)
+
+
+def stands_in(row: Row) -> bool:
+    """Check whether a row shows what another machine would move, and moves nothing on this one."""
+    return any(STANDS_IN in record.notes for record in row.records)
 
 
 def cheap(row: Row) -> bool:

@@ -7,7 +7,7 @@ from statistics import median
 
 from harness.contract.strategy import Strategy
 from harness.records.record import EXACT, WRONG
-from harness.verdicts.choice import NEAR, cheap, plainness
+from harness.verdicts.choice import NEAR, cheap, plainness, stands_in
 from harness.verdicts.judge import Comparison, Row
 
 SETS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -26,8 +26,6 @@ LEAST = 0.95
 """What a remedy leaves of a peak at most."""
 WORTH = 0.9
 """What a dearer remedy leaves of what the one before does, at most: for less nobody gives up time, or an answer."""
-STANDS_IN = "offloading"
-"""The note of a row that moves nothing on this machine, and shows what would be moved on another."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def remedies(results: Iterable[tuple[str, Sequence[Comparison]]], strategies: Ma
     order = [*(what for what, _ in SETS), NARROW, DIVIDED]
     answers = []
     for what, backend in sorted(against, key=lambda key: (order.index(key[0]), key[1] != "torch", key[1])):
-        lean = [each for each in against[what, backend] if each.peak_ratio < LEAST and not _stands_in(each.row)]
+        lean = [each for each in against[what, backend] if each.peak_ratio < LEAST and not stands_in(each.row)]
         exact = [each for each in lean if each.row.answer in EXACT]
         inexact = [each for each in lean if each.row.answer not in EXACT]
         limit = 1.0
@@ -144,10 +142,6 @@ def typical(name: str, results: Iterable[tuple[str, Sequence[Comparison]]]) -> l
 def _counts(row: Row) -> bool:
     measured = row.status == "ok" and row.peak_ratio is not None and row.memory is not None
     return measured and row.answer is not None and row.answer not in WRONG
-
-
-def _stands_in(row: Row) -> bool:
-    return any(STANDS_IN in record.notes for record in row.records)
 
 
 def _best(rows: Sequence[JudgedRow], near: float) -> JudgedRow | None:

@@ -119,6 +119,10 @@ def test_show_tells_what_a_strategy_keeps_and_its_knobs(tmp_path: Path) -> None:
     assert "rewrites: stack\n" in done.stdout
     assert "backends: torch, jax\n" in done.stdout
     assert "knob every: int, default 1\n" in done.stdout
+    (code,) = re.findall(r"^code: (.*)$", done.stdout, re.MULTILINE)
+    assert "def on_torch" in (tmp_path / code).read_text()
+    (package,) = re.findall(r"^code: (.*)$", harness(tmp_path, "show", "fused_loss").stdout, re.MULTILINE)
+    assert (tmp_path / package / "__init__.py").is_file(), "a package is named by its folder"
 
 
 def test_show_tells_the_sizes_and_presets_of_a_workload(tmp_path: Path) -> None:

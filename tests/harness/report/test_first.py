@@ -8,6 +8,8 @@ from harness.report import first
 from harness.report.results import Results
 from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Said, Sentence
+from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.remedies import JudgedRow, Remedy
 
 GONE = "0" * 12
 """A commit that no history has."""
@@ -45,3 +47,20 @@ def test_the_figure_of_a_sentence_that_holds_in_part_is_one_that_failed():
     assert "the second: figure of A1 too" in first.said([in_part])
     holds = Sentence(said, (answer("A1", "verified"), answer("A1 too", "verified")))
     assert "figure of A1 " in first.said([holds])
+
+
+def test_where_it_does_not_help_is_told_apart_from_where_it_does():
+    def judged(tokenizer, folder="vocabulary"):
+        case = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer=tokenizer)
+        row = Row(case, status="ok", peak_ratio=0.5)
+        return JudgedRow(folder, Comparison(case, (row,)), row)
+
+    def helps(*idle):
+        remedy = Remedy("the width", "torch", judged("words"), idle, 4, True)
+        return first.use([remedy], "").splitlines()[-1].rpartition("|")[0].rpartition("|")[2].strip()
+
+    assert helps() == "4 of 4"
+    elsewhere = "3 of 4; not in [losses](losses/README.md), 64 tokens"
+    assert helps(judged("bytes", "losses")) == elsewhere, "a page alone says which"
+    of_bytes = "3 of 4; not in [vocabulary](vocabulary/README.md), 64 tokens, bytes"
+    assert helps(judged("bytes")) == of_bytes, "the best row is of that page and length"

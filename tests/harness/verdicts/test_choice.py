@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.records import Applied, Case
+from harness.records import Applied, Case, Record
 from harness.verdicts.choice import choice
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
@@ -44,6 +44,11 @@ def test_the_leanest_that_costs_no_time_and_answers_as_before() -> None:
     assert chosen(fast, row("low", peak=495, answer="lower_precision")) == ("fast", None)
     assert chosen(row("wrong", peak=100, answer="diverged", verdict="wrong"), fast) == ("fast", None)
     assert chosen(row("doubtful", peak=100, verdict="withheld"), fast) == ("fast", None)
+
+
+def test_what_moves_nothing_on_this_machine_is_not_named() -> None:
+    stand_in = row("offload", peak=300, records=(Record(notes={"offloading": "stands in for a GPU"}),))
+    assert chosen(stand_in, row("fast", peak=500)) == ("fast", None)
 
 
 @pytest.mark.parametrize("peak", [500, 508])
