@@ -54,6 +54,8 @@ class Strategy:
     parts. `own_baseline` declares that something else is trained: rows with the strategy are judged against a run with
     it alone. `needs` are importable packages, with the least version where it matters (`"torch>=2.13"`). `excludes`
     maps a place where the strategy cannot work, or would change nothing, to the reason (`"jax/cpu": "..."`).
+    `conflicts` maps strategies that it does not go together with to the reason, or `"before NAME"`, where it would be
+    wrong if it were named before that one.
     `ranks` declares that the strategy divides the run among the ranks of a case: the suite sets their number.
     `probe` sets knobs for the small shape at which answers are compared, so that a chunk is smaller than the whole
     there too. `scaled` has functions of a knob's value, the shape and the small one, for knobs that decide by size
@@ -79,6 +81,7 @@ class Strategy:
     ranks: bool = False
     needs: tuple[str, ...] = ()
     excludes: Mapping[str, str] = field(default_factory=dict)
+    conflicts: Mapping[str, str] = field(default_factory=dict)
     probe: Mapping[str, Any] = field(default_factory=dict)
     scaled: Mapping[str, Callable[[Any, Any, Any], Any]] = field(default_factory=dict)
     feeds: str = "same"

@@ -28,8 +28,8 @@ PREDICTING = (
 """Those of them that predict, and measure nothing."""
 CHECKING = ("harness/worker/contract_checks.py", "harness/worker/calibration.py", "harness/worker/throughput.py")
 """Those that test a plugin or a machine: no figure of a suite is theirs."""
-STATED = ("holds", "Held")
-"""What a strategy states of its memory, and in which form: predictions are made from it, and nothing that runs."""
+STATED = ("holds", "Held", "conflicts")
+"""What a strategy states of its memory, in which form, and what it does not go together with: none of it runs."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -153,17 +153,21 @@ def _of_text(source: str) -> str:
 
 
 def _of_source(source: str) -> str:
-    """Return the syntax tree of a module as text, without docstrings, statements of memory, and places in the file."""
+    """Return the syntax tree of a module as text, without docstrings, what strategies state, and places in the file."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
             doing = [each for each in body if not (_is_text(each) or _is_stated(each))]
             node.body = doing  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call):
+            node.keywords = [each for each in node.keywords if each.arg not in STATED]
     return ast.dump(tree)
 
 
 def _is_stated(node: ast.AST) -> bool:
+    if isinstance(node, ast.AnnAssign):
+        return isinstance(node.target, ast.Name) and node.target.id in STATED
     return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in STATED
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from typing import NamedTuple
 from harness import backends
 from harness.contract.assembly import probe_of
 from harness.contract.plugins import Plugins
+from harness.contract.strategy import Strategy
 from harness.machine import facts
 from harness.records import Case, Record, Slot
 from harness.records.record import OPEN_STATUSES
@@ -197,14 +198,26 @@ def names(case: Case) -> set[str]:
 
 
 def obstacle(plugins: Plugins, case: Case) -> str | None:
-    """Return why a case cannot run on this machine: no such place, or a strategy without anything for it."""
+    """Return why a case cannot run on this machine: no such place, or strategies that do not go there or together."""
     place = case.place
     absent = backends.absent(place.backend, place.device, case.ranks)
     if absent is not None:
         return absent
     workload = plugins.workloads[case.workload]
-    reasons = (plugins.strategies[applied.name].obstacle(place, workload) for applied in case.strategies)
-    return next((reason for reason in reasons if reason), None)
+    strategies = [plugins.strategies[applied.name] for applied in case.strategies]
+    reasons = (strategy.obstacle(place, workload) for strategy in strategies)
+    return next((reason for reason in reasons if reason), None) or conflict(strategies)
+
+
+def conflict(strategies: Sequence[Strategy]) -> str | None:
+    """Return in one sentence why strategies, in the order in which they are applied, do not go together."""
+    for at, one in enumerate(strategies):
+        for place, other in enumerate(strategies):
+            if (reason := one.conflicts.get(other.name)) is not None:
+                return f"'{one.name}' does not go together with '{other.name}': {reason}"
+            if at < place and (reason := one.conflicts.get(f"before {other.name}")) is not None:
+                return f"'{one.name}' does not go before '{other.name}': {reason}"
+    return None
 
 
 Timed = Mapping[str, Mapping[tuple[int, int], Known]]

@@ -2,8 +2,9 @@
 
 On a GPU the saved tensors go to page-locked host memory. On a CPU they go to a file that is mapped into memory: its
 pages count as resident while they are touched, but the kernel can take them back. Tensors of fewer than `least_kib`
-KiB and parameters stay where they are. The file is unlinked as soon as it is open. torch only: in JAX offloading is a
-checkpoint policy without effect on a CPU.
+KiB, parameters, and what functions with a backward pass of their own save of tensors without a gradient (codes in 8
+bits) stay where they are; what several operators save is moved for each of them. The file is unlinked as soon as it is
+open. torch only: in JAX offloading is a checkpoint policy without effect on a CPU.
 """
 
 import os

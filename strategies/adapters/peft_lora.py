@@ -66,5 +66,6 @@ def harness_strategies() -> list[Strategy]:
             own_baseline=True,
             needs=("peft",),
             probe={"rank": 4},
+            conflicts={"packed": "adapters are tried on ids alone, and packed rows carry positions"},
         )
     ]

@@ -77,5 +77,15 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             approximate=True,
             probe={"every": 2},
+            conflicts={
+                **dict.fromkeys(
+                    ("offloaded_moments", "mapped_moments"),
+                    "they update one parameter after the other, and which block's turn it is shows in all of them",
+                ),
+                **dict.fromkeys(
+                    ("accumulate", "float16_scaled", "float16_master"),
+                    "gradients of blocks that wait take no memory, and cannot be written to",
+                ),
+            },
         )
     ]

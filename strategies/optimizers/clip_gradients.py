@@ -58,5 +58,18 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             approximate=True,
             probe={"norm": 0.1},
+            conflicts={
+                **dict.fromkeys(
+                    ("zero1", "zero2", "fsdp", "tensor_parallel", "megatron_sequence_parallel"),
+                    "each rank would take the norm of its own part, and shrink by another share",
+                ),
+                "vocabulary_parallel_loss": "each rank would take the norm of its rows, and shrink by another share",
+                "sparse_embedding_gradient": "the norm would be that of a row for each token, and not of their sums",
+                **dict.fromkeys(
+                    ("before float16_scaled", "before float16_master"),
+                    "it would shrink gradients while they are scaled: name it after",
+                ),
+                "before accumulate": "it would shrink each piece of the batch alone: name it after",
+            },
         )
     ]

@@ -3,7 +3,9 @@
 Peak: 4 bytes of moments for each parameter of those matrices instead of 8, and while one is updated a few 16-bit copies
 of it. The rule is that of torch.optim.Muon (Jordan et al., 2024; Liu et al., 2025, arXiv:2502.16982): momentum with
 Nesterov's look ahead, five Newton-Schulz iterations in bfloat16, and a learning rate that grows with the root of rows
-over columns, as they are stored. Vectors, the embedding, learned positions and the head are updated by AdamW.
+over columns, as they are stored: torch's modules store outputs by inputs, the decoder here inputs by outputs, so the
+matrices that get the larger rate are others there. Vectors, the embedding, learned positions and the head are updated
+by AdamW.
 """
 
 import math
@@ -121,5 +123,6 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,
+            conflicts={"mapped_moments": "it takes slices of rows, and a slice is orthogonal to no other"},
         )
     ]

@@ -29,5 +29,6 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_any, "jax": on_any},
             about=__doc__,
             approximate=True,
+            conflicts={"vocabulary_parallel_loss": "it divides what the shape says: set `tied: true` in the shape"},
         )
     ]

@@ -26,6 +26,8 @@ def on_torch(dtype: str, parts: Parts) -> Parts:
 
 
 def on_jax(dtype: str, parts: Parts) -> Parts:
+    import jax
+
     if parts.linear is None:
         raise ValueError(
             f"{dtype}_autocast narrows in JAX what the part 'linear' multiplies, and this model has none: use {dtype}"
@@ -36,8 +38,8 @@ def on_jax(dtype: str, parts: Parts) -> Parts:
         linear_, loss_ = parts.linear, parts.loss
 
         def linear(parts: Parts, p: Any, name: str, x: Any) -> Any:
-            own = {key: p[key].astype(dtype) for key in (name, f"b{name}") if key in p}
-            return linear_(parts, own, name, x.astype(dtype))
+            narrow = {key: p[key].astype(dtype) for key in (name, f"b{name}") if isinstance(p.get(key), jax.Array)}
+            return linear_(parts, {**p, **narrow}, name, x.astype(dtype))  # what adapters multiply comes along
 
         def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
             return loss_(parts, x_BTD.astype(dtype), w_VD.astype(dtype), y_BT)

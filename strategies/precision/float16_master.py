@@ -1,11 +1,11 @@
 """Compute with float16 weights and update float32 masters of them, under a loss scale; pay 2 bytes a weight more.
 
 Peak: the weights that the model computes with take 2 bytes instead of 4, activations half; but the masters stay beside
-them all the time, so that a weight takes 6 bytes and not 4 before its gradient and its moments, which are of 2 and of 8
-bytes. After each update the masters are rounded into the weights. The loss scale begins at `scale` and adapts as that
-of `float16_scaled`: a step with a gradient that is not finite is skipped and counted (Micikevicius et al., 2018,
-arXiv:1710.03740, section 3.1). On a CPU without products in float16 its steps are as slow as those of
-`float16_scaled`.
+them all the time, so that a weight takes 6 bytes and not 4 before its gradient and its moments. Moments take 8 bytes,
+and gradients 2 as they are made and 4 as they are applied. After each update the masters are rounded into the weights.
+The loss scale begins at `scale` and adapts as that of `float16_scaled`: a step with a gradient that is not finite is
+skipped and counted (Micikevicius et al., 2018, arXiv:1710.03740, section 3.1). On a CPU without products in float16 its
+steps are as slow as those of `float16_scaled`.
 """
 
 from dataclasses import replace
@@ -87,5 +87,22 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             precision="float16",
+            conflicts={
+                **dict.fromkeys(
+                    (
+                        "zero1",
+                        "zero2",
+                        "fsdp",
+                        "tensor_parallel",
+                        "megatron_sequence_parallel",
+                        "vocabulary_parallel_loss",
+                    ),
+                    "each rank would decide alone whether a step has overflowed",
+                ),
+                **dict.fromkeys(
+                    ("lora", "qlora", "peft_lora"),
+                    "what is frozen stays as wide as it is: name bfloat16 before the adapters",
+                ),
+            },
         )
     ]

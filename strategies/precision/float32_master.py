@@ -46,4 +46,16 @@ def on_jax(parts: Parts) -> Parts:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     on = {"torch": on_torch, "jax": on_jax}
-    return [Strategy("float32_master", rewrites=("grad",), on=on, about=__doc__, precision="bfloat16")]
+    return [
+        Strategy(
+            "float32_master",
+            rewrites=("grad",),
+            on=on,
+            about=__doc__,
+            precision="bfloat16",
+            conflicts=dict.fromkeys(
+                ("lora", "qlora", "peft_lora"),
+                "what is frozen stays as wide as it is: name bfloat16 before the adapters",
+            ),
+        )
+    ]

@@ -3,9 +3,10 @@
 Emulated, so that it runs anywhere: both factors of each product with a weight are rounded to float8 (4 bits of exponent
 and 3 of mantissa; gradients 5 and 2), widened again and multiplied as before, with sums in the working type. What a
 product saves for its backward pass stays in 8 bits, a quarter of float32; the weights stay as they are. Peak: a quarter
-of what products of layers save of their inputs; a GPU that multiplies float8 itself saves time instead. Attention,
-norms, embedding and the classifier are not touched. A scale is the largest absolute value over that of the type.
-Sources: Micikevicius et al., "FP8 Formats for Deep Learning" (2022, arXiv:2209.05433); torchao's float8 training.
+of what a product saves of its input. In torch each product narrows a copy of its own, so what several share (queries,
+keys and values) takes three quarters. A GPU that multiplies float8 itself saves time instead. Attention, norms,
+embedding and the classifier are not touched. A scale is the largest absolute value over that of the type. Sources:
+Micikevicius et al., "FP8 Formats for Deep Learning" (2022, arXiv:2209.05433); torchao's float8 training.
 """
 
 from dataclasses import replace
@@ -105,4 +106,16 @@ def on_jax(parts: Parts) -> Parts:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     on = {"torch": on_torch, "jax": on_jax}
-    return [Strategy("float8_matmul", rewrites=("linear",), on=on, about=__doc__, precision="float8")]
+    return [
+        Strategy(
+            "float8_matmul",
+            rewrites=("linear",),
+            on=on,
+            about=__doc__,
+            precision="float8",
+            conflicts=dict.fromkeys(
+                ("float16_autocast", "float16_scaled", "float16_master"),
+                "its scales of gradients are below the smallest float16: take bfloat16",
+            ),
+        )
+    ]

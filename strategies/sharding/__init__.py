@@ -33,6 +33,13 @@ def harness_strategies() -> list[Strategy]:
             (*DIVIDED, "init", "gather_parameters", "update"),
             *_of(zero1),
             ranks=True,
+            conflicts=dict.fromkeys(
+                (
+                    *("adafactor", "adam_4bit", "adam_8bit", "adam_mini", "apollo"),
+                    *("galore", "lion", "muon", "sgd_momentum", "soap"),
+                ),
+                "it divides the moments of AdamW, and makes no others",
+            ),
         ),
         Strategy(
             "zero2",
@@ -40,6 +47,13 @@ def harness_strategies() -> list[Strategy]:
             *_of(zero2),
             calls=("embed", "block", "loss"),
             ranks=True,
+            conflicts=dict.fromkeys(
+                (
+                    *("adafactor", "adam_4bit", "adam_8bit", "adam_mini", "apollo"),
+                    *("galore", "lion", "muon", "sgd_momentum", "soap"),
+                ),
+                "it divides the moments of AdamW, and makes no others",
+            ),
         ),
         Strategy(
             "fsdp",
@@ -47,6 +61,10 @@ def harness_strategies() -> list[Strategy]:
             *_of(fsdp),
             calls=("embed", "block", "loss"),
             ranks=True,
+            conflicts=dict.fromkeys(
+                ("adafactor", "adam_mini", "apollo", "galore", "muon", "soap"),
+                "the rule looks at whole matrices, and each rank has a flat part of them",
+            ),
         ),
         Strategy(
             "tensor_parallel",

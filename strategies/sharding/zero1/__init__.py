@@ -2,8 +2,8 @@
 
 The gradients are summed into parts, one after the other, each rank updates its part of every parameter, and the parts
 are put together again. Peak of a rank: 8 + 8 / R bytes per parameter in float32 under AdamW while the gradients are
-whole, and the activations of its rows. An optimizer that looks at a whole matrix (Muon, Adafactor) sees a part of it,
-which is another answer. (ZeRO, stage 1: Rajbhandari et al., 2020, arXiv:1910.02054.)
+whole, and the activations of its rows. The moments are those of AdamW: other update rules are refused beside it. (ZeRO,
+stage 1: Rajbhandari et al., 2020, arXiv:1910.02054.)
 """
 
 from harness import Parts

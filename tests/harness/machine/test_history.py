@@ -15,7 +15,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with one file that decides figures, and one commit."""
     file = tmp_path / "harness" / "worker" / "memory.py"
     file.parent.mkdir(parents=True)
-    file.write_text('"""Says something."""\nPEAK = 1\n')
+    file.write_text('"""Says something."""\nPEAK = 1\nmade(PEAK)\nclass A:\n    one: int = 1\n')
     git(tmp_path, "init", "--quiet")
     commit(tmp_path)
     monkeypatch.setattr(history, "ROOT", tmp_path)
@@ -37,8 +37,9 @@ def commit(root: Path) -> str:
 def test_what_a_file_says_of_itself_or_states_for_predictions_changes_nothing(project: Path) -> None:
     before = git(project, "rev-parse", "HEAD")
     file = project / "harness" / "worker" / "memory.py"
-    stated = "def holds(extent):\n    return 2\n"
-    file.write_text(f'"""Says something else, with a comment."""\n\n# why\nPEAK   =  1\n\n{stated}')
+    stated = "class A:\n    one: int = 1\n    conflicts: dict = {}\n\ndef holds(extent):\n    return 2\n"
+    called = "made(PEAK, conflicts={'one': 'it is so'})\n"
+    file.write_text(f'"""Says something else, with a comment."""\n\n# why\nPEAK   =  1\n{called}\n{stated}')
     (project / "harness" / "report").mkdir()
     (project / "harness" / "report" / "table.py").write_text("ROWS = 2\n")
     assert history.changed(before, ()) == ()
@@ -147,7 +148,7 @@ def test_nothing_that_runs_asks_what_is_stated() -> None:
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
-        if isinstance(node, ast.Attribute) and node.attr == "holds"
+        if isinstance(node, ast.Attribute) and node.attr in history.STATED
     }
     assert ("automatic.py", "holds") in functions, "calls were read"
     assert {name for _, name in functions} == {"holds"}

@@ -70,6 +70,17 @@ def test_what_is_combined_with_adapters_leaves_their_answer_as_it_is(workload, b
     assert together.gradients.keys() == alone.gradients.keys()
 
 
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("adapter", ["lora", "qlora"])
+def test_adapters_learn_under_autocast(adapter, backend):
+    wide = outcome(case("decoder", backend, adapter))
+    narrow = outcome(case("decoder", backend, adapter, "bfloat16_autocast"))
+    assert narrow.gradients.keys() == wide.gradients.keys()
+    for name, gradient in wide.gradients.items():
+        if name.endswith(".b"):
+            assert abs(narrow.gradients[name]).max() == pytest.approx(abs(gradient).max(), rel=0.2), name
+
+
 @pytest.mark.parametrize(("workload", "backend"), CASES)
 def test_a_combination_is_judged_against_adapters_alone_in_twice_the_width(workload, backend, tmp_path):
     frame = backends.load(backend)
