@@ -3,14 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test test-all check format results tables residuals gpu clean
+.PHONY: run test test-long test-all check format results tables residuals gpu clean
 
 run: $(READY)
 	$(BIN)/harness run suites/long_context.yaml
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not alone" --numprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest -m "alone and not slow and not gpu"
+	$(BIN)/python -m pytest -m "not long and not slow and not gpu and not alone" --numprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -m "alone and not long and not slow and not gpu"
+
+# The tests that take longest: continuous integration runs them after `make test`.
+test-long: $(READY)
+	$(BIN)/python -m pytest -m "long and not slow and not gpu and not alone" --numprocesses 4 --dist worksteal
 
 test-all: $(READY)
 	$(BIN)/python -m pytest

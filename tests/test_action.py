@@ -49,6 +49,7 @@ def measured(root: Path, **given: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([SCRIPT], cwd=root, env={**os.environ, **env}, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_records_are_kept_on_a_branch_and_compared_with(checkout: Path) -> None:
     table = checkout.parent / "table.md"
     first = measured(checkout, KEEP="1")

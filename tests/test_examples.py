@@ -55,6 +55,7 @@ def test_an_example_is_measured(suite: Path, tmp_path: Path) -> None:
     assert all("minor_faults" in record.extra for record in records if record.slot) == (INSTRUMENT in SUITES[suite])
 
 
+@pytest.mark.long
 def test_the_notebook_runs_from_the_top(tmp_path: Path) -> None:
     pytest.importorskip("pandas", reason="needs the package pandas")
     (notebook,) = EXAMPLES.glob("*.ipynb")

@@ -24,6 +24,7 @@ def predicted(folder, rows):
     return {line["id"]: line for line in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.mark.long
 def test_published_operators_are_met_to_what_their_rounding_leaves(tmp_path):
     rows = [row for row in ROWS.values() if row["family"] == "liger-op"]
     assert len(rows) >= 10
@@ -58,6 +59,7 @@ def test_a_published_adapter_run_is_met_to_the_byte(tmp_path):
     assert line["process_bytes"] == pytest.approx(measured["process"], rel=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
 def test_published_processes_are_met_to_a_percent_and_bounded(tmp_path):
     names = ["xmem-002", "xmem-014", "xmem-028", "xmem-031", "xmem-041"]
@@ -69,6 +71,7 @@ def test_published_processes_are_met_to_a_percent_and_bounded(tmp_path):
         assert measured <= line["at_most_bytes"] <= 1.2 * measured, name
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
 def test_where_gradients_are_dropped_decides_what_a_process_takes(tmp_path):
     """The row does not say where, so that its bound has the most of all ways."""

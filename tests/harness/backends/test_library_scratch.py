@@ -294,6 +294,7 @@ print(before - memory.read().rss)
 """
 
 
+@pytest.mark.long
 def test_no_program_that_a_run_compiles_frees_what_the_step_left_in_the_compiler() -> None:
     env = {**os.environ, **environment.PINS, "XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
     done = subprocess.run([sys.executable, "-c", LEFT], env=env, capture_output=True, text=True, check=True)

@@ -55,6 +55,7 @@ def ran(tmp_path_factory):
     return folder, done, json.loads((folder / "kept.json").read_text())
 
 
+@pytest.mark.long
 def test_each_case_is_a_test_whose_steps_the_benchmark_keeps(ran):
     folder, done, kept = ran
     assert done.returncode == 0, done.stdout + done.stderr
@@ -74,6 +75,7 @@ def test_each_case_is_a_test_whose_steps_the_benchmark_keeps(ran):
     )
 
 
+@pytest.mark.long
 def test_a_case_that_became_worse_fails(ran, tmp_path, made_up):
     folder, _, _ = ran
     (records,) = folder.glob("results/small/*/*.jsonl")
@@ -92,6 +94,7 @@ def test_a_case_that_became_worse_fails(ran, tmp_path, made_up):
     assert done.returncode == 0 and "1 passed, 2 deselected" in done.stdout, done.stdout
 
 
+@pytest.mark.long
 def test_a_wrong_answer_fails(tmp_path):
     (tmp_path / "small.yaml").write_text(SUITE.replace("checkpoint, jax_vmap", "forgetful"))
     (tmp_path / "forgetful.py").write_text(WRONG)

@@ -20,6 +20,7 @@ def predicted() -> int:
     return record.prediction.predicted_peak_bytes
 
 
+@pytest.mark.long
 def test_a_cache_that_is_new_used_garbage_or_no_folder_gives_the_same_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def carriers(harness: int) -> list[int]:
     return [pid for pid, mark in marks.items() if mark.startswith(f"{harness}:") and not orphans._over(pid)]
 
 
+@pytest.mark.long
 def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(
     smallest: str, tmp_path: Path, cache: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_call_that_takes_long_or_moves_much_is_left_out(tmp_path: Path, monkey
     assert throughput.with_calls(RATES, TORCH, [much], tmp_path).calls == {}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quiet")
 def test_timing_ends_in_time_and_the_next_prediction_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = [product(side) for side in (512, 8, 64)]

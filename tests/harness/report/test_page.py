@@ -86,6 +86,7 @@ def written(folder: Path, rows: list[dict[str, Any]], **around: Any) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_the_page_of_the_committed_suites_is_small_and_asks_nobody(committed: Path) -> None:
     text = committed.read_text()
     assert len(text.encode()) < 5 << 20
@@ -244,6 +245,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield written(tmp_path_factory.mktemp("large"), rows)
 
 
+@pytest.mark.long
 def test_a_page_of_10_000_rows_is_under_5_mb(large: Path) -> None:
     assert large.stat().st_size < 5 << 20
     assert "10000 of 10000 rows" in dom_of(large)

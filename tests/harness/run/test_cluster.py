@@ -26,6 +26,7 @@ from harness.run.schedule import Known, Schedule
 from harness.suite import reader
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
+pytestmark = pytest.mark.long
 
 SUITE = """
 title: As small as it gets

@@ -52,6 +52,7 @@ def test_side_by_side_gives_each_case_what_one_after_another_gives(two_cores, mo
     assert peaks[0] == peaks[1] and len(peaks[0]) == 5 and None not in peaks[0].values()
 
 
+@pytest.mark.long
 def test_what_was_predicted_is_read_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     run = predictions.runner.run

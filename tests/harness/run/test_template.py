@@ -88,6 +88,7 @@ def test_a_plugin_is_executed_once_in_each_process(kind: str, start: str, tmp_pa
     assert len((tmp_path / "counting.count").read_text()) == {"fresh": 2, "forked": 1}[start]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [THREAD, CHILD, DEAD], ids=["thread", "child", "death"])
 def test_a_plugin_that_cannot_be_forked_is_measured_in_fresh_workers(code: str, tmp_path) -> None:
     (tmp_path / "odd.py").write_text(code)

@@ -161,6 +161,7 @@ def test_one_that_fails_in_its_turn_says_so_and_stops_nobody(plugin: Path) -> No
     assert whole.status == "ok" and len(whole.times.step_seconds) == STEPS
 
 
+@pytest.mark.long
 def test_a_deadline_counts_the_seconds_in_which_a_process_runs(plugin: Path) -> None:
     begun = time.monotonic()
     rows = [task(plugin, "slow") for _ in range(3)]  # of 3.2 s each, beside what starting takes

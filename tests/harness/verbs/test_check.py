@@ -130,6 +130,7 @@ def check(*names: str, **environment: str) -> "subprocess.CompletedProcess[str]"
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=500)
 
 
+@pytest.mark.long
 def test_the_example_is_installed_found_and_keeps_its_contract(tmp_path: Path, made_up: Path) -> None:
     """The package as a third party would have it: built, installed, known by its entry points alone."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -155,6 +156,7 @@ def test_the_example_is_installed_found_and_keeps_its_contract(tmp_path: Path, m
     assert "minor faults" in ran.stdout, "what the instrument counted is shown"
 
 
+@pytest.mark.long
 def test_instruments_are_held_to_what_they_add_and_cost(tmp_path: Path) -> None:
     (tmp_path / "heavy.py").write_text(
         "from harness import hookimpl\nkept = []\n"

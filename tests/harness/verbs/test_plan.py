@@ -186,6 +186,7 @@ def test_fit_refuses_or_explains_a_budget_that_cannot_be_met(path: Path, tmp_pat
         assert done.returncode == 0 and "tokens 512 is predicted to take up to" in done.stdout
 
 
+@pytest.mark.long
 def test_advice_from_predictions_alone_ends_with_lines_to_paste(path: Path, tmp_path: Path) -> None:
     done = ran(tmp_path, "advise", str(path), "--predict-only", "--budget", "24MiB", "--allow", "lower_precision")
     assert done.returncode == 0, done.stderr

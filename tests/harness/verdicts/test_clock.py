@@ -39,6 +39,7 @@ def with_looks(clock, shape, once):
     return once("with_looks", simulated)
 
 
+@pytest.mark.long
 def test_words_are_rarely_false_and_intervals_cover(with_looks):
     assert with_looks.false_rows <= 0.02
     assert with_looks.false_groups <= 0.05
@@ -47,6 +48,7 @@ def test_words_are_rarely_false_and_intervals_cover(with_looks):
     assert with_looks.group_coverage >= 0.95
 
 
+@pytest.mark.long
 def test_words_are_as_rarely_false_where_the_time_is_spent_before_the_last_look(clock, shape):
     spent = clock.simulate(clock.resampled(shape, [0.031]), LOOKS, 1500, ends=(3, 9))  # of 400, 4 % showed as 5.5 %
     assert spent.false_groups <= 0.05

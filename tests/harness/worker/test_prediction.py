@@ -144,6 +144,7 @@ def test_a_mixture_of_experts_in_16_bits_has_no_bound(config, names, due):
 # JAX
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("names", "shape"),
     [
@@ -327,6 +328,7 @@ def test_the_kinds_of_a_step_are_predicted_and_measured():
     assert due.predicted_kinds["workspace"] > 0
 
 
+@pytest.mark.long
 def test_jax_tells_the_kinds_that_its_state_shows():
     (record,) = runner.run(task("memory", "jax/cpu", CHECKPOINT, shape=SHORT_ROWS), 1, 120.0)
     kinds = record.memory.kinds

@@ -65,6 +65,7 @@ def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return operators
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
 @pytest.mark.parametrize("name", ROWS)
 def test_what_repeats_is_predicted_as_if_it_had_been_run(name, monkeypatch):
@@ -79,6 +80,7 @@ def test_what_repeats_is_asked_of_torch_once(name, dispatched, monkeypatch):
     assert len(dispatched) <= REPEATING[name]
 
 
+@pytest.mark.long
 def test_the_turns_of_a_longer_loop_are_not_taken(monkeypatch):
     taken: list[int] = []
     inner = torch_operators.Operators.__call__

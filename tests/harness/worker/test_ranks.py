@@ -145,6 +145,7 @@ def test_ranks_are_timed_together_and_a_pilot_ends_on_all_of_them():
     assert run("pilot", "ddp").status == "ok"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "status", "message"),
     [

@@ -156,6 +156,7 @@ def test_a_time_worker_runs_unmetered_with_its_own_allocator(slow_at_first):
     assert timed.times.native_peak_host_bytes > 0
 
 
+@pytest.mark.long
 def test_compiling_is_timed_apart_from_every_step():
     (record,) = runner.run(make("time", "jax/cpu", steps=5, warmup=1), 1, 60)
     assert record.status == "ok", record.evidence

@@ -254,6 +254,7 @@ def test_the_throughput_counts_the_tokens_that_go_one_by_one():
     assert workload.tokens_per_step(Shape(batch=3, tokens=100, prompt=40)) == 180
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", NAMES)
 def test_the_predicted_peak_is_the_floor_and_little_more(backend):
     workload, module = loaded().workloads["scoring"], backends.load(backend)

@@ -516,6 +516,7 @@ def test_the_window_that_is_chosen_is_one_of_sequence_windows(backend):
     assert first_gradient(plenty)[0] == first_gradient(parts_of(backend, LONG))[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_more_memory_gives_longer_windows_that_stay_within_it(backend):
     shape = Shape(layers=4, width=32, heads=2, hidden=128, vocabulary=2, tokens=4096)

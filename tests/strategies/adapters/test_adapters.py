@@ -81,6 +81,7 @@ def test_adapters_learn_under_autocast(adapter, backend):
             assert abs(narrow.gradients[name]).max() == pytest.approx(abs(gradient).max(), rel=0.2), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("workload", "backend"), CASES)
 def test_a_combination_is_judged_against_adapters_alone_in_twice_the_width(workload, backend, tmp_path):
     frame = backends.load(backend)

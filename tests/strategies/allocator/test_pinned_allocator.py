@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from harness import plugins
 from harness.machine.environment import PINS
 from harness.records import Applied, Case, store
@@ -29,6 +31,7 @@ def test_the_variables_are_those_of_the_memory_workers() -> None:
     assert not set(strategy.environment) & set(os.environ)
 
 
+@pytest.mark.long
 def test_the_timed_process_has_them(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "small.yaml").write_text(SUITE)
     loaded = plugins.load()

@@ -39,6 +39,7 @@ def grown(variables: dict[str, str]) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not BFLOAT16, reason="the library has no products in bfloat16 for this CPU")
 def test_a_process_keeps_as_many_kernels_as_both_variables_say() -> None:
     few = int(STRATEGY.environment[VARIABLE])

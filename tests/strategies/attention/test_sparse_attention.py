@@ -287,6 +287,7 @@ NARROW = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("backend", "count"), [("torch", predicted), ("jax", compiled)])
 @pytest.mark.parametrize("name", NARROW)
 def test_memory_is_linear_in_the_length(name, count, backend):

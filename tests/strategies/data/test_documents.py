@@ -172,6 +172,7 @@ def record(kind, backend, *names):
     return answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [(), ("packed",), ("longest_first",)], ids=lambda names: "+".join(names) or "padded")
 def test_the_peak_is_that_of_the_worst_batch_and_comes_where_it_does(names):
     measured = record("memory", "torch", *names)
@@ -183,11 +184,13 @@ def test_the_peak_is_that_of_the_worst_batch_and_comes_where_it_does(names):
     assert 0 <= measured.extra["padding_share"] < 1 and (measured.extra["padding_share"] == 0) == (names == ("packed",))
 
 
+@pytest.mark.long
 def test_jax_compiles_for_the_largest_batch():
     measured, predicted = record("memory", "jax", "packed"), record("predict", "jax", "packed")
     assert measured.memory.peak_host_bytes == pytest.approx(predicted.prediction.predicted_peak_bytes, rel=0.15)
 
 
+@pytest.mark.long
 def test_whole_epochs_are_timed():
     times = record("time", "torch", "bucketed_lengths").times
     assert times.uneven and len(times.step_seconds) == 6

@@ -105,6 +105,7 @@ def test_a_start_continues_where_another_run_ended(name, knobs, start, monkeypat
     assert_equal(first_batches(parts, replace(source, start=start), number), due)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 @pytest.mark.parametrize("make", [tokens, frames])
 def test_worker_processes_give_the_same_and_end(make, monkeypatch):

@@ -201,6 +201,7 @@ def test_a_batch_costs_a_batch(name, backend, kind):
         assert peak < bound * extent_of(source).batch_bytes + (16 << 10)
 
 
+@pytest.mark.long
 def test_functional_updates_hold_a_second_copy_of_all_windows():
     """Counted in a process of its own, whose peak is that of this code."""
     program = """

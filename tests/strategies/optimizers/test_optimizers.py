@@ -104,6 +104,7 @@ def muon(shape, named):
 # Against the optimizers of torch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("rate", [1e-3, 0.5])
 def test_adafactor_makes_the_steps_of_torch(backend, rate):
@@ -226,6 +227,7 @@ def test_8_bit_is_the_same_in_both_frameworks():
     assert away(answer, reference) < 2e-4  # a value at the edge of two levels may go either way
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_slices_do_not_change_8_bit_steps(backend, monkeypatch):
     whole, _, _ = trained(backend, "adam_8bit", steps=4)
@@ -312,6 +314,7 @@ IN_BOTH = [("torch", name) for name in APART] + [("jax", name) for name in APART
 MORE = [pytest.param("jax", name, marks=pytest.mark.slow) for name in APART[2:]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("backend", "optimizer"), IN_BOTH + MORE)
 def test_they_go_with_every_optimizer_that_treats_tensors_apart(backend, optimizer):
     answer, _, _ = trained(backend, optimizer, "update_in_backward", steps=3)
@@ -409,6 +412,7 @@ def constant(inner):
     return draw
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_the_same_seed_rounds_the_same(backend):
     wrap = LOADED.strategies["bfloat16_stochastic"].on[backend]

@@ -184,6 +184,7 @@ def test_a_rule_learns(name):
 # What is kept
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_bytes_of_moments(backend):
     sizes = {"width": 64, "hidden": 256, "vocabulary": 512}

@@ -281,6 +281,7 @@ def test_autocast_multiplies_in_16_bit_and_keeps_float32(dtype):
     assert {str(array.dtype) for array in states[-1].values()} == {"float32"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_float32_master_keeps_updates_that_bfloat16_loses(backend):
     shape = {"learning_rate": 1e-5, "weight_decay": 0.0}

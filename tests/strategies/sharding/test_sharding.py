@@ -88,6 +88,7 @@ def on_ranks(ranks, cases):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_train_as_one_process(ranks):
     answers = on_ranks(ranks, CASES[ranks])

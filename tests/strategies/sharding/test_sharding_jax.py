@@ -67,6 +67,7 @@ def asked(question: str, *arguments: object) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_strategy_and_their_compositions_train_as_one_device_does(ranks):
     figures = asked("answers", ranks, [*ALONE, *TOGETHER[ranks]])
@@ -75,6 +76,7 @@ def test_every_strategy_and_their_compositions_train_as_one_device_does(ranks):
     assert not {name: off for name, off in figures.items() if not off < bound[name]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shape", "names"),
     [
@@ -90,6 +92,7 @@ def test_other_models_too(shape, names):
     assert not {name: off for name, off in figures.items() if not off < EXACT}
 
 
+@pytest.mark.long
 def test_wrong_ones_are_caught():
     figures = asked("mutants", 2)
     assert figures.keys() == {"mean of means", "last token lost", "positions in order", "gradients not summed"}
@@ -130,6 +133,7 @@ def test_ranks_share_what_their_process_holds():
     assert shared(whole, 1) is whole
 
 
+@pytest.mark.long
 def test_a_share_is_measured_as_predicted():
     from harness.records import Applied, Case, Task
     from harness.run import runner
