@@ -7,8 +7,8 @@ import typer
 
 from harness.cli.options import OnlyOption, PlaceOption
 from harness.cli.screen import note, out
-from harness.verbs.bisect import Tried, search
-from harness.verbs.compare import Condition
+from harness.verbs.bisect import BisectError, Tried, search
+from harness.verbs.compare import LEAST_ROUNDS, Condition
 
 
 def command(
@@ -20,7 +20,9 @@ def command(
     ] = None,
     only: OnlyOption = None,
     place: PlaceOption = None,
-    rounds: Annotated[int, typer.Option(help="Time rounds of each run: more than 0 to search for a time.", min=0)] = 0,
+    rounds: Annotated[
+        int, typer.Option(help=f"Time rounds of each run: {LEAST_ROUNDS} or more to search for a time.", min=0)
+    ] = 0,
 ) -> None:
     """Find the commit at which a row of a suite became worse: measure it there and at commits between, in git.
 
@@ -28,6 +30,8 @@ def command(
     not run are skipped. Ends with status 0 where one was found, with 1 where the bad commit is not worse.
     """
     conditions = [Condition.parse(each) for each in fail_on or ("peak>2%",)]
+    if rounds < LEAST_ROUNDS and any(condition.figure == "time" for condition in conditions):
+        raise BisectError(f"--rounds {rounds}: so few show no time that is worse: give {LEAST_ROUNDS} or more")
     options = ["--rounds", str(rounds), *(["-k", only] if only else [])]
     options += [word for each in place or () for word in ("--place", each)]
     first = search(Path("."), suite, good, bad, conditions, options, _log)

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from enum import StrEnum, auto
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,8 @@ def _show_strategy(strategy: Strategy) -> None:
     out.print(f"rewrites: {', '.join(strategy.rewrites) or 'nothing'}\nbackends: {', '.join(strategy.on)}")
     for knob in strategy.knobs.values():
         out.print(f"knob {knob.name}: {knob.type.__name__}, default {str(knob.default).lower()}")
+    for other, reason in strategy.conflicts.items():
+        out.print(f"not {other if ' ' in other else f'with {other}'}: {reason}")
     out.print(f"code: {', '.join(_code(strategy))}")
 
 
@@ -105,7 +108,9 @@ def measured(name: str, folder: Path, loaded: plugins.Plugins) -> str:
     from harness.report.typical import line
     from harness.verdicts.remedies import typical
 
-    files = [file for file in store.newest(folder) if f'"{name}"'.encode() in file.read_bytes()]
+    names = [name, *(former for former, current in loaded.aliases.items() if current == name)]
+    named = re.compile(f'"(?:{"|".join(names)})"'.encode())
+    files = [file for file in store.newest(folder) if named.search(file.read_bytes())]
     results = read(files, note, loaded.aliases)
     answers = typical(name, [(each.folder, each.tables) for each in results if not each.searched])
     return "\n".join(map(line, answers)) or f"measured: never alone in '{folder}'"

@@ -28,11 +28,12 @@ def command(
     """
     conditions = [Condition.parse(each) for each in fail_on or ()]
     loaded = plugins.load()
-    before, after = ([record for each in results_of([path], loaded) for record in each.records] for path in (old, new))
-    changes = compare(judge(before), judge(after))
+    before, after = (results_of([path], loaded) for path in (old, new))
+    changes = compare(*([table for each in run for table in judge(each.records)] for run in (before, after)))
     if not any(change.figure != "missing" for change in changes):
         raise StoreError(f"'{old}' and '{new}' have no case in common: compare two runs of one suite")
-    out.print(text(changes, differences(before, after), everything), end="")
+    notes = differences(*([record for each in run for record in each.records] for run in (before, after)))
+    out.print(text(changes, notes, everything), end="")
     failing = [change for change in changes if any(condition.met(change) for condition in conditions)]
     if failing:
         note(f"harness: {len(failing)} figures became worse than --fail-on allows")

@@ -53,23 +53,25 @@ class Cases:
         """The plugins that are loaded beside the installed ones."""
         return tuple(self.plugin or ())
 
-    def plan(self, loaded: Plugins, budget: str | None = None, on_gpu: bool = False) -> Plan:
+    def plan(
+        self, loaded: Plugins, budget: str | None = None, on_gpu: bool = False, rounds: int | None = None
+    ) -> Plan:
         """Read a suite, or write and show that of a model, and keep the rows that the options choose.
 
-        Each case has the budget if one is given. A model is for a GPU where there is one, or `on_gpu` says so. Raises
+        Each case has the budget if one is given; a control joins where there will be `rounds`, or the suite's. A model is for a GPU where there is one, or `on_gpu` says so. Raises
         SuiteError for what cannot be read, and for options of a model without one.
         """
         model = self._model()
         if (self.path is None) == (model is None):
             raise SuiteError("name either a SUITE, which is a YAML file, or a model: --model NAME")
         if self.path is not None:
-            plan = reader.read(shipped.suite(self.path), loaded)
+            plan = reader.read(shipped.suite(self.path), loaded, rounds=rounds)
         else:
             assert model is not None
             on_gpu = on_gpu or gpu.usable_bytes() is not None
             text = model.suite(self.place or ["torch/cuda" if on_gpu else "torch/cpu"])
             out.print(f"```yaml\n{text}```\n")
-            plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text)
+            plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text, rounds=rounds)
         return with_budget(selected(plan, self.place, self.only), size(budget) if budget else None)
 
     def _model(self) -> Model | None:

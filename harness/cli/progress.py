@@ -1,8 +1,8 @@
 """Show how far a run is, how long it will take, and each table as soon as it is complete."""
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,8 @@ USUAL_SECONDS = {"predict": 0.5, "numerics": 4.0, "memory": 3.0, "time": 2.0}
 """How long a task takes, until this run has shown it; one of memory, beside its steps."""
 STEPS = 6
 """Steps of a task of memory, until this run has shown how long it takes."""
+APART = -1
+"""The place, among the groups that are timed together, of what is in none."""
 FLOPS, BANDWIDTH = 1e11, 1e10
 """What a machine does in a second, until this run has shown it."""
 
@@ -29,7 +31,8 @@ class Pace:
     """How long the tasks of each kind take, learned from those that ended; for memory, by the work of a step."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.count: Counter[str] = Counter()
         self.step_seconds: dict[str, float] = {}
         self.ran: dict[str, float] = {}
         self.unsupported: frozenset[str] = frozenset()
@@ -51,27 +54,30 @@ class Pace:
             if whole:
                 self.ran[slot.case] = seconds
         else:
-            self.seconds[kind].append(seconds)
+            self.seconds[kind] += seconds
+            self.count[kind] += 1
 
-    def left(self, kind: str, cases: Sequence[str]) -> float:
-        """Return the seconds that tasks of a kind will take, one for each case that is named."""
+    def left(self, kind: str, cases: Mapping[str, int]) -> float:
+        """Return the seconds that tasks of a kind will take, so many of each case."""
         if kind != "predict":
-            cases = [case for case in cases if case not in self.unsupported]
+            cases = {case: many for case, many in cases.items() if case not in self.unsupported}
+        count = sum(cases.values())
         if kind != "memory":
-            return len(cases) * self._usual(kind)
-        known = [self._memory(case) for case in cases if case in self.step_seconds]
-        usual = sum(known) / len(known) if known else self._usual(kind)
-        return sum(known) + usual * (len(cases) - len(known))
+            return count * self.usual(kind)
+        known = {case: many for case, many in cases.items() if case in self.step_seconds}
+        if not (those := sum(known.values())):
+            return count * self.usual(kind)
+        steps = sum(many * self.step_seconds[case] for case, many in known.items())
+        return count / those * (those * USUAL_SECONDS["memory"] + self._ratio() * steps)
 
-    def _memory(self, case: str) -> float:
-        start = USUAL_SECONDS["memory"]
-        steps = sum(max(0.0, seconds - start) for seconds in self.ran.values())
-        ratio = steps / sum(self.step_seconds[each] for each in self.ran) if self.ran else STEPS
-        return start + ratio * self.step_seconds[case]
+    def usual(self, kind: str) -> float:
+        """Return the seconds that a task of a kind takes."""
+        return self.seconds[kind] / self.count[kind] if self.count[kind] else USUAL_SECONDS.get(kind, 2.0)
 
-    def _usual(self, kind: str) -> float:
-        ended = self.seconds[kind]
-        return sum(ended) / len(ended) if ended else USUAL_SECONDS.get(kind, 2.0)
+    def _ratio(self) -> float:
+        """Return the seconds that the steps of a task of memory take, as a multiple of one by its work."""
+        steps = sum(max(0.0, seconds - USUAL_SECONDS["memory"]) for seconds in self.ran.values())
+        return steps / sum(self.step_seconds[each] for each in self.ran) if self.ran else STEPS
 
 
 @dataclass
@@ -105,6 +111,7 @@ class Watcher(bench.Progress):
         self.done = 0
         self.open: dict[Slot, None] = {}
         self.timings: list[Timing] = []
+        self._count()
         self.label = "preparing"
         self.printed: set[str] = set()
 
@@ -118,9 +125,11 @@ class Watcher(bench.Progress):
 
     def groups(self, groups: Sequence[frozenset[str]], seconds: float) -> None:
         self.timings = [Timing(cases, seconds) for cases in groups]
+        self._count()
 
     def unsupported(self, cases: frozenset[str]) -> None:
         self.pace.unsupported = cases
+        self._count()
 
     def begin(self, slots: Sequence[Slot], done: int) -> None:
         self.done = done
@@ -130,6 +139,7 @@ class Watcher(bench.Progress):
 
     def left(self, slots: Sequence[Slot]) -> None:
         self.open = dict.fromkeys(slots)  # rows whose time was decided are not timed on
+        self._count()
         self.pace.last = time.monotonic()
         self._show()
 
@@ -155,6 +165,7 @@ class Watcher(bench.Progress):
             planned = slot.model_copy(update={"block": 0})
             if planned in self.open:  # what was disturbed is run again, and counts once
                 del self.open[planned]
+                self._add(planned, -1)
                 self.done += 1
         if slot is not None and kind == "time":
             for timing in self.timings:
@@ -178,6 +189,23 @@ class Watcher(bench.Progress):
         self.printed.add(comparison.baseline.comparison_key)
         self.out(table.markdown(tables, table.tokens_per_step(tables, self.plugins)))
 
+    def _count(self) -> None:
+        """Count the open results: rounds by group and round, all others by kind and case."""
+        self.groups_of: dict[str, int] = {}
+        for at, timing in enumerate(self.timings):
+            for case in timing.cases:
+                self.groups_of.setdefault(case, at)
+        self.rounds: dict[int, Counter[int]] = defaultdict(Counter)
+        self.others: dict[str, Counter[str]] = defaultdict(Counter)
+        for slot in self.open:
+            self._add(slot, 1)
+
+    def _add(self, slot: Slot, many: int) -> None:
+        if slot.kind != "time":
+            self.others[slot.kind][slot.case] += many
+        elif slot.case not in self.pace.unsupported:
+            self.rounds[self.groups_of.get(slot.case, APART)][slot.round] += many
+
     def _show(self) -> None:
         self.bar.update(self.id, total=self.total, completed=self.done, left=self._left() if self.open else "")
 
@@ -187,19 +215,16 @@ class Watcher(bench.Progress):
 
     def _seconds(self) -> float:
         """Return how long the open results will take at most: no round begins after its comparison's time is spent."""
-        kinds: dict[str, list[str]] = defaultdict(list)
-        for slot in self.open:
-            if slot.kind != "time":
-                kinds[slot.kind].append(slot.case)
-        seconds = sum(self.pace.left(kind, cases) for kind, cases in kinds.items())
-        rounds = [slot for slot in self.open if slot.kind == "time"]
-        for timing in self.timings:
-            own = [slot for slot in rounds if slot.case in timing.cases]
-            rounds = [slot for slot in rounds if slot.case not in timing.cases]
-            begun = self.pace.left("time", [slot.case for slot in own if slot.round <= timing.round])
-            whole = self.pace.left("time", [slot.case for slot in own])
-            seconds += max(begun, min(whole, timing.seconds))
-        return seconds + self.pace.left("time", [slot.case for slot in rounds])
+        seconds = sum(self.pace.left(kind, cases) for kind, cases in self.others.items())
+        each = self.pace.usual("time")
+        for at, rounds in self.rounds.items():
+            whole = each * rounds.total()
+            if at != APART:
+                timing = self.timings[at]
+                begun = each * sum(many for number, many in rounds.items() if number <= timing.round)
+                whole = max(begun, min(whole, timing.seconds))
+            seconds += whole
+        return seconds
 
 
 @contextmanager

@@ -42,6 +42,8 @@ class SuiteFile(pytest.File):
     _rows: dict[str, Any] | None = None
     _refusal: str | None = None
     _worse: dict[str, list[str]]
+    _measured_as: dict[str, str]
+    """Each case with the vocabulary that its corpus has, both by digest: tests are named by the suite's own sizes."""
 
     def collect(self) -> Iterable[pytest.Item]:
         from harness.contract import plugins
@@ -88,15 +90,15 @@ class SuiteFile(pytest.File):
                 self._refusal = str(error)
         if self._rows is None:
             pytest.fail(self._refusal or "", pytrace=False)
-        return self._rows.get(case.digest())
+        return self._rows.get(self._measured_as[case.digest()])
 
     def worse(self, case: Any) -> list[str]:
         """Return what became worse than in earlier results."""
-        return self._worse.get(case.digest(), [])
+        return self._worse.get(self._measured_as[case.digest()], [])
 
     def _measure(self) -> Iterator[Any]:
         from harness.records import store
-        from harness.run import bench, session
+        from harness.run import bench, prepare_data, session
         from harness.verdicts import judge
 
         items = (item for item in self.session.items if isinstance(item, CaseTest) and item.parent is self)
@@ -105,9 +107,11 @@ class SuiteFile(pytest.File):
         folder = Path(self.config.getoption("--harness-results"))
         options = bench.Options(folder, self.names, rounds, fresh=True)
         before = self._earlier()
-        path = session.run(
-            self.plan.having(lambda case: case.digest() in wanted), self.loaded, options, bench.Progress()
-        )
+        asked = self.plan.having(lambda case: case.digest() in wanted)
+        plan = prepare_data.closed(asked, self.loaded, options.cache)
+        pairs = zip(asked.cases, plan.cases, strict=True)
+        self._measured_as = {case.digest(): measured.digest() for case, measured in pairs}
+        path = session.run(plan, self.loaded, options, bench.Progress())
         tables = judge.judge(store.read(path)[0])
         self._worse = self._compared(before, tables)
         for table in tables:
@@ -122,7 +126,7 @@ class SuiteFile(pytest.File):
         if against is None:
             return None
         files = store.newest(Path(against))
-        return judge.judge([record for file in files for record in store.read(file, self.loaded.aliases)[0]])
+        return [table for file in files for table in judge.judge(store.read(file, self.loaded.aliases)[0])]
 
     def _compared(self, before: Sequence[Any] | None, after: Sequence[Any]) -> dict[str, list[str]]:
         from harness.verbs import compare
@@ -130,8 +134,9 @@ class SuiteFile(pytest.File):
         worse: dict[str, list[str]] = {}
         for change in compare.compare(before, after) if before is not None else ():
             if any(condition.met(change) for condition in self.conditions):
-                ratio = f" ({change.ratio:.2f} x)" if change.ratio is not None else ""
-                sentence = f"{change.figure} became worse: {change.before} before, {change.after} now{ratio}"
+                how = f"{change.ratio:.2f} x" if change.ratio is not None else change.reason
+                now = f"{change.after or 'unknown'} now{f' ({how})' if how else ''}"
+                sentence = f"{change.figure} became worse: {change.before} before, {now}"
                 worse.setdefault(change.case.digest(), []).append(sentence)
         return worse
 

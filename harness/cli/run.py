@@ -40,7 +40,7 @@ def command(
 ) -> None:
     """Measure every case of a suite and print the tables. Run it again to resume after an interruption."""
     loaded = plugins.load(cases.plugins)
-    plan = cases.plan(loaded)
+    plan = cases.plan(loaded, rounds=rounds)
     options = bench.Options(results, cases.plugins, rounds, fresh, max_bytes, try_all, once=once)
     show = _titled(plan.suite.title or plan.name)
     with Watcher(err, loaded, show) as watcher:

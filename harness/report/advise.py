@@ -10,7 +10,7 @@ from harness.records import Case, Record
 from harness.records.case import CONTROL
 from harness.report.plan import grid
 from harness.report.text import escaped, row_name
-from harness.report.words import AT_MOST, heading, mib
+from harness.report.words import AT_MOST, mib, titles
 from harness.suite.units import shown
 from harness.verbs.advise import Advice, are_timed, of_predictions, preference
 from harness.verbs.plan import Machine, PlanRow, row_of, shortfall
@@ -24,8 +24,9 @@ FRONT = 8
 def text(answers: Sequence[Advice]) -> str:
     """Write what to use for each comparison, why, and the lines that ask for it in a suite."""
     pieces = []
+    title_of = titles({(advice.case.comparison_key, ""): advice.case for advice in answers})
     for advice in answers:
-        pieces.append(f"## {escaped(heading(advice.case))}")
+        pieces.append(f"## {escaped(title_of[advice.case.comparison_key, ''])}")
         pieces.append(_sentence(advice))
         pieces.append(_measured(advice.rows) if advice.rows else grid([advice.predicted[0], *_shown(advice)]))
         if advice.choice is not None:

@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 
+from harness.records.record import OUT_OF_MEMORY
 from harness.report.text import escaped
-from harness.report.words import heading, mib, rounds
+from harness.report.words import key_of, mib, rounds, titles
 from harness.verdicts.choice import choice
 from harness.verdicts.judge import Comparison, Row
 
 
 def sentence(table: Comparison) -> str:
-    """Return the answer of a comparison, or an empty text where nothing of it was measured."""
+    """Return the answer of a comparison, or an empty text where what was measured gives none."""
     best = choice(table)
     if best is None:
-        return ""
+        return _without_choice(table)
     if best.row is None and best.inexact is None:
-        return "No strategy here saves memory." if best.baseline_fits else "Nothing here fits the budget."
+        return "No strategy here saves memory." if best.baseline_fits else ""
     pieces = []
     if best.row is not None:
         lead = "Use" if best.baseline_fits else "The baseline runs out of memory; use"
@@ -29,10 +30,20 @@ def sentence(table: Comparison) -> str:
     return "; ".join(pieces) + "."
 
 
+def _without_choice(table: Comparison) -> str:
+    """Return why no row can be chosen: all ran out of memory, or the baseline ended otherwise."""
+    if all(row.status in OUT_OF_MEMORY for row in table.rows):
+        return f"Nothing here fits {'the budget' if table.case.budget_bytes else 'this machine'}."
+    status = next((row.status for row in table.rows if row.case.is_baseline), "open")
+    if status in ("open", *OUT_OF_MEMORY) or not any(row.status == "ok" for row in table.rows):
+        return ""
+    return f"The rows cannot be compared: the baseline ended with {status}."
+
+
 def last_lines(tables: Sequence[Comparison]) -> str:
     """Return the answers of a run, one line for each comparison."""
-    answers = [(table, text) for table in tables if (text := sentence(table))]
-    lines = [f"- {escaped(heading(table.case))}: {text}" for table, text in answers]
+    title_of = titles({key_of(table): table.case for table in tables})
+    lines = [f"- {escaped(title_of[key_of(table)])}: {text}" for table in tables if (text := sentence(table))]
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from harness.report.text import escaped, row_name
-from harness.report.words import heading, mib
+from harness.report.words import mib, titles
 from harness.verbs.compare import BETTER, SAME, UNRESOLVED, WORSE, Change
 
 HEADERS = ("case", "figure", "before", "after", "change", "verdict")
@@ -20,13 +20,14 @@ def text(changes: Sequence[Change], notes: Sequence[str], everything: bool = Fal
     pieces = [f"Of {len(changes)} figures: {', '.join(f'{counts[verdict]} {verdict}' for verdict in ORDER)}."]
     if notes:
         pieces.append("\n".join(f"- {escaped(note)}" for note in notes))
-    groups: dict[str, list[Change]] = {}
+    groups: dict[tuple[str, str], list[Change]] = {}
     for change in changes:
         if everything or change.verdict != SAME:
-            groups.setdefault(heading(change.case), []).append(change)
-    for title, members in groups.items():
+            groups.setdefault((change.case.comparison_key, ""), []).append(change)
+    title_of = titles({key: members[0].case for key, members in groups.items()})
+    for key, members in groups.items():
         rows = [_cells(change) for change in sorted(members, key=lambda change: ORDER.index(change.verdict))]
-        pieces.append(f"#### {escaped(title)}")
+        pieces.append(f"#### {escaped(title_of[key])}")
         pieces.append(tabulate(rows, HEADERS, tablefmt="pipe", colalign=ALIGNED, disable_numparse=True))
     return "\n\n".join(pieces) + "\n"
 

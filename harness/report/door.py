@@ -68,7 +68,9 @@ def run(
     """
     loaded = doors.load(tuple(plugins))
     options = bench.Options(Path(results), tuple(plugins), rounds, fresh)
-    return _report([session.run(_plan(suite, loaded, place, only, None), loaded, options, bench.Progress())], loaded)
+    return _report(
+        [session.run(_plan(suite, loaded, place, only, None, rounds), loaded, options, bench.Progress())], loaded
+    )
 
 
 @template.kept()
@@ -93,8 +95,15 @@ def predict(
     return Predictions(tuple(map(tuple, of_plan(plan, loaded, tuple(plugins), machine))))
 
 
-def _plan(suite: str | Path, loaded: Plugins, place: Sequence[str], only: str | None, budget: str | None) -> Plan:
-    plan = selected(reader.read(shipped.suite(Path(suite)), loaded), list(place) or None, only)
+def _plan(
+    suite: str | Path,
+    loaded: Plugins,
+    place: Sequence[str],
+    only: str | None,
+    budget: str | None,
+    rounds: int | None = None,
+) -> Plan:
+    plan = selected(reader.read(shipped.suite(Path(suite)), loaded, rounds=rounds), list(place) or None, only)
     return with_budget(plan, size(budget) if budget else None)
 
 

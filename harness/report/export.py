@@ -10,16 +10,29 @@ from typing import Any
 from harness.report.composition import composition
 from harness.report.table import tokens_of
 from harness.report.text import cell
-from harness.report.words import heading
+from harness.report.words import Key, key_of, titles
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.observed import step_time
 
 Figures = dict[str, Any]
 
 
-def of_tables(suite: str, tables: Sequence[Comparison], tokens_per_step: Mapping[str, int]) -> list[Figures]:
-    """Return one flat mapping for each row: bytes, seconds and ratios as numbers, unknown ones as None."""
-    return [_of_row(suite, table, row, tokens_of(row, tokens_per_step)) for table in tables for row in table.rows]
+def of_tables(
+    suite: str,
+    tables: Sequence[Comparison],
+    tokens_per_step: Mapping[str, int],
+    title_of: Mapping[Key, str] | None = None,
+) -> list[Figures]:
+    """Return one flat mapping for each row: bytes, seconds and ratios as numbers, unknown ones as None.
+
+    Comparisons have their titles among all of their suite; by default these are all.
+    """
+    title_of = title_of or titles({key_of(table): table.case for table in tables})
+    return [
+        _of_row(suite, title_of[key_of(table)], table, row, tokens_of(row, tokens_per_step))
+        for table in tables
+        for row in table.rows
+    ]
 
 
 def as_json(rows: Sequence[Figures]) -> str:
@@ -39,12 +52,12 @@ def as_csv(rows: Sequence[Figures]) -> str:
     return out.getvalue()
 
 
-def _of_row(suite: str, table: Comparison, row: Row, tokens: float | None) -> Figures:
+def _of_row(suite: str, title: str, table: Comparison, row: Row, tokens: float | None) -> Figures:
     case, speed, seconds = row.case, row.speed, row.step_seconds
     first = next(iter(row.records), None)
     return {
         "suite": suite,
-        "comparison": heading(table.case),
+        "comparison": title,
         "workload": case.workload,
         "place": str(case.place),
         "strategy": row.label,

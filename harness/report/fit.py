@@ -8,10 +8,11 @@ from tabulate import tabulate
 from harness.records import Case, Record
 from harness.report.table import claimed, filled_columns
 from harness.report.text import escaped, row_name
-from harness.report.words import AT_MOST, PREDICTED, mib
+from harness.report.words import AT_MOST, PREDICTED, Key, mib, titles
 from harness.suite.units import shown
 from harness.verdicts.claims import Answer, answered
 from harness.verdicts.judge import searched
+from harness.verdicts.observed import machine_of
 
 COLUMNS = ("strategy", "predicted", PREDICTED, AT_MOST, "passed", "failed", "of baseline", "runs")
 ALIGNED = ("left", "right", "right", "right", "right", "left", "right", "right")
@@ -19,7 +20,7 @@ ALIGNED = ("left", "right", "right", "right", "right", "left", "right", "right")
 
 @dataclass(frozen=True)
 class Limits:
-    """The longest value of each row in one place and budget, and why there is no more; all as plain text.
+    """The longest value of each row of a comparison in one budget, and why there is no more; all as plain text.
 
     Columns of which no row has anything are left out.
     """
@@ -32,14 +33,19 @@ class Limits:
 
 
 def limits(records: Sequence[Record]) -> list[Limits]:
-    """Return one table for each place and budget: the longest value of each row, as predicted and as it ran."""
-    tables: dict[str, list[Record]] = {}
+    """Return one table for each comparison and budget: the longest value of each row, as predicted and as it ran."""
+    cases: dict[Key, Case] = {}
+    tables: dict[tuple[str, int, Key], list[Record]] = {}
     for row in records:
         if row.limits is not None and row.case is not None:
-            title = f"longest {row.limits.over} in {shown(row.limits.budget_bytes)}: {_where(row.case)}"
-            tables.setdefault(title, []).append(row)
+            plain = _without(row.case, row.limits.over)
+            key = plain.comparison_key, machine_of(row)
+            cases[key] = plain
+            tables.setdefault((row.limits.over, row.limits.budget_bytes, key), []).append(row)
+    title_of = titles(cases)
     answers = []
-    for title, rows in tables.items():
+    for (over, budget, key), rows in tables.items():
+        title = f"longest {over} in {shown(budget)}: {title_of[key]}"
         baseline = next((row for row in rows if row.case and row.case.is_baseline), None)
         reasons = (
             f"{row.case.label}: {row.limits.reason}" for row in rows if row.case and row.limits and row.limits.reason
@@ -51,10 +57,10 @@ def limits(records: Sequence[Record]) -> list[Limits]:
     return answers
 
 
-def _where(case: Case) -> str:
-    """Write the workload and place, and the vocabulary, which some suites vary."""
-    vocabulary = case.shape.get("vocabulary")
-    return f"{case.workload} on {case.place}" + (f", vocabulary {vocabulary:,}" if vocabulary else "")
+def _without(case: Case, over: str) -> Case:
+    """Return the case that all rows of a search share: without strategies, the size that is searched and its budget."""
+    shape = {name: value for name, value in case.shape.items() if name != over}
+    return case.plain.model_copy(update={"shape": shape, "budget_bytes": None})
 
 
 def text(records: Sequence[Record], level: str = "##", answers: Sequence[Answer] | None = None) -> str:

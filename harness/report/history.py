@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from harness.report.text import escaped, row_name
-from harness.report.words import heading, mib
+from harness.report.words import mib, titles
 from harness.verbs.history import Point, Series, Step
 
 HEADERS = ("row", "figure", "before", "after", "change", "commits")
@@ -23,9 +23,11 @@ def text(series: Sequence[Series], everything: bool = False) -> str:
     if stepped:
         rows = [_step(each, step) for each, step in stepped]
         pieces.append(tabulate(rows, HEADERS, tablefmt="pipe", disable_numparse=True))
+    title_of = titles({(each.case.comparison_key, each.machine): each.case for each in series})
     for each in series:
         if each.steps or everything:
-            pieces.append(f"#### {escaped(each.suite)}: {escaped(heading(each.case))}: {row_name(each.case.label)}")
+            title = title_of[each.case.comparison_key, each.machine]
+            pieces.append(f"#### {escaped(each.suite)}: {escaped(title)}: {row_name(each.case.label)}")
             pieces.append(tabulate(map(_point, each.points), POINTS, tablefmt="pipe", disable_numparse=True))
     return "\n\n".join(pieces) + "\n"
 

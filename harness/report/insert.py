@@ -33,12 +33,17 @@ def insert(document: str, name: str, text: Text) -> str:
     return re.sub(rf"({begin}).*?({end}|(?=<!-- generated: )|\Z)", filled, document, flags=re.DOTALL)
 
 
-def insert_into(path: Path, name: str, text: Text) -> bool:
-    """Insert the text into a file; return whether the file changed. Raises InsertError where it cannot be read."""
+def text_of(path: Path) -> str:
+    """Return the text of a document; raise InsertError where it cannot be read."""
     try:
-        old = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InsertError(f"'{path}' cannot be read ({error}): name a text file that has the marks") from None
+
+
+def insert_into(path: Path, name: str, text: Text) -> bool:
+    """Insert the text into a file; return whether the file changed. Raises InsertError where it cannot be read."""
+    old = text_of(path)
     new = insert(old, name, text)
     if new != old:
         path.write_text(new, encoding="utf-8")

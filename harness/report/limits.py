@@ -5,10 +5,11 @@ from statistics import fmean
 
 from tabulate import tabulate
 
-from harness.records import Record, Trial
+from harness.records import Case, Record, Trial
 from harness.records.record import OUT_OF_MEMORY
 from harness.report.text import escaped, row_name
-from harness.report.words import AT_MOST, PREDICTED, heading, mib
+from harness.report.words import AT_MOST, PREDICTED, Key, mib, titles
+from harness.verdicts.observed import machine_of
 
 COLUMNS = ("strategy", "peak MiB", PREDICTED, "within it", AT_MOST, "within that", "slack")
 ALIGNED = ("left", "right", "right", "left", "right", "left", "right")
@@ -18,15 +19,19 @@ MEASURED_LEAST = 100 << 20
 
 def text(records: Sequence[Record], level: str = "##") -> str:
     """Write one table for each comparison, and what all of them come to."""
-    tried = [(record.case, record.trial) for record in records if record.case is not None and record.trial is not None]
-    tables: dict[str, list[tuple[str, Trial]]] = {}
-    for case, trial in tried:
-        title = heading(case.plain.model_copy(update={"budget_bytes": None}))
-        tables.setdefault(title, []).append((case.label, trial))
-    pieces = [summary([trial for _, trial in tried])]
-    for title, rows in tables.items():
+    cases: dict[Key, Case] = {}
+    tables: dict[Key, list[tuple[str, Trial]]] = {}
+    for record in records:
+        if record.case is not None and record.trial is not None:
+            plain = record.case.plain.model_copy(update={"budget_bytes": None})
+            key = plain.comparison_key, machine_of(record)
+            cases[key] = plain
+            tables.setdefault(key, []).append((record.case.label, record.trial))
+    title_of = titles(cases)
+    pieces = [summary([trial for rows in tables.values() for _, trial in rows])]
+    for key, rows in tables.items():
         cells = [_cells(label, trial) for label, trial in rows]
-        pieces.append(f"{level} {escaped(title)}")
+        pieces.append(f"{level} {escaped(title_of[key])}")
         pieces.append(tabulate(cells, COLUMNS, tablefmt="pipe", colalign=ALIGNED, disable_numparse=True))
         if reasons := [f"- {escaped(label)}: {escaped(trial.reason)}" for label, trial in rows if trial.reason]:
             pieces.append("\n".join(reasons))

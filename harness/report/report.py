@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.contract.plugins import Plugins
-from harness.records import Record
+from harness.records import Case, Record
 from harness.records.store import StoreError
 from harness.report import advise, charts, documents, first, fit, formats, frame, insert, limits, page, table, trust
 from harness.report.answer import sentence
@@ -16,7 +16,7 @@ from harness.report.export import Figures, as_csv, as_json, of_tables
 from harness.report.provenance import line
 from harness.report.results import Results
 from harness.report.text import plain
-from harness.report.words import heading
+from harness.report.words import Key, key_of, titles
 from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Documents, Found, Sentence, answered
 from harness.verdicts.remedies import Remedy, remedies, sets
@@ -58,8 +58,18 @@ class Report:
         rows = []
         for each in self.measured:
             if not (each.searched or each.tried):
-                rows += of_tables(each.suite, each.tables, table.tokens_per_step(each.tables, self.plugins))
+                tokens = table.tokens_per_step(each.tables, self.plugins)
+                rows += of_tables(each.suite, each.tables, tokens, self.titles[each.suite])
         return rows
+
+    @cached_property
+    def titles(self) -> dict[str, dict[Key, str]]:
+        """The title of each measured comparison, by suite: no two of a suite have the same."""
+        cases: dict[str, dict[Key, Case]] = {}
+        for each in self.measured:
+            if not (each.searched or each.tried):
+                cases.setdefault(each.suite, {}).update({key_of(table): table.case for table in each.tables})
+        return {suite: titles(keys) for suite, keys in cases.items()}
 
     @cached_property
     def remedies(self) -> list[Remedy]:
@@ -142,9 +152,9 @@ class Report:
     def pictures(self, folder: Path, only: str = "", linked: Sequence[Path] = ()) -> Iterator[Path]:
         """Draw the charts of each suite, or those whose name contains `only`, or that documents link to; yield files.
 
-        Raises InsertError where a document links to a picture that no results have.
+        Raises InsertError where a document cannot be read, or links to a picture that no results have.
         """
-        wanted = {name for document in linked for name in LINKED.findall(document.read_text(encoding="utf-8"))}
+        wanted = {name for document in linked for name in LINKED.findall(insert.text_of(document))}
         drawn: set[str] = set()
         for suite in dict.fromkeys(row["suite"] for row in self.figures):
             rows = [row for row in self.figures if row["suite"] == suite]
@@ -177,9 +187,9 @@ class Report:
     def _about(self) -> page.About:
         """Collect what the page says around its rows."""
         said = {
-            (each.suite, heading(each_table.case)): plain(sentence(each_table))
+            (each.suite, self.titles[each.suite][key_of(each_table)]): plain(sentence(each_table))
             for each in self.measured
-            if not each.searched
+            if not (each.searched or each.tried)
             for each_table in each.tables
         }
         against = {name: what for name, each in self.plugins.strategies.items() if (what := sets(each)) is not None}

@@ -58,13 +58,13 @@ def read(
     aliases: Mapping[str, str] | None = None,
     suites: Path | None = None,
 ) -> list[Results]:
-    """Read results files, former names of strategies by `aliases`; `warn` is called for lines that are no records.
+    """Read results files, each once, former names of strategies by `aliases`; `warn` is told of lines that are none.
 
     With a folder of `suites` the claims that are answered are theirs as they stand now. Raises SuiteError for a suite
     that cannot be read.
     """
     results = []
-    for file in files:
+    for file in {file.resolve(): file for file in files}.values():
         records, problems = store.read(file, aliases)
         for problem in problems:
             warn(problem)

@@ -13,7 +13,7 @@ from harness.records.record import WRONG
 from harness.report.answer import sentence
 from harness.report.results import Results
 from harness.report.text import escaped, row_name
-from harness.report.words import AT_MOST, PREDICTED, heading, mib, phase_name, residual, rounds, sureness
+from harness.report.words import AT_MOST, PREDICTED, mib, phase_name, residual, rounds, sureness, titles
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import Comparison, Row
 
@@ -61,11 +61,13 @@ def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str]) -> 
     if "rows" not in choice:
         return markdown(tables, tokens, level="####") if tables else ""
     labels = set(choice["rows"].split("|"))
+    title_of = _titles(tables)
     pieces = []
     for table in tables:
         rows = tuple(row for row in table.rows if row.label.replace(" ", "") in labels)
         if len(rows) == len(labels):
-            pieces += [f"#### {escaped(heading(table.case))}", _grid(replace(table, rows=rows), tokens, BRIEF)]
+            title = escaped(title_of[table.case.comparison_key])
+            pieces += [f"#### {title}", _grid(replace(table, rows=rows), tokens, BRIEF)]
     return "\n\n".join(pieces)
 
 
@@ -100,8 +102,9 @@ def markdown(
     """Write all tables as markdown, each under a heading of a level; figures are rounded here and nowhere else."""
     pieces = [f"# {escaped(title)}"] if title else []
     several = len({name for table in tables for name in table.machines}) > 1
+    title_of = _titles(tables)
     for table in tables:
-        pieces.append(f"{level} {escaped(heading(table.case))}")
+        pieces.append(f"{level} {escaped(title_of[table.case.comparison_key])}")
         if several and table.machines:
             pieces.append(f"Measured on {escaped(' and '.join(table.machines))}.")
         reason = _untested(table)
@@ -113,6 +116,12 @@ def markdown(
     if answers:
         pieces += [f"{level} Claims", claimed(answers)]
     return "\n\n".join(pieces) + "\n"
+
+
+def _titles(tables: Sequence[Comparison]) -> dict[str, str]:
+    """Return the title of each comparison by its key; the machines stand below it."""
+    cases = {(table.case.comparison_key, ""): table.case for table in tables}
+    return {key: title for (key, _), title in titles(cases).items()}
 
 
 def claimed(answers: Sequence[Answer]) -> str:

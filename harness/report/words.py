@@ -1,9 +1,11 @@
 """How bytes, phases and comparisons are written."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.records import Case
+from harness.verdicts.judge import Comparison
+from harness.verdicts.observed import machine_of
 from harness.verdicts.remarks import LEAST_FOR_PERCENT
 from harness.workloads.data.frames import GENERATED
 
@@ -12,6 +14,8 @@ COUNTED = ("corpus_tokens", "tokens", "frames", "features")
 PREDICTED, AT_MOST = "predicted MiB", "at most"
 """Columns of several tables."""
 SIZES = ("window", "stride", "layers", "width", "vocabulary", "batch")
+Key = tuple[str, str]
+"""What a comparison is told apart by: its comparison key and its machine, empty where that does not matter."""
 
 
 def heading(case: Case) -> str:
@@ -27,6 +31,50 @@ def heading(case: Case) -> str:
     return ", ".join(words)
 
 
+def key_of(table: Comparison) -> Key:
+    """Return what a comparison is told apart by; of one without a measurement the machines are those that tried."""
+    records = (record for row in table.rows for record in (*row.records, *([row.prediction] if row.prediction else [])))
+    machines = table.machines or filter(None, dict.fromkeys(map(machine_of, records)))
+    return table.case.comparison_key, " and ".join(machines)
+
+
+def titles(keys: Mapping[Key, Case]) -> dict[Key, str]:
+    """Return the heading of each comparison, given by one of its cases: no two are equal.
+
+    Where the headings of two are, the sizes in which they differ follow, and then the machine.
+    """
+    answers = {key: heading(case) for key, case in keys.items()}
+    for alike in _alike(answers):
+        sizes = {key: dict(_sizes(keys[key].plain.model_dump())) for key in alike}
+        names = dict.fromkeys(name for each in sizes.values() for name in each)
+        varying = [name for name in names if len({repr(each.get(name)) for each in sizes.values()}) > 1]
+        for key in alike:
+            words = (f", {name} {_grouped(value)}" for name in varying if (value := sizes[key].get(name)) is not None)
+            answers[key] += "".join(words)
+    for alike in _alike(answers):
+        for key in alike:
+            answers[key] += f", on {key[1]}" if key[1] else ""
+    return answers
+
+
+def _alike(headings: Mapping[Key, str]) -> list[list[Key]]:
+    """Return the keys that share a heading with others, by heading."""
+    keys: dict[str, list[Key]] = {}
+    for key, text in headings.items():
+        keys.setdefault(text, []).append(key)
+    return [alike for alike in keys.values() if len(alike) > 1]
+
+
+def _sizes(values: Mapping[str, Any], within: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield every size of a case by its name in words; those of a network under the name of that."""
+    for name, value in values.items():
+        place = (*within, name.replace("_", " "))
+        if isinstance(value, dict):
+            yield from _sizes(value, () if place == ("shape",) else place)
+        else:
+            yield " ".join(place), value
+
+
 def _model(shape: dict[str, Any]) -> str:
     """Return the name of the network or configuration, of one without a name its architecture."""
     config = shape.get("config", shape.get("network", ""))
@@ -34,6 +82,8 @@ def _model(shape: dict[str, Any]) -> str:
 
 
 def _grouped(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 

@@ -47,7 +47,7 @@ def run(address: str, plan: Plan, loaded: Plugins, options: Options, progress: P
     folder = options.results / plan.name / facts.name()
     with locks.measuring(folder, ()):
         session.refuse_claims(plan)
-        plan, _ = prepare_data.prepare(plan, loaded, options.cache, lambda case: False)
+        plan = prepare_data.closed(plan, loaded, options.cache)
         plan = replace(plan, path=plan.path.resolve())
         options = replace(options, plugins=tuple(map(_absolute, options.plugins)))
         schedule = session.schedule_of(plan, loaded, options, elsewhere=True)
@@ -311,9 +311,10 @@ class FanOut:
         return False
 
     def withdraw(self, comparison: Comparison, reason: str, all_rows: bool = False) -> None:
-        """Replace all that was measured of a comparison by records without figures."""
+        """Replace all peaks and times that were measured of a comparison by records without figures."""
         by_digest = {self.schedule.digest(case): case for case in comparison.cases}
-        for slot in self.schedule.measured(comparison):
+        measured = (slot for slot in self.latest if slot.case in by_digest)  # other blocks and repeats than are planned
+        for slot in dict.fromkeys([*self.schedule.measured(comparison), *measured]):
             known = self.latest.get(slot)
             stale = slot.kind in ("memory", "time") and known is not None and known.status != "killed_unknown"
             if stale or (all_rows and slot.kind == "memory"):

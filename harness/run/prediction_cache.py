@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ PREDICTING = ("worker/prediction.py", "worker/batch_sizes.py", "worker/tasks.py"
 BOUNDS = ("verdicts/bound.py", "verdicts/residuals.json")
 ROOMS = ("backends", "contract", "workloads", *PREDICTING, *BOUNDS, "records/forecast.py", "records/roofline.py")
 """Files of the harness that a prediction depends on; of a folder its code."""
+FROM_FILE = "harness_plugin_"
+"""How the module of a plugin is named that was given as a file."""
 
 
 def folder(cache: Path) -> Path:
@@ -44,16 +46,18 @@ def of_cases(
     What is made is stored in the folder; None predicts every case.
     """
     stored: dict[str, Path] = {}
-    open_ = list(cases)
+    open_: Sequence[Case] = cases
     if within is not None:
         versions = facts.versions() | dict(plugins.versions)
         threads = len(os.sched_getaffinity(0))  # what a library takes within a call follows them
+        open_ = []
         for case in cases:
             depends = (corpora.get(case.comparison_key), card, threads, steps, *(["calls"] if calls else []))
             path = stored[case.digest()] = within / f"{key(case, plugins, versions, *depends)}.json"
             if (record := read(path)) is not None:
-                open_.remove(case)
                 yield case, record
+            else:
+                open_.append(case)
     for case, record in predictions.of_cases(
         open_, corpora, plugins, names, card=card, calls=calls, steps=steps, **rest
     ):
@@ -67,10 +71,17 @@ def key(case: Case, plugins: Plugins, versions: Mapping[str, str], *rest: object
     backend = case.place.backend
     forms = [plugins.workloads[case.workload].on.get(backend)]  # none where there is no form for this backend
     forms += [plugins.strategies[applied.name].on.get(backend) for applied in case.strategies]
-    modules = {form.__module__ for form in forms if form is not None}
+    modules = {_written(form).__module__ for form in forms if form is not None}
     code = [_harness(), *(_code(name) for name in sorted(modules))]
     text = json.dumps([case.digest(), code, dict(versions), *map(str, rest)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _written(form: Any) -> Any:
+    """Return what somebody wrote of a form: a partial of it has the code of functools, and may have one within."""
+    while isinstance(form, partial):
+        form = form.func
+    return form
 
 
 def read(path: Path) -> Record | None:
@@ -106,16 +117,20 @@ def _harness() -> str:
 
 @cache
 def _code(module: str) -> str:
-    """Return the digest of a module's code: of its file, and of its folder where that is a package of its own kind."""
+    """Return the digest of a module's code: of its file, and of its folder where that is a package of its own kind.
+
+    A plugin that was given as a file is that file alone, whatever lies beside it.
+    """
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return ""
     path = Path(file)
-    return _digest([path] if path.parent == Path.cwd() else path.parent.rglob("*.py"))
+    alone = module.startswith(FROM_FILE) or path.parent == Path.cwd()
+    return _digest([path] if alone else path.parent.rglob("*.py"))
 
 
 def _digest(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(paths):
+    for path in sorted(path for path in paths if path.is_file()):  # a link may lead nowhere
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()

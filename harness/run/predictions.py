@@ -3,7 +3,8 @@
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 from harness import backends
@@ -17,6 +18,8 @@ STEPS = 2
 """Steps of a run whose number nobody says."""
 SECONDS = 300.0
 """What one case may take, at most."""
+PIECE = 8
+"""Cases that one process predicts: they are known when it ends, so an interruption loses no more than these."""
 
 Watch = Callable[[str], None]
 Found = tuple[Case, Record]
@@ -46,13 +49,14 @@ def of_cases(
 
     def one_after_another(share: Sequence[Case], watch: Watch) -> Iterator[Found]:
         while share:
+            piece = share[:PIECE]
             task = Task(
                 kind="predict",
-                cases=tuple(share),
+                cases=tuple(piece),
                 run_id=run_id,
                 parent=os.getpid(),
                 folder="",
-                corpora={case.comparison_key: corpora.get(case.comparison_key) for case in share},
+                corpora={case.comparison_key: corpora.get(case.comparison_key) for case in piece},
                 plugins=names,
                 steps=steps,
                 calls=calls,
@@ -60,9 +64,9 @@ def of_cases(
             )
             records = runner.run(task, len(os.sched_getaffinity(0)), seconds, watch)
             ended = next(
-                (at for at, record in enumerate(records) if record.origin.worker_seconds is None), len(share) - 1
+                (at for at, record in enumerate(records) if record.origin.worker_seconds is None), len(piece) - 1
             )
-            yield from zip(share[: ended + 1], records[: ended + 1], strict=True)
+            yield from zip(piece[: ended + 1], records[: ended + 1], strict=True)
             share = share[ended + 1 :]
 
     for place in dict.fromkeys(case.place for case in cases):
@@ -88,17 +92,34 @@ def _side_by_side(
         yield from predicted(cases, watch)
         return
     stop = threading.Event()
+    found: SimpleQueue[Found | BaseException | None] = SimpleQueue()
 
     def watched(phase: str) -> None:
         if stop.is_set():
             raise _Stopped
         watch(phase)
 
-    with ThreadPoolExecutor(count) as threads:
-        shares = [threads.submit(lambda at: list(predicted(cases[at::count], watched)), at) for at in range(count)]
+    def predict(at: int) -> None:
         try:
-            for share in as_completed(shares):
-                yield from share.result()
+            for each in predicted(cases[at::count], watched):
+                found.put(each)
+            found.put(None)
+        except BaseException as error:  # whatever it is, the thread that reads raises it
+            found.put(error)
+
+    with ThreadPoolExecutor(count) as threads:
+        try:
+            for at in range(count):
+                threads.submit(predict, at)
+            ended = 0
+            while ended < count:
+                each = found.get()
+                if isinstance(each, BaseException):
+                    raise each
+                if each is None:
+                    ended += 1
+                else:
+                    yield each
         finally:
             stop.set()
 

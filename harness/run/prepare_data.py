@@ -39,6 +39,14 @@ def prepare(
     return replace(plan, comparisons=tuple(comparisons)), corpora
 
 
+def closed(plan: Plan, plugins: Plugins, cache: Path) -> Plan:
+    """Return the plan with a vocabulary of 0 replaced by as many tokens as the corpus has, as a run measures it.
+
+    Raise SuiteError for a corpus that cannot be made.
+    """
+    return prepare(plan, plugins, cache, lambda case: False)[0]
+
+
 def _with_vocabulary(comparison: Comparison, size: int) -> Comparison:
     return Comparison(
         tuple(case.model_copy(update={"shape": case.shape | {"vocabulary": size}}) for case in comparison.cases)

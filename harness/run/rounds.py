@@ -41,16 +41,23 @@ class Rounds:
     def time(self, comparison: Comparison) -> None:
         """Time a comparison round by round, until all its rows are decided or the suite's time is spent."""
         tried: Counter[int] = Counter()
+        cuts: dict[int, list[list[str]]] = {}
         while True:
             number, members = self.schedule.turn(comparison, self.latest, by_case(self.latest))
             members = [case for case in members if self.measured(case)]
             if not members or tried[number] == ATTEMPTS:
                 return
             tried[number] += 1
-            self.time_round(comparison, number, members)
+            self.time_round(comparison, number, members, cuts)
 
-    def time_round(self, comparison: Comparison, number: int, members: list[Case]) -> None:
-        """Time every member once, in random order, in blocks of neighbours in time with the baseline in each."""
+    def time_round(
+        self, comparison: Comparison, number: int, members: list[Case], cuts: dict[int, list[list[str]]]
+    ) -> None:
+        """Time every member once, in random order, in blocks of neighbours in time with the baseline in each.
+
+        A round that is timed again has the same blocks as before, which `cuts` keeps: so nothing is left of the first
+        try, whose neighbours are others.
+        """
         by_label = {case.label: case for case in members}
         for case in members:
             self.pacing(case)  # pilots come first: what they show cuts the blocks
@@ -59,15 +66,16 @@ class Rounds:
         turning = {label: room for label, room in rooms.items() if room + _neighbours(rooms, label) <= free}
         if not turning.keys() >= rooms.keys() & set(BASELINES):  # both are what rows are compared with: timed alike
             turning = {label: room for label, room in turning.items() if label not in BASELINES}
-        cut = blocks.blocks(
-            list(by_label),
-            {label: seconds for label, case in by_label.items() if (seconds := self.share_of_block(case))},
-            f"{self.suite.seed}/{comparison.baseline.comparison_key}",
-            number,
-            sizes=turning,
-            room=free,
-        )
-        for block, labels in enumerate(cut):
+        if number not in cuts:
+            cuts[number] = blocks.blocks(
+                list(by_label),
+                {label: seconds for label, case in by_label.items() if (seconds := self.share_of_block(case))},
+                f"{self.suite.seed}/{comparison.baseline.comparison_key}",
+                number,
+                sizes=turning,
+                room=free,
+            )
+        for block, labels in enumerate(cuts[number]):
             slots = {label: self.bench.slot(by_label[label], "time", round=number, block=block) for label in labels}
             together = [label for label in labels if label in turning]
             while sum(turning[label] for label in together) > free:
@@ -145,7 +153,7 @@ class Rounds:
         if steps is not None and warmup is not None:
             return Pacing(warmup, steps)
         slot = self.bench.slot(case, "pilot")
-        if slot not in self.latest or not self.latest[slot].step_seconds:
+        if self.bench.is_open(slot):
             self.bench.progress.start("pilot", case)
             self.bench.keep(self.bench.work("pilot", [case])[0], case, slot)
         turns_of = turns.TURNS if self.takes_turns(case) else 1

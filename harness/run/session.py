@@ -73,17 +73,26 @@ def opened(
 ) -> tuple[Path, dict[Slot, Known], list[Record]]:
     """Return the file to write, what it says of its slots, and its records.
 
-    It is the newest when that has some, but not all, of this very plan; else a new one. A file that has all of it is
-    continued, with nothing left to do, where the options ask for results only `once`.
+    It is the newest of this very plan when that has some, but not all, of it; else a new one. A file that has all of it
+    is continued, with nothing left to do, where the options ask for results only `once`.
     """
-    files = sorted(folder.glob("*.jsonl"))
-    if files and not options.fresh:
-        records = store.read(files[-1])[0]
-        latest = {record.slot: Known.of(record) for record in records if record.slot is not None}
-        same = any(record.origin.plan == schedule.plan_digest for record in records)
-        if same and (options.once or unfinished(latest)):
-            return files[-1], latest, records
+    newest_first = sorted(folder.glob("*.jsonl"), reverse=True) if not options.fresh else []
+    for file in (file for file in newest_first if _may_be_of(schedule, file)):
+        records = store.read(file)[0]
+        if any(record.origin.plan == schedule.plan_digest for record in records):
+            latest = {record.slot: Known.of(record) for record in records if record.slot is not None}
+            if options.once or unfinished(latest):
+                return file, latest, records
+            break
     return store.next_file(folder, facts.commit()), {}, []
+
+
+def _may_be_of(schedule: Schedule, file: Path) -> bool:
+    """Check whether a file names the plan of a schedule: to parse those of a whole history would take long."""
+    try:
+        return schedule.plan_digest.encode() in file.read_bytes()
+    except OSError:
+        return True  # to read it says what is wrong
 
 
 def beginning(schedule: Schedule, run_id: str) -> Record:

@@ -35,8 +35,8 @@ class Plan:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """The places of the suite, of which a plan may keep some."""
-        return tuple(map(Place.parse, self.suite.places))
+        """The places of the comparisons: of those of the suite a plan may keep some."""
+        return tuple(dict.fromkeys(comparison.baseline.place for comparison in self.comparisons))
 
     @property
     def cases(self) -> list[Case]:

@@ -28,13 +28,16 @@ PLACES = [f"{backend}/{device}" for backend in NAMES for device in DEVICES]
 Location = tuple[str | int, ...]
 
 
-def read(path: Path, plugins: Plugins, text: str | None = None) -> Plan:
-    """Read a suite, or a `text` in place of the file, and check all of it; raise SuiteError before anything runs."""
+def read(path: Path, plugins: Plugins, text: str | None = None, rounds: int | None = None) -> Plan:
+    """Read a suite, or a `text` in place of the file, and check all of it; raise SuiteError before anything runs.
+
+    It is for the `rounds` that it will run, by default those that it says itself.
+    """
     try:
         document = yaml.load(path) if text is None else yaml.loads(text, str(path))
     except yaml.YamlError as error:
         raise SuiteError(str(error)) from None
-    reader = _Reader(path, document, plugins)
+    reader = _Reader(path, document, plugins, rounds)
     return reader.plan()
 
 
@@ -45,6 +48,21 @@ class _Setting(NamedTuple):
     budget_bytes: int | None
     corpus: str
     tokenizer: str
+
+
+class _Choices(NamedTuple):
+    """What the comparisons of one setting choose from: each size's values, and what they share; and where it stands."""
+
+    sizes: dict[str, list[Any]]
+    budget_bytes: int | None
+    corpus: str
+    tokenizer: str
+    location: Location
+
+    @property
+    def combinations(self) -> int:
+        """How many comparisons these are."""
+        return math.prod(map(len, self.sizes.values()))
 
 
 class _Row(NamedTuple):
@@ -59,6 +77,7 @@ class _Reader:
     path: Path
     document: yaml.Document
     plugins: Plugins
+    rounds: int | None = None
 
     def refusal(self, location: Location, sentence: str) -> SuiteError:
         line = yaml.line_of(self.document, location)
@@ -75,14 +94,15 @@ class _Reader:
         self.corpus(suite.corpus, workload, ("corpus",))
         self.refuse_patterns(suite)
         rows = self.on_ranks(suite, self.rows(suite, workload))
-        comparisons = [
-            self.comparison(suite, place, setting, rows)
-            for place in self.places(suite)
-            for setting in self.settings(suite, workload, place)
-        ]
-        total = sum(len(comparison.cases) for comparison in comparisons)
+        chosen = [(place, each) for place in self.places(suite) for each in self.choices(suite, workload, place)]
+        total = len(rows) * sum(each.combinations for _, each in chosen)
         if total > MAX_CASES:
             raise self.too_many((), total)
+        comparisons = [
+            self.comparison(suite, place, setting, rows)
+            for place, each in chosen
+            for setting in self.settings(each, workload)
+        ]
         return Plan(self.path.stem, self.path, suite, tuple(comparisons))
 
     def corpus(self, name: Any, workload: Workload, location: Location) -> str:
@@ -133,8 +153,8 @@ class _Reader:
             places.append(place)
         return places
 
-    def settings(self, suite: Suite, workload: Workload, place: Place) -> Iterator[_Setting]:
-        """Yield each setting of a place: `shape`, changed by `at` for the place, then by each of `each` in turn."""
+    def choices(self, suite: Suite, workload: Workload, place: Place) -> Iterator[_Choices]:
+        """Yield what there is at a place: `shape`, changed by `at` for the place, then by each of `each` in turn."""
         overrides: list[tuple[Location, dict[str, Any]]] = [
             (("at", pattern), override) for pattern, override in suite.at.items() if fnmatch(str(place), pattern)
         ]
@@ -143,14 +163,14 @@ class _Reader:
                 ("shape",), "the preset of every entry of `each` takes its place: put these sizes into the entries"
             )
         if not suite.each:
-            yield from self.setting(suite, workload, overrides)
+            yield self.overridden(suite, workload, overrides)
         for index, override in enumerate(suite.each):
-            yield from self.setting(suite, workload, [*overrides, (("each", index), override)])
+            yield self.overridden(suite, workload, [*overrides, (("each", index), override)])
 
-    def setting(
+    def overridden(
         self, suite: Suite, workload: Workload, overrides: list[tuple[Location, dict[str, Any]]]
-    ) -> Iterator[_Setting]:
-        """Yield each shape that these overrides lead to: a list means each value in turn."""
+    ) -> _Choices:
+        """Return what these overrides lead to."""
         location: Location = ("shape",)
         values = dict(suite.shape)
         beside: dict[str, Any] = {"budget_gib": suite.budget_gib, "corpus": suite.corpus, "tokenizer": suite.tokenizer}
@@ -161,14 +181,18 @@ class _Reader:
             values = sizes if "preset" in sizes else values | sizes
         values = self.preset(workload, values, location) | values
         values.pop("preset", None)
-        budget = beside["budget_gib"]
-        for combination in self.turns(values, location):
+        budget = None if beside["budget_gib"] is None else round(beside["budget_gib"] * GIB)
+        corpus = self.corpus(beside["corpus"], workload, ("corpus",))
+        return _Choices(self.listed(values, location), budget, corpus, beside["tokenizer"], location)
+
+    def settings(self, choices: _Choices, workload: Workload) -> Iterator[_Setting]:
+        """Yield each setting that may be chosen, the last size fastest."""
+        for combination in _turns(choices.sizes):
             try:
                 shape = workload.shape.model_validate(combination)  # type: ignore[attr-defined]
             except ValidationError as error:
-                raise self.explained(error, location, workload.shape) from None
-            name = self.corpus(beside["corpus"], workload, ("corpus",))
-            yield _Setting(shape, None if budget is None else round(budget * GIB), name, beside["tokenizer"])
+                raise self.explained(error, choices.location, workload.shape) from None
+            yield _Setting(shape, choices.budget_bytes, choices.corpus, choices.tokenizer)
 
     def checked(self, key: str, value: Any, workload: Workload, location: Location) -> Any:
         """Check what an override says beside the shape: a budget, a corpus or a tokenizer."""
@@ -191,21 +215,19 @@ class _Reader:
     def too_many(self, location: Location, count: int) -> SuiteError:
         return self.refusal(location, f"{count} cases are more than {MAX_CASES}: shorten its lists")
 
-    def turns(self, values: Mapping[str, Any], location: Location) -> Iterator[dict[str, Any]]:
-        """Yield each combination of the values that are lists, the last one fastest."""
-        choices = [value if isinstance(value, list) else [value] for value in values.values()]
-        for key, choice in zip(values, choices, strict=True):
-            if not choice:
-                raise self.refusal((*location, key), "an empty list: give at least one value, or leave the key out")
-            shown = [_shown(value) for value in choice]
-            twice = next((text for index, text in enumerate(shown) if text in shown[:index]), None)
-            if twice is not None:
-                raise self.refusal((*location, key), f"{twice} is listed twice: remove one")
-        count = math.prod(len(choice) for choice in choices)
+    def listed(self, values: Mapping[str, Any], location: Location) -> dict[str, list[Any]]:
+        """Return the values that each key takes in turn: those of a list, or the one that there is."""
+        lists = {key: value if isinstance(value, list) else [value] for key, value in values.items()}
+        count = math.prod(map(len, lists.values()))
         if count > MAX_CASES:
             raise self.too_many(location, count)
-        for combination in itertools.product(*choices):
-            yield dict(zip(values, combination, strict=True))
+        for key, choice in lists.items():
+            if not choice:
+                raise self.refusal((*location, key), "an empty list: give at least one value, or leave the key out")
+            for index, value in enumerate(choice):
+                if value in choice[:index]:
+                    raise self.refusal((*location, key), f"{_shown(value)} is listed twice: remove one")
+        return lists
 
     def preset(self, workload: Workload, values: Mapping[str, Any], location: Location) -> dict[str, Any]:
         name = values.get("preset")
@@ -239,7 +261,8 @@ class _Reader:
                     if label in rows and not together:
                         raise self.refusal(location, f"'{label}' is listed twice: remove one")
                     rows.setdefault(label, members)
-        if suite.rounds >= VERDICT_ROUNDS and CONTROL not in rows and CONTROL in self.plugins.strategies:
+        rounds = suite.rounds if self.rounds is None else self.rounds
+        if rounds >= VERDICT_ROUNDS and CONTROL not in rows and CONTROL in self.plugins.strategies:
             rows = {"baseline": (), CONTROL: (Applied(name=CONTROL),), **rows}
         return list(rows.values())
 
@@ -257,7 +280,7 @@ class _Reader:
             raise self.refusal(location, f"there is no strategy '{name}'{nearest(name, self.plugins.strategies)}")
         if (misfit := strategy.misfit(workload)) is not None:
             raise self.refusal(location, f"{misfit}: leave it out, or choose another workload")
-        for knobs in self.turns(values or {}, location):
+        for knobs in _turns(self.listed(values or {}, location)):
             yield Applied(name=name, knobs={key: self.knob(strategy, key, knobs[key], location) for key in knobs})
 
     def knob(self, strategy: Strategy, key: str, value: Any, location: Location) -> Any:
@@ -284,6 +307,8 @@ class _Reader:
 
         if "ranks" in suite.model_fields_set and not any(map(divides, rows)):
             raise self.refusal(("ranks",), "no strategy of the suite divides the run among ranks: leave the key out")
+        if (count := sum(len(counts) if divides(row) else 1 for row in rows)) > MAX_CASES:
+            raise self.too_many(("ranks",), count)
         return [_Row(row, count) for row in rows for count in (counts if divides(row) else [1])]
 
     def comparison(self, suite: Suite, place: Place, setting: _Setting, rows: list[_Row]) -> Comparison:
@@ -302,6 +327,12 @@ class _Reader:
             for row, ranks in rows
         ]
         return Comparison(tuple(cases))
+
+
+def _turns(lists: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield each combination of values, the last one fastest."""
+    for combination in itertools.product(*lists.values()):
+        yield dict(zip(lists, combination, strict=True))
 
 
 def _shown(value: Any) -> str:

@@ -16,12 +16,12 @@ class SizeError(Refusal):
 
 
 def size(text: str) -> int:
-    """Read a size in bytes; raise SizeError for all but a number above 0 and a unit (ByteSize reads `8;GiB` as 8)."""
+    """Read a size in bytes; raise SizeError for all but a number and a unit (ByteSize reads `8;GiB` as 8)."""
     match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]{0,3})\s*", text)
     unit = UNITS.get(match[2]) if match else None
-    if match is None or unit is None or not 0 < float(match[1]) * unit <= LARGEST:
+    if match is None or unit is None or not 1 <= float(match[1]) * unit <= LARGEST:
         raise SizeError(
-            f"'{printable(text)[:40]}' is not a size: write a number and a unit, such as 8GiB, 512MiB or 80GB"
+            f"'{printable(text)[:40]}' is not a size: write a number and a unit, from 1B on, such as 8GiB or 512MiB"
         )
     return round(float(match[1]) * unit)
 

@@ -198,10 +198,12 @@ def _advice(rows: Sequence[PlanRow], measured: Sequence[Row], allowed: Sequence[
     right = set().union(*(ANSWERS[kind] for kind in ("exact", *allowed)))
     advice = of_predictions(rows)
     if measured:
+        limits = {row.case.label: row.limit_bytes for row in rows}
         usable = [
             row
             for row in measured
             if row.status == "ok"
+            and _within(row.peak_bytes, limits.get(row.label))
             and (row.answer in right or row.case.is_baseline)
             and not row.case.is_control
             and row.step_seconds is not None
@@ -211,12 +213,20 @@ def _advice(rows: Sequence[PlanRow], measured: Sequence[Row], allowed: Sequence[
     return advice
 
 
+def _within(peak: int | None, limit: int | None) -> bool:
+    """Check whether a measured peak is within a limit, which no process was held to unless it is a budget."""
+    return limit is None or (peak is not None and peak <= limit)
+
+
 def saved(answers: Sequence[Advice], plan: Plan, plugins: Plugins, results: Path) -> Path:
     """Write every prediction that advice rests on as a record, so that it can be given again for any memory.
 
-    Returns the file. Raises StoreError where it cannot be written.
+    They are put beside the suite where that was measured, since only the newest file of a folder is shown. Returns the
+    file. Raises StoreError where it cannot be written.
     """
     folder = results / plan.name / facts.name()
+    if any(_is_measured(file) for file in folder.glob("*.jsonl")):
+        folder = results / f"{plan.name}_advice" / facts.name()
     with locks.measuring(folder, ()):
         path = store.next_file(folder, facts.commit())
         origin = Origin(
@@ -238,3 +248,8 @@ def saved(answers: Sequence[Advice], plan: Plan, plugins: Plugins, results: Path
             )
             store.append(path, record)
     return path
+
+
+def _is_measured(file: Path) -> bool:
+    """Check whether a file has more than predictions."""
+    return any(record.slot is not None and record.slot.kind != "predict" for record in store.read(file)[0])

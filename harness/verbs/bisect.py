@@ -44,7 +44,8 @@ def between(root: Path, good: str, bad: str) -> list[str]:
 def first_worse(commits: Sequence[str], worse: Callable[[str], Tried], log: Callable[[Tried], None]) -> Tried | None:
     """Return the first commit that is worse; None where the last one is not. Those that cannot be measured are skipped.
 
-    Every commit is tried at most once, about as often as the logarithm of their number.
+    Every commit is tried at most once, about as often as the logarithm of their number. Raise BisectError where the
+    last one cannot be measured.
     """
     tried: dict[str, Tried] = {}
 
@@ -56,7 +57,11 @@ def first_worse(commits: Sequence[str], worse: Callable[[str], Tried], log: Call
         return tried[commit].worse
 
     low, high = -1, len(commits) - 1
-    if not try_(high):
+    last = try_(high)
+    if last is None:
+        why = tried[commits[high]].why
+        raise BisectError(f"the suite does not run at '{commits[high]}' ({why}): name another bad commit")
+    if not last:
         return None
     while high - low > 1:
         middle = (low + high) // 2
@@ -76,7 +81,7 @@ def measured(root: Path, commit: str, suite: str, options: Sequence[str], folder
     files = store.newest(folder / commit) if (folder / commit).exists() else []
     if done.returncode or not files:
         return (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-    return judge([record for file in files for record in store.read(file)[0]])
+    return [table for file in files for table in judge(store.read(file)[0])]
 
 
 def search(
@@ -90,7 +95,7 @@ def search(
 ) -> Tried | None:
     """Find the first commit at which a row meets a condition, compared with the good one; None where none does.
 
-    Raises BisectError where the good commit cannot be measured.
+    Raises BisectError where the good or the bad commit cannot be measured.
     """
     commits = between(root, good, bad)
     with TemporaryDirectory() as name:

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -10,13 +11,15 @@ from harness.records import Case, Record
 from harness.records.record import LADDER, WRONG
 from harness.refusal import Refusal
 from harness.verdicts.judge import MEMORY_MARGIN, Comparison, Row
-from harness.verdicts.observed import step_time
+from harness.verdicts.observed import machine_of, step_time
 from harness.verdicts.pooled import LEAST_EFFECT
 from harness.verdicts.remarks import DOUBTFUL
 
 CONDITION = re.compile(r"(?:(peak|time)\s*>\s*(\d+(?:\.\d+)?)\s*%)|(answer|status|missing)")
 LEAST_ROUNDS = 3
 """From this many rounds on each, two runs are compared in time: their rounds are no pairs."""
+Key = tuple[str, str, str]
+"""What a row is of: the suite, the machine and the case, by its digest."""
 BETTER, WORSE, SAME, UNRESOLVED = "better", "worse", "same", "unresolved"
 
 
@@ -66,17 +69,21 @@ class Condition:
 
 
 def compare(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[Change]:
-    """Pair the rows of two runs by their cases and judge each figure; cases of one run alone are changes as well."""
+    """Pair the rows of two runs and judge each figure; cases of one run alone are changes as well.
+
+    Rows are paired by suite, machine and case; what is left by suite and case, then by case, where each run has one.
+    """
     old, new = _rows(before), _rows(after)
-    margins = {digest: max(_margin(old[digest][1]), _margin(new[digest][1])) for digest in old.keys() & new.keys()}
+    pairs = _pairs(old, new)
     changes: list[Change] = []
-    for digest, (row, _) in old.items():
-        if digest in new:
-            changes += _of_case(row, new[digest][0], margins[digest])
+    for key, (row, table) in old.items():
+        if key in pairs:
+            other, its_table = new[pairs[key]]
+            changes += _of_case(row, other, max(_margin(table), _margin(its_table)))
         else:
             changes.append(Change(row.case, "missing", row.status, None, WORSE, reason="the new run does not have it"))
-    for digest, (row, _) in new.items():
-        if digest not in old:
+    for key, (row, _) in new.items():
+        if key not in pairs.values():
             changes.append(Change(row.case, "missing", None, row.status, BETTER, reason="only the new run has it"))
     return changes
 
@@ -114,8 +121,34 @@ def _listed(values: set[str] | None) -> str:
     return ", ".join(sorted(values or ())) or "unknown"
 
 
-def _rows(tables: Sequence[Comparison]) -> dict[str, tuple[Row, Comparison]]:
-    return {row.case.digest(): (row, table) for table in tables for row in table.rows}
+def _rows(tables: Sequence[Comparison]) -> dict[Key, tuple[Row, Comparison]]:
+    """Return the rows of a run by suite, machine and case; of equal ones the last."""
+    return {_key(row): (row, table) for table in tables for row in table.rows}
+
+
+def _key(row: Row) -> Key:
+    records = [*row.records, *([row.prediction] if row.prediction is not None else [])]
+    suite = next((record.origin.suite for record in records if record.origin.suite), "")
+    machine = next((name for record in records if (name := machine_of(record))), "")
+    return suite, machine, row.case.digest()
+
+
+def _pairs(old: Collection[Key], new: Collection[Key]) -> dict[Key, Key]:
+    """Return for each key of an old row that of the new one to compare it with."""
+    pairs = {key: key for key in old if key in new}
+    for same in (lambda key: (key[0], key[2]), lambda key: key[2]):
+        left, right = (
+            _alone([key for key in keys if key not in taken], same)
+            for keys, taken in ((old, set(pairs)), (new, set(pairs.values())))
+        )
+        pairs |= {left[each]: right[each] for each in left.keys() & right.keys()}
+    return pairs
+
+
+def _alone(keys: Sequence[Key], same: Callable[[Key], object]) -> dict[object, Key]:
+    """Return the keys that no other is the same as."""
+    counts = Counter(map(same, keys))
+    return {same(key): key for key in keys if counts[same(key)] == 1}
 
 
 def _margin(table: Comparison) -> float:
@@ -130,10 +163,21 @@ def _of_case(old: Row, new: Row, margin: float) -> Iterator[Change]:
         yield Change(old.case, "status", old.status, new.status, verdict, reason=next(iter(new.reasons), ""))
     if old.answer is not None and new.answer is not None:
         yield Change(old.case, "answer", old.answer, new.answer, _of_answers(old.answer, new.answer))
-    if old.peak_bytes and new.peak_bytes and old.status == new.status == "ok":
-        yield _of_peaks(old, new)
-    if (times := (_medians(old), _medians(new))) and all(times):
-        yield _of_times(old, *times, margin)
+    elif old.answer is not None:
+        yield _lost(old, new, "answer", old.answer)
+    if old.peak_bytes and old.status == "ok":
+        known = new.peak_bytes and new.status == "ok"
+        yield _of_peaks(old, new) if known else _lost(old, new, "peak", old.peak_bytes)
+    if before := _medians(old):
+        after = _medians(new)
+        yield _of_times(old, before, after, margin) if after else _lost(old, new, "time", median(before))
+
+
+def _lost(old: Row, new: Row, figure: str, before: float | str) -> Change:
+    """Return a figure that was known and is not any more: what nobody measured must not pass for what is as good."""
+    why = new.answer_reason if figure == "answer" else ""
+    reason = why or next(iter(new.reasons), "") or "the new run does not have it"
+    return Change(old.case, figure, before, None, WORSE, reason=reason)
 
 
 def _of_answers(old: str, new: str) -> str:

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import psutil
 
-from harness.contract.assembly import shape_of
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.machine import facts, gpu, orphans
 from harness.records import Case, Fit, Record, store
 from harness.records.record import OUT_OF_MEMORY
-from harness.run import alone, bench, locks, template
+from harness.run import alone, bench, locks, prepare_data, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
 from harness.suite.units import shown
-from harness.verbs.plan import Machine, PlanRow, of_cases
+from harness.verbs.plan import Machine, PlanRow, of_cases, valid
 from harness.verdicts import expressions
 
 STEP = 1 / 20
@@ -38,8 +37,8 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
 
     Return the file and its records: one with the suite's claims, and one for each row.
 
-    Raise SuiteError for a size that the workload does not have, StoreError for results that cannot be written, and
-    ClaimError for a claim that cannot be read.
+    Raise SuiteError for a size that the workload does not have and for a corpus that cannot be made, StoreError for
+    results that cannot be written, and ClaimError for a claim that cannot be read.
     """
     for claim in search.plan.suite.claims:
         expressions.parsed(claim.that)
@@ -47,6 +46,7 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
     rows = []
     with locks.measuring(folder, () if predict_only else search.plan.places):
         orphans.sweep()
+        search.plan = prepare_data.closed(search.plan, search.plugins, search.cache)
         path = store.next_file(folder, facts.commit())
         rows.append(search.record(Record(heading=bench.heading(search.plan, search.plugins))))
         store.append(path, rows[-1])
@@ -198,11 +198,13 @@ class Search:
 
     def valid(self, row: Bracket, value: int) -> bool:
         """Return whether the workload takes a value; close the row where it does not."""
-        try:
-            shape_of(self.plugins, at(row.case, self.over, value))
-        except ValueError:
-            row.reason = f"the workload takes no {self.over} of {value:,}"
+        row.reason = self.refused(row, value)
         return not row.reason
+
+    def refused(self, row: Bracket, value: int) -> str:
+        """Return why the workload does not take a value; an empty text where it does."""
+        takes = valid(self.plugins, at(row.case, self.over, value))
+        return "" if takes else f"the workload takes no {self.over} of {value:,}"
 
     def confirmed(self, row: Bracket, limit: Fit, write: Callable[[Record], None]) -> Fit:
         """Run a row around its predicted limit, each time in a process with that budget; `write` each run."""
@@ -213,6 +215,8 @@ class Search:
         runs = 0
         value: int | None = limit.predicted
         while value is not None and runs < RUNS:
+            if reason := self.refused(row, value):
+                break
             self.log(f"running {row.case.label} at {self.over} {value:,}")
             record = self.measured(at(row.case, self.over, value))
             write(record)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from harness.records import Case, Record
 from harness.verdicts import dunnett
 from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.observed import machine_of
 
 PEAK_STEP = 0.01
 TIME_STEP = 0.05
@@ -82,10 +83,9 @@ def series(runs: Iterable[Run]) -> list[Series]:
         origin = next((record.origin for record in run.records if record.origin.commit), None)
         if origin is None:
             continue
-        machine = str(origin.machine.get("name", ""))
         for table in run.tables:
             for row in table.rows:
-                key = run.suite, machine, row.case.digest()
+                key = run.suite, _machine(row) or str(origin.machine.get("name", "")), row.case.digest()
                 points.setdefault(key, []).append(_point(row, origin.commit, origin.utc))
                 cases[key] = row.case
     return [
@@ -125,6 +125,12 @@ def time_step(before: Point, after: Point) -> float | None:
     if abs(difference) <= max(margin, math.log1p(TIME_STEP)):
         return None
     return math.exp(difference)
+
+
+def _machine(row: Row) -> str:
+    """Return the machine that a row ran on, which on a cluster is not that of its whole run; several are joined."""
+    ran = [record for record in row.records if record.slot is not None and record.slot.kind != "numerics"]
+    return " and ".join(filter(None, dict.fromkeys(map(machine_of, ran))))
 
 
 def _point(row: Row, commit: str, utc: str) -> Point:

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import psutil
 
+from harness.contract.assembly import shape_of
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins, nearest, printable
-from harness.machine import facts, gpu, throughput
+from harness.machine import environment, facts, gpu, throughput
 from harness.records import Case, Prediction, Record
 from harness.records.roofline import Rates, estimate
 from harness.refusal import Refusal
 from harness.run import prediction_cache, prepare_data
 from harness.suite.plan import Comparison, Plan
+from harness.suite.schema import SuiteError
 from harness.suite.units import shown
 
 SHRINKABLE = ("tokens", "batch", "layers")
@@ -129,15 +131,18 @@ def of_cases(
 ) -> list[PlanRow]:
     """Predict cases, in their order, and call `on_case` after each; the data that they read are supposed, not made.
 
+    Only a vocabulary of 0 needs the corpus: such cases come back with as many tokens as it has, as a run measures them.
     With `calls` the operators of the steps are timed where they are not known yet, if the machine has a cache and a
     step fits.
     """
-    supposed = {case.comparison_key: prepare_data.supposed(plan, case, plugins) for case in cases}
-    records: dict[str, Record] = {}
+    cases, records = _closed(cases, plan, plugins)
+    open_ = [case for case in cases if case.digest() not in records]
+    of_key = {case.comparison_key: case for case in reversed(open_)}  # its first case
+    supposed = {key: prepare_data.supposed(plan, case, plugins) for key, case in of_key.items()}
     within = None if machine.cache is None else prediction_cache.folder(machine.cache)
     calls = calls and machine.cache is not None
-    for case, record in prediction_cache.of_cases(
-        cases,
+    predicted = prediction_cache.of_cases(
+        open_,
         within,
         supposed,
         plugins,
@@ -145,12 +150,32 @@ def of_cases(
         card=machine.card,
         calls=calls,
         steps=plan.suite.memory_steps,
-    ):
+    )
+    for case in cases:
+        if case.digest() in records:
+            on_case(case)
+    for case, record in predicted:
         records[case.digest()] = record
         on_case(case)
     if calls:
         machine = _with_calls(machine, [(case, records[case.digest()]) for case in cases])
     return [row_of(case, records[case.digest()], machine) for case in cases]
+
+
+def _closed(cases: Sequence[Case], plan: Plan, plugins: Plugins) -> tuple[list[Case], dict[str, Record]]:
+    """Return the cases with the vocabularies of their corpora, and records of those whose corpus cannot be made."""
+    shapes, refused = {}, {}
+    for key, case in {case.comparison_key: case for case in cases}.items():
+        alone = replace(plan, comparisons=(Comparison((case.plain,)),))
+        try:
+            (comparison,) = prepare_data.closed(alone, plugins, environment.cache_folder()).comparisons
+        except SuiteError as error:
+            refused[key] = Record(status="unsupported", evidence={"message": str(error)})
+        else:
+            shapes[key] = comparison.baseline.shape
+    records = {case.digest(): refused[key] for case in cases if (key := case.comparison_key) in refused}
+    whole = [case.model_copy(update={"shape": shapes.get(case.comparison_key, case.shape)}) for case in cases]
+    return whole, records
 
 
 def _with_calls(machine: Machine, predicted: Sequence[tuple[Case, Record]]) -> Machine:
@@ -217,9 +242,7 @@ def remedies(
     if leanest is None or any(row.fits for row in rows):
         return []
     halved = {
-        name: leanest.case.model_copy(update={"shape": leanest.case.shape | {name: leanest.case.shape[name] // 2}})
-        for name in SHRINKABLE
-        if isinstance(leanest.case.shape.get(name), int) and leanest.case.shape[name] > 1
+        name: case for name in SHRINKABLE if (case := _halved(leanest.case, name)) is not None and valid(plugins, case)
     }
     predicted = of_cases(list(halved.values()), plan, plugins, names, machine, calls=False)
     remedies = [
@@ -228,6 +251,23 @@ def remedies(
         if row.need_bytes is not None
     ]
     return sorted(remedies, key=lambda remedy: remedy.need_bytes)
+
+
+def _halved(case: Case, name: str) -> Case | None:
+    """Return a case with half a size; None where it has no such size, or none to halve."""
+    value = case.shape.get(name)
+    if not isinstance(value, int) or value < 2:
+        return None
+    return case.model_copy(update={"shape": case.shape | {name: value // 2}})
+
+
+def valid(plugins: Plugins, case: Case) -> bool:
+    """Check whether the workload takes the sizes of a case."""
+    try:
+        shape_of(plugins, case)
+    except ValueError:
+        return False
+    return True
 
 
 def _leanest(rows: Sequence[PlanRow]) -> PlanRow | None:

@@ -28,11 +28,16 @@ class Choice:
 
 
 def choice(table: Comparison) -> Choice | None:
-    """Choose among the rows of a comparison; None where nothing of it was measured."""
+    """Choose among the rows of a comparison; None where nothing of it was measured, or its baseline ended otherwise.
+
+    A baseline that ran well, or out of memory, is one that others can be held against.
+    """
     baseline = next((row for row in table.rows if row.case.is_baseline), None)
-    if baseline is None or not any(row.status == "ok" for row in table.rows):
+    if baseline is None or baseline.status not in ("ok", *OUT_OF_MEMORY):
         return None
-    fits = baseline.status not in OUT_OF_MEMORY
+    if not any(row.status == "ok" for row in table.rows):
+        return None
+    fits = baseline.status == "ok"
     rows = [row for row in table.rows if _usable(row) and not row.case.is_baseline and not row.case.is_control]
     lean = [row for row in rows if not fits or row.memory == "less"]
     exact = [row for row in lean if row.answer in EXACT]

@@ -71,7 +71,7 @@ def answer(claim: Claim, tables: Sequence[Comparison]) -> Answer:
     Raises ClaimError for an expression that cannot be read.
     """
     tree = parsed(claim.that)
-    outcomes = _corrected(tree, tables, list(_settings(claim, tables)))
+    outcomes = _corrected(tree, _Tables(tables), list(_settings(claim, tables)))
     if not outcomes:
         return Answer(claim, "untested", "no comparison fits: " + _shown(claim.where))
     count = {verdict: sum(each.verdict == verdict for each in outcomes) for verdict in VERDICTS}
@@ -101,7 +101,7 @@ def _counted(count: Mapping[str, int]) -> str:
     return f"{count['verified']} of {sum(count.values())} comparisons verified{''.join(others)}"
 
 
-def _corrected(tree: ast.expr, tables: Sequence[Comparison], settings: Sequence[Where]) -> list[_Outcome]:
+def _corrected(tree: ast.expr, tables: "_Tables", settings: Sequence[Where]) -> list[_Outcome]:
     """Evaluate an expression at each setting so that all of them together err no more often than one (Holm).
 
     What is joined by `and`, or has a bound on either side, may be refuted in so many ways and shares the error.
@@ -139,13 +139,14 @@ def near(claims: Iterable[Claim], tables: Sequence[Comparison], doubt: float) ->
     That is where the claim is open once that share of every peak is added to it and taken from it. What lies in
     comparisons that were not measured is left to them.
     """
+    found = _Tables(tables)
     rows = {
         id(row): row
         for claim in claims
         for part in joined(parsed(claim.that))
         if calls(part, MEASURED_MEMORY)
         for where in _settings(claim, tables)
-        if (outcome := _Evaluation(tables, where, ERROR, doubt).of(part)).verdict == "inconclusive"
+        if (outcome := _Evaluation(found, where, ERROR, doubt).of(part)).verdict == "inconclusive"
         for row in outcome.rows
     }
     return list(rows.values())
@@ -169,13 +170,41 @@ def fits(case: Case, where: Where) -> bool:
     return all(sizes.get(key) == value for key, value in where.items() if key != RANKS)
 
 
+class _Tables:
+    """Comparisons, found by their sizes without looking at each."""
+
+    def __init__(self, tables: Sequence[Comparison]) -> None:
+        self.all = tables
+        sizes = [_sizes(table.case) for table in tables]
+        self.names = {name for each in sizes for name in each}
+        self.having: dict[tuple[str, Any], set[int]] = {}
+        for at, each in enumerate(sizes):
+            for name in self.names:
+                self.having.setdefault((name, _hashable(each.get(name))), set()).add(at)
+
+    def fitting(self, where: Where) -> list[Comparison]:
+        """Return those that fit what is asked for, as `fits` says of one."""
+        asked = {key: value for key, value in where.items() if key != RANKS}
+        having = [
+            self.having.get((key, _hashable(value)), set())
+            for key, value in asked.items()
+            if key in self.names or value is not None
+        ]
+        places = set.intersection(*sorted(having, key=len)) if having else range(len(self.all))
+        return [self.all[at] for at in sorted(places)]
+
+
+def _hashable(value: Any) -> Any:
+    return repr(value) if isinstance(value, dict | list) else value
+
+
 class _Evaluation:
     """Evaluate one expression at one comparison.
 
     Intervals of times err with the chance `error`; measured memory is doubted by a share of it.
     """
 
-    def __init__(self, tables: Sequence[Comparison], where: Where, error: float, doubt: float = 0.0) -> None:
+    def __init__(self, tables: _Tables, where: Where, error: float, doubt: float = 0.0) -> None:
         self.tables, self.where, self.error, self.doubt = tables, where, error, doubt
         self.rows: list[Row] = []
         self.anchor: str | None = None
@@ -246,7 +275,7 @@ class _Evaluation:
         self.predicted = True
         if isinstance(value, str) or name in COUNTED:
             return value
-        return with_residuals(value, row, self.tables)
+        return with_residuals(value, row, self.tables.all)
 
     def number(self, node: ast.expr) -> Figure:
         value = self.value(node)
@@ -258,7 +287,7 @@ class _Evaluation:
         """Find the row of a label in the comparison meant; raise Unknown where there is none or more than one."""
         where = {**self.where, **keywords}
         ranks = where.get(RANKS)
-        tables = [table for table in self.tables if fits(table.case, where)]
+        tables = self.tables.fitting(where)
         if len(tables) != 1:
             raise Unknown(f"{len(tables)} comparisons have {_shown(keywords)}")
         wanted = plain_label(label)

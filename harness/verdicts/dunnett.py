@@ -59,11 +59,6 @@ def quantile(comparisons: int, correlation: float, degrees: int, error: float) -
     return middle
 
 
-def p_value(statistic: float, degrees: int) -> float:
-    """Return the two-sided probability of a Student's t at least this far from zero."""
-    return max(0.0, 1 - probability(abs(statistic), 1, 0.0, degrees))
-
-
 def _beyond(bound: float, comparisons: int, correlation: float, degrees: int) -> float:
     return max(1 - probability(bound, comparisons, correlation, degrees), 1e-12)
 

@@ -2,6 +2,7 @@
 
 import ast
 import math
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from harness.refusal import Refusal
 
 DEEPEST = 40
+LARGEST = sys.float_info.max
 
 
 class ClaimError(Refusal):
@@ -101,6 +103,8 @@ def keywords(call: ast.Call) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _check(node: ast.expr, expression: str, depth: int) -> None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value > LARGEST:
+        raise ClaimError(f"'{expression[:60]}...' has a number that is too large: write one below 1e308")
     if depth > DEEPEST:
         raise ClaimError(f"'{expression[:60]}...' is nested too deeply: write it in fewer brackets")
     if (
@@ -123,6 +127,10 @@ def _check(node: ast.expr, expression: str, depth: int) -> None:
         for key in node.keywords:
             if not isinstance(key.value, ast.Constant):
                 raise ClaimError(f"'{ast.unparse(node)}': {key.arg} is a plain number or text in quotes")
+            if node.func.id not in PARTS.get(str(key.arg), (node.func.id,)):
+                taken = [part for part, figures in PARTS.items() if node.func.id in figures]
+                instead = f"write {taken[0]}" if taken else "leave it out"
+                raise ClaimError(f"'{ast.unparse(node)}': {node.func.id} takes no {key.arg}: {instead}")
         return
     raise ClaimError(f"'{ast.unparse(node)[:60]}' is no number and no figure: use one of {', '.join(NAMES)}")
 
@@ -136,11 +144,17 @@ OPERATIONS: dict[type[ast.operator], Callable[[Figure, Figure], Figure]] = {
 }
 
 
-def _less(a: Figure, b: Figure) -> bool | None:
-    """Check whether a <= b: True, False, or None where the intervals overlap."""
-    if a.high <= b.low:
+def _below(a: Figure, b: Figure) -> bool | None:
+    """Check whether a < b: True, False, or None where the intervals overlap."""
+    if a.high < b.low:
         return True
-    return False if a.low > b.high else None
+    return False if a.low >= b.high else None
+
+
+def _at_most(a: Figure, b: Figure) -> bool | None:
+    """Check whether a <= b, which is that b < a does not hold."""
+    above = _below(b, a)
+    return None if above is None else not above
 
 
 def _equal(a: Figure, b: Figure) -> bool | None:
@@ -150,11 +164,11 @@ def _equal(a: Figure, b: Figure) -> bool | None:
 
 
 COMPARISONS: dict[type[ast.cmpop], Callable[[Figure, Figure], bool | None]] = {
-    ast.LtE: _less,
-    ast.Lt: _less,
-    ast.GtE: lambda a, b: _less(b, a),
-    ast.Gt: lambda a, b: _less(b, a),
-    ast.Eq: lambda a, b: _equal(a, b),
+    ast.LtE: _at_most,
+    ast.Lt: _below,
+    ast.GtE: lambda a, b: _at_most(b, a),
+    ast.Gt: lambda a, b: _below(b, a),
+    ast.Eq: _equal,
 }
 
 
@@ -168,8 +182,12 @@ COUNTED = ("predicted_stage", "predicted_kind", "noted")
 """Figures that are exact where they are predicted: sums of the sizes of arrays, and choices."""
 
 
-PARTS = ("phase", "figure", "of")
-"""Keywords that say which part of a row's figures is meant."""
+PARTS = {
+    "phase": ("peak", "held", "file_bytes", "anonymous_bytes", "predicted"),
+    "of": ("stage", "kind", "predicted_stage", "predicted_kind", "size"),
+    "figure": ("noted",),
+}
+"""Keywords that say which part of a row's figures is meant, each with the figures that take it."""
 
 
 MEASURED_MEMORY = ("peak", "held", "stage", "kind", "file_bytes", "anonymous_bytes", "all_ranks")

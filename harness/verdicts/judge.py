@@ -1,6 +1,6 @@
 """From records to verdicts: what each strategy costs, what it saves, whether the answer is still right."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -296,8 +296,3 @@ def trade(memory: str, speed: Speed | None) -> str:
     if memory == "more":
         return "loses" if speed.low > 1 / MARGIN else "trades" if speed.word == "faster" else f"{name}, time open"
     return {"faster": "wins", "slower": "loses", "within 5 %": "same"}.get(speed.word, "same, time open")
-
-
-def timed_rows(tables: Sequence[Comparison]) -> list[tuple[Comparison, Row]]:
-    """Return every row whose step time is compared with its baseline's, controls left out."""
-    return [(table, row) for table in tables for row in table.rows if row.speed and not row.case.is_control]

@@ -23,6 +23,7 @@ from harness.run import session
 from harness.suite.schema import Suite
 
 Here = Callable[..., tuple[object, str, str]]
+ROOT = Path(__file__).resolve().parents[3]
 HARNESS = [sys.executable, "-m", "harness"]
 PARENT_LIMIT = 80 << 10
 """KiB that the process which only plans, starts workers and reports may hold at its peak."""
@@ -121,8 +122,20 @@ def test_show_tells_what_a_strategy_keeps_and_its_knobs(tmp_path: Path) -> None:
     assert "knob every: int, default 1\n" in done.stdout
     (code,) = re.findall(r"^code: (.*)$", done.stdout, re.MULTILINE)
     assert "def on_torch" in (tmp_path / code).read_text()
+    clipping = harness(tmp_path, "show", "clip_gradients").stdout
+    assert "\nnot with fsdp: each rank" in clipping and "\nnot before accumulate: " in clipping
     (package,) = re.findall(r"^code: (.*)$", harness(tmp_path, "show", "fused_loss").stdout, re.MULTILINE)
     assert (tmp_path / package / "__init__.py").is_file(), "a package is named by its folder"
+
+
+def test_show_finds_results_under_a_former_name(tmp_path: Path) -> None:
+    (file,) = store.newest(ROOT / "results" / "token_windows")
+    folder = tmp_path / "token_windows" / "machine"
+    folder.mkdir(parents=True)
+    (folder / file.name).write_text(file.read_text().replace('"document_windows"', '"documents"'))
+    former = harness(tmp_path, "show", "document_windows", "--results", str(tmp_path))
+    current = harness(tmp_path, "show", "document_windows", "--results", str(file.parent.parent))
+    assert "measured in torch: typically" in former.stdout and former.stdout == current.stdout
 
 
 def test_show_tells_the_sizes_and_presets_of_a_workload(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console
@@ -55,6 +56,23 @@ def test_a_round_that_has_begun_is_timed_to_its_end(monkeypatch: pytest.MonkeyPa
             watcher.finish(Record(slot=slot, origin=Origin(worker_seconds=20.0)), CASE)
     left = [seconds_left(line) for line in lines.getvalue().splitlines()]
     assert left == [60, 40, 20, 1, 60], "no next round follows the first; where one does, it is timed as well"
+
+
+def test_a_line_of_a_long_run_takes_no_time() -> None:
+    groups = [[f"{group}-{case}" for case in range(4)] for group in range(250)]
+    slots = [slot for group in groups for slot in rounds(*group)]
+    memory = [Slot(case=case, kind="memory") for group in groups for case in group]
+    lines = io.StringIO()
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.groups([frozenset(group) for group in groups], 100.0)
+        watcher.begin([*slots, *memory], 0)
+        for slot in memory:
+            watcher.pace.predicted(slot.case, (Operations("float32", 1e12, 0),))
+        begun = time.perf_counter()
+        for slot in [*slots[:50], *memory[:50]]:
+            watcher.finish(Record(slot=slot, origin=Origin(worker_seconds=1.0)), CASE)
+        assert time.perf_counter() - begun < 5, "a hundred lines; they took 60 s"
+    assert len(lines.getvalue().splitlines()) == 100
 
 
 def test_without_groups_every_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:

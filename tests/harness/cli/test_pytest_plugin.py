@@ -82,11 +82,17 @@ def test_a_case_that_became_worse_fails(ran, tmp_path, made_up):
     lines = [json.loads(line) for line in records.read_text().splitlines()]
     for line in lines:
         if "memory" in line:
-            line["memory"]["peak_host_bytes"] = 1 << 19  # half of what is made up
-    lighter = tmp_path / "lighter.jsonl"
-    lighter.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            line["memory"] |= {"peak_host_bytes": 1 << 19, "resolution_bytes": 1 << 12}  # half of what is made up
+    earlier = tmp_path / "earlier"
+    for place, factor in (("here", 1), ("there", 1000)):  # what another machine took says nothing about this one
+        for line in lines:
+            line["origin"]["machine"] |= {"name": place} if place == "there" else {}
+            if "memory" in line:
+                line["memory"]["peak_host_bytes"] *= factor
+        (earlier / place).mkdir(parents=True)
+        (earlier / place / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "small.yaml").write_text(SUITE)
-    words = ["small.yaml", "-k", "checkpoint", "--harness-plugin", str(made_up), "--harness-against", str(lighter)]
+    words = ["small.yaml", "-k", "checkpoint", "--harness-plugin", str(made_up), "--harness-against", str(earlier)]
     done = run_pytest(tmp_path, *words)
     assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout
     assert "peak became worse" in done.stdout and "2.0" in done.stdout
@@ -95,6 +101,14 @@ def test_a_case_that_became_worse_fails(ran, tmp_path, made_up):
 
 
 @pytest.mark.long
+def test_a_vocabulary_of_all_words_is_looked_up_as_it_was_measured(tmp_path, made_up):
+    (tmp_path / "words.txt").write_text("one two three " * 1000)
+    text = SUITE.replace("zipf", "words.txt\ntokenizer: words").replace("vocabulary: 8000", "vocabulary: 0")
+    (tmp_path / "small.yaml").write_text(text.replace(", jax_vmap", ""))
+    done = run_pytest(tmp_path, "small.yaml", "--harness-plugin", str(made_up))
+    assert done.returncode == 0 and "2 passed" in done.stdout and "[torch/cpu-baseline]" in done.stdout, done.stdout
+
+
 def test_a_wrong_answer_fails(tmp_path):
     (tmp_path / "small.yaml").write_text(SUITE.replace("checkpoint, jax_vmap", "forgetful"))
     (tmp_path / "forgetful.py").write_text(WRONG)

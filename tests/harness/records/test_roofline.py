@@ -148,7 +148,8 @@ def test_sizes_are_read_as_people_write_them(text, bytes_):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GiB", "-1GiB", "8 GiBs", "1e9", "0MiB", "nan", "8;GiB", "9" * 30, "\x1b[31m8GiB", "8 XiB"]
+    "text",
+    ["", "GiB", "-1GiB", "8 GiBs", "1e9", "0MiB", "0.4B", "1e-4KiB", "nan", "8;GiB", "9" * 30, "\x1b[31m8GiB", "8 XiB"],
 )
 def test_what_is_no_size_is_refused_in_one_sentence(text):
     with pytest.raises(SizeError, match="is not a size: write a number and a unit") as refused:

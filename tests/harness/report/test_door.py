@@ -54,6 +54,13 @@ def test_several_folders_are_read_together() -> None:
     assert set(both.frame().suite) == {"losses", "scans"}
 
 
+def test_a_file_that_is_named_twice_is_read_once() -> None:
+    (file,) = store.newest(LOSSES)
+    once = harness.read(LOSSES)
+    twice = harness.read(LOSSES, file, file.parent / ".." / file.parent.name / file.name)
+    assert len(twice.frame()) == len(once.frame())
+
+
 def test_a_damaged_line_is_a_warning_and_no_results_a_sentence(tmp_path: Path) -> None:
     (file,) = store.newest(LOSSES)
     lines = file.read_bytes().splitlines(keepends=True)
@@ -77,9 +84,12 @@ def test_results_of_two_machines_stay_apart(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         text = file.read_text().replace('"name": "linux-', f'"name": "{machine}-')
         (folder / file.name).write_text(text)
-    rows = harness.read(tmp_path).frame()
+    read = harness.read(tmp_path)
+    rows = read.frame()
     assert len(rows) == 2 * len(harness.read(LOSSES).frame())
     assert {name.partition("-")[0] for name in rows.machine if name} == {"one", "two"}
+    assert len(json.loads(read.bencher())) == 2 * len(json.loads(harness.read(LOSSES).bencher()))
+    assert all(row["machine"] in row["comparison"] for row in read.figures if row["machine"])
 
 
 def test_a_suite_is_predicted_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -96,8 +106,11 @@ def test_a_suite_is_run_and_its_results_are_a_report(made_up: Path, smallest: st
     (tmp_path / "small.yaml").write_text(smallest)
     report = harness.run(tmp_path / "small.yaml", results=tmp_path / "results", rounds=0, plugins=[str(made_up)])
     rows = report.frame()
-    assert list(rows.strategy) == ["baseline", "checkpoint"] or set(rows.strategy) >= {"baseline", "checkpoint"}
+    assert list(rows.strategy) == ["baseline", "checkpoint"]
     assert (rows.peak_bytes == 1 << 20).any()
+    (tmp_path / "small.yaml").write_text(f"{smallest}rounds: 0\n")
+    timed = harness.run(tmp_path / "small.yaml", results=tmp_path / "timed", rounds=2, plugins=[str(made_up)])
+    assert list(timed.frame().strategy) == ["baseline", "nothing", "checkpoint"], "the control joins its rounds"
 
 
 def test_the_door_costs_an_author_of_plugins_nothing() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from harness.records import Applied, Case, Memory, Origin, Phase, Rank, Record
-from harness.report import charts, export
+from harness.records import Applied, Case, Memory, Origin, Phase, Rank, Record, Slot
+from harness.report import charts, export, formats
 from harness.report.charts import PicturesError
 from harness.report.charts.style import ticks
 from harness.verdicts.interval import Interval
@@ -75,6 +75,32 @@ def test_a_spreadsheet_reads_a_line_for_each_row_and_no_formula():
     assert float(second["peak_bytes"]) == 100 * MIB
     assert second["reasons"] == '\'=cmd("x"), "quoted"\nand more'
     assert "\x1b" not in export.as_csv(rows_of(row(reasons=("\x1b[2J",)))), "a terminal obeys nothing of it"
+
+
+def test_comparisons_whose_sizes_or_machines_differ_have_names_of_their_own():
+    def sized(heads: int, machine: str) -> Comparison:
+        shape = {"tokens": 64, "layers": 2, "heads": heads, "changes": {"hidden_size": 8 * heads}, "tied": False}
+        (record,) = row().records
+        origin = record.origin.model_copy(update={"machine": {"name": machine}})
+        record = record.model_copy(update={"slot": Slot(case="x", kind="memory"), "origin": origin})
+        rows = tuple(
+            replace(each, case=each.case.model_copy(update={"shape": shape}), records=(record,))
+            for each in (row(), row("checkpoint", peak_ratio=0.5))
+        )
+        return Comparison(rows[0].case, rows)
+
+    tables = [sized(4, "m"), sized(8, "m"), sized(4, "n")]
+    figures = export.of_tables("mine", tables, {})
+    here = "decoder on torch/cpu, 64 tokens, layers 2, bytes of x, budget 1,024 MiB"
+    assert list(dict.fromkeys(figure["comparison"] for figure in figures)) == [
+        f"{here}, heads 4, changes hidden size 32, on m",
+        f"{here}, heads 8, changes hidden size 64",
+        f"{here}, heads 4, changes hidden size 32, on n",
+    ]
+    assert len(json.loads(formats.bencher(figures))) == 6
+    assert len({entry["name"] for entry in json.loads(formats.benchmark_action(figures))}) == 12
+    assert {f"tradeoff-{number}" for number in (1, 2, 3)} <= charts.of_rows(figures).keys()
+    assert {figure["comparison"] for figure in export.of_tables("mine", tables[:1], {})} == {here}
 
 
 def drawn(*rows: Row, chart: str) -> dict[str, Any]:
@@ -244,6 +270,10 @@ def test_the_command_writes_every_form(tmp_path):
     drawn = reported(losses, "--pictures", str(tmp_path / "pictures"))
     assert drawn.returncode == 0 and drawn.stdout == ""
     assert {path.suffix for path in (tmp_path / "pictures").iterdir()} == {".svg", ".png"}
+    for options in ((), ("--pictures", str(tmp_path / "pictures"))):
+        refused = reported(losses, "--into", str(tmp_path / "missing.md"), *options)
+        assert refused.returncode == 2 and "missing.md' cannot be read" in refused.stderr
+        assert "Traceback" not in refused.stderr
     (tmp_path / "file").write_text("")
     refused = reported(losses, "--pictures", str(tmp_path / "file"))
     assert refused.returncode == 2 and "name another" in refused.stderr

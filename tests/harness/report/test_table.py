@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from harness import Place
 from harness.records import Applied, Case
+from harness.report.answer import last_lines
 from harness.report.table import FETCH, HEADERS, NATIVE, SPARSE, markdown
 from harness.report.text import escaped
 from harness.verdicts.interval import Interval
@@ -123,6 +124,17 @@ def test_the_heading_names_what_is_compared() -> None:
     assert first == "# What fits"
     assert second.startswith("## decoder on torch/cpu, 2,048 tokens, layers 6, width 512, vocabulary 32,000, batch 1")
     assert second.endswith("budget 8,192 MiB")
+
+
+def test_headings_that_would_be_equal_name_the_sizes_in_which_they_differ() -> None:
+    tables = []
+    for heads in (4, 8):
+        case = CASE.model_copy(update={"shape": CASE.shape | {"heads": heads}})
+        tables.append(Comparison(case, (replace(BASELINE, case=case), replace(row("checkpoint"), case=case))))
+    heads = [line for line in markdown(tables, {}).splitlines() if line.startswith("#")]
+    assert [line.partition(", zipf")[2] for line in heads] == [", heads 4", ", heads 8"]
+    lines = last_lines(tables).splitlines()
+    assert ["heads 4:" in lines[0], "heads 8:" in lines[1]] == [True, True]
 
 
 def test_the_tables_follow_each_other_and_end_with_one_line_end() -> None:

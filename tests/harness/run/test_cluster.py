@@ -19,9 +19,10 @@ import pytest
 from harness import backends
 from harness.contract import plugins
 from harness.machine import facts, orphans
-from harness.records import Record, store
+from harness.records import Record, Slot, store
 from harness.run import schedule
-from harness.run.cluster import finished
+from harness.run.bench import Options, Progress
+from harness.run.cluster import FanOut, finished
 from harness.run.schedule import Known, Schedule
 from harness.suite import reader
 
@@ -364,6 +365,24 @@ def test_what_this_machine_lacks_is_for_others_to_say(place: Place, monkeypatch:
     assert list(finished(there, whole)) == [True] * GROUPS
     assert list(finished(there, whole | {memory[3]: Known("skipped_guard")})) == [True] * GROUPS
     assert list(finished(there, whole | {memory[3]: Known("killed_unknown")})) == [True, False]
+
+
+def test_all_that_a_lost_worker_measured_is_withdrawn(place: Place) -> None:
+    loaded = plugins.load()
+    there = Schedule(reader.read(place.folder / "small.yaml", loaded), loaded, 1, elsewhere=True)
+    first, second = there.plan.comparisons
+    case, other = there.digest(first.cases[1]), there.digest(second.cases[1])
+    extra = [Slot(case=case, kind="memory", repeat=1), Slot(case=case, kind="time", block=1)]
+    kept = Slot(case=other, kind="memory", repeat=1)
+    latest = dict.fromkeys([*there.slots(), *extra, kept], Known("ok"))
+    path = place.folder / "withdrawn.jsonl"
+    fan_out = FanOut("", None, there, Options(place.folder), Progress(), "run", path, latest)
+    fan_out.withdraw(first, "its worker was lost")
+    left = {slot for slot, known in latest.items() if known.status == "ok" and slot.kind in ("memory", "time")}
+    mine = set(map(there.digest, first.cases))
+    assert not [slot for slot in left if slot.case in mine] and kept in left
+    withdrawn = [record.slot for record in store.read(path)[0]]
+    assert set(extra) <= set(withdrawn) and len(withdrawn) == len(set(withdrawn)) == 6
 
 
 # A cluster that is there already

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from harness.contract import plugins
-from harness.records import Applied, Case
+from harness.records import Applied, Case, Origin, Prediction, Record
 from harness.run import prediction_cache, predictions, template
 
 LOADED = plugins.load()
@@ -75,6 +75,76 @@ def test_what_was_predicted_is_read_from_its_folder(tmp_path: Path, monkeypatch:
     for path in tmp_path.iterdir():
         path.write_text("{")
     assert peaks(2) == first and sum(started) == 8, "what cannot be read is predicted anew"
+
+
+PARTIAL = """
+from functools import partial
+
+from harness import Strategy, hookimpl
+
+
+def scaled(factor, parts):
+    return parts
+
+
+@hookimpl
+def harness_strategies():
+    return [Strategy("scaled", ("loss",), {"torch": partial(scaled, 2)}, "Scale; keep nothing.")]
+"""
+PLAIN = PARTIAL.replace("factor, ", "").replace("partial(scaled, 2)", "scaled")
+
+
+def keyed(path: Path) -> str:
+    """Return the name of the stored prediction of a plugin's strategy, as a new process would find it."""
+    prediction_cache._code.cache_clear()
+    (case,) = cases(1)
+    loaded = plugins.load((str(path),))
+    return prediction_cache.key(case.model_copy(update={"strategies": (Applied(name="scaled"),)}), loaded, {})
+
+
+def test_an_edit_of_a_strategy_that_is_a_partial_makes_new_predictions(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(PARTIAL)
+    before = keyed(path)
+    assert keyed(path) == before
+    path.write_text(PARTIAL.replace("return parts", "return parts  # another"))
+    assert keyed(path) != before
+
+
+def test_what_lies_beside_a_plugin_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(PLAIN)
+    before = keyed(path)
+    (tmp_path / "other.py").write_text("anything")
+    (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
+    assert keyed(path) == before
+
+
+def test_a_link_that_leads_nowhere_in_a_package_is_passed_over(tmp_path: Path, monkeypatch) -> None:
+    package = tmp_path / "scaling"
+    package.mkdir()
+    (package / "__init__.py").write_text(PLAIN)
+    (package / "gone.py").symlink_to(tmp_path / "nowhere.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert keyed(Path("scaling"))
+
+
+def test_what_was_predicted_before_an_interruption_is_kept(two_cores, tmp_path, monkeypatch):
+    begun = []
+
+    def run(task, *rest):
+        begun.append(task)
+        later = len(begun) > 2
+        time.sleep(0.1)
+        if later and any(tmp_path.iterdir()):
+            raise KeyboardInterrupt
+        found = Record(prediction=Prediction(predicted_peak_bytes=1), origin=Origin(worker_seconds=0.1))
+        return [found] * len(task.cases)
+
+    monkeypatch.setattr(predictions.runner, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        list(prediction_cache.of_cases(cases(60), tmp_path, {}, LOADED))
+    assert 0 < len(list(tmp_path.glob("*.json"))) < 60
 
 
 def children() -> set[int]:

@@ -7,7 +7,7 @@ import pytest
 
 from harness.contract import plugins
 from harness.contract.place import Place
-from harness.records import Memory, Prediction, Record, Slot, Times
+from harness.records import Memory, Origin, Prediction, Record, Slot, Times
 from harness.records.record import Verdict
 from harness.run import predictions, rounds, runner, session, turns
 from harness.run.bench import Options, Progress
@@ -324,6 +324,55 @@ def test_pace_comes_from_the_suite_or_from_one_pilot_that_is_remembered(measurin
     going_on.latest[slot] = Known("error")
     runner.run = lambda *rest: [Record(status="error")]
     assert going_on.rounds.pacing(case).flags == UNKNOWN.flags
+
+
+def test_a_pilot_that_failed_is_not_run_again(measuring):
+    class Failing(Workers):
+        def __call__(self, task, *rest):
+            records = super().__call__(task, *rest)
+            return [Record(status="timeout")] if task.kind == "pilot" else records
+
+    workers = Failing()
+    going_on = measuring(workers)
+    object.__setattr__(going_on.plan, "suite", going_on.plan.suite.model_copy(update={"steps": None}))
+    assert [going_on.rounds.pacing(going_on.plan.cases[0]).flags for _ in range(3)] == 3 * [UNKNOWN.flags]
+    assert workers.kinds["pilot"] == 1
+
+
+def test_of_a_round_that_is_timed_again_nothing_is_left_of_the_first_try(measuring):
+    """Times that are known by then would cut it into fewer blocks, and leave those of the first try beside them."""
+
+    class Killed(Workers):
+        def __call__(self, task, *rest):
+            records = super().__call__(task, *rest)
+            first = task.kind == "time" and task.case.label == "checkpoint" and self.timed.count("checkpoint") == 1
+            return [Record(status="killed_unknown")] if first else records
+
+    workers = Killed(scatter=0.005, lives=8.0)
+    measuring(workers, "rounds: 2", "checkpoint, chunked_loss, fused_loss, bfloat16").measure()
+    assert workers.timed.count("checkpoint") == 3, "it was timed again"
+    latest = {record.slot: record for record in measuring.records if _is_time(record) and not record.slot.round}
+    timed = Counter(record.case.label for record in latest.values() if record.status == "ok")
+    blocks = timed.pop("baseline")
+    assert blocks > 1 and timed.pop("nothing") == 1
+    assert timed == dict.fromkeys(("checkpoint", "chunked_loss", "fused_loss", "bfloat16"), 1)
+
+
+def test_a_run_goes_on_where_a_later_file_is_of_another_plan(measuring, tmp_path):
+    schedule = measuring(Workers()).schedule
+    folder = tmp_path / "there"
+    folder.mkdir()
+    mine, other, whole = (folder / f"2026010{day}T000000Z-a.jsonl" for day in (1, 2, 3))
+    for path, plan in ((mine, schedule.plan_digest), (other, "another")):
+        case = schedule.plan.cases[0]
+        slot = Slot(case=schedule.digest(case), kind="memory")
+        session.store.append(path, Record(slot=slot, case=case, origin=Origin(plan=plan)))
+    path, latest, records = session.opened(folder, schedule, Options(tmp_path), lambda latest: len(latest) == 1)
+    assert (path, len(latest), len(records)) == (mine, 1, 1)
+    assert session.opened(folder, schedule, Options(tmp_path, fresh=True), lambda latest: True)[0] not in (mine, other)
+    session.store.append(whole, Record(origin=Origin(plan=schedule.plan_digest)))
+    path, _, _ = session.opened(folder, schedule, Options(tmp_path), lambda latest: len(latest) == 1)
+    assert path not in (mine, other, whole), "the newest of this plan has all of it"
 
 
 def test_what_is_left_counts_one_round_where_the_baseline_cannot_run(measuring):

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.contract import plugins
+from harness.suite import reader
 from harness.suite.plan import Plan, selected
 from harness.suite.reader import read
 from harness.suite.schema import SuiteError
@@ -190,6 +191,19 @@ def test_the_control_joins_where_there_can_be_speed_verdicts(plan_of: Any) -> No
     assert labels == {1: ["baseline", "checkpoint"], 2: ["baseline", "nothing", "checkpoint"]}
 
 
+def test_the_control_joins_by_the_rounds_that_will_run(tmp_path: Path, loaded: plugins.Plugins) -> None:
+    path = tmp_path / "try.yaml"
+    path.write_text("title: Try\nworkload: decoder\ncorpus: zipf\nstrategies: [checkpoint]\nrounds: 0\n")
+    labels = [[case.label for case in read(path, loaded, rounds=rounds).cases] for rounds in (None, 0, 1, 8)]
+    assert labels == [["baseline", "checkpoint"]] * 3 + [["baseline", "nothing", "checkpoint"]]
+
+
+def test_values_that_begin_alike_are_two(plan_of: Any, tmp_path: Path) -> None:
+    begin = "a" * 100
+    plan = plan_of(f"strategies:\n- knobby: {{kind: [{begin}1, {begin}2]}}")
+    assert [case.strategies[0].knobs["kind"][-1] for case in plan.cases if "knobby" in case.label] == ["1", "2"]
+
+
 # What a suite may not say: (YAML, line or None, words of the sentence)
 
 MISTAKES = {
@@ -317,6 +331,19 @@ def test_a_corpus_beside_the_suite_is_found(plan_of: Any, tmp_path: Path) -> Non
 )
 def test_too_many_cases_are_refused_before_they_are_made(refusal_of: Any, text: str) -> None:
     assert "more than 10000" in refusal_of(text).replace("_", "").replace(",", "")
+
+
+def test_the_cases_of_all_comparisons_are_counted_before_any_is_made(
+    refusal_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(**anything: object) -> None:
+        pytest.fail("a case was made")
+
+    monkeypatch.setattr(reader, "Case", made)
+    sizes, rows = list(range(64, 104)), list(range(1, 101))
+    text = f"places: [torch/cpu, jax/cpu]\nshape: {{tokens: {sizes}, batch: {sizes}}}\nrounds: 0\n"
+    text += f"strategies: [{{chunked_loss: {{chunk: {rows}}}}}]"
+    assert "323200 cases are more than 10000" in refusal_of(text)
 
 
 @pytest.mark.parametrize("text", ['"tit\\x1b[31mle": x', 'workload: "a\\nb"', 'strategies: ["\\x1b]0;x\\x07"]'])

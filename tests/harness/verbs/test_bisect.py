@@ -5,9 +5,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from harness.cli import commands
 from harness.verbs import bisect
-from harness.verbs.bisect import Tried, between, first_worse
+from harness.verbs.bisect import BisectError, Tried, between, first_worse
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 30, 63])
@@ -26,7 +28,16 @@ def test_the_first_worse_commit_is_found_in_few_trials(first: int) -> None:
 
 def test_nothing_is_found_where_the_last_commit_is_good() -> None:
     assert first_worse(["a", "b"], lambda commit: Tried(commit, False), lambda tried: None) is None
-    assert first_worse(["a", "b"], lambda commit: Tried(commit, None), lambda tried: None) is None
+
+
+def test_a_bad_commit_that_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(BisectError, match=r"does not run at 'b' \(no such suite\): name another bad commit"):
+        first_worse(["a", "b"], lambda commit: Tried(commit, None, "no such suite"), lambda tried: None)
+
+
+def test_a_time_is_not_searched_in_rounds_too_few_to_show_one() -> None:
+    refused = CliRunner().invoke(commands.app, ["bisect", "any.yaml", "--good", "HEAD", "--fail-on", "time>10%"])
+    assert isinstance(refused.exception, BisectError) and "--rounds 0" in str(refused.exception)
 
 
 @pytest.mark.parametrize("broken", [{5, 6, 7}, {0, 1, 2, 3}, {9}])

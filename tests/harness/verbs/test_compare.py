@@ -113,8 +113,23 @@ def test_a_round_whose_clock_jumped_is_left_out(bad):
 
 def test_a_case_that_ran_and_no_longer_does_is_worse():
     found = verdicts(row(), row(status="oom_budget", answer=None, rounds=()))
-    assert found == {"status": "worse"}
+    assert found == dict.fromkeys(("status", "answer", "peak", "time"), "worse")
     assert verdicts(row(status="timeout", answer=None, rounds=()), row())["status"] == "better"
+
+
+@pytest.mark.parametrize(
+    ("figure", "lost"),
+    [("answer", {"answer": None}), ("peak>5%", {"peak": None}), ("time>10%", {"rounds": ()})],
+)
+def test_a_figure_that_is_lost_is_worse_and_fails_a_build(figure, lost):
+    old, new = row(), replace(row(**lost), answer_reason="the untouched workload gave no reference")
+    (change,) = (
+        each for each in compare([Comparison(old.case, (old,))], [Comparison(new.case, (new,))]) if each.after is None
+    )
+    assert change.verdict == "worse" and Condition.parse(figure).met(change)
+    assert change.reason == ("the untouched workload gave no reference" if figure == "answer" else change.reason) != ""
+    assert "worse (" in changed.text([change], [])
+    assert verdicts(new, old).get(change.figure) is None, "what is found is no loss"
 
 
 def test_cases_of_one_run_alone_are_told():
@@ -176,6 +191,16 @@ def heavier(path: Path, to: Path, factor: float) -> Path:
     return to
 
 
+def test_comparisons_that_differ_in_heads_stay_apart():
+    def run(peak: int) -> list[Comparison]:
+        rows = [row("checkpoint", peak=peak), row("checkpoint", peak=peak)]
+        cases = [case("checkpoint").model_copy(update={"shape": {"tokens": 64, "heads": heads}}) for heads in (4, 8)]
+        return [Comparison(one, (replace(each, case=one),)) for each, one in zip(rows, cases, strict=True)]
+
+    shown = changed.text(compare(run(100 * MIB), run(150 * MIB)), [])
+    assert [line[-7:] for line in shown.splitlines() if line.startswith("####")] == ["heads 4", "heads 8"]
+
+
 def test_a_build_fails_on_what_became_worse_and_on_nothing_else(tmp_path):
     (old,) = store.newest(ROOT / "results" / "losses")
     new = heavier(old, tmp_path / "new.jsonl", 1.2)
@@ -185,6 +210,26 @@ def test_a_build_fails_on_what_became_worse_and_on_nothing_else(tmp_path):
     assert worse.returncode == 1 and "became worse" in worse.stderr and "1.20 x" in worse.stdout
     assert compared(str(old), str(new), "--fail-on", "peak>25%").returncode == 0
     assert compared(str(new), str(old), "--fail-on", "peak>5%").returncode == 0, "less is no failure"
+
+
+def elsewhere(path: Path, to: Path, machine: str, factor: float) -> None:
+    """Copy results as those of another machine, with all peaks multiplied."""
+    to.parent.mkdir(parents=True)
+    lines = [json.loads(line) for line in heavier(path, to, factor).read_text().splitlines()]
+    for line in lines:
+        line["origin"]["machine"] = {"name": machine}
+    to.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_each_machine_is_compared_with_itself(tmp_path):
+    (path,) = store.newest(ROOT / "results" / "losses")
+    for name, factor in (("old", 1.0), ("new", 1.2)):
+        elsewhere(path, tmp_path / name / "a" / "x.jsonl", "a", factor)
+        elsewhere(path, tmp_path / name / "b" / "x.jsonl", "b", 10.0)
+    worse = compared(str(tmp_path / "old"), str(tmp_path / "new"), "--fail-on", "peak>5%")
+    assert worse.returncode == 1 and "1.20 x" in worse.stdout and "10.00 x" not in worse.stdout, worse.stdout
+    moved = compared(str(tmp_path / "old" / "a"), str(tmp_path / "new" / "b"), "--fail-on", "peak>5%")
+    assert moved.returncode == 1 and "10.00 x" in moved.stdout, "one machine of each is compared, whatever its name"
 
 
 def test_what_cannot_be_compared_is_refused_in_one_sentence(tmp_path):

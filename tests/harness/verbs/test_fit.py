@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.contract import plugins
-from harness.records import Case, Claim, Fit, Prediction, Record, store
-from harness.report.fit import text
+from harness.records import Applied, Case, Claim, Fit, Origin, Prediction, Record, store
+from harness.report.fit import limits, text
 from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
@@ -128,6 +128,27 @@ def test_an_error_ends_the_runs_with_its_reason(tmp_path, monkeypatch):
     assert (found.reason, found.runs, len(runs), found.longest) == ("it broke", 1, 1, None)
 
 
+def test_runs_end_before_a_value_that_the_workload_refuses(tmp_path, monkeypatch):
+    monkeypatch.setattr(Search, "measured", lambda self, case: Record(case=case))
+    search = Search(plan(tmp_path), LOADED, (), "layers", tmp_path)
+    row = brackets(search.plan, "layers", 1 << 30)[0]
+    runs: list[Record] = []
+    found = search.confirmed(row, fit.Fit(over="layers", budget_bytes=1 << 30, predicted=1000), runs.append)
+    assert (found.passed, found.runs, len(runs)) == (1000, 1, 1)
+    assert found.reason.startswith("the workload takes no layers of 1,0")
+
+
+def test_a_vocabulary_of_all_words_is_searched_as_it_is_measured(tmp_path, monkeypatch):
+    (tmp_path / "words.txt").write_text("one two three " * 1000)
+    text = SUITE.replace("corpus: zipf", "corpus: words.txt\ntokenizer: words").replace(
+        "vocabulary: 300", "vocabulary: 0"
+    )
+    search = Search(plan(tmp_path, text), LOADED, (), "tokens", tmp_path)
+    monkeypatch.setattr(search, "predicted", lambda budget: [])
+    fit.run(search, [1 << 30], tmp_path, predict_only=True)
+    assert {case.shape["vocabulary"] for case in search.plan.cases} == {4}
+
+
 def test_what_to_run_next():
     assert following(100, None) == 105
     assert following(None, 1000) == rounded(950)
@@ -205,6 +226,29 @@ def test_a_limit_lies_between_what_passed_and_what_failed():
     record = Record(case=CASE.model_copy(update={"budget_bytes": 1 << 30}), limits=many)
     told = answer(Claim(id="x", says="x", that="foretold(baseline) >= 8192"), searched_tables([record])).reason
     assert told == "predicted: 4,587,520, at least 8,192", "tokens are no bytes"
+
+
+def test_each_comparison_has_a_table_of_its_own_and_its_own_baseline():
+    def found(layers, longest, machine, *names, tokens=64):
+        shape = {"tokens": tokens, "layers": layers}
+        strategies = tuple(Applied(name=name) for name in names)
+        case = CASE.model_copy(update={"shape": shape, "strategies": strategies, "budget_bytes": 1 << 30})
+        limits = Fit(over="tokens", budget_bytes=1 << 30, predicted=longest)
+        return Record(case=case, limits=limits, origin=Origin(machine={"name": machine}))
+
+    records = [
+        found(2, 4000, "m"),
+        found(2, 8000, "m", "checkpoint", tokens=128),
+        found(8, 1000, "m"),
+        found(8, 1500, "m", "checkpoint"),
+        found(8, 500, "n"),
+    ]
+    tables = limits(records)
+    here = "longest tokens in 1 GiB: decoder on torch/cpu, layers"
+    assert [each.title for each in tables] == [f"{here} 2, zipf", f"{here} 8, zipf, on m", f"{here} 8, zipf, on n"]
+    ratios = [each.headers.index("of baseline") for each in tables[:2]]
+    assert [each.rows[1][at] for each, at in zip(tables, ratios, strict=False)] == ["2.00 x", "1.50 x"]
+    assert [row[:2] for row in tables[2].rows] == [("baseline", "500")]
 
 
 def test_durations_are_written_in_the_unit_that_suits_them():

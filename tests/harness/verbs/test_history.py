@@ -96,6 +96,34 @@ def test_machines_are_never_mixed_and_a_row_that_fails_is_a_step() -> None:
     assert [step.figure for step in grown.steps] == ["status"] and grown.steps[0].worse
 
 
+def test_the_machine_of_a_row_is_the_one_that_measured_it_and_not_the_one_that_began_the_run() -> None:
+    draw = random.Random(3)
+    first = Record(case=PLAIN, origin=Origin(suite="mine", commit="c", machine={"name": "head"}))
+
+    def on(machine: str, peak: float) -> Run:
+        origin = Origin(suite="mine", commit="c", machine={"name": machine})
+        return run_of([first, *(each.model_copy(update={"origin": origin}) for each in recorded(draw, 0, peak=peak))])
+
+    found = series([on("worker-a", 1.0), on("worker-b", 1.5)])
+    assert {each.machine for each in found} == {"worker-a", "worker-b"}
+    assert len(found) == 2 * len(CASES) and not any(each.steps for each in found)
+
+
+def test_rows_of_equal_headings_are_told_apart_by_their_sizes_and_machines() -> None:
+    draw = random.Random(3)
+
+    def sized(heads: int, machine: str) -> Run:
+        case = PLAIN.model_copy(update={"shape": {"tokens": 64, "heads": heads}})
+        origin = Origin(commit="c", machine={"name": machine})
+        memory = Memory(peak_host_bytes=draw.randrange(MIB, 2 * MIB), losses=(1.0,), regime="glibc-pinned")
+        record = Record(slot=Slot(case=case.digest(), kind="memory"), case=case, origin=origin, memory=memory)
+        return run_of([record])
+
+    shown = text(series([sized(4, "m"), sized(8, "m"), sized(8, "n")]), everything=True)
+    titles = [line.partition("bytes of x")[2] for line in shown.splitlines() if line.startswith("####")]
+    assert titles == [", heads 4: baseline", ", heads 8, on m: baseline", ", heads 8, on n: baseline"]
+
+
 def test_text_and_picture_name_the_commits_of_a_step() -> None:
     draw = random.Random(3)
     runs = [run_of(recorded(draw, number, peak=1.0 if number < 2 else 1.3)) for number in range(4)]

@@ -1,6 +1,6 @@
 """Predictions tried as limits: who runs out of memory within them, and how much is left."""
 
-from harness.records import Applied, Case, Memory, Prediction, Record, Trial
+from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Trial
 from harness.report.limits import text
 from harness.verbs.limits import too_large, trials
 from harness.verbs.plan import PlanRow
@@ -66,6 +66,20 @@ def test_a_case_without_a_bound_runs_within_the_point_alone_and_one_without_a_pr
 def test_what_is_more_than_the_machine_has_is_not_run() -> None:
     assert too_large(row("a", 1 << 60)).startswith("not run: it needs")
     assert too_large(row("a", 1)) == ""
+
+
+def test_each_comparison_and_machine_has_a_table_of_its_own() -> None:
+    (trial,) = tried([row("a", 200 * MIB, 220 * MIB)], a=190 * MIB)
+    cases = [CASE.model_copy(update={"shape": {"tokens": 64, "heads": heads}}) for heads in (4, 8, 8)]
+    origins = [Origin(machine={"name": name}) for name in ("m", "m", "n")]
+    shown = text(
+        [
+            Record(case=case.model_copy(update={"budget_bytes": (at + 1) << 30}), trial=trial, origin=origin)
+            for at, (case, origin) in enumerate(zip(cases, origins, strict=True))
+        ]
+    )
+    heads = [line.partition("zipf, ")[2] for line in shown.splitlines() if line.startswith("##")]
+    assert heads == ["heads 4", "heads 8, on m", "heads 8, on n"]
 
 
 def test_the_report_counts_the_dead_and_averages_what_was_left() -> None:

@@ -15,14 +15,16 @@ from harness.backends.cards import CARDS
 from harness.cli.inputs import Room
 from harness.contract import plugins
 from harness.contract.place import Place
-from harness.machine import throughput
-from harness.records import Applied, Case, store
+from harness.machine import facts, throughput
+from harness.records import Applied, Case, Memory, Record, Slot, Times, store
+from harness.records.record import Verdict
 from harness.refusal import Refusal
+from harness.run import bench, prepare_data, session
 from harness.suite import reader
-from harness.suite.plan import Plan
+from harness.suite.plan import Plan, selected
 from harness.suite.schema import SuiteError
-from harness.verbs.advise import combinations, front, group_of, members, promising
-from harness.verbs.plan import Machine, PlanRow, of_plan, remedies, this_machine
+from harness.verbs.advise import Advice, advise, combinations, front, group_of, members, promising, saved
+from harness.verbs.plan import Machine, PlanRow, of_cases, of_plan, remedies, this_machine
 
 LOADED = plugins.load()
 SUITE = """
@@ -163,7 +165,7 @@ def test_plan_says_what_to_change_when_nothing_fits(path: Path, tmp_path: Path) 
 
 
 def test_fit_predicts_the_longest_context(path: Path, tmp_path: Path) -> None:
-    done = ran(tmp_path, "fit", str(path), "--over", "tokens", "--budget", "128MiB", "--predict-only")
+    done = ran(tmp_path, "fit", str(path), "--over", "tokens", "--budget", "256MiB", "--predict-only")
     assert done.returncode == 0, done.stderr
     found = {
         cells[1].strip(" `"): int(cells[2].replace(",", ""))
@@ -173,7 +175,7 @@ def test_fit_predicts_the_longest_context(path: Path, tmp_path: Path) -> None:
     assert 512 < found["baseline"] < found["bfloat16"] < found["checkpoint"] < found["fused_loss"]
     again = ran(tmp_path, "report", "results")
     assert again.returncode == 0, again.stderr
-    assert done.stdout.splitlines()[2:] == again.stdout.splitlines()[2:] and "longest tokens in 128 MiB" in again.stdout
+    assert done.stdout.splitlines()[2:] == again.stdout.splitlines()[2:] and "longest tokens in 256 MiB" in again.stdout
 
 
 @pytest.mark.parametrize("budget", ["1MiB", "eight"])
@@ -242,3 +244,106 @@ def test_advice_times_all_rounds_where_the_baseline_does_not_fit(path: Path, tmp
     (kept,) = tmp_path.glob("results/*advice/*/*.jsonl")
     rounds = {(record.case.label, record.slot.round) for record in store.read(kept)[0] if record.times.step_seconds}
     assert {("fused_loss", 0), ("fused_loss", 1)} <= rounds
+
+
+def open_ended(path: Path) -> Path:
+    """Write a suite that asks for all words of a corpus, which are 3,000 and the unknown one."""
+    (path.parent / "words.txt").write_text(" ".join(f"word{number}" for number in range(3000)) + " again" * 6000)
+    text = SUITE.replace("corpus: zipf", "corpus: words.txt\ntokenizer: words").replace(
+        "vocabulary: 4000", "vocabulary: 0"
+    )
+    path.write_text(text)
+    return path
+
+
+def test_a_vocabulary_of_all_words_is_predicted_as_it_is_measured(path: Path, tmp_path: Path) -> None:
+    whole = plan(open_ended(path))
+    (rows,) = of_plan(whole, LOADED, (), Machine())
+    (measured,) = prepare_data.prepare(whole, LOADED, tmp_path, lambda case: True)[0].comparisons
+    assert [row.case for row in rows] == list(measured.cases), "or advice would look its results up under other keys"
+    assert rows[0].case.shape["vocabulary"] == 3002
+    path.write_text(path.read_text().replace("vocabulary: 0", "vocabulary: 3002"))
+    assert [row.peak_bytes for row in of_plan(plan(path), LOADED, (), Machine())[0]] == [row.peak_bytes for row in rows]
+
+
+def test_without_its_corpus_a_vocabulary_of_all_words_has_no_prediction_and_says_why(
+    path: Path, tmp_path: Path
+) -> None:
+    whole = plan(open_ended(path))
+    (tmp_path / "words.txt").unlink()
+    counted: list[Case] = []
+    (rows,) = of_plan(whole, LOADED, (), Machine(1 << 40), counted.append)
+    assert {(row.peak_bytes, row.fits) for row in rows} == {(None, None)} and len(counted) == len(rows)
+    assert all("words.txt" in (row.reason or "") for row in rows)
+
+
+def test_what_a_comparison_reads_is_described_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described: list[Case] = []
+    supposed = prepare_data.supposed
+    monkeypatch.setattr(
+        prepare_data, "supposed", lambda plan, case, *rest: described.append(case) or supposed(plan, case, *rest)
+    )
+    of_cases(plan(path).cases, plan(path), LOADED, (), Machine())
+    assert [case.label for case in described] == ["baseline"]
+
+
+def test_sizes_that_the_workload_refuses_are_no_remedy(path: Path) -> None:
+    sizes = "vocabulary: 4000, batch: 1, tokens: 160, prompt: 100}"
+    text = SUITE.replace("decoder", "scoring").replace("vocabulary: 4000, batch: 1, tokens: 512}", sizes)
+    path.write_text(text[: text.index("strategies:")] + "strategies: [nothing]\nrounds: 0\n")
+    whole, machine = plan(path), Machine(host_bytes=1 << 20)
+    (rows,) = of_plan(whole, LOADED, (), machine)
+    assert [each.change.split()[0] for each in remedies(rows, whole, LOADED, (), machine)] == ["layers"]
+
+
+def test_a_plan_is_of_the_places_that_were_chosen(path: Path) -> None:
+    path.write_text(SUITE.replace("[torch/cpu]", "[torch/cpu, torch/cuda]"))
+    assert [str(place) for place in selected(plan(path), ["torch/cuda"], None).places] == ["torch/cuda"]
+    assert [str(place) for place in plan(path).places] == ["torch/cpu", "torch/cuda"]
+
+
+def advised(path: Path, folder: Path, host_bytes: int, predict_only: bool = False) -> list[Advice]:
+    options = bench.Options(folder, cache=folder / "cache")
+    machine = Machine(host_bytes=host_bytes)
+    return advise(plan(path), LOADED, options, machine, (), False, predict_only, bench.Progress())
+
+
+def test_what_was_measured_above_the_limit_is_not_advised(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of a machine is no budget: no process was held to it."""
+
+    def run(plan: Plan, *rest: object) -> Path:
+        for case in plan.cases:
+            peak, step = (200 << 20, 0.1) if case.is_baseline else (40 << 20, 0.2)
+            digest = case.digest()
+            memory = Record(slot=Slot(case=digest, kind="memory"), probe=digest, memory=Memory(peak_host_bytes=peak))
+            exact = Verdict("bit_exact", 1.0, None, None, None, (), "equal")
+            for record in (
+                memory,
+                Record(slot=Slot(case=digest, kind="numerics"), numerics=exact),
+                Record(slot=Slot(case=digest, kind="time"), times=Times(step_seconds=(step, step))),
+            ):
+                store.append(tmp_path / "made.jsonl", record.model_copy(update={"case": case}))
+        return tmp_path / "made.jsonl"
+
+    path.write_text(SUITE.replace("  - fused_loss\n  - bfloat16\n", ""))
+    monkeypatch.setattr(session, "run", run)
+    (advice,) = advised(path, tmp_path, 125 << 20)
+    assert {row.label: row.peak_bytes for row in advice.rows}["baseline"] == 200 << 20
+    assert advice.predicted[0].fits, "as it was predicted"
+    assert advice.choice == "checkpoint"
+    (tmp_path / "made.jsonl").unlink()
+    (advice,) = advised(path, tmp_path, 300 << 20)
+    assert advice.choice == "baseline", "within the limit the fastest"
+
+
+def test_predictions_that_are_kept_hide_no_results(path: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    advice = advised(path, tmp_path, 1 << 40, predict_only=True)
+    assert saved(advice, plan(path), LOADED, results).parent == results / "small" / facts.name()
+    assert saved(advice, plan(path), LOADED, results).parent == results / "small" / facts.name(), "nor does advice"
+    measured = results / "small" / facts.name() / "20990101T000000Z-a.jsonl"
+    store.append(measured, Record(slot=Slot(case="c", kind="memory"), case=advice[0].case))
+    assert saved(advice, plan(path), LOADED, results).parent == results / "small_advice" / facts.name()
+    assert measured in store.newest(results)

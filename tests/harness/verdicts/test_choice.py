@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from harness.records import Applied, Case, Record
+from harness.report.answer import sentence
 from harness.verdicts.choice import choice
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
@@ -57,6 +58,29 @@ def test_of_rows_as_lean_the_plainest(peak: int) -> None:
     assert chosen(set_up, row("plain", peak=peak)) == ("plain", None)
     assert chosen(row("plain", "more", peak=500), row("plain", peak=peak)) == ("plain", None)
     assert chosen(set_up, row("plain", peak=515)) == ("automatic(threshold=1)", None), "3 % more is more"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "other", "due"),
+    [
+        ("ok", {}, "Use **lean**"),
+        ("ok", {"memory": "same"}, "No strategy here saves memory."),
+        ("skipped_guard", {}, "The rows cannot be compared: the baseline ended with skipped_guard."),
+        ("timeout", {}, "The rows cannot be compared: the baseline ended with timeout."),
+        ("error", {}, "The rows cannot be compared: the baseline ended with error."),
+        ("open", {}, ""),
+        ("error", {"status": "error"}, ""),
+        ("oom_budget", {}, "The baseline runs out of memory; use **lean**"),
+        ("oom_budget", {"answer": None}, ""),
+        ("oom_budget", {"status": "error"}, ""),
+        ("oom_budget", {"status": "oom_budget"}, "Nothing here fits the budget."),
+    ],
+)
+def test_the_answer_says_no_more_than_the_baseline_allows(baseline: str, other: dict[str, str], due: str) -> None:
+    case = BASELINE.case.model_copy(update={"budget_bytes": 1 << 30})
+    rows = (row(peak=1000, status=baseline), row("lean", peak=500, **other))
+    said = sentence(Comparison(case, rows))
+    assert said.startswith(due) and bool(said) == bool(due)
 
 
 def test_where_the_baseline_runs_out_of_memory_all_that_run_are_looked_at() -> None:

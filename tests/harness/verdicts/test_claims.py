@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -116,6 +117,15 @@ def verdict(that, tables=TABLES, **where):
         ("predicted(checkpoint) >= 7 * floor(checkpoint)", "verified"),
         ("size(checkpoint, of='layers') == 2", "verified"),
         ("-peak(checkpoint) < 0", "verified"),
+        ("size(checkpoint, of='layers') < size(baseline, of='layers')", "refuted"),
+        ("size(checkpoint, of='layers') > 2", "refuted"),
+        ("2 <= size(checkpoint, of='layers') <= 2", "verified"),
+        ("1 < 1", "refuted"),
+        ("2 > 1 > 0", "verified"),
+        ("peak(checkpoint) < 51 * 1048576", "inconclusive"),
+        ("peak(checkpoint) <= 51 * 1048576", "verified"),
+        ("peak(checkpoint) < 49 * 1048576", "refuted"),
+        ("peak(checkpoint) > 51 * 1048576", "refuted"),
         ("peak(no_such) < 1", "untested"),
         ("noted(checkpoint, figure='nothing') < 1", "untested"),
         ("1 / (peak(checkpoint) - peak(checkpoint)) < 1", "untested"),
@@ -195,6 +205,23 @@ def test_a_time_by_itself_has_the_doubt_of_its_baseline_and_a_ratio_has_not():
     assert alone.verdict == "inconclusive" and ": undecided, " in alone.reason and " may be " in alone.reason
     few = [table(*(row(*names, rounds=2) for names in rows))]
     assert "times apart need 3" in verdict("seconds(checkpoint) <= 9", few).reason
+
+
+def test_a_claim_over_a_thousand_comparisons_looks_at_each_once():
+    def sized(own):
+        sizes = {f"size {number}": number for number in range(25)}
+        return replace(own, case=own.case.model_copy(update={"shape": own.case.shape | sizes}))
+
+    tables = [
+        table(
+            *(sized(row(*names, tokens=tokens, rounds=1, peak=peak)) for names, peak in (((), 9), (("checkpoint",), 5)))
+        )
+        for tokens in range(1000)
+    ]
+    begun = time.perf_counter()
+    found = verdict("held(checkpoint) > 0 and size(checkpoint, of='tokens') <= 999", tables)
+    assert time.perf_counter() - begun < 3, "it took 15 s"
+    assert found.reason.endswith("(1000 of 1000 comparisons verified)")
 
 
 def test_times_of_two_comparisons_are_held_apart():
@@ -396,6 +423,8 @@ def test_what_rests_on_a_prediction_has_its_residuals_and_says_so():
         "peak(x)", "1", "", "peak(x) <", "__import__('os').system('true') < 1", "peak(x).real < 1", "x < 1", "a[0] < 1",
         "(lambda: 1)() < 1", "peak() < 1", "peak(x, y) < 1", "peak(x, **{}) < 1", "peak(x, phase=peak(y)) < 1",
         "speed(x) < 1", "peak(x) // 9 < 1", "peak(x) in (1, 2)", "peak(x) < 1 or peak(x) > 2", "not peak(x) < 1",
+        "peak(x, of='logits') < 1", "loss(x, phase='init') < 1", "kind(x, figure='logits') < 1", "1e999 < peak(x)",
+        f"peak(x) < -{10**400}",
         "True < 1", "(" * 300 + "1" + ")" * 300 + " < 1", "+".join(["1"] * 400) + " < 1", "(x := 1) < 2", "f'{1}' < 1",
     ],
 )  # fmt: skip
@@ -403,6 +432,13 @@ def test_what_is_no_claim_is_refused_in_a_sentence(that):
     with pytest.raises(ClaimError) as refused:
         parsed(that)
     assert "\n" not in str(refused.value)
+
+
+def test_a_keyword_that_a_figure_does_not_take_is_named():
+    with pytest.raises(ClaimError, match=r"peak takes no of: write phase$"):
+        verdict("peak(x, of='logits') < 1")
+    with pytest.raises(ClaimError, match=r"loss takes no phase: leave it out$"):
+        verdict("loss(x, phase='init') < 1")
 
 
 def test_words_and_numbers_do_not_mix():
