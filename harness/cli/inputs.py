@@ -53,13 +53,12 @@ class Cases:
         """The plugins that are loaded beside the installed ones."""
         return tuple(self.plugin or ())
 
-    def plan(
-        self, loaded: Plugins, budget: str | None = None, on_gpu: bool = False, rounds: int | None = None
-    ) -> Plan:
+    def plan(self, loaded: Plugins, budget: str | None = None, on_gpu: bool = False, rounds: int | None = None) -> Plan:
         """Read a suite, or write and show that of a model, and keep the rows that the options choose.
 
-        Each case has the budget if one is given; a control joins where there will be `rounds`, or the suite's. A model is for a GPU where there is one, or `on_gpu` says so. Raises
-        SuiteError for what cannot be read, and for options of a model without one.
+        Each case has the budget if one is given; a control joins where there will be `rounds`, or the suite's. A model
+        is for a GPU where there is one, or `on_gpu` says so. Raises SuiteError for what cannot be read, and for options
+        of a model without one.
         """
         model = self._model()
         if (self.path is None) == (model is None):
