@@ -4,7 +4,6 @@ import inspect
 import json
 import re
 from enum import StrEnum, auto
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.contract.strategy import Strategy
 from harness.contract.workload import Workload
+from harness.machine import history
 from harness.records import store
 
 
@@ -86,10 +86,8 @@ def _show_strategy(strategy: Strategy) -> None:
 def _code(strategy: Strategy) -> list[str]:
     """Return the files of what a strategy rewrites, or the folders of packages; from here, where they lie below."""
     paths: dict[str, None] = {}
-    for function in strategy.on.values():
-        while isinstance(function, partial):
-            function = function.func
-        path = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
+    for form in strategy.on.values():
+        path = Path(inspect.getsourcefile(history.written(form)) or "")
         path = path.parent if path.name == "__init__.py" else path
         paths[str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)] = None
     return list(paths)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache, partial
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.contract.strategy import Strategy
 from harness.machine import facts
@@ -33,14 +33,19 @@ STATED = ("holds", "Held", "conflicts")
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def written(form: Any) -> Any:
+    """Return the function that somebody wrote of a form: a partial has the module of functools, a wrapper its own."""
+    while isinstance(form, partial):
+        form = form.func
+    return inspect.unwrap(form)
+
+
 def files_of(strategies: Iterable[Strategy]) -> tuple[str, ...]:
     """Return the files and folders of strategies within this project, and what modules of their group share."""
     places: dict[str, None] = {}
     for strategy in strategies:
-        for function in strategy.on.values():
-            while isinstance(function, partial):
-                function = function.func
-            module = sys.modules.get(inspect.unwrap(function).__module__)
+        for form in strategy.on.values():
+            module = sys.modules.get(written(form).__module__)
             if module is None or module.__file__ is None or not Path(module.__file__).is_relative_to(ROOT):
                 continue
             path = Path(module.__file__)

@@ -68,9 +68,8 @@ def run(
     """
     loaded = doors.load(tuple(plugins))
     options = bench.Options(Path(results), tuple(plugins), rounds, fresh)
-    return _report(
-        [session.run(_plan(suite, loaded, place, only, None, rounds), loaded, options, bench.Progress())], loaded
-    )
+    plan = _plan(suite, loaded, place, only, None, rounds)
+    return _report([session.run(plan, loaded, options, bench.Progress())], loaded)
 
 
 @template.kept()

@@ -58,8 +58,9 @@ def read(
     aliases: Mapping[str, str] | None = None,
     suites: Path | None = None,
 ) -> list[Results]:
-    """Read results files, each once, former names of strategies by `aliases`; `warn` is told of lines that are none.
+    """Read results files, each once, with former names of strategies by `aliases`.
 
+    `warn` is called for lines that are no records.
     With a folder of `suites` the claims that are answered are theirs as they stand now. Raises SuiteError for a suite
     that cannot be read.
     """

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 import harness
 from harness.contract.plugins import Plugins
-from harness.machine import facts
+from harness.machine import facts, history
 from harness.records import Case, Record
 from harness.run import predictions
 
@@ -71,17 +71,10 @@ def key(case: Case, plugins: Plugins, versions: Mapping[str, str], *rest: object
     backend = case.place.backend
     forms = [plugins.workloads[case.workload].on.get(backend)]  # none where there is no form for this backend
     forms += [plugins.strategies[applied.name].on.get(backend) for applied in case.strategies]
-    modules = {_written(form).__module__ for form in forms if form is not None}
+    modules = {history.written(form).__module__ for form in forms if form is not None}
     code = [_harness(), *(_code(name) for name in sorted(modules))]
     text = json.dumps([case.digest(), code, dict(versions), *map(str, rest)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _written(form: Any) -> Any:
-    """Return what somebody wrote of a form: a partial of it has the code of functools, and may have one within."""
-    while isinstance(form, partial):
-        form = form.func
-    return form
 
 
 def read(path: Path) -> Record | None:

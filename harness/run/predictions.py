@@ -92,7 +92,7 @@ def _side_by_side(
         yield from predicted(cases, watch)
         return
     stop = threading.Event()
-    found: SimpleQueue[Found | BaseException | None] = SimpleQueue()
+    results: SimpleQueue[Found | BaseException | None] = SimpleQueue()
 
     def watched(phase: str) -> None:
         if stop.is_set():
@@ -102,10 +102,10 @@ def _side_by_side(
     def predict(at: int) -> None:
         try:
             for each in predicted(cases[at::count], watched):
-                found.put(each)
-            found.put(None)
+                results.put(each)
+            results.put(None)
         except BaseException as error:  # whatever it is, the thread that reads raises it
-            found.put(error)
+            results.put(error)
 
     with ThreadPoolExecutor(count) as threads:
         try:
@@ -113,7 +113,7 @@ def _side_by_side(
                 threads.submit(predict, at)
             ended = 0
             while ended < count:
-                each = found.get()
+                each = results.get()
                 if isinstance(each, BaseException):
                     raise each
                 if each is None:

@@ -13,7 +13,7 @@ from harness.records import Applied, Case, Origin, Record, Slot, store
 from harness.records.case import CONTROL
 from harness.records.record import Heading
 from harness.run import bench, locks, session, template
-from harness.run.schedule import obstacle
+from harness.run.schedule import conflict, obstacle
 from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
 from harness.verbs.plan import TIMED, Machine, PlanRow, of_plan
@@ -75,7 +75,7 @@ def members(comparison: Comparison, plugins: Plugins, allowed: Sequence[str], ev
 
 
 def combinations(members: Sequence[Applied], plugins: Plugins) -> Iterator[tuple[Applied, ...]]:
-    """Yield every subset, in order, of which no member hides a part that one before it rewrites."""
+    """Yield every subset, in order, whose members go together: none hides a part that one before it rewrites."""
 
     def subsets(rest: Sequence[Applied], rewritten: frozenset[str]) -> Iterator[tuple[Applied, ...]]:
         yield ()
@@ -85,7 +85,10 @@ def combinations(members: Sequence[Applied], plugins: Plugins) -> Iterator[tuple
                 for others in subsets(rest[at + 1 :], rewritten.union(strategy.rewrites)):
                     yield (applied, *others)
 
-    return subsets(members, frozenset())
+    def together(chosen: Sequence[Applied]) -> bool:
+        return conflict([plugins.strategies[applied.name] for applied in chosen]) is None
+
+    return filter(together, subsets(members, frozenset()))
 
 
 def group_of(
@@ -214,7 +217,7 @@ def _advice(rows: Sequence[PlanRow], measured: Sequence[Row], allowed: Sequence[
 
 
 def _within(peak: int | None, limit: int | None) -> bool:
-    """Check whether a measured peak is within a limit, which no process was held to unless it is a budget."""
+    """Check whether a measured peak is within a limit: only a budget ends the process that exceeds it."""
     return limit is None or (peak is not None and peak <= limit)
 
 

@@ -30,7 +30,7 @@ class Choice:
 def choice(table: Comparison) -> Choice | None:
     """Choose among the rows of a comparison; None where nothing of it was measured, or its baseline ended otherwise.
 
-    A baseline that ran well, or out of memory, is one that others can be held against.
+    Others can be compared with a baseline that ran, or that ran out of memory.
     """
     baseline = next((row for row in table.rows if row.case.is_baseline), None)
     if baseline is None or baseline.status not in ("ok", *OUT_OF_MEMORY):

@@ -139,14 +139,14 @@ def near(claims: Iterable[Claim], tables: Sequence[Comparison], doubt: float) ->
     That is where the claim is open once that share of every peak is added to it and taken from it. What lies in
     comparisons that were not measured is left to them.
     """
-    found = _Tables(tables)
+    by_sizes = _Tables(tables)
     rows = {
         id(row): row
         for claim in claims
         for part in joined(parsed(claim.that))
         if calls(part, MEASURED_MEMORY)
         for where in _settings(claim, tables)
-        if (outcome := _Evaluation(found, where, ERROR, doubt).of(part)).verdict == "inconclusive"
+        if (outcome := _Evaluation(by_sizes, where, ERROR, doubt).of(part)).verdict == "inconclusive"
         for row in outcome.rows
     }
     return list(rows.values())
@@ -171,7 +171,7 @@ def fits(case: Case, where: Where) -> bool:
 
 
 class _Tables:
-    """Comparisons, found by their sizes without looking at each."""
+    """Comparisons by their sizes: those that fit are there without a look at each."""
 
     def __init__(self, tables: Sequence[Comparison]) -> None:
         self.all = tables

@@ -11,6 +11,11 @@ from harness import Parts, tree
 
 GROWTH, BACKOFF = 2.0, 0.5
 KEYS = ("scale", "good_steps", "skipped_steps")
+conflicts: dict[str, str] = dict.fromkeys(
+    ("zero1", "zero2", "fsdp", "tensor_parallel", "megatron_sequence_parallel", "vocabulary_parallel_loss"),
+    "each rank would decide alone whether a step has overflowed",
+)
+"""Strategies with which no loss scale goes together."""
 
 
 def scaled(parts: Parts, scale: Any) -> Parts:

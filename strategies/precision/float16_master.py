@@ -88,17 +88,7 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             precision="float16",
             conflicts={
-                **dict.fromkeys(
-                    (
-                        "zero1",
-                        "zero2",
-                        "fsdp",
-                        "tensor_parallel",
-                        "megatron_sequence_parallel",
-                        "vocabulary_parallel_loss",
-                    ),
-                    "each rank would decide alone whether a step has overflowed",
-                ),
+                **_loss_scale.conflicts,
                 **dict.fromkeys(
                     ("lora", "qlora", "peft_lora"),
                     "what is frozen stays as wide as it is: name bfloat16 before the adapters",

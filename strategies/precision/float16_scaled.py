@@ -69,18 +69,6 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             precision="float16",
-            conflicts={
-                **dict.fromkeys(
-                    (
-                        "zero1",
-                        "zero2",
-                        "fsdp",
-                        "tensor_parallel",
-                        "megatron_sequence_parallel",
-                        "vocabulary_parallel_loss",
-                    ),
-                    "each rank would decide alone whether a step has overflowed",
-                ),
-            },
+            conflicts=_loss_scale.conflicts,
         )
     ]

@@ -16,6 +16,20 @@ from strategies.sharding import (
 )
 
 DIVIDED = ("shard_batch", "reduce_gradients")
+conflicts: dict[str, dict[str, str]] = {
+    "zero": dict.fromkeys(
+        (
+            *("adafactor", "adam_4bit", "adam_8bit", "adam_mini", "apollo"),
+            *("galore", "lion", "muon", "sgd_momentum", "soap"),
+        ),
+        "it divides the moments of AdamW, and makes no others",
+    ),
+    "fsdp": dict.fromkeys(
+        ("adafactor", "adam_mini", "apollo", "galore", "muon", "soap"),
+        "the rule looks at whole matrices, and each rank has a flat part of them",
+    ),
+}
+"""Update rules that do not go together with `zero1` and `zero2`, or with `fsdp`."""
 
 
 def _of(module: Any) -> tuple[dict[str, Any], str]:
@@ -33,13 +47,7 @@ def harness_strategies() -> list[Strategy]:
             (*DIVIDED, "init", "gather_parameters", "update"),
             *_of(zero1),
             ranks=True,
-            conflicts=dict.fromkeys(
-                (
-                    *("adafactor", "adam_4bit", "adam_8bit", "adam_mini", "apollo"),
-                    *("galore", "lion", "muon", "sgd_momentum", "soap"),
-                ),
-                "it divides the moments of AdamW, and makes no others",
-            ),
+            conflicts=conflicts["zero"],
         ),
         Strategy(
             "zero2",
@@ -47,13 +55,7 @@ def harness_strategies() -> list[Strategy]:
             *_of(zero2),
             calls=("embed", "block", "loss"),
             ranks=True,
-            conflicts=dict.fromkeys(
-                (
-                    *("adafactor", "adam_4bit", "adam_8bit", "adam_mini", "apollo"),
-                    *("galore", "lion", "muon", "sgd_momentum", "soap"),
-                ),
-                "it divides the moments of AdamW, and makes no others",
-            ),
+            conflicts=conflicts["zero"],
         ),
         Strategy(
             "fsdp",
@@ -61,10 +63,7 @@ def harness_strategies() -> list[Strategy]:
             *_of(fsdp),
             calls=("embed", "block", "loss"),
             ranks=True,
-            conflicts=dict.fromkeys(
-                ("adafactor", "adam_mini", "apollo", "galore", "muon", "soap"),
-                "the rule looks at whole matrices, and each rank has a flat part of them",
-            ),
+            conflicts=conflicts["fsdp"],
         ),
         Strategy(
             "tensor_parallel",

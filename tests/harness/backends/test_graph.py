@@ -22,10 +22,10 @@ def layers(x, weight):
         x = x + torch.nn.functional.gelu(torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (16,)), weight))
     return x
 
-def windows(number, kept):
+def windows(number, checkpointed):
     weight, x = torch.ones(16, 16, requires_grad=True), torch.ones(1, 8, 16)
     for _ in range(number):
-        x = checkpoint(layers, x, weight, use_reentrant=False) if kept else layers(x, weight)
+        x = checkpoint(layers, x, weight, use_reentrant=False) if checkpointed else layers(x, weight)
     return x, weight
 """
 MEASURED = f"""{LAYERS}
@@ -36,33 +36,33 @@ def resident():
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))
     return int(status["RssAnon"].split()[0]) << 10
 
-number, kept = int(sys.argv[1]), sys.argv[2] == "checkpoint"
-x, weight = windows(1, kept)
+number, checkpointed = int(sys.argv[1]), sys.argv[2] == "checkpoint"
+x, weight = windows(1, checkpointed)
 torch.autograd.grad(x.sum(), weight)
 before = resident()
-x, weight = windows(number, kept)
+x, weight = windows(number, checkpointed)
 print(resident() - before)
 """
 
 
-def predicted(number: int, kept: bool) -> int:
+def predicted(number: int, checkpointed: bool) -> int:
     """Return the bytes of the graph of so many windows of ten layers."""
     of_layers: dict[str, object] = {}
     exec(LAYERS, of_layers)
     with FakeTensorMode(), LiveStorage() as live:
-        of_layers["windows"](number, kept)  # type: ignore[operator]
+        of_layers["windows"](number, checkpointed)  # type: ignore[operator]
     return live.graph.most * NODE
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["plain", "checkpoint"])
-def test_a_graph_takes_what_is_predicted(kept: bool) -> None:
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpoint"])
+def test_a_graph_takes_what_is_predicted(checkpointed: bool) -> None:
     number = 300
-    command = [sys.executable, "-c", MEASURED, str(number), "checkpoint" if kept else "plain"]
+    command = [sys.executable, "-c", MEASURED, str(number), "checkpoint" if checkpointed else "plain"]
     done = subprocess.run(
         command, env={**os.environ, **environment.PINS}, capture_output=True, text=True, check=True, timeout=120
     )
-    graph = predicted(number, kept)
-    assert graph == pytest.approx(number * predicted(1, kept), rel=0.05), "each window stands in it"
+    graph = predicted(number, checkpointed)
+    assert graph == pytest.approx(number * predicted(1, checkpointed), rel=0.05), "each window stands in it"
     assert int(done.stdout) == pytest.approx(graph, rel=0.35)
 
 

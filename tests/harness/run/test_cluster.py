@@ -373,14 +373,14 @@ def test_all_that_a_lost_worker_measured_is_withdrawn(place: Place) -> None:
     first, second = there.plan.comparisons
     case, other = there.digest(first.cases[1]), there.digest(second.cases[1])
     extra = [Slot(case=case, kind="memory", repeat=1), Slot(case=case, kind="time", block=1)]
-    kept = Slot(case=other, kind="memory", repeat=1)
-    latest = dict.fromkeys([*there.slots(), *extra, kept], Known("ok"))
+    elsewhere = Slot(case=other, kind="memory", repeat=1)
+    latest = dict.fromkeys([*there.slots(), *extra, elsewhere], Known("ok"))
     path = place.folder / "withdrawn.jsonl"
     fan_out = FanOut("", None, there, Options(place.folder), Progress(), "run", path, latest)
     fan_out.withdraw(first, "its worker was lost")
     left = {slot for slot, known in latest.items() if known.status == "ok" and slot.kind in ("memory", "time")}
-    mine = set(map(there.digest, first.cases))
-    assert not [slot for slot in left if slot.case in mine] and kept in left
+    withdrawn = set(map(there.digest, first.cases))
+    assert not [slot for slot in left if slot.case in withdrawn] and elsewhere in left
     withdrawn = [record.slot for record in store.read(path)[0]]
     assert set(extra) <= set(withdrawn) and len(withdrawn) == len(set(withdrawn)) == 6
 

@@ -138,8 +138,8 @@ def test_what_was_predicted_before_an_interruption_is_kept(two_cores, tmp_path, 
         time.sleep(0.1)
         if later and any(tmp_path.iterdir()):
             raise KeyboardInterrupt
-        found = Record(prediction=Prediction(predicted_peak_bytes=1), origin=Origin(worker_seconds=0.1))
-        return [found] * len(task.cases)
+        record = Record(prediction=Prediction(predicted_peak_bytes=1), origin=Origin(worker_seconds=0.1))
+        return [record] * len(task.cases)
 
     monkeypatch.setattr(predictions.runner, "run", run)
     with pytest.raises(KeyboardInterrupt):

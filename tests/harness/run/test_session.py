@@ -362,17 +362,17 @@ def test_a_run_goes_on_where_a_later_file_is_of_another_plan(measuring, tmp_path
     schedule = measuring(Workers()).schedule
     folder = tmp_path / "there"
     folder.mkdir()
-    mine, other, whole = (folder / f"2026010{day}T000000Z-a.jsonl" for day in (1, 2, 3))
-    for path, plan in ((mine, schedule.plan_digest), (other, "another")):
+    begun, other, whole = (folder / f"2026010{day}T000000Z-a.jsonl" for day in (1, 2, 3))
+    for path, plan in ((begun, schedule.plan_digest), (other, "another")):
         case = schedule.plan.cases[0]
         slot = Slot(case=schedule.digest(case), kind="memory")
         session.store.append(path, Record(slot=slot, case=case, origin=Origin(plan=plan)))
     path, latest, records = session.opened(folder, schedule, Options(tmp_path), lambda latest: len(latest) == 1)
-    assert (path, len(latest), len(records)) == (mine, 1, 1)
-    assert session.opened(folder, schedule, Options(tmp_path, fresh=True), lambda latest: True)[0] not in (mine, other)
+    assert (path, len(latest), len(records)) == (begun, 1, 1)
+    assert session.opened(folder, schedule, Options(tmp_path, fresh=True), lambda latest: True)[0] not in (begun, other)
     session.store.append(whole, Record(origin=Origin(plan=schedule.plan_digest)))
     path, _, _ = session.opened(folder, schedule, Options(tmp_path), lambda latest: len(latest) == 1)
-    assert path not in (mine, other, whole), "the newest of this plan has all of it"
+    assert path not in (begun, other, whole), "the newest of this plan has all of it"
 
 
 def test_what_is_left_counts_one_round_where_the_baseline_cannot_run(measuring):

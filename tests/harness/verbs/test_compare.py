@@ -129,7 +129,7 @@ def test_a_figure_that_is_lost_is_worse_and_fails_a_build(figure, lost):
     assert change.verdict == "worse" and Condition.parse(figure).met(change)
     assert change.reason == ("the untouched workload gave no reference" if figure == "answer" else change.reason) != ""
     assert "worse (" in changed.text([change], [])
-    assert verdicts(new, old).get(change.figure) is None, "what is found is no loss"
+    assert verdicts(new, old).get(change.figure) is None, "a figure that is new is no loss"
 
 
 def test_cases_of_one_run_alone_are_told():

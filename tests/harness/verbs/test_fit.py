@@ -111,11 +111,11 @@ def test_runs_confirm_the_limit_within_a_step_of_it(tmp_path, monkeypatch, limit
     search = Search(plan(tmp_path), LOADED, (), "tokens", tmp_path)
     row = brackets(search.plan, "tokens", 1 << 30)[0]
     runs: list[Record] = []
-    found = search.confirmed(row, fit.Fit(over="tokens", budget_bytes=1 << 30, predicted=10_112), runs.append)
-    assert len(runs) == found.runs <= fit.RUNS
-    assert found.passed is not None and found.failed is not None and found.how == "oom_budget"
-    assert found.passed <= limit < found.failed
-    assert found.failed - found.passed <= 2 * fit.STEP * found.passed
+    confirmed = search.confirmed(row, fit.Fit(over="tokens", budget_bytes=1 << 30, predicted=10_112), runs.append)
+    assert len(runs) == confirmed.runs <= fit.RUNS
+    assert confirmed.passed is not None and confirmed.failed is not None and confirmed.how == "oom_budget"
+    assert confirmed.passed <= limit < confirmed.failed
+    assert confirmed.failed - confirmed.passed <= 2 * fit.STEP * confirmed.passed
 
 
 def test_an_error_ends_the_runs_with_its_reason(tmp_path, monkeypatch):
@@ -124,8 +124,8 @@ def test_an_error_ends_the_runs_with_its_reason(tmp_path, monkeypatch):
     search = Search(plan(tmp_path), LOADED, (), "tokens", tmp_path)
     row = brackets(search.plan, "tokens", 1 << 30)[0]
     runs: list[Record] = []
-    found = search.confirmed(row, fit.Fit(over="tokens", budget_bytes=1 << 30, predicted=128), runs.append)
-    assert (found.reason, found.runs, len(runs), found.longest) == ("it broke", 1, 1, None)
+    confirmed = search.confirmed(row, fit.Fit(over="tokens", budget_bytes=1 << 30, predicted=128), runs.append)
+    assert (confirmed.reason, confirmed.runs, len(runs), confirmed.longest) == ("it broke", 1, 1, None)
 
 
 def test_runs_end_before_a_value_that_the_workload_refuses(tmp_path, monkeypatch):
@@ -133,9 +133,9 @@ def test_runs_end_before_a_value_that_the_workload_refuses(tmp_path, monkeypatch
     search = Search(plan(tmp_path), LOADED, (), "layers", tmp_path)
     row = brackets(search.plan, "layers", 1 << 30)[0]
     runs: list[Record] = []
-    found = search.confirmed(row, fit.Fit(over="layers", budget_bytes=1 << 30, predicted=1000), runs.append)
-    assert (found.passed, found.runs, len(runs)) == (1000, 1, 1)
-    assert found.reason.startswith("the workload takes no layers of 1,0")
+    limit = search.confirmed(row, fit.Fit(over="layers", budget_bytes=1 << 30, predicted=1000), runs.append)
+    assert (limit.passed, limit.runs, len(runs)) == (1000, 1, 1)
+    assert limit.reason.startswith("the workload takes no layers of 1,0")
 
 
 def test_a_vocabulary_of_all_words_is_searched_as_it_is_measured(tmp_path, monkeypatch):
@@ -158,10 +158,10 @@ def test_what_to_run_next():
 
 
 def test_each_row_is_searched_once_from_its_least_value_without_the_control(tmp_path):
-    found = brackets(plan(tmp_path), "tokens", 1 << 30)
-    assert [(row.case.label, row.least) for row in found] == [("baseline", 64), ("checkpoint", 64)]
-    assert {row.case.budget_bytes for row in found} == {1 << 30}
-    assert at(found[0].case, "tokens", 7).shape["tokens"] == 7
+    rows = brackets(plan(tmp_path), "tokens", 1 << 30)
+    assert [(row.case.label, row.least) for row in rows] == [("baseline", 64), ("checkpoint", 64)]
+    assert {row.case.budget_bytes for row in rows} == {1 << 30}
+    assert at(rows[0].case, "tokens", 7).shape["tokens"] == 7
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_a_row_that_would_run_too_long_is_not_run_and_says_so(tmp_path, monkeypa
     monkeypatch.setattr(search, "measured", lambda case: pytest.fail("it was run"))
     best = PlanRow(CASE, 1000, "", None, None, 150.0)
     bracket = Bracket(CASE, 64, fits=(128, 1000), best=best)
-    found = search.confirmed(bracket, limit_of(bracket, "tokens", 2000), lambda run: None)
-    assert found.reason == "not run: 4 steps are expected to take 10 minutes, and the suite's timeout_seconds are 60"
-    assert (found.predicted, found.passed, found.runs, found.longest) == (128, None, 0, 128)
+    limit = search.confirmed(bracket, limit_of(bracket, "tokens", 2000), lambda run: None)
+    assert limit.reason == "not run: 4 steps are expected to take 10 minutes, and the suite's timeout_seconds are 60"
+    assert (limit.predicted, limit.passed, limit.runs, limit.longest) == (128, None, 0, 128)
 
 
 CLAIMED = """
@@ -198,8 +198,8 @@ def test_claims_about_limits_are_answered_below_the_table(tmp_path, monkeypatch)
     for row, value in zip(rows, (90, 200), strict=True):
         row.fits, row.fails = (value, 1 << 29), (2 * value, 1 << 31)
     monkeypatch.setattr(search, "predicted", lambda budget: rows)
-    path, found = fit.run(search, [1 << 30], tmp_path, predict_only=True)
-    answers = {answer.claim.id: answer for answer in answered(found, searched_tables(found))}
+    path, searched = fit.run(search, [1 << 30], tmp_path, predict_only=True)
+    answers = {answer.claim.id: answer for answer in answered(searched, searched_tables(searched))}
     assert {name: answer.verdict for name, answer in answers.items()} == {
         "reach": "verified",
         "less": "verified",
@@ -229,7 +229,7 @@ def test_a_limit_lies_between_what_passed_and_what_failed():
 
 
 def test_each_comparison_has_a_table_of_its_own_and_its_own_baseline():
-    def found(layers, longest, machine, *names, tokens=64):
+    def longest_of(layers, longest, machine, *names, tokens=64):
         shape = {"tokens": tokens, "layers": layers}
         strategies = tuple(Applied(name=name) for name in names)
         case = CASE.model_copy(update={"shape": shape, "strategies": strategies, "budget_bytes": 1 << 30})
@@ -237,11 +237,11 @@ def test_each_comparison_has_a_table_of_its_own_and_its_own_baseline():
         return Record(case=case, limits=limits, origin=Origin(machine={"name": machine}))
 
     records = [
-        found(2, 4000, "m"),
-        found(2, 8000, "m", "checkpoint", tokens=128),
-        found(8, 1000, "m"),
-        found(8, 1500, "m", "checkpoint"),
-        found(8, 500, "n"),
+        longest_of(2, 4000, "m"),
+        longest_of(2, 8000, "m", "checkpoint", tokens=128),
+        longest_of(8, 1000, "m"),
+        longest_of(8, 1500, "m", "checkpoint"),
+        longest_of(8, 500, "n"),
     ]
     tables = limits(records)
     here = "longest tokens in 1 GiB: decoder on torch/cpu, layers"

@@ -104,9 +104,9 @@ def test_the_machine_of_a_row_is_the_one_that_measured_it_and_not_the_one_that_b
         origin = Origin(suite="mine", commit="c", machine={"name": machine})
         return run_of([first, *(each.model_copy(update={"origin": origin}) for each in recorded(draw, 0, peak=peak))])
 
-    found = series([on("worker-a", 1.0), on("worker-b", 1.5)])
-    assert {each.machine for each in found} == {"worker-a", "worker-b"}
-    assert len(found) == 2 * len(CASES) and not any(each.steps for each in found)
+    histories = series([on("worker-a", 1.0), on("worker-b", 1.5)])
+    assert {each.machine for each in histories} == {"worker-a", "worker-b"}
+    assert len(histories) == 2 * len(CASES) and not any(each.steps for each in histories)
 
 
 def test_rows_of_equal_headings_are_told_apart_by_their_sizes_and_machines() -> None:

@@ -123,6 +123,7 @@ def test_a_part_that_is_wrapped_goes_on_top_of_a_rewritten_one_and_not_beneath_i
         return {" + ".join(map(str, row)) for row in combinations([Applied(name=name) for name in names], LOADED)}
 
     assert labels("bfloat16", "qlora") == {"", "bfloat16", "qlora", "bfloat16 + qlora"}
+    assert labels("tied", "vocabulary_parallel_loss") == {"", "tied", "vocabulary_parallel_loss"}, "a wrong loss"
     assert "qlora + bfloat16_stochastic" not in labels("qlora", "bfloat16_stochastic"), "it would cast what is packed"
 
 
