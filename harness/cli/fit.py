@@ -13,7 +13,7 @@ from harness.contract import plugins
 from harness.machine.environment import cache_folder
 from harness.report.fit import text
 from harness.suite.units import size
-from harness.verbs.fit import Search, of_this_machine, run
+from harness.verbs.fit import Search, run
 from harness.verbs.plan import Machine, this_machine
 
 
@@ -23,7 +23,7 @@ def command(
     cases: Cases,
     budget: Annotated[
         list[str] | None,
-        typer.Option(help="What a case may take: 8GiB; several times if wanted. By default the memory there is."),
+        typer.Option(help="What a case may take: 8GiB; several times if wanted. By default what the host or GPU has."),
     ] = None,
     predict_only: PredictOnlyOption = False,
     results: ResultsOption = Path("results"),
@@ -38,7 +38,7 @@ def command(
     cache = cache_folder()
     machine = Machine() if predict_only else this_machine(plan.places, cache)
     search = Search(plan, loaded, cases.plugins, over, cache, note, machine)
-    budgets = [size(each) for each in budget or ()] or [of_this_machine(plan.places)]
+    budgets: list[int | None] = [size(each) for each in budget] if budget else [None]
     file, records = run(search, budgets, results, predict_only)
     out.print(text(records), end="")
     note(f"records: {file}")

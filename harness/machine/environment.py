@@ -41,10 +41,11 @@ BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 RUN_VARIABLE = "HARNESS_RUN"
 """By this a process shows of which run it is, and by `orphans.VARIABLE` of which harness."""
 COMPILED_BEFORE = ("predict", "reference", "numerics", "contract", "pilot", "time")
-"""Kinds whose JAX programs may come from a cache: what compiling costs, and leaves in the heap, is no figure of theirs.
+"""Kinds whose compiled programs may come from a cache: what compiling costs, and leaves in the heap, is no figure of
+theirs.
 
-Their figures are the same: of 35.7 MiB predicted no byte differs, and the second worker of a program takes a sixth of
-the first one's time.
+Their figures are the same: of 35.7 MiB predicted in JAX no byte differs, and the second worker of a program takes a
+sixth of the first one's time.
 """
 
 COMPARING = ("reference", "numerics", "contract")
@@ -54,6 +55,11 @@ COMPARING = ("reference", "numerics", "contract")
 def cache_folder() -> Path:
     """Return the folder of what is worth keeping between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harness"
+
+
+def programs(backend: str) -> Path:
+    """Return the folder of what a framework compiled on this machine."""
+    return cache_folder() / f"{backend}-programs" / facts.name()
 
 
 def variables(
@@ -76,6 +82,8 @@ def variables(
     }
     if kind == "memory":
         env |= PINS
+    if backend == "torch" and kind in COMPILED_BEFORE:
+        env["TORCHINDUCTOR_CACHE_DIR"] = str(programs("torch"))
     if device == "cuda":
         env |= _gpu_variables(kind, backend)
     if backend == "jax":
@@ -100,7 +108,7 @@ def _jax_variables(kind: Kind, device: str, budget: int | None, ranks: int) -> d
         env["XLA_FLAGS"] = " ".join(flags)
     if kind in COMPILED_BEFORE and device == "cpu":
         env |= {
-            "JAX_COMPILATION_CACHE_DIR": str(cache_folder() / "jax-programs" / facts.name()),
+            "JAX_COMPILATION_CACHE_DIR": str(programs("jax")),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,8 +32,10 @@ LARGEST = 1 << 26
 
 
 @template.kept()
-def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: bool) -> tuple[Path, list[Record]]:
-    """Search the limit of every row within each budget and write what was found.
+def run(
+    search: "Search", budgets: Sequence[int | None], results: Path, predict_only: bool
+) -> tuple[Path, list[Record]]:
+    """Search the limit of every row within each budget, None for the memory there is, and write the limits.
 
     Return the file and its records: one with the suite's claims, and one for each row.
 
@@ -52,7 +54,7 @@ def run(search: "Search", budgets: Sequence[int], results: Path, predict_only: b
         store.append(path, rows[-1])
         for budget in budgets:
             for bracket in search.predicted(budget):
-                limit = limit_of(bracket, search.over, budget)
+                limit = limit_of(bracket, search.over)
                 if not predict_only:
                     limit = search.confirmed(bracket, limit, lambda run: store.append(path, search.record(run)))
                 rows.append(search.record(Record(case=bracket.case, limits=limit)))
@@ -74,10 +76,17 @@ class Bracket:
     reason: str = ""
     best: PlanRow | None = None
 
-    def next(self, budget: int) -> int | None:
+    @property
+    def budget(self) -> int:
+        """What the row may take, in bytes."""
+        assert self.case.budget_bytes is not None
+        return self.case.budget_bytes
+
+    def next(self) -> int | None:
         """Return the value to predict next; None when the bracket is closed, or cannot be."""
         if self.reason:
             return None
+        budget = self.budget
         if self.fits is None:
             return self.least if self.fails is None else None
         value, need = self.fits
@@ -103,16 +112,12 @@ class Bracket:
             self.fails = (value, row.need_bytes)
 
 
-def of_this_machine(places: Iterable[Place]) -> int:
-    """Return the bytes that a case may take here: of the GPU where all places are on one, else of the host.
-
-    Raises SuiteError where no GPU is seen.
-    """
-    if any(place.device == "cpu" for place in places):
+def of_this_machine(place: Place) -> int | None:
+    """Return the bytes that a case may take here: of the host, or of the GPU; None where no GPU is seen."""
+    if place.device == "cpu":
         return int(psutil.virtual_memory().total * facts.HOST_SHARE)
-    if (device := gpu.usable_bytes()) is None:
-        raise SuiteError("the memory of a GPU is not known, as this machine has none: give --budget")
-    return int(device * facts.DEVICE_SHARE)
+    device = gpu.usable_bytes()
+    return None if device is None else int(device * facts.DEVICE_SHARE)
 
 
 def grain(value: int) -> int:
@@ -125,7 +130,7 @@ def rounded(value: int) -> int:
     return max(1, value - value % grain(value))
 
 
-def limit_of(bracket: Bracket, over: str, budget: int) -> Fit:
+def limit_of(bracket: Bracket, over: str) -> Fit:
     """Return the limit of a row, the largest value that fits at most, or why there is none."""
     reason = bracket.reason
     if bracket.fits is None and bracket.fails is not None:
@@ -133,7 +138,7 @@ def limit_of(bracket: Bracket, over: str, budget: int) -> Fit:
         reason = f"{over} {value:,} is predicted to take up to {shown(need)} already"
     return Fit(
         over=over,
-        budget_bytes=budget,
+        budget_bytes=bracket.budget,
         predicted=bracket.fits[0] if bracket.fits else None,
         predicted_peak_bytes=bracket.best.peak_bytes if bracket.best else None,
         at_most_bytes=bracket.best.at_most_bytes if bracket.best else None,
@@ -141,10 +146,11 @@ def limit_of(bracket: Bracket, over: str, budget: int) -> Fit:
     )
 
 
-def brackets(plan: Plan, over: str, budget: int) -> list[Bracket]:
+def brackets(plan: Plan, over: str, budget: int | None) -> list[Bracket]:
     """Open a bracket for each row of each place, at the least value of the size that the plan has for it.
 
-    Raise SuiteError for what is no such size. The control is left out: it would be the baseline again.
+    Without a budget a row may take the memory there is; rows on a GPU are left out where none is seen. The control is
+    left out too: it would be the baseline again. Raise SuiteError for what is no such size, and where no row is left.
     """
     brackets: dict[str, Bracket] = {}
     for case in plan.cases:
@@ -157,9 +163,13 @@ def brackets(plan: Plan, over: str, budget: int) -> list[Bracket]:
             )
         if case.is_control:
             continue
-        case = case.model_copy(update={"budget_bytes": budget})
+        if (allowed := of_this_machine(case.place) if budget is None else budget) is None:
+            continue
+        case = case.model_copy(update={"budget_bytes": allowed})
         bracket = brackets.setdefault(at(case, over, 1).digest(), Bracket(case, value))
         bracket.least = min(bracket.least, value)
+    if not brackets:
+        raise SuiteError("the memory of a GPU is not known, as this machine has none: give --budget")
     return list(brackets.values())
 
 
@@ -181,11 +191,11 @@ class Search:
     machine: Machine = field(default_factory=Machine)
     run_id: str = field(default_factory=lambda: f"fit-{os.getpid()}")
 
-    def predicted(self, budget: int) -> list[Bracket]:
+    def predicted(self, budget: int | None) -> list[Bracket]:
         """Bracket the limit of every row, the values of one turn in one process."""
         rows = brackets(self.plan, self.over, budget)
         while True:
-            wanted = [(row, value) for row in rows if (value := row.next(budget)) is not None]
+            wanted = [(row, value) for row in rows if (value := row.next()) is not None]
             turns = [(row, value) for row, value in wanted if self.valid(row, value)]
             if not turns:
                 return rows

@@ -3,8 +3,8 @@
 Peak: the values that the compiler saves between its two graphs, instead of those of each operator: pointwise operators
 in a chain keep one input and are recomputed (min-cut rematerialisation, He and Yu, 2023, in
 `torch._functorch.partitioners`). Compiling takes tens of seconds and memory of its own, at the first step; sizes are
-taken as static. The compiled code lies in a temporary folder of the process, and no helper processes stay. A C++
-compiler is needed on a CPU. It is not predicted: fake tensors cannot run machine code, and the uncompiled
+taken as static. The compiled code lies in a temporary folder of the process, or where `TORCHINDUCTOR_CACHE_DIR` says;
+no helper processes stay. A C++ compiler is needed on a CPU. It is not predicted: fake tensors cannot run machine code, and the uncompiled
 code keeps up to twice as much. Sums are fused, so results differ in the last bits.
 """
 
@@ -23,13 +23,21 @@ UNPREDICTED = (
 
 @cache
 def ready() -> Any:
-    """Prepare the compiler of this process, without workers; return its folder, which ends with the process."""
+    """Prepare the compiler of this process, without workers; return its folder, which ends with the process.
+
+    A folder that the environment names, and that can be written, is used instead and stays: code that lies there is not
+    compiled again.
+    """
     import os
     import tempfile
     import warnings
 
-    folder = tempfile.TemporaryDirectory(prefix="harness-compiled-", ignore_cleanup_errors=True)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
+    try:
+        folder: Any = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        os.makedirs(folder, exist_ok=True)
+    except (KeyError, OSError):
+        folder = tempfile.TemporaryDirectory(prefix="harness-compiled-", ignore_cleanup_errors=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, while it imports its compiler
         import torch._inductor.compile_fx

@@ -11,12 +11,13 @@ def commits(series: Sequence[Series], title: str) -> Any:
     """Draw the peaks of rows over their runs, steps in red; None where no row is in more than one run."""
     values = [
         {
+            "id": number,
             "row": short(each.case.label),
             "run": f"{at + 1:02d} {point.commit[:7]}",
             "mib": point.peak_bytes / MIB,
             "step": any(step.after is point and step.figure == "peak" for step in each.steps),
         }
-        for each in series
+        for number, each in enumerate(series)
         if len(each.points) > 1
         for at, point in enumerate(each.points)
         if point.peak_bytes
@@ -27,7 +28,7 @@ def commits(series: Sequence[Series], title: str) -> Any:
     x = alt.X("run:N", title="run, by commit", axis=alt.Axis(labelAngle=-40))
     y = alt.Y("mib:Q", title="peak MiB", scale=alt.Scale(type="log", nice=False, padding=12))
     data = alt.Data(values=values)
-    lines = alt.Chart(data).mark_line(color=BLUE, opacity=0.7).encode(x=x, y=y, detail="row:N")
+    lines = alt.Chart(data).mark_line(color=BLUE, opacity=0.7).encode(x=x, y=y, detail="id:N")
     color = alt.condition("datum.step", alt.value(RED), alt.value(BLUE))
     points = (
         alt.Chart(data)

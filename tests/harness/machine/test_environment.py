@@ -1,4 +1,4 @@
-"""Programs that JAX has compiled before: quicker, and never another figure."""
+"""Programs that were compiled before: quicker, and never another figure."""
 
 import os
 from pathlib import Path
@@ -39,8 +39,11 @@ def test_a_cache_that_is_new_used_garbage_or_no_folder_gives_the_same_figure(
     assert len(set(figures)) == 1, figures
 
 
-def test_a_worker_whose_compiling_is_measured_compiles() -> None:
-    place = Place("jax", "cpu")
-    assert "JAX_COMPILATION_CACHE_DIR" not in environment.variables("memory", place, "run", 1, None)
+@pytest.mark.parametrize(
+    ("backend", "name"), [("jax", "JAX_COMPILATION_CACHE_DIR"), ("torch", "TORCHINDUCTOR_CACHE_DIR")]
+)
+def test_a_worker_whose_compiling_is_measured_compiles(backend: str, name: str) -> None:
+    place = Place(backend, "cpu")
+    assert name not in environment.variables("memory", place, "run", 1, None)
     for kind in environment.COMPILED_BEFORE:
-        assert "JAX_COMPILATION_CACHE_DIR" in environment.variables(kind, place, "run", 1, None)
+        assert name in environment.variables(kind, place, "run", 1, None)

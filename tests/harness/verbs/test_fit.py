@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.contract import plugins
+from harness.machine import facts
 from harness.records import Applied, Case, Claim, Fit, Origin, Prediction, Record, store
 from harness.report.fit import limits, text
 from harness.suite import reader
@@ -40,8 +41,8 @@ CASE = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus=
 
 def searched(peak_of, budget, least=64):
     """Search as the predictor would, with peaks that are known; give the bracket and the number of predictions."""
-    bracket, asked = Bracket(CASE, least), 0
-    while (value := bracket.next(budget)) is not None:
+    bracket, asked = Bracket(CASE.model_copy(update={"budget_bytes": budget}), least), 0
+    while (value := bracket.next()) is not None:
         asked += 1
         assert asked < 40, "it does not end"
         peak = peak_of(value)
@@ -72,7 +73,7 @@ def test_the_bracket_closes_around_the_limit_in_few_predictions(peak_of, budget)
 def test_what_never_fits_says_what_the_least_value_takes():
     bracket, asked = searched(lambda value: 2 << 30, 1 << 30)
     assert asked == 1
-    assert limit_of(bracket, "tokens", 1 << 30).reason == "tokens 64 is predicted to take up to 2 GiB already"
+    assert limit_of(bracket, "tokens").reason == "tokens 64 is predicted to take up to 2 GiB already"
 
 
 def test_what_always_fits_ends_at_the_largest_value():
@@ -81,10 +82,10 @@ def test_what_always_fits_ends_at_the_largest_value():
 
 
 def test_what_cannot_be_predicted_ends_with_the_reason():
-    bracket = Bracket(CASE, 64)
+    bracket = Bracket(CASE.model_copy(update={"budget_bytes": 1000}), 64)
     bracket.take(64, PlanRow(CASE, None, None, None, 1, None, "the compiler is missing"))
-    assert bracket.next(1 << 30) is None
-    assert limit_of(bracket, "tokens", 1).reason == "the compiler is missing"
+    assert bracket.next() is None
+    assert limit_of(bracket, "tokens").reason == "the compiler is missing"
 
 
 def test_values_are_multiples_of_their_grain():
@@ -164,6 +165,23 @@ def test_each_row_is_searched_once_from_its_least_value_without_the_control(tmp_
     assert at(rows[0].case, "tokens", 7).shape["tokens"] == 7
 
 
+@pytest.mark.parametrize("gpu", [None, 1000])
+def test_without_a_budget_each_place_has_the_memory_there_is(tmp_path, monkeypatch, gpu):
+    monkeypatch.setattr(fit.gpu, "usable_bytes", lambda: gpu)
+    on_both = plan(tmp_path, SUITE.replace("[torch/cpu]", "[torch/cpu, torch/cuda]"))
+    budgets = {row.case.place.device: row.budget for row in brackets(on_both, "tokens", None)}
+    assert budgets.pop("cpu") > 1 << 30
+    assert budgets == ({} if gpu is None else {"cuda": round(gpu * facts.DEVICE_SHARE)})
+
+
+def test_a_gpu_that_is_not_seen_needs_a_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr(fit.gpu, "usable_bytes", lambda: None)
+    on_gpu = plan(tmp_path, SUITE.replace("[torch/cpu]", "[torch/cuda]"))
+    with pytest.raises(SuiteError, match="give --budget"):
+        brackets(on_gpu, "tokens", None)
+    assert brackets(on_gpu, "tokens", 1 << 30)
+
+
 @pytest.mark.parametrize(
     ("over", "told"),
     [("token", "'token' is not a size of the workload 'decoder'"), ("norm", "'norm' is not a whole number")],
@@ -178,8 +196,8 @@ def test_a_row_that_would_run_too_long_is_not_run_and_says_so(tmp_path, monkeypa
     search = Search(plan(tmp_path, SUITE + "timeout_seconds: 60\nmemory_steps: 4\n"), LOADED, (), "tokens", tmp_path)
     monkeypatch.setattr(search, "measured", lambda case: pytest.fail("it was run"))
     best = PlanRow(CASE, 1000, "", None, None, 150.0)
-    bracket = Bracket(CASE, 64, fits=(128, 1000), best=best)
-    limit = search.confirmed(bracket, limit_of(bracket, "tokens", 2000), lambda run: None)
+    bracket = Bracket(CASE.model_copy(update={"budget_bytes": 2000}), 64, fits=(128, 1000), best=best)
+    limit = search.confirmed(bracket, limit_of(bracket, "tokens"), lambda run: None)
     assert limit.reason == "not run: 4 steps are expected to take 10 minutes, and the suite's timeout_seconds are 60"
     assert (limit.predicted, limit.passed, limit.runs, limit.longest) == (128, None, 0, 128)
 
@@ -256,11 +274,11 @@ def test_durations_are_written_in_the_unit_that_suits_them():
 
 
 def test_what_fits_is_decided_by_what_a_value_takes_at_most():
-    bracket = Bracket(CASE, 64)
+    bracket = Bracket(CASE.model_copy(update={"budget_bytes": 1000}), 64)
     bracket.take(64, PlanRow(CASE, 800, "", None, 1000, None, prediction=Prediction(at_most_bytes=900)))
     bracket.take(128, PlanRow(CASE, 990, "", None, 1000, None, prediction=Prediction(at_most_bytes=1100)))
     assert (bracket.fits, bracket.fails) == ((64, 900), (128, 1100))
-    limit = limit_of(bracket, "tokens", 1000)
+    limit = limit_of(bracket, "tokens")
     assert (limit.predicted, limit.predicted_peak_bytes, limit.at_most_bytes) == (64, 800, 900)
     shown = text([Record(case=CASE, limits=limit)])
     assert "predicted MiB" in shown and "at most" in shown

@@ -136,6 +136,13 @@ def test_text_and_picture_name_the_commits_of_a_step() -> None:
     assert commits(series(runs[:1]), "mine") is None
 
 
+def test_rows_of_one_name_are_lines_of_their_own() -> None:
+    draw = random.Random(3)
+    runs = [run_of(recorded(draw, number, peak=1.0)) for number in range(2)]
+    lines = commits([*series(runs), *series(runs)], "mine").to_dict()["layer"][1]["data"]["values"]
+    assert len({value["id"] for value in lines}) == 2 * len({value["row"] for value in lines})
+
+
 def test_the_command_reads_all_files_of_a_folder(tmp_path: Path) -> None:
     draw = random.Random(3)
     folder = tmp_path / "results" / "mine" / "m"

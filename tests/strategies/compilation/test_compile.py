@@ -88,9 +88,7 @@ def test_what_compiled_code_takes_is_not_predicted(name):
         backends.load("torch").predict(lambda: parts_of(SHAPE, name), place, batch, source_bytes=0, steps=1)
 
 
-@pytest.mark.slow
-def test_the_compiler_leaves_no_file_behind(tmp_path):
-    program = """
+COMPILING = """
 from harness import Place, plugins
 from harness.workloads.decoder import Shape
 loaded = plugins.load()
@@ -99,15 +97,40 @@ parts = loaded.workloads["decoder"].on["torch"](shape, Place("torch", "cpu"), No
 parts = loaded.strategies["compiled_block"].on["torch"](parts)
 state = parts.init(parts, None)
 x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
-parts.grad(parts, state, x, y)
+loss, _ = parts.grad(parts, state, x, y)
 import os
-print(len(list(os.walk(os.environ["TMPDIR"]))))
+from torch._dynamo.utils import counters
+print(len(list(os.walk(os.environ["TMPDIR"]))), counters["inductor"]["fxgraph_cache_hit"], float(loss))
 """
-    env = {**os.environ, "TMPDIR": str(tmp_path), "HOME": str(tmp_path / "home")}
-    env.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-    assert int(done.stdout) > 3, "nothing was compiled"
-    assert not [path for path in Path(tmp_path).rglob("*") if path.is_file()]
+
+
+def compiled_in(tmp_path, **variables):
+    """Return the folders there were, how many graphs came compiled, and the loss, of a process of its own."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "HOME": str(tmp_path / "home")}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    (tmp_path / "tmp").mkdir(exist_ok=True)
+    program = [sys.executable, "-c", COMPILING]
+    done = subprocess.run(program, env={**environment, **variables}, capture_output=True, text=True, check=True)
+    folders, hits, loss = done.stdout.split()
+    return int(folders), int(hits), float(loss)
+
+
+@pytest.mark.slow
+def test_the_compiler_leaves_no_file_behind(tmp_path):
+    (tmp_path / "file").write_text("")
+    for variables in ({}, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "file" / "folder")}):
+        folders, hits, _ = compiled_in(tmp_path, **variables)
+        assert folders > 3, "nothing was compiled"
+        assert not hits
+        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["file"]
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_named_has_the_code_of_the_next_process(tmp_path):
+    _, before, loss = compiled_in(tmp_path, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "programs"))
+    _, after, again = compiled_in(tmp_path, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "programs"))
+    assert (before, after) == (0, 2), "the forward and the backward pass"
+    assert loss == again
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1])
