@@ -4,8 +4,8 @@ Peak: the values that the compiler saves between its two graphs, instead of thos
 in a chain keep one input and are recomputed (min-cut rematerialisation, He and Yu, 2023, in
 `torch._functorch.partitioners`). Compiling takes tens of seconds and memory of its own, at the first step; sizes are
 taken as static. The compiled code lies in a temporary folder of the process, or where `TORCHINDUCTOR_CACHE_DIR` says;
-no helper processes stay. A C++ compiler is needed on a CPU. It is not predicted: fake tensors cannot run machine code, and the uncompiled
-code keeps up to twice as much. Sums are fused, so results differ in the last bits.
+no helper processes stay. A C++ compiler is needed on a CPU. It is not predicted: fake tensors cannot run machine code,
+and the uncompiled code keeps up to twice as much. Sums are fused, so results differ in the last bits.
 """
 
 from collections.abc import Callable, Mapping
