@@ -27,6 +27,8 @@ PREDICTING = (
     "harness/backends/jax_scratch.py",
 )
 """Those of them that predict, and measure nothing."""
+TOOL = "harness/contract/toolkit/update_rules.py"
+"""A module of those rooms that strategies alone use: it counts where they name it."""
 CHECKING = ("harness/worker/contract_checks.py", "harness/worker/calibration.py", "harness/worker/throughput.py")
 """Those that test a plugin or a machine: no figure of a suite is theirs."""
 STATED = ("holds", "Held", "conflicts")
@@ -53,6 +55,8 @@ def files_of(strategies: Iterable[Strategy]) -> tuple[str, ...]:
             home = path.parent if path.name == "__init__.py" else path
             shared = (file for file in home.parent.glob("_*.py") if file.name != "__init__.py")
             places |= {str(each.relative_to(ROOT)): None for each in (home, *shared)}
+            if any(PurePath(TOOL).stem in each.read_text(encoding="utf-8") for each in _modules(home)):
+                places[TOOL] = None
     return tuple(places)
 
 
@@ -61,9 +65,14 @@ def digests(files: Iterable[str]) -> dict[str, str]:
 
     The commit that a result names may be gone one day, or never was: these can be compared still.
     """
+    files = tuple(files)
     names = dict.fromkeys((*(f"harness/{room}" for room in DECIDING), *files))
-    modules = dict.fromkeys(module for name in names for module in _modules(ROOT / name))
-    return {str(each.relative_to(ROOT)): hashlib.sha256(each.read_bytes()).hexdigest()[:10] for each in modules}
+    modules = {str(module.relative_to(ROOT)): module for name in names for module in _modules(ROOT / name)}
+    return {
+        name: hashlib.sha256(module.read_bytes()).hexdigest()[:10]
+        for name, module in modules.items()
+        if name != TOOL or TOOL in files
+    }
 
 
 def _modules(path: Path) -> Iterator[Path]:
@@ -98,7 +107,10 @@ def changed(commit: str, files: tuple[str, ...]) -> tuple[str, ...] | None:
         return None
     names = [(line.partition("\t")[2], line.split()[2]) for line in lines]
     return tuple(
-        name for name, blob in names if name.endswith(".py") and _meaning_of_blob(blob) != _meaning(ROOT / name)
+        name
+        for name, blob in names
+        if name.endswith(".py") and (name != TOOL or TOOL in files)
+        if _meaning_of_blob(blob) != _meaning(ROOT / name)
     )
 
 
@@ -129,7 +141,7 @@ def roles(names: Iterable[str], workloads: Sequence[str], frameworks: Sequence[s
             if room not in APART or room in workloads:
                 run.append(name)
         else:
-            (measuring if name.startswith("harness/") else run).append(name)
+            (measuring if name.startswith("harness/") and name != TOOL else run).append(name)
     return Roles(tuple(run), tuple(measuring), tuple(predicting))
 
 

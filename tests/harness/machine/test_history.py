@@ -2,7 +2,7 @@
 
 import ast
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -134,6 +134,19 @@ def test_what_measures_uses_nothing_that_is_said_to_predict(name: str) -> None:
     assert "harness.records" in {module[:15] for module in modules}, "imports were read"
     files = [f"{module.replace('.', '/')}.py" for module in modules]
     assert not history.roles(files, history.APART, ["torch", "jax"]).predicting
+
+
+def test_a_tool_of_strategies_counts_where_one_of_theirs_names_it() -> None:
+    assert (history.ROOT / history.TOOL).is_file()
+    stem = PurePath(history.TOOL).stem
+    rooms = [path for room in history.DECIDING for path in history._modules(history.ROOT / "harness" / room)]
+    assert len(rooms) > 50
+    assert not [path for path in rooms if stem in path.read_text(encoding="utf-8")], "the harness runs it"
+    strategies = plugins.load().strategies
+    with_it, without = (history.files_of([strategies[name]]) for name in ("muon", "checkpoint"))
+    assert history.TOOL in with_it and history.TOOL in history.digests(with_it)
+    assert history.TOOL not in without and history.TOOL not in history.digests(without)
+    assert history.roles([history.TOOL], ["decoder"], ["torch"]).run == (history.TOOL,)
 
 
 def test_every_file_that_is_said_to_predict_or_to_check_is_there() -> None:
