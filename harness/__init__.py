@@ -17,7 +17,7 @@ from harness.contract.objective import Objective
 from harness.contract.parts import BESIDE, Division, Parts
 from harness.contract.place import Place
 from harness.contract.strategy import Strategy, Unpredictable
-from harness.contract.toolkit import checkpoints, optimizers, rows_on_disk, update_rules
+from harness.contract.toolkit import checkpoints, knobs, optimizers, rows_on_disk, update_rules
 from harness.contract.toolkit import trees as tree
 from harness.contract.toolkit.memory import available_bytes
 from harness.contract.toolkit.rows_on_disk import RowsOnDisk
@@ -52,6 +52,7 @@ __all__ = [
     "available_bytes",
     "checkpoints",
     "hookimpl",
+    "knobs",
     "mesh",
     "of_jax",
     "of_torch",

@@ -57,6 +57,7 @@ class Pretended(TorchFunctionMode):
             torch.rms_norm: _rms_norm,
             torch.Tensor.cuda: lambda tensor, *_, **__: tensor.to(META),
             torch.Tensor.pin_memory: self._pinned_copy,
+            torch.Tensor.is_pinned: lambda tensor, *_: device.is_pinned(tensor),
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -108,7 +109,7 @@ class Pretended(TorchFunctionMode):
         )
 
 
-EVERYWHERE = {torch.Tensor.cuda, torch.Tensor.pin_memory}
+EVERYWHERE = {torch.Tensor.cuda, torch.Tensor.pin_memory, torch.Tensor.is_pinned}
 """What is replaced for tensors of the host too."""
 
 

@@ -42,6 +42,7 @@ class DeviceStorage(LiveStorage):
         self.host = self.peak_host = 0
         self.pinned = PinnedHost()
         self.pinning = False
+        self._pinned: set[int] = set()
         self._workspaces: set[tuple[bool, bool]] = set()
 
     def settle(self) -> None:
@@ -82,10 +83,19 @@ class DeviceStorage(LiveStorage):
             return self.allocator.allocate(size) if size else None
         if self.pinning:
             self.pinned.take(size)
+            self._pinned.add(tensor.untyped_storage()._cdata)
             return -size
         self.host += size
         self.peak_host = max(self.peak_host, self.host)
         return size
+
+    def _forget(self, key: int, size: int, taken: Any, block: int) -> None:
+        super()._forget(key, size, taken, block)
+        self._pinned.discard(key)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies in page-locked memory."""
+        return tensor.untyped_storage()._cdata in self._pinned
 
     def _sums_in_place(self, one: torch.Tensor, other: torch.Tensor, alpha: float = 1) -> bool:
         """Return False: published runs of rotary positions on an H100 took a third tensor for such a sum."""

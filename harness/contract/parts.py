@@ -1,5 +1,6 @@
 """One training run as a value: its parts, and what several strategies have divided of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -40,7 +41,8 @@ class Parts:
     about: a choice it made and why, or a number. It is shared by all parts. Under `BESIDE` stands what calls to the
     host take beside a compiled program, in bytes, which its prediction adds. `moments` names what AdamW keeps of each
     parameter, as far as `init` is to make it in JAX: a strategy that keeps something else asks for less. In torch the
-    first update makes them.
+    first update makes them. `outputs_first` says of a matrix of a layer, by its name in the state, whether it is stored
+    [out, in]: all others are [in, out].
 
     =================  =============================================================================================
     rows               map or read the rows [n, ...] of one `.npy` file
@@ -101,6 +103,7 @@ class Parts:
     division: Division = Division()
     notes: dict[str, Any] = field(default_factory=dict, compare=False)
     moments: frozenset[str] = frozenset({"first", "second"})
+    outputs_first: Callable[[str], bool] = lambda name: False
     rows: protocols.RowsPart = ABSENT
     source: protocols.SourcePart = ABSENT
     windows: protocols.WindowsPart = ABSENT
@@ -134,7 +137,7 @@ class Parts:
     cache: protocols.CachePart = ABSENT
 
 
-NOT_PARTS = ("shape", "place", "corpus", "ranks", "division", "notes", "moments")
+NOT_PARTS = ("shape", "place", "corpus", "ranks", "division", "notes", "moments", "outputs_first")
 PART_NAMES: tuple[str, ...] = tuple(each.name for each in fields(Parts) if each.name not in NOT_PARTS)
 DATA_PARTS = frozenset({"rows", "source", "windows", "order", "batches", "transfer"})
 """The parts that bring the batches to a step."""

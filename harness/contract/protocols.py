@@ -19,7 +19,8 @@ Array: TypeAlias = Any
 Tree: TypeAlias = Any
 """Nested dicts and lists of arrays, see `harness.tree`."""
 State: TypeAlias = dict[str, Any]
-"""What a run carries from step to step, by name. In JAX each value is a tree of arrays, in torch also plain numbers.
+"""What a run carries from step to step, by name. In JAX each value is a tree of arrays, in torch also plain numbers,
+and texts, which are not saved: they are of the process alone.
 
 params         parameters by name; those of the layers under `layers`, in torch a list of dicts, in JAX stacked in one
 steps          how many updates there were

@@ -29,8 +29,13 @@ PREDICTING = (
 """Those of them that predict, and measure nothing."""
 TOOL = "harness/contract/toolkit/update_rules.py"
 """A module of those rooms that strategies alone use: it counts where they name it."""
-CHECKING = ("harness/worker/contract_checks.py", "harness/worker/calibration.py", "harness/worker/throughput.py")
-"""Those that test a plugin or a machine: no figure of a suite is theirs."""
+KNOBS = "knobs"
+"""The module that refuses values of knobs."""
+CHECKING = (
+    *("harness/worker/contract_checks.py", "harness/worker/calibration.py", "harness/worker/throughput.py"),
+    f"harness/contract/toolkit/{KNOBS}.py",
+)
+"""Those that test a plugin, a machine or a knob: no figure of a suite is theirs."""
 STATED = ("holds", "Held", "conflicts")
 """What a strategy states of its memory, in which form, and what it does not go together with: none of it runs."""
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,16 +176,27 @@ def _of_text(source: str) -> str:
 
 
 def _of_source(source: str) -> str:
-    """Return the syntax tree of a module as text, without docstrings, what strategies state, and places in the file."""
+    """Return the syntax tree of a module as text, without docstrings, places in the file, and what measures nothing."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            doing = [each for each in body if not (_is_text(each) or _is_stated(each))]
+            doing = [each for each in body if not (_is_text(each) or _is_stated(each) or _refuses(each))]
             node.body = doing  # type: ignore[attr-defined]
         if isinstance(node, ast.Call):
             node.keywords = [each for each in node.keywords if each.arg not in STATED]
+        if isinstance(node, ast.ImportFrom):
+            node.names = [each for each in node.names if each.name != KNOBS]
     return ast.dump(tree)
+
+
+def _refuses(node: ast.AST) -> bool:
+    """Return whether a statement only refuses values: those that were measured have passed it."""
+    if isinstance(node, ast.If) and not node.orelse and len(node.body) == 1:
+        error = node.body[0].exc if isinstance(node.body[0], ast.Raise) else None
+        return isinstance(error, ast.Call) and isinstance(error.func, ast.Name) and error.func.id == "ValueError"
+    function = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    return isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == KNOBS
 
 
 def _is_stated(node: ast.AST) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, knobs
 
 
 def length(every: int, layers: int) -> int:
@@ -21,6 +21,7 @@ def length(every: int, layers: int) -> int:
 def on_torch(parts: Parts, every: int = 1) -> Parts:
     from torch.utils.checkpoint import checkpoint
 
+    knobs.at_least_0("checkpoint", every=every)
     inner = parts.stack
 
     def stack(parts: Parts, ps: list[Any], x_BTD: Any) -> Any:
@@ -35,6 +36,7 @@ def on_torch(parts: Parts, every: int = 1) -> Parts:
 def on_jax(parts: Parts, every: int = 1) -> Parts:
     import jax
 
+    knobs.at_least_0("checkpoint", every=every)
     inner = parts.stack
 
     def stack(parts: Parts, ps: Any, x_BTD: Any) -> Any:

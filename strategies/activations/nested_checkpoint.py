@@ -8,7 +8,7 @@ et al., "Training Deep Nets with Sublinear Memory Cost" (2016). `every` is k; 0 
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, knobs
 
 
 def nested(checkpoint: Any, parts: Parts, every: int) -> Parts:
@@ -20,12 +20,14 @@ def nested(checkpoint: Any, parts: Parts, every: int) -> Parts:
 def on_torch(parts: Parts, every: int = 0) -> Parts:
     from strategies.activations import checkpoint
 
+    knobs.at_least_0("nested_checkpoint", every=every)
     return nested(checkpoint.on_torch, parts, every)
 
 
 def on_jax(parts: Parts, every: int = 0) -> Parts:
     from strategies.activations import checkpoint
 
+    knobs.at_least_0("nested_checkpoint", every=every)
     return nested(checkpoint.on_jax, parts, every)
 
 

@@ -1,17 +1,33 @@
 """Keep what the backward pass needs outside of the device's memory; pay the way there and back.
 
-On a GPU the saved tensors go to page-locked host memory. On a CPU they go to a file that is mapped into memory: its
-pages count as resident while they are touched, but the kernel can take them back. Tensors of fewer than `least_kib`
-KiB, parameters, and what functions with a backward pass of their own save of tensors without a gradient (codes in 8
-bits) stay where they are; what several operators save is moved for each of them. The file is unlinked as soon as it is
-open. torch only: in JAX offloading is a checkpoint policy without effect on a CPU.
+On a GPU what is saved goes to page-locked host memory. On a CPU it goes to a file that is mapped into memory: its pages
+count as resident while they are touched, but the kernel can take them back. A storage goes there once, however many
+operators save it or a view of it, and is back from the first that reads it to the last. Storages of fewer than
+`least_kib` KiB, parameters, and what functions with a backward pass of their own save of tensors without a gradient
+(codes in 8 bits) stay where they are. The file is unlinked as soon as it is open. torch only: in JAX offloading is a
+checkpoint policy without effect on a CPU.
 """
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, knobs
+
+
+@dataclass(eq=False)
+class Away:
+    """A copy of a storage outside of its device; it lives as long as autograd needs one of the tensors in it."""
+
+    device: Any
+    copy: Any
+
+    @cached_property
+    def back(self) -> Any:
+        """Copy it to the device again."""
+        return self.copy.to(self.device, non_blocking=True)
 
 
 def on_torch(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
@@ -19,33 +35,52 @@ def on_torch(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
 
     import torch
     from torch.autograd.graph import saved_tensors_hooks
+    from torch.multiprocessing.reductions import StorageWeakRef
 
+    knobs.at_least_0("offload_activations", least_kib=least_kib)
     inner = parts.grad
 
     def stays(tensor: Any) -> bool:
         base = tensor if tensor._base is None else tensor._base  # a transposed parameter is one still
-        return bool(base.is_leaf) or tensor.numel() * tensor.element_size() < least_kib << 10
+        return bool(base.is_leaf) or tensor.untyped_storage().nbytes() < least_kib << 10
 
-    def to_host(tensor: Any) -> Any:
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return tensor.device, copy.copy_(tensor, non_blocking=True)
+    def to_host(flat: Any) -> Any:
+        return torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
 
-    def to_file(tensor: Any) -> Any:
+    def to_file(flat: Any) -> Any:
         descriptor, path = tempfile.mkstemp(dir=folder or None, prefix="harness-saved-")
         try:
-            os.ftruncate(descriptor, tensor.numel() * tensor.element_size())
-            copy = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+            os.ftruncate(descriptor, flat.numel() * flat.element_size())
+            copy = torch.from_file(path, shared=True, size=flat.numel(), dtype=flat.dtype)
         finally:
             os.unlink(path)
             os.close(descriptor)
-        return tensor.device, copy.copy_(tensor)
+        return copy.copy_(flat)
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
-        away = to_host if parts.place.device == "cuda" else to_file
-        with saved_tensors_hooks(
-            lambda tensor: tensor if stays(tensor) else away(tensor),
-            lambda copy: copy[1].to(copy[0], non_blocking=True) if isinstance(copy, tuple) else copy,
-        ):
+        copied = to_host if parts.place.device == "cuda" else to_file
+        moved: WeakValueDictionary[Any, Away] = WeakValueDictionary()
+
+        def save(tensor: Any) -> Any:
+            if stays(tensor):
+                return tensor
+            tensor = tensor.resolve_conj().resolve_neg()
+            storage = tensor.untyped_storage()
+            # A dead storage leaves its number to another, but not while there is a weak reference to it.
+            key = StorageWeakRef(storage), tensor.dtype, tensor._version
+            away = moved.get(key)
+            if away is None:
+                flat = tensor.as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
+                away = moved[key] = Away(tensor.device, copied(flat))
+            return away, (tensor.shape, tensor.stride(), tensor.storage_offset())
+
+        def restore(saved: Any) -> Any:
+            if not isinstance(saved, tuple):
+                return saved
+            away, place = saved
+            return away.back.as_strided(*place)
+
+        with saved_tensors_hooks(save, restore):
             return inner(parts, state, x, y)
 
     return replace(parts, grad=grad)

@@ -9,7 +9,7 @@ ALST (Bekman et al., 2025, arXiv:2506.13996), Unsloth.
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, knobs
 from strategies.activations.offload_checkpoint import STAND_IN
 
 NAME = "boundary"
@@ -20,6 +20,7 @@ def on_torch(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
 
     from strategies.activations import offload_activations
 
+    knobs.at_least_0("offload_boundary", least_kib=least_kib)
     inner = parts.block
 
     def again(parts: Parts, p: Any, x_BTD: Any, _: None) -> Any:
@@ -38,6 +39,7 @@ def on_jax(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
     import jax
     from jax.ad_checkpoint import checkpoint_name
 
+    knobs.at_least_0("offload_boundary", least_kib=least_kib)
     inner = parts.block
     policy = jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],

@@ -9,13 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, knobs
 
 
 def on_torch(parts: Parts, rows: int = 1024, recompute: bool = True) -> Parts:
     import torch
     from torch.utils.checkpoint import checkpoint
 
+    knobs.above_0("tiled_feed", rows=rows)
     inner = parts.feed
 
     def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
@@ -31,6 +32,7 @@ def on_jax(parts: Parts, rows: int = 1024, recompute: bool = True) -> Parts:
     import jax
     import jax.numpy as jnp
 
+    knobs.above_0("tiled_feed", rows=rows)
     inner = parts.feed
 
     def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:

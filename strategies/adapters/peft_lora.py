@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
-from strategies.adapters.lora import ADAPTERS
+from harness import Parts, Strategy, hookimpl, knobs
+from strategies.adapters.lora import ADAPTERS, outputs_first
 
 
 def on_torch(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "") -> Parts:
@@ -22,6 +22,7 @@ def on_torch(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "
 
     from strategies.adapters.lora._torch import frozen_beside
 
+    knobs.above_0("peft_lora", rank=rank, alpha=alpha)
     inner = parts.linear
 
     class Base(torch.nn.Linear):
@@ -50,7 +51,7 @@ def on_torch(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "
         finally:
             del layer.base_layer.product
 
-    return replace(frozen_beside(parts, rank, targets), linear=linear)
+    return replace(frozen_beside(outputs_first(parts), rank, targets), linear=linear)
 
 
 @hookimpl

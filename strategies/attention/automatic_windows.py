@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from harness import Parts, Strategy, available_bytes, hookimpl, tree
+from harness import Parts, Strategy, available_bytes, hookimpl, knobs, tree
 from strategies.attention import sequence_windows
 
 SHARE = 0.5
@@ -88,10 +88,12 @@ def saved_in_jax(inner: Any, parts: Parts, ps: Any, x_BTD: Any, tokens: int) -> 
 
 
 def on_torch(parts: Parts, available_gib: float = 0.0) -> Parts:
+    knobs.at_least_0("automatic_windows", available_gib=available_gib)
     return _windowed(sequence_windows.on_torch, saved_in_torch, parts, available_gib)
 
 
 def on_jax(parts: Parts, available_gib: float = 0.0) -> Parts:
+    knobs.at_least_0("automatic_windows", available_gib=available_gib)
     return _windowed(sequence_windows.on_jax, saved_in_jax, parts, available_gib)
 
 

@@ -14,7 +14,7 @@ arXiv:2104.09864); the caches of torchtitan and transformers.
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, knobs
 
 PLACES = ("inputs", "cpu")
 
@@ -47,6 +47,7 @@ def check_place(positions_on: str) -> None:
 def on_torch(parts: Parts, tokens: int = 0, positions_on: str = "inputs") -> Parts:
     import torch
 
+    knobs.at_least_0("rope_cache", tokens=tokens)
     refuse_learned(parts, "rope_cache")
     check_place(positions_on)
 
@@ -87,6 +88,7 @@ def on_jax(parts: Parts, tokens: int = 0, positions_on: str = "inputs") -> Parts
     import jax.numpy as jnp
     import numpy as np
 
+    knobs.at_least_0("rope_cache", tokens=tokens)
     refuse_learned(parts, "rope_cache")
     check_place(positions_on)  # a constant of the program, which XLA puts where it runs
     lengths = [tokens]

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, knobs
 
 
 def on_torch(parts: Parts, capacity: int = 0) -> Parts:
     import torch
+
+    knobs.at_least_0("preallocated_cache", capacity=capacity)
 
     def cache(parts: Parts, batch: int, tokens: int, like: Any) -> Any:
         shape, reserved = parts.shape, enough(capacity, tokens)
@@ -37,6 +39,7 @@ def appending(reserved: int) -> Callable[..., Any]:
 
 
 def on_jax(parts: Parts, capacity: int = 0) -> Parts:
+    knobs.at_least_0("preallocated_cache", capacity=capacity)
     inner = parts.cache
 
     def cache(parts: Parts, batch: int, tokens: int, like: Any) -> Any:

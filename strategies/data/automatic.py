@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, available_bytes, hookimpl
+from harness import Extent, Held, Parts, Source, Strategy, Windows, available_bytes, hookimpl, knobs
 from strategies.data.rows import mapped
 from strategies.data.windows import numpy_copy, strided_view
 
@@ -50,6 +50,7 @@ def checked(eager: str) -> None:
 
 
 def on_any(parts: Parts, available_gib: float = 0.0, eager: str = "auto") -> Parts:
+    knobs.at_least_0("automatic", available_gib=available_gib)
     checked(eager)
     available = available_bytes(available_gib)
     plain = parts

@@ -9,7 +9,7 @@ and as a number (`switched`, 1 or 0).
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, knobs
 
 GIB = 1 << 30
 METHODS = ("fused", "chunked")
@@ -57,6 +57,7 @@ def on_torch(parts: Parts, threshold_gib: float = 10.0, method: str = "fused") -
     from strategies.loss import chunked_loss
     from strategies.loss.fused_loss import on_torch as fused
 
+    knobs.at_least_0("automatic_loss", threshold_gib=threshold_gib)
     checked(method)
     lean = fused(parts) if method == "fused" else chunked_loss.on_torch(parts)
     return automatic(parts, lean, f"{method}_loss", threshold_gib)
@@ -66,6 +67,7 @@ def on_jax(parts: Parts, threshold_gib: float = 10.0, method: str = "fused") -> 
     from strategies.loss import chunked_loss
     from strategies.loss.fused_loss import on_jax as fused
 
+    knobs.at_least_0("automatic_loss", threshold_gib=threshold_gib)
     checked(method)
     lean = fused(parts) if method == "fused" else chunked_loss.on_jax(parts)
     return automatic(parts, lean, f"{method}_loss", threshold_gib)

@@ -13,13 +13,14 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from harness import IGNORED, Parts, Strategy, alike, hookimpl
+from harness import IGNORED, Parts, Strategy, alike, hookimpl, knobs
 
 OfRows = Callable[..., Any]
 """The mean loss of some rows: `(x_CD, w_VD, y_C)`."""
 
 
 def on_torch(parts: Parts, chunk: int = 1024) -> Parts:
+    knobs.above_0("chunked_backward_loss", chunk=chunk)
     inner = parts.loss
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
@@ -98,6 +99,7 @@ def _summed(of_rows: OfRows, x_CD: Any, w_VD: Any, y_C: Any, aimed_C: Any) -> An
 
 
 def on_jax(parts: Parts, chunk: int = 1024) -> Parts:
+    knobs.above_0("chunked_backward_loss", chunk=chunk)
     inner = parts.loss
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:

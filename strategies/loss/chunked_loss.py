@@ -9,12 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from harness import IGNORED, Objective, Parts, Strategy, hookimpl
+from harness import IGNORED, Objective, Parts, Strategy, hookimpl, knobs
 
 
 def on_torch(parts: Parts, chunk: int = 1024, recompute: bool = True) -> Parts:
     import torch
     from torch.utils.checkpoint import checkpoint
+
+    knobs.above_0("chunked_loss", chunk=chunk)
 
     def total(objective: Objective, x_CD: Any, w_VD: Any, y_C: Any) -> Any:
         wide = torch.promote_types(x_CD.dtype, torch.float32)
@@ -35,6 +37,8 @@ def on_torch(parts: Parts, chunk: int = 1024, recompute: bool = True) -> Parts:
 def on_jax(parts: Parts, chunk: int = 1024, recompute: bool = True) -> Parts:
     import jax
     import jax.numpy as jnp
+
+    knobs.above_0("chunked_loss", chunk=chunk)
 
     def total(objective: Objective, x_CD: Any, w_VD: Any, y_C: Any) -> Any:
         return objective.in_jax(x_CD @ w_VD.T, y_C).sum()

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from harness import IGNORED, Objective, Parts, Strategy, hookimpl
+from harness import IGNORED, Objective, Parts, Strategy, hookimpl, knobs
 
 POLICIES = ("auto", "accurate", "balanced", "compact")
 
@@ -19,6 +19,7 @@ def on_torch(parts: Parts, policy: str = "auto", chunk: int = 0) -> Parts:
     import torch
     import torch.nn.functional as F
 
+    knobs.at_least_0("native_loss", chunk=chunk)
     if policy not in POLICIES:
         raise ValueError(f"native_loss: policy is one of {', '.join(POLICIES)}, not '{policy}'")
     if Objective.of(parts.shape) != Objective():

@@ -8,12 +8,13 @@ wrong as soon as rows are padded. A batch of fewer rows than `pieces` is cut int
 from dataclasses import replace
 from typing import Any
 
-from harness import IGNORED, Parts, Strategy, hookimpl, tree
+from harness import IGNORED, Parts, Strategy, hookimpl, knobs, tree
 
 
 def on_torch(parts: Parts, pieces: int = 4) -> Parts:
     import torch
 
+    knobs.above_0("accumulate", pieces=pieces)
     inner = parts.grad
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
@@ -46,6 +47,7 @@ def on_jax(parts: Parts, pieces: int = 4) -> Parts:
     import jax
     import jax.numpy as jnp
 
+    knobs.above_0("accumulate", pieces=pieces)
     inner = parts.grad
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:

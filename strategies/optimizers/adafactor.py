@@ -74,7 +74,7 @@ def on_jax(parts: Parts) -> Parts:
         return {**state, "second": tree.mapped(begin, state["params"], tree.names(state["params"]))}
 
     def begin(p: Any, name: str) -> Any:
-        if p.ndim - optimizers.stacked(name) < 2:
+        if p.ndim - optimizers.of_layers(name) < 2:
             return jnp.zeros(p.shape, p.dtype)
         column = (*p.shape[:-2], 1, p.shape[-1])
         return {"row": jnp.zeros((*p.shape[:-1], 1), p.dtype), "column": jnp.zeros(column, p.dtype)}

@@ -17,9 +17,10 @@ def on_torch(kernel: str, parts: Parts) -> Parts:
     from torch.optim.adamw import adamw
 
     def begin(p: Any) -> list[Any]:
-        """Make both moments of a tensor, and the count of steps that these kernels keep for each."""
+        """Make both moments of a tensor and its count of steps: `foreach` reads it, and would wait for a device."""
         first, second = (torch.zeros_like(p, requires_grad=False) for _ in range(2))
-        return [first, second, torch.zeros((), dtype=torch.float32, device=p.device)]
+        counted_on = p.device if kernel == "fused" else "cpu"
+        return [first, second, torch.zeros((), dtype=torch.float32, device=counted_on)]
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         if state["moments"] is None:

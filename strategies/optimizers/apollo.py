@@ -9,7 +9,7 @@ shorter side is no longer than `rank`, vectors, the embedding and the head are u
 
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, optimizers, update_rules
+from harness import Parts, Strategy, hookimpl, knobs, optimizers, update_rules
 from strategies.optimizers.galore import is_projected, small
 
 GROWTH = 1.01
@@ -18,6 +18,8 @@ TINY = 1e-30
 
 def on_torch(parts: Parts, rank: int = 128, every: int = 200) -> Parts:
     import torch
+
+    knobs.above_0("apollo", rank=rank, every=every)
 
     def begin(name: str, p: Any) -> list[Any]:
         if not is_projected(name, tuple(p.shape), rank):
@@ -49,6 +51,8 @@ def on_torch(parts: Parts, rank: int = 128, every: int = 200) -> Parts:
 def on_jax(parts: Parts, rank: int = 128, every: int = 200) -> Parts:
     import jax
     import jax.numpy as jnp
+
+    knobs.above_0("apollo", rank=rank, every=every)
 
     def begin(name: str, p: Any) -> Any:
         if not is_projected(name, p.shape, rank):

@@ -79,12 +79,23 @@ def harness_strategies() -> list[Strategy]:
             probe={"every": 2},
             conflicts={
                 **dict.fromkeys(
-                    ("offloaded_moments", "mapped_moments"),
+                    (
+                        "offloaded_moments",
+                        "mapped_moments",
+                        "update_in_backward",
+                        "clip_in_backward",
+                        "lomo",
+                        "sparse_embedding_gradient",
+                    ),
                     "they update one parameter after the other, and which block's turn it is shows in all of them",
                 ),
                 **dict.fromkeys(
                     ("accumulate", "float16_scaled", "float16_master"),
                     "gradients of blocks that wait take no memory, and cannot be written to",
+                ),
+                **dict.fromkeys(
+                    ("before foreach_adamw", "before fused_adamw", "before bfloat16_stochastic"),
+                    "their update takes the place of its own, and knows no blocks",
                 ),
             },
         )

@@ -7,7 +7,7 @@ out `update_in_backward`: `clip_in_backward` is for that. (Pascanu et al., 2013,
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree
+from harness import Parts, Strategy, hookimpl, knobs, tree
 
 TINY = 1e-6
 
@@ -15,6 +15,7 @@ TINY = 1e-6
 def on_torch(parts: Parts, norm: float = 1.0) -> Parts:
     import torch
 
+    knobs.above_0("clip_gradients", norm=norm)
     inner = parts.grad
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
@@ -37,6 +38,7 @@ def on_jax(parts: Parts, norm: float = 1.0) -> Parts:
     import jax
     import jax.numpy as jnp
 
+    knobs.above_0("clip_gradients", norm=norm)
     inner = parts.grad
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:

@@ -9,7 +9,7 @@ torch only: in JAX the loop over the layers would have to run twice, with the ou
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree
+from harness import Parts, Strategy, hookimpl, knobs, tree
 from strategies.optimizers import update_in_backward
 from strategies.optimizers.clip_gradients import TINY
 
@@ -17,6 +17,7 @@ from strategies.optimizers.clip_gradients import TINY
 def on_torch(parts: Parts, norm: float = 1.0) -> Parts:
     import torch
 
+    knobs.above_0("clip_in_backward", norm=norm)
     once = update_in_backward.on_torch(parts).step
 
     def step(parts: Parts, state: Any, x: Any, y: Any) -> Any:

@@ -9,7 +9,7 @@ is no longer than `rank`, vectors, the embedding and the head are updated by Ada
 
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, optimizers, update_rules
+from harness import Parts, Strategy, hookimpl, knobs, optimizers, update_rules
 
 
 def is_projected(name: str, sizes: tuple[int, ...], rank: int) -> bool:
@@ -25,6 +25,8 @@ def small(sizes: tuple[int, ...], rank: int) -> tuple[int, int]:
 
 def on_torch(parts: Parts, rank: int = 128, every: int = 200, scale: float = 0.25) -> Parts:
     import torch
+
+    knobs.above_0("galore", rank=rank, every=every, scale=scale)
 
     def begin(name: str, p: Any) -> list[Any]:
         if not is_projected(name, tuple(p.shape), rank):
@@ -56,6 +58,8 @@ def on_torch(parts: Parts, rank: int = 128, every: int = 200, scale: float = 0.2
 def on_jax(parts: Parts, rank: int = 128, every: int = 200, scale: float = 0.25) -> Parts:
     import jax
     import jax.numpy as jnp
+
+    knobs.above_0("galore", rank=rank, every=every, scale=scale)
 
     def begin(name: str, p: Any) -> Any:
         if not is_projected(name, p.shape, rank):

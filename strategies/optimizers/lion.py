@@ -7,13 +7,15 @@ steps are larger than those of Adam, so the learning rate is multiplied by `fact
 
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, update_rules
+from harness import Parts, Strategy, hookimpl, knobs, update_rules
 
 LEAN, FOLLOW = 0.9, 0.99
 
 
 def on_torch(parts: Parts, factor: float = 0.1) -> Parts:
     import torch
+
+    knobs.above_0("lion", factor=factor)
 
     def begin(name: str, p: Any) -> list[Any]:
         return [torch.zeros_like(p)]
@@ -28,6 +30,8 @@ def on_torch(parts: Parts, factor: float = 0.1) -> Parts:
 
 def on_jax(parts: Parts, factor: float = 0.1) -> Parts:
     import jax.numpy as jnp
+
+    knobs.above_0("lion", factor=factor)
 
     def begin(name: str, p: Any) -> Any:
         return jnp.zeros_like(p)

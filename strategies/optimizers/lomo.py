@@ -7,11 +7,13 @@ is another than Adam's: that of the suite is multiplied by `factor`.
 
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, update_rules
+from harness import Parts, Strategy, hookimpl, knobs, update_rules
 from strategies.optimizers import update_in_backward
 
 
 def on_torch(parts: Parts, factor: float = 10.0) -> Parts:
+    knobs.above_0("lomo", factor=factor)
+
     def begin(name: str, p: Any) -> list[Any]:
         return []
 
@@ -22,6 +24,8 @@ def on_torch(parts: Parts, factor: float = 10.0) -> Parts:
 
 
 def on_jax(parts: Parts, factor: float = 10.0) -> Parts:
+    knobs.above_0("lomo", factor=factor)
+
     def begin(name: str, p: Any) -> Any:
         return {}
 

@@ -2,9 +2,9 @@
 
 Peak: under AdamW 8 bytes of anonymous memory less for each parameter, and one slice of `elements`. The mapped pages
 count as resident while they are touched, but the kernel writes them out and takes them back when memory is short. Files
-are unlinked as soon as they are open, so a run leaves none behind and nothing is resumed from them; the `folder` must
-be on a disk, as a tmpfs is memory. The update is called slice by slice, so it must treat each element by itself: SGD
-and Adam do, and another is refused where its moments show it.
+are unlinked as soon as they are open, so a run leaves none behind; a resumed run maps new ones at its first update. The
+`folder` must be on a disk, as a tmpfs is memory. The update is called slice by slice, so it must treat each element by
+itself: SGD and Adam do, and another is refused where its moments show it.
 
 torch only: a compiled JAX step owns its buffers and reaches a file only by a callback to the host for each slice, which
 would be this loop in numpy outside of the step.
@@ -14,7 +14,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, optimizers, tree
+from harness import Parts, Strategy, hookimpl, knobs, optimizers, tree
 
 
 def opened(folder: str, p: Any, dtype: Any) -> Any:
@@ -33,14 +33,15 @@ def opened(folder: str, p: Any, dtype: Any) -> Any:
 
 
 def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
+    knobs.above_0("mapped_moments", elements=elements)
     inner = parts.update
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
-        mapped = "mapped" in state  # until then the moments are those that `init` made, if any
+        mapped = "mapped" in state  # until then the moments are those that `init` or `resume` made, if any
         alone = {}
         for (name, sub), (_, g) in zip(optimizers.one_by_one(state), tree.leaves(grads), strict=True):
             alone[name] = sliced(parts, name, sub, g, mapped)
-        return {**optimizers.joined(state, alone), "mapped": True}
+        return {**optimizers.joined(state, alone), "mapped": folder}
 
     def sliced(parts: Parts, name: str, state: Any, g: Any, mapped: bool) -> Any:
         p = state["params"][name].detach()

@@ -2,17 +2,16 @@
 
 Peak: 4 bytes of moments for each parameter of those matrices instead of 8, and while one is updated a few 16-bit copies
 of it. The rule is that of torch.optim.Muon (Jordan et al., 2024; Liu et al., 2025, arXiv:2502.16982): momentum with
-Nesterov's look ahead, five Newton-Schulz iterations in bfloat16, and a learning rate that grows with the root of rows
-over columns, as they are stored: torch's modules store outputs by inputs, the decoder here inputs by outputs, so the
-matrices that get the larger rate are others there. Vectors, the embedding, learned positions and the head are updated
-by AdamW.
+Nesterov's look ahead, five Newton-Schulz iterations in bfloat16, and a learning rate that grows with the root of
+outputs over inputs, whichever of both are the rows. All else is updated by AdamW: vectors, embeddings, positions, the
+head, and experts that are stacked in one tensor.
 """
 
 import math
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, optimizers, tree, update_rules
+from harness import Parts, Strategy, hookimpl, knobs, optimizers, tree, update_rules
 
 A, B, C = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
@@ -48,9 +47,17 @@ def orthogonal_in_jax(x: Any) -> Any:
     return x.T if tall else x
 
 
+def growth(parts: Parts, name: str, p: Any) -> float:
+    """Return by what the rate of a matrix grows."""
+    rows, columns = p.shape
+    outputs, inputs = (rows, columns) if parts.outputs_first(name) else (columns, rows)
+    return math.sqrt(max(1, outputs / inputs))
+
+
 def on_torch(parts: Parts, momentum: float = 0.95) -> Parts:
     import torch
 
+    knobs.share("muon", momentum=momentum)
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
@@ -66,7 +73,7 @@ def on_torch(parts: Parts, momentum: float = 0.95) -> Parts:
         steps = state["steps"] + 1
         rate, decay = parts.shape.learning_rate, parts.shape.weight_decay
 
-        def move(p: Any, g: Any, moments: list[Any]) -> None:
+        def move(p: Any, name: str, g: Any, moments: list[Any]) -> None:
             if len(moments) == 2:
                 m, v = moments
                 optimizers.adamw_in_torch(p, g, m, v, steps, rate, decay)
@@ -74,9 +81,9 @@ def on_torch(parts: Parts, momentum: float = 0.95) -> Parts:
             p.mul_(1 - rate * decay)
             moments[0].lerp_(g, 1 - momentum)
             change = orthogonal_in_torch(g.lerp(moments[0], momentum))
-            p.add_(change, alpha=-rate * math.sqrt(max(1, p.shape[0] / p.shape[1])))
+            p.add_(change, alpha=-rate * growth(parts, name, p))
 
-        tree.mapped(move, state["params"], grads, state["moments"])
+        tree.mapped(move, state["params"], tree.names(state["params"]), grads, state["moments"])
         return {**state, "steps": steps}
 
     return replace(parts, init=init, update=update)
@@ -85,13 +92,14 @@ def on_torch(parts: Parts, momentum: float = 0.95) -> Parts:
 def on_jax(parts: Parts, momentum: float = 0.95) -> Parts:
     import jax.numpy as jnp
 
+    knobs.share("muon", momentum=momentum)
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
         state = inner(replace(parts, moments=frozenset({"first"})), source)
         second = tree.mapped(
             lambda p, name: (
-                {} if update_rules.is_hidden(name, p.ndim - optimizers.stacked(name)) else jnp.zeros_like(p)
+                {} if update_rules.is_hidden(name, p.ndim - optimizers.of_layers(name)) else jnp.zeros_like(p)
             ),
             state["params"],
             tree.names(state["params"]),
@@ -101,15 +109,15 @@ def on_jax(parts: Parts, momentum: float = 0.95) -> Parts:
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         rate, decay = parts.shape.learning_rate, parts.shape.weight_decay
 
-        def move(p: Any, g: Any, m: Any, v: Any) -> Any:
+        def move(p: Any, g: Any, m: Any, v: Any, name: str) -> Any:
             if not isinstance(v, dict):
                 return optimizers.adamw_in_jax(p, g, m, v, state["steps"] + 1, rate, decay)
             m = m + (1 - momentum) * (g - m)
             change = orthogonal_in_jax(g + momentum * (m - g)).astype(p.dtype)
-            new = p * (1 - rate * decay) - rate * math.sqrt(max(1, p.shape[0] / p.shape[1])) * change
+            new = p * (1 - rate * decay) - rate * growth(parts, name, p) * change
             return new.astype(p.dtype), m.astype(p.dtype), v
 
-        return optimizers.moved(state, grads, ("first", "second"), move)
+        return optimizers.moved(state, grads, ("first", "second"), move, tree.names(state["params"]))
 
     return replace(parts, init=init, update=update)
 

@@ -7,12 +7,13 @@ what it saves is shown, and its answer is not compared.
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree
+from harness import Parts, Strategy, hookimpl, knobs, tree
 
 
 def on_torch(parts: Parts, momentum: float = 0.9) -> Parts:
     import torch
 
+    knobs.share("sgd_momentum", momentum=momentum)
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
@@ -36,6 +37,7 @@ def on_torch(parts: Parts, momentum: float = 0.9) -> Parts:
 def on_jax(parts: Parts, momentum: float = 0.9) -> Parts:
     import jax
 
+    knobs.share("sgd_momentum", momentum=momentum)
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:

@@ -9,7 +9,7 @@ is kept as it is and turned, the second in the basis. Vectors, the embedding and
 
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, optimizers, update_rules
+from harness import Parts, Strategy, hookimpl, knobs, optimizers, update_rules
 
 FOLLOW = 0.95
 """By how much both moments and preconditioners keep of what they were."""
@@ -17,6 +17,8 @@ FOLLOW = 0.95
 
 def on_torch(parts: Parts, every: int = 10) -> Parts:
     import torch
+
+    knobs.above_0("soap", every=every)
 
     def begin(name: str, p: Any) -> list[Any]:
         moments = [torch.zeros_like(p), torch.zeros_like(p)]
@@ -55,6 +57,8 @@ def on_torch(parts: Parts, every: int = 10) -> Parts:
 def on_jax(parts: Parts, every: int = 10) -> Parts:
     import jax
     import jax.numpy as jnp
+
+    knobs.above_0("soap", every=every)
 
     def begin(name: str, p: Any) -> Any:
         moments = {"m": jnp.zeros_like(p), "v": jnp.zeros_like(p)}

@@ -11,7 +11,7 @@ steps are as slow as those of `float16_scaled`.
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree
+from harness import Parts, Strategy, hookimpl, knobs, tree
 from strategies.precision import _loss_scale
 
 
@@ -24,6 +24,7 @@ def of_masters(state: Any) -> Any:
 def on_torch(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Parts:
     import torch
 
+    knobs.above_0("float16_master", scale=scale, interval=interval)
     inner_init, inner_grad, inner_update = parts.init, parts.grad, parts.update
 
     def init(parts: Parts, source: Any = None) -> Any:
@@ -55,6 +56,7 @@ def on_jax(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Parts:
     import jax
     import jax.numpy as jnp
 
+    knobs.above_0("float16_master", scale=scale, interval=interval)
     inner_init, inner_grad, inner_update = parts.init, parts.grad, parts.update
 
     def narrowed(params: Any) -> Any:

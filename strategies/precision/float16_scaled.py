@@ -11,13 +11,14 @@ step. On a CPU without products in float16 those of torch take some hundred time
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, tree
+from harness import Parts, Strategy, hookimpl, knobs, tree
 from strategies.precision import _loss_scale
 
 
 def on_torch(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Parts:
     import torch
 
+    knobs.above_0("float16_scaled", scale=scale, interval=interval)
     inner_init, inner_grad, inner_update = parts.init, parts.grad, parts.update
 
     def init(parts: Parts, source: Any = None) -> Any:
@@ -42,6 +43,7 @@ def on_jax(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Parts:
     import jax
     import jax.numpy as jnp
 
+    knobs.above_0("float16_scaled", scale=scale, interval=interval)
     inner_init, inner_grad, inner_update = parts.init, parts.grad, parts.update
 
     def init(parts: Parts, source: Any = None) -> Any:

@@ -57,9 +57,12 @@ def _product() -> Any:
         def backward(ctx: Any, upstream: Any) -> Any:
             *own, w = ctx.saved_tensors
             g = widened(narrowed(upstream, BACKWARD), upstream.dtype)
+            for_x, for_w = ctx.needs_input_grad
+            of_x = g @ widened(narrowed(w, FORWARD), upstream.dtype).T if for_x else None
+            if not for_w:
+                return of_x, None
             x = widened((own[0], own[1]), upstream.dtype)
-            of_w = x.reshape(-1, x.shape[-1]).T @ g.reshape(-1, g.shape[-1])
-            return g @ widened(narrowed(w, FORWARD), upstream.dtype).T, of_w
+            return of_x, x.reshape(-1, x.shape[-1]).T @ g.reshape(-1, g.shape[-1])
 
     return Product
 

@@ -37,8 +37,9 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         x, w_KM = ctx.saved_tensors
         x_NK, g_NM = x.flatten(0, -2), grads[0].flatten(0, -2)
-        dx_NK = product(ctx.name, g_NM, w_KM.T)
-        return None, dx_NK.unflatten(0, x.shape[:-1]), product(ctx.name, x_NK.T, g_NM)
+        _, for_x, for_w = ctx.needs_input_grad
+        dx = product(ctx.name, g_NM, w_KM.T).unflatten(0, x.shape[:-1]) if for_x else None
+        return None, dx, product(ctx.name, x_NK.T, g_NM) if for_w else None
 
 
 def product(name: str, x_NK: torch.Tensor, w_KM: torch.Tensor) -> torch.Tensor:

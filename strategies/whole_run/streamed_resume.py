@@ -13,7 +13,7 @@ from harness import Parts, Strategy, checkpoints, hookimpl
 def on_torch(parts: Parts) -> Parts:
     def resume(parts: Parts, source: Any, file: Any) -> Any:
         device = parts.place.device
-        return checkpoints.restored({name: checkpoints.read_one(file, name, device) for name in file.described})
+        return checkpoints.restored(file, {name: checkpoints.read_one(file, name, device) for name in file.described})
 
     return replace(parts, resume=resume)
 

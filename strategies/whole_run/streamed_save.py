@@ -12,7 +12,7 @@ from harness import Parts, Strategy, checkpoints, hookimpl
 
 def on_torch(parts: Parts) -> Parts:
     def save(parts: Parts, state: Any, file: Any) -> None:
-        file.begin(checkpoints.described(state))
+        file.begin(state)
         for name, leaf in checkpoints.tensors(state):
             file.put(name, leaf)
 

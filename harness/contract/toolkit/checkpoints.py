@@ -1,27 +1,54 @@
 """A checkpoint as one file in the format of safetensors: written and read a tensor at a time."""
 
 import json
-import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from harness.contract.toolkit import trees
+from harness.refusal import Refusal
 
-DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-          "int8": "I8", "uint8": "U8", "uint32": "U32"}  # fmt: skip
+DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "complex64": "C64",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 """The names of dtypes in the format."""
-Described = Mapping[str, tuple[str, tuple[int, ...]]]
-"""The dtype and the shape of each tensor, by name."""
+
+
+class Described(NamedTuple):
+    """A tensor without its numbers. It lies on the `device`, or beside one on the `host`, which may be `pinned`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    place: str
 
 
 class Checkpoint(Protocol):
     """Where a run is saved: `begin` first, then `put` each tensor in that order; `read` fills one with what was put."""
 
-    described: Described
+    described: Mapping[str, Described]
+    outline: Any
 
-    def begin(self, described: Described) -> None: ...
+    def begin(self, state: Any) -> None: ...
 
     def put(self, name: str, array: Any) -> None: ...
 
@@ -33,21 +60,24 @@ class CheckpointFile:
 
     def __init__(self, path: Path, buffer: Callable[[Any], memoryview]) -> None:
         self.path, self._buffer = path, buffer
-        self.described: Described = {}
+        self.described: Mapping[str, Described] = {}
+        self.outline: Any = None
         self._places: dict[str, int] = {}
 
-    def begin(self, described: Described) -> None:
-        """Write the header: the place of each tensor behind it."""
-        header: dict[str, dict[str, Any]] = {}
-        at = 0
-        for name, (dtype, shape) in described.items():
-            size = _bytes_of(dtype, shape)
-            header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [at, at + size]}
-            at += size
+    def begin(self, state: Any) -> None:
+        """Write the header: the place of each tensor behind it, and as metadata all else of the state."""
+        self.described, self.outline = described(state), outline(state)
+        header: dict[str, dict[str, Any]] = {"__metadata__": {"state": json.dumps(self.outline)}}
+        starts, at = {}, 0
+        for name, (dtype, shape, nbytes, _) in self.described.items():
+            if dtype not in DTYPES:
+                raise Refusal(f"'{name}' is of {dtype}, which safetensors does not know: leave out `evaluations`")
+            header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [at, at + nbytes]}
+            starts[name] = at
+            at += nbytes
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        self.described = dict(described)
-        self._places = {name: 8 + len(text) + entry["data_offsets"][0] for name, entry in header.items()}
+        self._places = {name: 8 + len(text) + start for name, start in starts.items()}
         with self.path.open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
 
@@ -72,11 +102,12 @@ class NoFile:
     """A checkpoint of a prediction: nothing is written, and what is read has the right sizes."""
 
     def __init__(self) -> None:
-        self.described: Described = {}
+        self.described: Mapping[str, Described] = {}
+        self.outline: Any = None
 
-    def begin(self, described: Described) -> None:
-        """Remember the sizes."""
-        self.described = dict(described)
+    def begin(self, state: Any) -> None:
+        """Remember the sizes, and all but the tensors."""
+        self.described, self.outline = described(state), outline(state)
 
     def put(self, name: str, array: Any) -> None:
         """Write nothing."""
@@ -85,38 +116,54 @@ class NoFile:
         """Read nothing."""
 
 
-def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    bits = int("".join(each for each in dtype if each.isdigit()))
-    return bits // 8 * math.prod(shape)
-
-
 def tensors(state: Any) -> Iterator[tuple[str, Any]]:
-    """List the leaves of a state of torch by name, numbers as tensors, what is not there yet left out."""
+    """List the tensors of a state of torch by name."""
     import torch
 
     for name, leaf in trees.leaves(state):
-        if leaf is not None:
-            yield name, leaf.detach() if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
+        if isinstance(leaf, torch.Tensor):
+            yield name, leaf.detach()
 
 
-def described(state: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the dtype and the shape of each tensor of a state of torch."""
-    return {name: (str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape)) for name, leaf in tensors(state)}
+def described(state: Any) -> dict[str, Described]:
+    """Describe each tensor of a state of torch."""
+
+    def place(leaf: Any) -> str:
+        if leaf.device.type != "cpu":
+            return "device"
+        return "pinned" if leaf.is_pinned() else "host"
+
+    return {
+        name: Described(str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape), leaf.nbytes, place(leaf))
+        for name, leaf in tensors(state)
+    }
+
+
+def outline(state: Mapping[str, Any]) -> Any:
+    """Return a state of torch with the name of each tensor in its place.
+
+    Numbers and None stay. A text belongs to the process, such as the name of a folder, and is left out.
+    """
+    import torch
+
+    saved = {key: value for key, value in state.items() if not isinstance(value, str)}
+    leaves = trees.leaves(saved)
+    return trees.rebuilt(saved, (name if isinstance(leaf, torch.Tensor) else leaf for name, leaf in leaves))
 
 
 def read_one(file: Checkpoint, name: str, device: str) -> Any:
-    """Read one tensor into new memory of a device."""
+    """Read one tensor into new memory: that of a device, or of the host where the tensor lay beside the device."""
     import torch
 
-    dtype, shape = file.described[name]
-    tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+    dtype, shape, _, place = file.described[name]
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=place == "pinned")
     file.read(name, tensor)
-    return tensor.to(device)
+    return tensor.to(device) if place == "device" else tensor
 
 
-def restored(named: Mapping[str, Any]) -> Any:
-    """Put a state of torch together from its tensors by name."""
-    state = {"moments": None, **trees.nested(named)}
+def restored(file: Checkpoint, named: Mapping[str, Any]) -> Any:
+    """Put a state of torch together from what a checkpoint says of it and its tensors by name."""
+    state = trees.mapped(lambda leaf: named[leaf] if isinstance(leaf, str) else leaf, file.outline)
     for _, p in trees.leaves(state["params"]):
         p.requires_grad_()
-    return {**state, "steps": int(state["steps"])}
+    return state

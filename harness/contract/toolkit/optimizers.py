@@ -51,19 +51,25 @@ def joined(state: Any, alone: dict[str, Any]) -> Any:
     return whole
 
 
-def stacked(name: str) -> bool:
-    """Return whether a leaf of that name holds one tensor for each layer, along its first dimension (in JAX)."""
+def of_layers(name: str) -> bool:
+    """Return whether a leaf of that name belongs to the layers: in JAX it stacks their tensors, one after the other."""
     return name.startswith("layers.")
 
 
-def moved(state: Any, grads: Any, keys: tuple[str, ...], move: Callable[..., Any]) -> Any:
-    """Move each tensor, or each layer's, by `move(p, g, *moments) -> (p, *moments)` and count the step (in JAX).
+def moved(state: Any, grads: Any, keys: tuple[str, ...], move: Callable[..., Any], *facts: Any) -> Any:
+    """Move each tensor, or each layer's, by `move(p, g, *moments, *facts) -> (p, *moments)`, count the step (in JAX).
 
-    `keys` name the moments in the state: `move` receives and returns those of its tensor, in this order.
+    `keys` name the moments in the state: `move` receives and returns those of its tensor, in this order. `facts` are
+    trees of what else it receives of a tensor, the same for all layers.
     """
     params = state["params"]
     moments = (state[key] for key in keys)
-    new = trees.mapped(lambda p, name, *of: _by_layer(move, name, p, *of), params, trees.names(params), grads, *moments)
+
+    def of_tensor(p: Any, name: str, g: Any, *rest: Any) -> Any:
+        known = rest[len(keys) :]
+        return _by_layer(lambda *of: move(*of, *known), name, p, g, *rest[: len(keys)])
+
+    new = trees.mapped(of_tensor, params, trees.names(params), grads, *moments, *facts)
     parted = {key: trees.mapped(lambda _, of, at=at: of[at], params, new) for at, key in enumerate(("params", *keys))}
     return {**state, **parted, "steps": state["steps"] + 1}
 
@@ -72,7 +78,7 @@ def _by_layer(move: Callable[..., Any], name: str, p: Any, g: Any, *moments: Any
     """Call `move` for a tensor, or in turn for that of each layer, whose result replaces the old."""
     import jax
 
-    if not stacked(name):
+    if not of_layers(name):
         return move(p, g, *moments)
 
     def turn(layer: Any, carried: Any) -> Any:

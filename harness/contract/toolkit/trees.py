@@ -1,6 +1,6 @@
 """Nested dicts and lists of arrays: their leaves by name, and a function over all of them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -43,13 +43,3 @@ def merged(tree: Any, other: Any) -> Any:
     if isinstance(tree, list) and isinstance(other, list):
         return [merged(one, two) for one, two in zip(tree, other, strict=True)]
     return other
-
-
-def nested(named: Mapping[str, Any]) -> Any:
-    """Put leaves by their dotted names into dicts, and into lists where the names are numbers: undoes `leaves`."""
-    groups: dict[str, dict[str, Any]] = {}
-    for name, leaf in named.items():
-        first, _, rest = name.partition(".")
-        groups.setdefault(first, {})[rest] = leaf
-    tree = {first: of[""] if list(of) == [""] else nested(of) for first, of in groups.items()}
-    return list(tree.values()) if all(first.isdigit() for first in tree) else tree

@@ -22,8 +22,11 @@ class Turn(NamedTuple):
 
 
 def is_hidden(name: str, dimensions: int) -> bool:
-    """Return whether a tensor is a matrix within the network: no vector, and no row for each token or position."""
-    return dimensions == 2 and name not in ("embed", "position", "head")
+    """Return whether a tensor, by its whole name and its dimensions in one layer, is a matrix of a layer.
+
+    Embeddings, positions and the classifier stand outside of the layers of a state.
+    """
+    return dimensions == 2 and optimizers.of_layers(name)
 
 
 def in_torch(
@@ -70,7 +73,7 @@ def in_jax(
         import jax.numpy as jnp
 
         def moments_of(p: Any, name: str) -> Any:
-            if not optimizers.stacked(name):
+            if not optimizers.of_layers(name):
                 return begin(name, p)
             of_layer = begin(name, p[0])
             return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], len(p), 0), of_layer)

@@ -34,12 +34,18 @@ def parts_of(model: Cut) -> dict[str, Any]:
         "grad": partial(grad, modules),
         "linear": partial(stand_ins.linear, model.transposed),
         "attend": decoder.attend,
+        "outputs_first": partial(outputs_first, model.transposed),
     }
     if modules.mix:
         parts["mix"] = partial(mix, modules)
     if modules.feed:
         parts["feed"] = partial(feed, modules)
     return parts
+
+
+def outputs_first(transposed: frozenset[str], name: str) -> bool:
+    """Return whether a matrix `layers.0.KIND.NAME.weight` is stored [out, in]."""
+    return name.removesuffix(".weight").split(".", 3)[-1] not in transposed
 
 
 def init(modules: "Modules", parts: Parts, source: Source | None = None) -> dict[str, Any]:

@@ -50,7 +50,8 @@ def of_torch(
     `make(shape)` returns `(embed, blocks, norm, head)`: a module from ids [B, T] to [B, T, D], the modules of the
     layers, a module over [B, T, D], and the parameter [V, D] that logits are made with; as a fifth,
     `call(block, x_BTD) -> x_BTD` where a layer takes or returns more than its hidden states. The head may be the
-    weight of `embed`. `small` are sizes at which a step costs milliseconds; there, answers are compared.
+    weight of `embed`. Matrices of the layers are taken to be [out, in], as torch's modules store them. `small` are
+    sizes at which a step costs milliseconds; there, answers are compared.
     """
 
     def build(shape: Any, place: Place, corpus: Any, seed: int = 0) -> Parts:
@@ -81,7 +82,8 @@ def of_jax(
 
     `init(shape, key)` returns nested dicts of arrays: `layers`, whose leaves are stacked [L, ...], `head` [V, D] (or
     `embed` [V, D], which then is the head as well), and whatever `embed(shape, params, x_BT) -> x_BTD`,
-    `block(shape, p, x_BTD) -> x_BTD` and `norm(shape, params, x_BTD) -> x_BTD` need. `small` as for `of_torch`.
+    `block(shape, p, x_BTD) -> x_BTD` and `norm(shape, params, x_BTD) -> x_BTD` need. Matrices of the layers are taken
+    to be [in, out]. `small` as for `of_torch`.
     """
 
     def build(shape: Any, place: Place, corpus: Any, seed: int = 0) -> Parts:

@@ -61,7 +61,7 @@ def parts_of(make: Callable[[Any], Any], shape: Any, place: Place, corpus: Any, 
         head = next(iter(params["embed"].values())) if tied else params["head"]
         return decoder.gradients(parts.loss(parts, x_BTD, head, y), params)
 
-    own = {"draw": draw, "init": init, "embed": embed, "block": block, "grad": grad}
+    own = {"draw": draw, "init": init, "embed": embed, "block": block, "grad": grad, "outputs_first": lambda name: True}
     return with_the_decoders(decoder, shape, place, corpus, seed, **own)
 
 

@@ -53,7 +53,7 @@ def _logits(parts: Parts, x_BTD: torch.Tensor, w_VD: torch.Tensor, y_BT: torch.T
 def save(parts: Parts, state: Any, file: Checkpoint) -> None:
     """Gather the whole state, then write it."""
     gathered = {name: leaf.cpu().clone() for name, leaf in checkpoints.tensors(state)}
-    file.begin(checkpoints.described(state))
+    file.begin(state)
     for name, leaf in gathered.items():
         file.put(name, leaf)
 
@@ -66,4 +66,4 @@ def resume(parts: Parts, source: Source, file: Checkpoint) -> Any:
     del state
     for name, p in made.items():
         read[f"params.{name}"] = p.detach().copy_(read[f"params.{name}"])
-    return checkpoints.restored(read)
+    return checkpoints.restored(file, read)

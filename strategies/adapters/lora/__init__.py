@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, knobs
 
 ADAPTERS = "adapters"
 """The key of a layer's parameters under which its adapters are, by the names of their matrices."""
@@ -69,16 +69,24 @@ def refuse_others(state: Any) -> None:
         raise ValueError("adapters have moments of their own: name lora or qlora before the optimizer")
 
 
+def outputs_first(parts: Parts) -> Parts:
+    """Tell optimizers that adapters are stored [out, in]."""
+    inner = parts.outputs_first
+    return replace(parts, outputs_first=lambda name: f".{ADAPTERS}." in name or inner(name))
+
+
 def on_torch(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "") -> Parts:
     from strategies.adapters.lora._torch import adapted
 
-    return adapted(parts, rank, alpha, targets)
+    knobs.above_0("lora", rank=rank, alpha=alpha)
+    return adapted(outputs_first(parts), rank, alpha, targets)
 
 
 def on_jax(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "") -> Parts:
     from strategies.adapters.lora._jax import adapted
 
-    return adapted(parts, rank, alpha, targets)
+    knobs.above_0("lora", rank=rank, alpha=alpha)
+    return adapted(outputs_first(parts), rank, alpha, targets)
 
 
 @hookimpl

@@ -9,7 +9,7 @@ as drawn, and the adapters are those of `lora`, with its knobs. Dettmers et al.,
 
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, knobs
 from strategies.adapters.lora import MATRICES
 
 LEVELS = (
@@ -52,6 +52,7 @@ def on_torch(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "
     from strategies.adapters import lora
     from strategies.adapters.qlora._torch import quantised
 
+    knobs.above_0("qlora", rank=rank, alpha=alpha)
     return lora.on_torch(quantised(parts), rank, alpha, targets)
 
 
@@ -59,6 +60,7 @@ def on_jax(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "")
     from strategies.adapters import lora
     from strategies.adapters.qlora._jax import quantised
 
+    knobs.above_0("qlora", rank=rank, alpha=alpha)
     return lora.on_jax(quantised(parts), rank, alpha, targets)
 
 

@@ -10,7 +10,7 @@ Softmax is in float32 at the least.
 
 from dataclasses import replace
 
-from harness import Parts, Strategy, hookimpl
+from harness import Parts, Strategy, hookimpl, knobs
 
 
 def dense_on_torch(parts: Parts) -> Parts:
@@ -28,24 +28,28 @@ def dense_on_jax(parts: Parts) -> Parts:
 def chunked_on_torch(parts: Parts, chunk: int = 512) -> Parts:
     from strategies.attention.scores._torch import by_chunks
 
+    knobs.above_0("chunked_attention", chunk=chunk)
     return replace(parts, attend=lambda parts, q, k, v: by_chunks(q, k, v, chunk))
 
 
 def chunked_on_jax(parts: Parts, chunk: int = 512) -> Parts:
     from strategies.attention.scores._jax import by_chunks
 
+    knobs.above_0("chunked_attention", chunk=chunk)
     return replace(parts, attend=lambda parts, q, k, v: by_chunks(q, k, v, chunk, q.shape[1]))
 
 
 def window_on_torch(parts: Parts, window: int = 512) -> Parts:
     from strategies.attention.scores._torch import by_windows
 
+    knobs.above_0("window_attention", window=window)
     return replace(parts, attend=lambda parts, q, k, v: by_windows(q, k, v, window))
 
 
 def window_on_jax(parts: Parts, window: int = 512) -> Parts:
     from strategies.attention.scores._jax import by_chunks
 
+    knobs.above_0("window_attention", window=window)
     return replace(parts, attend=lambda parts, q, k, v: by_chunks(q, k, v, window, window))
 
 

@@ -13,13 +13,15 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, knobs
 from strategies.data.batches.torch_dataloader import refuse_other_windows
 
 AHEAD = 2
 
 
 def on_any(parts: Parts, workers: int = 0) -> Parts:
+    knobs.at_least_0("grain_loader", workers=workers)
+
     def batches(parts: Parts, windows: Windows) -> Iterator[tuple[Any, Any]]:
         import grain
         import numpy as np

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, knobs
 
 AHEAD = 2
 """The batches that each worker makes before they are asked for: torch's own default."""
@@ -41,6 +41,7 @@ class WindowDataset:
 
 
 def on_any(parts: Parts, workers: int = 0) -> Parts:
+    knobs.at_least_0("torch_dataloader", workers=workers)
     inner = parts.batches
 
     def batches(parts: Parts, windows: Windows) -> Iterator[tuple[Any, Any]]:

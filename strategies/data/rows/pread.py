@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, rows_on_disk
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, knobs, rows_on_disk
 
 
 def on_any(parts: Parts, gap: int = 1) -> Parts:
+    knobs.at_least_0("pread", gap=gap)
+
     def windows(parts: Parts, source: Source) -> Windows:
         import numpy as np
 

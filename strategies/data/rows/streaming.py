@@ -10,10 +10,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, rows_on_disk
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, knobs, rows_on_disk
 
 
 def on_any(parts: Parts, rows: int = 65536) -> Parts:
+    knobs.above_0("streaming", rows=rows)
     inner_order, inner_windows = parts.order, parts.windows
 
     def windows(parts: Parts, source: Source) -> Windows:

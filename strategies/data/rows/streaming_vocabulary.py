@@ -13,11 +13,12 @@ or fewer stays as it is.
 
 from typing import Any
 
-from harness import Extent, Held, Parts, Strategy, hookimpl
+from harness import Extent, Held, Parts, Strategy, hookimpl, knobs
 from strategies.data.rows.capped_vocabulary import CHUNK, UNKNOWN, fewer_words, writeable
 
 
 def on_any(parts: Parts, size: int = 10000, counters: int = 0) -> Parts:
+    knobs.at_least_0("streaming_vocabulary", counters=counters)
     if 0 < counters < size:
         raise ValueError(f"streaming_vocabulary: {counters} counters cannot rank {size} words: give {size} or more")
     return fewer_words(

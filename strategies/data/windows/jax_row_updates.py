@@ -8,11 +8,13 @@ More than `limit_mib` of moved bytes raise an error.
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, knobs
 from strategies.data.windows.jax_vmap import taken
 
 
 def on_jax(parts: Parts, limit_mib: int = 4096) -> Parts:
+    knobs.above_0("jax_row_updates", limit_mib=limit_mib)
+
     def windows(parts: Parts, source: Source) -> Windows:
         import jax
         import jax.numpy as jnp

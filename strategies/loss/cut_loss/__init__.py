@@ -12,11 +12,13 @@ states is in float32 until the end. Targets of -100 carry no loss. Sums are in f
 from dataclasses import replace
 from typing import Any
 
-from harness import Objective, Parts, Strategy, hookimpl
+from harness import Objective, Parts, Strategy, hookimpl, knobs
 
 
 def on_torch(parts: Parts, rows: int = 1024, tile: int = 4096) -> Parts:
     from strategies.loss.cut_loss._torch import cut_loss
+
+    knobs.above_0("cut_loss", rows=rows, tile=tile)
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         return cut_loss(x_BTD, w_VD, y_BT, rows, tile, Objective.of(parts.shape))
@@ -26,6 +28,8 @@ def on_torch(parts: Parts, rows: int = 1024, tile: int = 4096) -> Parts:
 
 def on_jax(parts: Parts, rows: int = 1024, tile: int = 4096) -> Parts:
     from strategies.loss.cut_loss._jax import cut_loss
+
+    knobs.above_0("cut_loss", rows=rows, tile=tile)
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
         return cut_loss(x_BTD, w_VD, y_BT, rows, tile, Objective.of(parts.shape))

@@ -65,12 +65,15 @@ class _CutLoss(torch.autograd.Function):
         smoothing, weight, cap = objective.label_smoothing, objective.z_loss, objective.soft_cap
         dtype, wide = x_nD.dtype, top_n.dtype
         factor_n = (y_n != IGNORED) * (upstream / count.clamp(min=1)).to(wide) / total_n
-        dx_nD = torch.zeros(x_nD.shape, dtype=wide, device=x_nD.device)
-        dw_VD = torch.zeros_like(w_VD)
+        needs_x, needs_w = ctx.needs_input_grad[:2]
+        dx_nD = torch.zeros(x_nD.shape, dtype=wide, device=x_nD.device) if needs_x else None
+        dw_VD = torch.zeros_like(w_VD) if needs_w else None
         room, slopes = _room(x_nD, w_VD, rows, tile), _room(x_nD, w_VD, rows if cap else 0, tile)
         for first in steps(len(w_VD), tile):
-            w_tD, dw_tD = w_VD[first : first + tile], dw_VD[first : first + tile]
-            sum_tD = dw_tD if dtype == wide else torch.zeros(w_tD.shape, dtype=wide, device=w_VD.device)
+            w_tD = w_VD[first : first + tile]
+            dw_tD = None if dw_VD is None else dw_VD[first : first + tile]
+            in_place = dw_tD is None or dtype == wide
+            sum_tD = dw_tD if in_place else torch.zeros(w_tD.shape, dtype=wide, device=w_VD.device)
             for row in steps(len(x_nD), rows):
                 chunk = slice(row, row + rows)
                 x_CD, top_C1, total_C = x_nD[chunk], top_n[chunk, None], total_n[chunk]
@@ -89,14 +92,16 @@ class _CutLoss(torch.autograd.Function):
                 if cap:
                     g_Ct.mul_(slope_Ct)
                 g_Ct = g_Ct.mul_(factor_n[chunk, None]).to(dtype)
-                _add_product_(dx_nD[chunk], g_Ct, w_tD)
-                _add_product_(sum_tD, g_Ct.T, x_CD)
-            if sum_tD is not dw_tD:
+                if dx_nD is not None:
+                    _add_product_(dx_nD[chunk], g_Ct, w_tD)
+                if sum_tD is not None:
+                    _add_product_(sum_tD, g_Ct.T, x_CD)
+            if dw_tD is not None and sum_tD is not None and not in_place:
                 dw_tD.copy_(sum_tD)
         if dtype == wide:
             rest_n1 = (~sure_n * total_n * factor_n * (1 - smoothing))[:, None]
             _less_targets_(dw_VD, dx_nD, x_nD, w_VD, y_n, rest_n1, rows)
-        return dx_nD.to(dtype), dw_VD, None, None, None, None
+        return None if dx_nD is None else dx_nD.to(dtype), dw_VD, None, None, None, None
 
 
 def steps(size: int, step: int) -> Iterable[int]:
@@ -105,14 +110,16 @@ def steps(size: int, step: int) -> Iterable[int]:
 
 
 def _less_targets_(
-    dw_VD: Tensor, dx_nD: Tensor, x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rest_n1: Tensor, rows: int
+    dw_VD: Tensor | None, dx_nD: Tensor | None, x_nD: Tensor, w_VD: Tensor, y_n: Tensor, rest_n1: Tensor, rows: int
 ) -> None:
-    """Subtract from both gradients, chunk by chunk, what the targets give whose 1 was not subtracted before."""
+    """Subtract from the gradients, chunk by chunk, what the targets give whose 1 was not subtracted before."""
     for row in steps(len(x_nD), rows):
         chunk = slice(row, row + rows)
         at_C = y_n[chunk].clamp(min=0)
-        dx_nD[chunk].addcmul_(rest_n1[chunk], w_VD[at_C], value=-1)
-        dw_VD.index_add_(0, at_C, x_nD[chunk] * rest_n1[chunk], alpha=-1)
+        if dx_nD is not None:
+            dx_nD[chunk].addcmul_(rest_n1[chunk], w_VD[at_C], value=-1)
+        if dw_VD is not None:
+            dw_VD.index_add_(0, at_C, x_nD[chunk] * rest_n1[chunk], alpha=-1)
 
 
 def _statistics(

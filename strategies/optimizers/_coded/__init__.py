@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from harness import Parts, Strategy, tree
+from harness import Parts, Strategy, knobs, tree
 
 SLICE = 1 << 20
 """Elements that are wide at a time."""
@@ -47,6 +47,7 @@ class Codes:
 def on_torch(codes: Codes, parts: Parts, least: int = 4096) -> Parts:
     from strategies.optimizers._coded import _torch
 
+    knobs.at_least_0(f"adam_{codes.bits}bit", least=least)
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
@@ -62,6 +63,7 @@ def on_torch(codes: Codes, parts: Parts, least: int = 4096) -> Parts:
 def on_jax(codes: Codes, parts: Parts, least: int = 4096) -> Parts:
     from strategies.optimizers._coded import _jax
 
+    knobs.at_least_0(f"adam_{codes.bits}bit", least=least)
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:

@@ -14,7 +14,7 @@ from strategies.optimizers._coded import Codes
 
 def begin(codes: Codes, p: Any, name: str, signed: bool, least: int) -> Any:
     """Make one moment of a tensor, or of each layer's: codes and scales of zeros, or where it is small float32."""
-    lead = p.shape[:1] if optimizers.stacked(name) else ()
+    lead = p.shape[:1] if optimizers.of_layers(name) else ()
     size = math.prod(p.shape[len(lead) :])
     if size < least:
         return jnp.zeros(p.shape, jnp.float32)

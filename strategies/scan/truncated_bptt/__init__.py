@@ -2,9 +2,9 @@
 
 Truncated backpropagation through time (Williams and Peng, 1990; Sutskever, 2013): each row is cut into segments of
 `steps` frames, of which the first may be shorter. The gradient of each is taken by itself, from the states that the
-segment before left, and all are summed before the update. Peak: the activations of `steps` frames of all layers, and
-the gradients once more while they are added. The loss is that of the whole row; its gradient lacks what would pass
-through a border, so it is another algorithm. For LSTM and GRU.
+segment before left, and all are summed before the update, each weighed by its targets that count. Peak: the activations
+of `steps` frames of all layers, and the gradients once more while they are added. The loss is that of the whole row;
+its gradient lacks what would pass through a border, so it is another algorithm. For LSTM and GRU.
 
 In JAX, where a gradient brings no states along, they come from a forward pass of their own.
 """

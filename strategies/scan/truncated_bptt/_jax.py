@@ -21,11 +21,15 @@ def truncated(parts: Parts, steps: int) -> Parts:
         def segment(so_far: Any, rows: Any) -> Any:
             loss, sums, before = so_far
             x_BCF, y_BC = rows
-            share = (y_BC != IGNORED).sum() / total
+            count = (y_BC != IGNORED).sum()
             value, grads = inner(_beginning(parts, before), state, x_BCF, y_BC)
-            sums = jax.tree.map(lambda sum_, g: sum_ + g * share.astype(g.dtype), sums, grads)
+
+            def weighed(of: Any, weight: Any) -> Any:
+                return jnp.where(count > 0, of * weight.astype(of.dtype), 0)  # a mean of none is no number
+
+            sums = jax.tree.map(lambda sum_, g: sum_ + weighed(g, count / total), sums, grads)
             after = _states_after(parts, params["layers"], parts.embed(parts, params, x_BCF), before)
-            return (loss + value * share, sums, after), None
+            return (loss + weighed(value, count), sums, after), None
 
         first, *others = lengths(x_BTF.shape[1], steps)
         nothing = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params), None
@@ -33,7 +37,8 @@ def truncated(parts: Parts, steps: int) -> Parts:
         if others:
             rest = (_segments(rows_BT[:, first:], len(others)) for rows_BT in (x_BTF, y_BT))
             so_far, _ = jax.lax.scan(segment, so_far, tuple(rest))
-        return so_far[:2]
+        loss, sums, _ = so_far
+        return loss / total, sums
 
     return replace(parts, grad=grad)
 

@@ -1,8 +1,10 @@
 """Segments of a row after each other in torch, with the states of each layer between them."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from harness import IGNORED, Parts, tree
@@ -20,18 +22,23 @@ def truncated(parts: Parts, steps: int) -> Parts:
     def grad(parts: Parts, state: Any, x_BTF: Tensor, y_BT: Tensor) -> Any:
         total = (y_BT != IGNORED).sum()
         segments = lengths(x_BTF.shape[1], steps)
-        loss, sums, left = None, None, States()
+        loss, sums, left = torch.zeros((), device=x_BTF.device), None, States()
         for x_BCF, y_BC in zip(x_BTF.split(segments, 1), y_BT.split(segments, 1), strict=True):
             carrying, left = _carrying(parts, left)
             value, grads = inner(carrying, state, x_BCF, y_BC)
-            share = (y_BC != IGNORED).sum() / total
-            loss = value * share if loss is None else loss + value * share
-            grads = tree.mapped(lambda g, share=share: g.mul_(share.to(g.dtype)), grads)
+            count = (y_BC != IGNORED).sum()
+            loss = loss + torch.where(count > 0, value * count, 0)  # a mean of none is no number
+            grads = tree.mapped(partial(_weighed_, count, count / total), grads)
             sums = grads if sums is None else tree.mapped(Tensor.add_, sums, grads)
             del grads
-        return loss, sums
+        return loss / total, sums
 
     return replace(parts, grad=grad)
+
+
+def _weighed_(count: Tensor, share: Tensor, gradient: Tensor) -> Tensor:
+    """Multiply the gradient of a segment by its share of all targets; without a target it has none."""
+    return gradient.mul_(share.to(gradient.dtype)).masked_fill_(count == 0, 0)
 
 
 def _carrying(parts: Parts, before: States) -> tuple[Parts, States]:

@@ -10,7 +10,7 @@ the embedding where it is the same. (Megatron-LM: Shoeybi et al., 2019, arXiv:19
 from dataclasses import replace
 from typing import Any
 
-from harness import IGNORED, Objective, Parts, tree
+from harness import IGNORED, Objective, Parts, knobs, tree
 from strategies.sharding.shares import WHOLE
 
 
@@ -22,6 +22,7 @@ def on_torch(parts: Parts, chunk: int = 1024) -> Parts:
     from strategies.sharding import _torch as ranks
     from strategies.sharding.vocabulary_parallel_loss._torch import rows_of, vocabulary_losses
 
+    knobs.above_0("vocabulary_parallel_loss", chunk=chunk)
     inner_draw, inner_embed, inner_gather_parameters = parts.draw, parts.embed, parts.gather_parameters
     tied = getattr(parts.shape, "tied", False)
     classifier = "embed" if tied else "head"
@@ -74,4 +75,5 @@ def on_torch(parts: Parts, chunk: int = 1024) -> Parts:
 def on_jax(parts: Parts, chunk: int = 1024) -> Parts:
     from strategies.sharding.vocabulary_parallel_loss import _jax
 
+    knobs.above_0("vocabulary_parallel_loss", chunk=chunk)
     return _jax.vocabulary_parallel_loss(parts, chunk)

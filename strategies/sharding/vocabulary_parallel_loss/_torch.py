@@ -64,8 +64,9 @@ class _Losses(torch.autograd.Function):
         first = dist.get_rank() * rows_of(vocabulary)
         w_vD = w_rD[: max(0, min(len(w_rD), vocabulary - first))]
         upstream_n = all_reduce(upstream_n.clone()) * (y_n != IGNORED)
-        dx_nD = torch.empty_like(x_nD)
-        dw_rD = torch.zeros(w_rD.shape, dtype=top_n.dtype, device=w_rD.device)
+        needs_x, needs_w = ctx.needs_input_grad[:2]
+        dx_nD = torch.empty_like(x_nD) if needs_x else None
+        dw_rD = torch.zeros(w_rD.shape, dtype=top_n.dtype, device=w_rD.device) if needs_w else None
         for start in range(0, len(x_nD), chunk):
             rows = slice(start, start + chunk)
             x_CD, up_C, total_C = x_nD[rows], upstream_n[rows], total_n[rows]
@@ -84,9 +85,11 @@ class _Losses(torch.autograd.Function):
             if slope_Cv is not None:
                 g_Cv.mul_(slope_Cv)
             narrow_Cv = g_Cv.to(x_nD.dtype)
-            dx_nD[rows] = narrow_Cv @ w_vD
-            dw_rD[: len(w_vD)] += narrow_Cv.T @ x_CD
-        return dx_nD, dw_rD.to(w_rD.dtype), None, None, None, None
+            if dx_nD is not None:
+                dx_nD[rows] = narrow_Cv @ w_vD
+            if dw_rD is not None:
+                dw_rD[: len(w_vD)] += narrow_Cv.T @ x_CD
+        return dx_nD, None if dw_rD is None else dw_rD.to(w_rD.dtype), None, None, None, None
 
 
 def _logits(x_CD: Tensor, w_vD: Tensor, cap: float) -> Tensor:

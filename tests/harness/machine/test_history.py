@@ -45,6 +45,19 @@ def test_what_a_file_says_of_itself_or_states_for_predictions_changes_nothing(pr
     assert history.changed(before, ()) == ()
 
 
+def test_refusing_a_value_changes_nothing_that_was_measured(project: Path) -> None:
+    file = project / "harness" / "worker" / "memory.py"
+    file.write_text("from harness import Parts\ndef on(every):\n    return every\n")
+    before = commit(project)
+    refusing = "    if every < 0:\n        raise ValueError('it is negative')\n    knobs.above_0('on', every=every)\n"
+    file.write_text(f"from harness import Parts, knobs\ndef on(every):\n{refusing}    return every\n")
+    assert history.changed(before, ()) == ()
+    for doing in ("    if every < 0:\n        every = 0\n", "    other.above_0('on', every=every)\n"):
+        history.changed.cache_clear()
+        file.write_text(f"from harness import Parts\ndef on(every):\n{doing}    return every\n")
+        assert history.changed(before, ()) == ("harness/worker/memory.py",), doing
+
+
 def test_what_a_file_does_is_a_change_committed_or_not(project: Path) -> None:
     before = git(project, "rev-parse", "HEAD")
     (project / "harness" / "worker" / "memory.py").write_text("PEAK = 2\n")

@@ -259,6 +259,16 @@ def test_a_bug_diverges_whatever_is_declared(seed, bug):
     assert judge(seed, bug(seed), precision="float16").verdict == "diverged"
 
 
+@pytest.mark.parametrize(("off", "verdict"), [(1e-6, "reassociated"), (0.25, "diverged")])
+def test_beside_a_loss_of_0_a_later_one_is_off_by_itself(off, verdict):
+    baseline, strategy = (
+        replace(run, trajectory=(run.loss, last)) for run, last in ((done(5), 0.0), (done(5, chunk=7), off))
+    )
+    answer = compare(strategy, baseline, baseline, done(5, dtype="float64"), layers=LAYERS)
+    assert answer.verdict == verdict
+    assert verdict == "reassociated" or "by update 2 the loss is off by 2.5e-01" in answer.reason
+
+
 @every_seed
 def test_another_dropout_generator_diverges(seed):
     def run(generator, dtype="float32", **options):

@@ -23,6 +23,7 @@ KNOBS = {
     "chunked_backward_loss": {"chunk": 7},
     "drop_ignored": {},
 }
+PARALLEL = "vocabulary_parallel_loss"
 SETTINGS = {
     "smoothing": {"label_smoothing": 0.2},
     "z": {"z_loss": 0.3},
@@ -114,11 +115,65 @@ def one_rank():
 def test_a_vocabulary_in_parts_computes_the_same_function_and_rounds_nothing_to_float32(settings):
     x, w, y = problem()
     parts = Parts(Shape(vocabulary=VOCABULARY, **SETTINGS[settings]), Place("torch", "cpu"), loss=_torch.loss)
-    parts = STRATEGIES["vocabulary_parallel_loss"].on["torch"](parts, chunk=7)
+    parts = STRATEGIES[PARALLEL].on["torch"](parts, chunk=7)
     leaves = [torch.from_numpy(array).requires_grad_() for array in (x, w)]
     value = parts.loss(parts, *leaves, torch.from_numpy(y))
     actual = [each.numpy() for each in (value.detach(), *torch.autograd.grad(value, leaves))]
     assert_close(actual, oracle(x, w, y, **SETTINGS[settings]), BOUND["float64"])
+
+
+def with_frozen(name, frozen, rows, vocabulary, dtype, settings):
+    """The gradients of `x` and `w`, None if frozen, and the elements of the largest tensor that is made."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    draws = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(size, 48, generator=draws).to(dtype) for size in (rows, vocabulary))
+    y = torch.randint(vocabulary, (1, rows), generator=draws)
+    leaves = {"x": x.requires_grad_(frozen != "x"), "w": w.requires_grad_(frozen != "w")}
+    given = {leaf.untyped_storage()._cdata for leaf in leaves.values()}
+    parts = Parts(Shape(vocabulary=vocabulary, **settings), Place("torch", "cpu"), loss=_torch.loss)
+    if (knobs := {**KNOBS, PARALLEL: {"chunk": 7}}[name]) is not None:
+        parts = STRATEGIES[name].on["torch"](parts, **knobs)
+
+    class Watch(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            actual = function(*args, **(kwargs or {}))
+            for tensor in actual if isinstance(actual, tuple | list) else (actual,):
+                if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in given:
+                    self.largest = max(self.largest, tensor.numel())
+            return actual
+
+    with Watch() as watch:
+        parts.loss(parts, x[None], w, y).backward()
+    return {name: leaf.grad for name, leaf in leaves.items()}, watch.largest
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("settings", ["all", "smoothing"])
+@pytest.mark.parametrize(
+    ("name", "frozen"),
+    [*((name, "w") for name in [*KNOBS, PARALLEL]), ("cut_loss", "x"), (PARALLEL, "x")],
+)
+def test_of_what_is_frozen_no_gradient_is_made(name, frozen, settings, dtype):
+    trained, rows, vocabulary = ("x", 10, 40) if frozen == "w" else ("w", 40, 10)
+    both, _ = with_frozen(name, "", rows, vocabulary, dtype, SETTINGS[settings])
+    one, largest = with_frozen(name, frozen, rows, vocabulary, dtype, SETTINGS[settings])
+    assert torch.equal(one[trained], both[trained])
+    assert largest < 40 * 48, "as large as what is frozen"
+
+
+@pytest.mark.parametrize("name", ["cut_loss", "fused_loss", "chunked_backward_loss"])
+def test_the_compiler_leaves_out_the_gradient_of_a_frozen_classifier(name):
+    loss, y = loss_of(name, "jax", {}), jnp.zeros((1, 70), jnp.int32)
+    x, w = (jax.ShapeDtypeStruct(size, jnp.float32) for size in ((1, 70, 12), (VOCABULARY, 12)))
+    of_one, of_both = (
+        jax.jit(jax.grad(lambda x, w: loss(x, w, y), argnums=which)).lower(x, w).compile().as_text().count(" dot(")
+        for which in (0, (0, 1))
+    )
+    assert of_one == of_both - 1
 
 
 def test_each_setting_changes_every_result_by_more_than_is_tolerated():

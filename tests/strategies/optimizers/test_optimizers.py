@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends, tree
+from harness import Place, backends, optimizers, tree
 from harness.contract import place, plugins
 from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.records import Applied, Case
+from harness.workloads.causal_lm.cut import made
+from harness.workloads.causal_lm.proof import named
+from harness.workloads.causal_lm.proven import cut
 from strategies.optimizers import _coded, adam_8bit
 
 LOADED = plugins.load()
@@ -31,6 +34,14 @@ def parts_of(backend, *names, workload="decoder", **shape):
         strategies=tuple(Applied(name=name, knobs=dict(LOADED.strategies[name].probe)) for name in names),
     )
     return assemble(LOADED, case)
+
+
+def published(config, name, **knobs):
+    """Parts of a small model of a published architecture, rewritten by a strategy."""
+    pytest.importorskip("transformers", reason="needs the package transformers")
+    workload = LOADED.workloads["causal_lm"]
+    parts = workload.on["torch"](workload.probe(workload.shape(config=config)), Place("torch", "cpu"), None, 0)
+    return LOADED.strategies[name].on["torch"](parts, **knobs)
 
 
 def trained(backend, *names, steps=STEPS, parts=None, **shape):
@@ -98,7 +109,24 @@ def muon(shape, named):
     hidden = [p for name, p in named.items() if p.dim() == 2 and name not in ("embed", "head")]
     rest = [p for name, p in named.items() if p.dim() < 2 or name in ("embed", "head")]
     settings = {"lr": shape.learning_rate, "weight_decay": shape.weight_decay}
-    return [torch.optim.Muon(hidden, **settings), torch.optim.AdamW(rest, **settings)]
+    return [OfDecoder(hidden, **settings), torch.optim.AdamW(rest, **settings)]
+
+
+class OfDecoder(torch.optim.Muon):
+    """Muon of matrices [in, out], which it takes as views [out, in]; square ones are rounded as they are stored."""
+
+    def __init__(self, matrices, **settings):
+        self.stored = matrices
+        views = [torch.nn.Parameter(self.turned(p.detach())) for p in matrices]
+        super().__init__(views, **settings)
+
+    def turned(self, p):
+        return p if p.shape[0] == p.shape[1] else p.T
+
+    def step(self):
+        for view, p in zip(self.param_groups[0]["params"], self.stored, strict=True):
+            view.grad = self.turned(p.grad)
+        super().step()
 
 
 # Against the optimizers of torch
@@ -121,7 +149,69 @@ def test_muon_makes_the_steps_of_torch(backend):
     assert moved > 0.02 and away(answer, reference) < (1e-4 if backend == "torch" else 0.02) * moved
 
 
+@pytest.mark.parametrize("config", ["smollm2-135m", "gpt2"])
+def test_muon_moves_the_matrices_of_a_published_model_as_torch_does(config):
+    """GPT-2 stores [in, out], all others [out, in]: a matrix that gives more than it takes moves further in both."""
+    parts = published(config, "muon")
+    state = parts.init(parts, None)
+    before = {name: p.detach().clone() for name, p in tree.leaves(state["params"])}
+    grads = tree.mapped(lambda p: torch.randn(p.shape, generator=torch.Generator().manual_seed(1)), state["params"])
+    state = parts.update(parts, state, grads)
+    after, gradients = dict(tree.leaves(state["params"])), dict(tree.leaves(grads))
+    matrices = [name for name in after if name.endswith((".up_proj.weight", ".c_fc.weight", ".down_proj.weight"))]
+    for name in matrices:
+        turn = (lambda p: p.T) if config == "gpt2" else (lambda p: p)
+        due = torch.nn.Parameter(turn(before[name]).contiguous())
+        due.grad = turn(gradients[name]).contiguous()
+        torch.optim.Muon([due], lr=parts.shape.learning_rate, weight_decay=parts.shape.weight_decay).step()
+        step = turn(after[name].detach()) - turn(before[name])
+        assert torch.allclose(step, due.detach() - turn(before[name]), rtol=0.02, atol=1e-6)
+    assert matrices
+
+
+@pytest.mark.parametrize(("name", "device"), [("foreach_adamw", "cpu"), ("fused_adamw", "meta")])
+def test_steps_are_counted_where_the_kernel_reads_them(name, device):
+    """`foreach` reads a count for each tensor, and on a GPU would wait for it."""
+    parts, p = parts_of("torch", name), torch.zeros(3, 2, device="meta")
+    state = parts.update(parts, {"params": {"head": p}, "moments": None, "steps": 0}, {"head": torch.ones_like(p)})
+    assert [of.device.type for of in state["moments"]["head"]] == ["meta", "meta", device]
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_gates_are_stored_outputs_by_inputs(backend):
+    parts = parts_of(backend, workload="temporal", network="lstm")
+    state = parts.init(parts, None)
+    first = {name: parts.outputs_first(name) for name, _ in tree.leaves(state["params"]) if name.startswith("layers.")}
+    assert {name.rpartition(".")[2] for name, outputs in first.items() if outputs} == {"wx", "wh"}
+
+
+@pytest.mark.parametrize("workload", ["decoder", "causal_lm"])
+def test_adapters_are_stored_outputs_by_inputs(workload):
+    pytest.importorskip("transformers" if workload == "causal_lm" else "torch")
+    parts = parts_of("torch", "lora", "muon", workload=workload)
+    matrices = [(name, p) for name, p in tree.leaves(parts.init(parts, None)["params"]) if name.endswith(".b")]
+    assert matrices and all(parts.outputs_first(name) and p.shape[1] == 4 for name, p in matrices)
+
+
 # What is kept
+
+
+@pytest.mark.parametrize("config", ["smollm2-135m", "gpt2", "opt-125m", "pythia-70m", "mixtral-8x7b"])
+@pytest.mark.parametrize("rule", ["muon", "soap", "galore", "apollo"])
+def test_the_matrices_of_a_published_model_are_those_of_its_layers(rule, config):
+    """Embeddings, positions and the classifier keep two moments of AdamW, by whatever names they have."""
+    knobs = {"rank": 3} if rule in ("galore", "apollo") else {}
+    parts = published(config, rule, **knobs)
+    state = parts.init(parts, None)
+    model = made(parts.shape.values(), "eager")
+    whole = named(model, cut(parts.shape))
+    tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    rows = {id(module.weight) for module in [*tables, model.get_output_embeddings()]}
+    assert rows <= {id(p) for p in whole.values()}
+    for name, alone in optimizers.one_by_one(state):
+        p, moments = whole[name], alone["moments"][name]
+        is_matrix = p.dim() == 2 and id(p) not in rows
+        assert ([of.shape for of in moments] == [p.shape] * 2) != is_matrix, name
 
 
 @pytest.mark.parametrize("backend", place.NAMES)

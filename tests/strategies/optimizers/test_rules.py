@@ -199,11 +199,39 @@ def test_bytes_of_moments(backend):
 
 
 def test_blocks_of_adam_mini_are_heads_outputs_and_rows():
-    shape = parts_of("torch").shape
-    assert adam_mini.blocks_of(shape, "layers.0.wq", (48, 48)) == (shape.heads,)
-    assert adam_mini.blocks_of(shape, "layers.0.wo", (48, 40)) == (40,)
-    assert adam_mini.blocks_of(shape, "embed", (67, 48)) == (67, 1)
-    assert adam_mini.blocks_of(shape, "layers.0.mix_norm", (48,)) == (1,)
+    parts = parts_of("torch")
+    assert adam_mini.blocks_of(parts, "layers.0.wq", (48, 48)) == (1, parts.shape.heads)
+    assert adam_mini.blocks_of(parts, "layers.0.wo", (48, 40)) == (1, 40)
+    assert adam_mini.blocks_of(parts, "embed", (67, 48)) == (67, 1)
+    assert adam_mini.blocks_of(parts, "layers.0.mix_norm", (48,)) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("config", "ends", "axes"),
+    [
+        ("smollm2-135m", "embed_tokens.weight", (1,)),
+        ("smollm2-135m", "up_proj.weight", (1,)),
+        ("gpt2", "wpe.weight", (1,)),
+        ("gpt2", "c_fc.weight", (0,)),
+        ("mixtral-8x7b", "experts.down_proj", (2,)),
+        ("mixtral-8x7b", "head", (1,)),
+    ],
+)
+def test_blocks_of_adam_mini_in_a_published_model_are_its_outputs_and_rows(config, ends, axes):
+    """After one step the change of an element is its gradient over the root of its block's mean of squares."""
+    pytest.importorskip("transformers", reason="needs the package transformers")
+    published = LOADED.workloads["causal_lm"]
+    shape = published.probe(published.shape(config=config, weight_decay=0.0, learning_rate=0.01))
+    parts = published.on["torch"](shape, Place("torch", "cpu"), None, 0)
+    parts = LOADED.strategies["adam_mini"].on["torch"](parts)
+    state = parts.init(parts, None)
+    before = {name: p.detach().clone() for name, p in tree.leaves(state["params"])}
+    grads = tree.mapped(lambda p: torch.randn(p.shape, generator=torch.Generator().manual_seed(1)), state["params"])
+    state = parts.update(parts, state, grads)
+    params, gradients = dict(tree.leaves(state["params"])), dict(tree.leaves(grads))
+    name = next(name for name in params if name.endswith(ends))
+    due = gradients[name] / gradients[name].square().mean(axes, keepdim=True).sqrt()
+    assert torch.allclose((before[name] - params[name].detach()) / 0.01, due, atol=1e-4)
 
 
 @pytest.mark.parametrize("signed", [True, False])

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness import Parts, Place
 from harness.contract import place, plugins
@@ -43,6 +44,23 @@ def test_the_error_is_that_of_three_bits_at_any_scale(backend, scale):
     for value, true in zip(answer(backend, *drawn(scale)), exact(*drawn(scale)), strict=True):
         off = np.linalg.norm(value - true) / np.linalg.norm(true)
         assert 0.01 < off < 0.1, "a roundoff of 1/16 or 1/8, averaged over a sum"
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_of_a_frozen_factor_no_gradient_is_made(frozen):
+    class Products(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.count += function in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)
+            return function(*args, **(kwargs or {}))
+
+    x, w, up = (torch.from_numpy(each) for each in drawn())
+    (x, w)[1 - frozen].requires_grad_()
+    with Products() as products:
+        product("torch")({"up": w}, x).backward(up)
+    assert products.count == 2, "one forward, one backward"
+    assert (x, w)[frozen].grad is None and (x, w)[1 - frozen].grad is not None
 
 
 def test_both_frameworks_round_alike():

@@ -41,6 +41,19 @@ def test_a_kernel_multiplies_and_differentiates_as_the_library_does(name: str) -
         assert torch.allclose(a, b, atol=1e-12)
 
 
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_of_a_frozen_factor_no_gradient_is_made(frozen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strategies.products import _written
+
+    calls: list[str] = []
+    monkeypatch.setattr(_written, "product", lambda name, x, w: calls.append(name) or x @ w)
+    factors = [torch.ones(5, 3), torch.ones(3, 4)]
+    factors[1 - frozen].requires_grad_()
+    _written._Product.apply("naive", *factors).sum().backward()
+    assert len(calls) == 2, "one forward, one backward"
+    assert factors[frozen].grad is None and factors[1 - frozen].grad is not None
+
+
 def test_types_that_a_kernel_does_not_know_are_refused() -> None:
     from strategies.products import _written
 

@@ -4,11 +4,12 @@ from dataclasses import replace
 from functools import cache, partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends, tree
+from harness import IGNORED, Place, backends, tree
 from harness.backends import jax as on_jax
 from harness.contract import place, plugins
 from strategies.scan.chunked_recurrence import lengths
@@ -72,8 +73,8 @@ def test_chunks_give_the_gradient_of_the_whole_row(backend, network, chunk):
 # Truncated
 
 
-def cut_by_hand(network, steps):
-    """The gradient of the whole row whose states lose their history at the borders, in one graph of torch."""
+def cut_at_borders(network, steps):
+    """Parts of torch that run the whole row in one graph, whose states lose their history at the borders."""
     shape = probe(network)
     parts = parts_of("torch", shape)
     inner = parts.recur
@@ -86,7 +87,7 @@ def cut_by_hand(network, steps):
             ys.append(y_BCD)
         return torch.cat(ys, 1), carried
 
-    return gradient(replace(parts, recur=recur))
+    return replace(parts, recur=recur)
 
 
 def stacked(grads):
@@ -103,7 +104,7 @@ def stacked(grads):
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_truncated_is_the_gradient_with_states_cut_at_the_borders(backend, network):
     loss, grads = gradient(parts_of(backend, probe(network), ("truncated_bptt", {"steps": 5})))
-    due_loss, due = cut_by_hand(network, 5)
+    due_loss, due = gradient(cut_at_borders(network, 5))
     due = due if backend == "torch" else stacked(due)
     assert loss == pytest.approx(due_loss, rel=1e-6)
     assert loss == pytest.approx(plain(backend, network)[0], rel=1e-6), "only the gradient is cut"
@@ -112,6 +113,38 @@ def test_truncated_is_the_gradient_with_states_cut_at_the_borders(backend, netwo
     recurrent = "layers.0.wh" if backend == "torch" else "layers.wh"
     whole = plain(backend, network)[1][recurrent]
     assert np.abs(grads[recurrent] - whole).max() > 1e-3 * np.abs(whole).max()
+
+
+def hidden(parts, frames):
+    """Parts whose gradient ignores the targets of some frames."""
+    inner = parts.grad
+
+    def grad(parts, state, x, y):
+        if parts.place.backend == "jax":
+            return inner(parts, state, x, jnp.asarray(y).at[:, frames].set(IGNORED))
+        y = y.clone()
+        y[:, frames] = IGNORED
+        return inner(parts, state, x, y)
+
+    return replace(parts, grad=grad)
+
+
+@pytest.mark.parametrize("frames", [slice(3), slice(3, 8), slice(2, 12)], ids=["first", "second", "two"])
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_a_segment_without_a_target_adds_nothing(backend, frames):
+    """The segments are frames 0 to 3, 3 to 8 and 8 to 13."""
+    loss, grads = gradient(hidden(parts_of(backend, probe("gru"), ("truncated_bptt", {"steps": 5})), frames))
+    due_loss, due = gradient(hidden(cut_at_borders("gru", 5), frames))
+    assert loss == pytest.approx(due_loss, rel=1e-6)
+    for name, value in (due if backend == "torch" else stacked(due)).items():
+        np.testing.assert_allclose(grads[name], value, rtol=1e-3, atol=1e-5 * np.abs(value).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_a_row_without_a_target_has_no_loss_and_no_gradient(backend):
+    parts = parts_of(backend, probe("gru"), ("truncated_bptt", {"steps": 5}))
+    loss, grads = gradient(hidden(parts, slice(None)))
+    assert np.isnan(loss) and not any(value.any() for value in grads.values())
 
 
 @pytest.mark.parametrize("backend", place.NAMES)

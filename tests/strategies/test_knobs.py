@@ -1,0 +1,91 @@
+"""Values of knobs that mean nothing are refused when a strategy is applied, in one sentence."""
+
+from functools import cache
+
+import pytest
+
+from harness import Place
+from harness.contract import plugins
+
+LOADED = plugins.load()
+ANY = {
+    ("bfloat16_stochastic", "seed"),
+    ("document_windows", "end"),
+    ("fused_loss", "ignore_index"),
+}
+"""Knobs that are no sizes: each of their values means something."""
+LATER = {("fused_loss", "chunk"), ("chunked_recurrence", "chunk")}
+"""Knobs that are looked at when the part is called."""
+ABOVE_0 = [
+    ("accumulate", "pieces"),
+    ("apollo", "rank"),
+    ("apollo", "every"),
+    ("chunked_attention", "chunk"),
+    ("chunked_backward_loss", "chunk"),
+    ("chunked_loss", "chunk"),
+    ("clip_gradients", "norm"),
+    ("clip_in_backward", "norm"),
+    ("cut_loss", "rows"),
+    ("cut_loss", "tile"),
+    ("float16_master", "scale"),
+    ("float16_scaled", "interval"),
+    ("galore", "rank"),
+    ("galore", "every"),
+    ("galore", "scale"),
+    ("jax_row_updates", "limit_mib"),
+    ("lion", "factor"),
+    ("lomo", "factor"),
+    ("lora", "rank"),
+    ("mapped_moments", "elements"),
+    ("peft_lora", "rank"),
+    ("qlora", "rank"),
+    ("soap", "every"),
+    ("streaming", "rows"),
+    ("tiled_feed", "rows"),
+    ("vocabulary_parallel_loss", "chunk"),
+    ("window_attention", "window"),
+]
+
+
+@cache
+def parts_of(workload, backend):
+    made = LOADED.workloads[workload]
+    return made.on[backend](made.tiny(made.shape()), Place(backend, "cpu"), None, 0)
+
+
+def applied(name, **knobs):
+    """Apply a strategy on each backend, to the first workload that takes it."""
+    strategy = LOADED.strategies[name]
+    for backend, function in strategy.on.items():
+        if strategy.obstacle(Place(backend, "cpu")) is not None:
+            continue
+        workload = next(
+            (each for each, made in LOADED.workloads.items() if backend in made.on and strategy.misfit(made) is None)
+        )
+        yield backend, lambda function=function, at=(workload, backend): function(parts_of(*at), **knobs)
+
+
+@pytest.mark.parametrize("name", sorted(LOADED.strategies))
+def test_a_size_below_0_is_refused(name):
+    for knob in LOADED.strategies[name].knobs.values():
+        if knob.type not in (int, float) or (name, knob.name) in ANY | LATER:
+            continue
+        for backend, apply in applied(name, **{knob.name: knob.type(-1)}):
+            with pytest.raises(ValueError, match="-1"):
+                apply()
+                pytest.fail(f"{name} takes {knob.name} -1 on {backend}")
+
+
+@pytest.mark.parametrize(("name", "knob"), ABOVE_0)
+def test_a_size_of_0_is_refused_where_it_means_nothing(name, knob):
+    zero = LOADED.strategies[name].knobs[knob].type(0)
+    for _, apply in applied(name, **{knob: zero}):
+        with pytest.raises(ValueError, match=f"^{name}: {knob} is 0(.0)?: set {knob} above 0$"):
+            apply()
+
+
+@pytest.mark.parametrize("name", ["muon", "sgd_momentum"])
+def test_a_momentum_of_1_is_refused(name):
+    for _, apply in applied(name, momentum=1.0):
+        with pytest.raises(ValueError, match=r"momentum is 1\.0: set momentum to 0 or more, and below 1"):
+            apply()
