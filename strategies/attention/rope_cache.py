@@ -94,6 +94,8 @@ def on_jax(parts: Parts, tokens: int = 0, positions_on: str = "inputs") -> Parts
     lengths = [tokens]
 
     def rotary(parts: Parts, positions: tuple[slice, ...], like: Any) -> tuple[Any, Any]:
+        if not isinstance(positions, tuple):
+            raise ValueError("rope_cache: in JAX packed rows have positions of their own: leave out one of the two")
         shape: Any = parts.shape
         lengths[0] = grown(lengths[0], last(positions))
         exponents = np.arange(0, shape.rotated, 2) / shape.rotated

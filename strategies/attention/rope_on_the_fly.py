@@ -37,6 +37,10 @@ def on_jax(parts: Parts) -> Parts:
     refuse_learned(parts, "rope_on_the_fly")
 
     def rotary(parts: Parts, positions: tuple[slice, ...], like: Any) -> tuple[Any, Any]:
+        if not isinstance(positions, tuple):
+            raise ValueError(
+                "rope_on_the_fly: in JAX packed rows have positions of their own: leave out one of the two"
+            )
         shape: Any = parts.shape
         dtype = jnp.promote_types(like.dtype, jnp.float32)
         exponents = np.arange(0, shape.rotated, 2) / shape.rotated

@@ -44,22 +44,28 @@ def on_torch(parts: Parts, window: int = 4096, stride: int = 2048, merge: str = 
             return reduce(torch.maximum, covering)
         return sum(covering[1:], covering[0]) / len(covering)
 
+    def joined(parts: Parts, ps: Any, *pieces_in: Any) -> Any:
+        return inner(parts, ps, torch.cat(pieces_in, 1))
+
     def stack(parts: Parts, ps: Any, x_BTD: Any) -> Any:
         T = x_BTD.shape[1]
         if window >= T:
             parts.notes["unchanged"] = f"{T:,} tokens fit one window of {window:,}"
             return inner(parts, ps, x_BTD)
         begins = starts(T, window, stride)
-        # Between two borders the same windows cover all tokens. Adding into one long tensor would be quadratic: its
-        # gradient is copied whole for every window.
+        # Between two borders the same windows cover all tokens. One long tensor that windows are cut out of, or added
+        # into, would be quadratic: its gradient is as long as the sequence for every window.
         borders = sorted({*begins, *(begin + window for begin in begins)})
         pieces: dict[int, list[Any]] = {border: [] for border in borders[:-1]}
+        lengths = [b - a for a, b in pairwise(borders)]
+        inputs = dict(zip(borders, x_BTD.split(lengths, 1), strict=False))
         wide = torch.promote_types(x_BTD.dtype, torch.float32)
         for begin in begins:
-            y_BWD = checkpoint(inner, parts, ps, x_BTD[:, begin : begin + window], use_reentrant=False)
-            within = [border for border in borders if begin <= border <= begin + window]
-            lengths = [b - a for a, b in pairwise(within)]
-            for border, piece in zip(within, y_BWD.to(wide).split(lengths, 1), strict=False):
+            within = [border for border in borders[:-1] if begin <= border < begin + window]
+            pieces_in = [inputs[border] for border in within]
+            y_BWD = checkpoint(partial(joined, parts, ps), *pieces_in, use_reentrant=False)
+            sizes = [piece.shape[1] for piece in pieces_in]
+            for border, piece in zip(within, y_BWD.to(wide).split(sizes, 1), strict=True):
                 pieces[border].append(piece)
         return torch.cat([merged(covering) for covering in pieces.values()], 1).to(x_BTD.dtype)
 
@@ -111,5 +117,9 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             approximate=True,
             probe={"window": 16, "stride": 8},
+            conflicts=dict.fromkeys(
+                ("ring_attention", "ulysses", "megatron_sequence_parallel"),
+                "each rank has a stretch of every row, and would cut its windows out of that",
+            ),
         )
     ]

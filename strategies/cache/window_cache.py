@@ -33,10 +33,11 @@ def on_torch(parts: Parts, window: int = 1024, sinks: int = 4) -> Parts:
             before = state[layer].clone() if position and end - position > 1 else None
             staying_T = [at for at in range(position, end) if at < first or at >= end - ring]
             places = [at if at < first else first + (at - first) % ring for at in staying_T]
-            state[layer][:, :, places] = new[:, :, [at - position for at in staying_T]]
-            if end - position == 1:
+            if end - position == 1:  # a number is no list of numbers, which would be copied to the device
+                state[layer][:, :, places[0]] = new[:, :, 0]
                 key_S = positions(slots_S, end, first, ring, torch.where)
                 return state, *state[layer], seen(query_T, key_S, window, sinks)
+            state[layer][:, :, places] = new[:, :, [at - position for at in staying_T]]
             keys, key_S = new if before is None else torch.cat([before, new], 2), query_T
             if position:
                 key_S = torch.cat([positions(slots_S, position, first, ring, torch.where), query_T])

@@ -41,6 +41,10 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_torch},
             about=__doc__,
             needs=("liger_kernel",),
+            conflicts=dict.fromkeys(
+                ("float16_scaled", "float16_master"),
+                "Liger divides by the number of targets in float16, before the loss is scaled: use fused_loss",
+            ),
             excludes={"torch/cpu": "its kernels are written for GPUs"},
         )
     ]

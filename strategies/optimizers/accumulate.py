@@ -34,7 +34,7 @@ def on_torch(parts: Parts, pieces: int = 4) -> Parts:
         """Add `share` of each gradient in place, leaf by leaf: a second set of them would be alive otherwise."""
 
         def weighed(g: Any) -> Any:
-            return torch.where(share > 0, g.mul_(share.to(g.dtype)), 0)
+            return g.mul_(share.to(g.dtype)).masked_fill_(~(share > 0), 0)
 
         return (
             tree.mapped(weighed, grads) if sums is None else tree.mapped(lambda g, of: of.add_(weighed(g)), grads, sums)

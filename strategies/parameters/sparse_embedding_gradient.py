@@ -43,6 +43,11 @@ def on_torch(parts: Parts, rows: int = 4096) -> Parts:
     def in_slices(parts: Parts, state: Any, ids_N: Any, g_ND: Any) -> Any:
         """Update the embedding a few rows at a time, in place; its moments may begin with that."""
         p_VD, moments = state["params"][NAME], state["moments"] and state["moments"][NAME]
+        if any(each.dim() == 0 or len(each) != len(p_VD) for each in moments or ()):
+            raise ValueError(
+                "sparse_embedding_gradient updates some rows at a time, and this optimizer keeps something that is not "
+                "in rows: combine it with AdamW, SGD or Lion"
+            )
         after, pieces = state, []
         for start in range(0, len(p_VD), rows):
             p = p_VD.detach()[start : start + rows]

@@ -32,6 +32,12 @@ def on_torch(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Part
         return value / state["scale"], grads
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
+        if "layers" not in grads:
+            raise ValueError(
+                "float16_scaled decides by all gradients whether a step has overflowed, and another strategy updates "
+                "one tensor at a time: name it after offloaded_moments or mapped_moments, and leave out "
+                "sparse_embedding_gradient"
+            )
         finite = _loss_scale.is_finite_in_torch(grads)
         moved = inner_update(parts, state, grads) if finite else state
         return {**moved, **_loss_scale.after_step_in_torch(state, finite, interval)}
@@ -50,6 +56,11 @@ def on_jax(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Parts:
         return {**inner_init(parts, source), **_loss_scale.begin_in_jax(scale)}
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
+        if "frozen" in state:
+            raise ValueError(
+                "float16_scaled casts what is trained, and the frozen model would stay wide: name bfloat16 before the "
+                "adapters instead"
+            )
         half = jax.tree.map(lambda p: p.astype(jnp.float16), state["params"])
         value, grads = inner_grad(_loss_scale.scaled(parts, state["scale"]), {**state, "params": half}, x, y)
         return value / state["scale"], jax.tree.map(lambda g: g.astype(jnp.float32) / state["scale"], grads)

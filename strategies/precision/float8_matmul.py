@@ -49,13 +49,13 @@ def _product() -> Any:
         @staticmethod
         def forward(ctx: Any, x: Any, w: Any) -> Any:
             own = narrowed(x, FORWARD)
-            ctx.save_for_backward(*own, w)
+            ctx.save_for_backward(w, *(own if ctx.needs_input_grad[1] else ()))
             return widened(own, x.dtype) @ widened(narrowed(w, FORWARD), x.dtype)
 
         @staticmethod
         @once_differentiable
         def backward(ctx: Any, upstream: Any) -> Any:
-            *own, w = ctx.saved_tensors
+            w, *own = ctx.saved_tensors
             g = widened(narrowed(upstream, BACKWARD), upstream.dtype)
             for_x, for_w = ctx.needs_input_grad
             of_x = g @ widened(narrowed(w, FORWARD), upstream.dtype).T if for_x else None

@@ -30,16 +30,16 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str, x: torch.Tensor, w_KM: torch.Tensor) -> torch.Tensor:
         ctx.name = name
-        ctx.save_for_backward(x, w_KM)
+        ctx.size = x.shape
+        ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, w_KM if ctx.needs_input_grad[1] else None)
         return product(name, x.flatten(0, -2), w_KM).unflatten(0, x.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         x, w_KM = ctx.saved_tensors
-        x_NK, g_NM = x.flatten(0, -2), grads[0].flatten(0, -2)
-        _, for_x, for_w = ctx.needs_input_grad
-        dx = product(ctx.name, g_NM, w_KM.T).unflatten(0, x.shape[:-1]) if for_x else None
-        return None, dx, product(ctx.name, x_NK.T, g_NM) if for_w else None
+        g_NM = grads[0].flatten(0, -2)
+        dx = None if w_KM is None else product(ctx.name, g_NM, w_KM.T).unflatten(0, ctx.size[:-1])
+        return None, dx, None if x is None else product(ctx.name, x.flatten(0, -2).T, g_NM)
 
 
 def product(name: str, x_NK: torch.Tensor, w_KM: torch.Tensor) -> torch.Tensor:

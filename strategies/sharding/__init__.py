@@ -27,9 +27,10 @@ conflicts: dict[str, dict[str, str]] = {
     "fsdp": dict.fromkeys(
         ("adafactor", "adam_mini", "apollo", "galore", "muon", "soap"),
         "the rule looks at whole matrices, and each rank has a flat part of them",
-    ),
+    )
+    | {"offload_activations": "it would carry away the parameters that are made whole: use offload_boundary"},
 }
-"""Update rules that do not go together with `zero1` and `zero2`, or with `fsdp`."""
+"""Strategies that do not go together with `zero1` and `zero2`, or with `fsdp`."""
 
 
 def _of(module: Any) -> tuple[dict[str, Any], str]:

@@ -12,7 +12,7 @@ PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 
 
 class RoundedProducts(TorchFunctionMode):
-    """Replace each product `x @ w` with a weight [in, out] that is trained; round an input once that comes again."""
+    """Replace products with weights that are trained, `x @ w` and `linear(x, w)`; round an input once."""
 
     def __init__(self, group: int) -> None:
         super().__init__()
@@ -20,13 +20,15 @@ class RoundedProducts(TorchFunctionMode):
         self.rounded: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in PRODUCTS or kwargs or not self._is_of_weight(*args):
+        is_linear = func is torch.nn.functional.linear  # its weights are [out, in]
+        if not (is_linear or func in PRODUCTS) or kwargs or not self._is_of_weight(*args[:2]):
             return func(*args, **(kwargs or {}))
-        x, w = args
+        x, w, *bias = args
         if id(x) not in self.rounded:
             self.rounded[id(x)] = (x, *narrow(x.detach(), self.group))  # x itself, or its number could be another's
         _, codes, scales = self.rounded[id(x)]
-        return _Product.apply(x, w, codes, scales)
+        y = _Product.apply(x, w.T if is_linear else w, codes, scales)
+        return y + bias[0] if bias and bias[0] is not None else y
 
     def __exit__(self, *error: Any) -> Any:
         self.rounded.clear()

@@ -41,11 +41,13 @@ class Reversible(torch.autograd.Function):
 def undone(branch: Any, p: Any, stream: Any, out: Any, d_out: Any, d_stream: Any, dtype: Any) -> Any:
     """Subtract a branch of `stream` from `out`; add its gradient to `d_stream`, and return that of its weights."""
     weights = [leaf for _, leaf in tree.leaves(p)]
+    trained = [leaf for leaf in weights if leaf.requires_grad]
     with torch.enable_grad():
         stream = stream.to(dtype).detach().requires_grad_()
         value = branch(p, stream)
-    d_x, *d_p = torch.autograd.grad(value, [stream, *weights], d_out.to(value.dtype), allow_unused=True)
-    return out - value.detach(), d_stream + d_x, d_p
+    d_x, *d_trained = torch.autograd.grad(value, [stream, *trained], d_out.to(value.dtype), allow_unused=True)
+    gradients = iter(d_trained)
+    return out - value.detach(), d_stream + d_x, [next(gradients) if leaf.requires_grad else None for leaf in weights]
 
 
 def added(a: Any, b: Any) -> Any:

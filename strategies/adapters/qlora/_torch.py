@@ -11,8 +11,8 @@ from harness import Parts
 from strategies.adapters.qlora import BLOCK, LARGEST, LEVELS, OF_PARTS, OUTER, is_matrix, wide
 
 Packed = dict[str, Tensor]
-"""`codes` [rows, columns / 2], two to a byte; `scales` of blocks, `outer` scales of those, and their `mean`; in `like`
-a number of the type that the matrix is widened to."""
+"""`codes` [rows, columns / 2], two to a byte; `scales` of blocks, `outer` scales of those, and their `mean`; `levels`
+of the codes, in the type that the matrix is widened to."""
 
 
 def quantised(parts: Parts) -> Parts:
@@ -65,7 +65,7 @@ def packed(matrix: Tensor) -> Packed:
         "scales": scales,
         "outer": outer,
         "mean": mean,
-        "like": matrix.new_zeros(1),
+        "levels": levels.to(matrix.dtype),
     }
 
 
@@ -86,10 +86,11 @@ def _scales(scales: Tensor, outer: Tensor, mean: Tensor) -> Tensor:
 @torch.no_grad()
 def widened(matrix: Packed) -> Tensor:
     """Return the matrix in the type that it was drawn in."""
-    codes, dtype = matrix["codes"], matrix["like"].dtype
-    levels = torch.tensor(LEVELS, dtype=torch.float32, device=codes.device).to(dtype)
+    codes, levels = matrix["codes"], matrix["levels"]
     both = torch.cartesian_prod(levels, levels)  # the two numbers of each byte
     numbers = both.index_select(0, codes.flatten().int()).flatten()
-    scales = _scales(matrix["scales"], matrix["outer"], matrix["mean"]).to(dtype)
-    numbers *= scales.repeat_interleave(BLOCK)[: len(numbers)]
+    scales = _scales(matrix["scales"], matrix["outer"], matrix["mean"]).to(levels.dtype)
+    whole = len(numbers) // BLOCK
+    numbers[: whole * BLOCK].view(-1, BLOCK).mul_(scales[:whole, None])
+    numbers[whole * BLOCK :].mul_(scales[whole:])  # the last block may be short
     return numbers.view(*codes.shape[:-1], -1)

@@ -28,9 +28,9 @@ def attention(q_BCHK: Tensor, first: int, local: int, fixed: int, keys: list[Ten
     query_NS = (first * S + count(C)).reshape(-1, S)
     hidden_NSFS = (key_NFS[:, None] > query_NS[..., None, None]) | (number_NF < lowest_F)[:, None, :, None]
 
-    q = q_BCHK.reshape(B, -1, S, G, H // G, K)
+    q = q_BCHK.reshape(B, -1, S, G, H // G, K) * K**-0.5  # before the product, which overflows in float16 sooner
     k, v = (x_BPSGK[:, table_NF].flatten(2, 3) for x_BPSGK in (k_BPSGK, v_BPSGK))
-    scores = torch.einsum("bnqgrk,bnsgk->bngrqs", q, k) * K**-0.5
+    scores = torch.einsum("bnqgrk,bnsgk->bngrqs", q, k)
     wide = torch.promote_types(scores.dtype, torch.float32)
     hidden = hidden_NSFS.flatten(2)[:, None, None]
     shares = scores.to(wide).masked_fill(hidden, -torch.inf).softmax(-1).to(v.dtype)

@@ -66,6 +66,10 @@ def streamed(parts: Parts, flow: Batches, depth: int) -> Batches:
 
     def started() -> Iterator[Any]:
         for x, y in flow:
+            if x.is_cuda:  # gathered there by the stream of the step, which made it
+                copying.wait_stream(torch.cuda.current_stream())
+                for each in (x, y):
+                    each.record_stream(copying)
             with torch.cuda.stream(copying):
                 on_device = (a.to(parts.place.device, non_blocking=True) for a in (x, y))
                 moved = parts.transfer(parts, *on_device)

@@ -24,7 +24,9 @@ def on_torch(parts: Parts) -> Parts:
         views = {id(rows): on_device(rows, source.window, device) for rows, _ in pairs}
 
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            starts_B = torch.from_numpy(source.starts(indices_B)).to(device)
+            starts_B = torch.from_numpy(source.starts(indices_B))
+            if device == "cuda":  # a copy from other memory would wait for the whole step
+                starts_B = starts_B.pin_memory().to(device, non_blocking=True)
             x, y = (gathered(views[id(rows)], rows, source.window, starts_B + later) for rows, later in pairs)
             return x, y
 

@@ -28,8 +28,12 @@ def _cut_loss(rows: int, tile: int, objective: Objective, x_nD: Array, w_VD: Arr
 
 
 def _pieces(array: Array, size: int, fill: Any) -> Array:
-    """Cut the first axis into even pieces of at most `size`, the last one filled up."""
-    count = max(1, -(-len(array) // size))
+    """Cut the first axis into even pieces of at most `size`, the last one filled up where no number of them divides it.
+
+    An array that is filled up is copied whole: up to twice as many pieces are better.
+    """
+    least = max(1, -(-len(array) // size))
+    count = next((count for count in range(least, 2 * least + 1) if len(array) % count == 0), least)
     even = -(-len(array) // count)
     padding = [(0, count * even - len(array)), *((0, 0) for _ in array.shape[1:])]
     return jnp.pad(array, padding, constant_values=fill).reshape(count, even, *array.shape[1:])

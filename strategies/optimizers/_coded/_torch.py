@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensor
 
 from harness import Parts, alike, optimizers, tree
 from strategies.optimizers import _coded
@@ -32,11 +33,14 @@ def begin(codes: Codes, p: Any, least: int) -> list[Any]:
     return [first, scales[0], second, scales[1]]
 
 
-@torch.no_grad()
-def update(codes: Codes, parts: Parts, state: Any, grads: Any) -> Any:
-    """Apply the gradients in place."""
-    steps = state["steps"] + 1
-    device = parts.place.device
+ON_DEVICE: dict[tuple[Codes, str], list[Tables]] = {}
+"""Tables that lie on a device: to copy them there, the host would wait for it."""
+
+
+def tables_of(codes: Codes, device: str) -> list[Tables]:
+    """Return the tables of both moments."""
+    if (codes, device) in ON_DEVICE:
+        return ON_DEVICE[codes, device]
     tables = [
         Tables(
             torch.from_numpy(codes.levels(signed)).to(device),
@@ -45,6 +49,16 @@ def update(codes: Codes, parts: Parts, state: Any, grads: Any) -> Any:
         )
         for signed in (True, False)
     ]
+    if device != "cpu" and not isinstance(tables[0].levels, FakeTensor):
+        ON_DEVICE[codes, device] = tables
+    return tables
+
+
+@torch.no_grad()
+def update(codes: Codes, parts: Parts, state: Any, grads: Any) -> Any:
+    """Apply the gradients in place."""
+    steps = state["steps"] + 1
+    tables = tables_of(codes, parts.place.device)
     settings = {"steps": steps, "rate": parts.shape.learning_rate, "decay": parts.shape.weight_decay}
     move = partial(optimizers.adamw_in_torch, **settings)
     tree.mapped(partial(_whole, codes, tables, move), state["params"], grads, state["moments"])

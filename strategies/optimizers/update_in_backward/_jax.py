@@ -13,6 +13,9 @@ import jax.numpy as jnp
 from harness import Parts
 from strategies.optimizers.update_in_backward import REFUSED, watched
 
+OF_LAYERS = ("attend", "positions", "linear", "rotary", "mix", "feed", "block")
+"""Parts that layers call: they run here before the gradient is asked for, and anew after it."""
+
 
 def step(parts: Parts, state: Any, x: Any, y: Any) -> Any:
     """Run one step: forward, keeping each layer's input; the gradient of what follows the layers; then layer by layer.
@@ -22,6 +25,8 @@ def step(parts: Parts, state: Any, x: Any, y: Any) -> Any:
     params = state["params"]
     if "frozen" in state:
         raise ValueError(REFUSED.format(how="trains a part of the parameters"))
+    if parts.ranks > 1 and parts.division.gradients_reduced:
+        raise ValueError(REFUSED.format(how="sums gradients over ranks"))
     outer = {name: value for name, value in params.items() if name != "layers"}
     first_BTD = parts.embed(parts, outer, x)
     last_BTD, inputs_LBTD = jax.lax.scan(
@@ -84,6 +89,9 @@ def without_layers(parts: Parts, x: Any, last_BTD: Any) -> Parts:
     """Replace the layers by their last output, as a parameter."""
 
     def stack(inside: Parts, ps: Any, x: Any) -> Any:
+        for name in OF_LAYERS:
+            if getattr(inside, name) is not getattr(parts, name):
+                raise ValueError(REFUSED.format(how=f"gives the layers another '{name}' within the gradient"))
         if ps.dtype != last_BTD.dtype:
             raise ValueError(REFUSED.format(how="casts the parameters"))
         return ps

@@ -1,0 +1,218 @@
+"""Strategies that would answer wrongly together say so, and what each keeps where others freeze or cut."""
+
+from functools import partial
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness import Parts, Place, backends
+from harness.contract import plugins
+from harness.contract.assembly import assemble
+from harness.contract.loop import training
+from harness.records import Applied, Case
+
+LOADED = plugins.load()
+SHAPE = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 61, "batch": 2, "tokens": 24}
+
+
+def parts_of(backend, *strategies, workload="decoder", **sizes):
+    named = [(each, {}) if isinstance(each, str) else each for each in strategies]
+    made = LOADED.workloads[workload]
+    shape = made.probe(made.shape()).model_dump() | (SHAPE if workload == "decoder" else {}) | sizes
+    applied = tuple(Applied(name=name, knobs=knobs) for name, knobs in named)
+    place, plain = f"{backend}/cpu", {"corpus": "drawn", "tokenizer": "none"}
+    return assemble(LOADED, Case(workload=workload, shape=shape, place=place, strategies=applied, **plain))
+
+
+def losses_of(parts, steps=3):
+    module = backends.load(parts.place.backend)
+    module.start(parts.place)
+    return [float(loss) for loss, _ in islice(training(parts, module.prepare(parts), finish=module.wait), steps)]
+
+
+@pytest.mark.parametrize("rule", ["adam_8bit", "adam_4bit", "adafactor"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_optimizer_that_keeps_no_rows_is_not_given_rows_of_the_embedding(rule, turned):
+    names = [(rule, {"least": 16}) if rule != "adafactor" else rule, ("sparse_embedding_gradient", {"rows": 13})]
+    with pytest.raises(ValueError, match="not in rows"):
+        losses_of(parts_of("torch", *(reversed(names) if turned else names)))
+
+
+@pytest.mark.parametrize("other", ["offloaded_moments", "mapped_moments", "sparse_embedding_gradient"])
+def test_an_overflow_is_not_decided_by_one_tensor(other):
+    with pytest.raises(ValueError, match="one tensor at a time"):
+        losses_of(parts_of("torch", "float16_scaled", other))
+
+
+def test_an_overflow_is_decided_by_all_tensors_in_the_other_order():
+    assert losses_of(parts_of("torch", "mapped_moments", "float16_scaled"))[-1] < 5
+
+
+def test_a_frozen_model_that_would_stay_wide_is_refused():
+    with pytest.raises(ValueError, match="would stay wide"):
+        losses_of(parts_of("jax", "lora", "float16_scaled"))
+
+
+def test_layers_that_run_outside_of_the_gradient_are_not_changed_within_it():
+    with pytest.raises(ValueError, match="another 'attend' within the gradient"):
+        losses_of(parts_of("jax", "packed", "update_in_backward", workload="documents"))
+
+
+@pytest.mark.parametrize("name", ["rope_cache", "rope_on_the_fly"])
+def test_positions_of_packed_rows_are_no_slices(name):
+    with pytest.raises(ValueError, match=f"{name}: in JAX packed rows have positions of their own"):
+        losses_of(parts_of("jax", "packed", name, workload="documents"))
+
+
+@pytest.mark.parametrize("name", ["lora", "qlora"])
+def test_adapters_are_not_evaluated(name):
+    with pytest.raises(ValueError, match="leave out `evaluations`"):
+        losses_of(parts_of("torch", name, evaluations=1))
+
+
+@pytest.mark.parametrize("other", ["head_bias", "evaluations"])
+def test_fsdp_refuses_what_it_does_not_divide(other):
+    with pytest.raises(ValueError, match=f"leave out `{other}`"):
+        parts_of("torch", "fsdp", **{other: True if other == "head_bias" else 1})
+
+
+@pytest.mark.parametrize("name", ["lora", "badam"])
+def test_layers_are_undone_where_a_part_of_them_is_frozen(name):
+    parts = parts_of("torch", "reversible", name)
+    state = parts.init(parts, None)
+    x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
+    for _ in range(2):
+        loss, grads = parts.grad(parts, state, x, y)
+        state = parts.update(parts, state, grads)
+    assert loss.isfinite()
+
+
+def test_products_by_modules_are_rounded_as_those_that_are_written_out():
+    from strategies.activations.int8_activations._torch import RoundedProducts
+
+    x, w, bias = (torch.randn(*size, requires_grad=True) for size in ((3, 5, 16), (8, 16), (8,)))
+    saved: set[torch.dtype] = set()
+
+    def gradients(product):
+        with RoundedProducts(64), saved_tensors_hooks(lambda tensor: saved.add(tensor.dtype) or tensor, lambda t: t):
+            y = product()
+        return y, torch.autograd.grad(y.square().sum(), (x, w, bias))
+
+    linear, of_linear = gradients(lambda: torch.nn.functional.linear(x, w, bias))
+    assert torch.int8 in saved
+    written, of_written = gradients(lambda: x @ w.T + bias)
+    assert torch.allclose(linear, written)
+    for one, other in zip(of_linear, of_written, strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+    exact = torch.autograd.grad(torch.nn.functional.linear(x, w, bias).square().sum(), w)[0]
+    away = (of_linear[1] - exact).norm() / exact.norm()
+    assert 1e-5 < away < 0.02, "what is rounded are the inputs"
+
+
+def test_pieces_that_are_measured_leave_nothing():
+    from strategies.attention.automatic_windows import saved_in_torch
+
+    outputs: list[StorageWeakRef] = []
+
+    def inner(parts, ps, x):
+        y = torch.softmax(x @ ps, -1)  # its backward pass reads its own output
+        outputs.append(StorageWeakRef(y.untyped_storage()))
+        return y * 2
+
+    assert saved_in_torch(inner, None, torch.randn(8, 8, requires_grad=True), torch.randn(1, 16, 8), 4) > 0
+    assert outputs[0].expired()
+
+
+def test_gradients_of_pieces_are_summed_without_another_tensor():
+    made: list[torch.Tensor] = []
+
+    def grad(parts, state, x, y):
+        made.append(torch.full((5,), float(len(made) + 1)))
+        return torch.tensor(1.0), {"w": made[-1]}
+
+    place = Place("torch", "cpu")
+    parts = LOADED.strategies["accumulate"].on["torch"](Parts(None, place, grad=grad), pieces=2)
+    x = torch.zeros(4, 3, dtype=torch.int64)
+    _, sums = parts.grad(parts, {}, x, x)
+    assert sums["w"] is made[0] and torch.equal(sums["w"], torch.full((5,), 1.5))
+    made.clear()
+    y = x.clone()
+    y[2:] = -100
+    made_nan = replace_nan(grad, made)
+    parts = LOADED.strategies["accumulate"].on["torch"](Parts(None, place, grad=made_nan), pieces=2)
+    _, sums = parts.grad(parts, {}, x, y)
+    assert torch.equal(sums["w"], torch.full((5,), 1.0)), "a piece without a target adds nothing, not NaN"
+
+
+def replace_nan(grad, made):
+    def with_nan(parts, state, x, y):
+        loss, grads = grad(parts, state, x, y)
+        if (y == -100).all():
+            grads["w"].fill_(torch.nan)
+        return loss, grads
+
+    return with_nan
+
+
+@pytest.mark.parametrize("name", ["float8_matmul", "written"])
+def test_a_product_with_a_frozen_weight_saves_no_input(name, monkeypatch):
+    if name == "float8_matmul":
+        parts = LOADED.strategies[name].on["torch"](Parts(None, Place("torch", "cpu")))
+        product = partial(parts.linear, parts)
+    else:
+        from strategies.products import _written
+
+        monkeypatch.setattr(_written, "product", lambda name, x, w: x @ w)
+        parts = _written.with_products(Parts(None, Place("torch", "cpu")), "naive")
+        product = partial(parts.linear, parts)
+    x, w = torch.randn(7, 32, requires_grad=True), torch.randn(32, 3)
+    saved = []
+    with saved_tensors_hooks(lambda tensor: saved.append(tensor.numel()) or tensor, lambda tensor: tensor):
+        y = product({"up": w}, "up", x)
+    assert x.numel() not in saved and w.numel() in saved
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    assert slope.shape == x.shape
+
+
+def test_gradients_of_windows_are_no_longer_than_windows():
+    class Watch(TorchDispatchMode):
+        long = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor) and made.numel() >= 64 * 4 and "view" not in str(function):
+                self.long += 1
+            return made
+
+    def long_ones(tokens):
+        parts = Parts(None, Place("torch", "cpu"), stack=lambda parts, ps, x: x * ps)
+        parts = LOADED.strategies["sequence_windows"].on["torch"](parts, window=8, stride=4)
+        x, p = torch.randn(1, tokens, 4, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+        y = parts.stack(parts, p, x)
+        with Watch() as watch:
+            y.sum().backward()
+        assert torch.allclose(x.grad, torch.full_like(x, 2.0))
+        return watch.long
+
+    assert long_ones(64) <= 4, "there are 15 windows"
+
+
+@pytest.mark.parametrize(("size", "pieces"), [(21, (7, 3)), (20, (4, 5)), (23, (4, 6))])
+def test_a_classifier_is_filled_up_only_where_no_tiles_divide_it(size, pieces):
+    from strategies.loss.cut_loss._jax import _pieces
+
+    assert _pieces(np.ones((size, 2)), 6, 0).shape == (*pieces, 2)
+
+
+@pytest.mark.parametrize("name", ["dense_attention", "chunked_attention", "window_attention", "block_sparse_attention"])
+def test_scores_in_float16_are_scaled_before_they_overflow(name):
+    parts = LOADED.strategies[name].on["torch"](Parts(None, Place("torch", "cpu")))
+    q = torch.full((1, 8, 2, 16), 100.0, dtype=torch.float16)
+    v = torch.randn(1, 8, 2, 16).half()
+    assert (q[0, 0, 0].float() ** 2).sum() > torch.finfo(torch.float16).max
+    assert parts.attend(parts, q, q, v).isfinite().all()
