@@ -36,7 +36,6 @@ TABLES += [str(path.relative_to(ROOT)) for path in DOCUMENTS if path.parents[1] 
 PROGRAM: Any = typer.main.get_command(app)
 VERBS = {name: PROGRAM.get_command(None, name) for name in PROGRAM.list_commands(None)}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-RENAMED = {"share": "shard_batch", "reduce": "reduce_gradients", "gather": "gather_parameters"}
 
 
 class Block(NamedTuple):
@@ -225,31 +224,28 @@ def test_every_document_is_linked_from_the_readme() -> None:
 
 
 def test_the_lists_are_whole() -> None:
-    assert table("docs/plugins.md", "part") == [RENAMED.get(name, name) for name in parts_in_order()]
+    assert table("docs/plugins.md", "part") == list(PART_NAMES)
     assert set(table("docs/suites.md", "key")) == set(Suite.model_fields)
     assert set(table("docs/suites.md", "figure")) >= set(NAMES)
     shown = set(table("docs/plugins.md", "field"))
     assert shown == set(Strategy.__dataclass_fields__) - {"name", "on", "about"}
 
 
-def parts_in_order() -> list[str]:
-    """List the parts as the documents do: in the order of a run, which is that of the contract's own table."""
-    order = table("docs/plugins.md", "part")
-    return sorted(PART_NAMES, key=lambda name: order.index(RENAMED.get(name, name)))
-
-
 @pytest.mark.parametrize("document", TABLES)
 def test_every_word_of_a_table_is_explained(document: str) -> None:
     explained = {name for head in ("word", "status") for name in words_of(head)}
     text = (ROOT / document).read_text(encoding="utf-8")
-    shown = set()
+    judged, shown = 0, set()
     for head, rows in re.findall(r"^(\| strategy .*)\n\|[:|-]+\n((?:\|.*\n)+)", text, re.MULTILINE):
         columns = [cell.strip() for cell in head.strip("|").split("|")]
+        judged += "verdict" in columns
         for row in rows.splitlines():
             cells = dict(zip(columns, (cell.strip() for cell in row.strip("|").split("|")), strict=True))
             time = cells.get("time", "").partition(") ")[2] or cells.get("time", "").partition(": ")[2]
             memory = cells.get("memory", "").partition(" x ")[2]
             shown |= {cells.get("answer", ""), cells.get("verdict", ""), time.partition(",")[0], memory}
+    assert judged == len(re.findall(r"\| verdict +\|$", text, re.MULTILINE)), "a table that is not read"
+    assert shown - {""} or not judged
     assert shown - {""} <= explained
 
 

@@ -42,7 +42,8 @@ def command(
         plan = Cases(limits, place=place, only=only).plan(loaded)
         file, records = trials.run(plan, loaded, names, cache_folder(), results, note)
         out.print(limits_report.text(records), end="")
-        note(f"records: {file}")
+        if file.exists():
+            note(f"records: {file}")
         return
     checkup = examine(loaded, note, noise)
     out.print(text(checkup), end="")

@@ -57,7 +57,7 @@ class SuiteFile(pytest.File):
         try:
             self.names = tuple(self.config.getoption("--harness-plugin"))
             self.loaded = plugins.load(self.names)
-            self.plan = reader.read(self.path, self.loaded)
+            self.plan = reader.read(self.path, self.loaded, rounds=self.config.getoption("--harness-rounds"))
             conditions = self.config.getoption("--harness-fail-on") or FAIL_ON
             self.conditions = [compare.Condition.parse(each) for each in conditions]
             if any(condition.figure == "missing" for condition in self.conditions):
@@ -134,10 +134,7 @@ class SuiteFile(pytest.File):
         worse: dict[str, list[str]] = {}
         for change in compare.compare(before, after) if before is not None else ():
             if any(condition.met(change) for condition in self.conditions):
-                how = f"{change.ratio:.2f} x" if change.ratio is not None else change.reason
-                now = f"{change.after or 'unknown'} now{f' ({how})' if how else ''}"
-                sentence = f"{change.figure} became worse: {change.before} before, {now}"
-                worse.setdefault(change.case.digest(), []).append(sentence)
+                worse.setdefault(change.case.digest(), []).append(f"{change.figure} became worse: {change.how}")
         return worse
 
 

@@ -2,8 +2,8 @@
 
 from rich.console import Console
 
-out = Console(highlight=False, markup=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def note(sentence: str) -> None:

@@ -276,6 +276,12 @@ class Record(Value):
     limits: Fit | None = Field(None, description="figures of a search for the longest value that fits")
     trial: Trial | None = Field(None, description="figures of a prediction that was tried as a limit")
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """The measured peak, of the host or the device, whichever the place of its case is about; in bytes."""
+        on_host = self.case is None or self.case.place.device == "cpu"
+        return self.memory.peak_host_bytes if on_host else self.memory.peak_device_bytes
+
     @model_validator(mode="after")
     def _has_one_room(self) -> Self:
         rooms = [name for name in ROOMS if getattr(self, name) not in (None, *_EMPTY)]

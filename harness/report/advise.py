@@ -13,7 +13,7 @@ from harness.report.text import escaped, row_name
 from harness.report.words import AT_MOST, mib, titles
 from harness.suite.units import shown
 from harness.verbs.advise import Advice, are_timed, of_predictions, preference
-from harness.verbs.plan import Machine, PlanRow, row_of, shortfall
+from harness.verbs.plan import Machine, PlanRow, leanest, need, row_of, shortfall
 from harness.verdicts.judge import Row
 
 GIB = 1 << 30
@@ -67,7 +67,7 @@ def _model(record: Record, case: Case, workloads: Mapping[str, Workload]) -> str
 
 
 def _in_memory(predicted: Sequence[tuple[Case, Record]], size: int) -> str:
-    """Write the choice for one memory and its peak, or by how much the leanest is too large."""
+    """Write the choice for one memory and its peak, or what the leanest takes where nothing fits."""
     machine = Machine(host_bytes=size, device_bytes=size)
     rows = [row_of(case, record, machine) for case, record in predicted]
     if not rows:
@@ -75,11 +75,8 @@ def _in_memory(predicted: Sequence[tuple[Case, Record]], size: int) -> str:
     advice = of_predictions(rows)
     if advice.choice is not None:
         return f"{row_name(advice.choice)}: {shown(_chosen(advice).peak_bytes or 0)}"
-    known = [row for row in rows if row.peak_bytes is not None]
-    if not known:
-        return "not known"
-    leanest = min(known, key=lambda row: row.peak_bytes or 0)
-    return f"nothing fits; {row_name(leanest.case.label)} takes {shown(leanest.peak_bytes or 0)}"
+    row = leanest(rows)
+    return "not known" if row is None else f"nothing fits; {row_name(row.case.label)} takes {need(row)}"
 
 
 def _shown(advice: Advice) -> list[PlanRow]:
@@ -123,8 +120,7 @@ def _why_none(advice: Advice, count: int) -> str:
 
 
 def _measured_sentence(advice: Advice, count: int) -> str:
-    timed = sorted((row for row in advice.rows if row.step_seconds), key=lambda row: row.step_seconds or 0.0)
-    row = next(row for row in timed if row.label == advice.choice)
+    row, *others = advice.usable
     plain = next((each for each in advice.rows if each.case.is_baseline), None)
     sentence = f"Use **{escaped(row.label)}**: of {count} combinations it was the fastest that fits"
     if row.case.budget_bytes:
@@ -137,8 +133,7 @@ def _measured_sentence(advice: Advice, count: int) -> str:
         else:
             sentence += "; the baseline does not fit"
     sentence += f". Its answer is {escaped(row.answer)}." if row.answer else "."
-    others = (each for each in timed if each is not row and not each.case.is_baseline and not each.case.is_control)
-    second = next(others, None)
+    second = next((each for each in others if not each.case.is_baseline), None)
     if second is not None:
         ratio = (second.step_seconds or 0.0) / (row.step_seconds or 1.0)
         sentence += f" Next best: {escaped(second.label)}, {ratio:.2f} x its time, {mib(second.peak_bytes)} MiB."

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from harness.records.record import OUT_OF_MEMORY
+from harness.records.record import EXACT, OUT_OF_MEMORY
 from harness.report.text import escaped
-from harness.report.words import key_of, mib, rounds, titles
-from harness.verdicts.choice import choice
+from harness.report.words import key_of, mib, titles
+from harness.verdicts.choice import Choice, choice
 from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.times import rounds
 
 
 def sentence(table: Comparison) -> str:
@@ -14,20 +15,38 @@ def sentence(table: Comparison) -> str:
     best = choice(table)
     if best is None:
         return _without_choice(table)
-    if best.row is None and best.inexact is None:
-        return "No strategy here saves memory." if best.baseline_fits else ""
     pieces = []
     if best.row is not None:
         lead = "Use" if best.baseline_fits else "The baseline runs out of memory; use"
         pieces.append(f"{lead} **{escaped(best.row.label)}**: {_cost(best.row)}, answers as before")
-    else:
-        pieces.append(
-            "No strategy that answers as before saves memory here" if best.baseline_fits else "No exact row fits"
-        )
+    elif absence := _without_exact(table, best):
+        pieces.append(absence)
     if best.inexact is not None:
         kind = escaped((best.inexact.answer or "").replace("_", " "))
         pieces.append(f"with {kind} **{escaped(best.inexact.label)}**: {_cost(best.inexact)}")
-    return "; ".join(pieces) + "."
+    text = "; ".join(pieces)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _without_exact(table: Comparison, best: Choice) -> str:
+    """Return that no strategy which answers as before saves memory, or fits; an empty text where one of them may."""
+    rows = [row for row in table.rows if not (row.case.is_baseline or row.case.is_control)]
+    if not rows or not all(_takes_no_less(row) or _answers_otherwise(row) for row in rows):
+        return ""
+    if not best.baseline_fits:
+        return "No exact row fits" if best.inexact is not None else ""
+    if all(map(_takes_no_less, rows)):
+        return "No strategy here saves memory"
+    return "No strategy that answers as before saves memory here"
+
+
+def _takes_no_less(row: Row) -> bool:
+    """Check whether it is known of a row that it saves no memory here; one that cannot run here does not."""
+    return row.memory in ("same", "more") or row.status in (*OUT_OF_MEMORY, "unsupported")
+
+
+def _answers_otherwise(row: Row) -> bool:
+    return row.answer is not None and row.answer not in EXACT
 
 
 def _without_choice(table: Comparison) -> str:

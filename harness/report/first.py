@@ -9,10 +9,10 @@ from harness.machine import history
 from harness.report.provenance import of_records
 from harness.report.results import Results
 from harness.report.text import escaped, row_name
-from harness.report.words import rounds
 from harness.verdicts.documents import Sentence
 from harness.verdicts.judge import Row
 from harness.verdicts.remedies import JudgedRow, Remedy
+from harness.verdicts.times import rounds
 
 USE = ("what sets your peak", "use", "on", "memory", "as started", "time", "answer", "measured in", "helps in")
 SAID = ("", "it says", "verdict", "measured", "why")
@@ -58,7 +58,7 @@ def _time(row: Row) -> str:
         return ""
     if speed.standard_error is None:
         return f"open after {rounds(speed.rounds)}"
-    return f"{speed.ratio:.2f} x ({speed.low:.2f}-{speed.high:.2f})"
+    return str(speed)
 
 
 def length(judged: JudgedRow) -> str:

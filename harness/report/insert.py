@@ -42,9 +42,12 @@ def text_of(path: Path) -> str:
 
 
 def insert_into(path: Path, name: str, text: Text) -> bool:
-    """Insert the text into a file; return whether the file changed. Raises InsertError where it cannot be read."""
+    """Insert the text into a file; return whether it changed. Raises InsertError where it cannot be read or written."""
     old = text_of(path)
     new = insert(old, name, text)
     if new != old:
-        path.write_text(new, encoding="utf-8")
+        try:
+            path.write_text(new, encoding="utf-8")
+        except OSError as error:
+            raise InsertError(f"'{path}' cannot be written ({error.strerror}): give rights, or name another") from None
     return new != old

@@ -67,6 +67,11 @@ def _cells(row: PlanRow, baseline: PlanRow | None) -> tuple[str, ...]:
 def _remarks(rows: Sequence[PlanRow]) -> list[str]:
     remarks = [sureness(row.coverage for row in rows), _unbounded(rows)]
     remarks += [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
+    remarks += [
+        f"- {escaped(row.case.label)}: they share the host, so each may use {shown(row.limit_bytes)}"
+        for row in rows
+        if row.limit_bytes is not None and row.limit_bytes != rows[0].limit_bytes
+    ]
     if any(row.seconds and row.timed < TIMED for row in rows):
         remarks.append(ROUGH)
     remarks = [remark for remark in remarks if remark]

@@ -78,9 +78,14 @@ class Report:
         return remedies(judged, self.plugins.strategies)
 
     def markdown(self, title: str = "") -> str:
-        """Write the answers to documents where they were asked for, else all tables, each under its suite's name."""
+        """Write the answers to documents where they were asked for, else all tables, each under its suite's name.
+
+        Where there are none, the advice that was kept.
+        """
         if self.documents is not None:
             return documents.text(self.documents, self.sentences)
+        if not self.measured:
+            return f"{self.advice()}\n"
         return "\n".join(self._tables(each, True, title) for each in self.measured)
 
     def csv(self) -> str:

@@ -13,9 +13,10 @@ from harness.records.record import WRONG
 from harness.report.answer import sentence
 from harness.report.results import Results
 from harness.report.text import escaped, row_name
-from harness.report.words import AT_MOST, PREDICTED, mib, phase_name, residual, rounds, sureness, titles
+from harness.report.words import AT_MOST, PREDICTED, mib, phase_name, residual, sureness, titles
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.times import rounds
 
 MIB = 1 << 20
 FETCH = "fetch ms"
@@ -229,7 +230,7 @@ def _time(row: Row) -> str:
     if speed.standard_error is None:
         return f"{speed.ratio:.2f} x, {rounds(speed.rounds)}: open"
     more = f", about {speed.more_rounds} more rounds" if speed.word == "open" and speed.more_rounds else ""
-    return f"{speed.ratio:.2f} x ({speed.low:.2f}-{speed.high:.2f}) {speed.word}{more}"
+    return f"{speed} {speed.word}{more}"
 
 
 def _remarks(table: Comparison) -> Iterable[str]:

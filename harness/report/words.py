@@ -19,6 +19,7 @@ Key = tuple[str, str]
 
 
 def heading(case: Case) -> str:
+    """Return what a comparison is of in words: its workload, place, sizes, corpus and budget."""
     shape = case.shape
     network = f" ({name})" if (name := _model(shape)) else ""
     words = [f"{case.workload}{network} on {case.place}"]
@@ -88,6 +89,7 @@ def _grouped(value: object) -> str:
 
 
 def mib(value: int | None) -> str:
+    """Show bytes in MiB, without the unit; an empty text for None."""
     return "" if value is None else f"{value / MIB:,.0f}" if value >= 100 * MIB else f"{value / MIB:,.1f}"
 
 
@@ -98,10 +100,6 @@ def residual(size: int | None, ratio: float | None, *peaks: int | None) -> str:
     if max(peak or 0 for peak in peaks) < LEAST_FOR_PERCENT:
         return f"{size / MIB:+.1f} MiB"
     return f"{ratio:+.1%}"
-
-
-def rounds(count: int) -> str:
-    return f"{count} round{'' if count == 1 else 's'}"
 
 
 def phase_name(name: str | None) -> str:

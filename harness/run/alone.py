@@ -1,14 +1,13 @@
 """Run one case of a plan for its memory, outside of a session: with a budget of its own."""
 
 import os
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.contract.assembly import environment_of
 from harness.contract.plugins import Plugins
-from harness.machine import facts
-from harness.records import Case, Record, Task
-from harness.run import prepare_data, runner
+from harness.records import Case, Record, Task, store
+from harness.run import bench, prepare_data, runner
 from harness.suite.plan import Plan
 
 
@@ -30,13 +29,29 @@ def measured(case: Case, plan: Plan, plugins: Plugins, names: tuple[str, ...], c
     return record.model_copy(update={"case": case})
 
 
-def complete(record: Record, plan: Plan, run_id: str) -> Record:
+def complete(record: Record, plan: Plan, plugins: Plugins, run_id: str) -> Record:
     """Complete a record by what identifies the run."""
+    origin, own = bench.origin_of(plan, plugins, run_id), record.origin
     known = {
-        "suite": plan.name,
-        "run_id": run_id,
-        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {**facts.facts(), **record.origin.machine},
-        "commit": facts.commit(),
+        "machine": {**origin.machine, **own.machine},
+        "worker_seconds": own.worker_seconds,
+        "start": own.start,
     }
-    return record.model_copy(update={"origin": record.origin.model_copy(update=known)})
+    return record.model_copy(update={"origin": origin.model_copy(update=known)})
+
+
+def writer(path: Path, heading: Record) -> Callable[[Record], None]:
+    """Return what appends records to a new file under a heading, from the first limit or trial on.
+
+    A file without one has nothing to show, and as the newest it would hide earlier results.
+    """
+    waiting = [heading]
+
+    def write(record: Record) -> None:
+        waiting.append(record)
+        if path.exists() or record.limits is not None or record.trial is not None:
+            for each in waiting:
+                store.append(path, each)
+            waiting.clear()
+
+    return write

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.contract.assembly import environment_of, probe_of
+from harness.contract.assembly import environment_of
 from harness.contract.plugins import Plugins
 from harness.machine import checkups, facts, history
 from harness.machine.environment import cache_folder
@@ -101,6 +101,7 @@ class Bench:
         return self.latest.get(self.slot(case, kind))
 
     def is_open(self, slot: Slot) -> bool:
+        """Check whether a slot wants a result, and was not tried in vain by this run as often as it may."""
         record = self.latest.get(slot)
         return not is_done(record) and (record is None or record.attempt < ATTEMPTS or record.run_id != self.run_id)
 
@@ -110,6 +111,7 @@ class Bench:
         return None if known is None or known.status != "ok" else known.peak_bytes
 
     def work(self, kind: Kind, cases: Sequence[Case], deadline: float | None = None, **settings: Any) -> list[Record]:
+        """Return what a worker showed of each case; it has `deadline` seconds for each, or the suite's."""
         allowed = deadline or self.plan.suite.timeout_seconds
         return runner.run(self.task(kind, cases, **settings), self.threads, allowed, self.progress.phase)
 
@@ -145,7 +147,7 @@ class Bench:
                 "slot": slot,
                 "position": self.schedule.positions.get(self.schedule.digest(case), -1),
                 "case": case,
-                "probe": self.schedule.digest(probe_of(self.plugins, case)) if slot.kind == "memory" else None,
+                "probe": self.schedule.probe_digest(case) if slot.kind == "memory" else None,
                 "memory": record.memory.model_copy(update={"batches_digest": digest}) if digest else record.memory,
                 "notes": {**record.notes, **self.notes(case)},
             }
@@ -166,13 +168,17 @@ class Bench:
 
 def origin(schedule: Schedule, run_id: str) -> Origin:
     """Return what all records of a run share."""
+    return origin_of(schedule.plan, schedule.plugins, run_id).model_copy(update={"plan": schedule.plan_digest})
+
+
+def origin_of(plan: Plan, plugins: Plugins, run_id: str = "") -> Origin:
+    """Return where records of a plan are from that no run is resumed by."""
     return Origin(
         run_id=run_id,
-        suite=schedule.plan.name,
-        plan=schedule.plan_digest,
+        suite=plan.name,
         utc=now(),
         machine=facts.facts(),
-        versions=schedule.versions,
+        versions=facts.versions() | dict(plugins.versions),
         commit=facts.commit(),
     )
 
@@ -183,6 +189,7 @@ def new_id() -> str:
 
 
 def now() -> str:
+    """Return the time in UTC, to the second, as ISO 8601 writes it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

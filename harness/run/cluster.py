@@ -216,10 +216,12 @@ class FanOut:
             self.client.cancel(list(self.tasks.values()), force=True)
 
     def slots(self, comparison: Comparison) -> set[Slot]:
+        """Return the slots of a comparison, its predictions included."""
         predicted = (Slot(case=self.schedule.digest(case), kind="predict") for case in comparison.cases)
         return {*predicted, *self.schedule.measured(comparison)}
 
     def submit(self, number: int) -> None:
+        """Give a comparison, by its number in the plan, to the cluster."""
         comparison = self.comparisons[number]
         code = Code(self.schedule.versions, facts.commit())
         plan = replace(self.schedule.plan, comparisons=(comparison,))
@@ -249,11 +251,13 @@ class FanOut:
             self.handle(message["comparison"], message)
 
     def refuse_without_workers(self) -> None:
+        """Raise ClusterError where no worker is left."""
         if not self.client.scheduler_info()["workers"]:
             remedy = "what is measured is kept; start workers, and the same command resumes"
             raise ClusterError(f"no worker is left at '{self.address}': {remedy}")
 
     def handle(self, number: int, message: dict[str, Any]) -> None:
+        """Take what the worker of a comparison sent: that it began, a warning, a task that starts, or a record."""
         if "begun" in message:
             self.begun(number, message["attempt"], message["begun"])
         if message["attempt"] != self.attempts.get(number):
@@ -277,6 +281,7 @@ class FanOut:
         self.withdraw(self.comparisons[number], f"withdrawn: its comparison was begun anew on {name}")
 
     def ended(self, number: int, task: Any) -> None:
+        """Take the end of a comparison: it is done, or is given to another worker; raise what else ended it."""
         from distributed import KilledWorker
 
         if task.status == "cancelled":

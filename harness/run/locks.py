@@ -86,6 +86,8 @@ def _locked(file: Path, reason: str, option: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _Taken(f"{reason}: wait for it, or name another with {option}") from None
+        except OSError as error:
+            raise _unwritable(file.parent, error) from None
         yield
     finally:
         os.close(descriptor)
@@ -101,4 +103,6 @@ def _opened(file: Path) -> int:
 
 
 def _unwritable(folder: Path, error: OSError) -> StoreError:
-    return StoreError(f"results cannot be written to '{folder}' ({error.strerror}): name another folder with --results")
+    here = folder == Path(tempfile.gettempdir())
+    what, option = ("locks", "TMPDIR") if here else ("results", "--results")
+    return StoreError(f"{what} cannot be written to '{folder}' ({error.strerror}): name another folder with {option}")

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ def write(path: Path, record: Record) -> None:
         partial.write_text(entry.model_dump_json(exclude_defaults=True), encoding="utf-8")
         os.replace(partial, path)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
 
 
 @cache

@@ -55,14 +55,10 @@ class Known(NamedTuple):
             steps if kind == "pilot" and all(map(possible, steps)) else (),
             step_time(record) if kind == "time" else None,
             record.origin.worker_seconds or 0.0,
-            record.memory.peak_host_bytes if _on_cpu(record) else record.memory.peak_device_bytes,
+            record.peak_bytes,
             sum(steps) if kind == "time" else 0.0,
             record.child_peak_bound_bytes or 0,
         )
-
-
-def _on_cpu(record: Record) -> bool:
-    return record.case is None or record.case.place.device == "cpu"
 
 
 Latest = Mapping[Slot, Known]
@@ -88,6 +84,23 @@ class Schedule:
 
     def digest(self, case: Case) -> str:
         """Return what identifies a case together with the code that runs it."""
+        return self._digests.get(id(case)) or self._digest(case)
+
+    def probe_digest(self, case: Case) -> str:
+        """Return what identifies the case in which the answer of another is compared."""
+        return self._probes.get(id(case)) or self._digest(probe_of(self.plugins, case))
+
+    @cached_property
+    def _digests(self) -> dict[int, str]:
+        """The digest of each case of the plan, by its identity: slots are asked for again after each comparison."""
+        return {id(case): self._digest(case) for case in self.plan.cases}
+
+    @cached_property
+    def _probes(self) -> dict[int, str]:
+        measured = (each for each in self.plan.comparisons if self.obstacle(each.baseline) is None)
+        return {id(case): self._digest(probe_of(self.plugins, case)) for each in measured for case in each.cases}
+
+    def _digest(self, case: Case) -> str:
         return case.digest(facts.commit(), json.dumps(self.versions, sort_keys=True))
 
     @cached_property
@@ -121,7 +134,7 @@ class Schedule:
                 yield Slot(case=self.digest(case), kind="memory")
             return
         for case in comparison.cases:
-            yield Slot(case=self.digest(probe_of(self.plugins, case)), kind="numerics")
+            yield Slot(case=self.probe_digest(case), kind="numerics")
             yield Slot(case=self.digest(case), kind="memory")
         for number in range(self.rounds):
             for case in comparison.cases:

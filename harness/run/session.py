@@ -64,6 +64,7 @@ def refuse_claims(plan: Plan) -> None:
 
 
 def schedule_of(plan: Plan, plugins: Plugins, options: Options, elsewhere: bool = False) -> Schedule:
+    """Return what a run of a plan consists of, in the rounds of the options or of the suite."""
     rounds = plan.suite.rounds if options.rounds is None else options.rounds
     return Schedule(plan, plugins, rounds, options.all_rounds, elsewhere)
 
@@ -181,6 +182,7 @@ class Session(Bench):
             )
 
     def numerics(self, case: Case) -> None:
+        """Compare the answer of a case with that of the untouched workload, unless another with its probe has been."""
         probe = probe_of(self.plugins, case)
         slot = self.slot(probe, "numerics")
         if not self.is_open(slot):

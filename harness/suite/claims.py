@@ -12,10 +12,9 @@ from harness.suite.schema import Suite, SuiteError
 def claims_of(path: Path) -> tuple[Claim, ...]:
     """Return the claims of a suite; raise SuiteError where the file is none."""
     try:
-        return tuple(Suite.model_validate(yaml.load(path).data).claims)
+        document = yaml.load(path)
+        return tuple(Suite.model_validate(document.data).claims)
     except yaml.YamlError as error:
         raise SuiteError(str(error)) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise SuiteError(f"{path}: {where}: {first['msg']}") from None
+        raise SuiteError(f"{path}{yaml.fault(document, error)}") from None

@@ -1,6 +1,7 @@
 """The suite that a command line asks for when it names a model in place of a file."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,10 +28,13 @@ class Model:
 
     @property
     def stem(self) -> str:
-        """What the suite and its results are called."""
-        path = Path(self.name)
-        stem = path.parent.name if path.name == "config.json" else path.stem
-        return self.name if self.name in configs.published() else re.sub(r"[^\w.-]", "-", stem) or "model"
+        """What the suite and its results are called: as the model, or as its folder or file."""
+        if self.name in configs.published():
+            return self.name
+        path = Path(os.path.abspath(self.name))  # links keep their names: caches name files by their contents
+        folder = path if path.is_dir() else path.parent
+        name = folder.name if path in (folder, folder / "config.json") else path.stem
+        return re.sub(r"[^\w.-]", "-", name) or "model"
 
     def suite(self, places: Sequence[str]) -> str:
         """Write the suite as YAML. Raises SuiteError for a model that is not there and for a row that is none."""

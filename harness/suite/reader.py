@@ -250,6 +250,9 @@ class _Reader:
             location: Location = ("strategies", index)
             together = isinstance(entry, dict) and CONTRIBUTIONS in entry
             parts = entry[CONTRIBUTIONS] if together else entry if isinstance(entry, list) else [entry]
+            if together and len(entry) > 1:
+                other = next(str(key) for key in entry if key != CONTRIBUTIONS)
+                raise self.refusal((*location, other), f"'{CONTRIBUTIONS}' is alone in its entry: move '{other}' out")
             if not parts or not isinstance(parts, list):
                 raise self.refusal(location, "an empty list: name at least one strategy")
             options = [list(self.applied(part, location, workload)) for part in parts]

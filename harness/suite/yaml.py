@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+from pydantic import ValidationError
 
 from harness.contract.plugins import printable
 
@@ -114,6 +115,13 @@ def line_of(document: Document, path: Sequence[str | int]) -> int | None:
     """Return the line, from 1, of the longest beginning of `path` that is in the file; None if none is."""
     beginnings = (tuple(path[:length]) for length in range(len(path), 0, -1))
     return next((document.lines[known] for known in beginnings if known in document.lines), None)
+
+
+def fault(document: Document, error: ValidationError) -> str:
+    """Return what a model found wrong first in a document, after its line and key: `, line 3: said.0.id: ...`."""
+    first = error.errors()[0]
+    line = line_of(document, first["loc"])
+    return f"{f', line {line}' if line else ''}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _parse(text: str, name: str) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from harness.contract.parts import DATA_PARTS
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import DECLARED
 from harness.machine import facts
-from harness.records import Applied, Case, Origin, Record, Slot, store
+from harness.records import Applied, Case, Record, Slot, store
 from harness.records.case import CONTROL
 from harness.records.record import Heading
 from harness.run import bench, locks, session, template
@@ -26,6 +26,8 @@ NEAR = 1.25
 """A combination is measured up to this many times the least predicted time: predicted ratios err by about as much."""
 MEASURED = 6
 """Combinations that are measured at most."""
+ROUNDS = 3
+"""Time rounds where nobody asks for any: what is fastest is said of times alone."""
 ANSWERS = {
     "exact": {"bit_exact", "reassociated"},
     "reordered": {"reordered"},
@@ -39,7 +41,8 @@ class Advice:
     """Which combination to use for one comparison of a plan, and why.
 
     `predicted` are all combinations, the baseline first; `front` those that no other beats in both peak and time;
-    `rows` what was measured; `choice` the label of the one to use, None where none will do.
+    `rows` what was measured, and `usable` those of them that may be used, the fastest first; `choice` the label of the
+    one to use, None where none will do.
     """
 
     case: Case
@@ -47,6 +50,7 @@ class Advice:
     front: tuple[PlanRow, ...]
     rows: tuple[Row, ...]
     choice: str | None
+    usable: tuple[Row, ...] = ()
 
 
 def members(comparison: Comparison, plugins: Plugins, allowed: Sequence[str], everything: bool) -> list[Applied]:
@@ -174,7 +178,8 @@ def _measured(
             cases = [row.case for row in few if not row.case.is_baseline]
             comparisons.append(Comparison((rows[0].case, control, *cases)))
     narrow = replace(plan, name=f"{plan.name}-advice", comparisons=tuple(comparisons))
-    path = session.run(narrow, plugins, replace(options, all_rounds=True), progress)
+    rounds = options.rounds or plan.suite.rounds or ROUNDS
+    path = session.run(narrow, plugins, replace(options, all_rounds=True, rounds=rounds), progress)
     return {table.case.comparison_key: table.rows for table in judge.judge(store.read(path)[0])}
 
 
@@ -211,8 +216,9 @@ def _advice(rows: Sequence[PlanRow], measured: Sequence[Row], allowed: Sequence[
             and not row.case.is_control
             and row.step_seconds is not None
         ]
-        choice = min(usable, key=lambda row: row.step_seconds or 0.0).label if usable else None
-        return replace(advice, rows=tuple(measured), choice=choice)
+        usable.sort(key=lambda row: row.step_seconds or 0.0)
+        choice = usable[0].label if usable else None
+        return replace(advice, rows=tuple(measured), usable=tuple(usable), choice=choice)
     return advice
 
 
@@ -232,13 +238,7 @@ def saved(answers: Sequence[Advice], plan: Plan, plugins: Plugins, results: Path
         folder = results / f"{plan.name}_advice" / facts.name()
     with locks.measuring(folder, ()):
         path = store.next_file(folder, facts.commit())
-        origin = Origin(
-            suite=plan.name,
-            utc=bench.now(),
-            commit=facts.commit(),
-            machine=facts.facts(),
-            versions={**facts.versions(), **plugins.versions},
-        )
+        origin = bench.origin_of(plan, plugins)
         store.append(path, Record(heading=Heading(title=plan.suite.title), origin=origin))
         for position, row in enumerate(row for advice in answers for row in advice.predicted):
             record = Record(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness.machine import facts
 from harness.records import store
 from harness.refusal import Refusal
 from harness.verbs.compare import Condition, compare
@@ -32,9 +31,9 @@ class Tried:
 def between(root: Path, good: str, bad: str) -> list[str]:
     """List the commits after `good` up to `bad`, oldest first; raise BisectError where there is no way between them."""
     try:
-        facts.git(root, "merge-base", "--is-ancestor", good, bad)
-        commits = facts.git(root, "rev-list", "--reverse", "--first-parent", f"{good}..{bad}").split()
-    except (OSError, subprocess.SubprocessError):
+        _git(root, "merge-base", "--is-ancestor", good, bad)
+        commits = _git(root, "rev-list", "--reverse", "--first-parent", f"{good}..{bad}").split()
+    except BisectError:
         raise BisectError(f"'{good}' is no ancestor of '{bad}' here: name two commits of one history") from None
     if not commits:
         raise BisectError(f"there is no commit between '{good}' and '{bad}': name two different ones")
@@ -80,7 +79,7 @@ def measured(root: Path, commit: str, suite: str, options: Sequence[str], folder
         done = subprocess.run(command, cwd=tree, env=_environment(tree), capture_output=True, text=True)
     files = store.newest(folder / commit) if (folder / commit).exists() else []
     if done.returncode or not files:
-        return (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        return _last_line(done.stderr)
     return [table for file in files for table in judge(store.read(file)[0])]
 
 
@@ -110,7 +109,7 @@ def search(
             met = [
                 change for change in compare(before, after) if any(condition.met(change) for condition in conditions)
             ]
-            why = "; ".join(f"{change.case.label}: {change.figure} {change.ratio or 0:.3f} x" for change in met)
+            why = "; ".join(f"{change.case.label}: {change.figure} {change.how}" for change in met)
             return Tried(commit, bool(met), why)
 
         return first_worse(commits, worse, log)
@@ -122,11 +121,28 @@ def _tree(root: Path, commit: str) -> Iterator[Path]:
     with TemporaryDirectory() as name:
         tree = Path(name) / "tree"
         try:
-            facts.git(root, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+            _git(root, "worktree", "add", "--quiet", "--detach", str(tree), commit)
             yield tree
         finally:
             subprocess.run(["git", "-C", str(root), "worktree", "remove", "--force", str(tree)], capture_output=True)
 
 
+def _git(root: Path, *arguments: str) -> str:
+    """Run git for as long as it takes; raise BisectError where it fails."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
+    except OSError as error:
+        raise BisectError(f"git cannot be run ({error.strerror}): install it") from None
+    if done.returncode:
+        raise BisectError(f"git {arguments[0]} failed: {_last_line(done.stderr)}")
+    return done.stdout.strip()
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it ended without a word"])[-1]
+
+
 def _environment(tree: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(tree)}
+    """Return the variables of a process that has the code of a work tree before any other."""
+    paths = (str(tree), os.environ.get("PYTHONPATH", ""))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

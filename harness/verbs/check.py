@@ -12,12 +12,13 @@ from harness.contract.plugins import Plugins
 from harness.contract.strategy import Strategy
 from harness.records import Applied, Case, Kind, Record, Task
 from harness.run import runner, template
+from harness.run.schedule import conflict
 
 FRAMEWORKS = ("torch", "jax", "numpy", "triton", "tensorflow")
 RANKS = 2
 """Ranks on which a strategy is tried that divides the run."""
 NEIGHBOURS = ("checkpoint", "fused_loss")
-"""What a strategy must compose with in either order, and what must apply to a workload."""
+"""What a strategy must compose with in each order that both allow, and what must apply to a workload."""
 LONGEST = 120
 """Characters of a summary."""
 DEADLINE = 900.0
@@ -107,16 +108,21 @@ def _of_strategy(loaded: Plugins, name: str, extra: Sequence[str], log: Log) -> 
                 obstacles.append(reason)
                 continue
             cases.append(_case(loaded, workload.name, backend, (name,)))
-            others = (each for each in NEIGHBOURS if each != name and each in loaded.strategies)
-            neighbour = next((each for each in others if not loaded.strategies[each].obstacle(place, workload)), None)
-            if neighbour is not None and workload.name == "decoder":
-                cases += [
-                    _case(loaded, workload.name, backend, pair) for pair in ((name, neighbour), (neighbour, name))
-                ]
+            if workload.name == "decoder":
+                others = (each for each in NEIGHBOURS if each != name and each in loaded.strategies)
+                fitting = (each for each in others if not loaded.strategies[each].obstacle(place, workload))
+                pairs = next(filter(None, (_orders(loaded, name, each) for each in fitting)), [])
+                cases += [_case(loaded, workload.name, backend, pair) for pair in pairs]
         tried = tried or bool(cases)
         yield from _tried(f"strategy '{name}'", cases, extra, log)
     if not tried:
         yield Finding(f"strategy '{name}'", untested=obstacles[0] if obstacles else "it is for no backend")
+
+
+def _orders(loaded: Plugins, name: str, other: str) -> list[tuple[str, str]]:
+    """Return the orders in which two strategies go together, as they declare."""
+    pairs = ((name, other), (other, name))
+    return [pair for pair in pairs if conflict([loaded.strategies[each] for each in pair]) is None]
 
 
 def _of_workload(loaded: Plugins, name: str, extra: Sequence[str], log: Log) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from statistics import median
 from harness.records import Case, Record
 from harness.records.record import LADDER, WRONG
 from harness.refusal import Refusal
+from harness.suite.units import shown
 from harness.verdicts.judge import MEMORY_MARGIN, Comparison, Row
 from harness.verdicts.observed import machine_of, step_time
 from harness.verdicts.pooled import LEAST_EFFECT
@@ -41,6 +42,18 @@ class Change:
     verdict: str
     ratio: float | None = None
     reason: str = ""
+
+    @property
+    def how(self) -> str:
+        """What the figure was and is, by what factor it changed, or why it is not there."""
+        more = f"{self.ratio:.3f} x" if self.ratio is not None else self.reason
+        return f"{self._said(self.before)} before, {self._said(self.after)} now{f' ({more})' if more else ''}"
+
+    def _said(self, value: float | str | None) -> str:
+        """Write a figure with its unit."""
+        if isinstance(value, float | int):
+            return shown(int(value)) if self.figure == "peak" else f"{value * 1e3:,.1f} ms"
+        return value or "unknown"
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,7 @@ def compare(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[C
     """
     old, new = _rows(before), _rows(after)
     pairs = _pairs(old, new)
+    partners = set(pairs.values())
     changes: list[Change] = []
     for key, (row, table) in old.items():
         if key in pairs:
@@ -83,7 +97,7 @@ def compare(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[C
         else:
             changes.append(Change(row.case, "missing", row.status, None, WORSE, reason="the new run does not have it"))
     for key, (row, _) in new.items():
-        if key not in pairs.values():
+        if key not in partners:
             changes.append(Change(row.case, "missing", None, row.status, BETTER, reason="only the new run has it"))
     return changes
 
@@ -194,7 +208,7 @@ def _of_peaks(old: Row, new: Row) -> Change:
     """Judge two peaks: a difference counts beyond the meters' resolution and 2 %."""
     assert old.peak_bytes and new.peak_bytes
     ratio = new.peak_bytes / old.peak_bytes
-    resolution = max((record.memory.resolution_bytes or 0 for row in (old, new) for record in row.records), default=0)
+    resolution = max(old.resolution, new.resolution)
     doubts = sorted(DOUBTFUL & {*old.flags, *new.flags})
     if abs(new.peak_bytes - old.peak_bytes) <= max(resolution, MEMORY_MARGIN * old.peak_bytes):
         verdict = SAME

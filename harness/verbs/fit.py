@@ -2,13 +2,13 @@
 
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.machine import facts, gpu, orphans
 from harness.records import Case, Fit, Record, store
@@ -18,6 +18,7 @@ from harness.run.schedule import obstacle
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
 from harness.suite.units import shown
+from harness.verbs.limits import too_large
 from harness.verbs.plan import Machine, PlanRow, of_cases, valid
 from harness.verdicts import expressions
 
@@ -37,7 +38,8 @@ def run(
 ) -> tuple[Path, list[Record]]:
     """Search the limit of every row within each budget, None for the memory there is, and write the limits.
 
-    Return the file and its records: one with the suite's claims, and one for each row.
+    Return the file and its records: one with the suite's claims, and one for each row. Nothing is written before the
+    first limit is known.
 
     Raise SuiteError for a size that the workload does not have and for a corpus that cannot be made, StoreError for
     results that cannot be written, and ClaimError for a claim that cannot be read.
@@ -45,20 +47,19 @@ def run(
     for claim in search.plan.suite.claims:
         expressions.parsed(claim.that)
     folder = results / f"{search.plan.name}_fit" / facts.name()
-    rows = []
     with locks.measuring(folder, () if predict_only else search.plan.places):
         orphans.sweep()
         search.plan = prepare_data.closed(search.plan, search.plugins, search.cache)
         path = store.next_file(folder, facts.commit())
-        rows.append(search.record(Record(heading=bench.heading(search.plan, search.plugins))))
-        store.append(path, rows[-1])
+        rows = [search.record(Record(heading=bench.heading(search.plan, search.plugins)))]
+        write = alone.writer(path, rows[0])
         for budget in budgets:
             for bracket in search.predicted(budget):
                 limit = limit_of(bracket, search.over)
                 if not predict_only:
-                    limit = search.confirmed(bracket, limit, lambda run: store.append(path, search.record(run)))
+                    limit = search.confirmed(bracket, limit, lambda run: write(search.record(run)))
                 rows.append(search.record(Record(case=bracket.case, limits=limit)))
-                store.append(path, rows[-1])
+                write(rows[-1])
     return path, rows
 
 
@@ -66,7 +67,8 @@ def run(
 class Bracket:
     """What is predicted of one row: the largest value that fits and the smallest that does not, with what they need.
 
-    `best` is the prediction of the largest that fits; None where nothing does.
+    `best` is the prediction of the largest that fits, None where nothing does; `most` the largest value that may be
+    tried, since the workload takes no more.
     """
 
     case: Case
@@ -75,10 +77,11 @@ class Bracket:
     fails: tuple[int, int] | None = None
     reason: str = ""
     best: PlanRow | None = None
+    most: int = LARGEST
 
     @property
     def budget(self) -> int:
-        """What the row may take, in bytes."""
+        """What each rank of the row may take, in bytes."""
         assert self.case.budget_bytes is not None
         return self.case.budget_bytes
 
@@ -90,9 +93,10 @@ class Bracket:
         if self.fits is None:
             return self.least if self.fails is None else None
         value, need = self.fits
+        if value >= self.most:
+            return None
         if self.fails is None:
-            guess = min(LARGEST, round(value * min(16.0, max(2.0, budget / max(need, 1)))))
-            return guess if guess > value else None
+            return min(self.most, round(value * min(16.0, max(2.0, budget / max(need, 1)))))
         above, over = self.fails
         if above <= value + grain(value):
             return None
@@ -100,7 +104,7 @@ class Bracket:
         share = (math.log(budget) - math.log(max(need, 1))) / max(math.log(over) - math.log(max(need, 1)), 1e-9)
         share = min(0.9, max(0.1, share))
         guess = rounded(round(math.exp(math.log(value) + share * (math.log(above) - math.log(value)))))
-        return min(max(guess, value + grain(value)), above - 1)
+        return min(max(guess, value + grain(value)), above - 1, self.most)
 
     def take(self, value: int, row: PlanRow) -> None:
         """Narrow the bracket by what was predicted for a value."""
@@ -110,14 +114,6 @@ class Bracket:
             self.fits, self.best = (value, row.need_bytes), row
         else:
             self.fails = (value, row.need_bytes)
-
-
-def of_this_machine(place: Place) -> int | None:
-    """Return the bytes that a case may take here: of the host, or of the GPU; None where no GPU is seen."""
-    if place.device == "cpu":
-        return int(psutil.virtual_memory().total * facts.HOST_SHARE)
-    device = gpu.usable_bytes()
-    return None if device is None else int(device * facts.DEVICE_SHARE)
 
 
 def grain(value: int) -> int:
@@ -136,6 +132,8 @@ def limit_of(bracket: Bracket, over: str) -> Fit:
     if bracket.fits is None and bracket.fails is not None:
         value, need = bracket.fails
         reason = f"{over} {value:,} is predicted to take up to {shown(need)} already"
+    elif bracket.fits is not None and LARGEST > bracket.most == bracket.fits[0]:
+        reason = refusal(over, bracket.most + 1)
     return Fit(
         over=over,
         budget_bytes=bracket.budget,
@@ -146,12 +144,19 @@ def limit_of(bracket: Bracket, over: str) -> Fit:
     )
 
 
+def refusal(over: str, value: int) -> str:
+    """Say that the workload does not take a value."""
+    return f"the workload takes no {over} of {value:,}"
+
+
 def brackets(plan: Plan, over: str, budget: int | None) -> list[Bracket]:
     """Open a bracket for each row of each place, at the least value of the size that the plan has for it.
 
-    Without a budget a row may take the memory there is; rows on a GPU are left out where none is seen. The control is
-    left out too: it would be the baseline again. Raise SuiteError for what is no such size, and where no row is left.
+    Without a budget a row may take the memory there is, of which ranks have a part each; rows on a GPU are left out
+    where none is seen. The control is left out too: it would be the baseline again. Raise SuiteError for what is no
+    such size, and where no row is left.
     """
+    here = Machine(psutil.virtual_memory().total, gpu.usable_bytes())
     brackets: dict[str, Bracket] = {}
     for case in plan.cases:
         value = case.shape.get(over)
@@ -163,7 +168,8 @@ def brackets(plan: Plan, over: str, budget: int | None) -> list[Bracket]:
             )
         if case.is_control:
             continue
-        if (allowed := of_this_machine(case.place) if budget is None else budget) is None:
+        case = case.model_copy(update={"budget_bytes": budget})
+        if (allowed := here.limit(case)) is None:
             continue
         case = case.model_copy(update={"budget_bytes": allowed})
         bracket = brackets.setdefault(at(case, over, 1).digest(), Bracket(case, value))
@@ -195,8 +201,7 @@ class Search:
         """Bracket the limit of every row, the values of one turn in one process."""
         rows = brackets(self.plan, self.over, budget)
         while True:
-            wanted = [(row, value) for row in rows if (value := row.next()) is not None]
-            turns = [(row, value) for row, value in wanted if self.valid(row, value)]
+            turns = [(row, value) for row in rows if (value := self.next(row)) is not None]
             if not turns:
                 return rows
             values = sorted({value for _, value in turns})
@@ -206,27 +211,37 @@ class Search:
             for (row, value), prediction in zip(turns, predicted, strict=True):
                 row.take(value, prediction)
 
-    def valid(self, row: Bracket, value: int) -> bool:
-        """Return whether the workload takes a value; close the row where it does not."""
-        row.reason = self.refused(row, value)
-        return not row.reason
+    def next(self, row: Bracket) -> int | None:
+        """Return the value of a row to predict next; one that the workload does not take bounds the row."""
+        while (value := row.next()) is not None and not self.takes(row, value):
+            if row.fits is None:
+                row.reason = refusal(self.over, value)
+            else:
+                row.most = self.largest(row, row.fits[0], value)
+        return value
 
-    def refused(self, row: Bracket, value: int) -> str:
-        """Return why the workload does not take a value; an empty text where it does."""
-        takes = valid(self.plugins, at(row.case, self.over, value))
-        return "" if takes else f"the workload takes no {self.over} of {value:,}"
+    def takes(self, row: Bracket, value: int) -> bool:
+        """Return whether the workload takes a value."""
+        return valid(self.plugins, at(row.case, self.over, value))
+
+    def largest(self, row: Bracket, value: int, above: int) -> int:
+        """Return the largest value that the workload takes, from one that it takes up to one that it does not."""
+        return value + bisect_left(range(value + 1, above), True, key=lambda each: not self.takes(row, each))
 
     def confirmed(self, row: Bracket, limit: Fit, write: Callable[[Record], None]) -> Fit:
         """Run a row around its predicted limit, each time in a process with that budget; `write` each run."""
-        reason = obstacle(self.plugins, row.case) or ("" if limit.predicted else limit.reason) or self.too_long(row)
+        reason = obstacle(self.plugins, row.case) or ("" if limit.predicted else limit.reason) or self.not_run(row)
         if reason or limit.predicted is None:
             return limit.model_copy(update={"reason": reason})
         passed, failed, how = None, None, ""
         runs = 0
         value: int | None = limit.predicted
         while value is not None and runs < RUNS:
-            if reason := self.refused(row, value):
-                break
+            if not self.takes(row, value):
+                if passed is None or (most := self.largest(row, passed, value)) == passed:
+                    reason = refusal(self.over, value if passed is None else passed + 1)
+                    break
+                value = most
             self.log(f"running {row.case.label} at {self.over} {value:,}")
             record = self.measured(at(row.case, self.over, value))
             write(record)
@@ -239,7 +254,12 @@ class Search:
                 reason = str(record.evidence.get("message", record.status))
                 break
             value = following(passed, failed)
-        return limit.model_copy(update={"passed": passed, "failed": failed, "how": how, "runs": runs, "reason": reason})
+        known = {"passed": passed, "failed": failed, "how": how, "runs": runs, "reason": reason or limit.reason}
+        return limit.model_copy(update=known)
+
+    def not_run(self, row: Bracket) -> str:
+        """Return why a row is not run: it would take too long, or more memory than is free; else an empty text."""
+        return self.too_long(row) or (too_large(row.best) if row.best is not None else "")
 
     def too_long(self, row: Bracket) -> str:
         """Return why a row is not run: a run is expected to take longer than the suite allows; else an empty text."""
@@ -256,15 +276,15 @@ class Search:
 
     def record(self, record: Record) -> Record:
         """Complete a record by what identifies the search."""
-        return alone.complete(record, self.plan, self.run_id)
+        return alone.complete(record, self.plan, self.plugins, self.run_id)
 
 
 def lasting(seconds: float) -> str:
     """Write a duration in the unit that suits it."""
-    for name, size in (("days", 86_400.0), ("hours", 3_600.0)):
+    for name, size in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
         if seconds >= 3 * size:
             return f"{seconds / size:,.0f} {name}"
-    return f"{seconds / 60:,.0f} minutes"
+    return f"{seconds:,.0f} seconds"
 
 
 def following(passed: int | None, failed: int | None) -> int | None:

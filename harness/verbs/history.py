@@ -1,9 +1,9 @@
 """How rows changed over commits: the peak and time of each in every run that is kept, and where they stepped.
 
-A step is a change between neighbours that noise does not make. A peak steps by more than the meters' resolution and
-1 %, which is what equal runs differ by at most. A time is compared as a multiple of its own run's baselines, so that
-faster days of a machine are none; it steps where the interval of the ratio of both excludes 1 at an error of 1 in
-1,000, and the ratio is more than 5 %.
+A step is a change that noise does not make, from the run before that has the figure. A peak steps by more than the
+meters' resolution and 1 %, which is what equal runs differ by at most. A time is compared as a multiple of its own
+run's baselines, so that faster days of a machine are none; it steps where the interval of the ratio of both excludes 1
+at an error of 1 in 1,000, and the ratio is more than 5 %.
 """
 
 import itertools
@@ -76,15 +76,18 @@ class Run:
 
 
 def series(runs: Iterable[Run]) -> list[Series]:
-    """Follow every row through runs, given in the order in which they were begun; machines are never mixed."""
+    """Follow every row through the runs that measured it, given in the order in which they were begun.
+
+    Machines are never mixed.
+    """
     points: dict[tuple[str, str, str], list[Point]] = {}
     cases: dict[tuple[str, str, str], Case] = {}
     for run in runs:
         origin = next((record.origin for record in run.records if record.origin.commit), None)
         if origin is None:
             continue
-        for table in run.tables:
-            for row in table.rows:
+        for row in (row for table in run.tables for row in table.rows):
+            if row.status != "open":  # what an interrupted run has not come to is no point of it
                 key = run.suite, _machine(row) or str(origin.machine.get("name", "")), row.case.digest()
                 points.setdefault(key, []).append(_point(row, origin.commit, origin.utc))
                 cases[key] = row.case
@@ -95,16 +98,26 @@ def series(runs: Iterable[Run]) -> list[Series]:
 
 
 def steps(points: Sequence[Point]) -> list[Step]:
-    """Return where neighbours differ by more than noise."""
-    answers = []
-    for before, after in itertools.pairwise(points):
-        if before.status != after.status and "ok" in (before.status, after.status):
-            answers.append(Step("status", before, after, None))
-        if (ratio := peak_step(before, after)) is not None:
-            answers.append(Step("peak", before, after, ratio))
-        if (ratio := time_step(before, after)) is not None:
-            answers.append(Step("time", before, after, ratio))
-    return answers
+    """Return where a figure differs by more than noise from that of the run before which has one."""
+    ran = [point for point in points if point.status == "ok" and point.peak_bytes]
+    timed = [point for point in points if point.spread is not None]
+    return [
+        *(
+            Step("status", before, after, None)
+            for before, after in itertools.pairwise(points)
+            if before.status != after.status and "ok" in (before.status, after.status)
+        ),
+        *(
+            Step("peak", before, after, ratio)
+            for before, after in itertools.pairwise(ran)
+            if (ratio := peak_step(before, after)) is not None
+        ),
+        *(
+            Step("time", before, after, ratio)
+            for before, after in itertools.pairwise(timed)
+            if (ratio := time_step(before, after)) is not None
+        ),
+    ]
 
 
 def peak_step(before: Point, after: Point) -> float | None:
@@ -140,7 +153,7 @@ def _point(row: Row, commit: str, utc: str) -> Point:
         utc,
         row.status,
         row.peak_bytes,
-        max((record.memory.resolution_bytes or 0 for record in row.records), default=0),
+        row.resolution,
         speed.ratio if speed is not None else None,
         speed.standard_error if speed is not None else None,
         speed.degrees if speed is not None else 0,

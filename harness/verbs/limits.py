@@ -8,10 +8,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 from harness.contract.plugins import Plugins
 from harness.machine import facts, orphans
 from harness.records import Case, Record, Trial, store
 from harness.run import alone, bench, locks, template
+from harness.run.rounds import OF_A_PROCESS
 from harness.run.schedule import obstacle
 from harness.suite.plan import Plan
 from harness.verbs.plan import Machine, PlanRow, of_cases
@@ -28,8 +31,8 @@ def run(
 ) -> tuple[Path, list[Record]]:
     """Try every case of a plan that can run here, but the controls, and write what came of it.
 
-    Return the file and its records: one with the suite's title, and one for each case. Raise StoreError for results
-    that cannot be written.
+    Return the file and its records: one with the suite's title, and one for each case. Nothing is written before the
+    first case was tried. Raise StoreError for results that cannot be written.
     """
     run_id = f"limits-{os.getpid()}"
     cases = [case for case in plan.cases if not case.is_control and obstacle(plugins, case) is None]
@@ -37,20 +40,24 @@ def run(
     with locks.measuring(folder, plan.places):
         orphans.sweep()
         path = store.next_file(folder, facts.commit())
-        records = [alone.complete(Record(heading=bench.heading(plan, plugins)), plan, run_id)]
-        store.append(path, records[0])
+
+        def complete(record: Record) -> Record:
+            return alone.complete(record, plan, plugins, run_id)
+
+        records = [complete(Record(heading=bench.heading(plan, plugins)))]
+        write = alone.writer(path, records[0])
 
         def measured(case: Case, budget: int) -> Record:
             log(f"running {case.label} on {case.place} within {budget >> 20:,} MiB")
             limited = case.model_copy(update={"budget_bytes": budget})
-            record = alone.complete(alone.measured(limited, plan, plugins, names, cache, run_id), plan, run_id)
-            store.append(path, record)
+            record = complete(alone.measured(limited, plan, plugins, names, cache, run_id))
+            write(record)
             return record
 
         log(f"predicting {len(cases)} cases")
         for row, trial in trials(of_cases(cases, plan, plugins, names, Machine()), measured):
-            records.append(alone.complete(Record(case=row.case, trial=trial), plan, run_id))
-            store.append(path, records[-1])
+            records.append(complete(Record(case=row.case, trial=trial)))
+            write(records[-1])
     return path, records
 
 
@@ -72,20 +79,20 @@ def trials(rows: Sequence[PlanRow], measured: Callable[[Case, int], Record]) -> 
                 coverage=row.coverage,
                 at_point=at_point.status,
                 at_most=at_most.status if at_most is not None else None,
-                peak_bytes=next((peak(each) for each in (at_most, at_point) if each and each.status == "ok"), None),
+                peak_bytes=next(
+                    (each.peak_bytes for each in (at_most, at_point) if each and each.status == "ok"), None
+                ),
             ),
         )
 
 
-def peak(record: Record) -> int | None:
-    """Return the measured peak of a run, of the device where it has one."""
-    return record.memory.peak_device_bytes or record.memory.peak_host_bytes
-
-
 def too_large(row: PlanRow) -> str:
-    """Return why a case is not run: it needs more than is free here; else an empty text."""
-    free = facts.free_to_use()
-    need = row.case.ranks * (row.need_bytes or 0)
+    """Return why a case is not run: all its ranks need more than is free here; else an empty text.
+
+    What is free may be taken whole, since each run is held to a budget.
+    """
+    free = psutil.virtual_memory().available
+    need = row.case.ranks * ((row.need_bytes or 0) + OF_A_PROCESS)
     if row.case.place.device != "cpu" or need <= free:
         return ""
-    return f"not run: it needs {need >> 20:,} MiB, and {free >> 20:,} MiB may be used here"
+    return f"not run: it needs {need >> 20:,} MiB, and {free >> 20:,} MiB are free here"

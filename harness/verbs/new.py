@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.contract.plugins import Plugins
+from harness.contract.plugins import NAME, Plugins
 from harness.refusal import Refusal
 
 EXAMPLE = "feed_checkpoint"
@@ -75,8 +75,9 @@ def strategy(name: str, folder: Path, plugins: Plugins) -> New:
     The file is that of `EXAMPLE` under the new name. Raises NewError for a name that is taken or no Python name, for
     files that are there, and where the example is not installed.
     """
-    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
-        raise NewError(f"'{name}' is no name for a strategy: use small letters, digits and '_', a letter first")
+    if not (NAME.fullmatch(name) and name.isidentifier()) or keyword.iskeyword(name) or name != name.lower():
+        remedy = "use at most 64 small letters, digits and '_', a letter first"
+        raise NewError(f"'{name}' is no name for a strategy: {remedy}")
     if name in plugins.strategies or name in plugins.aliases:
         raise NewError(f"there is a strategy '{name}' already: choose another name")
     path, test, suite = folder / f"{name}.py", folder / f"test_{name}.py", folder / f"{name}.yaml"

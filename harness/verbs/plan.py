@@ -39,11 +39,14 @@ class Machine:
     card: str = ""
 
     def limit(self, case: Case) -> int | None:
-        """Return the bytes that a case may take: its own budget, or a share of the memory of its place."""
+        """Return the bytes that a rank of a case may take: its own budget, or a share of the memory of its place.
+
+        Ranks share the host, and have a GPU each.
+        """
         if case.budget_bytes is not None:
             return case.budget_bytes
         if case.place.device == "cpu":
-            return None if self.host_bytes is None else int(self.host_bytes * facts.HOST_SHARE)
+            return None if self.host_bytes is None else int(self.host_bytes * facts.HOST_SHARE) // case.ranks
         return None if self.device_bytes is None else int(self.device_bytes * facts.DEVICE_SHARE)
 
 
@@ -238,11 +241,11 @@ def remedies(
 
     Empty where something fits, or nothing is known.
     """
-    leanest = _leanest(rows)
-    if leanest is None or any(row.fits for row in rows):
+    lean = leanest(rows)
+    if lean is None or any(row.fits for row in rows):
         return []
     halved = {
-        name: case for name in SHRINKABLE if (case := _halved(leanest.case, name)) is not None and valid(plugins, case)
+        name: case for name in SHRINKABLE if (case := _halved(lean.case, name)) is not None and valid(plugins, case)
     }
     predicted = of_cases(list(halved.values()), plan, plugins, names, machine, calls=False)
     remedies = [
@@ -270,18 +273,23 @@ def valid(plugins: Plugins, case: Case) -> bool:
     return True
 
 
-def _leanest(rows: Sequence[PlanRow]) -> PlanRow | None:
+def leanest(rows: Sequence[PlanRow]) -> PlanRow | None:
+    """Return the row that is least over its limit, of those whose need and limit are known."""
     known = (row for row in rows if row.need_bytes is not None and row.limit_bytes is not None)
-    return min(known, key=lambda row: row.need_bytes or 0, default=None)
+    return min(known, key=lambda row: (row.need_bytes or 0) - (row.limit_bytes or 0), default=None)
+
+
+def need(row: PlanRow) -> str:
+    """Write what to keep free for a row whose need is known."""
+    return f"{'' if row.at_most_bytes is None else 'at most '}{shown(row.need_bytes or 0)}"
 
 
 def shortfall(rows: Sequence[PlanRow]) -> str:
     """Write in one sentence by how much the leanest row of a comparison is too large where nothing of it fits."""
-    leanest = _leanest(rows)
-    assert leanest is not None and leanest.need_bytes is not None and leanest.limit_bytes is not None
-    over = leanest.need_bytes - leanest.limit_bytes
-    at_most = "" if leanest.at_most_bytes is None else "at most "
+    row = leanest(rows)
+    assert row is not None and row.need_bytes is not None and row.limit_bytes is not None
+    over = row.need_bytes - row.limit_bytes
     return (
-        f"nothing fits: the leanest, {leanest.case.label}, takes {at_most}{shown(leanest.need_bytes)} "
-        f"and is {shown(over)} over {shown(leanest.limit_bytes)}"
+        f"nothing fits: the leanest, {row.case.label}, takes {need(row)} "
+        f"and is {shown(over)} over {shown(row.limit_bytes)}"
     )

@@ -19,7 +19,7 @@ STANDS_IN = "offloading"
 class Choice:
     """The row to use and why: `fits` where the baseline ran out of memory, `inexact` with a lower precision on top.
 
-    `row` is None where no strategy that answers as before saves memory.
+    `row` is None where no strategy is known to answer as before in less memory, or in the budget.
     """
 
     row: Row | None

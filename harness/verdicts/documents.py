@@ -90,10 +90,7 @@ def read(path: Path) -> Documents:
     except yaml.YamlError as error:
         raise ClaimError(str(error)) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        line = yaml.line_of(document, first["loc"])
-        where = ".".join(map(str, first["loc"]))
-        raise ClaimError(f"{path}{f', line {line}' if line else ''}: {where}: {first['msg']}") from None
+        raise ClaimError(f"{path}{yaml.fault(document, error)}") from None
     for said in documents.said:
         if said.id[0] not in documents.documents:
             raise ClaimError(f"{path}: '{said.id}' is of no document: name '{said.id[0]}' among the documents")

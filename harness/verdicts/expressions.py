@@ -80,8 +80,13 @@ def parsed(expression: str) -> ast.expr:
             raise ClaimError(f"'{expression}' compares nothing: write for example peak(x) <= 0.5 * peak(y)")
         if not all(isinstance(op, tuple(COMPARISONS)) for op in each.ops):
             raise ClaimError(f"'{expression}' compares in an unknown way: use <, <=, >, >= or ==")
-        for term in (each.left, *each.comparators):
+        terms = (each.left, *each.comparators)
+        for term in terms:
             _check(term, expression, 0)
+        for op, left, right in zip(each.ops, terms, terms[1:], strict=False):
+            if _is_word(left) != _is_word(right) or (_is_word(left) and not isinstance(op, ast.Eq)):
+                sides = f"{ast.unparse(left)[:60]} and {ast.unparse(right)[:60]}"
+                raise ClaimError(f"{sides} do not compare: words take == and numbers numbers")
     return tree
 
 
@@ -102,6 +107,13 @@ def keywords(call: ast.Call) -> tuple[dict[str, Any], dict[str, Any]]:
     return {key: given[key] for key in given if key not in PARTS}, {key: given[key] for key in given if key in PARTS}
 
 
+def _is_word(node: ast.expr) -> bool:
+    """Check whether a side of a comparison is a word, and not a number."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id in WORD_FIGURES
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
 def _check(node: ast.expr, expression: str, depth: int) -> None:
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value > LARGEST:
         raise ClaimError(f"'{expression[:60]}...' has a number that is too large: write one below 1e308")
@@ -114,11 +126,9 @@ def _check(node: ast.expr, expression: str, depth: int) -> None:
     ):
         return
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
-        _check(node.left, expression, depth + 1)
-        _check(node.right, expression, depth + 1)
-        return
+        return _check_numbers((node.left, node.right), expression, depth + 1)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return _check(node.operand, expression, depth + 1)
+        return _check_numbers((node.operand,), expression, depth + 1)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if node.func.id not in NAMES:
             raise ClaimError(f"there is no figure '{node.func.id}': use one of {', '.join(NAMES)}")
@@ -133,6 +143,14 @@ def _check(node: ast.expr, expression: str, depth: int) -> None:
                 raise ClaimError(f"'{ast.unparse(node)}': {node.func.id} takes no {key.arg}: {instead}")
         return
     raise ClaimError(f"'{ast.unparse(node)[:60]}' is no number and no figure: use one of {', '.join(NAMES)}")
+
+
+def _check_numbers(nodes: Sequence[ast.expr], expression: str, depth: int) -> None:
+    """Check what is computed with."""
+    for node in nodes:
+        _check(node, expression, depth)
+        if _is_word(node):
+            raise ClaimError(f"{ast.unparse(node)[:60]} is a word: only == compares it")
 
 
 OPERATIONS: dict[type[ast.operator], Callable[[Figure, Figure], Figure]] = {
@@ -193,11 +211,16 @@ PARTS = {
 MEASURED_MEMORY = ("peak", "held", "stage", "kind", "file_bytes", "anonymous_bytes", "all_ranks")
 
 
+WORD_FIGURES = ("answer", "verdict", "outcome")
+"""Figures that are words; all others are numbers."""
+
+
 NAMES = (
     *MEASURED_MEMORY,
     *PREDICTED,
     *TIMES,
-    *("residual", "floor", "parameters", "longest", "noted", "size", "loss", "answer", "verdict", "outcome"),
+    *("residual", "floor", "parameters", "longest", "noted", "size", "loss"),
+    *WORD_FIGURES,
 )
 """What may be asked of a row."""
 
@@ -208,9 +231,8 @@ def plain_label(label: str) -> str:
 
 
 def compared(op: ast.cmpop, left: Figure | str, right: Figure | str) -> bool | None:
+    """Check whether a comparison that `parsed` let through holds; None where the intervals of its sides overlap."""
     if isinstance(left, str) or isinstance(right, str):
-        if type(left) is not type(right) or not isinstance(op, ast.Eq):
-            raise ClaimError(f"{left!r} and {right!r} do not compare: words take == and numbers numbers")
         return left == right
     return COMPARISONS[type(op)](left, right)
 

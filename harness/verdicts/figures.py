@@ -1,14 +1,14 @@
 """Figures of rows that claims can ask for, each with its interval."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from statistics import quantiles
 from typing import Any
 
-from harness.records import Prediction, Record
+from harness.records import Phase, Prediction, Record
 from harness.verdicts.expressions import PREDICTED, Figure, Unknown, exact
-from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.judge import Row
 
 USUAL_RESIDUALS = (-0.12, 0.12)
 """Between these lie nine of ten residuals of predictions; used where too few rows were measured to say."""
@@ -17,31 +17,47 @@ USUAL_RESIDUALS = (-0.12, 0.12)
 LEAST_RESIDUALS = 20
 
 
-def _memory(row: Row, phase: str | None, field: str) -> Figure:
-    """Return a byte figure of one phase, or the peak of all."""
-    if row.status == "oom_budget" and row.case.budget_bytes and phase is None:
-        beyond = row.case.budget_bytes + 1
-        return Figure(beyond, beyond, math.inf, "B")
+def _records(row: Row) -> tuple[Record, ...]:
+    """Return the records of a row that was measured; raise Unknown for another."""
     if row.status != "ok" or not row.records:
         raise Unknown(f"{row.label}: {row.status}" + (f" ({row.reasons[0]})" if row.reasons else ""))
-    resolution = row.records[0].memory.resolution_bytes or 0
-    if phase is None and field == "peak_bytes":
-        value = row.peak_bytes
-    else:
-        names = [
-            each for each in row.records[0].memory.phases if phase in (None, each.name, each.name.rpartition("/")[2])
-        ]
-        value = max((getattr(each, field) for each in names if getattr(each, field) is not None), default=None)
-    if value is None:
+    return row.records
+
+
+def _memory(row: Row, phase: str | None, field: str) -> Figure:
+    """Return a byte figure of one phase, or the peak of all."""
+    whole = phase is None and field == "peak_bytes"
+    if whole and row.status == "oom_budget" and row.case.budget_bytes:
+        beyond = row.case.budget_bytes + 1
+        return Figure(beyond, beyond, math.inf, "B")
+    runs = [[each for each in record.memory.phases if _is_named(each, phase)] for record in _records(row)]
+    sizes = [[size for each in run if (size := getattr(each, field)) is not None] for run in runs]
+    values = [max(each) for each in sizes if each]
+    if whole:
+        values = [] if row.peak_bytes is None else [*(row.span_bytes or (row.peak_bytes,))]
+    if not values:
         raise Unknown(f"{row.label} has no {field.replace('_', ' ')}" + (f" of the phase {phase}" if phase else ""))
-    return Figure(max(0, value - resolution), value, value + resolution, "B")
+    return _metered(values, row.resolution)
+
+
+def _is_named(phase: Phase, name: str | None) -> bool:
+    """Check whether a phase has a name, in whichever part of the run; None is any name."""
+    return name in (None, phase.name, phase.name.rpartition("/")[2])
+
+
+def _metered(values: Sequence[int], resolution: int = 0) -> Figure:
+    """Return the largest of what repetitions showed in bytes; it may be any of that, as far as the meter resolves."""
+    return Figure(max(0, min(values) - resolution), max(values), max(values) + resolution, "B")
 
 
 def _known(value: float | None, what: str, row: Row, unit: str = "") -> Figure:
     if not isinstance(value, int | float) or not math.isfinite(value):  # a size may be a word
-        reason = f" ({row.reasons[0]})" if row.reasons else ""
-        raise Unknown(f"{row.label} has no {what}{reason}")
+        raise _unknown(what, row)
     return exact(value, unit)
+
+
+def _unknown(what: str, row: Row) -> Unknown:
+    return Unknown(f"{row.label} has no {what}" + (f" ({row.reasons[0]})" if row.reasons else ""))
 
 
 ENDED = ("ok", "error")
@@ -68,15 +84,16 @@ def _outcome(row: Row) -> str:
 def _residual(row: Row) -> Figure:
     """Return how far the measured peak lies from the predicted one, as a share of that."""
     known = _known(row.residual_ratio, "measured peak beside a predicted one", row)
-    resolution = (row.records[0].memory.resolution_bytes or 0) if row.records else 0
-    doubt = resolution / row.predicted_bytes if row.predicted_bytes else 0.0
+    doubt = row.resolution / row.predicted_bytes if row.predicted_bytes else 0.0
     return Figure(known.value - doubt, known.value, known.value + doubt)
 
 
 def _all_ranks(row: Row) -> Figure:
     """Return what all ranks of a row hold together."""
-    record = row.records[0] if row.records else Record()
-    return _known(record.memory.all_ranks_bytes, "sum over ranks", row, "B")
+    sums = [total for record in row.records if (total := record.memory.all_ranks_bytes) is not None]
+    if not sums:
+        raise _unknown("sum over ranks", row)
+    return _metered(sums, row.resolution)
 
 
 def _predicted(row: Row, phase: str | None) -> Figure:
@@ -84,20 +101,17 @@ def _predicted(row: Row, phase: str | None) -> Figure:
     if phase is None:
         return _known(row.predicted_bytes, "prediction", row, "B")
     phases = row.prediction.prediction.predicted_phases if row.prediction else ()
-    peaks = [each.peak_bytes for each in phases if phase in (each.name, each.name.rpartition("/")[2])]
+    peaks = [each.peak_bytes for each in phases if _is_named(each, phase)]
     return _known(max(peaks, default=None), f"predicted phase '{phase}'", row, "B")
 
 
-def with_residuals(figure: Figure, row: Row, tables: Sequence[Comparison]) -> Figure:
-    """Widen a prediction by what nine of ten measured rows of its backend were beside theirs."""
-    backend = row.case.place.backend
-    rows = (each for table in tables for each in table.rows if each.case.place.backend == backend)
-    residuals = [each.residual_ratio for each in rows if each.residual_ratio is not None]
-    low, high = USUAL_RESIDUALS
-    if len(residuals) >= LEAST_RESIDUALS:
-        cuts = quantiles(residuals, n=20, method="inclusive")
-        low, high = min(0.0, cuts[0]), max(0.0, cuts[-1])
-    return Figure(figure.low * (1 + low), figure.value, figure.high * (1 + high), figure.unit)
+def usual_residuals(rows: Iterable[Row]) -> tuple[float, float]:
+    """Return between which shares of a prediction nine of ten measured rows lie beside theirs."""
+    residuals = [row.residual_ratio for row in rows if row.residual_ratio is not None]
+    if len(residuals) < LEAST_RESIDUALS:
+        return USUAL_RESIDUALS
+    cuts = quantiles(residuals, n=20, method="inclusive")
+    return min(0.0, cuts[0]), max(0.0, cuts[-1])
 
 
 def _noted(row: Row, name: str | None) -> Figure:
@@ -109,13 +123,12 @@ def _noted(row: Row, name: str | None) -> Figure:
 
 def _part(row: Row, what: str, name: str | None) -> Figure:
     """Return what was measured of one `stage` or `kind`, as far as the meter resolves it."""
-    if row.status != "ok" or not row.records:
-        raise Unknown(f"{row.label}: {row.status}" + (f" ({row.reasons[0]})" if row.reasons else ""))
-    memory = row.records[0].memory
-    known = _known({"stage": memory.stages, "kind": memory.kinds}[what].get(str(name)), f"{what} '{name}'", row, "B")
+    runs = [record.memory.stages if what == "stage" else record.memory.kinds for record in _records(row)]
+    values = [sizes[str(name)] for sizes in runs if str(name) in sizes]
+    if not values:
+        raise _unknown(f"{what} '{name}'", row)
     metered = what == "stage" or name in ("activations", "logits")  # the others are sizes of arrays
-    resolution = (memory.resolution_bytes or 0) if metered else 0
-    return Figure(max(0, known.value - resolution), known.value, known.value + resolution, "B")
+    return _metered(values, row.resolution if metered else 0)
 
 
 def _predicted_part(row: Row, what: str, name: str | None) -> Figure:

@@ -24,14 +24,17 @@ class Row:
     """One case with all that is known about it; None where nothing is, and why in `reasons`.
 
     `memory` is `less`, `same` or `more` than the baseline; `speed` has the ratio of step times, its interval and its
-    word. `step_seconds` is the baseline's median times that ratio. `native_bytes` are the smallest and the largest peak
-    of the timed processes, whose allocator is as the system has it, and `native_ratio` the ratio of their medians.
-    `at_most_bytes` is what it was to take at most, with the probability `at_most_coverage`, before it was measured.
+    word. `step_seconds` is the baseline's median times that ratio. `span_bytes` are the least and the largest peak that
+    it may have, by its repetitions and child processes; the largest is `peak_bytes`. `native_bytes` are the smallest
+    and the largest peak of the timed processes, whose allocator is as the system has it, and `native_ratio` the ratio
+    of their medians. `at_most_bytes` is what it was to take at most, with the probability `at_most_coverage`, before it
+    was measured.
     """
 
     case: Case
     status: str
     peak_bytes: int | None = None
+    span_bytes: tuple[int, int] | None = None
     peak_ratio: float | None = None
     peak_phase: str | None = None
     native_bytes: tuple[int, int] | None = None
@@ -61,6 +64,11 @@ class Row:
     @property
     def label(self) -> str:
         return self.case.label
+
+    @property
+    def resolution(self) -> int:
+        """The smallest difference in bytes that its meters resolve."""
+        return max((record.memory.resolution_bytes or 0 for record in self.records), default=0)
 
 
 @dataclass(frozen=True)
@@ -128,8 +136,7 @@ def _control_notes(speeds: Pooled, control: Observed | None, baseline: Observed 
     notes = []
     speed = speeds.control
     if speed is not None and speed.standard_error is not None and 1 not in speed.interval:
-        span = f"{speed.ratio:.2f} x ({speed.low:.2f}-{speed.high:.2f})"
-        notes.append(f"The control `nothing` took {span} the baseline's time; rows are compared with both.")
+        notes.append(f"The control `nothing` took {speed} the baseline's time; rows are compared with both.")
     if control is not None and baseline is not None and control.usable and baseline.usable:
         difference = abs((control.peak or 0) - (baseline.peak or 0))
         if difference > max(baseline.resolution, MEMORY_MARGIN * (baseline.peak or 0)):
@@ -184,6 +191,7 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         case=case,
         status=observed.status,
         peak_bytes=peak,
+        span_bytes=observed.span if peak is not None else None,
         peak_ratio=ratio,
         peak_phase=first.memory.peak_phase if first else None,
         native_bytes=(min(observed.natives), max(observed.natives)) if observed.natives else None,

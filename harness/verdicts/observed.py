@@ -35,11 +35,7 @@ class Observed:
     @property
     def peaks(self) -> list[int]:
         """The peak of each repetition in bytes, of the host or the device, whichever the place is about."""
-        on_device = self.case.place.device != "cpu"
-        peaks = (
-            record.memory.peak_device_bytes if on_device else record.memory.peak_host_bytes for record in self.memory
-        )
-        return [peak for peak in peaks if peak is not None]
+        return [peak for record in self.memory if (peak := record.peak_bytes) is not None]
 
     @property
     def own_peak(self) -> int | None:

@@ -66,6 +66,10 @@ class Speed:
     standard_error: float | None = None
     degrees: int = 0
 
+    def __str__(self) -> str:
+        """Return the ratio and its interval: `1.25 x (1.20-1.31)`."""
+        return f"{self.ratio:.2f} x ({self.low:.2f}-{self.high:.2f})"
+
     @property
     def low(self) -> float:
         return self.interval.low
@@ -205,38 +209,68 @@ def _joined(times: Times, first: str) -> set[str]:
         rounds |= {number for member in more for number in times[member]}
 
 
-def _fit(times: Times) -> _Fit | None:
-    """Fit member + round to the logarithms; None where fewer than `LEAST_DEGREES` of freedom are left.
+@dataclass(frozen=True)
+class _Design:
+    """Which processes there are: a cell of member and round for each, and how many each round has.
 
-    Huber and Dutter's algorithm: least squares on residuals that are cut off, step by step, and the scale with them. A
-    design that lacks cells is solved exactly, by the inverse of its normal equations without the rounds.
+    `order` is the place of each member, `inverse` that of the normal equations of the members.
     """
+
+    order: Mapping[str, int]
+    cells: Sequence[tuple[int, int]]
+    sizes: Sequence[int]
+    inverse: Sequence[Sequence[float]]
+    degrees: int
+
+
+def _design(times: Times) -> _Design | None:
+    """Return the design of member + round; None where fewer than `LEAST_DEGREES` of freedom are left."""
     order = {member: index for index, member in enumerate(times)}
     numbers = {number: index for index, number in enumerate(dict.fromkeys(r for each in times.values() for r in each))}
     cells = [(order[member], numbers[number]) for member, rounds in times.items() for number in rounds]
     degrees = len(cells) - len(order) - len(numbers) + 1
     if degrees < LEAST_DEGREES:
         return None
-    inverse = _inverse(cells, len(order), len(numbers))
-    residuals = [math.log(seconds) for rounds in times.values() for seconds in rounds.values()]
     sizes = [0] * len(numbers)
     for _, number in cells:
         sizes[number] += 1
-    means, scale = [0.0] * len(order), 0.0
+    return _Design(order, cells, sizes, _inverse(cells, len(order), len(numbers)), degrees)
+
+
+def _least_squares(design: _Design, values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the least-squares member and round effects of one value for each cell; the first member's is 0.
+
+    A design that lacks cells is solved exactly, by the inverse of its normal equations without the rounds.
+    """
+    levels = [0.0] * len(design.sizes)
+    for (_, number), value in zip(design.cells, values, strict=True):
+        levels[number] += value
+    levels = [total / size for total, size in zip(levels, design.sizes, strict=True)]
+    sums = [0.0] * len(design.order)
+    for (member, number), value in zip(design.cells, values, strict=True):
+        sums[member] += value - levels[number]
+    members = [_dot(row, sums) for row in design.inverse]
+    shares = [0.0] * len(design.sizes)
+    for member, number in design.cells:
+        shares[number] += members[member]
+    rounds = [level - share / size for level, share, size in zip(levels, shares, design.sizes, strict=True)]
+    return members, rounds
+
+
+def _fit(times: Times) -> _Fit | None:
+    """Fit member + round to the logarithms; None where too little is there to infer from.
+
+    Huber and Dutter's algorithm: least squares on residuals that are cut off, step by step, and the scale with them.
+    """
+    design = _design(times)
+    if design is None:
+        return None
+    cells, degrees = design.cells, design.degrees
+    residuals = [math.log(seconds) for rounds in times.values() for seconds in rounds.values()]
+    means, scale = [0.0] * len(design.order), 0.0
     winsorised = residuals
     for step in range(60):
-        levels = [0.0] * len(numbers)
-        for (_, number), value in zip(cells, winsorised, strict=True):
-            levels[number] += value
-        levels = [total / size for total, size in zip(levels, sizes, strict=True)]
-        sums = [0.0] * len(order)
-        for (member, number), value in zip(cells, winsorised, strict=True):
-            sums[member] += value - levels[number]
-        shifts = [_dot(row, sums) for row in inverse]
-        shares = [0.0] * len(numbers)
-        for member, number in cells:
-            shares[number] += shifts[member]
-        moves = [level - share / size for level, share, size in zip(levels, shares, sizes, strict=True)]
+        shifts, moves = _least_squares(design, winsorised)
         means = [mean + shift for mean, shift in zip(means, shifts, strict=True)]
         residuals = [
             value - shifts[member] - moves[number] for (member, number), value in zip(cells, residuals, strict=True)
@@ -254,13 +288,13 @@ def _fit(times: Times) -> _Fit | None:
     correction = 1 + lost * (1 - whole) / whole  # Huber, section 7.6
     scatter = math.sqrt(_dot(winsorised, winsorised) / degrees) / whole * correction
     return _Fit(
-        dict(zip(order, means, strict=True)),
+        dict(zip(design.order, means, strict=True)),
         scatter if squares > 1e-12 else 0.0,
         scale,
-        1 + _TAILS * len(order) / len(cells),
+        1 + _TAILS * len(design.order) / len(cells),
         degrees,
-        order,
-        inverse,
+        design.order,
+        design.inverse,
     )
 
 

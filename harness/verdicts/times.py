@@ -55,7 +55,7 @@ def beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -
     speed = group.control if row.label in baselines else group.speeds.get(row.label)
     interval = speed.interval_at(error) if speed is not None else None
     if speed is None or interval is None:
-        raise Open(f"{row.label} was timed in {_rounds(times[row.label])} beside too few others")
+        raise Open(f"{row.label} was timed in {rounds(len(times[row.label]))} beside too few others")
     return Figure(interval.low, speed.ratio, interval.high) * reference
 
 
@@ -70,7 +70,7 @@ def by_itself(row: Row, table: Comparison, field: str, error: float) -> Figure:
     enough = len(times[row.label]) >= LEAST_ROUNDS or BASELINES[0] not in times
     label = row.label if enough else BASELINES[0]
     if len(times[label]) < LEAST_ROUNDS:
-        raise Open(f"{label} was timed in {_rounds(times[label])}, and times apart need {LEAST_ROUNDS}")
+        raise Open(f"{label} was timed in {rounds(len(times[label]))}, and times apart need {LEAST_ROUNDS}")
     logs = [math.log(seconds) for seconds in times[label].values()]
     own = _of_mean(logs, error, "s")
     if enough:
@@ -83,7 +83,7 @@ def _ratio(own: Mapping[Any, float], others: Mapping[Any, float], label: str, er
     of_round = {number: seconds for (number, _), seconds in others.items()}
     logs = [math.log(seconds / others.get(at, of_round[at[0]])) for at, seconds in own.items() if at[0] in of_round]
     if len(logs) < LEAST_ROUNDS:
-        raise Open(f"{label} was timed in {_count(len(logs))} beside the other, and {LEAST_ROUNDS} are needed")
+        raise Open(f"{label} was timed in {rounds(len(logs))} beside the other, and {LEAST_ROUNDS} are needed")
     return _of_mean(logs, error)
 
 
@@ -98,9 +98,6 @@ def _untimed(row: Row) -> Unknown:
     return Unknown(f"{row.label} was not timed" + (f" ({row.reasons[0]})" if row.reasons else ""))
 
 
-def _rounds(times: Mapping[Any, float]) -> str:
-    return _count(len(times))
-
-
-def _count(rounds: int) -> str:
-    return f"{rounds} round{'' if rounds == 1 else 's'}"
+def rounds(count: int) -> str:
+    """Return a number of rounds in words: `1 round`, `2 rounds`."""
+    return f"{count} round{'' if count == 1 else 's'}"

@@ -54,15 +54,17 @@ def parts_of(workload, backend):
 
 
 def applied(name, **knobs):
-    """Apply a strategy on each backend, to the first workload that takes it."""
+    """Apply a strategy on each backend that it runs on here, to the first workload that takes it; skip without one."""
     strategy = LOADED.strategies[name]
-    for backend, function in strategy.on.items():
-        if strategy.obstacle(Place(backend, "cpu")) is not None:
-            continue
+    obstacles = {backend: strategy.obstacle(Place(backend, "cpu")) for backend in strategy.on}
+    here = [backend for backend, obstacle in obstacles.items() if obstacle is None]
+    if not here:
+        pytest.skip("; ".join(dict.fromkeys(obstacles.values())))
+    for backend in here:
         workload = next(
             (each for each, made in LOADED.workloads.items() if backend in made.on and strategy.misfit(made) is None)
         )
-        yield backend, lambda function=function, at=(workload, backend): function(parts_of(*at), **knobs)
+        yield backend, lambda function=strategy.on[backend], at=(workload, backend): function(parts_of(*at), **knobs)
 
 
 @pytest.mark.parametrize("name", sorted(LOADED.strategies))

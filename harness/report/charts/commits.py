@@ -8,18 +8,24 @@ from harness.verbs.history import Series
 
 
 def commits(series: Sequence[Series], title: str) -> Any:
-    """Draw the peaks of rows over their runs, steps in red; None where no row is in more than one run."""
+    """Draw the peaks of rows over their runs, steps in red; None where no row is in more than one run.
+
+    Runs are numbered over all rows, so that one that joined later begins at its own first run.
+    """
+    runs = sorted({(point.utc, point.commit) for each in series for point in each.points})
+    digits = len(str(len(runs)))
+    name_of = {run: f"{at:0{digits}d} {run[1][:7]}" for at, run in enumerate(runs, start=1)}
     values = [
         {
             "id": number,
             "row": short(each.case.label),
-            "run": f"{at + 1:02d} {point.commit[:7]}",
+            "run": name_of[point.utc, point.commit],
             "mib": point.peak_bytes / MIB,
             "step": any(step.after is point and step.figure == "peak" for step in each.steps),
         }
         for number, each in enumerate(series)
         if len(each.points) > 1
-        for at, point in enumerate(each.points)
+        for point in each.points
         if point.peak_bytes
     ]
     if not values:
@@ -35,7 +41,7 @@ def commits(series: Sequence[Series], title: str) -> Any:
         .mark_point(filled=True, size=60, opacity=1)
         .encode(x=x, y=y, color=color, tooltip=["row:N", "mib:Q"])
     )
-    last = max(str(value["run"]) for value in values)
-    names = alt.Chart(alt.Data(values=[value for value in values if value["run"] == last]))
+    last = {value["id"]: value for value in values}
+    names = alt.Chart(alt.Data(values=list(last.values())))
     text = names.mark_text(align="left", dx=8, fontSize=10).encode(x=x, y=y, text="row:N")
     return alt.layer(lines, points, text).properties(width=WIDTH - 120, height=HEIGHT, title=title)

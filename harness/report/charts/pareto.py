@@ -63,7 +63,8 @@ def front(rows: Sequence[Figures]) -> list[Figures]:
 
 def _comparable(row: Figures) -> bool:
     right = row["status"] == "ok" and row["answer"] not in WRONG and row["strategy"] != CONTROL
-    return right and (row["strategy"] == "baseline" or bool(row["peak_ratio"] and row["time_ratio"]))
+    known = bool(row["answer"] and row["peak_ratio"] and row["time_ratio"])
+    return right and (known or row["strategy"] == "baseline")
 
 
 def _placed(row: Figures) -> Figures:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.cli import commands
+from harness.cli import commands, screen
 from harness.records import Case, Record, Slot, store
 from harness.run import session
 from harness.suite.schema import Suite
@@ -268,6 +268,9 @@ REFUSALS: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
     "no results": (results_of_nobody, "report results", ["'results'", "run a suite first"]),
     "a missing document": (document_without_marks, "report r.jsonl --into gone.md", ["gone.md"]),
     "nowhere": (nothing, "report nowhere", ["'nowhere'", "name a results file"]),
+    "tokens without a model": (nothing, "plan --tokens 64", ["--tokens", "goes with --model"]),
+    "no cases": (nothing, "plan", ["either a SUITE", "--model"]),
+    "a suite and a model": (fine_suite, "plan small.yaml --model gpt2", ["either a SUITE", "--model"]),
 }
 
 
@@ -293,6 +296,13 @@ def test_lines_that_are_no_records_are_warned_of(tmp_path: Path) -> None:
     done = harness(tmp_path, "report", "torn.jsonl")
     assert "torn.jsonl:1: this line is not a record" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_number_of_a_line_is_written_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = "mine.jsonl:100: this line is not a record (:bug: [red])"
+    screen.note(problem)
+    screen.out.print(problem)
+    assert capsys.readouterr() == (f"{problem}\n", f"{problem}\n")
 
 
 def test_results_of_a_shape_that_is_no_longer_known_are_no_crash(tmp_path: Path) -> None:

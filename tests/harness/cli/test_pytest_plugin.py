@@ -132,6 +132,12 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, text, words, told):
     assert done.returncode == 2 and told in done.stdout and "Traceback" not in done.stdout, done.stdout
 
 
+def test_the_control_joins_the_rounds_that_are_asked_for(tmp_path):
+    (tmp_path / "small.yaml").write_text(SUITE.replace("rounds: 1", "rounds: 0"))
+    done = run_pytest(tmp_path, "small.yaml", "--collect-only", "-q", "--harness-rounds", "8")
+    assert done.returncode == 0 and "[torch/cpu-nothing]" in done.stdout, done.stdout
+
+
 def test_what_cannot_be_measured_fails_each_test_with_one_sentence(tmp_path):
     (tmp_path / "small.yaml").write_text(SUITE)
     done = run_pytest(tmp_path, "small.yaml", "--harness-against", "nowhere.jsonl")

@@ -16,7 +16,9 @@ from harness.verbs.plan import Machine, row_of
 GIB = 1 << 30
 
 
-def predicted(name: str, peak_gib: "float | None", place: str = "torch/cpu") -> tuple[Case, Record]:
+def predicted(
+    name: str, peak_gib: "float | None", place: str = "torch/cpu", at_most_gib: "float | None" = None
+) -> tuple[Case, Record]:
     case = Case(
         workload="decoder",
         shape={"tokens": 4096},
@@ -32,7 +34,12 @@ def predicted(name: str, peak_gib: "float | None", place: str = "torch/cpu") -> 
         slot=Slot(case=case.digest(), kind="predict"),
         origin=Origin(suite="advice", commit="abc"),
         missing=missing,
-        prediction=Prediction(predicted_peak_bytes=peak, predicted_phase="steady_step/loss", parameters=4 * 10**9),
+        prediction=Prediction(
+            predicted_peak_bytes=peak,
+            at_most_bytes=None if at_most_gib is None else int(at_most_gib * GIB),
+            predicted_phase="steady_step/loss",
+            parameters=4 * 10**9,
+        ),
     )
 
 
@@ -51,6 +58,12 @@ def test_each_memory_gets_the_plainest_that_fits_or_by_how_much_the_leanest_does
         "`checkpoint`: 20 GiB",
         "baseline: 60 GiB",
     ]
+
+
+def test_the_leanest_is_the_row_that_what_it_takes_at_most_makes_so() -> None:
+    rows = [predicted("checkpoint", 11, at_most_gib=13.5), predicted("bfloat16", 12, at_most_gib=12.9)]
+    table = for_memories([record for _, record in rows], {"cpu": (16 * GIB,)}, {})
+    assert "| nothing fits; `bfloat16` takes at most 12.9 GiB |" in table, "12.8 may be used"
 
 
 def test_an_answer_like_the_baselines_goes_before_a_leaner_one() -> None:
@@ -108,3 +121,9 @@ def test_predictions_for_advice_are_no_suite_in_the_index_of_results() -> None:
     places = Report(results, plugins.load())._places()
     assert "losses/README.md" in places["suites"]() and "advice/README.md" not in places["suites"]()
     assert "| model" in places["advice"]() and "losses" not in places["advice"]()
+
+
+def test_where_advice_is_all_there_is_the_report_is_that_advice() -> None:
+    _, record = predicted("", 60)
+    report = Report((Results("advice", "advice", (record,)),), plugins.load())
+    assert report.markdown().startswith("*Predicted") and "| nothing fits; baseline takes 60 GiB" in report.markdown()

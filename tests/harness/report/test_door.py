@@ -1,6 +1,8 @@
 """The harness from Python: frames of results, of records and of predictions, and the forms that services take."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from harness.records import Case, Origin, Record, Slot, Times, store
 from harness.records.store import StoreError
 from harness.refusal import Refusal
 from harness.report import formats, frame
+from harness.report.insert import InsertError
 
 pandas = pytest.importorskip("pandas", reason="needs the package pandas")
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,6 +78,20 @@ def test_a_damaged_line_is_a_warning_and_no_results_a_sentence(tmp_path: Path) -
         harness.read(tmp_path / "empty")
     with pytest.raises(StoreError, match="name a results file or folder"):
         harness.read(tmp_path / "nowhere")
+
+
+def test_a_document_that_is_for_reading_alone_is_refused_in_a_sentence(
+    report: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = tmp_path / "document.md"
+    document.write_text("<!-- generated: losses -->\n<!-- end: losses -->\n")
+
+    def refuse(*given: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(InsertError, match=r"document.md' cannot be written \(Read-only file system\): give rights"):
+        report.put_into(document)
 
 
 def test_results_of_two_machines_stay_apart(tmp_path: Path) -> None:

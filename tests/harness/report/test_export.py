@@ -134,6 +134,12 @@ def test_the_front_holds_what_nothing_beats_in_both():
     assert kinds == {"a": exact, "baseline": exact, "c": other, "b": beaten}, "a wrong answer is nowhere"
 
 
+def test_a_row_whose_answer_was_not_compared_is_on_no_front():
+    unknown = row("unknown", peak=10 * MIB, seconds=0.5, peak_ratio=0.1, answer=None)
+    points = marks(drawn(*FRONT, unknown, chart="tradeoff-1"), "point")
+    assert {point["strategy"] for point in points} == {"a", "b", "c", "baseline"}
+
+
 def test_exact_and_inexact_answers_are_told_apart():
     spec = drawn(*FRONT, chart="tradeoff-1")
     filled = {

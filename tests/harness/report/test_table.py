@@ -129,8 +129,9 @@ def test_the_heading_names_what_is_compared() -> None:
 def test_headings_that_would_be_equal_name_the_sizes_in_which_they_differ() -> None:
     tables = []
     for heads in (4, 8):
-        case = CASE.model_copy(update={"shape": CASE.shape | {"heads": heads}})
-        tables.append(Comparison(case, (replace(BASELINE, case=case), replace(row("checkpoint"), case=case))))
+        size = {"shape": CASE.shape | {"heads": heads}}
+        rows = tuple(replace(each, case=each.case.model_copy(update=size)) for each in (BASELINE, row("checkpoint")))
+        tables.append(Comparison(rows[0].case, rows))
     heads = [line for line in markdown(tables, {}).splitlines() if line.startswith("#")]
     assert [line.partition(", zipf")[2] for line in heads] == [", heads 4", ", heads 8"]
     lines = last_lines(tables).splitlines()

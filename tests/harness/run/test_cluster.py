@@ -20,7 +20,7 @@ from harness import backends
 from harness.contract import plugins
 from harness.machine import facts, orphans
 from harness.records import Record, Slot, store
-from harness.run import schedule
+from harness.run import cluster_worker, schedule
 from harness.run.bench import Options, Progress
 from harness.run.cluster import FanOut, finished
 from harness.run.schedule import Known, Schedule
@@ -524,3 +524,10 @@ def test_a_real_suite_comes_to_the_same_cases_and_answers(tmp_path: Path, cache:
     here = rows("here")
     assert len(here) == CASES
     assert rows("there", "--cluster", "local:2") == here
+
+
+def test_answers_that_cannot_be_stored_are_no_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file in the place of the folder")
+    answers = cluster_worker._Answers(tmp_path / "cache", "run")
+    answers.write({Slot(case="a", kind="numerics"): Known("ok")})
+    assert answers.read() == {}

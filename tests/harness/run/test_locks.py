@@ -1,5 +1,6 @@
 """One harness at a time in a folder of results and on a GPU: the second is refused at once, in one sentence."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -98,3 +99,15 @@ def test_a_lock_file_is_no_link_that_leads_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot be written"), locks.measuring(tmp_path, ()):
         pytest.fail("a link was followed")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_file_system_without_locks_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    for lock, option in ((locks.measuring(tmp_path / "results", ()), "--results"), (locks.in_turn((), int), "TMPDIR")):
+        with pytest.raises(StoreError, match=rf"No locks available\): name another folder with {option}$"), lock:
+            pytest.fail("measured without a lock")

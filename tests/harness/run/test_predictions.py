@@ -1,5 +1,6 @@
 """Predictions side by side: the same as one after another, and nothing left when nobody waits for them."""
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -174,3 +175,16 @@ def test_an_interruption_ends_all_workers(two_cores):
     with pytest.raises(KeyboardInterrupt):
         list(predictions.of_cases(cases(4), {}, LOADED, watch=interrupt))
     assert children() <= before
+
+
+def test_a_prediction_that_cannot_be_stored_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a mount that is for reading alone, to remove a file fails as well."""
+
+    def refuse(*given: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    record = Record(prediction=Prediction(predicted_peak_bytes=1))
+    for call in ("write_text", "unlink"):
+        monkeypatch.setattr(Path, call, refuse)
+    prediction_cache.write(tmp_path / "mine.json", record)
+    assert list(tmp_path.iterdir()) == []

@@ -7,9 +7,10 @@ import pytest
 
 from harness.contract import plugins
 from harness.contract.place import Place
-from harness.records import Memory, Origin, Prediction, Record, Slot, Times
+from harness.records import Case, Memory, Origin, Prediction, Record, Slot, Times
 from harness.records.record import Verdict
 from harness.run import predictions, rounds, runner, session, turns
+from harness.run import schedule as schedules
 from harness.run.bench import Options, Progress
 from harness.run.pacing import UNKNOWN, Pacing
 from harness.run.schedule import Known
@@ -370,6 +371,8 @@ def test_a_run_goes_on_where_a_later_file_is_of_another_plan(measuring, tmp_path
     path, latest, records = session.opened(folder, schedule, Options(tmp_path), lambda latest: len(latest) == 1)
     assert (path, len(latest), len(records)) == (begun, 1, 1)
     assert session.opened(folder, schedule, Options(tmp_path, fresh=True), lambda latest: True)[0] not in (begun, other)
+    once = Options(tmp_path, once=True)
+    assert session.opened(folder, schedule, once, lambda latest: False)[0] == begun, "though it has all of the plan"
     session.store.append(whole, Record(origin=Origin(plan=schedule.plan_digest)))
     path, _, _ = session.opened(folder, schedule, Options(tmp_path), lambda latest: len(latest) == 1)
     assert path not in (begun, other, whole), "the newest of this plan has all of it"
@@ -466,3 +469,26 @@ def test_an_answer_without_a_reference_says_why_it_is_not_judged(measuring):
     (table,) = judge(measuring.records)
     assert all("gave no reference: no product in 64 bits" in row.answer_reason for row in table.rows)
     assert {row.verdict for row in table.rows[1:]}.isdisjoint({"wins", "saves"})
+
+
+def test_what_is_due_needs_the_digest_of_a_case_once(measuring, monkeypatch):
+    digest, probe_of, calls = Case.digest, schedules.probe_of, Counter()
+
+    def counted_digest(self, *versions):
+        calls["digest"] += 1
+        return digest(self, *versions)
+
+    def counted_probe(plugins, case):
+        calls["probe"] += 1
+        return probe_of(plugins, case)
+
+    monkeypatch.setattr(Case, "digest", counted_digest)
+    monkeypatch.setattr(schedules, "probe_of", counted_probe)
+    going_on = measuring(Workers(), "rounds: 24")
+    cases = len(going_on.plan.cases)
+    before = calls.copy()
+    assert before["probe"] == cases
+    for _ in range(5):
+        due = going_on.schedule.due(going_on.latest)
+    assert len(due) > 24 * cases
+    assert calls["probe"] == cases and calls["digest"] - before["digest"] < cases

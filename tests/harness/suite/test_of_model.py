@@ -38,6 +38,31 @@ def test_a_path_is_named_for_the_folder_of_its_file(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("models/Llama-3.1-8B", "Llama-3.1-8B"),
+        ("models/Llama-3.1-8B/config.json", "Llama-3.1-8B"),
+        ("models/my.other.json", "my.other"),
+        ("models/linked/config.json", "linked"),
+        ("..", "here"),
+        (".", "inner"),
+        ("../config.json", "here"),
+        ("config.json", "inner"),
+        ("gpt2", "gpt2"),
+    ],
+)
+def test_every_model_of_a_folder_has_a_name_of_its_own(tmp_path, monkeypatch, name, stem):
+    inner = tmp_path / "here" / "inner"
+    for folder in (inner / "models" / "Llama-3.1-8B", inner / "models" / "linked"):
+        folder.mkdir(parents=True)
+    (inner / "models" / "Llama-3.1-8B" / "config.json").touch()
+    (inner / "models" / "my.other.json").touch()
+    (inner / "models" / "linked" / "config.json").symlink_to(inner / "models" / "my.other.json")
+    monkeypatch.chdir(inner)
+    assert Model(name).stem == stem
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [("", "is no list of strategies"), ("a,,b", "is no list of strategies"), ("a(b)", "'b' in 'a(b)' sets no knob")],
 )

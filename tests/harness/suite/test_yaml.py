@@ -12,6 +12,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.suite.claims import claims_of
+from harness.suite.schema import SuiteError
 from harness.suite.yaml import MAX_BYTES, YamlError, line_of, load, loads
 
 
@@ -371,3 +373,10 @@ def test_floats_keep_every_bit(number):
     read = value(repr(number))
     assert isinstance(read, float)
     assert (read, math.copysign(1, read)) == (number, math.copysign(1, number))
+
+
+def test_what_a_model_refuses_is_said_with_its_line(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("title: t\nworkload: w\nstrategies: [x]\nclaims:\n  - id: a\n    says: 3\n    that: 1 < 2\n")
+    with pytest.raises(SuiteError, match=r"mine\.yaml, line 6: claims\.0\.says: "):
+        claims_of(path)

@@ -1,15 +1,21 @@
 """The first commit that is worse is found in few trials, also where some cannot be measured."""
 
 import math
+import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from harness.cli import bisect as verb
 from harness.cli import commands
+from harness.records import Case
 from harness.verbs import bisect
 from harness.verbs.bisect import BisectError, Tried, between, first_worse
+from harness.verbs.compare import Condition
+from harness.verdicts.judge import Comparison, Row
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 30, 63])
@@ -80,6 +86,101 @@ def test_commits_between_two_are_listed_and_checked_out_beside_the_project(proje
     assert first_bad is not None and git(project, "log", "-1", "--format=%s", first_bad.commit) == "5"
     assert git(project, "worktree", "list").count("\n") == 0, "nothing is left"
     assert (project / "number").read_text() == "7"
+
+
+@pytest.mark.long
+def test_the_commit_at_which_a_peak_doubled_is_found_by_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smallest: str, made_up: Path, cache: Path
+) -> None:
+    root = tmp_path / "project"
+    entry = root / "made_up-1.dist-info" / "entry_points.txt"  # what stands in a work tree is installed for it
+    entry.parent.mkdir(parents=True)
+    entry.write_text("[harness]\nmade_up = made_up\n")
+    entry.with_name("METADATA").write_text("Metadata-Version: 2.1\nName: made_up\nVersion: 1\n")
+    git(root, "init", "--quiet")
+    figures = made_up.read_text().replace('if task.kind == "memory"', "if False")  # of memory, too, without a worker
+    assert "if False" in figures
+    for number in range(8):
+        peak = "1 << 20" if number < 5 else "2 << 20"
+        (root / "made_up.py").write_text(figures.replace("host_bytes=1 << 20", f"host_bytes={peak}"))
+        (root / "small.yaml").write_text(f"{smallest}# {number}\n" if number != 3 else "no suite")
+        git(root, "add", ".")
+        git(root, "commit", "--quiet", "-m", str(number))
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    found = CliRunner().invoke(commands.app, ["bisect", "small.yaml", "--good", "HEAD~7", "-k", "checkpoint"])
+    assert found.exit_code == 0, found.output
+    doubled = "1 MiB before, 2 MiB now (2.000 x)"
+    (last,) = re.findall(r"^(\w+) is the first that is worse: (.*)$", found.stdout, re.MULTILINE)
+    assert last == (git(root, "rev-parse", "HEAD~2"), f"baseline: peak {doubled}; checkpoint: peak {doubled}")
+    tried = dict(re.findall(r"^(\w{12}) (worse|good|skipped)", found.stderr, re.MULTILINE))
+    assert {git(root, "log", "-1", "--format=%s", commit): word for commit, word in tried.items()} == {
+        "7": "worse",
+        "3": "skipped",
+        "2": "good",
+        "4": "good",
+        "5": "worse",
+    }
+
+
+def test_where_the_bad_commit_is_no_worse_the_status_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "search", lambda *rest: None)
+    same = CliRunner().invoke(commands.app, ["bisect", "small.yaml", "--good", "HEAD~2"])
+    assert (same.exit_code, same.stdout, same.stderr) == (1, "", "'HEAD' is no worse than 'HEAD~2'\n")
+
+
+def test_a_figure_that_is_lost_is_said_to_be_and_has_no_ratio(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(workload="decoder", shape={}, place="torch/cpu", corpus="x", tokenizer="bytes")
+    good, bad = Row(case, "ok", peak_bytes=100 << 20), Row(case, "timeout", reasons=("it took too long",))
+    after = git(project, "rev-parse", "HEAD")
+
+    def measured(root: Path, commit: str, *rest: object) -> list[Comparison]:
+        return [Comparison(case, (bad if commit == after else good,))]
+
+    monkeypatch.setattr(bisect, "measured", measured)
+    conditions = [Condition.parse(each) for each in ("peak>2%", "status")]
+    first = bisect.search(project, "any.yaml", "HEAD~1", "HEAD", conditions, (), lambda tried: None)
+    assert first is not None and first.why == (
+        "baseline: status ok before, timeout now (it took too long); "
+        "baseline: peak 100 MiB before, unknown now (it took too long)"
+    )
+
+
+def test_a_checkout_takes_as_long_as_it_takes_and_says_why_it_fails(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = subprocess.run
+
+    def slow(command: list[str], **settings: Any) -> "subprocess.CompletedProcess[str]":
+        if settings.get("timeout") is not None:
+            raise subprocess.TimeoutExpired(command, settings["timeout"])
+        return run(command, **settings)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    assert len(between(project, "HEAD~1", "HEAD")) == 1
+    with bisect._tree(project, "HEAD~1") as tree:
+        assert (tree / "number").read_text() == "6"
+    with (
+        pytest.raises(BisectError, match="git worktree failed: fatal: invalid reference: nobody"),
+        bisect._tree(project, "nobody"),
+    ):
+        pass
+
+
+def test_the_code_of_a_commit_comes_before_the_modules_of_the_user(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path_factory.mktemp("own")
+    for folder in (own, project):
+        (folder / "harness").mkdir()
+        (folder / "harness" / "__init__.py").touch()
+    (own / "mine.py").touch()
+    (own / "harness" / "__main__.py").write_text("raise SystemExit('that of the user')")
+    (project / "harness" / "__main__.py").write_text("import mine; raise SystemExit('that of the commit')")
+    git(project, "add", ".")
+    git(project, "commit", "--quiet", "-m", "harness")
+    monkeypatch.setenv("PYTHONPATH", str(own))
+    assert bisect.measured(project, "HEAD", "any.yaml", (), own / "results") == "that of the commit"
 
 
 @pytest.mark.parametrize(("good", "bad"), [("HEAD", "HEAD~2"), ("nobody", "HEAD"), ("HEAD", "HEAD")])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.contract import plugins
-from harness.records import Applied, Case, Task
+from harness.records import Applied, Case, Record, Task
+from harness.verbs import check as verb
 from harness.worker.contract_checks import Contract, measure
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -123,6 +124,31 @@ def test_each_broken_promise_of_a_workload_is_told(body: str, more: str, words: 
     path.write_text(WORKLOAD.format(body=body or "pass", more=more))
     told = " / ".join(Contract(plugins.load((str(path),))).of_workload("mine", "torch"))
     assert words in told if words else told == ""
+
+
+@pytest.mark.parametrize(
+    ("conflicts", "orders"),
+    [
+        ({}, ["mine", "mine + checkpoint", "checkpoint + mine"]),
+        ({"before checkpoint": "it would hide it"}, ["mine", "checkpoint + mine"]),
+        ({"checkpoint": "both keep inputs"}, ["mine", "mine + fused_loss", "fused_loss + mine"]),
+        ({"checkpoint": "no", "fused_loss": "no"}, ["mine"]),
+    ],
+)
+def test_orders_that_a_strategy_excludes_itself_are_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conflicts: dict[str, str], orders: list[str]
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(offering(f"offered(rewritten('loss', same), conflicts={conflicts})"))
+    tried: list[str] = []
+
+    def run(task: Task, *rest: object) -> list[Record]:
+        tried.extend(case.label for case in task.cases if case.workload == "decoder")
+        return [Record() for case in task.cases]
+
+    monkeypatch.setattr(verb.runner, "run", run)
+    findings = verb.check(plugins.load((str(path),)), (str(path),), (str(path),))
+    assert tried == orders and not any(finding.faults for finding in findings)
 
 
 def check(*names: str, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -132,12 +132,46 @@ def test_a_figure_that_is_lost_is_worse_and_fails_a_build(figure, lost):
     assert verdicts(new, old).get(change.figure) is None, "a figure that is new is no loss"
 
 
+@pytest.mark.parametrize(
+    ("new", "how"),
+    [
+        (row(peak=150 * MIB), "peak: 100 MiB before, 150 MiB now (1.500 x)"),
+        (row(rounds=(2.0, 2.0, 2.0)), "time: 1,000.0 ms before, 2,000.0 ms now (2.000 x)"),
+        (row(peak=None), "peak: 100 MiB before, unknown now (the new run does not have it)"),
+        (row(answer="diverged"), "answer: bit_exact before, diverged now"),
+        (replace(row(status="timeout"), reasons=("it hung",)), "status: ok before, timeout now (it hung)"),
+    ],
+)
+def test_what_became_worse_is_said_with_its_figures_or_why_they_are_lost(new, how):
+    changes = compare([Comparison(case(), (row(),))], [Comparison(case(), (new,))])
+    assert how in [f"{change.figure}: {change.how}" for change in changes if change.verdict == "worse"]
+
+
 def test_cases_of_one_run_alone_are_told():
     plain, extra = row(), row("checkpoint")
     found = compare([Comparison(plain.case, (plain, extra))], [Comparison(plain.case, (plain,))])
     assert [(c.figure, c.verdict, c.case.label) for c in found][-1] == ("missing", "worse", "checkpoint")
     found = compare([Comparison(plain.case, (plain,))], [Comparison(plain.case, (plain, extra))])
     assert [(c.figure, c.verdict) for c in found][-1] == ("missing", "better")
+
+
+def test_two_runs_of_many_rows_are_paired_without_a_search_for_each(monkeypatch):
+    equalities = []
+
+    class Digest(str):
+        """A digest that counts what it is compared with."""
+
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            equalities.append(1)
+            return str.__eq__(self, other)
+
+    of_case = Case.digest
+    monkeypatch.setattr(Case, "digest", lambda self, *versions: Digest(of_case(self, *versions)))
+    tables = [Comparison(case(), tuple(row(f"strategy{number}") for number in range(100)))]
+    assert {change.verdict for change in compare(tables, tables)} == {"same"}
+    assert len(equalities) < 20 * 100, "a search for each row takes 5,000 and more"
 
 
 def test_a_condition_is_met_above_its_share_alone():

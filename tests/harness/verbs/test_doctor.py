@@ -1,10 +1,14 @@
-"""What equal cases are said to be: no more than their interval, and never equal on a noisy machine."""
+"""Known bytes are seen; of equal cases no more is said than their interval, and never equal on a noisy machine."""
 
 import random
+import re
 
 import pytest
+from typer.testing import CliRunner
 
-from harness.contract import plugins
+from harness import backends
+from harness.cli import commands
+from harness.contract import place, plugins
 from harness.machine import checkups
 from harness.machine.checkups import Checkup, Noise
 from harness.records import Record, Times
@@ -17,6 +21,27 @@ LOADED = plugins.load()
 def each(run):
     """Run tasks that take turns as they would be one after the other."""
     return lambda tasks, threads, deadline, watch, order: [run(task, threads, deadline)[0] for task in tasks]
+
+
+@pytest.mark.long
+def test_known_bytes_are_seen_in_every_way_and_kept_for_later_runs(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = CliRunner().invoke(commands.app, ["doctor", "--no-noise"])
+    assert done.exit_code == 0, done.output
+    found = dict(re.findall(r"^\| (\w.*?) *\| *64\.0 *\|.*\| (.*?) *\|$", done.output, re.MULTILINE))
+    assert list(found) == ["anonymous", "mapped file", "child", "torch", "jax", "cuda"]
+    absent = {name for name in place.NAMES if backends.absent(name, "cpu")}
+    assert {way for way in found if found[way] == "good"} >= {*list(found)[:5]} - absent
+    assert "OFF" not in done.output and "equal cases" not in done.output
+    assert abs(checkups.kept(tmp_path / "harness")["calibration_error_bytes"]) <= checkups.TOLERANCE
+
+
+def test_a_meter_that_sees_half_ends_with_status_1(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    half = checkups.SIZE // 2
+    monkeypatch.setattr(doctor, "calibrate", lambda way: checkups.Calibration(way, checkups.SIZE, half))
+    done = CliRunner().invoke(commands.app, ["doctor", "--no-noise"])
+    assert done.exit_code == 1 and done.output.count("OFF by more than 0.5 MiB and 1 %") == 6
 
 
 def timed(monkeypatch, scatter, seed=1):

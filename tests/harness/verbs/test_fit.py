@@ -1,10 +1,16 @@
 """The longest value that fits: the search for it, and the runs that confirm it."""
 
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
+from typer.testing import CliRunner
 
+from harness.cli import commands
 from harness.contract import plugins
 from harness.machine import facts
 from harness.records import Applied, Case, Claim, Fit, Origin, Prediction, Record, store
@@ -17,6 +23,7 @@ from harness.verbs.fit import Bracket, Search, at, brackets, following, grain, l
 from harness.verbs.plan import PlanRow
 from harness.verdicts.claims import answer, answered
 from harness.verdicts.judge import searched as searched_tables
+from harness.workloads.causal_lm import configs
 
 LOADED = plugins.load()
 SUITE = """
@@ -139,6 +146,63 @@ def test_runs_end_before_a_value_that_the_workload_refuses(tmp_path, monkeypatch
     assert limit.reason.startswith("the workload takes no layers of 1,0")
 
 
+PUBLISHED = """
+title: A model of 5,000 positions
+workload: causal_lm
+places: [torch/cpu]
+corpus: zipf
+shape: {config: %s, tokens: 2048}
+strategies: [checkpoint]
+rounds: 0
+"""
+
+
+@pytest.fixture
+def of_5000_positions(tmp_path, monkeypatch):
+    """A search over the tokens of a model that takes no more than 5,000, of which each is predicted to take 1,000."""
+    values = configs.read("gpt2")
+    values[configs.key(values, "max_position_embeddings")] = 5000
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    search = Search(plan(tmp_path, PUBLISHED % (tmp_path / "config.json")), LOADED, (), "tokens", tmp_path)
+    search.asked = []
+
+    def of_cases(cases, *rest, **more):
+        search.asked.append({case.shape["tokens"] for case in cases})
+        return [PlanRow(case, 1000 * case.shape["tokens"], "", None, case.budget_bytes, None) for case in cases]
+
+    monkeypatch.setattr(fit, "of_cases", of_cases)
+    return search
+
+
+def test_the_largest_value_that_the_workload_takes_is_a_limit_too(of_5000_positions, tmp_path):
+    _, (_, *rows) = fit.run(of_5000_positions, [1 << 30], tmp_path, predict_only=True)
+    reason = "the workload takes no tokens of 5,001"
+    assert [(row.limits.predicted, row.limits.reason) for row in rows] == [(5000, reason)] * 2
+    assert of_5000_positions.asked == [{2048}, {5000}]
+    assert f"- checkpoint: {reason}" in text(rows)
+    _, (_, *rows) = fit.run(of_5000_positions, [4_000_000], tmp_path, predict_only=True)
+    assert [row.limits.reason for row in rows] == [""] * 2, "memory ends before the workload does"
+    assert all(3900 < row.limits.predicted <= 4000 for row in rows)
+
+
+@pytest.mark.parametrize(("predicted", "runs"), [(5000, 1), (4800, 3), (4992, 2)])
+def test_runs_reach_the_largest_value_that_the_workload_takes(of_5000_positions, monkeypatch, predicted, runs):
+    monkeypatch.setattr(Search, "measured", lambda self, case: Record(case=case))
+    row = brackets(of_5000_positions.plan, "tokens", 1 << 30)[0]
+    limit = fit.Fit(over="tokens", budget_bytes=1 << 30, predicted=predicted)
+    limit = of_5000_positions.confirmed(row, limit, lambda run: None)
+    assert (limit.passed, limit.runs, limit.reason) == (5000, runs, "the workload takes no tokens of 5,001")
+
+
+def test_why_nothing_more_was_predicted_is_said_beside_what_ran(tmp_path, monkeypatch):
+    machine = Machine(10_300)
+    monkeypatch.setattr(Search, "measured", lambda self, case: machine.measured(self, case))
+    search = Search(plan(tmp_path), LOADED, (), "tokens", tmp_path)
+    limit = fit.Fit(over="tokens", budget_bytes=1 << 30, predicted=10_112, reason="the compiler is missing")
+    limit = search.confirmed(brackets(search.plan, "tokens", 1 << 30)[0], limit, lambda run: None)
+    assert limit.passed and limit.failed and limit.reason == "the compiler is missing"
+
+
 def test_a_vocabulary_of_all_words_is_searched_as_it_is_measured(tmp_path, monkeypatch):
     (tmp_path / "words.txt").write_text("one two three " * 1000)
     text = SUITE.replace("corpus: zipf", "corpus: words.txt\ntokenizer: words").replace(
@@ -182,6 +246,74 @@ def test_a_gpu_that_is_not_seen_needs_a_budget(tmp_path, monkeypatch):
     assert brackets(on_gpu, "tokens", 1 << 30)
 
 
+def test_ranks_on_the_host_have_a_part_of_its_memory_each(tmp_path):
+    on_ranks = plan(tmp_path, SUITE.replace("[nothing, checkpoint]", "[ddp]\nranks: [2, 4]"))
+    budgets = {row.case.label: row.budget for row in brackets(on_ranks, "tokens", None)}
+    whole = int(psutil.virtual_memory().total * facts.HOST_SHARE)
+    assert budgets == {"baseline": whole, "ddp on 2 ranks": whole // 2, "ddp on 4 ranks": whole // 4}
+    assert {row.budget for row in brackets(on_ranks, "tokens", 1 << 30)} == {1 << 30}, "a budget is that of each"
+
+
+@pytest.mark.parametrize(("ranks", "need_gib", "runs"), [(1, 9, True), (1, 10, False), (2, 4, True), (2, 5, False)])
+def test_a_row_whose_ranks_need_more_than_is_free_is_not_run_and_says_so(tmp_path, monkeypatch, ranks, need_gib, runs):
+    search = Search(plan(tmp_path), LOADED, (), "tokens", tmp_path)
+    ran = []
+    monkeypatch.setattr(search, "measured", lambda case: ran.append(case) or Record(case=case))
+    case = CASE.model_copy(update={"ranks": ranks, "budget_bytes": 64 << 30})
+    best = PlanRow(case, need_gib << 30, "", None, 64 << 30, None)
+    bracket = Bracket(case, 64, fits=(128, need_gib << 30), best=best)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10 << 30))
+    limit = search.confirmed(bracket, limit_of(bracket, "tokens"), lambda run: None)
+    assert bool(ran) == runs
+    assert limit.reason.startswith("" if runs else "not run: it needs 10,") and limit.predicted == 128
+    assert "not run" not in limit.reason if runs else limit.reason.endswith("10,240 MiB are free here")
+
+
+def interrupted(*rest, **more):
+    raise KeyboardInterrupt
+
+
+def test_what_ends_before_a_limit_is_known_hides_no_earlier_results(tmp_path, monkeypatch):
+    search = Search(plan(tmp_path), LOADED, (), "token", tmp_path)
+    with pytest.raises(SuiteError, match="'token' is not a size"):
+        fit.run(search, [1 << 30], tmp_path / "results", predict_only=True)
+    search.over = "tokens"
+    monkeypatch.setattr(fit, "of_cases", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit.run(search, [1 << 30], tmp_path / "results", predict_only=True)
+    rows = brackets(search.plan, "tokens", 1 << 30)
+    for row in rows:
+        row.fits, row.fails = (128, 1 << 29), (256, 1 << 31)
+    monkeypatch.setattr(search, "predicted", lambda budget: rows)
+    runs = iter((Record(), KeyboardInterrupt()))
+
+    def measured(case):
+        if isinstance(run := next(runs), Record):
+            return run
+        raise run
+
+    monkeypatch.setattr(search, "measured", measured)
+    with pytest.raises(KeyboardInterrupt):
+        fit.run(search, [1 << 30], tmp_path / "results", predict_only=False)
+    assert not list(tmp_path.rglob("*.jsonl"))
+    runs = iter((*[Record(status="oom_budget")] * fit.RUNS, Record(), KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        fit.run(search, [1 << 30], tmp_path / "results", predict_only=False)
+    (file,) = tmp_path.rglob("*.jsonl")
+    heading, *records = store.read(file)[0]
+    assert heading.heading.title == "Small"
+    assert [record.limits is not None for record in records] == [*[False] * fit.RUNS, True, False], "in their order"
+
+
+def test_limits_and_runs_say_with_which_versions_they_were_found(tmp_path):
+    search = Search(plan(tmp_path), LOADED, (), "tokens", tmp_path)
+    run = Record(origin=Origin(start="forked", worker_seconds=1.5, machine={"memory_speed": 3}))
+    origin = search.record(run).origin
+    assert origin.versions == facts.versions() | dict(LOADED.versions) and origin.versions["python"]
+    assert (origin.suite, origin.start, origin.worker_seconds) == ("small", "forked", 1.5)
+    assert origin.machine["name"] == facts.name() and origin.machine["memory_speed"] == 3
+
+
 @pytest.mark.parametrize(
     ("over", "told"),
     [("token", "'token' is not a size of the workload 'decoder'"), ("norm", "'norm' is not a whole number")],
@@ -200,6 +332,24 @@ def test_a_row_that_would_run_too_long_is_not_run_and_says_so(tmp_path, monkeypa
     limit = search.confirmed(bracket, limit_of(bracket, "tokens"), lambda run: None)
     assert limit.reason == "not run: 4 steps are expected to take 10 minutes, and the suite's timeout_seconds are 60"
     assert (limit.predicted, limit.passed, limit.runs, limit.longest) == (128, None, 0, 128)
+
+
+@pytest.mark.long
+def test_the_limit_of_a_budget_is_run_into_by_real_processes(tmp_path, monkeypatch, smallest, cache):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    (tmp_path / "small.yaml").write_text(smallest.replace("[checkpoint]", "[nothing]"))
+    done = CliRunner().invoke(commands.app, ["fit", "small.yaml", "--over", "tokens", "--budget", "32MiB"])
+    assert done.exit_code == 0, done.output
+    (file,) = tmp_path.glob("results/small_fit/*/*.jsonl")
+    _, *runs, last = store.read(file)[0]
+    limit, tokens = last.limits, {run.case.shape["tokens"]: run for run in runs}
+    assert last.case.label == "baseline" and len(tokens) == len(runs) == limit.runs
+    passed, failed = tokens[limit.passed], tokens[limit.failed]
+    assert passed.status == "ok" and failed.status == limit.how == "oom_budget"
+    assert passed.memory.peak_host_bytes <= passed.memory.budget_bytes == 32 << 20
+    assert 0.95 * limit.predicted <= limit.passed < limit.failed <= 1.1 * limit.passed
+    assert re.search(rf"\| +{limit.passed:,} \| {limit.failed:,} \(oom_budget\) ", done.stdout)
 
 
 CLAIMED = """
@@ -270,7 +420,8 @@ def test_each_comparison_has_a_table_of_its_own_and_its_own_baseline():
 
 
 def test_durations_are_written_in_the_unit_that_suits_them():
-    assert [fit.lasting(s) for s in (600, 4 * 3600, 90 * 86400)] == ["10 minutes", "4 hours", "90 days"]
+    written = ["20 seconds", "10 minutes", "4 hours", "90 days"]
+    assert [fit.lasting(seconds) for seconds in (20, 600, 4 * 3600, 90 * 86400)] == written
 
 
 def test_what_fits_is_decided_by_what_a_value_takes_at_most():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import Applied, Case, Memory, Origin, Record, Slot, Times, store
+from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Slot, Times, store
 from harness.records.record import Verdict
 from harness.report.charts.commits import commits
 from harness.report.history import text
@@ -132,8 +132,73 @@ def test_text_and_picture_name_the_commits_of_a_step() -> None:
     assert "1 steps to worse, 0 to better" in shown
     assert "| `fused_loss` of mine | peak     | 60" in shown and "`c001` to `c002`" in shown
     values = commits(found, "mine").to_dict()["layer"][1]["data"]["values"]
-    assert [value["run"] for value in values if value["step"]] == ["03 c002"]
+    assert [value["run"] for value in values if value["step"]] == ["3 c002"]
     assert commits(series(runs[:1]), "mine") is None
+
+
+def interrupted(records: list[Record], *kinds: str) -> list[Record]:
+    """Return a run that predicted its last row, and did not come to what it measures of it in these kinds."""
+    left = [each for each in records if each.slot and not (each.case == CASES[LAST] and each.slot.kind in kinds)]
+    predicted = Record(
+        slot=Slot(case=CASES[LAST].digest(), kind="predict"),
+        case=CASES[LAST],
+        origin=records[0].origin,
+        prediction=Prediction(predicted_peak_bytes=60 * MIB),
+    )
+    return [*left, predicted]
+
+
+def test_an_interrupted_run_is_no_step_and_hides_none() -> None:
+    draw = random.Random(3)
+    before, after = recorded(draw, 0), recorded(draw, 2, peak=2.0, time=2.0)
+    ends = [run_of(before), run_of(interrupted(recorded(draw, 1), "memory", "time")), run_of(after)]
+    (grown,) = (each for each in series(ends) if each.case.label == "fused_loss")
+    assert [point.commit for point in grown.points] == ["c000", "c002"]
+    assert [(step.figure, step.before.commit, step.after.commit) for step in grown.steps] == [
+        ("peak", "c000", "c002"),
+        ("time", "c000", "c002"),
+    ]
+    (alone,) = (each for each in series(ends[:2]) if each.case.label == "fused_loss")
+    assert alone.steps == (), "which would be one to worse"
+
+
+def test_a_run_that_lacks_a_figure_hides_no_step_of_it() -> None:
+    draw = random.Random(3)
+    untimed = run_of(interrupted(recorded(draw, 1), "time"))
+    crashed = [
+        each.model_copy(update={"status": "crash", "memory": Memory()})
+        if each.slot and each.slot.kind == "memory" and each.case == CASES[LAST]
+        else each
+        for each in interrupted(recorded(draw, 2), "time")
+    ]
+    runs = [run_of(recorded(draw, 0)), untimed, run_of(crashed), run_of(recorded(draw, 3, peak=2.0, time=2.0))]
+    (grown,) = (each for each in series(runs) if each.case.label == "fused_loss")
+    assert [(step.figure, step.before.commit, step.after.commit) for step in grown.steps] == [
+        ("status", "c001", "c002"),
+        ("status", "c002", "c003"),
+        ("peak", "c001", "c003"),
+        ("time", "c000", "c003"),
+    ]
+
+
+def test_a_row_that_joined_later_stands_at_its_own_runs() -> None:
+    draw = random.Random(3)
+    spans = {"fused_loss": range(10, 12), "checkpoint": range(11)}
+
+    def at(number: int) -> Run:
+        records = recorded(draw, number)
+        return run_of([each for each in records if each.case and number in spans.get(each.case.label, range(12))])
+
+    runs = [at(number) for number in range(12)]
+    layers = commits(series(runs), "mine").to_dict()["layer"]
+    of_row: dict[str, list[str]] = {}
+    for value in layers[1]["data"]["values"]:
+        of_row.setdefault(value["row"], []).append(value["run"])
+    assert of_row["fused_loss"] == ["11 c010", "12 c011"]
+    assert of_row["baseline"][0] == "01 c000" and of_row["baseline"] == sorted(of_row["baseline"])
+    names = {value["row"]: value["run"] for value in layers[2]["data"]["values"]}
+    last = "12 c011"
+    assert names == {"baseline": last, "nothing": last, "fused_loss": last, "checkpoint": "11 c010"}
 
 
 def test_rows_of_one_name_are_lines_of_their_own() -> None:

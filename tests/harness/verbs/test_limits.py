@@ -1,7 +1,19 @@
 """Predictions tried as limits: who runs out of memory within them, and how much is left."""
 
-from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Trial
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import commands
+from harness.contract import plugins
+from harness.contract.place import Place
+from harness.machine import facts
+from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Trial, store
 from harness.report.limits import text
+from harness.suite import reader
+from harness.verbs import limits
 from harness.verbs.limits import too_large, trials
 from harness.verbs.plan import PlanRow
 
@@ -63,9 +75,78 @@ def test_a_case_without_a_bound_runs_within_the_point_alone_and_one_without_a_pr
     assert (unknown.at_point, unknown.reason) == (None, "its operator has no sizes")
 
 
+def test_a_gpu_whose_peak_is_missing_has_none_and_not_that_of_its_host() -> None:
+    on_gpu = row("a", 200 * MIB, 220 * MIB)
+    on_gpu = replace(on_gpu, case=on_gpu.case.model_copy(update={"place": Place("torch", "cuda")}))
+
+    def peak(device: int | None) -> int | None:
+        memory = Memory(peak_host_bytes=900 * MIB, peak_device_bytes=device)
+        [(_, trial)] = trials([on_gpu], lambda case, budget: Record(case=case, memory=memory))
+        return trial.peak_bytes
+
+    assert (peak(150 * MIB), peak(None)) == (150 * MIB, None)
+
+
 def test_what_is_more_than_the_machine_has_is_not_run() -> None:
     assert too_large(row("a", 1 << 60)).startswith("not run: it needs")
     assert too_large(row("a", 1)) == ""
+
+
+@pytest.mark.long
+def test_the_doctor_runs_each_case_within_its_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smallest: str, cache: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    (tmp_path / "small.yaml").write_text(smallest.replace("[checkpoint]", "[nothing]"))
+    done = CliRunner().invoke(commands.app, ["doctor", "--limits", "small.yaml"])
+    assert done.exit_code == 0, done.output
+    (file,) = tmp_path.glob("results/small_limits/*/*.jsonl")
+    _, point, most, last = store.read(file)[0]
+    trial, peak = last.trial, most.memory.peak_host_bytes
+    assert trial and point.case and most.case and peak
+    assert (trial.at_point, trial.at_most) == (point.status, most.status) and most.status == "ok"
+    within = point.case.budget_bytes, most.case.budget_bytes
+    assert within == (trial.predicted_peak_bytes, trial.at_most_bytes)
+    assert trial.peak_bytes == peak <= most.case.budget_bytes
+    assert "Within what they take at most, 0 of 1 cases ran out of memory (0.0%)." in done.stdout
+
+
+def test_what_ends_before_a_case_was_tried_hides_no_earlier_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smallest: str
+) -> None:
+    (tmp_path / "small.yaml").write_text(smallest)
+    loaded = plugins.load()
+    plan = reader.read(tmp_path / "small.yaml", loaded)
+
+    def attempt() -> list[Record]:
+        return limits.run(plan, loaded, (), tmp_path / "cache", tmp_path / "results")[1]
+
+    def interrupted(*rest: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(limits, "of_cases", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attempt()
+    assert not list(tmp_path.rglob("*.jsonl"))
+    monkeypatch.setattr(limits, "of_cases", lambda cases, *rest: [PlanRow(case, 1, "", 1, 1, None) for case in cases])
+    monkeypatch.setattr(limits.alone, "measured", lambda case, *rest: Record(case=case))
+    records = attempt()
+    (file,) = tmp_path.rglob("*.jsonl")
+    written = store.read(file)[0]
+    assert [record.trial is not None for record in written] == [False, False, True, False, True]
+    assert [record for record in written if record.trial or record.heading.title] == records
+    assert all(record.origin.versions == facts.versions() | dict(loaded.versions) for record in written)
+
+
+def test_where_no_case_can_be_tried_no_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smallest: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(smallest)
+    monkeypatch.setattr(limits, "obstacle", lambda *rest: "it does not run here")
+    done = CliRunner().invoke(commands.app, ["doctor", "--limits", "small.yaml"])
+    assert done.exit_code == 0 and "No case could be tried." in done.output and "records:" not in done.output
 
 
 def test_each_comparison_and_machine_has_a_table_of_its_own() -> None:

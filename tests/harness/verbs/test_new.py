@@ -45,6 +45,9 @@ def test_its_test_passes_and_its_contract_is_kept(tmp_path: Path) -> None:
         ("two words", "is no name for a strategy"),
         ("../up", "is no name for a strategy"),
         ("lambda", "is no name for a strategy"),
+        ("_mine", "a letter first"),
+        ("é", "is no name for a strategy"),
+        ("a" * 65, "at most 64"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused(name: str, sentence: str, tmp_path: Path) -> None:

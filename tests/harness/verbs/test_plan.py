@@ -19,12 +19,15 @@ from harness.machine import facts, throughput
 from harness.records import Applied, Case, Memory, Record, Slot, Times, store
 from harness.records.record import Verdict
 from harness.refusal import Refusal
+from harness.report.advise import text as advice_text
+from harness.report.plan import table
 from harness.run import bench, prepare_data, session
 from harness.suite import reader
 from harness.suite.plan import Plan, selected
 from harness.suite.schema import SuiteError
+from harness.verbs import advise as advice_verb
 from harness.verbs.advise import Advice, advise, combinations, front, group_of, members, promising, saved
-from harness.verbs.plan import Machine, PlanRow, of_cases, of_plan, remedies, this_machine
+from harness.verbs.plan import Machine, PlanRow, named, of_cases, of_plan, remedies, this_machine
 
 LOADED = plugins.load()
 SUITE = """
@@ -92,9 +95,21 @@ def test_a_case_is_held_against_its_budget_or_a_share_of_the_machine() -> None:
     assert machine.limit(case()) == 800
     assert machine.limit(case(place="torch/cuda")) == 1900
     assert machine.limit(case(budget=5)) == 5
+    on_ranks = {"ranks": 4}
+    assert machine.limit(case().model_copy(update=on_ranks)) == 200, "ranks share the host"
+    assert machine.limit(case(place="torch/cuda").model_copy(update=on_ranks)) == 1900, "and have a GPU each"
+    assert machine.limit(case(budget=5).model_copy(update=on_ranks)) == 5
     assert Machine().limit(case()) is None
     assert seen("", 100, None).fits and seen("", 101, None).fits is False
     assert seen("", None, None).fits is None and seen("", 1, None, None).fits is None
+
+
+def test_a_row_on_ranks_says_what_each_may_use_and_the_leanest_is_nearest_to_its_own_limit() -> None:
+    divided = replace(seen("ddp", 60, None, 50), case=case("ddp").model_copy(update={"ranks": 2}))
+    shown = table([seen("", 104, None), divided])
+    assert "may use 100 B\n" in shown and "- ddp on 2 ranks: they share the host, so each may use 50 B" in shown
+    assert "nothing fits: the leanest, baseline, takes 104 B and is 4 B over 100 B" in shown
+    assert "they share" not in table([seen("", 104, None), seen("checkpoint", 60, None)])
 
 
 def test_the_front_holds_what_nothing_beats_in_both() -> None:
@@ -163,6 +178,36 @@ def test_plan_says_what_to_change_when_nothing_fits(path: Path, tmp_path: Path) 
     said = done.stdout[done.stdout.index("nothing fits") :]
     assert "the leanest, fused_loss, takes at most" in said and "over 3.2 MiB" in said
     assert said.index("saves") < said.index("tokens 256 takes")
+
+
+@pytest.mark.long
+def test_a_model_is_planned_by_its_name_and_so_is_the_suite_that_is_shown(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs the package transformers")
+    words = ("--model", "gpt2", "--tokens", "64", "--batch", "2", "--with", "checkpoint", "--gpu-memory", "80GiB")
+    done = ran(tmp_path, "plan", *words)
+    assert done.returncode == 0, done.stderr
+    shown, _, planned = done.stdout.removeprefix("```yaml\n").partition("```\n\n")
+    suite = yaml.safe_load(shown)
+    assert (suite["places"], suite["strategies"]) == (["torch/cuda"], ["checkpoint"])
+    assert suite["shape"] == {"preset": "gpt2", "tokens": 64, "batch": 2}
+    assert "on torch/cuda" in planned and "may use 76 GiB" in planned
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in planned.splitlines() if line[:1] == "|"]
+    assert [(row[0], row[-1]) for row in rows if row[-1] == "yes"] == [("baseline", "yes"), ("checkpoint", "yes")]
+    (tmp_path / "gpt2.yaml").write_text(shown)
+    again = ran(tmp_path, "plan", "gpt2.yaml", "--gpu-memory", "80GiB")
+    assert (again.returncode, again.stdout) == (0, planned), again.stderr
+
+
+def test_plan_explains_what_stands_at_a_peak(path: Path, tmp_path: Path) -> None:
+    done = ran(tmp_path, "plan", str(path), "--explain", "baseline")
+    assert done.returncode == 0, done.stderr
+    peak = re.search(r"^The peak of ([\d.,]+) MiB is in ", done.stdout, re.MULTILINE)
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("|")][2:]
+    assert done.stdout.count("## ") == 1 and done.stdout.startswith("## baseline: ") and peak
+    assert sum(float(row[2].replace(",", "")) for row in rows) == pytest.approx(float(peak[1]), rel=0.01)
+    assert sum(float(row[3].strip(" %")) for row in rows) == pytest.approx(100, abs=1)
+    with pytest.raises(Refusal, match=r"--explain: there is no case 'baselin' in this plan; did you mean 'baseline'\?"):
+        named(plan(path).cases, "baselin")
 
 
 def test_fit_predicts_the_longest_context(path: Path, tmp_path: Path) -> None:
@@ -337,6 +382,67 @@ def test_what_was_measured_above_the_limit_is_not_advised(
     (tmp_path / "made.jsonl").unlink()
     (advice,) = advised(path, tmp_path, 300 << 20)
     assert advice.choice == "baseline", "within the limit the fastest"
+
+
+@pytest.mark.parametrize(("rounds", "timed"), [(0, {0, 1, 2}), (1, {0})])
+def test_advice_is_timed_in_the_rounds_of_the_suite_or_where_it_has_none_in_some(
+    path: Path, tmp_path: Path, smallest: str, made_up: Path, rounds: int, timed: set[int]
+) -> None:
+    path.write_text(f"{smallest}rounds: {rounds}\n")
+    names = (str(made_up),)
+    loaded = plugins.load(names)
+    options = bench.Options(tmp_path / "results", names, cache=tmp_path / "cache")
+    machine = Machine(host_bytes=1 << 40)
+    small = reader.read(path, loaded)
+    (advice,) = advise(small, loaded, options, machine, (), False, False, bench.Progress())
+    (file,) = tmp_path.glob("results/*-advice/*/*.jsonl")
+    records = store.read(file)[0]
+    assert {record.slot.round for record in records if record.slot and record.times.step_seconds} == timed
+    assert {row.label for row in advice.usable} == {"baseline", "checkpoint"}
+    assert "it was the fastest that fits" in advice_text([advice])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "peak", "named"),
+    [("bit_exact", 40, True), ("diverged", 40, False), ("lower_precision", 40, False), ("bit_exact", 400, False)],
+)
+def test_next_best_is_what_may_be_used_too(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, peak: int, named: bool
+) -> None:
+    figures = {
+        "baseline": (100, 0.3, "bit_exact"),
+        "nothing": (100, 0.3, "bit_exact"),
+        "checkpoint": (40, 0.1, "bit_exact"),
+        "fused_loss": (peak, 0.2, verdict),
+        "checkpoint + fused_loss": (40, 0.02, "diverged"),
+    }
+
+    def run(plan: Plan, *rest: object) -> Path:
+        for case in plan.cases:
+            peak, step, rung = figures[case.label]
+            digest = case.digest()
+            memory = Memory(peak_host_bytes=peak << 20)
+            answer = Verdict(rung, 1.0, None, None, None, (), "as it is")  # type: ignore[arg-type]
+            for record in (
+                Record(slot=Slot(case=digest, kind="memory"), probe=digest, memory=memory),
+                Record(slot=Slot(case=digest, kind="numerics"), numerics=answer),
+                Record(slot=Slot(case=digest, kind="time"), times=Times(step_seconds=(step, step))),
+            ):
+                store.append(tmp_path / "made.jsonl", record.model_copy(update={"case": case}))
+        return tmp_path / "made.jsonl"
+
+    def predicted(plan: Plan, *rest: object) -> list[list[PlanRow]]:
+        (group,) = plan.comparisons
+        return [[PlanRow(case, 40 << 20, "", None, 240 << 20, None) for case in group.cases]]
+
+    path.write_text(SUITE.replace("  - bfloat16\n", ""))
+    monkeypatch.setattr(session, "run", run)
+    monkeypatch.setattr(advice_verb, "of_plan", predicted)
+    (advice,) = advised(path, tmp_path, 0)
+    assert advice.choice == "checkpoint"
+    sentence = advice_text([advice]).splitlines()[2]
+    assert sentence.startswith("Use **checkpoint**") and ("Next best: " in sentence) == named
+    assert "Next best: fused_loss, 2.00 x its time" in sentence or not named
 
 
 def test_predictions_that_are_kept_hide_no_results(path: Path, tmp_path: Path) -> None:

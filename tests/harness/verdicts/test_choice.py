@@ -28,6 +28,7 @@ def row(*strategies: "str | Applied", peak: int, time: float = 1.0, **changes: A
 
 
 BASELINE = row(peak=1000, verdict="baseline")
+STANDS_IN = (Record(notes={"offloading": "stands in for a GPU"}),)
 
 
 def chosen(*rows: Row, baseline: Row = BASELINE) -> "tuple[str | None, str | None]":
@@ -48,7 +49,7 @@ def test_the_leanest_that_costs_no_time_and_answers_as_before() -> None:
 
 
 def test_what_moves_nothing_on_this_machine_is_not_named() -> None:
-    stand_in = row("offload", peak=300, records=(Record(notes={"offloading": "stands in for a GPU"}),))
+    stand_in = row("offload", peak=300, records=STANDS_IN)
     assert chosen(stand_in, row("fast", peak=500)) == ("fast", None)
 
 
@@ -65,6 +66,15 @@ def test_of_rows_as_lean_the_plainest(peak: int) -> None:
     [
         ("ok", {}, "Use **lean**"),
         ("ok", {"memory": "same"}, "No strategy here saves memory."),
+        ("ok", {"memory": "more", "answer": None, "verdict": "withheld"}, "No strategy here saves memory."),
+        ("ok", {"memory": None, "answer": None, "status": "unsupported"}, "No strategy here saves memory."),
+        ("ok", {"memory": None, "answer": None, "status": "oom_host"}, "No strategy here saves memory."),
+        ("ok", {"memory": None, "answer": None, "status": "open"}, ""),
+        ("ok", {"memory": None, "answer": None, "status": "error"}, ""),
+        ("ok", {"memory": None, "verdict": "withheld"}, ""),
+        ("ok", {"answer": None, "verdict": "withheld"}, ""),
+        ("ok", {"records": STANDS_IN}, ""),
+        ("ok", {"answer": "diverged", "verdict": "wrong"}, "No strategy that answers as before saves memory here."),
         ("skipped_guard", {}, "The rows cannot be compared: the baseline ended with skipped_guard."),
         ("timeout", {}, "The rows cannot be compared: the baseline ended with timeout."),
         ("error", {}, "The rows cannot be compared: the baseline ended with error."),
@@ -76,7 +86,7 @@ def test_of_rows_as_lean_the_plainest(peak: int) -> None:
         ("oom_budget", {"status": "oom_budget"}, "Nothing here fits the budget."),
     ],
 )
-def test_the_answer_says_no_more_than_the_baseline_allows(baseline: str, other: dict[str, str], due: str) -> None:
+def test_the_answer_says_no_more_than_the_baseline_allows(baseline: str, other: dict[str, Any], due: str) -> None:
     case = BASELINE.case.model_copy(update={"budget_bytes": 1 << 30})
     rows = (row(peak=1000, status=baseline), row("lean", peak=500, **other))
     said = sentence(Comparison(case, rows))
@@ -87,3 +97,27 @@ def test_where_the_baseline_runs_out_of_memory_all_that_run_are_looked_at() -> N
     out = row(peak=1000, status="oom_budget", verdict="fails")
     same = row("same", peak=990, verdict="enables")
     assert chosen(same, baseline=out) == ("same", None) and chosen(same) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "other", "lead"),
+    [
+        ("ok", {"memory": "same"}, "No strategy that answers as before saves memory here; with"),
+        ("ok", {"answer": "approximate", "memory": None}, "No strategy that answers as before saves memory here; with"),
+        ("ok", {"status": "timeout", "memory": None}, "With"),
+        ("ok", {"status": "open", "memory": None, "answer": None}, "With"),
+        ("oom_budget", {"status": "oom_budget"}, "No exact row fits; with"),
+        ("oom_budget", {"status": "timeout"}, "With"),
+        ("oom_budget", {"records": STANDS_IN}, "With"),
+    ],
+)
+def test_beside_an_inexact_row_no_more_is_said_of_the_others_than_is_known(
+    status: str, other: dict[str, Any], lead: str
+) -> None:
+    rows = (row(peak=1000, status=status), row("low", peak=500, answer="lower_precision"), row("x", peak=400, **other))
+    said = sentence(Comparison(BASELINE.case, rows))
+    assert said.startswith(f"{lead} lower precision **low**: ") and said.endswith("."), said
+
+
+def test_where_no_strategy_was_measured_beside_the_baseline_nothing_is_said() -> None:
+    assert sentence(Comparison(BASELINE.case, (BASELINE,))) == ""

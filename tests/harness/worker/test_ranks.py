@@ -294,12 +294,13 @@ def rows(*cases_and_peaks):
 
 
 def test_rows_on_ranks_stand_beside_the_one_process_they_are_compared_to():
-    tables = rows((case(), 100, {}), (case("fsdp"), 52, {"all_ranks_bytes": 104}), (case("fsdp", count=4), 28, {}))
+    two, four = (case("fsdp"), 52 * MIB, {"all_ranks_bytes": 104 * MIB}), (case("fsdp", count=4), 28 * MIB, {})
+    tables = rows((case(), 100 * MIB, {}), two, four)
     assert [[row.label for row in table.rows] for table in tables] == [
         ["baseline", "fsdp on 2 ranks", "fsdp on 4 ranks"]
     ]
     assert [row.peak_ratio for row in tables[0].rows] == [1.0, 0.52, 0.28]
-    assert any("104" in note or "0 MiB" in note for note in tables[0].rows[1].notes)
+    assert any("together 104 MiB" in note for note in tables[0].rows[1].notes)
 
 
 @pytest.mark.parametrize(
@@ -347,3 +348,21 @@ def test_a_prediction_is_that_of_each_rank():
     assert four < two < plain and ring < plain
     floors = [record.prediction.floor_bytes for record in runner.run(task, 2, 120.0)]
     assert math.isclose(floors[2], floors[0] / 4, rel_tol=0.01)
+
+
+@pytest.mark.long
+def test_each_rank_holds_its_part_of_the_state():
+    """Of a deep model with few tokens the peak is the state, in float32: parameters, gradients and two moments."""
+    decoder = plugins.load().workloads["decoder"]
+    deep = decoder.shape(layers=12, width=256, heads=4, vocabulary=256, batch=4, tokens=4)
+    kinds = [(name, count) for name in ("fsdp", "tensor_parallel", "zero1", "zero2") for count in (2, 4)]
+    cases = tuple(case(name, count=count).model_copy(update={"shape": deep.model_dump()}) for name, count in kinds)
+    task = Task(kind="predict", cases=cases, run_id="test", parent=os.getpid(), folder="", steps=2)
+    peaks = (record.prediction.predicted_peak_bytes for record in runner.run(task, 2, 120.0))
+    held = {kind: peak / (16 * decoder.parameters(deep)) for kind, peak in zip(kinds, peaks, strict=True)}
+    for name in ("fsdp", "tensor_parallel"):
+        assert 1 / 2 <= held[name, 2] <= 0.6 and 1 / 4 <= held[name, 4] <= 0.35
+    for count in (2, 4):
+        assert held["zero1", count] <= 1 / 2 + 1 / 2 / count + 0.05, "whole parameters and gradients, parts of moments"
+        others = 1 / 4 * (1 - 1 / count)  # gradients of what other ranks update
+        assert held["zero2", count] < held["zero1", count] - 0.5 * others

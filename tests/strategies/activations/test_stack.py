@@ -1,6 +1,7 @@
 """Strategies of the stack and its blocks: what they keep, what they run again, and what stays the same."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
 
@@ -17,6 +18,7 @@ from harness.contract import place, plugins
 from harness.workloads.decoder import Shape
 from harness.workloads.decoder import _jax as decoder_in_jax
 from harness.workloads.decoder import _torch as decoder_in_torch
+from strategies.activations.reversible import branches
 from strategies.attention.automatic_windows import chosen
 
 LOADED = plugins.load()
@@ -40,6 +42,16 @@ def first_gradient(parts):
     grad = jax.jit(partial(parts.grad, parts)) if parts.place.backend == "jax" else partial(parts.grad, parts)
     loss, grads = grad(state, x, y)
     return float(loss), {name: array for name, (array, _) in backends.load(parts.place.backend).arrays(grads).items()}
+
+
+def stacked(grads):
+    """Those of torch's layers on top of each other, as JAX has them."""
+    layers = {}
+    for name, value in grads.items():
+        if name.startswith("layers."):
+            layers.setdefault(f"layers.{name.split('.')[2]}", []).append(value)
+    rest = {name: value for name, value in grads.items() if not name.startswith("layers.")}
+    return rest | {name: np.stack(values) for name, values in layers.items()}
 
 
 @cache
@@ -198,14 +210,17 @@ WIDE = 4 * DEEP.tokens * DEEP.inner
 
 
 def products(*strategy):
-    """How many matrix products one gradient of a torch stack takes."""
+    """How many matrix products and attentions one gradient of a torch stack takes."""
     from torch.utils._python_dispatch import TorchDispatchMode
+
+    aten = torch.ops.aten
+    counted = aten.mm.default, aten.addmm.default, aten._scaled_dot_product_flash_attention_for_cpu.default
 
     class Watch(TorchDispatchMode):
         number = 0
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.number += function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+            self.number += function in counted
             return function(*args, **(kwargs or {}))
 
     parts = parts_of("torch", SHAPE, *strategy)
@@ -216,12 +231,32 @@ def products(*strategy):
     return watch.number
 
 
+def program(parts):
+    """The program of one gradient in JAX."""
+    batch = on_jax.like(DECODER.abstract_batch(SHAPE))
+    state = jax.eval_shape(partial(parts.init, parts), None)
+    return jax.make_jaxpr(partial(parts.grad, parts))(state, *batch)
+
+
+def operations(*strategy):
+    """How often each operation stands in it, the layers' once: all are one loop."""
+
+    def names(within):
+        for equation in within.eqns:
+            yield equation.primitive.name
+            for inner in jax.tree.leaves(equation.params):
+                if hasattr(inner, "eqns"):
+                    yield from names(inner)
+
+    return Counter(names(program(parts_of("jax", SHAPE, *strategy))))
+
+
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_recomputed_activation_keeps_two_of_four_and_a_recomputed_feed_none(backend):
     plain = activations(backend)
     half, none = (plain - activations(backend, name) for name in ("recomputed_activation", "feed_checkpoint"))
-    assert half > 0.8 * 2 * (DEEP.layers - 1) * WIDE if backend == "torch" else half >= 0
-    assert none > 0.8 * 4 * (DEEP.layers - 1) * WIDE if backend == "torch" else none > half
+    assert half > 0.8 * 2 * (DEEP.layers - 1) * WIDE
+    assert none > 0.8 * 4 * (DEEP.layers - 1) * WIDE and none > half
 
 
 def test_no_product_is_computed_twice_for_an_activation():
@@ -230,6 +265,43 @@ def test_no_product_is_computed_twice_for_an_activation():
     assert products(("feed_checkpoint", {})) == plain + 2 * LAYERS, (
         "up and gate, but not down, whose output nobody needs"
     )
+
+
+def test_nor_is_one_in_jax():
+    plain, half, none = (operations(*each) for each in ((), [("recomputed_activation", {})], [("feed_checkpoint", {})]))
+    assert half["logistic"] == none["logistic"] == plain["logistic"] + 1
+    assert half["dot_general"] == plain["dot_general"] == none["dot_general"] - 2
+
+
+# Checkpoints that keep products
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_a_selective_checkpoint_keeps_more_than_inputs_and_less_than_all(backend):
+    inputs, some, everything = (activations(backend, name) for name in ("checkpoint", "selective_checkpoint", None))
+    assert 1.1 * inputs < some < 0.9 * everything
+
+
+def test_a_selective_checkpoint_computes_no_product_twice():
+    assert products(("selective_checkpoint", {})) == products() < products(("checkpoint", {}))
+
+
+def test_a_selective_checkpoint_of_jax_computes_the_products_of_attention_alone_twice():
+    plain, more = operations(), operations(("selective_checkpoint", {}))
+    assert more["logistic"] == plain["logistic"] + 1
+    assert more["dot_general"] == plain["dot_general"] + 2
+
+
+def test_what_a_selective_checkpoint_keeps_serves_one_backward_pass():
+    parts = parts_of("torch", SHAPE, ("selective_checkpoint", {}))
+    state = parts.init(parts, None)
+    hidden = parts.stack(parts, state["params"]["layers"], torch.ones(1, SHAPE.tokens, SHAPE.width))
+    hidden.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="Trying to backward an extra time"):
+        hidden.sum().backward()
+
+
+# Tiles
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
@@ -243,9 +315,7 @@ def test_tiles_that_are_not_recomputed_save_little(backend):
 
 
 def traced(parts):
-    batch = on_jax.like(DECODER.abstract_batch(SHAPE))
-    state = jax.eval_shape(partial(parts.init, parts), None)
-    return str(jax.make_jaxpr(partial(parts.grad, parts))(state, *batch))
+    return str(program(parts))
 
 
 def test_a_name_keeps_a_hidden_state_a_layer_and_runs_fewer_products():
@@ -306,25 +376,37 @@ def test_block_inputs_leave_for_files_and_nothing_else_does(tmp_path, monkeypatc
 # Reversible
 
 
-def oracle_in_torch(parts, ps, x_BTD):
-    """The same two streams by an ordinary graph, from the workload's own norm, mix and feed."""
-    shape = parts.shape
-    first = second = x_BTD
+def graph_in_torch(f, g, ps, x_BTD):
+    first = second = x_BTD.float()
     for p in ps:
-        first = first + parts.mix(parts, p, decoder_in_torch.normalise(shape, second, p, "mix_norm"))
-        second = second + parts.feed(parts, p, decoder_in_torch.normalise(shape, first, p, "feed_norm"))
-    return (first + second) / 2
+        first = first + f(p, second.to(x_BTD.dtype))
+        second = second + g(p, first.to(x_BTD.dtype))
+    return ((first + second) / 2).to(x_BTD.dtype)
 
 
-def oracle_in_jax(parts, ps, x_BTD):
+def graph_in_jax(f, g, ps, x_BTD):
     def one(streams, p):
         first, second = streams
-        first = first + parts.mix(parts, p, decoder_in_jax.normalise(parts.shape, second, p, "mix_norm"))
-        second = second + parts.feed(parts, p, decoder_in_jax.normalise(parts.shape, first, p, "feed_norm"))
-        return (first, second), None
+        first = first + f(p, second.astype(x_BTD.dtype))
+        return (first, second + g(p, first.astype(x_BTD.dtype))), None
 
-    first, second = jax.lax.scan(one, (x_BTD, x_BTD), ps)[0]
-    return (first + second) / 2
+    first, second = jax.lax.scan(one, (x_BTD.astype(jnp.float32), x_BTD.astype(jnp.float32)), ps)[0]
+    return ((first + second) / 2).astype(x_BTD.dtype)
+
+
+def mix_and_feed(parts):
+    """The branches of a decoder, from the workload's own norm, mix and feed."""
+    normalise = {"torch": decoder_in_torch, "jax": decoder_in_jax}[parts.place.backend].normalise
+    return (
+        lambda p, x_BTD: parts.mix(parts, p, normalise(parts.shape, x_BTD, p, "mix_norm")),
+        lambda p, x_BTD: parts.feed(parts, p, normalise(parts.shape, x_BTD, p, "feed_norm")),
+    )
+
+
+def by_a_graph(parts, of=mix_and_feed):
+    """Parts with the same two streams, in float32, by an ordinary graph."""
+    run = {"torch": graph_in_torch, "jax": graph_in_jax}[parts.place.backend]
+    return replace(parts, stack=lambda parts, ps, x_BTD: run(*of(parts), ps, x_BTD))
 
 
 def drawn_in(dtype, backend):
@@ -341,31 +423,21 @@ def away(answer, reference):
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_reversible_layers_have_the_gradient_of_a_plain_backward_pass(backend, feed_first):
     shape = SHAPE.model_copy(update={"parallel": feed_first})
-    oracle = oracle_in_torch if backend == "torch" else oracle_in_jax
-    plain = replace(parts_of(backend, shape), stack=oracle)
-    loss, grads = first_gradient(plain)
+    loss, grads = first_gradient(by_a_graph(parts_of(backend, shape)))
     actual, found_grads = first_gradient(parts_of(backend, shape, ("reversible", {})))
     assert actual == pytest.approx(loss, rel=1e-6)
     assert away(found_grads, grads) < 3e-6
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 2e-5), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize(("dtype", "of", "bound"), [("float32", mix_and_feed, 2e-5), ("bfloat16", branches, 3e-3)])
 @pytest.mark.parametrize("layers", [4, 32])
-def test_what_is_rebuilt_stays_right_with_depth_and_in_bfloat16(layers, dtype, bound):
-    """Streams in float32: weights and branches may be bfloat16."""
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_what_is_rebuilt_stays_right_with_depth_and_in_bfloat16(backend, layers, dtype, of, bound):
+    """Streams in float32: weights and branches may be bfloat16, and are then rounded alike in both."""
     shape = SHAPE.model_copy(update={"layers": layers})
-
-    def wide_oracle(parts, ps, x_BTD):
-        first = second = x_BTD.float()
-        for p in ps:
-            norm = partial(decoder_in_torch.normalise, shape)
-            first = first + parts.mix(parts, p, norm(second.to(x_BTD.dtype), p, "mix_norm"))
-            second = second + parts.feed(parts, p, norm(first.to(x_BTD.dtype), p, "feed_norm"))
-        return ((first + second) / 2).to(x_BTD.dtype)
-
-    low = drawn_in(dtype, "torch")
-    _, grads = first_gradient(replace(low(parts_of("torch", shape)), stack=wide_oracle))
-    _, actual = first_gradient(low(parts_of("torch", shape, ("reversible", {}))))
+    low = drawn_in(dtype, backend)
+    _, grads = first_gradient(by_a_graph(low(parts_of(backend, shape)), of))
+    _, actual = first_gradient(low(parts_of(backend, shape, ("reversible", {}))))
     assert away(actual, grads) < bound
 
 
@@ -382,9 +454,10 @@ def test_reversible_layers_keep_nothing_of_their_depth(backend):
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_reversible_layers_work_where_a_block_has_more_than_two_branches(backend):
     shape = TEMPORAL.probe(TEMPORAL.shape(network="jamba"))
-    parts = parts_of(backend, shape, ("reversible", {}), workload=TEMPORAL)
-    loss, grads = first_gradient(parts)
-    assert math.isfinite(loss)
+    loss, grads = first_gradient(by_a_graph(parts_of(backend, shape, workload=TEMPORAL), branches))
+    actual, found_grads = first_gradient(parts_of(backend, shape, ("reversible", {}), workload=TEMPORAL))
+    assert actual == pytest.approx(loss, rel=1e-6)
+    assert away(found_grads, grads) < 3e-6
     assert all(np.any(array) for array in grads.values())
 
 
@@ -449,10 +522,15 @@ def test_the_gradient_of_merged_windows_is_that_of_an_ordinary_graph(merge):
         torch.testing.assert_close(answer, reference, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", place.NAMES)
-def test_torch_and_jax_merge_alike_in_their_gradients(backend):
-    answer = first_gradient(windowed(backend, 8, 5, "max"))
-    assert answer[0] == pytest.approx(first_gradient(windowed("torch", 8, 5, "max"))[0], rel=1e-5)
+@pytest.mark.parametrize("merge", ["average", "max"])
+def test_torch_and_jax_merge_alike_in_their_gradients(merge):
+    loss, grads = first_gradient(windowed("jax", 8, 5, merge))
+    due_loss, due = first_gradient(windowed("torch", 8, 5, merge))
+    assert loss == pytest.approx(due_loss, rel=1e-5)
+    due = stacked(due)
+    assert grads.keys() == due.keys()
+    for name, value in due.items():
+        np.testing.assert_allclose(grads[name], value, rtol=1e-3, atol=1e-5 * np.abs(value).max(), err_msg=name)
 
 
 @pytest.mark.parametrize("window", [TOKENS, 10_000])

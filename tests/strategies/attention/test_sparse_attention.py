@@ -97,6 +97,14 @@ def by_tokens(arrays, dq, dk, dv):
     return [x.transpose(0, 2, 1, 3) for x in (dq, dk, dv)]
 
 
+def band(arrays, window):
+    q, k, v = by_heads(arrays)
+    t, s = np.arange(q.shape[2])[:, None], np.arange(q.shape[2])
+    seen = (s <= t) & (s > t - window)
+    y, _, backward = masked(q, k, v, np.broadcast_to(seen, (*q.shape[:2], *seen.shape)))
+    return [y.transpose(0, 2, 1, 3), *by_tokens(arrays, *backward(y))]
+
+
 def block_sparse(arrays, block, local, global_blocks, chunk=None):
     q, k, v = by_heads(arrays)
     t, s = np.arange(q.shape[2])[:, None], np.arange(q.shape[2])
@@ -137,6 +145,15 @@ def native(arrays, block, blocks, window, chunk=None):
 def assert_close(answer, due, rtol=1e-9, atol=1e-11):
     for actual, expected, what in zip(answer, due, ("y", "dq", "dk", "dv"), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol, err_msg=what)
+
+
+@BOTH
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+@pytest.mark.parametrize("window", [1, 3, 8, 64])
+@pytest.mark.parametrize("tokens", [1, 7, 8, 9, 33])
+def test_a_window_gives_what_its_mask_gives(tokens, window, key_heads, backend):
+    arrays = drawn(tokens, key_heads=key_heads)
+    assert_close(attend("window_attention", backend, arrays, window=window), band(arrays, window))
 
 
 @BOTH

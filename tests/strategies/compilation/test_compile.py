@@ -56,19 +56,24 @@ def saved(parts, shape):
     return sum(storage.nbytes() for storage in storages.values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_compiled_parts_have_the_gradient_of_the_plain_ones_at_every_shape(name):
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        pytest.param("compiled_block", (16,), marks=pytest.mark.long),
+        *(pytest.param(name, (16, 24), marks=pytest.mark.slow) for name in NAMES),
+    ],
+    ids=str,
+)
+def test_compiled_parts_have_the_gradient_of_the_plain_ones_at_every_shape(name, tokens):
     """Two shapes through one function: a second shape is compiled for itself, not approximated."""
-    parts = parts_of(SHAPE, name)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    for shape in (SHAPE, SHAPE.model_copy(update={"tokens": 24})):
+    for shape in (SHAPE.model_copy(update={"tokens": each}) for each in tokens):
         loss, grads = plain(shape)
-        result, found_grads = first_gradient(parts_of(shape, name) if shape is not SHAPE else parts)
+        result, found_grads = first_gradient(parts_of(shape, name))
         assert result == pytest.approx(loss, rel=1e-6)
         for key in grads:
             np.testing.assert_allclose(found_grads[key], grads[key], rtol=1e-4, atol=1e-7)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= before + 2, "nothing was compiled"
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= before + len(tokens), "nothing was compiled"
     assert not children(), "a process of the compiler is left"
 
 

@@ -156,6 +156,19 @@ def test_what_is_cut_off_is_noted_and_not_trained_on():
     assert 0 < parts.notes["truncated_share"] < 1
 
 
+def test_of_a_document_that_is_cut_the_first_tokens_stay():
+    source, cut = opened(parts_of("torch", "truncated"))
+    whole, untouched = opened(parts_of("torch"))
+    x_BT, y_BT = cut.batch(np.arange(source.count))
+    whole_x_BT, whole_y_BT = untouched.batch(np.arange(whole.count))
+    lengths = np.minimum(whole.lengths_N, 11)
+    assert (whole.lengths_N > 11).any() and (whole.lengths_N < 11).any()
+    for row, length in enumerate(lengths):
+        assert (x_BT[row, :length] == whole_x_BT[row, :length]).all()
+        assert (y_BT[row, :length] == whole_y_BT[row, :length]).all()
+        assert (y_BT[row, length:] == IGNORED).all()
+
+
 # Worst batch, predicted and measured
 
 

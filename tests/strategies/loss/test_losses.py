@@ -1,5 +1,8 @@
 """Losses that keep less compute the plain one, in every corner where such losses go wrong, and hold what they say."""
 
+import math
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +18,7 @@ from strategies.loss.cut_loss._jax import cut_loss as cut_loss_in_jax
 from strategies.loss.cut_loss._torch import cut_loss as cut_loss_in_torch
 from strategies.loss.fused_loss._jax import fused_loss as fused_loss_in_jax
 from strategies.loss.fused_loss._torch import fused_loss as fused_loss_in_torch
+from strategies.loss.native_loss import POLICIES
 
 STRATEGIES = plugins.load().strategies
 ROWS = {"cut_loss": {"rows": 7, "tile": 5}, "native_loss": {"chunk": 7}, "fused_loss": {"chunk": 7},
@@ -34,13 +38,13 @@ def plain_jax(parts, x, w, y):
     return jnp.where(counted, jax.nn.logsumexp(logits, axis=1) - picked, 0).sum() / counted.sum()
 
 
-def loss_of(name, backend):
+def loss_of(name, backend, **knobs):
     plain = {"torch": plain_torch, "jax": plain_jax}[backend]
     parts = Parts(None, Place(backend, "cpu"), loss=plain)
     if name != "plain":
         if (reason := STRATEGIES[name].obstacle(parts.place)) is not None:
             pytest.skip(reason)  # an older torch has no loss of its own
-        parts = STRATEGIES[name].on[backend](parts, **ROWS[name])
+        parts = STRATEGIES[name].on[backend](parts, **(knobs or ROWS[name]))
     return lambda x, w, y: parts.loss(parts, x, w, y)
 
 
@@ -53,15 +57,15 @@ def drawn(rows=37, width=12, vocabulary=23, seed=0, ignored=0.2, scale=1.0):
     return x, w, y
 
 
-def with_gradients(name, backend, x, w, y, upstream=1.0):
+def with_gradients(name, backend, x, w, y, upstream=1.0, **knobs):
     """Loss and both gradients in float64."""
     if backend == "torch":
         leaves = [torch.from_numpy(a).requires_grad_() for a in (x, w)]
-        value = loss_of(name, backend)(*leaves, torch.from_numpy(y))
+        value = loss_of(name, backend, **knobs)(*leaves, torch.from_numpy(y))
         gradients = torch.autograd.grad(value * upstream, leaves)
         return [value.item(), *(g.numpy() for g in gradients)]
     with jax.enable_x64(True):
-        loss = loss_of(name, backend)
+        loss = loss_of(name, backend, **knobs)
         value, gradients = jax.value_and_grad(lambda x, w: loss(x, w, jnp.asarray(y)) * upstream, argnums=(0, 1))(
             jnp.asarray(x), jnp.asarray(w)
         )
@@ -113,24 +117,64 @@ def test_without_a_target_the_loss_is_nan_and_no_gradient_is(name, backend):
     assert np.isnan(value) and all((g == 0).all() for g in gradients)
 
 
-@pytest.mark.parametrize("name", ["cut_loss", "fused_loss", "native_loss"])
-def test_in_16_bits_the_error_is_that_of_plain_code(name):
-    x, w, y = drawn(rows=64, width=32, vocabulary=101)
+WIDE = {"rows": 512, "width": 32, "vocabulary": 101}
+NATIVE = [("native_loss", {"policy": policy, "chunk": chunk}) for policy in POLICIES for chunk in (0, 1, 7)]
+
+
+def in_16_bits(name, dtype=torch.bfloat16, **knobs):
+    """Both gradients, and how far they lie from those in float64."""
+    x, w, y = drawn(**WIDE)
     truth = with_gradients("plain", "torch", x, w, y)
+    leaves = [torch.from_numpy(a).to(dtype).requires_grad_() for a in (x, w)]
+    value = (
+        F.cross_entropy((leaves[0][0] @ leaves[1].T).float(), torch.from_numpy(y)[0])
+        if name == "plain"
+        else loss_of(name, "torch", **knobs)(*leaves, torch.from_numpy(y))
+    )
+    gradients = torch.autograd.grad(value, leaves)
+    return gradients, [np.linalg.norm(g.double().numpy() - t) for g, t in zip(gradients, truth[1:], strict=True)]
 
-    def error(name):
-        leaves = [torch.from_numpy(a).to(torch.bfloat16).requires_grad_() for a in (x, w)]
-        logits_loss = loss_of(name, "torch")
-        value = (
-            F.cross_entropy((leaves[0][0] @ leaves[1].T).float(), torch.from_numpy(y)[0])
-            if name == "plain"
-            else logits_loss(*leaves, torch.from_numpy(y))
-        )
-        gradients = torch.autograd.grad(value, leaves)
-        pairs = zip(gradients, truth[1:], strict=True)
-        return sum(float(((g.double().numpy() - t) ** 2).sum()) for g, t in pairs) ** 0.5
 
-    assert error(name) < 2 * error("plain")
+@pytest.mark.parametrize(("name", "knobs"), [("cut_loss", {}), ("fused_loss", {}), *NATIVE], ids=str)
+def test_in_16_bits_the_error_is_that_of_plain_code(name, knobs):
+    (_, ours), (_, plain) = in_16_bits(name, **knobs), in_16_bits("plain")
+    assert math.hypot(*ours) < 2 * math.hypot(*plain)
+
+
+@pytest.mark.parametrize(("name", "knobs"), NATIVE, ids=str)
+def test_torchs_own_loss_has_logits_in_float32_whatever_its_policy(name, knobs):
+    (_, ours), (_, plain) = in_16_bits(name, **knobs), in_16_bits("plain")
+    assert ours[0] < 0.8 * plain[0], "those of plain code are rounded"
+
+
+def test_each_policy_of_torchs_own_loss_rounds_in_its_own_way():
+    of_three = [in_16_bits("native_loss", torch.float16, policy=policy) for policy in POLICIES[1:]]
+    (_, error), (balanced, other), (compact, _) = of_three
+    assert error[0] < 0.8 * other[0]
+    assert not torch.equal(balanced[1], compact[1])
+
+
+@pytest.mark.parametrize("chunk", [0, 7])
+def test_torchs_own_loss_makes_logits_of_a_chunk_alone(chunk):
+    x, w, y = drawn(**WIDE)
+    leaves = [torch.from_numpy(a).requires_grad_() for a in (x, w)]
+    loss = loss_of("native_loss", "torch", chunk=chunk)
+    with torch.profiler.profile(record_shapes=True) as profile:  # a dispatch mode does not see into its operator
+        loss(*leaves, torch.from_numpy(y)).backward()
+    sizes = [math.prod(shape) for event in profile.events() for shape in event.input_shapes]
+    assert max(sizes) == x.size < 512 * 101 / 2
+
+
+def test_where_torch_would_take_the_full_logits_its_warning_is_an_error(monkeypatch):
+    def falls_back(*args, **kwargs):
+        warnings.warn("linear_cross_entropy: ``options`` ignored; chunked path needs", stacklevel=2)
+
+    loss = loss_of("native_loss", "torch")
+    monkeypatch.setattr(F, "linear_cross_entropy", falls_back, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # to pytest every warning is an error
+        with pytest.raises(UserWarning, match="``options`` ignored"):
+            loss(*map(torch.from_numpy, drawn()))
 
 
 def largest_in_torch(name, x, w, y):
@@ -264,6 +308,37 @@ def test_confident_rows_keep_their_gradient(name, aim, least, most):
     assert ours[0] <= 1.5 * plain[0] and ours[1] <= 1.5 * plain[1]
 
 
+# The loss that a report printed
+
+
+@pytest.mark.parametrize("chunk", [0, 7, 1000])
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_the_printed_loss_is_the_plain_one_of_all_tokens_but_the_last_of_each_row(backend, chunk):
+    x, w, y = drawn(rows=40)
+    x, y = x.reshape(2, 20, -1), y.reshape(2, 20)
+    y[0, 5:16] = -100  # a chunk of seven without a target
+    value, dx, dw = with_gradients("document_loss", backend, x, w, y, chunk=chunk)
+    due_value, due_dx, due_dw = with_gradients("plain", backend, x[:, :-1], w, y[:, :-1])
+    assert not dx[:, -1].any()
+    for answer, due in ((value, due_value), (dx[:, :-1], due_dx), (dw, due_dw)):
+        np.testing.assert_allclose(answer, due, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunk", "sentence"),
+    [
+        ({}, -1, "chunk is -1: give a number of tokens, or 0 for all at once"),
+        ({"z_loss": 0.1}, 0, "it has no z_loss, soft_cap or label_smoothing: leave them at 0"),
+        ({"soft_cap": 3.0}, 7, "it has no z_loss, soft_cap or label_smoothing: leave them at 0"),
+        ({"label_smoothing": 0.1}, 0, "it has no z_loss, soft_cap or label_smoothing: leave them at 0"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_what_the_printed_loss_does_not_have_is_refused(backend, shape, chunk, sentence):
+    with pytest.raises(ValueError, match=f"document_loss: {sentence}"):
+        STRATEGIES["document_loss"].on[backend](Parts(Shape(**shape), Place(backend, "cpu")), chunk=chunk)
+
+
 # Rows that do not count
 
 
@@ -344,9 +419,8 @@ def test_no_tensor_of_chunks_run_backward_holds_more_than_a_chunk_of_logits():
 def test_chunks_run_backward_have_no_second_derivative():
     x, w, y = (torch.from_numpy(each) for each in drawn())
     value = loss_of("chunked_backward_loss", "torch")(x.requires_grad_(), w, y)
-    (first,) = torch.autograd.grad(value, x, create_graph=True)
-    with pytest.raises(RuntimeError):
-        first.sum().backward()
+    with pytest.raises(RuntimeError, match="chunked_backward_loss has no second derivative"):
+        torch.autograd.grad(value, x, create_graph=True)
 
 
 def test_a_loss_scale_keeps_chunks_in_float16_from_underflowing():

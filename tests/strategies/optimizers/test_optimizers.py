@@ -15,7 +15,7 @@ from harness.records import Applied, Case
 from harness.workloads.causal_lm.cut import made
 from harness.workloads.causal_lm.proof import named
 from harness.workloads.causal_lm.proven import cut
-from strategies.optimizers import _coded, adam_8bit
+from strategies.optimizers import _coded, adam_4bit, adam_8bit
 
 LOADED = plugins.load()
 DECODER = LOADED.workloads["decoder"]
@@ -280,26 +280,40 @@ def test_levels_are_those_of_the_paper(signed):
     assert levels[0] == pytest.approx(-0.99296875 if signed else 0)
 
 
-def test_the_moments_are_those_of_adam_rounded_to_the_nearest_level():
+@pytest.mark.parametrize("backend", place.NAMES)
+@pytest.mark.parametrize(("rule", "block"), [(adam_8bit, 256), (adam_4bit, 128)], ids=["8 bit", "4 bit"])
+def test_the_moments_are_those_of_adam_rounded_to_the_nearest_level(rule, block, backend):
     """One update from nothing, against every level tried for every element."""
-    parts = parts_of("torch", "adam_8bit", vocabulary=70)  # 70 x 48 is no multiple of 256
-    state = parts.init(parts, None)
-    draw = torch.Generator().manual_seed(3)
-    grads = tree.mapped(lambda p: torch.randn(p.shape, generator=draw) ** 5, state["params"])
-    state = parts.update(parts, state, grads)
-    codes_m, scale_m, codes_v, scale_v = state["moments"]["embed"]
-    g = np.zeros(codes_m.numel(), np.float32)
-    g[: 70 * 48] = grads["embed"].numpy().ravel()
-    g = g.reshape(-1, 256).astype(np.float64)
-    for exact, codes, scale, signed in ((0.1 * g, codes_m, scale_m, True), (0.001 * g * g, codes_v, scale_v, False)):
+    import jax.numpy as jnp
+
+    parts = parts_of(backend, rule.__name__.rpartition(".")[2], vocabulary=70)  # 70 x 48 is no multiple of a block
+    whole = parts.init(parts, None)
+    state = {key: {"embed": of["embed"]} if isinstance(of, dict) else of for key, of in whole.items()}
+    drawn = np.random.default_rng(3).standard_normal((70, 48)).astype(np.float32) ** 5
+    state = parts.update(parts, state, {"embed": torch.tensor(drawn) if backend == "torch" else jnp.asarray(drawn)})
+    g = np.zeros((-(-70 * 48 // block), block))
+    g.reshape(-1)[: 70 * 48] = drawn.ravel()
+    first, second = coded(state, "embed", rule.CODES.bits)
+    for exact, (codes, scale), signed in ((0.1 * g, first, True), (0.001 * g * g, second, False)):
         of_one = exact / np.abs(exact).max(1, keepdims=True)
-        levels = adam_8bit.levels(signed).astype(np.float64)
+        levels = rule.levels(signed).astype(np.float64)
         if not signed:
-            levels[0] = np.inf  # what is not zero stays above it
+            levels[levels == 0] = np.inf  # what is not zero stays above it
         nearest = np.abs(of_one[..., None] - levels).min(-1)
-        chosen = np.abs(of_one - levels[codes.numpy()])
-        assert np.allclose(scale.numpy(), np.abs(exact).max(1), rtol=1e-5)
+        chosen = np.abs(of_one - levels[codes])
+        assert np.allclose(scale, np.abs(exact).max(1), rtol=1e-5)
         assert np.abs(chosen - nearest).max() < 1e-6
+
+
+def coded(state, name, bits):
+    """The codes of a tensor, a row for each block, and their scales, of both moments."""
+    if "first" in state:
+        pairs = [[np.asarray(state[key][name][part]) for part in ("codes", "scale")] for key in ("first", "second")]
+    else:
+        arrays = [each.numpy() for each in state["moments"][name]]
+        pairs = [arrays[:2], arrays[2:]]
+    apart = [[np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1), scale] for codes, scale in pairs]
+    return pairs if bits == 8 else apart
 
 
 @pytest.mark.parametrize("backend", place.NAMES)

@@ -75,6 +75,7 @@ def bytes_of(state):
 
 def moved(name, p, gradients, rate=0.01, **knobs):
     """Move one matrix `layers.0.up` by a rule in both frameworks; return it after each gradient, in both."""
+    import jax
     import jax.numpy as jnp
 
     answers = []
@@ -86,8 +87,9 @@ def moved(name, p, gradients, rate=0.01, **knobs):
 
         first = {"params": params, "moments": None, "steps": 0 if backend == "torch" else jnp.zeros((), jnp.int32)}
 
-        def init(parts, source=None, first=first):
-            return first
+        def init(parts, source=None, first=first, compiled=backend == "jax"):
+            kept = {key: jax.tree.map(jnp.zeros_like, first["params"]) for key in parts.moments} if compiled else {}
+            return {**first, **kept}
 
         parts = LOADED.strategies[name].on[backend](replace(parts, init=init), **knobs)
         state, seen = parts.init(parts, None), []
@@ -116,6 +118,25 @@ def test_lion_leans_on_the_old_momentum_and_then_follows():
         expected = expected * (1 - 0.01 * 0.1) - 0.01 * 0.5 * np.sign(0.9 * m + 0.1 * g)
         m = 0.99 * m + 0.01 * g
     for seen in moved("lion", p, gradients, factor=0.5):
+        assert np.allclose(seen[-1], expected, atol=1e-6)
+
+
+def test_momentum_adds_gradients_up_and_weights_decay_beside_it():
+    p, *gradients = draws(6, 8, 5)
+    expected, m = p.astype(np.float64), 0
+    for g in gradients:
+        m = 0.8 * m + g
+        expected = expected * (1 - 0.01 * 0.1) - 0.01 * m
+    for seen in moved("sgd_momentum", p, gradients, momentum=0.8):
+        assert np.allclose(seen[-1], expected, atol=1e-6)
+
+
+def test_lomo_is_gradient_descent_at_a_multiple_of_the_rate():
+    p, *gradients = draws(6, 8, 5)
+    expected = p.astype(np.float64)
+    for g in gradients:
+        expected = expected * (1 - 0.01 * 0.1) - 0.01 * 3 * g
+    for seen in moved("lomo", p, gradients, factor=3.0):
         assert np.allclose(seen[-1], expected, atol=1e-6)
 
 
@@ -154,6 +175,36 @@ def test_apollo_scales_whole_channels_and_lets_the_norm_grow_slowly():
             norms.append(np.linalg.norm(change))
             before = now
         assert all(b <= 1.02 * a for a, b in pairwise(norms)), norms
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(6, 9), (9, 6)])
+def test_apollo_scales_channels_as_adam_would_in_the_space_that_is_drawn(rows, columns):
+    import jax
+
+    rank, side = 3, int(rows > columns)
+    p, *gradients = draws(rows, columns, 6)
+    gradients[3] = gradients[3] * 1000
+
+    def by_torch(seed):
+        return torch.randn(6, rank, generator=torch.Generator().manual_seed(seed)).numpy()
+
+    def by_jax(seed):
+        return np.asarray(jax.random.normal(jax.random.key(seed), (6, rank)))
+
+    for seen, draw in zip(moved("apollo", p, gradients, rank=rank, every=2), (by_torch, by_jax), strict=True):
+        expected, m, v, norm = p.astype(np.float64), 0, 0, np.inf
+        for steps, (now, g) in enumerate(zip(seen, gradients, strict=True), 1):
+            drawn = draw((steps - 1) // 2) / rank**0.5
+            low = drawn.T @ g if side == 0 else g @ drawn
+            m, v = 0.9 * m + 0.1 * low, 0.999 * v + 0.001 * low**2
+            change = m / (1 - 0.9**steps) / (np.sqrt(v / (1 - 0.999**steps)) + 1e-8)  # Adam's of `low`
+            assert steps > 1 or np.allclose(abs(change), 1, atol=1e-4)
+            scale = np.linalg.norm(change, axis=side) / np.linalg.norm(low, axis=side)
+            whole = g * np.expand_dims(scale, side)
+            whole = whole * min(1, 1.01 * norm / np.linalg.norm(whole))
+            norm = np.linalg.norm(whole)
+            expected = expected * (1 - 0.001) - 0.01 * whole
+            assert np.allclose(now, expected, atol=3e-6), steps
 
 
 def test_soap_is_adam_in_the_basis_of_the_preconditioners():
@@ -247,21 +298,37 @@ def test_levels_of_4_bit_are_those_of_the_paper(signed):
 # Blocks in turn
 
 
-def test_badam_moves_one_block_after_the_other_and_keeps_its_moments_alone():
-    parts = LOADED.strategies["badam"].on["torch"](parts_of("torch", weight_decay=0.0), every=2)
+def test_badam_moves_one_block_after_the_other_by_an_adam_begun_anew_and_keeps_its_moments_alone():
+    parts, fed = LOADED.strategies["badam"].on["torch"](parts_of("torch"), every=2), {}
+    inner = parts.update
+
+    def update(parts, state, grads):
+        fed.update((name, g.clone()) for name, g in tree.leaves(grads))
+        return inner(parts, state, grads)
+
+    parts = replace(parts, update=update)
     state = parts.init(parts, None)
     order = badam.turns(state["params"])
     assert order[0] == "embed" or order[0].startswith("layers.")
     batches = parts.batches(parts, parts.windows(parts, parts.source(parts)))
-    for step in range(6):
+    for step in range(2 * len(order) + 2):  # until the first block has its second turn
         before = {name: p.detach().clone() for name, p in tree.leaves(state["params"])}
         x, y = next(batches)
         state, _ = parts.step(parts, state, x, y)
-        changed = {badam.block_of(name) for name, p in tree.leaves(state["params"]) if not torch.equal(p, before[name])}
-        assert changed == {order[step // 2 % len(order)]}
-        block = {name for name, p in tree.leaves(state["params"]) if badam.block_of(name) in changed}
+        now = {name: p.detach() for name, p in tree.leaves(state["params"])}
+        turn = order[step // 2 % len(order)]
+        assert {badam.block_of(name) for name, p in now.items() if not torch.equal(p, before[name])} == {turn}
+        block = {name for name in now if badam.block_of(name) == turn}
         with_moments = {name for name, sub in zip(before, moments_of(state), strict=True) if sub}
         assert with_moments == block
+        if step % 2 == 0:
+            alone = {name: torch.nn.Parameter(before[name]) for name in block}
+            settings = {"lr": parts.shape.learning_rate, "weight_decay": parts.shape.weight_decay}
+            adam = torch.optim.AdamW(alone.values(), **settings)
+        for name, p in alone.items():
+            p.grad = fed[name]
+        adam.step()
+        assert all(torch.allclose(now[name], p, rtol=1e-5, atol=1e-7) for name, p in alone.items()), step
 
 
 def moments_of(state):
