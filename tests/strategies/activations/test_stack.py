@@ -279,7 +279,7 @@ def test_nor_is_one_in_jax():
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_selective_checkpoint_keeps_more_than_inputs_and_less_than_all(backend):
     inputs, some, everything = (activations(backend, name) for name in ("checkpoint", "selective_checkpoint", None))
-    assert 1.1 * inputs < some < 0.9 * everything
+    assert 1.1 * inputs < some < 0.7 * everything
 
 
 def test_a_selective_checkpoint_computes_no_product_twice():
