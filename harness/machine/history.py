@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache, partial
 from pathlib import Path, PurePath
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from harness.contract.strategy import Strategy
 from harness.machine import facts
+from harness.records.case import Case
 
 DECIDING = (
     *("backends", "contract", "machine/environment.py", "machine/memory.py"),
@@ -87,10 +88,11 @@ def _modules(path: Path) -> Iterator[Path]:
         yield path
 
 
-def differing(written: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the modules that are not what they were when a result was given these digests."""
+def differing(written: Mapping[str, str], files: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the modules that are not what they were when a result whose strategies are `files` got these digests."""
     now = digests(written)
-    return tuple(sorted(name for name in written.keys() | now.keys() if written.get(name) != now.get(name)))
+    names = (name for name in written.keys() | now.keys() if written.get(name) != now.get(name))
+    return tuple(sorted(name for name in names if name != TOOL or TOOL in files))
 
 
 @cache
@@ -119,8 +121,10 @@ def changed(commit: str, files: tuple[str, ...]) -> tuple[str, ...] | None:
     )
 
 
-APART = ("causal_lm", "scoring", "temporal")
-"""Workloads that no other one uses."""
+APART = ("causal_lm", "scoring", "temporal", "user_model", "whole_run")
+"""Rooms of the workloads that decide only figures of those cases that `rooms` names them for."""
+OF_THE_DECODER = ("decoder", "documents", "scoring", "temporal")
+"""Workloads that are built without the room of users' own models."""
 
 
 class Roles(NamedTuple):
@@ -131,8 +135,20 @@ class Roles(NamedTuple):
     predicting: tuple[str, ...]
 
 
-def roles(names: Iterable[str], workloads: Sequence[str], frameworks: Sequence[str]) -> Roles:
-    """Sort files into their roles for cases of some workloads and frameworks; what those do not use is left out."""
+def rooms(cases: Iterable[Case]) -> set[str]:
+    """Return the rooms of the workloads that some cases need, of those that stand apart."""
+    needed = set()
+    for case in cases:
+        needed.add(case.workload)
+        if case.workload not in OF_THE_DECODER:
+            needed.add("user_model")
+        if case.shape.get("evaluations"):
+            needed.add("whole_run")
+    return needed
+
+
+def roles(names: Iterable[str], needed: Collection[str], frameworks: Sequence[str]) -> Roles:
+    """Sort files into their roles for cases that need some rooms and frameworks; what those do not use is left out."""
     run: list[str] = []
     measuring: list[str] = []
     predicting: list[str] = []
@@ -143,7 +159,7 @@ def roles(names: Iterable[str], workloads: Sequence[str], frameworks: Sequence[s
             predicting.append(name)
         elif name.startswith("harness/workloads/"):
             room = PurePath(name).parts[2]
-            if room not in APART or room in workloads:
+            if room not in APART or room in needed:
                 run.append(name)
         else:
             (measuring if name.startswith("harness/") and name != TOOL else run).append(name)

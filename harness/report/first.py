@@ -142,15 +142,14 @@ def since(members: Sequence[Results], strategies: Mapping[str, Strategy]) -> str
     files = history.files_of(strategies[name] for name in names if name in strategies)
     written = {record.origin.commit: record.heading.code for record in records if record.heading.code}
     answers = [
-        history.differing(written[commit]) if answer is None and commit in written else answer
+        history.differing(written[commit], files) if answer is None and commit in written else answer
         for commit in of_records(records).commits
         for answer in [history.changed(commit, files)]
     ]
     if not answers or any(answer is None for answer in answers):
         return "not known"
     changed = dict.fromkeys(name for answer in answers for name in answer or ())
-    workloads, frameworks = {case.workload for case in cases}, {case.place.backend for case in cases}
-    roles = history.roles(changed, sorted(workloads), sorted(frameworks))
+    roles = history.roles(changed, history.rooms(cases), sorted({case.place.backend for case in cases}))
     if roles.run:
         return f"**stale**: {_first(roles.run)}"
     if roles.measuring:

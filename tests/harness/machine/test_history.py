@@ -8,6 +8,7 @@ import pytest
 
 from harness.contract import plugins
 from harness.machine import history
+from harness.records import Case
 
 
 @pytest.fixture
@@ -128,13 +129,31 @@ def test_each_file_that_decides_has_one_role_and_counts_only_where_it_runs() -> 
     assert "harness/workloads/decoder/_torch.py" in history.roles(names, ["scoring"], ["torch"]).run, "it is a decoder"
 
 
+USERS = {"user_model": {"causal_lm"}, "whole_run": {"decoder"}}
+"""Which rooms name one that stands apart; all others do not."""
+
+
 @pytest.mark.parametrize("name", history.APART)
 def test_no_other_workload_uses_one_that_is_apart(name: str) -> None:
-    rooms = history.ROOT / "harness" / "workloads"
-    others = [path for path in rooms.rglob("*.py") if name not in path.relative_to(rooms).parts]
+    root = history.ROOT / "harness" / "workloads"
+    others = [path for path in root.rglob("*.py") if name not in path.relative_to(root).parts]
     assert len(others) > 20
-    for path in others:
-        assert f"harness.workloads.{name}" not in path.read_text(encoding="utf-8"), path
+    users = {
+        path.relative_to(root).parts[0] for path in others if f"harness.workloads.{name}" in path.read_text("utf-8")
+    }
+    assert users == USERS.get(name, set())
+
+
+def test_rooms_that_are_apart_count_where_cases_need_them() -> None:
+    plain = Case(workload="decoder", shape={}, place="torch/cpu", corpus="drawn", tokenizer="none")
+    assert history.rooms([plain]) == {"decoder"}
+    assert history.rooms([plain.model_copy(update={"shape": {"evaluations": 2}})]) == {"decoder", "whole_run"}
+    for workload in ("causal_lm", "mine"):
+        assert history.rooms([plain.model_copy(update={"workload": workload})]) == {workload, "user_model"}
+    assert set(history.OF_THE_DECODER) | {"causal_lm"} == set(plugins.load().workloads)
+    names = ["harness/workloads/user_model/_torch.py", "harness/workloads/whole_run/_torch.py"]
+    assert history.roles(names, history.rooms([plain]), ["torch"]).run == ()
+    assert history.roles(names, {"mine", "user_model"}, ["torch"]).run == (names[0],)
 
 
 @pytest.mark.parametrize("name", ["memory", "timing", "numerics", "process", "ranks"])
@@ -159,6 +178,8 @@ def test_a_tool_of_strategies_counts_where_one_of_theirs_names_it() -> None:
     with_it, without = (history.files_of([strategies[name]]) for name in ("muon", "checkpoint"))
     assert history.TOOL in with_it and history.TOOL in history.digests(with_it)
     assert history.TOOL not in without and history.TOOL not in history.digests(without)
+    older = history.digests(with_it) | {history.TOOL: "0" * 10}
+    assert history.differing(older, without) == () and history.differing(older, with_it) == (history.TOOL,)
     assert history.roles([history.TOOL], ["decoder"], ["torch"]).run == (history.TOOL,)
 
 
