@@ -29,10 +29,6 @@ def frozen_beside(parts: Parts, rank: int, targets: str) -> Parts:
     inner_init = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
-        if getattr(parts.shape, "evaluations", 0):
-            raise ValueError(
-                "adapters are not evaluated, as the model they belong to is frozen: leave out `evaluations`"
-            )
         state = inner_init(parts, source)
         refuse_others(state)
         frozen = state["params"]

@@ -29,8 +29,6 @@ def fsdp(parts: Parts) -> Parts:
     """Hold a part of every parameter that has rows, and make those of a block whole around it."""
     if getattr(parts.shape, "head_bias", False):
         raise ValueError("fsdp: a head with a bias is not divided: leave out `head_bias`")
-    if getattr(parts.shape, "evaluations", 0):
-        raise ValueError("fsdp: its parameters are parts, which are not evaluated: leave out `evaluations`")
     inner_draw, inner_grad, inner_gather_parameters = parts.draw, parts.grad, parts.gather_parameters
 
     def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
