@@ -43,6 +43,22 @@ def templates() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def stacked() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return what puts arrays of torch's layers on top of each other, as JAX has them."""
+    import numpy as np
+
+    def stacked(arrays: dict[str, Any]) -> dict[str, Any]:
+        layers: dict[str, list[Any]] = {}
+        for name, value in arrays.items():
+            if name.startswith("layers."):
+                layers.setdefault(f"layers.{name.split('.')[2]}", []).append(value)
+        rest = {name: value for name, value in arrays.items() if not name.startswith("layers.")}
+        return rest | {name: np.stack(values) for name, values in layers.items()}
+
+    return stacked
+
+
 @pytest.fixture(scope="module", autouse=True)
 def programs_end_with_their_module() -> Iterator[None]:
     """Drop what JAX has compiled for the tests of a file: it keeps that for good, several GiB in the end."""

@@ -86,7 +86,7 @@ def test_a_document_that_is_for_reading_alone_is_refused_in_a_sentence(
     document = tmp_path / "document.md"
     document.write_text("<!-- generated: losses -->\n<!-- end: losses -->\n")
 
-    def refuse(*given: object, **options: object) -> None:
+    def refuse(*names: object, **options: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "write_text", refuse)

@@ -180,7 +180,7 @@ def test_an_interruption_ends_all_workers(two_cores):
 def test_a_prediction_that_cannot_be_stored_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a mount that is for reading alone, to remove a file fails as well."""
 
-    def refuse(*given: object, **options: object) -> None:
+    def refuse(*names: object, **options: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     record = Record(prediction=Prediction(predicted_peak_bytes=1))

@@ -473,8 +473,8 @@ def test_contributions_ask_for_each_alone_the_whole_without_each_and_the_whole(p
 
 def test_a_key_beside_contributions_is_refused(refusal_of):
     text = "strategies:\n  - nothing\n  - {contributions: [checkpoint, fused_loss], rounds: 3}"
-    told = ", line 3: strategies.1.rounds: 'contributions' is alone in its entry: move 'rounds' out"
-    assert refusal_of(text) == told
+    sentence = ", line 3: strategies.1.rounds: 'contributions' is alone in its entry: move 'rounds' out"
+    assert refusal_of(text) == sentence
 
 
 @pytest.mark.parametrize("text", ["{contributions: checkpoint}", "{contributions: []}", "{contributions: [x]}"])

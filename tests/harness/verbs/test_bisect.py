@@ -108,12 +108,12 @@ def test_the_commit_at_which_a_peak_doubled_is_found_by_measuring(
         git(root, "commit", "--quiet", "-m", str(number))
     monkeypatch.chdir(root)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    found = CliRunner().invoke(commands.app, ["bisect", "small.yaml", "--good", "HEAD~7", "-k", "checkpoint"])
-    assert found.exit_code == 0, found.output
+    done = CliRunner().invoke(commands.app, ["bisect", "small.yaml", "--good", "HEAD~7", "-k", "checkpoint"])
+    assert done.exit_code == 0, done.output
     doubled = "1 MiB before, 2 MiB now (2.000 x)"
-    (last,) = re.findall(r"^(\w+) is the first that is worse: (.*)$", found.stdout, re.MULTILINE)
+    (last,) = re.findall(r"^(\w+) is the first that is worse: (.*)$", done.stdout, re.MULTILINE)
     assert last == (git(root, "rev-parse", "HEAD~2"), f"baseline: peak {doubled}; checkpoint: peak {doubled}")
-    tried = dict(re.findall(r"^(\w{12}) (worse|good|skipped)", found.stderr, re.MULTILINE))
+    tried = dict(re.findall(r"^(\w{12}) (worse|good|skipped)", done.stderr, re.MULTILINE))
     assert {git(root, "log", "-1", "--format=%s", commit): word for commit, word in tried.items()} == {
         "7": "worse",
         "3": "skipped",

@@ -28,10 +28,10 @@ def test_known_bytes_are_seen_in_every_way_and_kept_for_later_runs(monkeypatch, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     done = CliRunner().invoke(commands.app, ["doctor", "--no-noise"])
     assert done.exit_code == 0, done.output
-    found = dict(re.findall(r"^\| (\w.*?) *\| *64\.0 *\|.*\| (.*?) *\|$", done.output, re.MULTILINE))
-    assert list(found) == ["anonymous", "mapped file", "child", "torch", "jax", "cuda"]
+    judgements = dict(re.findall(r"^\| (\w.*?) *\| *64\.0 *\|.*\| (.*?) *\|$", done.output, re.MULTILINE))
+    assert list(judgements) == ["anonymous", "mapped file", "child", "torch", "jax", "cuda"]
     absent = {name for name in place.NAMES if backends.absent(name, "cpu")}
-    assert {way for way in found if found[way] == "good"} >= {*list(found)[:5]} - absent
+    assert {way for way in judgements if judgements[way] == "good"} >= {*list(judgements)[:5]} - absent
     assert "OFF" not in done.output and "equal cases" not in done.output
     assert abs(checkups.kept(tmp_path / "harness")["calibration_error_bytes"]) <= checkups.TOLERANCE
 

@@ -359,10 +359,10 @@ def test_each_rank_holds_its_part_of_the_state():
     cases = tuple(case(name, count=count).model_copy(update={"shape": deep.model_dump()}) for name, count in kinds)
     task = Task(kind="predict", cases=cases, run_id="test", parent=os.getpid(), folder="", steps=2)
     peaks = (record.prediction.predicted_peak_bytes for record in runner.run(task, 2, 120.0))
-    held = {kind: peak / (16 * decoder.parameters(deep)) for kind, peak in zip(kinds, peaks, strict=True)}
+    shares = {kind: peak / (16 * decoder.parameters(deep)) for kind, peak in zip(kinds, peaks, strict=True)}
     for name in ("fsdp", "tensor_parallel"):
-        assert 1 / 2 <= held[name, 2] <= 0.6 and 1 / 4 <= held[name, 4] <= 0.35
+        assert 1 / 2 <= shares[name, 2] <= 0.6 and 1 / 4 <= shares[name, 4] <= 0.35
     for count in (2, 4):
-        assert held["zero1", count] <= 1 / 2 + 1 / 2 / count + 0.05, "whole parameters and gradients, parts of moments"
+        assert shares["zero1", count] <= 1 / 2 + 1 / 2 / count + 0.05, "all but moments is whole"
         others = 1 / 4 * (1 - 1 / count)  # gradients of what other ranks update
-        assert held["zero2", count] < held["zero1", count] - 0.5 * others
+        assert shares["zero2", count] < shares["zero1", count] - 0.5 * others

@@ -62,21 +62,11 @@ def away(answer, reference):
     return (off / sum(float(np.sum(reference[name].astype(np.float64) ** 2)) for name in reference)) ** 0.5
 
 
-def stacked(gradients):
-    """Those of torch's layers on top of each other, as JAX has them."""
-    layers = {}
-    for name, value in gradients.items():
-        if name.startswith("layers."):
-            layers.setdefault(f"layers.{name.split('.')[2]}", []).append(value)
-    rest = {name: value for name, value in gradients.items() if not name.startswith("layers.")}
-    return rest | {name: np.stack(values) for name, values in layers.items()}
-
-
 # One model in two frameworks
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_torch_and_jax_give_the_same_losses_and_gradients(network):
+def test_torch_and_jax_give_the_same_losses_and_gradients(network, stacked):
     answer, reference = outcome("torch", network), outcome("jax", network)
     assert len(answer.trajectory) == UPDATES == len(set(answer.trajectory))
     assert answer.trajectory == pytest.approx(reference.trajectory, rel=1e-5)
@@ -104,7 +94,7 @@ def test_recurrences_have_the_parameters_of_those_of_torch():
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("backend", NAMES)
-def test_the_parameters_made_are_those_of_the_shape(backend, network):
+def test_the_parameters_made_are_those_of_the_shape(backend, network, stacked):
     shape = probe(network, width=42)
     parts = parts_of(backend, shape)
     params = backends.load(backend).arrays(parts.init(parts, None)["params"])

@@ -44,16 +44,6 @@ def first_gradient(parts):
     return float(loss), {name: array for name, (array, _) in backends.load(parts.place.backend).arrays(grads).items()}
 
 
-def stacked(grads):
-    """Those of torch's layers on top of each other, as JAX has them."""
-    layers = {}
-    for name, value in grads.items():
-        if name.startswith("layers."):
-            layers.setdefault(f"layers.{name.split('.')[2]}", []).append(value)
-    rest = {name: value for name, value in grads.items() if not name.startswith("layers.")}
-    return rest | {name: np.stack(values) for name, values in layers.items()}
-
-
 @cache
 def plain_gradient(backend):
     return first_gradient(parts_of(backend, SHAPE))
@@ -523,7 +513,7 @@ def test_the_gradient_of_merged_windows_is_that_of_an_ordinary_graph(merge):
 
 
 @pytest.mark.parametrize("merge", ["average", "max"])
-def test_torch_and_jax_merge_alike_in_their_gradients(merge):
+def test_torch_and_jax_merge_alike_in_their_gradients(merge, stacked):
     loss, grads = first_gradient(windowed("jax", 8, 5, merge))
     due_loss, due = first_gradient(windowed("torch", 8, 5, merge))
     assert loss == pytest.approx(due_loss, rel=1e-5)

@@ -130,7 +130,7 @@ def with_frozen(name, frozen, rows, vocabulary, dtype, settings):
     x, w = (torch.randn(size, 48, generator=draws).to(dtype) for size in (rows, vocabulary))
     y = torch.randint(vocabulary, (1, rows), generator=draws)
     leaves = {"x": x.requires_grad_(frozen != "x"), "w": w.requires_grad_(frozen != "w")}
-    given = {leaf.untyped_storage()._cdata for leaf in leaves.values()}
+    inputs = {leaf.untyped_storage()._cdata for leaf in leaves.values()}
     parts = Parts(Shape(vocabulary=vocabulary, **settings), Place("torch", "cpu"), loss=_torch.loss)
     if (knobs := {**KNOBS, PARALLEL: {"chunk": 7}}[name]) is not None:
         parts = STRATEGIES[name].on["torch"](parts, **knobs)
@@ -141,7 +141,7 @@ def with_frozen(name, frozen, rows, vocabulary, dtype, settings):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             actual = function(*args, **(kwargs or {}))
             for tensor in actual if isinstance(actual, tuple | list) else (actual,):
-                if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in given:
+                if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in inputs:
                     self.largest = max(self.largest, tensor.numel())
             return actual
 

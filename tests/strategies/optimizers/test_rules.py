@@ -88,8 +88,8 @@ def moved(name, p, gradients, rate=0.01, **knobs):
         first = {"params": params, "moments": None, "steps": 0 if backend == "torch" else jnp.zeros((), jnp.int32)}
 
         def init(parts, source=None, first=first, compiled=backend == "jax"):
-            kept = {key: jax.tree.map(jnp.zeros_like, first["params"]) for key in parts.moments} if compiled else {}
-            return {**first, **kept}
+            zeros = {key: jax.tree.map(jnp.zeros_like, first["params"]) for key in parts.moments} if compiled else {}
+            return {**first, **zeros}
 
         parts = LOADED.strategies[name].on[backend](replace(parts, init=init), **knobs)
         state, seen = parts.init(parts, None), []
@@ -319,7 +319,7 @@ def test_badam_moves_one_block_after_the_other_by_an_adam_begun_anew_and_keeps_i
         turn = order[step // 2 % len(order)]
         assert {badam.block_of(name) for name, p in now.items() if not torch.equal(p, before[name])} == {turn}
         block = {name for name in now if badam.block_of(name) == turn}
-        with_moments = {name for name, sub in zip(before, moments_of(state), strict=True) if sub}
+        with_moments = {name for name, sub in zip(before, zeros(state), strict=True) if sub}
         assert with_moments == block
         if step % 2 == 0:
             alone = {name: torch.nn.Parameter(before[name]) for name in block}
@@ -331,7 +331,7 @@ def test_badam_moves_one_block_after_the_other_by_an_adam_begun_anew_and_keeps_i
         assert all(torch.allclose(now[name], p, rtol=1e-5, atol=1e-7) for name, p in alone.items()), step
 
 
-def moments_of(state):
+def zeros(state):
     lists = []
     tree.mapped(lambda _, of: lists.append(of), state["params"], state["moments"])
     return lists

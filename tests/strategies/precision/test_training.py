@@ -312,7 +312,7 @@ def test_training_in_float16_stays_near_float32(name, stored, backend):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_autocast_multiplies_in_16_bit_and_keeps_float32(dtype, backend):
     inner = parts_of(backend, (f"{dtype}_autocast", {}))
-    multiplied, kept = set(), set()
+    multiplied, stored = set(), set()
 
     def note(seen, *arrays):
         seen.update(str(array.dtype).removeprefix("torch.") for array in arrays)
@@ -328,11 +328,11 @@ def test_autocast_multiplies_in_16_bit_and_keeps_float32(dtype, backend):
 
     def update(parts, state, grads):
         state = inner.update(parts, state, grads)
-        note(kept, *leaves(state["params"]), *leaves(grads))
+        note(stored, *leaves(state["params"]), *leaves(grads))
         return state
 
     _, losses = states_of(replace(inner, attend=attend, loss=loss, update=update), backend, 1)
-    assert (multiplied, kept) == ({dtype}, {"float32"})
+    assert (multiplied, stored) == ({dtype}, {"float32"})
     _, plain = states_of(parts_of(backend), backend, 1)
     assert losses != plain and losses == pytest.approx(plain, rel=5e-3)
 

@@ -90,19 +90,9 @@ def cut_at_borders(network, steps):
     return replace(parts, recur=recur)
 
 
-def stacked(grads):
-    """Those of torch's layers on top of each other, as JAX has them."""
-    layers = {}
-    for name, value in grads.items():
-        if name.startswith("layers."):
-            layers.setdefault(f"layers.{name.split('.')[2]}", []).append(value)
-    rest = {name: value for name, value in grads.items() if not name.startswith("layers.")}
-    return rest | {name: np.stack(values) for name, values in layers.items()}
-
-
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("backend", place.NAMES)
-def test_truncated_is_the_gradient_with_states_cut_at_the_borders(backend, network):
+def test_truncated_is_the_gradient_with_states_cut_at_the_borders(backend, network, stacked):
     loss, grads = gradient(parts_of(backend, probe(network), ("truncated_bptt", {"steps": 5})))
     due_loss, due = gradient(cut_at_borders(network, 5))
     due = due if backend == "torch" else stacked(due)
@@ -131,7 +121,7 @@ def hidden(parts, frames):
 
 @pytest.mark.parametrize("frames", [slice(3), slice(3, 8), slice(2, 12)], ids=["first", "second", "two"])
 @pytest.mark.parametrize("backend", place.NAMES)
-def test_a_segment_without_a_target_adds_nothing(backend, frames):
+def test_a_segment_without_a_target_adds_nothing(backend, frames, stacked):
     """The segments are frames 0 to 3, 3 to 8 and 8 to 13."""
     loss, grads = gradient(hidden(parts_of(backend, probe("gru"), ("truncated_bptt", {"steps": 5})), frames))
     due_loss, due = gradient(hidden(cut_at_borders("gru", 5), frames))
