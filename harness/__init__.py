@@ -17,7 +17,7 @@ from harness.contract.objective import Objective
 from harness.contract.parts import BESIDE, Division, Parts
 from harness.contract.place import Place
 from harness.contract.strategy import Strategy, Unpredictable
-from harness.contract.toolkit import checkpoints, knobs, optimizers, rows_on_disk, update_rules
+from harness.contract.toolkit import checkpoints, knobs, mapped_files, optimizers, rows_on_disk, update_rules
 from harness.contract.toolkit import trees as tree
 from harness.contract.toolkit.memory import available_bytes
 from harness.contract.toolkit.rows_on_disk import RowsOnDisk
@@ -53,6 +53,7 @@ __all__ = [
     "checkpoints",
     "hookimpl",
     "knobs",
+    "mapped_files",
     "mesh",
     "of_jax",
     "of_torch",

@@ -82,8 +82,10 @@ def _ended(
     """Evaluate, save and resume; take the one state out of the list, so that the resumed one does not lie beside it."""
     if parts.evaluate is ABSENT:
         raise Refusal("this workload ends with its steps: leave out `evaluations`")
+    if parts.ranks > 1:
+        raise Refusal("a run on several ranks ends with its steps: leave out `evaluations`, or what divides the run")
     with phase("evaluate"):
-        loss = parts.evaluate(parts, states[0]["params"], islice(batches, parts.shape.evaluations))
+        loss = parts.evaluate(parts, states[0], islice(batches, parts.shape.evaluations))
         finish((states[0], loss))
     with phase("save"):
         parts.save(parts, states[0], file)

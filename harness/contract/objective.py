@@ -48,7 +48,8 @@ class Objective:
         if not self.z_loss:
             return loss
         counts_N = y_N != IGNORED
-        squares = self.z_loss * (logits_NV.to(wide).logsumexp(1).square() * counts_N).sum()
+        # Filled, not multiplied: where nothing counts the mean is 0 / 0, but the gradient of what is ignored is 0.
+        squares = self.z_loss * logits_NV.to(wide).logsumexp(1).square().masked_fill(~counts_N, 0).sum()
         return loss + (squares / counts_N.sum() if reduction == "mean" else squares)
 
     def in_jax(self, logits_NV: Any, y_N: Any) -> Any:

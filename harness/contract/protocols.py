@@ -142,7 +142,7 @@ class StepPart(Protocol):
 
 class EvaluatePart(Protocol):
     def __call__(
-        self, parts: "Parts", params: Tree, batches: Iterable[tuple[Array, Array]], keep: bool = True, /
+        self, parts: "Parts", state: State, batches: Iterable[tuple[Array, Array]], keep: bool = True, /
     ) -> Array: ...
 
 

@@ -28,8 +28,8 @@ PREDICTING = (
     "harness/backends/jax_scratch.py",
 )
 """Those of them that predict, and measure nothing."""
-TOOL = "harness/contract/toolkit/update_rules.py"
-"""A module of those rooms that strategies alone use: it counts where they name it."""
+TOOLS = tuple(f"harness/contract/toolkit/{name}.py" for name in ("mapped_files", "update_rules"))
+"""Modules of those rooms that strategies alone use: one counts where they name it."""
 KNOBS = "knobs"
 """The module that refuses values of knobs."""
 CHECKING = (
@@ -61,8 +61,8 @@ def files_of(strategies: Iterable[Strategy]) -> tuple[str, ...]:
             home = path.parent if path.name == "__init__.py" else path
             shared = (file for file in home.parent.glob("_*.py") if file.name != "__init__.py")
             places |= {str(each.relative_to(ROOT)): None for each in (home, *shared)}
-            if any(PurePath(TOOL).stem in each.read_text(encoding="utf-8") for each in _modules(home)):
-                places[TOOL] = None
+            texts = [each.read_text(encoding="utf-8") for each in _modules(home)]
+            places |= {tool: None for tool in TOOLS if any(PurePath(tool).stem in text for text in texts)}
     return tuple(places)
 
 
@@ -77,7 +77,7 @@ def digests(files: Iterable[str]) -> dict[str, str]:
     return {
         name: hashlib.sha256(module.read_bytes()).hexdigest()[:10]
         for name, module in modules.items()
-        if name != TOOL or TOOL in files
+        if name not in TOOLS or name in files
     }
 
 
@@ -92,7 +92,7 @@ def differing(written: Mapping[str, str], files: Collection[str] = ()) -> tuple[
     """Return the modules that are not what they were when a result whose strategies are `files` got these digests."""
     now = digests(written)
     names = (name for name in written.keys() | now.keys() if written.get(name) != now.get(name))
-    return tuple(sorted(name for name in names if name != TOOL or TOOL in files))
+    return tuple(sorted(name for name in names if name not in TOOLS or name in files))
 
 
 @cache
@@ -116,7 +116,7 @@ def changed(commit: str, files: tuple[str, ...]) -> tuple[str, ...] | None:
     return tuple(
         name
         for name, blob in names
-        if name.endswith(".py") and (name != TOOL or TOOL in files)
+        if name.endswith(".py") and (name not in TOOLS or name in files)
         if _meaning_of_blob(blob) != _meaning(ROOT / name)
     )
 
@@ -162,7 +162,7 @@ def roles(names: Iterable[str], needed: Collection[str], frameworks: Sequence[st
             if room not in APART or room in needed:
                 run.append(name)
         else:
-            (measuring if name.startswith("harness/") and name != TOOL else run).append(name)
+            (measuring if name.startswith("harness/") and name not in TOOLS else run).append(name)
     return Roles(tuple(run), tuple(measuring), tuple(predicting))
 
 

@@ -4,17 +4,16 @@ On a GPU what is saved goes to page-locked host memory. On a CPU it goes to a fi
 count as resident while they are touched, but the kernel can take them back. A storage goes there once, however many
 operators save it or a view of it, and is back from the first that reads it to the last. Storages of fewer than
 `least_kib` KiB, parameters, and what functions with a backward pass of their own save of tensors without a gradient
-(codes in 8 bits) stay where they are. The file is unlinked as soon as it is open. torch only: in JAX offloading is a
-checkpoint policy without effect on a CPU.
+(codes in 8 bits) stay where they are. Files have no name; a `folder` in memory (tmpfs) raises an error. torch only: in
+JAX offloading is a checkpoint policy without effect on a CPU.
 """
 
-import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
-from harness import Parts, Strategy, hookimpl, knobs
+from harness import Parts, Strategy, hookimpl, knobs, mapped_files
 
 
 @dataclass(eq=False)
@@ -30,9 +29,7 @@ class Away:
         return self.copy.to(self.device, non_blocking=True)
 
 
-def on_torch(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
-    import tempfile
-
+def on_torch(parts: Parts, least_kib: int = 1024, folder: str = mapped_files.FOLDER) -> Parts:
     import torch
     from torch.autograd.graph import saved_tensors_hooks
     from torch.multiprocessing.reductions import StorageWeakRef
@@ -48,17 +45,12 @@ def on_torch(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
         return torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
 
     def to_file(flat: Any) -> Any:
-        descriptor, path = tempfile.mkstemp(dir=folder or None, prefix="harness-saved-")
-        try:
-            os.ftruncate(descriptor, flat.numel() * flat.element_size())
-            copy = torch.from_file(path, shared=True, size=flat.numel(), dtype=flat.dtype)
-        finally:
-            os.unlink(path)
-            os.close(descriptor)
-        return copy.copy_(flat)
+        return mapped_files.in_torch("offload_activations", folder, flat.shape, flat.dtype).copy_(flat)
 
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
         copied = to_host if parts.place.device == "cuda" else to_file
+        if copied is to_file:
+            mapped_files.check("offload_activations", folder)
         moved: WeakValueDictionary[Any, Away] = WeakValueDictionary()
 
         def save(tensor: Any) -> Any:

@@ -2,42 +2,28 @@
 
 Peak: under AdamW 8 bytes of anonymous memory less for each parameter, and one slice of `elements`. The mapped pages
 count as resident while they are touched, but the kernel writes them out and takes them back when memory is short. Files
-are unlinked as soon as they are open, so a run leaves none behind; a resumed run maps new ones at its first update. The
-`folder` must be on a disk, as a tmpfs is memory. The update is called slice by slice, so it must treat each element by
-itself: SGD and Adam do, and another is refused where its moments show it.
+have no name, so a run leaves none behind; a resumed run maps new ones at its first update. A `folder` in memory (tmpfs)
+raises an error, since its files are the memory to be saved. The update is called slice by slice, so it must treat each
+element by itself: SGD and Adam do, and another is refused where its moments show it.
 
 torch only: a compiled JAX step owns its buffers and reaches a file only by a callback to the host for each slice, which
 would be this loop in numpy outside of the step.
 """
 
-import os
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, knobs, optimizers, tree
+from harness import Parts, Strategy, hookimpl, knobs, mapped_files, optimizers, tree
 
 
-def opened(folder: str, p: Any, dtype: Any) -> Any:
-    """Map a new file of zeros with the shape of a parameter."""
-    import tempfile
-
-    import torch
-
-    descriptor, path = tempfile.mkstemp(dir=folder or None, prefix="harness-moments-")
-    try:
-        os.ftruncate(descriptor, p.numel() * dtype.itemsize)
-        return torch.from_file(path, shared=True, size=p.numel(), dtype=dtype).view(p.shape)
-    finally:
-        os.unlink(path)
-        os.close(descriptor)
-
-
-def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
+def on_torch(parts: Parts, folder: str = mapped_files.FOLDER, elements: int = 1 << 20) -> Parts:
     knobs.above_0("mapped_moments", elements=elements)
     inner = parts.update
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         mapped = "mapped" in state  # until then the moments are those that `init` or `resume` made, if any
+        if not mapped:
+            mapped_files.check("mapped_moments", folder)
         alone = {}
         for (name, sub), (_, g) in zip(optimizers.one_by_one(state), tree.leaves(grads), strict=True):
             alone[name] = sliced(parts, name, sub, g, mapped)
@@ -63,7 +49,7 @@ def on_torch(parts: Parts, folder: str = "", elements: int = 1 << 20) -> Parts:
                     "that is not one number for each parameter: combine it with SGD or Adam"
                 )
             if files is None:
-                files = [opened(folder, p, of.dtype) for of in results[name]]
+                files = [mapped_files.in_torch("mapped_moments", folder, p.shape, of.dtype) for of in results[name]]
             for file, of in zip(files, results[name], strict=True):
                 if file[part].data_ptr() != of.data_ptr():
                     file[part].copy_(of)

@@ -13,8 +13,8 @@ from harness import Parts, Strategy, hookimpl
 def on_torch(parts: Parts) -> Parts:
     inner = parts.evaluate
 
-    def evaluate(parts: Parts, params: Any, batches: Any, keep: bool = True) -> Any:
-        return inner(parts, params, batches, False)
+    def evaluate(parts: Parts, state: Any, batches: Any, keep: bool = True) -> Any:
+        return inner(parts, state, batches, False)
 
     return replace(parts, evaluate=evaluate)
 

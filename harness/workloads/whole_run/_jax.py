@@ -12,7 +12,7 @@ def with_ending(parts: Parts) -> Parts:
     return replace(parts, evaluate=evaluate, save=save, resume=resume)
 
 
-def evaluate(parts: Parts, params: Any, batches: Any, keep: bool = True) -> Any:
+def evaluate(parts: Parts, state: Any, batches: Any, keep: bool = True) -> Any:
     """Refuse."""
     raise Refusal(_reason("evaluated"))
 

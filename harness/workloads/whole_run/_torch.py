@@ -21,13 +21,13 @@ Forward = Callable[..., torch.Tensor]
 
 
 def with_ending(parts: Parts, forward: Forward) -> Parts:
-    """Add the parts `evaluate`, `save` and `resume`; `forward(parts, params, x, y)` computes a loss."""
+    """Add the parts `evaluate`, `save` and `resume`; `forward(parts, state, x, y)` computes the loss of a batch."""
     return replace(parts, evaluate=partial(evaluate, forward), save=save, resume=resume)
 
 
 @torch.no_grad()
 def evaluate(
-    forward: Forward, parts: Parts, params: Any, batches: Iterable[tuple[Any, Any]], keep: bool = True
+    forward: Forward, parts: Parts, state: Any, batches: Iterable[tuple[Any, Any]], keep: bool = True
 ) -> torch.Tensor:
     """Average the loss over all targets of some batches.
 
@@ -37,11 +37,11 @@ def evaluate(
         sums, counts = [], []
         for x, y in batches:
             counts.append((y != IGNORED).sum())
-            sums.append(forward(parts, params, x, y) * counts[-1])
+            sums.append(forward(parts, state, x, y) * counts[-1])
         return torch.stack(sums).sum() / torch.stack(counts).sum()
     logits, targets = [], []
     for x, y in batches:
-        logits.append(forward(replace(parts, loss=_logits), params, x, y).flatten(0, 1))
+        logits.append(forward(replace(parts, loss=_logits), state, x, y).flatten(0, 1))
         targets.append(y.flatten())
     return Objective.of(parts.shape).in_torch(torch.cat(logits), torch.cat(targets))
 

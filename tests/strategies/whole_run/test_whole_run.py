@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -220,9 +221,29 @@ def test_moments_of_the_host_are_resumed_there():
     assert moments.host_bytes < 3.2 * parameters  # resumed into the page-locked blocks of those before
 
 
+@pytest.mark.parametrize("ending", [(), ("loss_only_evaluation",)], ids=["usual", "loss_only"])
+@pytest.mark.parametrize("names", [(), ("lora",), ("qlora",), ("badam",), ("foreach_adamw",)], ids="+".join)
+def test_what_is_evaluated_is_the_model_that_was_trained(names, ending):
+    """Training goes on where the evaluation was: the loss of its first step is that of the evaluation's batch."""
+    run = Run(*names, *ending)
+    state = run.trained(run.begun(), 3)
+    x, y = next(run.batches)
+    loss = float(run.parts.evaluate(run.parts, state, [(x, y)]))
+    assert float(run.parts.step(run.parts, state, x, y)[1]) == pytest.approx(loss, rel=1e-6)
+    assert abs(loss - run.losses[0]) > 1e-4, "the model was evaluated as it was drawn"
+
+
+def test_a_run_on_several_ranks_is_refused_an_ending(tmp_path):
+    run = Run()
+    loop = training(replace(run.parts, ranks=2), lambda state, x, y: (state, 0.0), ending=Ending(1, tmp_path / "none"))
+    next(loop)
+    with pytest.raises(Refusal, match="several ranks ends with its steps: leave out `evaluations`"):
+        next(loop)
+
+
 def test_a_run_in_jax_refuses_to_be_saved():
     pytest.importorskip("jax")
     parts = assemble(LOADED, case_of().model_copy(update={"place": Place("jax", "cpu")}))
-    for call, what in [(parts.save, "saved"), (parts.resume, "resumed")]:
+    for call, what in [(parts.evaluate, "evaluated"), (parts.save, "saved"), (parts.resume, "resumed")]:
         with pytest.raises(Refusal, match=f"in JAX is not {what} here: leave out `evaluations`"):
             call(parts, None, None)
