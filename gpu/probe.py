@@ -41,7 +41,7 @@ def fact(function: Callable[[str], Any]) -> Callable[[str], Any]:
 @fact
 def machine(device: str) -> Any:
     """What the machine is, and what the driver's tool says of its GPU."""
-    seen = gpu.seen()
+    seen = gpu.detect()
     names = (name for name in os.environ if name.startswith(VARIABLES))
     return {
         "facts": facts.facts(),

@@ -11,7 +11,7 @@ harness.run("smoke").frame()
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from harness.contract.data import IGNORED, Documents, Extent, Held, Source, Windows
+from harness.contract.data import IGNORED, Documents, Extent, Holding, Source, Windows
 from harness.contract.hooks import hookimpl
 from harness.contract.objective import Objective
 from harness.contract.parts import BESIDE, Division, Parts
@@ -37,7 +37,7 @@ __all__ = [
     "Division",
     "Documents",
     "Extent",
-    "Held",
+    "Holding",
     "Objective",
     "Parts",
     "Place",

@@ -39,7 +39,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 @pytest.fixture(scope="session", autouse=True)
 def templates() -> Iterator[None]:
     """Fork the workers of all tests from the same few processes."""
-    with template.kept():
+    with template.forking():
         yield
 
 

@@ -54,10 +54,10 @@ def test_each_claim_names_rows_and_sizes_of_its_suite(path: Path) -> None:
 def test_each_sentence_of_the_documents_is_answered_by_a_claim_of_a_suite() -> None:
     known = {claim.id for path in SUITES for claim in plan(path).suite.claims}
     unanswered = []
-    for said in documents.read(ROOT / "suites" / "claims.yaml").said:
-        assert said.figures.keys() == set(said.deciding), "what is measured is not said"
-        if not said.that:
-            unanswered += [name for name in said.deciding if name not in known]
+    for sentence in documents.read(ROOT / "suites" / "claims.yaml").sentences:
+        assert sentence.figures.keys() == set(sentence.deciding), "what is measured is not said"
+        if not sentence.that:
+            unanswered += [name for name in sentence.deciding if name not in known]
     assert not unanswered
 
 

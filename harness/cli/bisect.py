@@ -7,7 +7,7 @@ import typer
 
 from harness.cli.options import OnlyOption, PlaceOption
 from harness.cli.screen import note, out
-from harness.verbs.bisect import BisectError, Tried, search
+from harness.verbs.bisect import Attempt, BisectError, search
 from harness.verbs.compare import LEAST_ROUNDS, Condition
 
 
@@ -41,6 +41,6 @@ def command(
     out.print(f"{first.commit} is the first that is worse: {first.why}")
 
 
-def _log(tried: Tried) -> None:
+def _log(tried: Attempt) -> None:
     word = {True: "worse", False: "good", None: "skipped"}[tried.worse]
     note(f"{tried.commit[:12]} {word}{f': {tried.why}' if tried.why else ''}")

@@ -31,7 +31,7 @@ def command(
         machine = replace(machine, cache=None)
         out.print(explained(of_cases(named(plan.cases, explain), plan, loaded, names, machine)), end="")
         return
-    with template.kept():
+    with template.forking():
         with counted(err, "predicted", len(plan.cases)) as count_one:
             comparisons = of_plan(plan, loaded, names, machine, lambda case: count_one())
         for number, rows in enumerate(comparisons):

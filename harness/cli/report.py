@@ -48,10 +48,10 @@ def command(
     tables and rows of a suite: `generated: SUITE place=torch/cpu tokens=1024 rows=baseline|checkpoint`. As csv and
     json there is one row or object for each strategy, with every figure as a number.
     """
-    said = documents.read(sentences) if sentences is not None else None
+    letter = documents.read(sentences) if sentences is not None else None
     loaded = plugins.load(tuple(plugin or ()))
     suites = sentences.parent if sentences is not None else None
-    whole = Report(tuple(results_of(paths, loaded, suites)), loaded, said)
+    whole = Report(tuple(results_of(paths, loaded, suites)), loaded, letter)
     if pictures is not None:
         for picture in whole.pictures(pictures, only or "", into or ()):
             note(f"picture: {picture}")

@@ -198,7 +198,7 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Held:
+class Holding:
     """Bytes of host memory that a data strategy says it takes.
 
     `source` is what is held instead of the rows (None: the rows themselves), `windows` what is held beside it,

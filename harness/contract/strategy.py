@@ -8,7 +8,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from harness.contract.data import Held
+from harness.contract.data import Holding
 from harness.contract.parts import DATA_PARTS, Parts
 from harness.contract.place import Place
 from harness.contract.workload import Workload
@@ -66,7 +66,7 @@ class Strategy:
     it.
 
     For strategies of data: `feeds` declares how far the batches may differ from those of the baseline (see `FEEDS`),
-    `data` restricts the strategy to `tokens`, `frames` or `documents`, and `holds(extent, **knobs) -> Held` predicts
+    `data` restricts the strategy to `tokens`, `frames` or `documents`, and `holds(extent, **knobs) -> Holding` predicts
     its memory on the host.
     """
 
@@ -86,7 +86,7 @@ class Strategy:
     scaled: Mapping[str, Callable[[Any, Any, Any], Any]] = field(default_factory=dict)
     feeds: str = "same"
     data: str | None = None
-    holds: Callable[..., Held] | None = None
+    holds: Callable[..., Holding] | None = None
     aliases: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     alone: Mapping[str, Any] = field(default_factory=dict)

@@ -71,7 +71,7 @@ def keep(checkup: Checkup, cache: Path) -> Path:
     return path
 
 
-def kept(cache: Path) -> dict[str, object]:
+def latest(cache: Path) -> dict[str, object]:
     """Return the figures of the last checkup of this machine for the records of a run; empty without one."""
     try:
         checkup = json.loads((cache / f"doctor-{facts.name()}.json").read_text(encoding="utf-8"))

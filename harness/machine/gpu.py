@@ -36,7 +36,7 @@ class State:
     slowed: int = 0
 
 
-def seen() -> Gpu | None:
+def detect() -> Gpu | None:
     """Return the first visible GPU as it is now; None where the driver's tool is absent, fails, or sees none."""
     fields = _asked(FACTS)
     if fields is None or not (fields["memory.total"].isdigit() and fields["memory.free"].isdigit()):
@@ -54,13 +54,13 @@ def usable_bytes() -> int | None:
 
     The memory of an instance (MIG) is not: the tool tells that of the whole card.
     """
-    gpu = seen()
+    gpu = detect()
     return None if gpu is None or gpu.mig else gpu.usable_bytes
 
 
 def free_to_use() -> int | None:
     """Return what a case may take of the first visible GPU now: what is free of it, but for the driver's share."""
-    gpu = seen()
+    gpu = detect()
     if gpu is None or gpu.mig:
         return None
     return min(gpu.free_bytes, int(gpu.usable_bytes * facts.DEVICE_SHARE))

@@ -37,7 +37,7 @@ CHECKING = (
     f"harness/contract/toolkit/{KNOBS}.py",
 )
 """Those that test a plugin, a machine or a knob: no figure of a suite is theirs."""
-STATED = ("holds", "Held", "conflicts")
+STATED = ("holds", "Holding", "Held", "conflicts")  # Held: what Holding was called
 """What a strategy states of its memory, in which form, and what it does not go together with: none of it runs."""
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -72,7 +72,7 @@ def run(
     return _report([session.run(plan, loaded, options, bench.Progress())], loaded)
 
 
-@template.kept()
+@template.forking()
 def predict(
     suite: str | Path,
     *,

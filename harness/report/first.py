@@ -9,7 +9,7 @@ from harness.machine import history
 from harness.report.provenance import of_records
 from harness.report.results import Results
 from harness.report.text import escaped, row_name
-from harness.verdicts.documents import Sentence
+from harness.verdicts.documents import Judgement
 from harness.verdicts.judge import Row
 from harness.verdicts.remedies import JudgedRow, Remedy
 from harness.verdicts.times import rounds
@@ -88,24 +88,25 @@ def _tokenizer(judged: JudgedRow) -> str:
     return f", {tokenizer}" if tokenizer else ""
 
 
-def said(sentences: Sequence[Sentence]) -> str:
+def sentences(judgements: Sequence[Judgement]) -> str:
     """Write every sentence of the documents in one row: its verdict, the figure that decided it, and the reason."""
     rows = [
-        (escaped(each.said.id), escaped(each.said.says), each.verdict, escaped(_figure(each)), escaped(each.said.why))
-        for each in sentences
+        (escaped(sentence.id), escaped(sentence.says), each.verdict, escaped(_figure(each)), escaped(sentence.why))
+        for each in judgements
+        for sentence in [each.sentence]
     ]
     return tabulate(rows, SAID, tablefmt="pipe", disable_numparse=True)
 
 
-def _figure(sentence: Sentence) -> str:
+def _figure(judgement: Judgement) -> str:
     """Return what was measured, of an answer that came out as the whole sentence did, else of one that was refuted."""
-    answers = [answer for answer, _ in sentence.answers if answer.claim.id in sentence.said.deciding]
-    same = [answer for answer in answers if answer.verdict == sentence.verdict]
+    answers = [answer for answer, _ in judgement.answers if answer.claim.id in judgement.sentence.deciding]
+    same = [answer for answer in answers if answer.verdict == judgement.verdict]
     refuted = [answer for answer in answers if answer.verdict == "refuted"]
     answer = next(iter(same or refuted or answers), None)
     if answer is None:
         return ""
-    words = sentence.said.figures.get(answer.claim.id) if answer.verdict != "untested" else None
+    words = judgement.sentence.figures.get(answer.claim.id) if answer.verdict != "untested" else None
     return (f"{words}: " if words else "") + answer.reason.partition(" (")[0]
 
 

@@ -212,8 +212,8 @@ function fill(section, all = false) {
     groups.has(name) ? groups.get(name).push(at) : groups.set(name, [at]);
   }
   room.replaceChildren(...[...groups].flatMap(([name, members]) => {
-    const said = data.said[`${section.dataset.suite}\n${name}`];
-    return [element("h3", name), ...(said ? [element("p", said)] : []), table(members)];
+    const answer = data.answers[`${section.dataset.suite}\n${name}`];
+    return [element("h3", name), ...(answer ? [element("p", answer)] : []), table(members)];
   }));
   if (!all && rows.length > MOST) {
     const more = element("button", `Show all ${rows.length} rows`, "plain");

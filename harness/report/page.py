@@ -11,7 +11,7 @@ from harness.report.export import Figures
 from harness.report.fit import Limits
 from harness.report.words import residual
 from harness.verdicts.claims import Answer
-from harness.verdicts.documents import Documents, Sentence
+from harness.verdicts.documents import Documents, Judgement
 from harness.verdicts.remedies import Remedy
 
 BUNDLED = "window.vegaEmbed = vegaEmbed;"
@@ -33,11 +33,11 @@ RATIOS = {"ratio": "peak_ratio", "native": "native_peak_ratio", "time": "time_ra
 class About:
     """What stands around the rows: what to use, the answer of each comparison, what each strategy is against.
 
-    `said` are answers by suite and comparison, `origins` and `titles` are by suite.
+    `answers` are sentences by suite and comparison, `origins` and `titles` are by suite.
     """
 
     use: Sequence[Remedy] = ()
-    said: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    answers: Mapping[tuple[str, str], str] = field(default_factory=dict)
     against: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     titles: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ def html(
     answers: dict[str, list[Answer]],
     limits: dict[str, list[Limits]] | None = None,
     documents: Documents | None = None,
-    sentences: Sequence[Sentence] = (),
+    judgements: Sequence[Judgement] = (),
     about: About | None = None,
 ) -> str:
     """Write the page; `answers` are those to the claims of each suite, `limits` what `harness fit` found for it.
@@ -86,7 +86,7 @@ def html(
         answers={suite: [_claim(each) for each in answers.get(suite, [])] for suite in suites},
         limits={suite: (limits or {}).get(suite, []) for suite in suites},
         documents=documents.documents if documents is not None else {},
-        sentences=sentences,
+        judgements=judgements,
         rows=_embedded(columns(rows, about)),
         charts=_embedded(specs),
         library=vl_convert.javascript_bundle(BUNDLED).replace("</script", "<\\/script"),
@@ -116,7 +116,7 @@ def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
             [[number_of(phase), round(size / KIB)] for phase, size in row["composition"].items()] for row in rows
         ],
         "rounds": [[_rounded(ratio) for ratio in row["round_ratios"]] for row in rows],
-        "said": {f"{suite}\n{comparison}": text for (suite, comparison), text in about.said.items()},
+        "answers": {f"{suite}\n{comparison}": text for (suite, comparison), text in about.answers.items()},
         "texts": list(texts),
         "colours": dict(PARTS),
     }

@@ -18,7 +18,7 @@ from harness.report.results import Results
 from harness.report.text import plain
 from harness.report.words import Key, key_of, titles
 from harness.verdicts.claims import Answer
-from harness.verdicts.documents import Documents, Found, Sentence, answered
+from harness.verdicts.documents import Documents, Judgement, SuiteResults, answered
 from harness.verdicts.remedies import Remedy, remedies, sets
 
 if TYPE_CHECKING:
@@ -46,11 +46,12 @@ class Report:
         return tuple(each for each in self.results if not each.advice)
 
     @cached_property
-    def sentences(self) -> list[Sentence]:
+    def judgements(self) -> list[Judgement]:
         """What documents say, answered. Raises ClaimError where an expression cannot be read."""
         if self.documents is None:
             return []
-        return answered(self.documents, [Found(each.folder, each.tables, each.answers) for each in self.measured])
+        results = [SuiteResults(each.folder, each.tables, each.answers) for each in self.measured]
+        return answered(self.documents, results)
 
     @cached_property
     def figures(self) -> list[Figures]:
@@ -83,7 +84,7 @@ class Report:
         Where there are none, the advice that was kept.
         """
         if self.documents is not None:
-            return documents.text(self.documents, self.sentences)
+            return documents.text(self.documents, self.judgements)
         if not self.measured:
             return f"{self.advice()}\n"
         return "\n".join(self._tables(each, True, title) for each in self.measured)
@@ -140,10 +141,10 @@ class Report:
             ),
             "suites": lambda: first.index(self.measured, self.plugins.strategies, RESULTS),
         }
-        if (said := self.documents) is not None:
+        if (letter := self.documents) is not None:
             places |= {
-                "documents": lambda: documents.text(said, self.sentences),
-                "sentences": lambda: first.said(self.sentences),
+                "documents": lambda: documents.text(letter, self.judgements),
+                "sentences": lambda: first.sentences(self.judgements),
             }
         return places
 
@@ -183,7 +184,7 @@ class Report:
         for each in self.measured:
             answers.setdefault(each.suite, []).extend(each.answers)
             longest.setdefault(each.suite, []).extend(fit.limits(each.records))
-        text = page.html(TITLE, self.figures, answers, longest, self.documents, self.sentences, self._about())
+        text = page.html(TITLE, self.figures, answers, longest, self.documents, self.judgements, self._about())
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -191,7 +192,7 @@ class Report:
 
     def _about(self) -> page.About:
         """Collect what the page says around its rows."""
-        said = {
+        answers = {
             (each.suite, self.titles[each.suite][key_of(each_table)]): plain(sentence(each_table))
             for each in self.measured
             if not (each.searched or each.tried)
@@ -204,7 +205,7 @@ class Report:
             by_suite.setdefault(each.suite, []).extend(each.records)
         origins = {suite: plain(line(records)) for suite, records in by_suite.items()}
         everything = [record for each in self.measured for record in each.records]
-        return page.About(self.remedies, said, against, origins, titles, plain(line(everything)))
+        return page.About(self.remedies, answers, against, origins, titles, plain(line(everything)))
 
     def _chosen(self, results: Sequence[Results], choice: Mapping[str, str]) -> str:
         if not choice:

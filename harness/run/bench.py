@@ -16,7 +16,7 @@ from harness.machine.environment import cache_folder
 from harness.records import Case, Heading, Kind, Origin, Record, Slot, Task, store
 from harness.records.task import TokenFile
 from harness.run import prepare_data, runner
-from harness.run.schedule import Known, Schedule, is_done
+from harness.run.schedule import Schedule, Summary, is_done
 from harness.suite.plan import Comparison, Plan
 
 ATTEMPTS = 2
@@ -83,20 +83,20 @@ class Bench:
     run_id: str
     reference: Path
     corpora: dict[str, prepare_data.Corpus | None]
-    latest: dict[Slot, Known]
+    latest: dict[Slot, Summary]
     write: Callable[[Record], None]
 
     def __post_init__(self) -> None:
         self.plan, self.plugins = self.schedule.plan, self.schedule.plugins
         self.threads = len(os.sched_getaffinity(0))
-        self.checkup = checkups.kept(self.options.cache)
+        self.checkup = checkups.latest(self.options.cache)
         self.records = [Record(heading=Heading(rounds=self.schedule.rounds))]
 
     def slot(self, case: Case, kind: Kind, **which: int) -> Slot:
         """Name the place of a record: what of a case it measures, and which round, block or repeat."""
         return Slot(case=self.schedule.digest(case), kind=kind, **which)
 
-    def known(self, case: Case, kind: Kind) -> Known | None:
+    def known(self, case: Case, kind: Kind) -> Summary | None:
         """Return what is known of a case: of its memory, its prediction or its pilot."""
         return self.latest.get(self.slot(case, kind))
 
@@ -154,7 +154,7 @@ class Bench:
         )
         self.write(complete)
         self.records.append(complete)
-        self.latest[slot] = Known.of(complete)
+        self.latest[slot] = Summary.of(complete)
         self.progress.finish(complete, case)
 
     def notes(self, case: Case) -> dict[str, str]:

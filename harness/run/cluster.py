@@ -25,7 +25,7 @@ from harness.records import Case, Record, Slot, store
 from harness.run import bench, locks, prepare_data, session, temporary
 from harness.run.bench import Options, Progress
 from harness.run.cluster_worker import TOPIC, ClusterError, Code, Order, describe, measure
-from harness.run.schedule import Known, Latest, Schedule
+from harness.run.schedule import Latest, Schedule, Summary
 from harness.suite.plan import Comparison, Plan
 
 GPU = "gpu"
@@ -185,7 +185,7 @@ class FanOut:
     progress: Progress
     run_id: str
     path: Path
-    latest: dict[Slot, Known]
+    latest: dict[Slot, Summary]
     inbox: "SimpleQueue[Any]" = field(default_factory=SimpleQueue)
     tasks: dict[int, Any] = field(default_factory=dict)
     attempts: dict[int, str] = field(default_factory=dict)
@@ -336,4 +336,4 @@ class FanOut:
         position = self.schedule.positions.get(self.schedule.digest(record.case), -1)
         complete = record.model_copy(update={"origin": origin, "position": position})
         store.append(self.path, complete)
-        self.latest[record.slot] = Known.of(complete)
+        self.latest[record.slot] = Summary.of(complete)

@@ -18,7 +18,7 @@ from harness.records import Case, Record, Slot, store
 from harness.refusal import Refusal
 from harness.run import locks, prepare_data, session, temporary
 from harness.run.bench import Options, Progress
-from harness.run.schedule import Known, Latest, obstacle
+from harness.run.schedule import Latest, Summary, obstacle
 from harness.suite.plan import Plan
 
 TOPIC = "harness"
@@ -109,13 +109,13 @@ class _Answers:
     def __init__(self, cache: Path, run_id: str) -> None:
         self.path, self.run_id = cache / f"answers-{facts.name()}.json", run_id
 
-    def read(self) -> dict[Slot, Known]:
+    def read(self) -> dict[Slot, Summary]:
         try:
             runs = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         cases = runs.get(self.run_id, {}) if isinstance(runs, dict) else {}
-        return {Slot(case=case, kind="numerics"): Known(status, 1, self.run_id) for case, status in cases.items()}
+        return {Slot(case=case, kind="numerics"): Summary(status, 1, self.run_id) for case, status in cases.items()}
 
     def write(self, latest: Latest) -> None:
         cases = {slot.case: known.status for slot, known in latest.items() if slot.kind == "numerics"}

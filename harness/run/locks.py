@@ -17,7 +17,7 @@ from harness.records.store import StoreError
 PAUSE_SECONDS = 0.1
 
 
-class _Taken(StoreError):
+class _Busy(StoreError):
     """A lock that another process has."""
 
 
@@ -45,7 +45,7 @@ def in_turn(places: Iterable[Place], meanwhile: Callable[[], None]) -> Iterator[
                 try:
                     locks.enter_context(lock())
                     break
-                except _Taken:
+                except _Busy:
                     time.sleep(PAUSE_SECONDS)
         yield
 
@@ -85,7 +85,7 @@ def _locked(file: Path, reason: str, option: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _Taken(f"{reason}: wait for it, or name another with {option}") from None
+            raise _Busy(f"{reason}: wait for it, or name another with {option}") from None
         except OSError as error:
             raise _unwritable(file.parent, error) from None
         yield

@@ -24,7 +24,7 @@ REFUSED = ("unsupported", "skipped_guard")
 """Statuses by which a machine says that it does not run a case."""
 
 
-class Known(NamedTuple):
+class Summary(NamedTuple):
     """What a run must remember of a record that it has written: a night of them would fill the memory.
 
     `step_seconds` are the steps of a pilot, `seconds` the step time of a time measurement, `timed_seconds` all its
@@ -44,7 +44,7 @@ class Known(NamedTuple):
     children_bytes: int = 0
 
     @classmethod
-    def of(cls, record: Record) -> "Known":
+    def of(cls, record: Record) -> "Summary":
         """Keep what later tasks of the run need."""
         steps, kind = record.times.step_seconds, record.slot.kind if record.slot is not None else ""
         return cls(
@@ -61,7 +61,7 @@ class Known(NamedTuple):
         )
 
 
-Latest = Mapping[Slot, Known]
+Latest = Mapping[Slot, Summary]
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Schedule:
         memory = latest.get(Slot(case=case, kind="memory"))
         return memory is not None and memory.status != "ok"
 
-    def _is_done(self, record: Known | None) -> bool:
+    def _is_done(self, record: Summary | None) -> bool:
         return is_done(record) or (self.elsewhere and record is not None and record.status in REFUSED)
 
 
@@ -233,19 +233,19 @@ def conflict(strategies: Sequence[Strategy]) -> str | None:
     return None
 
 
-Timed = Mapping[str, Mapping[tuple[int, int], Known]]
+Timed = Mapping[str, Mapping[tuple[int, int], Summary]]
 """By case what is known of its time measurements, by round and block."""
 
 
 def by_case(latest: Latest) -> Timed:
     """Return what is known of the time measurements of each case."""
-    timed: dict[str, dict[tuple[int, int], Known]] = {}
+    timed: dict[str, dict[tuple[int, int], Summary]] = {}
     for slot, known in latest.items():
         if slot.kind == "time":
             timed.setdefault(slot.case, {})[slot.round, slot.block] = known
     return timed
 
 
-def is_done(record: Known | None) -> bool:
+def is_done(record: Summary | None) -> bool:
     """Check whether a record is a result, not something that a later run tries again."""
     return record is not None and record.status not in OPEN_STATUSES

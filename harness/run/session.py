@@ -11,7 +11,7 @@ from harness.records import Case, Heading, Kind, Record, Slot, store
 from harness.run import bench, locks, prediction_cache, predictions, prepare_data, template, temporary
 from harness.run.bench import Bench, Options, Progress
 from harness.run.rounds import Rounds
-from harness.run.schedule import Known, Latest, Schedule, names, obstacle
+from harness.run.schedule import Latest, Schedule, Summary, names, obstacle
 from harness.suite.plan import Comparison, Plan
 from harness.verdicts import claims, expressions
 from harness.verdicts.expressions import NAMES
@@ -71,7 +71,7 @@ def schedule_of(plan: Plan, plugins: Plugins, options: Options, elsewhere: bool 
 
 def opened(
     folder: Path, schedule: Schedule, options: Options, unfinished: Callable[[Latest], bool]
-) -> tuple[Path, dict[Slot, Known], list[Record]]:
+) -> tuple[Path, dict[Slot, Summary], list[Record]]:
     """Return the file to write, what it says of its slots, and its records.
 
     It is the newest of this very plan when that has some, but not all, of it; else a new one. A file that has all of it
@@ -81,7 +81,7 @@ def opened(
     for file in (file for file in newest_first if _may_be_of(schedule, file)):
         records = store.read(file)[0]
         if any(record.origin.plan == schedule.plan_digest for record in records):
-            latest = {record.slot: Known.of(record) for record in records if record.slot is not None}
+            latest = {record.slot: Summary.of(record) for record in records if record.slot is not None}
             if options.once or unfinished(latest):
                 return file, latest, records
             break
@@ -114,7 +114,7 @@ class Session(Bench):
         self.in_claims = [Record(heading=Heading(rounds=self.schedule.rounds))]  # of rows that claims ask about
         self.unjudged: dict[str, str] = {}  # why a workload gave no reference, by the digest of its untouched case
 
-    @template.kept()
+    @template.forking()
     def measure(self) -> None:
         """Predict and measure one comparison after the other."""
         for comparison in self.plan.comparisons:
@@ -151,7 +151,7 @@ class Session(Bench):
     def predict(self, comparison: Comparison) -> None:
         """Predict the open cases of a comparison, but for what an earlier run predicted with the same code."""
         slots = {case.digest(): self.slot(case, "predict") for case in comparison.cases}
-        here = gpu.seen() if comparison.baseline.place.device == "cuda" else None
+        here = gpu.detect() if comparison.baseline.place.device == "cuda" else None
         cases = [case for case in comparison.cases if self.is_open(slots[case.digest()])]
         if not cases:
             return

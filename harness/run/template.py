@@ -38,7 +38,7 @@ Key = tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]
 """What decides what a template has imported: the backend, the plugins, and the environment."""
 
 starting = threading.Lock()
-"""Held while a process is started and written down: before that, nobody could know it from what was left over."""
+"""Holding while a process is started and written down: before that, nobody could know it from what was left over."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def rest(pid: int, seconds: float, pipe: int | None = None) -> None:
         os.close(descriptor)
 
 
-class _Kept:
+class _Pool:
     """The templates of this process, the latest used last, and the failures of those that are gone."""
 
     def __init__(self) -> None:
@@ -121,40 +121,40 @@ class _Kept:
         self.pids: set[int] = set()
 
 
-_kept = _Kept()
+_pool = _Pool()
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def forking() -> Iterator[None]:
     """Let workers be forked in this block; in the end no template is left."""
-    with _kept.lock:
-        _kept.depth += 1
+    with _pool.lock:
+        _pool.depth += 1
     try:
         yield
     finally:
-        with _kept.lock:
-            _kept.depth -= 1
-            last = _kept.depth == 0
+        with _pool.lock:
+            _pool.depth -= 1
+            last = _pool.depth == 0
         if last:
-            for key in list(_kept.templates):
+            for key in list(_pool.templates):
                 _drop(key)
-            _kept.failures.clear()
-            _kept.reasons.clear()
+            _pool.failures.clear()
+            _pool.reasons.clear()
 
 
 @contextmanager
 def suspended() -> Iterator[None]:
     """Let workers be fresh interpreters in this block; the templates wait."""
-    depth, _kept.depth = _kept.depth, 0
+    depth, _pool.depth = _pool.depth, 0
     try:
         yield
     finally:
-        _kept.depth = depth
+        _pool.depth = depth
 
 
 def processes() -> set[int]:
     """Return the numbers of all templates; called with `starting` held."""
-    return set(_kept.pids)
+    return set(_pool.pids)
 
 
 def ready(task: Task, env: Mapping[str, str], seconds: float, watch: Callable[[str], None]) -> Key | str:
@@ -162,7 +162,7 @@ def ready(task: Task, env: Mapping[str, str], seconds: float, watch: Callable[[s
 
     `watch` is called while the template imports; what it raises ends it.
     """
-    if not _kept.depth:
+    if not _pool.depth:
         return "templates are not kept"
     backend, device = task.case.place
     on_cpu = device == "cpu" or (task.kind == "predict" and env.get("JAX_PLATFORMS", "cpu") == "cpu")
@@ -170,8 +170,8 @@ def ready(task: Task, env: Mapping[str, str], seconds: float, watch: Callable[[s
         return "no process is forked for a device of its own"
     same = tuple(sorted((name, value) for name, value in env.items() if name not in OWN))
     key = (backend, task.plugins, same)
-    with _kept.lock:
-        making = _kept.making.setdefault(key, threading.Lock())
+    with _pool.lock:
+        making = _pool.making.setdefault(key, threading.Lock())
     while not making.acquire(timeout=POLL_SECONDS):
         watch("starting")
     try:
@@ -181,20 +181,20 @@ def ready(task: Task, env: Mapping[str, str], seconds: float, watch: Callable[[s
 
 
 def _made(key: Key, seconds: float, watch: Callable[[str], None]) -> Key | str:
-    with _kept.lock:
-        if key in _kept.reasons:
-            return _kept.reasons[key]
-        template = _kept.templates.pop(key, None)
+    with _pool.lock:
+        if key in _pool.reasons:
+            return _pool.reasons[key]
+        template = _pool.templates.pop(key, None)
         if template is not None:
-            _kept.templates[key] = template  # the latest used is the last
+            _pool.templates[key] = template  # the latest used is the last
     if template is not None and template.process.poll() is None:
         return key
     if template is not None:
         _fail(key, "its template was ended")
-    if _kept.failures[key] >= ATTEMPTS:
+    if _pool.failures[key] >= ATTEMPTS:
         return "its template fails"
-    while len(_kept.templates) >= KEPT:
-        _drop(next(iter(_kept.templates)))
+    while len(_pool.templates) >= KEPT:
+        _drop(next(iter(_pool.templates)))
     template = _started(key)
     try:
         reason = _first_words(template, seconds, watch)
@@ -203,10 +203,10 @@ def _made(key: Key, seconds: float, watch: Callable[[str], None]) -> Key | str:
         raise
     if reason is not None:
         _forget(template)
-        _kept.reasons[key] = reason
+        _pool.reasons[key] = reason
         return reason
-    with _kept.lock:
-        _kept.templates[key] = template
+    with _pool.lock:
+        _pool.templates[key] = template
     return key
 
 
@@ -223,7 +223,7 @@ def _started(key: Key) -> Template:
             pass_fds=(there.fileno(),),
             start_new_session=True,
         )
-        _kept.pids.add(process.pid)
+        _pool.pids.add(process.pid)
     return Template(process, here)
 
 
@@ -252,7 +252,7 @@ def fork(key: Key, env: Mapping[str, str], spec: Path, result: Path, out: IO[byt
 
     It begins when this process knows its number, so that none runs of which nobody knows.
     """
-    template = _kept.templates.get(key)
+    template = _pool.templates.get(key)
     if template is None:
         return "its template was ended"
     own = {name: env[name] for name in (*OWN, BLAS_THREADS) if name in env}
@@ -263,7 +263,7 @@ def fork(key: Key, env: Mapping[str, str], spec: Path, result: Path, out: IO[byt
         answer = json.loads(template.channel.recv(MESSAGE_BYTES))
         if answer["pid"] is None:
             reason = str(answer["reason"])
-            _kept.reasons[key] = reason
+            _pool.reasons[key] = reason
             return reason
         os.write(begin, b"1")
         return Forked(answer["pid"])
@@ -275,18 +275,18 @@ def fork(key: Key, env: Mapping[str, str], spec: Path, result: Path, out: IO[byt
 
 
 def _fail(key: Key, reason: str) -> str:
-    _kept.failures[key] += 1
+    _pool.failures[key] += 1
     _drop(key)
     return reason
 
 
 def _drop(key: Key) -> None:
-    with _kept.lock:
-        template = _kept.templates.pop(key, None)
+    with _pool.lock:
+        template = _pool.templates.pop(key, None)
     if template is not None:
         _forget(template)
 
 
 def _forget(template: Template) -> None:
     template.end()
-    _kept.pids.discard(template.process.pid)
+    _pool.pids.discard(template.process.pid)

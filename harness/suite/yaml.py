@@ -118,7 +118,7 @@ def line_of(document: Document, path: Sequence[str | int]) -> int | None:
 
 
 def fault(document: Document, error: ValidationError) -> str:
-    """Return what a model found wrong first in a document, after its line and key: `, line 3: said.0.id: ...`."""
+    """Return what a model found wrong first in a document, after its line and key: `, line 3: sentences.0.id: ...`."""
     first = error.errors()[0]
     line = line_of(document, first["loc"])
     return f"{f', line {line}' if line else ''}: {'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -136,7 +136,7 @@ def promising(rows: Sequence[PlanRow]) -> list[PlanRow]:
     return [row for row in timed if least is None or (row.seconds or 0.0) <= NEAR * least][:MEASURED]
 
 
-@template.kept()
+@template.forking()
 def advise(
     plan: Plan,
     plugins: Plugins,

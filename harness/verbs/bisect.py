@@ -20,7 +20,7 @@ class BisectError(Refusal):
 
 
 @dataclass(frozen=True)
-class Tried:
+class Attempt:
     """One commit that was measured: whether a condition was met there, None where nothing could be measured."""
 
     commit: str
@@ -40,25 +40,27 @@ def between(root: Path, good: str, bad: str) -> list[str]:
     return commits
 
 
-def first_worse(commits: Sequence[str], worse: Callable[[str], Tried], log: Callable[[Tried], None]) -> Tried | None:
+def first_worse(
+    commits: Sequence[str], worse: Callable[[str], Attempt], log: Callable[[Attempt], None]
+) -> Attempt | None:
     """Return the first commit that is worse; None where the last one is not. Those that cannot be measured are skipped.
 
     Every commit is tried at most once, about as often as the logarithm of their number. Raise BisectError where the
     last one cannot be measured.
     """
-    tried: dict[str, Tried] = {}
+    attempts: dict[str, Attempt] = {}
 
     def try_(at: int) -> bool | None:
         commit = commits[at]
-        if commit not in tried:
-            tried[commit] = worse(commit)
-            log(tried[commit])
-        return tried[commit].worse
+        if commit not in attempts:
+            attempts[commit] = worse(commit)
+            log(attempts[commit])
+        return attempts[commit].worse
 
     low, high = -1, len(commits) - 1
     last = try_(high)
     if last is None:
-        why = tried[commits[high]].why
+        why = attempts[commits[high]].why
         raise BisectError(f"the suite does not run at '{commits[high]}' ({why}): name another bad commit")
     if not last:
         return None
@@ -68,8 +70,8 @@ def first_worse(commits: Sequence[str], worse: Callable[[str], Tried], log: Call
         at = next((at for at in near if try_(at) is not None), None)
         if at is None:
             break
-        low, high = (low, at) if tried[commits[at]].worse else (at, high)
-    return tried[commits[high]]
+        low, high = (low, at) if attempts[commits[at]].worse else (at, high)
+    return attempts[commits[high]]
 
 
 def measured(root: Path, commit: str, suite: str, options: Sequence[str], folder: Path) -> list[Comparison] | str:
@@ -90,8 +92,8 @@ def search(
     bad: str,
     conditions: Sequence[Condition],
     options: Sequence[str],
-    log: Callable[[Tried], None],
-) -> Tried | None:
+    log: Callable[[Attempt], None],
+) -> Attempt | None:
     """Find the first commit at which a row meets a condition, compared with the good one; None where none does.
 
     Raises BisectError where the good or the bad commit cannot be measured.
@@ -102,15 +104,15 @@ def search(
         if isinstance(before, str):
             raise BisectError(f"the suite does not run at '{good}' ({before}): name another good commit")
 
-        def worse(commit: str) -> Tried:
+        def worse(commit: str) -> Attempt:
             after = measured(root, commit, suite, options, Path(name))
             if isinstance(after, str):
-                return Tried(commit, None, after)
+                return Attempt(commit, None, after)
             met = [
                 change for change in compare(before, after) if any(condition.met(change) for condition in conditions)
             ]
             why = "; ".join(f"{change.case.label}: {change.figure} {change.how}" for change in met)
-            return Tried(commit, bool(met), why)
+            return Attempt(commit, bool(met), why)
 
         return first_worse(commits, worse, log)
 

@@ -40,7 +40,7 @@ class Finding:
     untested: str = ""
 
 
-@template.kept()
+@template.forking()
 def check(loaded: Plugins, names: Sequence[str], extra: Sequence[str], log: Log = lambda text: None) -> list[Finding]:
     """Check all that the plugins named offer; `extra` are those to load in workers beside the installed ones."""
     findings = []

@@ -62,7 +62,7 @@ def calibrate(way: str) -> Calibration:
         return Calibration(way, SIZE, None, lines[-1] if lines else "it printed nothing")
 
 
-@template.kept()
+@template.forking()
 def aa_noise(plugins: Plugins, rounds: int = ROUNDS) -> Noise | None:
     """Time four equal cases, the baseline and `nothing` twice each; None where one of them fails.
 
@@ -200,7 +200,7 @@ def _gpu() -> list[Finding]:
     if backends.absent("torch", "cuda") is not None:
         fault = "no GPU: places on cuda become untested rows"
         return [Finding(fault, "run the same suite on a machine with one; records of both are reported together")]
-    seen = gpu.seen()
+    seen = gpu.detect()
     if seen is None:
         fault = "a driver is there, but nvidia-smi does not answer: budgets in JAX, and what is free, are not known"
         return [Finding(fault, "make nvidia-smi visible here; torch and JAX will say whether they find a GPU")]

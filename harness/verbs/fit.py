@@ -32,7 +32,7 @@ LARGEST = 1 << 26
 """The largest value that is tried."""
 
 
-@template.kept()
+@template.forking()
 def run(
     search: "Search", budgets: Sequence[int | None], results: Path, predict_only: bool
 ) -> tuple[Path, list[Record]]:

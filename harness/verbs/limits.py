@@ -20,7 +20,7 @@ from harness.suite.plan import Plan
 from harness.verbs.plan import Machine, PlanRow, of_cases
 
 
-@template.kept()
+@template.forking()
 def run(
     plan: Plan,
     plugins: Plugins,

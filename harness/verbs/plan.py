@@ -54,7 +54,7 @@ def this_machine(places: Iterable[Place], cache: Path) -> Machine:
     """Describe the machine that this runs on; rates that are not known yet are measured."""
     measured = {place: Rates.read(throughput.of_place(place, cache)) for place in dict.fromkeys(places)}
     rates = {place: each for place, each in measured.items() if each is not None}
-    here = gpu.seen()
+    here = gpu.detect()
     return Machine(
         psutil.virtual_memory().total, gpu.usable_bytes(), rates, cache, here.name if here is not None else ""
     )

@@ -14,7 +14,7 @@ from harness.verdicts.expressions import ClaimError
 from harness.verdicts.judge import Comparison
 
 
-class Said(Value):
+class Sentence(Value):
     """One sentence of a document, and in a line why it is so, or why it was not tested.
 
     All claims whose id is its own, alone or with words after it, are shown with it; those that `by` lists, or else the
@@ -43,11 +43,11 @@ class Documents(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     documents: dict[str, str]
-    said: list[Said]
+    sentences: list[Sentence]
 
 
 @dataclass(frozen=True)
-class Found:
+class SuiteResults:
     """The results of one suite: the folder they lie in, their judged comparisons and the answers to its own claims."""
 
     folder: str
@@ -56,10 +56,10 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Sentence:
+class Judgement:
     """What a document says, with the answers to it, each from the suite named."""
 
-    said: Said
+    sentence: Sentence
     answers: tuple[tuple[Answer, str], ...]
 
     @property
@@ -68,7 +68,7 @@ class Sentence:
 
         It is verified only where each deciding claim is answered.
         """
-        decided = {name: self._answered(name) - {"untested"} for name in self.said.deciding}
+        decided = {name: self._answered(name) - {"untested"} for name in self.sentence.deciding}
         verdicts = set().union(*decided.values())
         if "in part" in verdicts or {"verified", "refuted"} <= verdicts:
             return "in part"
@@ -91,27 +91,27 @@ def read(path: Path) -> Documents:
         raise ClaimError(str(error)) from None
     except ValidationError as error:
         raise ClaimError(f"{path}{yaml.fault(document, error)}") from None
-    for said in documents.said:
-        if said.id[0] not in documents.documents:
-            raise ClaimError(f"{path}: '{said.id}' is of no document: name '{said.id[0]}' among the documents")
-        if bool(said.that) != bool(said.suite):
-            raise ClaimError(f"{path}: '{said.id}': give both `suite` and `that`, or neither")
-        if other := said.figures.keys() - set(said.deciding):
-            raise ClaimError(f"{path}: '{said.id}': `figures` names '{min(other)}', which does not decide it")
+    for sentence in documents.sentences:
+        if sentence.id[0] not in documents.documents:
+            raise ClaimError(f"{path}: '{sentence.id}' is of no document: name '{sentence.id[0]}' among the documents")
+        if bool(sentence.that) != bool(sentence.suite):
+            raise ClaimError(f"{path}: '{sentence.id}': give both `suite` and `that`, or neither")
+        if other := sentence.figures.keys() - set(sentence.deciding):
+            raise ClaimError(f"{path}: '{sentence.id}': `figures` names '{min(other)}', which does not decide it")
     return documents
 
 
-def answered(documents: Documents, results: Sequence[Found]) -> list[Sentence]:
+def answered(documents: Documents, results: Sequence[SuiteResults]) -> list[Judgement]:
     """Answer each sentence by all results; raise ClaimError where an expression cannot be read."""
-    return [Sentence(said, tuple(_answers(said, results))) for said in documents.said]
+    return [Judgement(sentence, tuple(_answers(sentence, results))) for sentence in documents.sentences]
 
 
-def _answers(said: Said, results: Sequence[Found]) -> Iterator[tuple[Answer, str]]:
+def _answers(sentence: Sentence, results: Sequence[SuiteResults]) -> Iterator[tuple[Answer, str]]:
     for result in results:
-        if said.that and result.folder == said.suite:
-            claim = Claim(id=said.id, says=said.says, that=said.that, where=said.where)
+        if sentence.that and result.folder == sentence.suite:
+            claim = Claim(id=sentence.id, says=sentence.says, that=sentence.that, where=sentence.where)
             yield claims.answer(claim, result.tables), result.folder
     for result in results:
         for answer in result.answers:
-            if answer.claim.id == said.id or answer.claim.id.startswith(f"{said.id} "):
+            if answer.claim.id == sentence.id or answer.claim.id.startswith(f"{sentence.id} "):
                 yield answer, result.folder

@@ -170,7 +170,7 @@ class Contract:
             return
         extent = self.loaded.workloads[workload].extent
         if strategy.holds is None:
-            yield "it rewrites data and does not say what it holds: give `holds(extent, **knobs) -> Held`"
+            yield "it rewrites data and does not say what it holds: give `holds(extent, **knobs) -> Holding`"
         elif extent is not None:
             sizes = strategy.holds(extent(before.shape, None, 3), **strategy.probe)
             if not all(isinstance(size, int | None) for name, size in vars(sizes).items() if name != "supposes"):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from harness.backends import Batch, Incomplete, Unavailable
 from harness.contract.assembly import assemble, environment_of, shape_of
-from harness.contract.data import Extent, Held
+from harness.contract.data import Extent, Holding
 from harness.contract.parts import DATA_PARTS, Parts
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import DECLARED, Unpredictable
@@ -161,7 +161,7 @@ def host_peaks(plugins: Plugins, case: Case, extent: Extent | None) -> Host:
     if extent is not None:
         shuffles = any("order" in plugins.strategies[applied.name].rewrites for applied in case.strategies)
         extent = replace(extent, in_order=not (shuffles or case.shape.get("shuffle")))
-    stating: list[Callable[[Extent], Held]] = []
+    stating: list[Callable[[Extent], Holding]] = []
     for applied in case.strategies:
         strategy = plugins.strategies[applied.name]
         if not DATA_PARTS & set(strategy.rewrites):
@@ -181,7 +181,7 @@ def host_peaks(plugins: Plugins, case: Case, extent: Extent | None) -> Host:
     return Host(dict(zip(HOST_PHASES, peaks, strict=True)), resident, supposes, reclaimable)
 
 
-def _declared(stating: Sequence[Callable[[Extent], Held]], extent: Extent) -> list[Held]:
+def _declared(stating: Sequence[Callable[[Extent], Holding]], extent: Extent) -> list[Holding]:
     """Return what each strategy holds, where some store narrower rows than the others find in the file."""
     declared = [holds(extent) for holds in stating]
     narrow = next((each.input_bytes for each in reversed(declared) if each.input_bytes is not None), None)

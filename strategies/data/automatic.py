@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, available_bytes, hookimpl, knobs
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, available_bytes, hookimpl, knobs
 from strategies.data.rows import mapped
 from strategies.data.windows import numpy_copy, strided_view
 
@@ -76,11 +76,11 @@ def _copies(source: Source) -> int:
     return source.count * source.window * sum(sizes)
 
 
-def holds(extent: Extent, available_gib: float = 0.0, eager: str = "auto") -> Held:
+def holds(extent: Extent, available_gib: float = 0.0, eager: str = "auto") -> Holding:
     copies = numpy_copy.holds(extent)
     choice = choose(extent.base, copies.windows, available_bytes(available_gib), eager)
     windows = copies.windows if choice.eager else 0
-    of_rows = mapped.holds(extent) if choice.mapped else Held()
+    of_rows = mapped.holds(extent) if choice.mapped else Holding()
     return replace(of_rows, windows=of_rows.windows + windows)
 
 

@@ -122,7 +122,7 @@ def predicted_anew(rows: Sequence[Measured], loaded: Plugins) -> list[Measured]:
     cases = {(row.steps, row.case.digest()): row.case for row in rows}
     stored = prediction_cache.folder(cache_folder())
     again = {}
-    with template.kept():
+    with template.forking():
         for steps in sorted({row.steps for row in rows}):
             share = [case for (each, _), case in cases.items() if each == steps]
             for case, record in prediction_cache.of_cases(share, stored, corpora, loaded, steps=steps):

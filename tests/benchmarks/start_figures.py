@@ -43,7 +43,7 @@ def main(rounds: int) -> int:
         for kind in ("predict", "memory", "time"):
             task = Task(kind=kind, cases=(case,), run_id="figures", parent=0, folder="", steps=5, warmup=2)
             seen: dict[bool, list[tuple[float, Record]]] = {True: [], False: []}
-            with template.kept():
+            with template.forking():
                 once(task, True, threads)  # starts the template
                 for number in range(rounds):
                     for forked in (True, False) if number % 2 else (False, True):

@@ -39,7 +39,7 @@ def main() -> None:
         task, draw = of(backend, options.steps), random.Random(backend)
         left: dict[int, list[float]] = defaultdict(list)
         seconds: dict[int, float] = defaultdict(float)
-        with template.kept():
+        with template.forking():
             for _ in range(options.rounds):
                 for count in draw.sample(options.turns, len(options.turns)):
                     begun = time.monotonic()

@@ -11,7 +11,7 @@ from harness.machine import facts
 from harness.machine.gpu import Gpu
 from harness.records import Case, Record, Slot
 from harness.run import bench, predictions, session
-from harness.run.schedule import Known
+from harness.run.schedule import Summary
 from harness.suite import reader
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,14 +66,14 @@ def test_peers_whose_kernels_take_16_bits_stand_with_them() -> None:
 
 def guarded(monkeypatch: pytest.MonkeyPatch, need: int, budget: int | None, card: Gpu | None) -> Record | None:
     """Ask a run what it makes of a case on torch/cuda that needs so much."""
-    monkeypatch.setattr(session.gpu, "seen", lambda: card)
+    monkeypatch.setattr(session.gpu, "detect", lambda: card)
     case = Case(workload="decoder", shape={}, place="torch/cuda", corpus="drawn", tokenizer="none", budget_bytes=budget)
 
     class Digests:
         def digest(self, case: Case) -> str:
             return "case"
 
-    latest = {Slot(case="case", kind="predict"): Known("ok", need_bytes=need)}
+    latest = {Slot(case="case", kind="predict"): Summary("ok", need_bytes=need)}
     run = object.__new__(session.Session)
     run.schedule, run.latest, run.options = Digests(), latest, bench.Options(Path("results"))  # type: ignore[assignment]
     return run.over_memory(case)

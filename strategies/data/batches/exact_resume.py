@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 
 NAME = "position.json"
 PROBES, PROBE_ROWS = 64, 16
@@ -114,9 +114,9 @@ def on_any(parts: Parts, folder: str = "", every: int = 1) -> Parts:
     return replace(parts, batches=batches)
 
 
-def holds(extent: Extent, folder: str = "", every: int = 1) -> Held:
+def holds(extent: Extent, folder: str = "", every: int = 1) -> Holding:
     """Count nothing: the position lies in a file."""
-    return Held()
+    return Holding()
 
 
 @hookimpl

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, knobs
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl, knobs
 from strategies.data.batches.torch_dataloader import refuse_other_windows
 
 AHEAD = 2
@@ -58,8 +58,8 @@ def per_epoch(source: Source) -> int:
     return source.count // source.batch
 
 
-def holds(extent: Extent, workers: int = 0) -> Held:
-    return Held(windows=8 * extent.count, batches=AHEAD * workers * extent.batch_bytes)
+def holds(extent: Extent, workers: int = 0) -> Holding:
+    return Holding(windows=8 * extent.count, batches=AHEAD * workers * extent.batch_bytes)
 
 
 @hookimpl

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 
 LISTED = 80
 """Bytes of one row in the lists of a map batch: slots, and ints, of both columns."""
@@ -79,8 +79,8 @@ def grouped(source: Source, folder: str, document: int, examples: int) -> Any:
     return blocks.with_format("numpy")
 
 
-def holds(extent: Extent, document: int = 1000, examples: int = 1000) -> Held:
-    return Held(making=LISTED * min(extent.rows, document * examples), batches=extent.batch_bytes)
+def holds(extent: Extent, document: int = 1000, examples: int = 1000) -> Holding:
+    return Holding(making=LISTED * min(extent.rows, document * examples), batches=extent.batch_bytes)
 
 
 @hookimpl

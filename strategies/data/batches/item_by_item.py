@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Strategy, Windows, hookimpl
 
 Batches = Iterator[tuple[Any, Any]]
 
@@ -71,9 +71,9 @@ def on_jax(parts: Parts) -> Parts:
     return itemised(parts, jnp.stack)
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count nothing: the batch that is put together is counted already."""
-    return Held()
+    return Holding()
 
 
 @hookimpl

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from harness import Extent, Held, Parts, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Strategy, Windows, hookimpl
 from strategies.data.batches.grain_loader import per_epoch
 from strategies.data.batches.torch_dataloader import refuse_other_windows
 
@@ -56,9 +56,9 @@ def on_any(parts: Parts) -> Parts:
     return replace(parts, batches=batches)
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     windows = extent.count * (extent.window_bytes + 2 * ARRAY)
-    return Held(windows=windows, making=extent.rows * extent.row_bytes // 2, batches=AHEAD + 2 * extent.batch_bytes)
+    return Holding(windows=windows, making=extent.rows * extent.row_bytes // 2, batches=AHEAD + 2 * extent.batch_bytes)
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from harness import Extent, Held, Parts, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Strategy, Windows, hookimpl
 
 
 def on_any(parts: Parts) -> Parts:
@@ -52,9 +52,9 @@ def in_the_same_order(parts: Parts, windows: Windows, epoch: int) -> bool:
     return all((these(start, start + source.batch) == those(start, start + source.batch)).all() for start in starts)
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count the batches of an epoch."""
-    return Held(batches=extent.count // extent.batch * extent.batch_bytes)
+    return Holding(batches=extent.count // extent.batch * extent.batch_bytes)
 
 
 @hookimpl

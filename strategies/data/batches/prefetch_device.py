@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Strategy, Windows, hookimpl
 from strategies.data.batches.prefetch_thread import reserved
 
 Batches = Iterator[tuple[Any, Any]]
@@ -91,9 +91,9 @@ def streamed(parts: Parts, flow: Batches, depth: int) -> Batches:
         del batch
 
 
-def holds(extent: Extent, depth: int = 1) -> Held:
+def holds(extent: Extent, depth: int = 1) -> Holding:
     """Count the batches ahead, beside the one in use."""
-    return Held(batches=depth * extent.batch_bytes)
+    return Holding(batches=depth * extent.batch_bytes)
 
 
 @hookimpl

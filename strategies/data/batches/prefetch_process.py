@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from harness import Extent, Held, Parts, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Strategy, Windows, hookimpl
 from strategies.data.batches.torch_dataloader import in_order
 
 Batches = Iterator[tuple[Any, Any]]
@@ -228,9 +228,9 @@ def answer(worker: Any, windows: Windows) -> tuple[Any, Any]:
     return x, y
 
 
-def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Held:
+def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Holding:
     """Count the source in each worker, and the batches that wait there."""
-    return Held(windows=workers * extent.rows * extent.row_bytes, batches=workers * depth * extent.batch_bytes)
+    return Holding(windows=workers * extent.rows * extent.row_bytes, batches=workers * depth * extent.batch_bytes)
 
 
 @hookimpl

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import Extent, Held, Parts, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Strategy, Windows, hookimpl
 from strategies.data.batches.prefetch_process import assert_plain, explained, in_turn, process
 from strategies.data.batches.torch_dataloader import in_order
 
@@ -199,9 +199,9 @@ def answer(worker: Any) -> None:
         raise pickle.loads(worker.stdout.read(size))
 
 
-def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Held:
+def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Holding:
     """Count the slots; the source is there once."""
-    return Held(batches=workers * depth * (extent.batch_bytes + 8 * extent.batch))
+    return Holding(batches=workers * depth * (extent.batch_bytes + 8 * extent.batch))
 
 
 @hookimpl

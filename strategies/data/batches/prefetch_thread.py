@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from threading import Semaphore, Thread
 from typing import Any
 
-from harness import Extent, Held, Parts, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Strategy, Windows, hookimpl
 
 
 def on_any(parts: Parts, depth: int = 2) -> Parts:
@@ -82,9 +82,9 @@ def fetched(begin: Any, depth: int) -> Iterator[tuple[Any, Any]]:
         thread.join()
 
 
-def holds(extent: Extent, depth: int = 2) -> Held:
+def holds(extent: Extent, depth: int = 2) -> Holding:
     """Count the batches that wait and the one being made, beside the batch in use."""
-    return Held(batches=(depth + 1) * extent.batch_bytes)
+    return Holding(batches=(depth + 1) * extent.batch_bytes)
 
 
 @hookimpl

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, knobs
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl, knobs
 
 AHEAD = 2
 """The batches that each worker makes before they are asked for: torch's own default."""
@@ -83,9 +83,9 @@ def in_order(parts: Parts, inner: Any, source: Source) -> Any:
         yield indices_B
 
 
-def holds(extent: Extent, workers: int = 0) -> Held:
+def holds(extent: Extent, workers: int = 0) -> Holding:
     """Count the memory of this process; each worker process holds the rows and some batches besides."""
-    return Held(making=extent.rows * extent.row_bytes if workers else 0)
+    return Holding(making=extent.rows * extent.row_bytes if workers else 0)
 
 
 @hookimpl

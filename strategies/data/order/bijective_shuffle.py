@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, hookimpl
 
 
 def permuted(x_K: Any, keys: Any, half: int) -> Any:
@@ -58,9 +58,9 @@ def on_any(parts: Parts, rounds: int = 4) -> Parts:
     return replace(parts, order=order)
 
 
-def holds(extent: Extent, rounds: int = 4) -> Held:
+def holds(extent: Extent, rounds: int = 4) -> Holding:
     """Count nothing: each index is computed."""
-    return Held()
+    return Holding()
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Documents, Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Documents, Extent, Holding, Parts, Source, Strategy, hookimpl
 
 
 def on_torch(parts: Parts, pool: int = 50) -> Parts:
@@ -36,9 +36,9 @@ def on_torch(parts: Parts, pool: int = 50) -> Parts:
     return replace(parts, order=order)
 
 
-def holds(extent: Extent, pool: int = 50) -> Held:
+def holds(extent: Extent, pool: int = 50) -> Holding:
     """Count the order of an epoch, as if each document were as long as the window."""
-    return Held(batches=8 * extent.count)
+    return Holding(batches=8 * extent.count)
 
 
 @hookimpl

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, hookimpl
 
 BLOCK = 1 << 16
 """The positions that are skipped at once on the way to a later one."""
@@ -71,9 +71,9 @@ def on_any(parts: Parts, size: int = 10000) -> Parts:
     return replace(parts, order=order)
 
 
-def holds(extent: Extent, size: int = 10000) -> Held:
+def holds(extent: Extent, size: int = 10000) -> Holding:
     """Count an index for each window in the buffer."""
-    return Held(batches=8 * min(size, extent.count))
+    return Holding(batches=8 * min(size, extent.count))
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, hookimpl
 
 
 def on_any(parts: Parts, chunk: int = 65536, held: int = 2) -> Parts:
@@ -53,10 +53,10 @@ def on_any(parts: Parts, chunk: int = 65536, held: int = 2) -> Parts:
     return replace(parts, order=order)
 
 
-def holds(extent: Extent, chunk: int = 65536, held: int = 2) -> Held:
+def holds(extent: Extent, chunk: int = 65536, held: int = 2) -> Holding:
     """Count an index for each chunk, the ends of the groups, and an index for each window of one group."""
     chunks = -(-extent.count // chunk)
-    return Held(batches=8 * (chunks + -(-chunks // held) + min(held * chunk, extent.count)))
+    return Holding(batches=8 * (chunks + -(-chunks // held) + min(held * chunk, extent.count)))
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, hookimpl
 
 NARROW = 1 << 32
 """The most windows that an index of 4 bytes can number."""
@@ -25,9 +25,9 @@ def on_any(parts: Parts) -> Parts:
     return replace(parts, order=order)
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count an index for each window."""
-    return Held(batches=extent.count * (4 if extent.count <= NARROW else 8))
+    return Holding(batches=extent.count * (4 if extent.count <= NARROW else 8))
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, hookimpl
 
 SECOND = 1
 
@@ -36,9 +36,9 @@ def on_torch(parts: Parts) -> Parts:
     return replace(parts, order=order)
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count the order of an epoch, as if each document were as long as the window."""
-    return Held(batches=8 * extent.count)
+    return Holding(batches=8 * extent.count)
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, hookimpl
 
 PER_COUNT = 4
 """The draws that Philox makes from one value of its counter."""
@@ -33,9 +33,9 @@ def on_any(parts: Parts) -> Parts:
     return replace(parts, order=order)
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count nothing: each index is drawn."""
-    return Held()
+    return Holding()
 
 
 @hookimpl

@@ -8,7 +8,7 @@ Source: the shuffle buffers of WebDataset and tf.data, which see samples one aft
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, rows_on_disk
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl, rows_on_disk
 from strategies.data.order import buffered_shuffle
 
 
@@ -43,9 +43,9 @@ def on_any(parts: Parts, size: int = 10000) -> Parts:
     return replace(buffered_shuffle.on_any(parts, size), rows=rows_on_disk.on_disk, windows=windows)
 
 
-def holds(extent: Extent, size: int = 10000) -> Held:
+def holds(extent: Extent, size: int = 10000) -> Holding:
     copy = extent.window_bytes + 2 * 112 + 8  # two arrays and their headers
-    return Held(source=0, batches=min(size, extent.count) * (copy + 8) + extent.batch_bytes)
+    return Holding(source=0, batches=min(size, extent.count) * (copy + 8) + extent.batch_bytes)
 
 
 @hookimpl

@@ -7,7 +7,7 @@ window. Source: the blocks that language models are usually trained on.
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, hookimpl
 
 
 def on_any(parts: Parts) -> Parts:
@@ -23,8 +23,8 @@ def on_any(parts: Parts) -> Parts:
     return replace(parts, source=source)
 
 
-def holds(extent: Extent) -> Held:
-    return Held()
+def holds(extent: Extent) -> Holding:
+    return Holding()
 
 
 @hookimpl

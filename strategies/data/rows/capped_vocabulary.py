@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import Extent, Held, Parts, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Strategy, hookimpl
 
 UNKNOWN = 0
 CHUNK = 1 << 20
@@ -74,8 +74,8 @@ def writeable(ids_N: Any) -> Any:
     return ids_N.copy() if mapped or not ids_N.flags.writeable else ids_N
 
 
-def holds(extent: Extent, size: int = 10000) -> Held:
-    return Held(making=2 * min(extent.rows, CHUNK))
+def holds(extent: Extent, size: int = 10000) -> Holding:
+    return Holding(making=2 * min(extent.rows, CHUNK))
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import Extent, Held, Parts, RowsOnDisk, Strategy, hookimpl, rows_on_disk
+from harness import Extent, Holding, Parts, RowsOnDisk, Strategy, hookimpl, rows_on_disk
 
 
 class Narrowing(NamedTuple):
@@ -86,10 +86,10 @@ def on_any(dtype: str, fit: Callable[[RowsOnDisk], Narrowing], parts: Parts) -> 
     return replace(parts, rows=rows, transfer=transfer)
 
 
-def holds(share: float, extent: Extent) -> Held:
+def holds(share: float, extent: Extent) -> Holding:
     """Count the narrow rows, the labels, and the narrow batch beside the wide one."""
     narrow = int(extent.rows * extent.input_bytes * share)
-    return Held(
+    return Holding(
         source=narrow + extent.rows * extent.target_bytes,
         batches=int(extent.batch_bytes * share),
         input_bytes=int(extent.input_bytes * share),

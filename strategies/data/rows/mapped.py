@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import Extent, Held, Parts, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Strategy, hookimpl
 
 AROUND = 64 << 10
 
@@ -46,10 +46,10 @@ def drop(path: Path) -> None:
         os.close(descriptor)
 
 
-def holds(extent: Extent, advise: str = "random", cold: bool = False) -> Held:
+def holds(extent: Extent, advise: str = "random", cold: bool = False) -> Holding:
     """Count the pages that are read, and those that the kernel maps around each fault: at most a folio of 2 MiB."""
     seen = extent.touched(extent.around or AROUND)
-    return Held(source=0, batches=seen, reclaimable=max(0, extent.touched(2 << 20) - seen))
+    return Holding(source=0, batches=seen, reclaimable=max(0, extent.touched(2 << 20) - seen))
 
 
 @hookimpl

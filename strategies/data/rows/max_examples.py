@@ -7,7 +7,7 @@ source of no more windows stays as it is, which is noted. Source: the option of 
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, hookimpl
 
 
 def on_any(parts: Parts, count: int = 10000) -> Parts:
@@ -33,9 +33,9 @@ def first_rows(whole: Source, rows: int) -> dict[str, Any]:
     return {"inputs": joined[:-1], "targets": joined[1:]}
 
 
-def holds(extent: Extent, count: int = 10000) -> Held:
+def holds(extent: Extent, count: int = 10000) -> Holding:
     rows = min(extent.rows, (count - 1) * extent.stride + extent.window)
-    return Held(source=rows * (extent.input_bytes + extent.target_bytes), making=extent.base)
+    return Holding(source=rows * (extent.input_bytes + extent.target_bytes), making=extent.base)
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, knobs, rows_on_disk
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl, knobs, rows_on_disk
 
 
 def on_any(parts: Parts, gap: int = 1) -> Parts:
@@ -47,8 +47,8 @@ def stretches(starts_B: Any, window: int, gap: int) -> Iterator[tuple[int, int]]
             first = at
 
 
-def holds(extent: Extent, gap: int = 1) -> Held:
-    return Held(source=0, batches=extent.row_bytes * extent.read(extent.batch))
+def holds(extent: Extent, gap: int = 1) -> Holding:
+    return Holding(source=0, batches=extent.row_bytes * extent.read(extent.batch))
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, knobs, rows_on_disk
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl, knobs, rows_on_disk
 
 
 def on_any(parts: Parts, rows: int = 65536) -> Parts:
@@ -83,9 +83,9 @@ class Block:
         return self.array[first - self.first : last - self.first]
 
 
-def holds(extent: Extent, rows: int = 65536) -> Held:
+def holds(extent: Extent, rows: int = 65536) -> Holding:
     size = min(extent.rows, capacity(rows, extent))
-    return Held(source=0, windows=size * extent.row_bytes, batches=8 * extent.batch * extent.window)
+    return Holding(source=0, windows=size * extent.row_bytes, batches=8 * extent.batch * extent.window)
 
 
 @hookimpl

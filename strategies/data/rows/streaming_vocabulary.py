@@ -13,7 +13,7 @@ or fewer stays as it is.
 
 from typing import Any
 
-from harness import Extent, Held, Parts, Strategy, hookimpl, knobs
+from harness import Extent, Holding, Parts, Strategy, hookimpl, knobs
 from strategies.data.rows.capped_vocabulary import CHUNK, UNKNOWN, fewer_words, writeable
 
 
@@ -63,10 +63,10 @@ def frequent(ids_N: Any, counters: int) -> Any:
     return words_M[np.lexsort((words_M, -counts_M))]
 
 
-def holds(extent: Extent, size: int = 10000, counters: int = 0) -> Held:
+def holds(extent: Extent, size: int = 10000, counters: int = 0) -> Holding:
     # Of one piece: its ids in 8 bytes, sorted once more, where each has its number; and the counters, twice.
     piece, most = min(extent.rows, CHUNK), counters or 10 * size
-    return Held(making=24 * piece + 2 * 16 * min(most, extent.values or most))
+    return Holding(making=24 * piece + 2 * 16 * min(most, extent.values or most))
 
 
 @hookimpl

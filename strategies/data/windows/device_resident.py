@@ -9,7 +9,7 @@ Offsets are checked on the host, since JAX silently moves offsets beyond the end
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 from strategies.data.windows import jax_gather
 from strategies.data.windows.torch_unfold import flat_view
 
@@ -65,10 +65,10 @@ def on_jax(parts: Parts) -> Parts:
     return jax_gather.on_jax(parts)
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count the rows once more in JAX, whose device is the CPU here; torch shares them."""
     rows = 0 if extent.backend == "torch" else jax_gather.rows_bytes(extent)
-    return Held(windows=rows, batches=8 * extent.batch * extent.window)
+    return Holding(windows=rows, batches=8 * extent.batch * extent.window)
 
 
 @hookimpl

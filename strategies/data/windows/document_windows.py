@@ -12,7 +12,7 @@ that remain of a document: `drop` them, `pad` them to a window (inputs 0, target
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from harness import IGNORED, Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import IGNORED, Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 
 CHUNK = 1 << 20
 USUAL = 40
@@ -109,10 +109,10 @@ def counts(length_D: Any, window: int, stride: int, pad: bool) -> Any:
     return np.minimum(steps_D + 1, -(-length_D // stride))  # a stride beyond the window may skip the last rows
 
 
-def holds(extent: Extent, end: int = 10, tail: str = "drop") -> Held:
+def holds(extent: Extent, end: int = 10, tail: str = "drop") -> Holding:
     documents = extent.rows // USUAL
     used = documents if tail == "pad" else min(documents, extent.rows // extent.window)
-    return Held(windows=24 * used, making=48 * documents)
+    return Holding(windows=24 * used, making=48 * documents)
 
 
 @hookimpl

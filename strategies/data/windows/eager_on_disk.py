@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 from strategies.data.windows.strided_view import view
 
 
@@ -61,10 +61,10 @@ def file_system(folder: str) -> str:
     return mounts.get(path, "unknown")
 
 
-def holds(extent: Extent, block: int = 4096, folder: str = "") -> Held:
+def holds(extent: Extent, block: int = 4096, folder: str = "") -> Holding:
     """Count the block in memory before it is written, and then the pages of the file, as if all had been read."""
     row = max(extent.input_bytes, extent.target_bytes)
-    return Held(making=min(block, extent.count) * extent.window * row, batches=extent.count * extent.window_bytes)
+    return Holding(making=min(block, extent.count) * extent.window * row, batches=extent.count * extent.window_bytes)
 
 
 @hookimpl

@@ -4,7 +4,7 @@ Peak: the source plus N W elements for inputs and for targets, in the types of t
 for the objects. Sequences of frames are often prepared so: 380,000 tensors [30, 287] from 380,000 frames.
 """
 
-from harness import Extent, Held, Parts, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Strategy, hookimpl
 from strategies.data.windows import list_of_views
 
 
@@ -12,9 +12,9 @@ def on_any(parts: Parts) -> Parts:
     return list_of_views.listed(parts, lambda view: view.copy())
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count the copies and the list of array objects."""
-    return Held(windows=extent.count * extent.window_bytes + list_of_views.holds(extent).windows)
+    return Holding(windows=extent.count * extent.window_bytes + list_of_views.holds(extent).windows)
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 
 
 def on_jax(parts: Parts) -> Parts:
@@ -66,9 +66,9 @@ def rows_bytes(extent: Extent) -> int:
     return extent.base + extent.input_bytes * (not extent.target_bytes)
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count the rows on the device and the index of a batch."""
-    return Held(windows=rows_bytes(extent), batches=4 * extent.batch * extent.window)
+    return Holding(windows=rows_bytes(extent), batches=4 * extent.batch * extent.window)
 
 
 @hookimpl

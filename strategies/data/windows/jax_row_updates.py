@@ -8,7 +8,7 @@ More than `limit_mib` of moved bytes raise an error.
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl, knobs
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl, knobs
 from strategies.data.windows.jax_vmap import taken
 
 
@@ -44,11 +44,11 @@ def on_jax(parts: Parts, limit_mib: int = 4096) -> Parts:
     return replace(parts, windows=windows)
 
 
-def holds(extent: Extent, limit_mib: int = 4096) -> Held:
+def holds(extent: Extent, limit_mib: int = 4096) -> Holding:
     """Count the copy that each update makes, of inputs (before there are targets) or of targets."""
     windows = extent.count * extent.window
     x, y = windows * max(4, extent.input_bytes), windows * max(4, extent.target_bytes or extent.input_bytes)
-    return Held(windows=x + y, making=max(x - y, y))
+    return Holding(windows=x + y, making=max(x - y, y))
 
 
 @hookimpl

@@ -7,7 +7,7 @@ begin at a multiple of 64 bytes), plus one batch. One compilation serves all bat
 
 from typing import Any
 
-from harness import Extent, Held, Parts, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Strategy, hookimpl
 from strategies.data.windows import jax_gather
 
 
@@ -22,8 +22,8 @@ def cut(rows: Any, starts_B: Any, window: int) -> Any:
     return jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, window))(starts_B)
 
 
-def holds(extent: Extent) -> Held:
-    return Held(windows=jax_gather.rows_bytes(extent))
+def holds(extent: Extent) -> Holding:
+    return Holding(windows=jax_gather.rows_bytes(extent))
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 from strategies.data.windows.jax_gather import refuse_uncountable
 from strategies.data.windows.jax_slices import cut
 
@@ -55,10 +55,10 @@ def wide(rows: Any) -> Any:
     return jax.device_put(rows.astype(np.int32) if rows.dtype.kind in "iu" else rows)
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     x, y = max(4, extent.input_bytes), max(4, extent.target_bytes or extent.input_bytes)
     rows = extent.rows * (x + y * (extent.target_bytes > 0))
-    return Held(windows=extent.count * extent.window * (x + y), making=rows + 8 * extent.count)
+    return Holding(windows=extent.count * extent.window * (x + y), making=rows + 8 * extent.count)
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 from strategies.data.windows.strided_view import view
 
 
@@ -46,8 +46,8 @@ def cast(parts: Parts, to_step: Callable[[Any], Any]) -> Parts:
     return replace(parts, windows=windows)
 
 
-def holds(extent: Extent) -> Held:
-    return Held(batches=extent.batch * (extent.window + 1) * (extent.input_bytes + 8))
+def holds(extent: Extent) -> Holding:
+    return Holding(batches=extent.batch * (extent.window + 1) * (extent.input_bytes + 8))
 
 
 @hookimpl

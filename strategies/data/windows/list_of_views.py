@@ -7,7 +7,7 @@ the batch is copied. This is the list of slices that loaders in numpy often make
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, hookimpl
 from strategies.data.windows.strided_view import indexed
 
 SLOT, ARRAY, AXIS = 8, 96, 16  # bytes: in a list, of an array object, of each of its dimensions
@@ -37,9 +37,9 @@ def slices(rows: Any, source: Source, first: int = 0) -> Iterator[Any]:
         yield rows[start : start + source.window]
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     vectors = extent.input_bytes > 8
-    return Held(windows=extent.count * (2 * (SLOT + ARRAY + AXIS) + AXIS * vectors))
+    return Holding(windows=extent.count * (2 * (SLOT + ARRAY + AXIS) + AXIS * vectors))
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 from strategies.data.windows import list_of_views, python_lists
 from strategies.data.windows.strided_view import indexed
 
@@ -42,17 +42,17 @@ def copied(windows: Iterable[Any], rows: Any, source: Source) -> Any:
     return rows_NW
 
 
-def holds(extent: Extent, of_list: bool = False) -> Held:
+def holds(extent: Extent, of_list: bool = False) -> Holding:
     elements = max(4, extent.input_bytes) + max(4, extent.target_bytes or extent.input_bytes)
     windows = extent.count * extent.window * elements
     if not of_list:
-        return Held(windows=windows)
+        return Holding(windows=windows)
     rows, labels, supposes = python_lists.objects(extent)
     inputs, targets = (extent.rows * (python_lists.SLOT + size) for size in (rows, labels))
     if not extent.target_bytes:
-        return Held(windows=windows, making=int(inputs), supposes=supposes)
+        return Holding(windows=windows, making=int(inputs), supposes=supposes)
     copied_targets = extent.count * extent.window * max(4, extent.target_bytes)
-    return Held(windows=windows, making=int(max(inputs + targets - copied_targets, targets)), supposes=supposes)
+    return Holding(windows=windows, making=int(max(inputs + targets - copied_targets, targets)), supposes=supposes)
 
 
 @hookimpl

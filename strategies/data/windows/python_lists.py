@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 from strategies.data.windows.list_of_views import slices
 
 LIST, SLOT, INT, FLOAT = 64, 8, 32, 32  # bytes of CPython's objects, which come in multiples of 16
@@ -43,12 +43,12 @@ def of_one_list(source: Source) -> tuple[Iterator[Any], Iterator[Any]]:
     return slices(rows, source), slices(rows, source, first=1)
 
 
-def holds(extent: Extent, shared: bool = True) -> Held:
+def holds(extent: Extent, shared: bool = True) -> Holding:
     row, label, supposes = objects(extent)
     windows = extent.count * 2 * (SLOT + LIST + SLOT * extent.window)
     apart = label if extent.target_bytes else 0  # else a target is an object of the inputs
     of_rows = (row + apart) * extent.rows if shared else (row + label) * extent.count * extent.window
-    return Held(
+    return Holding(
         windows=int(windows + of_rows),
         making=SLOT * extent.rows if shared else 0,
         batches=extent.batch * extent.window * 8 * (max(1, _features(extent)) + 1),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 from strategies.data.windows.strided_view import view
 from strategies.data.windows.torch_unfold import flat_view
 
@@ -102,8 +102,8 @@ def on_jax(parts: Parts, slots: int = 4) -> Parts:
     return reused(one_by_one, parts, slots)
 
 
-def holds(extent: Extent, slots: int = 4) -> Held:
-    return Held(windows=slots * extent.batch_bytes)
+def holds(extent: Extent, slots: int = 4) -> Holding:
+    return Holding(windows=slots * extent.batch_bytes)
 
 
 @hookimpl

@@ -6,7 +6,7 @@ then N W elements of each. A negative control: `np.array([...])` of a list, as l
 
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, hookimpl
 from strategies.data.windows.list_of_views import ARRAY, AXIS, SLOT, slices
 from strategies.data.windows.strided_view import indexed
 
@@ -22,12 +22,12 @@ def on_any(parts: Parts) -> Parts:
     return indexed(parts, stacked)
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count the arrays, and beside them the list of inputs (before there are targets) or of targets."""
     slots = extent.count * (SLOT + ARRAY + AXIS + NOTED)
     x = extent.count * extent.window * extent.input_bytes
     y = extent.count * extent.window * (extent.target_bytes or extent.input_bytes)
-    return Held(windows=x + y, making=max(x + slots - y, y + slots))
+    return Holding(windows=x + y, making=max(x + slots - y, y + slots))
 
 
 @hookimpl

@@ -6,7 +6,7 @@ written, a list of slices a batch; `strided_view` gathers the same batch by one 
 
 from typing import Any, NamedTuple
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, hookimpl
 from strategies.data.windows.strided_view import indexed
 
 
@@ -34,9 +34,9 @@ def sliced(rows: Rows, indices_B: Any) -> Any:
     return np.stack([rows.rows[start : start + rows.window] for start in starts])
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count nothing: the batch that is handed out is the loop's."""
-    return Held()
+    return Holding()
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 
 
 def on_any(parts: Parts) -> Parts:
@@ -42,9 +42,9 @@ def view(rows: Any, window: int, stride: int = 1) -> Any:
     return np.moveaxis(sliding_window_view(rows, window, axis=0)[::stride], -1, 1)  # numpy puts the window last
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count nothing: the batch that is handed out is the loop's."""
-    return Held()
+    return Holding()
 
 
 @hookimpl

@@ -4,7 +4,7 @@ Peak: the source, and N W elements of inputs (or of targets, where they take mor
 control: `np.take` makes its source contiguous first, where plain indexing of the same view reads the batch alone.
 """
 
-from harness import Extent, Held, Parts, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Strategy, hookimpl
 from strategies.data.windows.strided_view import indexed, view
 
 
@@ -18,8 +18,8 @@ def on_any(parts: Parts) -> Parts:
     )
 
 
-def holds(extent: Extent) -> Held:
-    return Held(batches=extent.count * extent.window * max(extent.input_bytes, extent.target_bytes))
+def holds(extent: Extent) -> Holding:
+    return Holding(batches=extent.count * extent.window * max(extent.input_bytes, extent.target_bytes))
 
 
 @hookimpl

@@ -7,7 +7,7 @@ indexing, `x[starts[:, None] + arange(W)]`, as in tutorials.
 from dataclasses import replace
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 from strategies.data.windows.torch_unfold import shared
 
 
@@ -27,8 +27,8 @@ def on_torch(parts: Parts) -> Parts:
     return replace(parts, windows=windows)
 
 
-def holds(extent: Extent) -> Held:
-    return Held(batches=8 * extent.batch * extent.window)
+def holds(extent: Extent) -> Holding:
+    return Holding(batches=8 * extent.batch * extent.window)
 
 
 @hookimpl

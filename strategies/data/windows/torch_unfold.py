@@ -6,7 +6,7 @@ rows. Source: torch `Tensor.unfold`, as in neuralforecast.
 
 from typing import Any
 
-from harness import Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Extent, Holding, Parts, Source, Strategy, hookimpl
 from strategies.data.windows.strided_view import indexed
 
 
@@ -43,9 +43,9 @@ def flat_view(rows: Any, window: int, dtype: Any, device: str = "cpu") -> Any:
     return flat.as_strided((len(rows) - window + 1, window * width), (width, 1))
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count nothing: the batch that is handed out is the loop's."""
-    return Held()
+    return Holding()
 
 
 @hookimpl

@@ -6,7 +6,7 @@ out is noted. Trainers of chat models cut so by default, as `max_length`.
 
 from dataclasses import replace
 
-from harness import Documents, Extent, Held, Parts, Source, Strategy, hookimpl
+from harness import Documents, Extent, Holding, Parts, Source, Strategy, hookimpl
 
 
 def on_any(parts: Parts, tokens: int = 1024) -> Parts:
@@ -28,9 +28,9 @@ def on_any(parts: Parts, tokens: int = 1024) -> Parts:
     return replace(parts, source=source)
 
 
-def holds(extent: Extent, tokens: int = 1024) -> Held:
+def holds(extent: Extent, tokens: int = 1024) -> Holding:
     """Count nothing: the rows that are cut off are read all the same."""
-    return Held()
+    return Holding()
 
 
 @hookimpl

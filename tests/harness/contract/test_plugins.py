@@ -64,7 +64,7 @@ def test_a_plugin_comes_from_a_file_or_a_module_of_any_name(file_of: Any) -> Non
 
 
 def test_a_plugin_of_a_file_can_hold_dataclasses(file_of: Any) -> None:
-    more = "from dataclasses import dataclass\n@dataclass\nclass Held:\n    value: 'int' = 3\n"
+    more = "from dataclasses import dataclass\n@dataclass\nclass Holding:\n    value: 'int' = 3\n"
     assert "mine" in plugins.load((file_of(offering(USED, more)),)).strategies
 
 

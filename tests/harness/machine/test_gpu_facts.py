@@ -58,7 +58,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 
 def test_what_programs_can_use_leaves_out_what_the_driver_keeps(tool: Callable[..., None]) -> None:
     tool()
-    assert gpu.seen() == Gpu("NVIDIA H100 80GB HBM3", 81008 * MIB, 80000 * MIB, "580.159.04")
+    assert gpu.detect() == Gpu("NVIDIA H100 80GB HBM3", 81008 * MIB, 80000 * MIB, "580.159.04")
     assert gpu.usable_bytes() == 81008 * MIB
     assert gpu.free_to_use() == int(81008 * MIB * facts.DEVICE_SHARE)
 
@@ -84,9 +84,9 @@ def test_the_memory_of_an_instance_is_not_that_of_the_card(tool: Callable[..., N
 def test_the_visible_gpu_is_asked_for(tool: Callable[..., None], visible: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tool()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpu.seen() is None
+    assert gpu.detect() is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert gpu.seen() is not None
+    assert gpu.detect() is not None
 
 
 def test_a_budget_is_a_share_of_what_programs_can_use(tool: Callable[..., None]) -> None:

@@ -7,7 +7,7 @@ from harness.records.case import Claim
 from harness.report import first
 from harness.report.results import Results
 from harness.verdicts.claims import Answer
-from harness.verdicts.documents import Said, Sentence
+from harness.verdicts.documents import Judgement, Sentence
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.remedies import JudgedRow, Remedy
 
@@ -41,12 +41,12 @@ def test_the_figure_of_a_sentence_that_holds_in_part_is_one_that_failed():
     def answer(name, verdict):
         return Answer(Claim(id=name, says=name, that="peak(baseline) > 0"), verdict, f"figure of {name}"), "suite"
 
-    said = Said(id="A1", says="it is so", by=["A1", "A1 too"], figures={"A1 too": "the second"})
-    in_part = Sentence(said, (answer("A1", "verified"), answer("A1 too", "refuted")))
+    said = Sentence(id="A1", says="it is so", by=["A1", "A1 too"], figures={"A1 too": "the second"})
+    in_part = Judgement(said, (answer("A1", "verified"), answer("A1 too", "refuted")))
     assert in_part.verdict == "in part"
-    assert "the second: figure of A1 too" in first.said([in_part])
-    holds = Sentence(said, (answer("A1", "verified"), answer("A1 too", "verified")))
-    assert "figure of A1 " in first.said([holds])
+    assert "the second: figure of A1 too" in first.sentences([in_part])
+    holds = Judgement(said, (answer("A1", "verified"), answer("A1 too", "verified")))
+    assert "figure of A1 " in first.sentences([holds])
 
 
 def test_where_it_does_not_help_is_told_apart_from_where_it_does():

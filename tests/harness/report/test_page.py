@@ -108,7 +108,7 @@ def test_it_begins_with_the_answer_and_two_pictures(committed: Path) -> None:
 
 def test_texts_of_suites_and_plugins_are_inert() -> None:
     claim = Answer(Claim(id=HOSTILE[:60], says=HOSTILE, that="peak(a) < 1"), "refuted", HOSTILE)
-    about = page.About(said={("mine", HOSTILE): HOSTILE}, origins={"mine": HOSTILE}, titles={"mine": HOSTILE})
+    about = page.About(answers={("mine", HOSTILE): HOSTILE}, origins={"mine": HOSTILE}, titles={"mine": HOSTILE})
     rows = [row(strategy=HOSTILE, notes=HOSTILE, comparison=HOSTILE)]
     text = page.html(HOSTILE, rows, {"mine": [claim]}, about=about)
     assert text.count("</script>") == 4, "two blocks of data, the library, the program"

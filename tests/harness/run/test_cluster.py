@@ -23,7 +23,7 @@ from harness.records import Record, Slot, store
 from harness.run import cluster_worker, schedule
 from harness.run.bench import Options, Progress
 from harness.run.cluster import FanOut, finished
-from harness.run.schedule import Known, Schedule
+from harness.run.schedule import Schedule, Summary
 from harness.suite import reader
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
@@ -359,12 +359,12 @@ def test_what_this_machine_lacks_is_for_others_to_say(place: Place, monkeypatch:
     assert there.plan_digest != here.plan_digest, "one is not resumed as the other"
     memory = [slot for slot in there.slots() if slot.kind == "memory"]
     assert list(finished(there, {})) == [False] * GROUPS
-    assert list(finished(there, dict.fromkeys(memory, Known("ok")))) == [False] * GROUPS, "there are no answers yet"
-    assert list(finished(there, dict.fromkeys(memory[:2], Known("unsupported")))) == [True, False]
-    whole = dict.fromkeys(there.slots(), Known("ok"))
+    assert list(finished(there, dict.fromkeys(memory, Summary("ok")))) == [False] * GROUPS, "there are no answers yet"
+    assert list(finished(there, dict.fromkeys(memory[:2], Summary("unsupported")))) == [True, False]
+    whole = dict.fromkeys(there.slots(), Summary("ok"))
     assert list(finished(there, whole)) == [True] * GROUPS
-    assert list(finished(there, whole | {memory[3]: Known("skipped_guard")})) == [True] * GROUPS
-    assert list(finished(there, whole | {memory[3]: Known("killed_unknown")})) == [True, False]
+    assert list(finished(there, whole | {memory[3]: Summary("skipped_guard")})) == [True] * GROUPS
+    assert list(finished(there, whole | {memory[3]: Summary("killed_unknown")})) == [True, False]
 
 
 def test_all_that_a_lost_worker_measured_is_withdrawn(place: Place) -> None:
@@ -374,7 +374,7 @@ def test_all_that_a_lost_worker_measured_is_withdrawn(place: Place) -> None:
     case, other = there.digest(first.cases[1]), there.digest(second.cases[1])
     extra = [Slot(case=case, kind="memory", repeat=1), Slot(case=case, kind="time", block=1)]
     elsewhere = Slot(case=other, kind="memory", repeat=1)
-    latest = dict.fromkeys([*there.slots(), *extra, elsewhere], Known("ok"))
+    latest = dict.fromkeys([*there.slots(), *extra, elsewhere], Summary("ok"))
     path = place.folder / "withdrawn.jsonl"
     fan_out = FanOut("", None, there, Options(place.folder), Progress(), "run", path, latest)
     fan_out.withdraw(first, "its worker was lost")
@@ -529,5 +529,5 @@ def test_a_real_suite_comes_to_the_same_cases_and_answers(tmp_path: Path, cache:
 def test_answers_that_cannot_be_stored_are_no_error(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file in the place of the folder")
     answers = cluster_worker._Answers(tmp_path / "cache", "run")
-    answers.write({Slot(case="a", kind="numerics"): Known("ok")})
+    answers.write({Slot(case="a", kind="numerics"): Summary("ok")})
     assert answers.read() == {}

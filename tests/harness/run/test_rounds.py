@@ -6,7 +6,7 @@ import pytest
 
 from harness.contract import plugins
 from harness.records import Memory, Record, Slot, Times
-from harness.run.schedule import Known, Schedule, by_case
+from harness.run.schedule import Schedule, Summary, by_case
 from harness.suite.reader import read
 from harness.verdicts.rounds import Turn, before, newest, next_turn
 
@@ -136,11 +136,11 @@ def schedule(smallest, tmp_path):
 def known_of(schedule, seconds, run="1", lives=1.0, status="ok"):
     """Make what a run knows: all predicted, answered, measured, and some timed."""
     (group,) = schedule.plan.comparisons
-    latest = {slot: Known("ok", run_id=run) for slot in schedule.slots() if slot.kind != "time"}
+    latest = {slot: Summary("ok", run_id=run) for slot in schedule.slots() if slot.kind != "time"}
     for case in group.cases:
         for (number, block), each in seconds.get(case.label, {}).items():
             slot = Slot(case=schedule.digest(case), kind="time", round=number, block=block)
-            latest[slot] = Known(status, run_id=run, seconds=each, worker_seconds=lives)
+            latest[slot] = Summary(status, run_id=run, seconds=each, worker_seconds=lives)
     return latest
 
 
@@ -175,14 +175,14 @@ def test_blocks_of_a_round_count_together(schedule):
 def test_a_round_that_two_runs_timed_in_part_is_timed_again_whole(schedule):
     latest = known_of(schedule, times(1))
     latest |= {
-        slot_of(schedule, name, "time"): Known("ok", run_id="2", seconds=1.0) for name in ("baseline", "nothing")
+        slot_of(schedule, name, "time"): Summary("ok", run_id="2", seconds=1.0) for name in ("baseline", "nothing")
     }
     assert turn_of(schedule, latest) == (0, MEMBERS), "the others are not their neighbours"
 
 
 def test_a_case_that_did_not_run_is_not_timed(schedule):
     latest = known_of(schedule, times(1))
-    latest[slot_of(schedule, "fused_loss", "memory")] = Known("oom_host")
+    latest[slot_of(schedule, "fused_loss", "memory")] = Summary("oom_host")
     assert turn_of(schedule, latest) == (1, MEMBERS[:-1])
 
 
@@ -190,27 +190,27 @@ def test_a_process_whose_clock_jumped_counts_as_one_that_failed(schedule):
     jumped = Record(
         slot=Slot(case="c", kind="time"), times=Times().model_copy(update={"step_seconds": (1.0, float("nan"))})
     )
-    assert Known.of(jumped).seconds is None
+    assert Summary.of(jumped).seconds is None
     pilot = Record(slot=Slot(case="c", kind="pilot"), times=Times().model_copy(update={"step_seconds": (1.0, 0.0)}))
-    assert Known.of(pilot).step_seconds == ()
+    assert Summary.of(pilot).step_seconds == ()
     latest = known_of(schedule, times(1))
-    latest[slot_of(schedule, "checkpoint", "time")] = Known("ok", run_id="1")
+    latest[slot_of(schedule, "checkpoint", "time")] = Summary("ok", run_id="1")
     assert turn_of(schedule, latest) == (1, MEMBERS)
 
 
 def test_what_was_ended_from_outside_is_tried_again(schedule):
     latest = known_of(schedule, times(1))
-    latest[slot_of(schedule, "checkpoint", "time")] = Known("killed_unknown", run_id="1")
+    latest[slot_of(schedule, "checkpoint", "time")] = Summary("killed_unknown", run_id="1")
     assert turn_of(schedule, latest) == (0, MEMBERS)
 
 
 def test_a_baseline_that_cannot_run_leaves_one_round(schedule):
     rows = {name: each for name, each in times(1).items() if name != "baseline"}
     latest = known_of(schedule, {})
-    latest[slot_of(schedule, "baseline", "memory")] = Known("oom_host")
+    latest[slot_of(schedule, "baseline", "memory")] = Summary("oom_host")
     assert turn_of(schedule, latest) == (0, MEMBERS[1:])
     latest = known_of(schedule, rows)
-    latest[slot_of(schedule, "baseline", "memory")] = Known("oom_host")
+    latest[slot_of(schedule, "baseline", "memory")] = Summary("oom_host")
     assert turn_of(schedule, latest) == (1, ())
     every = Schedule(schedule.plan, schedule.plugins, 24, all_rounds=True)
     assert turn_of(every, latest) == (1, MEMBERS[1:]), "asked for, to compare the rows with each other"
@@ -226,8 +226,8 @@ def test_the_minutes_that_a_suite_gives_end_it(schedule):
 
 def test_what_is_remembered_of_a_record():
     timed = Record(slot=Slot(case="c", kind="time"), times=Times(step_seconds=(1.0, 3.0, 9.0)))
-    assert (Known.of(timed).seconds, Known.of(timed).step_seconds) == (2.0, ())
+    assert (Summary.of(timed).seconds, Summary.of(timed).step_seconds) == (2.0, ())
     pilot = Record(slot=Slot(case="c", kind="pilot"), times=Times(step_seconds=(1.0, 3.0, 9.0)))
-    assert (Known.of(pilot).seconds, Known.of(pilot).step_seconds) == (None, (1.0, 3.0, 9.0))
+    assert (Summary.of(pilot).seconds, Summary.of(pilot).step_seconds) == (None, (1.0, 3.0, 9.0))
     memory = Record(slot=Slot(case="c", kind="memory"), memory=Memory(peak_host_bytes=7))
-    assert Known.of(memory).peak_bytes == 7
+    assert Summary.of(memory).peak_bytes == 7

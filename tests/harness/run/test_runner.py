@@ -230,7 +230,7 @@ def plugin(tmp_path_factory):
 @pytest.fixture(scope="module")
 def templates():
     """Keep templates for all tests."""
-    with template.kept():
+    with template.forking():
         yield
 
 
@@ -543,7 +543,7 @@ RUNNER = """
 import sys
 from harness.run import runner, template
 from harness.records import Task
-with template.kept() if sys.argv[2] == "forked" else template.suspended():
+with template.forking() if sys.argv[2] == "forked" else template.suspended():
     runner.run(Task.model_validate_json(sys.argv[1]), 1, 60.0)
 """
 

@@ -13,7 +13,7 @@ from harness.run import predictions, rounds, runner, session, turns
 from harness.run import schedule as schedules
 from harness.run.bench import Options, Progress
 from harness.run.pacing import UNKNOWN, Pacing
-from harness.run.schedule import Known
+from harness.run.schedule import Summary
 from harness.run.session import Session, schedule_of
 from harness.run.turns import TURNS
 from harness.suite.reader import read
@@ -81,7 +81,7 @@ def measuring(smallest, tmp_path, monkeypatch):
         plan = read(path, LOADED)
         options = Options(tmp_path, cache=tmp_path)
         schedule = schedule_of(plan, LOADED, options)
-        latest = {record.slot: Known.of(record) for record in records if record.slot is not None}
+        latest = {record.slot: Summary.of(record) for record in records if record.slot is not None}
         run_id = str(len({record.origin.run_id for record in records if record.slot is not None}) + 1)
         records.append(session.beginning(schedule, run_id))
         return Session(schedule, options, Progress(), run_id, tmp_path, {}, latest, records.append)
@@ -322,7 +322,7 @@ def test_pace_comes_from_the_suite_or_from_one_pilot_that_is_remembered(measurin
     pilots = [record for record in measuring.records if record.slot is not None and record.slot.kind == "pilot"]
     assert len(pilots) == 1
     slot = Slot(case=going_on.schedule.digest(case), kind="pilot")
-    going_on.latest[slot] = Known("error")
+    going_on.latest[slot] = Summary("error")
     runner.run = lambda *rest: [Record(status="error")]
     assert going_on.rounds.pacing(case).flags == UNKNOWN.flags
 

@@ -32,7 +32,7 @@ DEAD = "import os, sys\nif 'template' in str(sys.orig_argv): os._exit(3)\n"
 @pytest.fixture(autouse=True)
 def none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin without the templates that the other tests share."""
-    monkeypatch.setattr(template, "_kept", template._Kept())
+    monkeypatch.setattr(template, "_pool", template._Pool())
 
 
 def task(*names: str, kind: str = "predict", place: str = "torch/cpu", **settings: object) -> Task:
@@ -69,7 +69,7 @@ def left() -> set[int]:
 def test_workers_are_forked_where_templates_are_kept_and_nobody_is_left() -> None:
     before = left()
     assert run() == "fresh"
-    with template.kept():
+    with template.forking():
         assert [run(), run()] == ["forked", "forked"]
         (pid,) = template.processes()
         most = 400 if "cpu" in facts.versions()["torch"] else 800  # a build for GPUs is larger
@@ -82,7 +82,7 @@ def test_workers_are_forked_where_templates_are_kept_and_nobody_is_left() -> Non
 @pytest.mark.parametrize("start", ["fresh", "forked"])
 def test_a_plugin_is_executed_once_in_each_process(kind: str, start: str, tmp_path) -> None:
     (tmp_path / "counting.py").write_text(COUNTING)
-    with template.kept() if start == "forked" else template.suspended():
+    with template.forking() if start == "forked" else template.suspended():
         starts = [run(str(tmp_path / "counting.py"), kind=kind) for _ in range(2)]
     assert starts == [start] * 2
     assert len((tmp_path / "counting.count").read_text()) == {"fresh": 2, "forked": 1}[start]
@@ -93,7 +93,7 @@ def test_a_plugin_is_executed_once_in_each_process(kind: str, start: str, tmp_pa
 def test_a_plugin_that_cannot_be_forked_is_measured_in_fresh_workers(code: str, tmp_path) -> None:
     (tmp_path / "odd.py").write_text(code)
     before = left()
-    with template.kept():
+    with template.forking():
         assert run(str(tmp_path / "odd.py")) == "fresh"
         assert left() <= before, "a template that is of no use is kept, or what it started"
         assert run(str(tmp_path / "odd.py")) == "fresh"
@@ -101,7 +101,7 @@ def test_a_plugin_that_cannot_be_forked_is_measured_in_fresh_workers(code: str, 
 
 
 def test_a_template_that_was_killed_is_replaced() -> None:
-    with template.kept():
+    with template.forking():
         assert run() == "forked"
         (pid,) = template.processes()
         os.kill(pid, signal.SIGKILL)
@@ -129,7 +129,7 @@ def test_a_worker_that_somebody_else_has_waited_for_has_ended() -> None:
 
 def test_a_template_that_stops_answering_costs_seconds_and_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "ANSWER_SECONDS", 0.5)
-    with template.kept():
+    with template.forking():
         assert run() == "forked"
         (pid,) = template.processes()
         os.kill(pid, signal.SIGSTOP)
@@ -139,7 +139,7 @@ def test_a_template_that_stops_answering_costs_seconds_and_no_figure(monkeypatch
 
 def test_no_more_than_a_handful_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "KEPT", 1)
-    with template.kept():
+    with template.forking():
         for _ in range(2):
             assert run() == "forked"
         (first,) = template.processes()
@@ -160,7 +160,7 @@ def test_forked_workers_draw_anew_and_have_their_own_threads(tmp_path) -> None:
     )
     found = {}
     for start in ("forked", "fresh"):
-        with template.kept() if start == "forked" else template.suspended():
+        with template.forking() if start == "forked" else template.suspended():
             records = [runner.run(task(str(tmp_path / "drawing.py")), 2, 60.0)[0] for _ in range(2)]
         assert [record.origin.start for record in records] == [start] * 2
         assert records[0].extra["drawn"] != records[1].extra["drawn"]
@@ -174,7 +174,7 @@ def test_forked_workers_draw_anew_and_have_their_own_threads(tmp_path) -> None:
 def test_the_peak_of_a_forked_worker_is_that_of_a_fresh_one(place: str) -> None:
     peaks = {}
     for start in ("forked", "fresh"):
-        with template.kept() if start == "forked" else template.suspended():
+        with template.forking() if start == "forked" else template.suspended():
             (record,) = runner.run(task(kind="memory", place=place), 1, 120.0)
         assert (record.status, record.origin.start) == ("ok", start)
         peaks[start] = record.memory.peak_host_bytes or 0
@@ -185,7 +185,7 @@ HARNESS = """
 import sys
 from harness.records import Task
 from harness.run import runner, template
-with template.kept():
+with template.forking():
     runner.run(Task.model_validate_json(sys.argv[1]), 1, 60.0)
     print("done", flush=True)
     sys.stdin.read()
@@ -230,7 +230,7 @@ def test_many_workers_load_once_what_a_workload_takes_long_to_load(tmp_path: Pat
         count = tmp_path / "counted.count"
         return len(count.read_text()) if count.exists() else 0
 
-    with template.kept():
+    with template.forking():
         assert loaded_for("memory", 2) == 1
         assert loaded_for("predict", 2) == 2, "in a template of its own"
 

@@ -165,11 +165,11 @@ def test_one_that_fails_in_its_turn_says_so_and_stops_nobody(plugin: Path) -> No
 def test_a_deadline_counts_the_seconds_in_which_a_process_runs(plugin: Path) -> None:
     begun = time.monotonic()
     rows = [task(plugin, "slow") for _ in range(3)]  # of 3.2 s each, beside what starting takes
-    with template.kept():
+    with template.forking():
         records = run(*rows, deadline=8.0)
     assert [record.status for record in records] == ["ok"] * 3, [record.evidence for record in records]
     assert time.monotonic() - begun > 8.0, "all three were there for longer than one may run"
-    with template.kept():
+    with template.forking():
         late, early = run(task(plugin, "slow", steps=60), task(plugin, "noting"), deadline=8.0)
     assert (late.status, early.status) == ("timeout", "ok")
     assert 8.0 <= late.evidence["seconds"] < 11.0, "as long as it ran, and not as others did"
@@ -177,7 +177,7 @@ def test_a_deadline_counts_the_seconds_in_which_a_process_runs(plugin: Path) -> 
 
 
 def test_an_interrupt_leaves_none_that_waits(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "_kept", template._Kept())
+    monkeypatch.setattr(template, "_pool", template._Pool())
     before = {child.pid for child in psutil.Process().children(recursive=True)}
 
     def interrupted(number: int) -> None:

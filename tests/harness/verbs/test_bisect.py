@@ -13,7 +13,7 @@ from harness.cli import bisect as verb
 from harness.cli import commands
 from harness.records import Case
 from harness.verbs import bisect
-from harness.verbs.bisect import BisectError, Tried, between, first_worse
+from harness.verbs.bisect import Attempt, BisectError, between, first_worse
 from harness.verbs.compare import Condition
 from harness.verdicts.judge import Comparison, Row
 
@@ -23,9 +23,9 @@ def test_the_first_worse_commit_is_found_in_few_trials(first: int) -> None:
     commits = [str(number) for number in range(64)]
     tried: list[str] = []
 
-    def worse(commit: str) -> Tried:
+    def worse(commit: str) -> Attempt:
         tried.append(commit)
-        return Tried(commit, int(commit) >= first)
+        return Attempt(commit, int(commit) >= first)
 
     first_bad = first_worse(commits, worse, lambda tried: None)
     assert first_bad is not None and first_bad.commit == str(first)
@@ -33,12 +33,12 @@ def test_the_first_worse_commit_is_found_in_few_trials(first: int) -> None:
 
 
 def test_nothing_is_found_where_the_last_commit_is_good() -> None:
-    assert first_worse(["a", "b"], lambda commit: Tried(commit, False), lambda tried: None) is None
+    assert first_worse(["a", "b"], lambda commit: Attempt(commit, False), lambda tried: None) is None
 
 
 def test_a_bad_commit_that_cannot_be_measured_is_refused() -> None:
     with pytest.raises(BisectError, match=r"does not run at 'b' \(no such suite\): name another bad commit"):
-        first_worse(["a", "b"], lambda commit: Tried(commit, None, "no such suite"), lambda tried: None)
+        first_worse(["a", "b"], lambda commit: Attempt(commit, None, "no such suite"), lambda tried: None)
 
 
 def test_a_time_is_not_searched_in_rounds_too_few_to_show_one() -> None:
@@ -48,9 +48,9 @@ def test_a_time_is_not_searched_in_rounds_too_few_to_show_one() -> None:
 
 @pytest.mark.parametrize("broken", [{5, 6, 7}, {0, 1, 2, 3}, {9}])
 def test_commits_that_cannot_be_measured_are_passed_over(broken: set[int]) -> None:
-    def worse(commit: str) -> Tried:
+    def worse(commit: str) -> Attempt:
         at = int(commit)
-        return Tried(commit, None if at in broken else at >= 8)
+        return Attempt(commit, None if at in broken else at >= 8)
 
     first_bad = first_worse([str(number) for number in range(12)], worse, lambda tried: None)
     assert first_bad is not None and first_bad.commit == "8"
@@ -77,10 +77,10 @@ def test_commits_between_two_are_listed_and_checked_out_beside_the_project(proje
     commits = between(project, "HEAD~6", "HEAD")
     assert len(commits) == 6 and commits[-1] == git(project, "rev-parse", "HEAD")
 
-    def worse(commit: str) -> Tried:
+    def worse(commit: str) -> Attempt:
         with bisect._tree(project, commit) as tree:
             assert tree != project
-            return Tried(commit, (tree / "peak").read_text() == "2")
+            return Attempt(commit, (tree / "peak").read_text() == "2")
 
     first_bad = first_worse(commits, worse, lambda tried: None)
     assert first_bad is not None and git(project, "log", "-1", "--format=%s", first_bad.commit) == "5"

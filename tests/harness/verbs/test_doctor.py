@@ -33,7 +33,7 @@ def test_known_bytes_are_seen_in_every_way_and_kept_for_later_runs(monkeypatch, 
     absent = {name for name in place.NAMES if backends.absent(name, "cpu")}
     assert {way for way in judgements if judgements[way] == "good"} >= {*list(judgements)[:5]} - absent
     assert "OFF" not in done.output and "equal cases" not in done.output
-    assert abs(checkups.kept(tmp_path / "harness")["calibration_error_bytes"]) <= checkups.TOLERANCE
+    assert abs(checkups.latest(tmp_path / "harness")["calibration_error_bytes"]) <= checkups.TOLERANCE
 
 
 def test_a_meter_that_sees_half_ends_with_status_1(monkeypatch, tmp_path):
@@ -129,5 +129,5 @@ def test_the_scatter_is_kept_for_the_records_of_later_runs(tmp_path):
     checkups.keep(
         Checkup("now", "m", (doctor.Calibration("torch", 64, 65),), Noise(6, 1, 0.9, 1.1, "open", 0.04), ()), tmp_path
     )
-    machine = checkups.kept(tmp_path)
+    machine = checkups.latest(tmp_path)
     assert (machine["noise_low"], machine["noise_high"], machine["noise_scatter"]) == (0.9, 1.1, 0.04)

@@ -9,14 +9,14 @@ from harness.report import documents as sentences
 from harness.report import first
 from harness.verdicts import documents
 from harness.verdicts.claims import Answer
-from harness.verdicts.documents import Found
+from harness.verdicts.documents import SuiteResults
 from harness.verdicts.expressions import ClaimError
 from harness.verdicts.judge import Comparison, Row
 
 MIB = 1 << 20
 TEXT = """
 documents: {A: Windows, B: Models}
-said:
+sentences:
   - {id: A1, says: it halves the memory, why: because}
   - {id: A2, says: it is as fast and right, by: [A2 fast, A2 right], figures: {A2 fast: its time}}
   - {id: A3, says: nobody looked}
@@ -25,17 +25,17 @@ said:
 
 
 def read(tmp_path: Path, text: str = TEXT) -> documents.Documents:
-    path = tmp_path / "said.yaml"
+    path = tmp_path / "sentences.yaml"
     path.write_text(text)
     return documents.read(path)
 
 
-def found(*verdicts: tuple[str, str], folder: str = "mine", peak: int = 50 * MIB) -> Found:
+def found(*verdicts: tuple[str, str], folder: str = "mine", peak: int = 50 * MIB) -> SuiteResults:
     case = Case(workload="w", shape={}, place="torch/cpu", corpus="c", tokenizer="t")
     memory = Record(memory=Memory(phases=(Phase(name="loss", entry_bytes=0, peak_bytes=peak, exit_bytes=0),)))
     row = Row(case.model_copy(update={"strategies": (Applied(name="checkpoint"),)}), "ok", peak, records=(memory,))
     answers = [Answer(Claim(id=id, says=f"{id}?", that="1 < 2"), verdict, "told") for id, verdict in verdicts]
-    return Found(folder, [Comparison(case, (row,))], answers)
+    return SuiteResults(folder, [Comparison(case, (row,))], answers)
 
 
 def test_each_sentence_is_decided_by_its_own_claims(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_each_sentence_is_decided_by_its_own_claims(tmp_path: Path) -> None:
 
 def test_the_first_page_says_what_the_deciding_figure_is(tmp_path: Path) -> None:
     def row(*verdicts: tuple[str, str]) -> str:
-        return first.said(documents.answered(read(tmp_path), [found(*verdicts)])).splitlines()[3]
+        return first.sentences(documents.answered(read(tmp_path), [found(*verdicts)])).splitlines()[3]
 
     assert "| its time: told" in row(("A2 fast", "refuted"), ("A2 right", "refuted"))
     assert "| told" in row(("A2 fast", "verified"), ("A2 right", "in part")), "the one that came out as the sentence"
@@ -83,7 +83,7 @@ def test_doubt_of_one_claim_is_doubt_of_the_sentence(tmp_path: Path) -> None:
         (TEXT.replace("A2 fast: its time", "A2 slow: its time"), "'A2': `figures` names 'A2 slow'"),
         (TEXT.replace(", suite: mine", ""), "'B1': give both `suite` and `that`"),
         (TEXT.replace("says: nobody looked", "sais: nobody"), "line 6"),
-        ("said: [", "said.yaml"),
+        ("sentences: [", "sentences.yaml"),
         (TEXT.replace("<= 60 * 1048576", ""), "compares nothing"),
     ],
 )

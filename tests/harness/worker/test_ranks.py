@@ -15,7 +15,7 @@ from harness.contract import plugins
 from harness.machine import orphans
 from harness.records import Applied, Case, Claim, Memory, Phase, Rank, Record, Slot, Task, Times, store
 from harness.run import runner, session, template
-from harness.run.schedule import Known
+from harness.run.schedule import Summary
 from harness.verdicts import claims, judge
 from harness.worker import ranks
 
@@ -129,7 +129,7 @@ def test_ranks_leave_one_record_of_all_of_them():
 
 
 def test_ranks_take_the_same_as_forks_of_their_leader_and_as_fresh_processes():
-    with template.kept():
+    with template.forking():
         forked = run("memory", "fsdp")
     with template.suspended():
         fresh = run("memory", "fsdp")
@@ -156,7 +156,7 @@ def test_ranks_are_timed_together_and_a_pilot_ends_on_all_of_them():
         ("leaves", "error", "rank 1 of 2 left no result"),
     ],
 )
-@pytest.mark.parametrize("starts", [template.kept, template.suspended])
+@pytest.mark.parametrize("starts", [template.forking, template.suspended])
 def test_a_rank_that_dies_ends_the_case_with_its_evidence(starts, fault, status, message, tmp_path: Path):
     plugin = tmp_path / "dying.py"
     plugin.write_text(PLUGIN)
@@ -320,7 +320,7 @@ def test_claims_name_the_ranks(that, where, verdict):
 
 
 def test_the_guard_counts_the_memory_of_all_ranks():
-    known = Known("ok", need_bytes=100 << 20)
+    known = Summary("ok", need_bytes=100 << 20)
     one, four = case(), case("fsdp", count=4)
     run = object.__new__(session.Session)
     run.schedule = SimpleNamespace(digest=lambda case: case.digest())

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import IGNORED, Documents, Extent, Held, Parts, Source, Strategy, Windows, hookimpl
+from harness import IGNORED, Documents, Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
 
 
 def end_to_end(source: Documents, length: int | None = None) -> Windows:
@@ -86,9 +86,9 @@ def most(parts: Parts, source: Documents) -> int:
     return max(int(lengths_N[at(n * source.batch, (n + 1) * source.batch)].sum()) for n in range(whole))
 
 
-def holds(extent: Extent) -> Held:
+def holds(extent: Extent) -> Holding:
     """Count nothing: a batch is counted already, and this one is smaller."""
-    return Held()
+    return Holding()
 
 
 @hookimpl
