@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from harness.backends.torch_kernels import CAPACITY, KERNEL, different_sizes
+from harness.backends import torch_kernels
+from harness.backends.torch_kernels import BLOCK_KERNEL, CAPACITY, KERNEL, PROBED, different_sizes
 from harness.backends.torch_storage import LiveStorage
 from harness.machine import environment, facts
 
@@ -54,11 +55,21 @@ def test_the_groups_of_experts_bring_sizes_of_their_own_at_each_call() -> None:
     assert grouped(torch.bfloat16, 9, groups=1) == KERNEL, "all rows are one size"
 
 
+def test_what_the_probe_keeps_leaves_less_room() -> None:
+    with FakeTensorMode(), LiveStorage(kernels=PROBED + 2) as live:
+        x, offsets = torch.empty(1024, 64, dtype=torch.bfloat16), torch.empty(4, dtype=torch.int32)
+        torch._grouped_mm(x, torch.empty(4, 64, 128, dtype=torch.bfloat16), offs=offsets)
+        assert live.kernels.bytes == 2 * KERNEL
+
+
 def test_as_many_sizes_differ_as_when_rows_are_routed_at_random() -> None:
     draw = np.random.Generator(np.random.Philox(key=0))
     for drawn, rows, groups in ((48, 1024, 4), (96, 1024, 8), (12, 65_536, 2)):
         routed = [len(np.unique(draw.binomial(rows, 1 / groups, drawn))) for _ in range(300)]
         assert different_sizes(drawn, rows, groups) == pytest.approx(np.mean(routed), rel=0.03)
+        deviation = np.std(draw.binomial(rows, 1 / groups, 9999))
+        wider = [len(np.unique(np.rint(draw.normal(0, 2 * deviation, drawn)))) for _ in range(300)]
+        assert different_sizes(drawn, rows, groups, 2) == pytest.approx(np.mean(wider), rel=0.03)
 
 
 def attended(tokens: int, features: int = 64, heads: int = 4, dtype: torch.dtype = torch.bfloat16) -> tuple[int, int]:
@@ -73,9 +84,10 @@ def attended(tokens: int, features: int = 64, heads: int = 4, dtype: torch.dtype
 
 
 def test_attention_in_bfloat16_keeps_products_of_its_blocks() -> None:
-    assert attended(1024)[1] == attended(4096)[1] == 3 * KERNEL, "scores, transposed and plain; the others are alike"
-    assert attended(768)[1] == 6 * KERNEL, "blocks of 512 and of 256 keys"
-    assert attended(1000)[1] == 12 * KERNEL, "blocks of 256 and 232 queries, of 512 and 488 keys"
+    scores_and_others = 3 * BLOCK_KERNEL
+    assert attended(1024)[1] == attended(4096)[1] == scores_and_others, "scores, transposed, plain; the rest is alike"
+    assert attended(768)[1] == 6 * BLOCK_KERNEL, "blocks of 512 and of 256 keys"
+    assert attended(1000)[1] == 12 * BLOCK_KERNEL, "blocks of 256 and 232 queries, of 512 and 488 keys"
     assert attended(1024)[0] == attended(4096)[0] > attended(512)[0] > attended(64)[0] > 0
     assert attended(1024, dtype=torch.float32) == (0, 0)
 
@@ -143,8 +155,9 @@ print(sum(grown[10:]))
 
 
 @pytest.mark.skipif(not BFLOAT16, reason="the library has no products in bfloat16 for this CPU")
-def test_a_process_grows_by_what_is_counted_for_groups() -> None:
-    """Ten calls go before: in the first the library is loaded."""
+def test_a_process_grows_by_what_is_counted_for_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten calls go before: in the first the library is loaded. Rows are routed at random here, each by itself."""
+    monkeypatch.setattr(torch_kernels, "SPREAD", 1.0)
     env = {**os.environ, **environment.PINS}
     done = subprocess.run([sys.executable, "-c", GROUPS], env=env, capture_output=True, text=True, check=True)
     counted = grouped(torch.bfloat16, 60) - grouped(torch.bfloat16, 10)
