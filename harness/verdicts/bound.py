@@ -2,12 +2,13 @@
 
 Split conformal prediction (Vovk et al., 2005; scaled as by Lei et al., 2018): of n residuals of one kind, a new one
 lies below the k-th smallest with a probability of k / (n + 1), whatever their distribution, as long as they are
-exchangeable. The residuals are those of the committed results; `make residuals` writes their file.
+exchangeable. A kind of few cases is not known well by them alone: of its bound and those of the kinds that it is part
+of, the largest counts. The residuals are those of the committed results; `make residuals` writes their file.
 """
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
@@ -15,7 +16,9 @@ from typing import NamedTuple
 COVERAGE = 0.99
 """The share of cases that are to stay within their bound, where a kind has residuals enough for it."""
 FEWEST = 39
-"""Residuals below which a kind is too fine, and the next coarser one is taken: 39 give a coverage of 97.5 %."""
+"""Residuals below which a kind is too fine to bound anything: 39 give a coverage of 97.5 %."""
+ENOUGH = 99
+"""Residuals from which a kind stands alone. The bound of one with fewer is at least that of the next coarser ones."""
 CONSTANT_BYTES = 128 << 20
 """Added to a prediction before a shortfall is compared with it: libraries take a few MiB whatever the size."""
 FILE = "residuals.json"
@@ -58,18 +61,23 @@ class Bound(NamedTuple):
     coverage: float
 
 
-def at_most(kind: Kind, predicted_bytes: int) -> Bound | None:
-    """Return the bound of a prediction; None where too few cases of its place were ever measured."""
-    return bound(predicted_bytes, alike(kind, committed()))
+def at_most(kind: Kind, predicted_bytes: int, residuals: Sequence[Residual] | None = None) -> Bound | None:
+    """Return the bound of a prediction, by the committed residuals or others; None where its place has too few."""
+    known = committed() if residuals is None else residuals
+    bounds = [limit for same in alike(kind, known) if (limit := bound(predicted_bytes, same)) is not None]
+    return Bound(max(each.peak_bytes for each in bounds), bounds[-1].coverage) if bounds else None
 
 
-def alike(kind: Kind, residuals: Sequence[Residual]) -> Sequence[Residual]:
-    """Return the residuals of the finest kind that has enough of them; none where not even the place has."""
+def alike(kind: Kind, residuals: Sequence[Residual]) -> Iterator[Sequence[Residual]]:
+    """Yield the residuals of each kind that bounds this one: the finest that has some, then coarser ones to ENOUGH."""
+    finer = 0
     for length in range(len(kind), 0, -1):
         same = [each for each in residuals if each.kind[:length] == kind[:length]]
-        if len(same) >= FEWEST:
-            return same
-    return []
+        if len(same) >= FEWEST and len(same) > finer:
+            yield same
+        if len(same) >= ENOUGH:
+            return
+        finer = len(same)
 
 
 def bound(predicted_bytes: int, residuals: Iterable[Residual]) -> Bound | None:

@@ -24,7 +24,7 @@ from harness.machine.environment import cache_folder
 from harness.records import Case, Prediction, store
 from harness.report.results import read
 from harness.run import prediction_cache, prepare_data, template
-from harness.verdicts.bound import Kind, Residual, alike, bound
+from harness.verdicts.bound import Kind, Residual, at_most
 from harness.verdicts.judge import Row
 from harness.verdicts.remarks import DOUBTFUL
 from harness.worker.prediction import is_bounded, kind_of
@@ -195,7 +195,7 @@ def figures(members: Sequence[Residual], residuals: Sequence[Residual]) -> Itera
 
 def left_out(one: Residual, residuals: Sequence[Residual]) -> int | None:
     """Return the bound of one case from all others."""
-    limit = bound(one.predicted_bytes, alike(one.kind, [each for each in residuals if each is not one]))
+    limit = at_most(one.kind, one.predicted_bytes, [each for each in residuals if each is not one])
     return limit.peak_bytes if limit is not None else None
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from harness.verdicts.bound import COVERAGE, FEWEST, Kind, Residual, alike, at_most, bound, committed
+from harness.verdicts.bound import COVERAGE, ENOUGH, FEWEST, Kind, Residual, alike, at_most, bound, committed
 
 CPU = Kind("torch/cpu", several=False, data=False, lower=False, attention=False)
 RANKS = CPU._replace(several=True)
@@ -45,14 +45,22 @@ def test_a_bound_is_never_below_its_prediction() -> None:
     assert limit is not None and limit.peak_bytes == 300 * MIB
 
 
-def test_the_finest_kind_with_enough_residuals_is_taken() -> None:
+def test_kinds_with_few_residuals_are_bounded_by_coarser_ones_too() -> None:
     draw = random.Random(3)
-    single, few = residuals(draw, FEWEST), residuals(draw, FEWEST - 1, RANKS)
-    assert list(alike(CPU._replace(lower=True), single + few)) == single, "of lower precision there are none"
-    assert list(alike(RANKS, single + few)) == single + few, "of several ranks too few: all of the place"
-    enough = residuals(draw, FEWEST, RANKS)
-    assert list(alike(RANKS, single + enough)) == enough
+    single, ranks = residuals(draw, FEWEST), residuals(draw, FEWEST, RANKS)
+    assert list(alike(CPU._replace(lower=True), single)) == [single], "of lower precision there are none"
+    assert list(alike(RANKS, single + ranks[1:])) == [single + ranks[1:]], "of several ranks too few: all of the place"
+    assert list(alike(RANKS, single + ranks)) == [ranks, single + ranks], "both, as neither has enough"
+    enough = residuals(draw, ENOUGH, RANKS)
+    assert list(alike(RANKS, single + enough)) == [enough]
     assert list(alike(Kind("jax/cpu", False, False, False, False), single)) == []
+
+
+def test_the_larger_of_the_bounds_counts_with_the_coverage_of_the_coarsest() -> None:
+    exact, short = [Residual(RANKS, 128 * MIB, 128 * MIB)] * FEWEST, [Residual(CPU, 128 * MIB, 256 * MIB)] * ENOUGH
+    assert at_most(RANKS, 128 * MIB, exact + short) == (256 * MIB, bound(MIB, exact + short).coverage)  # type: ignore[union-attr]
+    assert at_most(CPU, 128 * MIB, exact + short) == (256 * MIB, bound(MIB, short).coverage)  # type: ignore[union-attr]
+    assert at_most(RANKS, 128 * MIB, exact) == (128 * MIB, FEWEST / (FEWEST + 1))
 
 
 def test_the_committed_residuals_bound_what_they_are_about() -> None:
