@@ -171,15 +171,10 @@ def forward(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor, y_BT: torc
     return both.forward(for_head, parts, params, x_BT, y_BT)
 
 
-def forward_of_state(parts: Parts, state: dict[str, Any], x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
-    """Compute the loss of one batch by all parameters of a state, those that are frozen among them."""
-    return forward(parts, both.trained(state, state["params"]), x_BT, y_BT)
-
-
 def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """Compute the loss of this rank's share and its gradient for every parameter; sum them over the ranks."""
     x, y, weight = parts.shard_batch(parts, x, y)
-    value = forward_of_state(parts, state, x, y)
+    value = forward(parts, both.trained(state, state["params"]), x, y)
     return parts.reduce_gradients(parts, *gradients(value if weight is None else value * weight, state["params"]))
 
 
@@ -283,4 +278,4 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         update=update,
         step=both.step,
     )
-    return whole_run.with_ending(parts, forward_of_state)
+    return whole_run.with_ending(parts, forward)

@@ -16,12 +16,13 @@ from harness.contract.objective import Objective
 from harness.contract.parts import Parts
 from harness.contract.toolkit import checkpoints, trees
 from harness.contract.toolkit.checkpoints import Checkpoint
+from harness.workloads.decoder import both
 
 Forward = Callable[..., torch.Tensor]
 
 
 def with_ending(parts: Parts, forward: Forward) -> Parts:
-    """Add the parts `evaluate`, `save` and `resume`; `forward(parts, state, x, y)` computes the loss of a batch."""
+    """Add the parts `evaluate`, `save` and `resume`; `forward(parts, params, x, y)` computes the loss of a batch."""
     return replace(parts, evaluate=partial(evaluate, forward), save=save, resume=resume)
 
 
@@ -33,15 +34,16 @@ def evaluate(
 
     With `keep` all logits are kept until the end, as for metrics of them; else each batch goes through `parts.loss`.
     """
+    params = both.trained(state, state["params"])
     if not keep:
         sums, counts = [], []
         for x, y in batches:
             counts.append((y != IGNORED).sum())
-            sums.append(forward(parts, state, x, y) * counts[-1])
+            sums.append(forward(parts, params, x, y) * counts[-1])
         return torch.stack(sums).sum() / torch.stack(counts).sum()
     logits, targets = [], []
     for x, y in batches:
-        logits.append(forward(replace(parts, loss=_logits), state, x, y).flatten(0, 1))
+        logits.append(forward(replace(parts, loss=_logits), params, x, y).flatten(0, 1))
         targets.append(y.flatten())
     return Objective.of(parts.shape).in_torch(torch.cat(logits), torch.cat(targets))
 
