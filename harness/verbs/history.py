@@ -18,6 +18,8 @@ from harness.verdicts.observed import machine_of
 
 PEAK_STEP = 0.01
 TIME_STEP = 0.05
+UNDECIDED = ("killed_unknown", "skipped_guard")
+"""Statuses that tell of the machine in that hour, and nothing of the row."""
 ERROR = 0.001
 """The chance at which the time of an unchanged row would be called a step."""
 
@@ -101,10 +103,11 @@ def steps(points: Sequence[Point]) -> list[Step]:
     """Return where a figure differs by more than noise from that of the run before which has one."""
     ran = [point for point in points if point.status == "ok" and point.peak_bytes]
     timed = [point for point in points if point.spread is not None]
+    decided = [point for point in points if point.status not in UNDECIDED]
     return [
         *(
             Step("status", before, after, None)
-            for before, after in itertools.pairwise(points)
+            for before, after in itertools.pairwise(decided)
             if before.status != after.status and "ok" in (before.status, after.status)
         ),
         *(

@@ -181,6 +181,21 @@ def test_a_run_that_lacks_a_figure_hides_no_step_of_it() -> None:
     ]
 
 
+@pytest.mark.parametrize(("status", "stepped"), [("crash", True), ("killed_unknown", False), ("skipped_guard", False)])
+def test_what_the_machine_did_to_a_run_is_no_step_of_its_rows(status: str, stepped: bool) -> None:
+    draw = random.Random(3)
+    ended = [
+        each.model_copy(update={"status": status, "memory": Memory()})
+        if each.slot and each.slot.kind == "memory" and each.case == CASES[LAST]
+        else each
+        for each in recorded(draw, 1)
+    ]
+    runs = [run_of(recorded(draw, 0)), run_of(ended), run_of(recorded(draw, 2))]
+    (row,) = (each for each in series(runs) if each.case.label == "fused_loss")
+    assert [point.status for point in row.points] == ["ok", status, "ok"]
+    assert bool(row.steps) == stepped
+
+
 def test_a_row_that_joined_later_stands_at_its_own_runs() -> None:
     draw = random.Random(3)
     spans = {"fused_loss": range(10, 12), "checkpoint": range(11)}

@@ -344,7 +344,6 @@ def test_a_float32_master_keeps_updates_that_bfloat16_loses(backend):
     expected, _ = states_of(parts_of(backend, **shape), backend, 4)
     actual, _ = states_of(parts_of(backend, ("float32_master", {}), **shape), backend, 4)
     lost, _ = states_of(parts_of(backend, ("bfloat16", {}), **shape), backend, 4)
-    assert {str(array.dtype) for array in actual[-1].values()} == {"float32"}
 
     def moved(states):
         return {name: states[-1][name] - states[0][name] for name in states[0]}
