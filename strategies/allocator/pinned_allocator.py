@@ -2,7 +2,8 @@
 
 Peak: what is alive, which is what the tables show as `peak MiB`; with the usual allocator it is larger (`as started`).
 The price is time: each block of 64 KiB or more is mapped alone and its pages are cleared anew. To use it outside of the
-harness, set the five variables in the environment of your training process.
+harness, set the variables below in the environment of your training process: `MALLOC_ARENA_MAX=1`,
+`MALLOC_MMAP_THRESHOLD_=65536`, `MALLOC_TRIM_THRESHOLD_=65536`, `MALLOC_TOP_PAD_=0` and `MALLOC_MMAP_MAX_=1000000`.
 
 Source: glibc manual, "Malloc Tunable Parameters" (mallopt).
 """

@@ -5,7 +5,7 @@ while the step runs; parameters, moments and updates stay in float32. The scale 
 gradient is not finite (that step changes no parameter, no moment and no step count, and is counted), and doubled after
 `interval` good steps in a row, as in torch.amp.GradScaler (Micikevicius et al., 2018, arXiv:1710.03740). Gradients are
 unscaled once, before the update sees them. torch multiplies by its autocast; in JAX the parameters are cast within the
-step. On a CPU without products in float16 those of torch take some hundred times as long as in float32; JAX widens.
+step. On a CPU without products in float16 those of torch take tens of times as long as in float32; JAX widens.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Count the page faults and the involuntary waits of a task, from before its first import to its last step.
+"""Count the page faults and the involuntary waits of a task, from its start in the worker to its last step.
 
 Many minor faults are memory that was returned to the system and taken again; major ones were read from a disk.
 """
