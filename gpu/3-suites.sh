@@ -5,8 +5,8 @@ run=($PYTHON -m harness run --results "$OUT/results" --once)
 if [ -n "$DRY" ]; then
     stage 150 smoke "${run[@]}" gpu/dry.yaml
 else
-    stage 280 suite-torch "${run[@]}" suites/gpu.yaml --place torch/cuda --rounds 4
-    stage 130 suite-jax "${run[@]}" suites/gpu.yaml --place jax/cuda --rounds 0
-    stage 170 losses-torch "${run[@]}" suites/gpu_losses.yaml --place torch/cuda --rounds 2
+    stage 260 suite-torch "${run[@]}" suites/gpu.yaml --place torch/cuda --rounds 4
+    stage 120 suite-jax "${run[@]}" suites/gpu.yaml --place jax/cuda --rounds 0
+    stage 160 losses-torch "${run[@]}" suites/gpu_losses.yaml --place torch/cuda --rounds 2
 fi
 finish

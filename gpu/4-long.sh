@@ -3,7 +3,7 @@
 source "$(dirname "$0")/stages.sh"
 if [ -z "$DRY" ]; then
     run=($PYTHON -m harness run --results "$OUT/results" --once --place torch/cuda)
-    stage 330 offload "${run[@]}" suites/long_context_gpu.yaml -k offload_boundary
-    stage 240 long "${run[@]}" suites/long_context_gpu.yaml -k update_in_backward
+    stage 320 offload "${run[@]}" suites/long_context_gpu.yaml -k offload_boundary
+    stage 230 long "${run[@]}" suites/long_context_gpu.yaml -k update_in_backward
 fi
 finish

@@ -62,9 +62,10 @@ def _of(program: Jaxpr, times: int) -> Iterator[Operations]:
 def _programs(equation: Any) -> Iterator[Jaxpr]:
     """Yield the programs that an operation runs: the body of a scan, the branches of a condition.
 
-    None of a kernel: between what it reads and what it writes nothing moves.
+    None of a kernel: between what it reads and what it writes nothing moves. None of an update: its program says how
+    two numbers become one.
     """
-    if equation.primitive.name == "pallas_call":
+    if equation.primitive.name == "pallas_call" or equation.primitive.name in UPDATES:
         return
     for value in equation.params.values():
         for each in value if isinstance(value, tuple | list) else (value,):

@@ -21,15 +21,18 @@ NARROWED = {
 }  # fmt: skip
 """Functions whose arguments are cast to the type of autocast."""
 WIDENED = {
-    F.softmax, F.log_softmax, F.layer_norm, F.group_norm, F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.kl_div,
-    F.smooth_l1_loss, F.huber_loss, F.softplus, F.cosine_similarity, F.binary_cross_entropy_with_logits,
-    torch.softmax, torch.log_softmax, torch.layer_norm, torch.pow, torch.exp, torch.expm1, torch.log, torch.log1p,
-    torch.log2, torch.log10, torch.reciprocal, torch.rsqrt, torch.cosh, torch.sinh, torch.tan, torch.logsumexp,
-    torch.norm, torch.cumsum, torch.cumprod, torch.prod, torch.sum,
-    T.softmax, T.log_softmax, T.pow, T.__pow__, T.exp, T.expm1, T.log, T.log1p, T.log2, T.log10, T.reciprocal, T.rsqrt,
-    T.logsumexp, T.norm, T.cumsum, T.cumprod, T.prod, T.sum,
+    F.layer_norm, F.group_norm, F.rms_norm, F.nll_loss, F.mse_loss, F.l1_loss, F.kl_div, F.smooth_l1_loss,
+    F.huber_loss, F.softplus, F.cosine_similarity, F.binary_cross_entropy_with_logits,
+    torch.layer_norm, torch.rms_norm, torch.pow, torch.exp, torch.expm1, torch.log, torch.log1p, torch.log2,
+    torch.log10, torch.reciprocal, torch.rsqrt, torch.cosh, torch.sinh, torch.tan, torch.logsumexp,
+    T.pow, T.__pow__, T.exp, T.expm1, T.log, T.log1p, T.log2, T.log10, T.reciprocal, T.rsqrt, T.logsumexp,
 }  # fmt: skip
 """Functions whose arguments are cast to float32."""
+TYPED = {
+    F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, torch.sum, torch.prod, torch.cumsum, torch.cumprod,
+    torch.norm, T.softmax, T.log_softmax, T.sum, T.prod, T.cumsum, T.cumprod, T.norm,
+}  # fmt: skip
+"""Functions that are asked for a result in float32, where their caller names no type: their kernels widen."""
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -57,11 +60,21 @@ class Autocast:
 
     def cast(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments in the types in which autocast has a function called."""
-        if self.dtype is None or not (func in NARROWED or func in WIDENED):
+        if self.dtype is None:
+            return args, kwargs
+        if func in TYPED:
+            return args, kwargs | ({"dtype": torch.float32} if self._is_untyped(args, kwargs) else {})
+        if not (func in NARROWED or func in WIDENED):
             return args, kwargs
         to = self._narrow if func in NARROWED else self._widen
         cast: tuple[Any, Any] = tree_map(lambda value: to(value) if self._of_device(value) else value, (args, kwargs))
         return cast
+
+    def _is_untyped(self, args: Any, kwargs: Any) -> bool:
+        """Check whether a function gets half types of the device, and is not asked for a type."""
+        named = any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
+        first = args[0] if args else kwargs.get("input")
+        return not named and kwargs.get("out") is None and self._of_device(first) and first.dtype in HALF
 
     def _narrow(self, tensor: T) -> T:
         if tensor.dtype == self.dtype or not tensor.is_floating_point() or tensor.dtype == torch.float64:

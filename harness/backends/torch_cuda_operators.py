@@ -5,14 +5,16 @@ These are its kernels of attention, and the fused forms that the CPU lacks.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.overrides import TorchFunctionMode
 
 from harness.backends.cards import Card
-from harness.backends.torch_autocast import Autocast, standing_for_torchs
+from harness.backends.torch_autocast import HALF, Autocast, standing_for_torchs
 from harness.backends.torch_cuda_storage import DeviceStorage, on_device
 
 aten = torch.ops.aten
@@ -26,18 +28,32 @@ def pretended(device: DeviceStorage) -> Iterator[None]:
     Torch leaves a mode before it calls the function that the mode handles. What is recomputed in a backward pass needs
     it too, so it is entered again there.
     """
-    mode, run_backward = Pretended(device), torch.autograd._engine_run_backward
+    mode, run_backward, generator = Pretended(device), torch.autograd._engine_run_backward, torch.Generator
 
     def within(*args: Any, **kwargs: Any) -> Any:
         with mode:
             return run_backward(*args, **kwargs)
 
     torch.autograd._engine_run_backward = within
+    torch.Generator = DeviceGenerator  # type: ignore[misc]
     try:
         with mode, standing_for_torchs(mode.autocast, ("cuda", "meta")):
             yield
     finally:
         torch.autograd._engine_run_backward = run_backward
+        torch.Generator = generator  # type: ignore[misc]
+
+
+class DeviceGenerator(torch.Generator):
+    """A generator of the device, which draws nothing: tensors without data need no numbers.
+
+    For a host it is torch's own.
+    """
+
+    device = META
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return super().__new__(cls) if torch.device(_renamed(device)) == META else torch._C.Generator(device)
 
 
 class Pretended(TorchFunctionMode):
@@ -49,21 +65,29 @@ class Pretended(TorchFunctionMode):
         self.autocast = Autocast(on_device)
         self._instead: dict[Any, Callable[..., Any]] = {
             F.scaled_dot_product_attention: self._attend,
-            F.softmax: _softmax,
-            torch.softmax: _softmax,
-            torch.Tensor.softmax: _softmax,
+            **dict.fromkeys((F.softmax, torch.softmax, torch.Tensor.softmax), _softmax),
+            **dict.fromkeys((F.log_softmax, torch.log_softmax, torch.Tensor.log_softmax), _log_softmax),
+            F.cross_entropy: self._cross_entropy,
             F.dropout: _dropout,
             F.rms_norm: _rms_norm,
             torch.rms_norm: _rms_norm,
+            torch.Tensor.tolist: _without_values,
             torch.Tensor.cuda: lambda tensor, *_, **__: tensor.to(META),
             torch.Tensor.pin_memory: self._pinned_copy,
-            torch.Tensor.is_pinned: lambda tensor, *_: device.is_pinned(tensor),
+            torch.Tensor.is_pinned: lambda tensor, *_, **__: device.is_pinned(tensor),
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self.autocast.cast(func, args, dict(kwargs or {}))
-        if (instead := self._instead.get(func)) is not None and on_device(args[0]) | (func in EVERYWHERE):
+        if (instead := self._instead.get(func)) is not None and (
+            func in EVERYWHERE or any(map(on_device, (*args, *kwargs.values())))
+        ):
             return instead(*args, **kwargs)
+        if func in COMPOSITES:
+            with self:
+                return COMPOSITES[func](*args, **kwargs)
+        if isinstance(kwargs.get("generator"), DeviceGenerator):
+            del kwargs["generator"]
         if "device" in kwargs:
             kwargs["device"] = _renamed(kwargs["device"])
         if func is torch.Tensor.to or any(isinstance(each, torch.device) for each in args):
@@ -74,7 +98,7 @@ class Pretended(TorchFunctionMode):
         finally:
             self.device.pinning = False
 
-    def _pinned_copy(self, tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+    def _pinned_copy(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         self.device.pinning = True
         try:
             return tensor.clone()
@@ -83,9 +107,9 @@ class Pretended(TorchFunctionMode):
 
     def _attend(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
         attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
@@ -93,32 +117,71 @@ class Pretended(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         """Call the kernel that the device would choose; see `attention_kernel`."""
-        kernel = attention_kernel(q, k, v, attn_mask, self.device.card)
+        q, k, v = query, key, value
+        kernel = attention_kernel(q, k, v, attn_mask, self.device.card, dropout_p)
         if kernel == "flash":
             padded = (F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x for x in (q, k, v))
             return aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0][
                 ..., : v.shape[-1]
             ]
-        if kernel == "efficient":
+        if kernel in ("cudnn", "efficient"):
+            added = None if attn_mask is None else _added(attn_mask, q, k, aligned=kernel == "efficient")
             needs = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-            return aten._scaled_dot_product_efficient_attention(
-                q, k, v, attn_mask, needs, dropout_p, is_causal, scale=scale
-            )[0]
+            attend = getattr(aten, f"_scaled_dot_product_{kernel}_attention")
+            return attend(q, k, v, added, needs, dropout_p, is_causal, scale=scale)[0]
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+
+    def _cross_entropy(
+        self, input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, **settings: Any
+    ) -> torch.Tensor:
+        """Under autocast widen the logarithms of probabilities, as torch does, and not the logits.
+
+        Where labels are smoothed or are probabilities the logits are widened, which takes about as much.
+        """
+        if self.autocast.dtype is None or input.dtype not in HALF:
+            return F.cross_entropy(input, target, weight, **settings)
+        if settings.get("label_smoothing") or target.is_floating_point():
+            return F.cross_entropy(input.to(torch.float32), target, weight, **settings)
+        logs = torch.log_softmax(input, min(1, input.dim() - 1))
+        (logs, _, weight), _ = self.autocast.cast(F.nll_loss, (logs, target, weight), {})
+        return F.nll_loss(logs, target, weight, **{k: v for k, v in settings.items() if k != "label_smoothing"})
 
 
 EVERYWHERE = {torch.Tensor.cuda, torch.Tensor.pin_memory, torch.Tensor.is_pinned}
 """What is replaced for tensors of the host too."""
 
 
-def attention_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, card: Card) -> str:
-    """Choose 'flash', 'efficient' or 'math' as torch does, by type, sizes and card (sdp_utils.cpp).
+def _own_body(function: Any) -> Any:
+    """Return a form of a function of `F` that computes where a mode is active, and does not ask the mode to."""
+    asking = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = {**function.__globals__, **dict.fromkeys(asking, lambda *_: False)}
+    form = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    form.__kwdefaults__ = function.__kwdefaults__
+    return form
+
+
+COMPOSITES = {
+    getattr(F, name): _own_body(getattr(F, name))
+    for name in ("multi_head_attention_forward", "linear_cross_entropy")
+    if hasattr(F, name)
+}
+"""Functions of Python that call others which a device would treat otherwise."""
+
+
+def attention_kernel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, card: Card, dropout_p: float = 0.0
+) -> str:
+    """Choose 'cudnn', 'flash', 'efficient' or 'math' as torch does, by type, sizes and card (sdp_utils.cpp).
 
     `torch.nn.attention.sdpa_kernel` is heeded.
     """
-    half = q.dtype in (torch.float16, torch.bfloat16)
+    if q.dim() != 4:
+        return "math"
+    if torch.backends.cuda.cudnn_sdp_enabled() and _takes_cudnn(q, k, v, mask, card, dropout_p):
+        return "cudnn"
+    half = q.dtype in HALF
     ampere = card.capability >= (8, 0)
     K, same = q.shape[-1], q.shape[-1] == v.shape[-1]
     flash = torch.backends.cuda.flash_sdp_enabled() and half and ampere and mask is None and same and K <= 256
@@ -131,26 +194,76 @@ def attention_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: to
     return "efficient" if efficient else "math"
 
 
-def _softmax(
-    x: torch.Tensor, dim: int = -1, *rest: Any, dtype: torch.dtype | None = None, _stacklevel: int = 3, **more: Any
-) -> torch.Tensor:
-    """Widen half types within the kernel, as a GPU does, and not in a copy."""
-    dtype = dtype or next((each for each in rest if isinstance(each, torch.dtype)), None)
-    if dtype == torch.float32 and x.dtype in (torch.float16, torch.bfloat16) and not more:
-        return torch._softmax(x, dim, True)
-    return torch.softmax(x, dim, dtype, **more)
+def _takes_cudnn(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, card: Card, dropout_p: float
+) -> bool:
+    """Check whether cuDNN is asked first, as torch 2.13 does from cuDNN 9.15 on, and takes the call.
+
+    On Hopper and Blackwell. It has no gradient of a mask, and drops multiples of a sixteenth.
+    """
+    widths = q.shape[-1], v.shape[-1]
+    widest = 256 if card.capability == (9, 0) else 192 if widths == (192, 128) else 128
+    whole = (*q.shape[:3], k.shape[-2])
+    fits = mask is None or (
+        mask.dim() in (2, 4)
+        and not mask.requires_grad
+        and all(size in (1, of) for size, of in zip(mask.shape, whole[-mask.dim() :], strict=True))
+    )
+    sizes = max(widths) <= widest and all(width % 8 == 0 for width in widths)
+    return card.capability[0] in (9, 10) and q.dtype in HALF and sizes and fits and dropout_p * 16 % 1 == 0
 
 
-def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+def _added(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor, aligned: bool) -> torch.Tensor:
+    """Return what kernels add to the scores for a mask: one of booleans is made anew in the type of the queries.
+
+    Rows are padded to begin at multiples of 8 elements where they are to be `aligned`.
+    """
+    if mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, torch.full((), -torch.inf, dtype=q.dtype, device=q.device))
+    if aligned and (mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1])):
+        S = mask.shape[-1]
+        mask = F.pad(mask, (0, 8 - S % 8))[..., :S]
+    return mask.expand(*q.shape[:3], k.shape[-2]) if aligned else mask
+
+
+def _widening(function: Any, kernel: Any) -> Callable[..., torch.Tensor]:
+    """Return a form of softmax or of its logarithm that widens float16 within the kernel, as a GPU does."""
+
+    def run(
+        input: torch.Tensor,
+        dim: Any = -1,
+        *rest: Any,
+        dtype: torch.dtype | None = None,
+        _stacklevel: int = 3,
+        **more: Any,
+    ) -> torch.Tensor:
+        dtype = dtype or next((each for each in rest if isinstance(each, torch.dtype)), None)
+        if dtype == torch.float32 and input.dtype == torch.float16 and not more:
+            return kernel(input, dim, True)
+        return function(input, dim, dtype, **more)
+
+    return run
+
+
+_softmax = _widening(torch.softmax, torch._softmax)
+_log_softmax = _widening(torch.log_softmax, torch._log_softmax)
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
     """Keep a mask of one byte for each element."""
-    return torch.native_dropout(x, p, True)[0] if training and p > 0 else x
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
 
 def _rms_norm(
-    x: torch.Tensor, normalized_shape: Any, weight: torch.Tensor | None = None, eps: float | None = None
+    input: torch.Tensor, normalized_shape: Any, weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
     """Normalise in one kernel, which keeps a number for each row."""
-    return aten._fused_rms_norm(x, list(normalized_shape), weight, eps)[0]
+    return aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
+
+
+def _without_values(tensor: torch.Tensor) -> Any:
+    """Raise what a fake tensor raises where its values are asked for."""
+    raise DataDependentOutputException("Tensor.tolist")  # type: ignore[arg-type]
 
 
 def _renamed(value: Any) -> Any:

@@ -153,7 +153,10 @@ def _efficient_backward(grad: torch.Tensor, q: torch.Tensor, *_: Any) -> list[in
 
 
 def _flash_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, *_: Any) -> list[int]:
-    """Return delta, the gradient of the queries in float32, and those of grouped keys and values for each head."""
+    """Return delta, the gradient of the queries in float32, and those of grouped keys and values for each head.
+
+    cuDNN's asks for the first two as well (scaled_dot_product_flash_attention.h of its frontend).
+    """
     B, H, T, K = q.shape
     grouped = [B * k.shape[2] * H * K * q.element_size()] * 2 if k.shape[1] != H else []
     return [B * H * _up(T, 128) * 4, B * H * _up(T, 128) * _up(K, 32) * 4, *grouped]
@@ -167,5 +170,6 @@ SCRATCH: dict[Any, Callable[..., list[int]]] = {
     aten._softmax_backward_data: _softmax_backward,
     aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,
+    aten._scaled_dot_product_cudnn_attention_backward: _flash_backward,
 }
 """Bytes that kernels take for the length of a call, by operator; each is called with the operator's arguments."""

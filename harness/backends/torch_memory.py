@@ -107,7 +107,13 @@ def traced(
             raise Incomplete(f"'{operator}' {HELP[type(error)]}", dict(live.peaks)) from error
         loop.close()
         return Forecast(
-            dict(live.peaks), last, live.supposed, profile.stages, live.ledger.most(), standing=live.standing()
+            dict(live.peaks),
+            last,
+            live.supposed,
+            profile.stages,
+            live.ledger.most(),
+            standing=live.standing(),
+            base_bytes=live.base,
         )
 
 

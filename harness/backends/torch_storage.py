@@ -42,6 +42,9 @@ SUPPOSED = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.int6
 class LiveStorage(TorchDispatchMode):
     """Follow the bytes of all storages that operators return, and the peak within each phase."""
 
+    base = 0
+    """Bytes that stood before the run, and are in no peak."""
+
     def __init__(self, source_bytes: int = 0, kernels: int = CAPACITY) -> None:
         super().__init__()
         self.live = source_bytes

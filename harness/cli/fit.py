@@ -6,15 +6,14 @@ from typing import Annotated
 import typer
 
 from harness.cli.groups import together
-from harness.cli.inputs import Cases
-from harness.cli.options import PredictOnlyOption, ResultsOption
+from harness.cli.inputs import Cases, Room
+from harness.cli.options import GpuOption, PredictOnlyOption, ResultsOption
 from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.machine.environment import cache_folder
 from harness.report.fit import text
 from harness.suite.units import size
 from harness.verbs.fit import Search, run
-from harness.verbs.plan import Machine, this_machine
 
 
 @together
@@ -25,6 +24,7 @@ def command(
         list[str] | None,
         typer.Option(help="What a case may take: 8GiB; several times if wanted. By default what the host or GPU has."),
     ] = None,
+    card: GpuOption = None,
     predict_only: PredictOnlyOption = False,
     results: ResultsOption = Path("results"),
 ) -> None:
@@ -34,10 +34,10 @@ def command(
     failed.
     """
     loaded = plugins.load(cases.plugins)
-    plan = cases.plan(loaded)
-    cache = cache_folder()
-    machine = Machine() if predict_only else this_machine(plan.places, cache)
-    search = Search(plan, loaded, cases.plugins, over, cache, note, machine)
+    room = Room(card=card)
+    plan = cases.plan(loaded, on_gpu=room.on_gpu)
+    machine = room.machine(() if predict_only else plan.places)  # rates are for what is run
+    search = Search(plan, loaded, cases.plugins, over, cache_folder(), note, machine)
     budgets: list[int | None] = [size(each) for each in budget] if budget else [None]
     file, records = run(search, budgets, results, predict_only)
     out.print(text(records), end="")

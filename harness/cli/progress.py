@@ -14,6 +14,7 @@ from harness.records import Case, Record, Slot
 from harness.records.roofline import Operations
 from harness.report import table
 from harness.run import bench
+from harness.run.schedule import worker_seconds
 from harness.suite.plan import Comparison
 from harness.verdicts import judge
 
@@ -170,7 +171,7 @@ class Watcher(bench.Progress):
         if slot is not None and kind == "time":
             for timing in self.timings:
                 if slot.case in timing.cases:
-                    timing.seconds -= record.origin.worker_seconds or 0.0
+                    timing.seconds -= worker_seconds(record)
                     timing.round = slot.round
         if slot is not None and kind == "predict":
             self.pace.predicted(slot.case, record.prediction.predicted_work)

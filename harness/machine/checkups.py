@@ -1,10 +1,14 @@
 """What a checkup of this machine shows, and where it is stored."""
 
 import json
+import os
+import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.machine import facts
+from harness.refusal import Refusal
 
 MIB = 1 << 20
 SIZE = 64 * MIB
@@ -64,11 +68,25 @@ class Checkup:
 
 
 def keep(checkup: Checkup, cache: Path) -> Path:
-    """Write a checkup where later runs find it; return the file."""
-    cache.mkdir(parents=True, exist_ok=True)
+    """Write a checkup where later runs find it; return the file. Raise Refusal where it cannot be written."""
     path = cache / f"doctor-{facts.name()}.json"
-    path.write_text(json.dumps(asdict(checkup), indent=1), encoding="utf-8")
+    try:
+        write(path, asdict(checkup))
+    except OSError as error:
+        remedy = "make room, or name another folder with XDG_CACHE_HOME"
+        raise Refusal(f"these figures cannot be written to '{path}' ({error.strerror}): {remedy}") from None
     return path
+
+
+def write(path: Path, figures: dict[str, Any]) -> None:
+    """Write a file of figures whole, or not at all: another process may read it meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.stem}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    try:
+        partial.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def latest(cache: Path) -> dict[str, object]:

@@ -5,6 +5,7 @@ import os
 import platform
 import resource
 import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -19,11 +20,44 @@ DEVICE_SHARE = 0.95
 """The share of a GPU's memory that a case may take: the driver needs some."""
 LONGEST_COMMIT = 60
 PACKAGES = ("torch", "jax", "jaxlib", "numpy", "tokenizers")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+GROUP_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""The limit of a control group, its use, and the line of `memory.stat` for pages that the kernel drops on demand: of
+version 2, and by its folder of version 1."""
 
 
 def free_to_use() -> int:
-    """Return how many bytes of this machine's free memory may be used."""
-    return int(psutil.virtual_memory().available * HOST_SHARE)
+    """Return how many bytes of this machine's free memory may be used; in a container, of what is free there."""
+    return int(min([psutil.virtual_memory().available, *(free for _, free in _limits())]) * HOST_SHARE)
+
+
+def total_bytes() -> int:
+    """Return the memory of this machine, or the limit of the container where that is less."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits())])
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """Yield the limit of each control group that this process is in, in bytes, and what of it is free.
+
+    A container may see its own group as the root, and its path from outside.
+    """
+    for line in (_read(MEMBERSHIP) or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in GROUP_FILES:
+            continue
+        limit_file, use_file, reclaimable = GROUP_FILES[controllers]
+        names = [name for name in Path(path).parts if name not in ("/", "..")]
+        for depth in range(len(names) + 1):
+            group = CONTROL_GROUPS.joinpath(controllers, *names[:depth])
+            limit, use = _read(group / limit_file) or "", _read(group / use_file) or ""
+            if limit.isdigit() and use.isdigit():  # the limit may be "max"
+                lines = (line.split() for line in (_read(group / "memory.stat") or "").splitlines())
+                dropped = next((int(line[1]) for line in lines if line[0] == reclaimable), 0)
+                yield int(limit), max(0, int(limit) - int(use) + dropped)
 
 
 @cache
@@ -87,7 +121,7 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
 
-def _read(path: str) -> str | None:
+def _read(path: str | Path) -> str | None:
     try:
         return Path(path).read_text().strip()
     except OSError:

@@ -1,7 +1,11 @@
-"""What the driver's own tool says of the first visible GPU: its memory, who else is on it, what slowed it down."""
+"""What the driver's own tool says of the first visible GPU: its memory, who else is on it, what slowed it down.
+
+Of the others it is asked for their names alone.
+"""
 
 import os
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -58,6 +62,25 @@ def usable_bytes() -> int | None:
     return None if gpu is None or gpu.mig else gpu.usable_bytes
 
 
+def visible() -> list[str]:
+    """Return the names of the visible GPUs: UUIDs, or what CUDA_VISIBLE_DEVICES calls them where the tool knows none.
+
+    Without both, `0` stands for the first GPU.
+    """
+    lines = (_run(["--query-gpu=index,uuid", "--format=csv,noheader"]) or "").splitlines()
+    uuids = {index.strip(): uuid.strip() for index, comma, uuid in (line.partition(",") for line in lines) if comma}
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return list(uuids.values()) or ["0"]
+    names = [name for each in chosen.split(",") if (name := each.strip()) not in ("", "-1")]
+    return list(dict.fromkeys(uuids.get(name) or _in_full(name, uuids.values()) for name in names))
+
+
+def _in_full(name: str, uuids: Iterable[str]) -> str:
+    """Return the UUID that a name abbreviates; the name where it is none of them."""
+    return next((uuid for uuid in uuids if name.startswith("GPU-") and uuid.startswith(name)), name)
+
+
 def free_to_use() -> int | None:
     """Return what a case may take of the first visible GPU now: what is free of it, but for the driver's share."""
     gpu = detect()
@@ -85,9 +108,12 @@ def _output(arguments: list[str]) -> str | None:
     """Run the driver's tool for the first visible GPU; None where it is absent or refuses."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     chosen = [f"--id={first}"] if first and not first.startswith("MIG-") else []
+    return _run([*chosen, *arguments])
+
+
+def _run(arguments: list[str]) -> str | None:
+    """Run the driver's tool; None where it is absent or refuses."""
     try:
-        return subprocess.run(
-            ["nvidia-smi", *chosen, *arguments], capture_output=True, text=True, timeout=10, check=True
-        ).stdout
+        return subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None

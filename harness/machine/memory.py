@@ -57,13 +57,26 @@ def reset_peak() -> None:
         clear.write(b"5")
 
 
-def kernel_kills() -> int:
-    """Count the processes that the kernel killed in this control group for want of memory; 0 where unknown."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        with suppress(OSError, ValueError), open(path) as events:
+def kernel_kills(root: str = "/") -> int:
+    """Count the processes that the kernel killed in this control group for want of memory; 0 where unknown.
+
+    In a container the group may look like the root, whose own file counts; version 1 has another one.
+    """
+    own = os.path.join(_own_group(root), "memory.events")
+    for path in (own, "memory.events", "memory/memory.oom_control"):
+        with suppress(OSError, ValueError), open(os.path.join(root, "sys/fs/cgroup", path)) as events:
             lines = (line.split() for line in events)
             return sum(int(line[1]) for line in lines if line[0] == "oom_kill")
     return 0
+
+
+def _own_group(root: str) -> str:
+    """Return the control group (version 2) of this process, below /sys/fs/cgroup; empty for the root or unknown."""
+    with suppress(OSError), open(os.path.join(root, "proc/self/cgroup")) as groups:
+        for line in groups:
+            if line.startswith("0::/"):
+                return line.removeprefix("0::/").rstrip("\n")
+    return ""
 
 
 def children(pid: int | str = "self") -> list[int]:

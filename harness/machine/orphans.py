@@ -4,10 +4,12 @@ A worker dies with the thread that started it (`PR_SET_PDEATHSIG`), what it has 
 carries in its environment which harness it is of, and hands that on. The guard waits for the end of a pipe that its
 harness holds, which the kernel closes, and kills all processes of that mark; `sweep` does the same for every harness
 that is gone, should its guard be gone as well. Only processes of the same user are seen; none is killed by its name.
+The temporary folders of a harness carry its mark in a file, and `sweep` removes those of this user.
 """
 
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -15,6 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "HARNESS_OF"
+PREFIX = "harness-"
+"""How the names of temporary folders begin."""
+OWNER = ".harness-of"
+"""The file of a temporary folder that says which harness it is of."""
 PATIENCE_SECONDS = 5.0
 PAUSE_SECONDS = 0.02
 
@@ -48,9 +54,45 @@ def _started() -> int:
     return hold
 
 
+def claim(folder: Path) -> None:
+    """Write into a temporary folder that it is of this process."""
+    (folder / OWNER).write_text(f"{mark()}:{_boot()}", encoding="ascii")
+
+
 def sweep() -> list[int]:
-    """Kill what harnesses that are gone have left; return the processes."""
-    return _end({mark for mark in map(_mark_of, _processes()) if mark and _gone(mark)})
+    """Kill what harnesses that are gone have left, remove their temporary folders, and return the processes."""
+    ended = _end({mark for mark in map(_mark_of, _processes()) if mark and _gone(mark)})
+    _remove_folders()
+    return ended
+
+
+def _remove_folders() -> None:
+    """Remove the temporary folders of this user's harnesses that are gone; another sweep may do so at the same time."""
+    import shutil
+    import tempfile  # not above: the guard starts in a moment without them
+
+    folder = Path(tempfile.gettempdir())
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith(PREFIX) and _is_left(folder / name):
+                shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _is_left(folder: Path) -> bool:
+    """Return whether a folder is of this user and says that it is of a harness that is gone.
+
+    What is marked on another machine is left to the harnesses there: they may share the folder.
+    """
+    owner = folder / OWNER
+    try:
+        for path, is_kind in ((folder, stat.S_ISDIR), (owner, stat.S_ISREG)):  # no links
+            about = os.lstat(path)
+            if not is_kind(about.st_mode) or about.st_uid != os.geteuid():
+                return False
+        mark, _, boot = owner.read_text(encoding="ascii").rpartition(":")
+        return boot != "" and boot == _boot() and _gone(mark)
+    except (OSError, ValueError):
+        return False
 
 
 def _end(marks: set[str]) -> list[int]:
@@ -96,6 +138,14 @@ def _gone(mark: str) -> bool:
 def _namespace() -> str:
     """Return the name of the set of processes whose numbers this one shares."""
     return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _boot() -> str:
+    """Read the name that this machine has until it starts anew, which no other has; empty where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _began(pid: int) -> str:

@@ -4,15 +4,14 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from harness import backends
 from harness.contract.place import Place
-from harness.machine import environment, facts, interference
+from harness.machine import checkups, environment, facts, interference
 from harness.machine.child import AnswerError, answer_of
 from harness.records.roofline import Operations, Rates, roofline
 
@@ -60,7 +59,8 @@ def with_calls(rates: Rates, place: Place, work: Iterable[Operations], cache: Pa
     stored = _read(path)
     known: dict[str, float | None] = stored.setdefault(_key(place), {})
     calls = {each.call: each for each in work if each.call}
-    expected = {call: _seconds(each, rates) for call, each in calls.items() if call not in known}
+    most = LARGEST * facts.total_bytes()
+    expected = {call: _seconds(each, rates, most) for call, each in calls.items() if call not in known}
     short = {call: seconds for call, seconds in expected.items() if seconds is not None}
     missing = sorted(short, key=short.__getitem__)
     if missing:
@@ -72,12 +72,15 @@ def with_calls(rates: Rates, place: Place, work: Iterable[Operations], cache: Pa
     return replace(rates, calls={call: seconds for call in calls if (seconds := known.get(call)) is not None})
 
 
-def _seconds(work: Operations, rates: Rates) -> float | None:
-    """Return what the roofline says of one call in seconds; None for one that is too long or too large to be timed."""
+def _seconds(work: Operations, rates: Rates, most: float) -> float | None:
+    """Return what the roofline says of one call in seconds; None for one that is too long to be timed, or too large.
+
+    It may move `most` bytes.
+    """
     seconds = roofline(work, rates)
     if seconds is None or seconds > LONGEST * work.times:
         return None
-    return seconds / work.times if work.moved <= LARGEST * work.times * psutil.virtual_memory().total else None
+    return seconds / work.times if work.moved <= most * work.times else None
 
 
 def _timed(place: Place, calls: list[str]) -> dict[str, Any]:
@@ -108,5 +111,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, figures: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    with suppress(OSError):  # the next run measures again
+        checkups.write(path, figures)

@@ -38,6 +38,7 @@ class Forecast(NamedTuple):
     `stages` are the bytes held after each stage of the first step, `kinds` the most that each kind takes at any time.
     Of a GPU there are the peaks of what its allocator takes from the driver (`reserved_bytes`), of what the driver
     counts for the process (`driver_bytes`), and of what lies in the memory of the host instead (`host_bytes`).
+    `base_bytes` were allocated there before the run, and are in none of `peaks`.
     `standing` is what stands at the highest peak, the largest first. `target` is the card that a program was compiled
     for, where that decides something.
     """
@@ -52,3 +53,4 @@ class Forecast(NamedTuple):
     host_bytes: int | None = None
     standing: tuple[Standing, ...] = ()
     target: str = ""
+    base_bytes: int | None = None

@@ -173,6 +173,7 @@ class Prediction(Value):
     predicted_stages: dict[str, int] = Field(default_factory=dict, description="held after each stage, bytes")
     predicted_kinds: dict[str, int] = Field(default_factory=dict, description="the most of each kind, bytes")
     predicted_reserved_bytes: int | None = Field(None, description="predicted peak of a GPU's segments, base included")
+    predicted_base_bytes: int | None = Field(None, description="allocated on a GPU before the run, in no peak, bytes")
     predicted_driver_bytes: int | None = Field(None, description="the same with the context of the process, bytes")
     predicted_host_bytes: int | None = Field(None, description="predicted memory of the host beside a GPU, bytes")
     predicted_standing: tuple[Standing, ...] = Field((), description="what stands at the predicted peak, by maker")
@@ -184,7 +185,20 @@ class Prediction(Value):
     def need_bytes(self) -> int | None:
         """What to keep free for it: what it takes at most, or what is known of that."""
         known = (self.at_most_bytes, self.predicted_peak_bytes, self.floor_bytes)
-        return max((each for each in known if each is not None), default=None)
+        highest = max((each for each in known if each is not None), default=None)
+        return None if highest is None else highest + self.beside_bytes(within_budget=False)
+
+    def beside_bytes(self, within_budget: bool) -> int:
+        """Return what is taken beside the peak of what is allocated: on a GPU in torch the rest of its segments.
+
+        A budget bounds them above the base. The card bounds all of them, and the context where that is known.
+        """
+        peak, reserved = self.predicted_peak_bytes, self.predicted_reserved_bytes
+        if peak is None or reserved is None:
+            return 0
+        if within_budget:
+            return reserved - (self.predicted_base_bytes or 0) - peak
+        return (self.predicted_driver_bytes or reserved) - peak
 
 
 class Memory(Value):

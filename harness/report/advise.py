@@ -8,7 +8,7 @@ from tabulate import tabulate
 from harness.contract.workload import Workload
 from harness.records import Case, Record
 from harness.records.case import CONTROL
-from harness.report.plan import grid
+from harness.report.plan import by_segments, grid
 from harness.report.text import escaped, row_name
 from harness.report.words import AT_MOST, mib, titles
 from harness.suite.units import shown
@@ -28,7 +28,11 @@ def text(answers: Sequence[Advice]) -> str:
     for advice in answers:
         pieces.append(f"## {escaped(title_of[advice.case.comparison_key, ''])}")
         pieces.append(_sentence(advice))
-        pieces.append(_measured(advice.rows) if advice.rows else grid([advice.predicted[0], *_shown(advice)]))
+        if advice.rows:
+            pieces.append(_measured(advice.rows))
+        else:
+            rows = [advice.predicted[0], *_shown(advice)]
+            pieces += filter(None, (grid(rows), by_segments(rows)))
         if advice.choice is not None:
             if parts := _parts(advice):
                 pieces.append(parts)

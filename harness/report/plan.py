@@ -17,6 +17,7 @@ UNBOUNDED = (
     "- without a bound: too few cases of this kind were measured, or its data decide; "
     "what fits is judged by the prediction"
 )
+SEGMENTS = "- fits: by reserved bytes, which a budget and the card bound"
 SEVERAL = 3
 
 
@@ -65,7 +66,7 @@ def _cells(row: PlanRow, baseline: PlanRow | None) -> tuple[str, ...]:
 
 
 def _remarks(rows: Sequence[PlanRow]) -> list[str]:
-    remarks = [sureness(row.coverage for row in rows), _unbounded(rows)]
+    remarks = [sureness(row.coverage for row in rows), _unbounded(rows), by_segments(rows)]
     remarks += [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
     remarks += [
         f"- {escaped(row.case.label)}: they share the host, so each may use {shown(row.limit_bytes)}"
@@ -81,6 +82,12 @@ def _remarks(rows: Sequence[PlanRow]) -> list[str]:
 def _unbounded(rows: Sequence[PlanRow]) -> str:
     """Say by what rows are judged that have no bound."""
     return UNBOUNDED if any(row.at_most_bytes is None and row.fits is not None for row in rows) else ""
+
+
+def by_segments(rows: Sequence[PlanRow]) -> str:
+    """Say by what rows on a GPU in torch are judged."""
+    judged = (row for row in rows if row.fits is not None)
+    return SEGMENTS if any(row.prediction.predicted_reserved_bytes is not None for row in judged) else ""
 
 
 def _effects(rows: Sequence[PlanRow]) -> str:

@@ -4,8 +4,9 @@ import hashlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from harness.machine.environment import cache_folder
 from harness.records import Case, Heading, Kind, Origin, Record, Slot, Task, store
 from harness.records.task import TokenFile
 from harness.run import prepare_data, runner
-from harness.run.schedule import Schedule, Summary, is_done
+from harness.run.schedule import Latest, Schedule, Summary
 from harness.suite.plan import Comparison, Plan
 
 ATTEMPTS = 2
@@ -103,7 +104,8 @@ class Bench:
     def is_open(self, slot: Slot) -> bool:
         """Check whether a slot wants a result, and was not tried in vain by this run as often as it may."""
         record = self.latest.get(slot)
-        return not is_done(record) and (record is None or record.attempt < ATTEMPTS or record.run_id != self.run_id)
+        tried = record is not None and record.attempt >= ATTEMPTS and record.run_id == self.run_id
+        return self.schedule.wants(slot, record) and not tried
 
     def peak(self, case: Case) -> int | None:
         """Return the measured peak of a case in bytes."""
@@ -183,9 +185,17 @@ def origin_of(plan: Plan, plugins: Plugins, run_id: str = "") -> Origin:
     )
 
 
-def new_id() -> str:
-    """Name a run: when it began, in which process, and by chance."""
-    return f"{datetime.now(UTC):{store.STAMP}}-{os.getpid()}-{secrets.token_hex(3)}"
+def new_id(latest: Latest | None = None) -> str:
+    """Name a run: when it began, in which process, and by chance.
+
+    It is later than the runs that `latest` is from, even where the clock was set back.
+    """
+    began = datetime.now(UTC).replace(microsecond=0)
+    for run_id in {known.run_id for known in (latest or {}).values()}:
+        with suppress(ValueError):
+            before = datetime.strptime(run_id.split("-")[0], store.STAMP).replace(tzinfo=UTC)
+            began = max(began, before + timedelta(seconds=1))
+    return f"{began:{store.STAMP}}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def now() -> str:

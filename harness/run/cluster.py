@@ -95,7 +95,7 @@ def connected(address: str) -> Iterator[Any]:
         ) from None
     for logger in ("distributed", "distributed.client"):  # this file writes what matters in sentences
         logging.getLogger(logger).setLevel(logging.CRITICAL)
-    if not address.startswith("local"):
+    if address.partition(":")[0] != "local":
         try:
             client = distributed.Client(address, timeout=PATIENCE_SECONDS)
         except (OSError, ValueError, TypeError) as error:

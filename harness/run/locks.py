@@ -5,11 +5,12 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from harness import backends
 from harness.contract.place import Place
 from harness.machine import gpu
 from harness.records.store import StoreError
@@ -23,23 +24,23 @@ class _Busy(StoreError):
 
 @contextmanager
 def measuring(folder: Path, places: Iterable[Place]) -> Iterator[None]:
-    """Lock a folder of results, and the GPU where a place is on one; raise StoreError at once where that fails.
+    """Lock a folder of results, and the GPUs where a place is on one; raise StoreError at once where that fails.
 
     A lock ends with its process, however that ends; no child inherits it.
     """
-    with _locked(_in(folder), f"another harness is writing to '{folder}'", "--results"), _gpu(places):
+    with _locked(_in(folder), f"another harness is writing to '{folder}'", "--results"), _on(_gpus(places)):
         yield
 
 
 @contextmanager
 def in_turn(places: Iterable[Place], meanwhile: Callable[[], None]) -> Iterator[None]:
-    """Lock this machine, and its GPU where a place is on one, as soon as they are free.
+    """Lock this machine, and its GPUs where a place is on one, as soon as they are free.
 
     `meanwhile` is called several times a second, and what it raises ends the waiting. A file in the folder for
     temporary files stands for the machine: containers that do not share that folder are machines of their own.
     """
     with ExitStack() as locks:
-        for lock in (_machine, partial(_gpu, tuple(places))):
+        for lock in (_machine, partial(_on, _gpus(places))):
             while True:
                 meanwhile()
                 try:
@@ -50,15 +51,20 @@ def in_turn(places: Iterable[Place], meanwhile: Callable[[], None]) -> Iterator[
         yield
 
 
+def _gpus(places: Iterable[Place]) -> list[str]:
+    """Return the GPUs that cases of these places may use: all that are visible, since JAX takes memory on each."""
+    on_gpu = any(place.device == "cuda" and backends.absent(*place) is None for place in places)
+    return gpu.visible() if on_gpu else []
+
+
 @contextmanager
-def _gpu(places: Iterable[Place]) -> Iterator[None]:
-    if not any(place.device == "cuda" for place in places) or gpu.usable_bytes() is None:
-        yield
-        return
-    number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    file = Path(tempfile.gettempdir()) / f"harness-gpu-{re.sub(r'[^A-Za-z0-9-]', '_', number)}.lock"
-    reason = f"another harness measures on the GPU {number}, and two would spoil each other's figures"
-    with _locked(file, reason, "CUDA_VISIBLE_DEVICES"):
+def _on(gpus: Sequence[str]) -> Iterator[None]:
+    """Lock GPUs by their names, all or none."""
+    with ExitStack() as locks:
+        for name in gpus:
+            file = Path(tempfile.gettempdir()) / f"harness-gpu-{re.sub(r'[^A-Za-z0-9-]', '_', name)}.lock"
+            reason = f"another harness measures on the GPU {name}, and two would spoil each other's figures"
+            locks.enter_context(_locked(file, reason, "CUDA_VISIBLE_DEVICES"))
         yield
 
 

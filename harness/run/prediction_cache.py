@@ -4,10 +4,11 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,14 +17,12 @@ import harness
 from harness.contract.plugins import Plugins
 from harness.machine import facts, history
 from harness.records import Case, Record
-from harness.run import predictions
+from harness.run import digests, predictions
 
 PREDICTING = ("worker/prediction.py", "worker/batch_sizes.py", "worker/tasks.py")
 BOUNDS = ("verdicts/bound.py", "verdicts/residuals.json")
 ROOMS = ("backends", "contract", "workloads", *PREDICTING, *BOUNDS, "records/forecast.py", "records/roofline.py")
 """Files of the harness that a prediction depends on; of a folder its code."""
-FROM_FILE = "harness_plugin_"
-"""How the module of a plugin is named that was given as a file."""
 
 
 def folder(cache: Path) -> Path:
@@ -41,7 +40,7 @@ def of_cases(
     calls: bool = False,
     steps: int = predictions.STEPS,
     **rest: Any,
-) -> Iterator[tuple[Case, Record]]:
+) -> Generator[tuple[Case, Record], None, None]:
     """Yield each case with its prediction, in no order: from a folder, or as `predictions.of_cases` makes it.
 
     What is made is stored in the folder; None predicts every case.
@@ -52,9 +51,10 @@ def of_cases(
         versions = facts.versions() | dict(plugins.versions)
         threads = len(os.sched_getaffinity(0))  # what a library takes within a call follows them
         open_ = []
+        code = cache(digests.of_module)  # read anew by each call: a notebook may have edited it
         for case in cases:
             depends = (corpora.get(case.comparison_key), card, threads, steps, *(["calls"] if calls else []))
-            path = stored[case.digest()] = within / f"{key(case, plugins, versions, *depends)}.json"
+            path = stored[case.digest()] = within / f"{key(case, plugins, versions, *depends, code=code)}.json"
             if (record := read(path)) is not None:
                 yield case, record
             else:
@@ -67,14 +67,20 @@ def of_cases(
         yield case, record
 
 
-def key(case: Case, plugins: Plugins, versions: Mapping[str, str], *rest: object) -> str:
-    """Return the name under which the prediction of a case is stored."""
+def key(
+    case: Case,
+    plugins: Plugins,
+    versions: Mapping[str, str],
+    *rest: object,
+    code: Callable[[ModuleType | None], str] = digests.of_module,
+) -> str:
+    """Return the name under which the prediction of a case is stored; `code` gives the digest of a module's code."""
     backend = case.place.backend
     forms = [plugins.workloads[case.workload].on.get(backend)]  # none where there is no form for this backend
     forms += [plugins.strategies[applied.name].on.get(backend) for applied in case.strategies]
     modules = {history.written(form).__module__ for form in forms if form is not None}
-    code = [_harness(), *(_code(name) for name in sorted(modules))]
-    text = json.dumps([case.digest(), code, dict(versions), *map(str, rest)], sort_keys=True)
+    written = [_harness(), *(code(sys.modules.get(name)) for name in sorted(modules))]
+    text = json.dumps([case.digest(), written, dict(versions), *map(str, rest)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -105,27 +111,6 @@ def write(path: Path, record: Record) -> None:
 @cache
 def _harness() -> str:
     root = Path(harness.__file__).parent
-    return _digest(
+    return digests.of_files(
         path for room in ROOMS for path in ((root / room).rglob("*.py") if (root / room).is_dir() else [root / room])
     )
-
-
-@cache
-def _code(module: str) -> str:
-    """Return the digest of a module's code: of its file, and of its folder where that is a package of its own kind.
-
-    A plugin that was given as a file is that file alone, whatever lies beside it.
-    """
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None:
-        return ""
-    path = Path(file)
-    alone = module.startswith(FROM_FILE) or path.parent == Path.cwd()
-    return _digest([path] if alone else path.parent.rglob("*.py"))
-
-
-def _digest(paths: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for path in paths if path.is_file()):  # a link may lead nowhere
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()

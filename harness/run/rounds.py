@@ -39,13 +39,17 @@ class Rounds:
         return self.bench.plan.suite
 
     def time(self, comparison: Comparison) -> None:
-        """Time a comparison round by round, until all its rows are decided or the suite's time is spent."""
+        """Time a comparison round by round, until all its rows are decided or the suite's time is spent.
+
+        A round in which a member is killed whenever it is timed is left without that member.
+        """
         tried: Counter[int] = Counter()
         cuts: dict[int, list[list[str]]] = {}
         while True:
-            number, members = self.schedule.turn(comparison, self.latest, by_case(self.latest))
+            given_up = {number for number, times in tried.items() if times == ATTEMPTS}
+            number, members = self.schedule.turn(comparison, self.latest, by_case(self.latest), given_up)
             members = [case for case in members if self.measured(case)]
-            if not members or tried[number] == ATTEMPTS:
+            if not members or number in given_up:
                 return
             tried[number] += 1
             self.time_round(comparison, number, members, cuts)

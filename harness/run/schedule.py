@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from harness.contract.strategy import Strategy
 from harness.machine import facts
 from harness.records import Case, Record, Slot
 from harness.records.record import OPEN_STATUSES
+from harness.run import digests
 from harness.suite.plan import Comparison, Plan
 from harness.verdicts import claims, rounds
 from harness.verdicts.expressions import WAITS, plain_label
@@ -54,7 +55,7 @@ class Summary(NamedTuple):
             record.prediction.need_bytes or 0,
             steps if kind == "pilot" and all(map(possible, steps)) else (),
             step_time(record) if kind == "time" else None,
-            record.origin.worker_seconds or 0.0,
+            worker_seconds(record),
             record.peak_bytes,
             sum(steps) if kind == "time" else 0.0,
             record.child_peak_bound_bytes or 0,
@@ -105,8 +106,15 @@ class Schedule:
 
     @cached_property
     def plan_digest(self) -> str:
-        """Return what identifies the whole run, so that only the same one is resumed: elsewhere, or here."""
-        text = "".join(map(str, self.slots())) + "elsewhere" * self.elsewhere
+        """Return what identifies the whole run, so that only the same one is resumed: elsewhere, or here.
+
+        Beside the slots these are the settings of the suite, the code of the plugins and the files of the corpora.
+        """
+        suite, root = self.plan.suite, self.plan.path.resolve().parent
+        rows = (digests.of_corpus(name, root) for name in sorted({case.corpus for case in self.plan.cases}))
+        settings = (suite.memory_steps, suite.steps, suite.warmup)
+        known = (settings, digests.of_plugins(self.plugins), list(rows))
+        text = "".join(map(str, self.slots())) + "elsewhere" * self.elsewhere + json.dumps(known)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property
@@ -144,10 +152,33 @@ class Schedule:
         """Return why a case cannot run here; None where it is another machine that says so."""
         return None if self.elsewhere else obstacle(self.plugins, case)
 
+    @cached_property
+    def obstructed(self) -> frozenset[str]:
+        """The digests of the cases that cannot run here, and of those in which their answers would be compared."""
+        found: set[str] = set()
+        for comparison in self.plan.comparisons:
+            if self.obstacle(comparison.baseline) is not None:
+                found |= set(map(self.digest, comparison.cases))
+                continue
+            for case in comparison.cases:
+                if self.obstacle(case) is not None:
+                    found |= {self.digest(case), self.probe_digest(case)}
+        return frozenset(found)
+
+    def wants(self, slot: Slot, known: Summary | None) -> bool:
+        """Check whether a slot wants a result; that a case cannot run is one as long as it cannot."""
+        stands = known is not None and known.status == "unsupported" and slot.case in self.obstructed
+        return not (stands or self._is_done(known))
+
+    def there(self, latest: Latest) -> int:
+        """Return how many results of the plan are there; blocks of a round count once."""
+        known = {slot.model_copy(update={"block": 0}) for slot in latest}
+        return len((known & set(self.slots())).difference(self.due(latest)))
+
     def due(self, latest: Latest) -> list[Slot]:
         """Return the slots that still want a result, in the order of the run; time rounds at most that many."""
         predictions = (Slot(case=self.digest(case), kind="predict") for case in self.plan.cases)
-        open_ = [slot for slot in dict.fromkeys(predictions) if not self._is_done(latest.get(slot))]
+        open_ = [slot for slot in dict.fromkeys(predictions) if self.wants(slot, latest.get(slot))]
         timed = by_case(latest)
         return [
             *open_,
@@ -157,17 +188,20 @@ class Schedule:
     def due_of(self, comparison: Comparison, latest: Latest, timed: "Timed | None" = None) -> Iterator[Slot]:
         """Yield the slots of a comparison that still want a result, but for its predictions."""
         for slot in dict.fromkeys(self.measured(comparison)):
-            if slot.kind != "time" and not self._is_done(latest.get(slot)):
+            if slot.kind != "time" and self.wants(slot, latest.get(slot)):
                 yield slot
         if self.obstacle(comparison.baseline) is None:
             number, members = self.turn(comparison, latest, by_case(latest) if timed is None else timed)
             for later in range(number, self.rounds_of(comparison, latest)):
                 yield from (Slot(case=self.digest(case), kind="time", round=later) for case in members)
 
-    def turn(self, comparison: Comparison, latest: Latest, timed: "Timed") -> tuple[int, list[Case]]:
+    def turn(
+        self, comparison: Comparison, latest: Latest, timed: "Timed", given_up: Collection[int] = ()
+    ) -> tuple[int, list[Case]]:
         """Return the time round that comes next in a comparison, and its members: none when its times are decided.
 
-        Cases whose memory was not measured are not timed, since they did not run; before it was measured all are.
+        Cases whose memory was not measured are not timed, since they did not run; before it was measured all are. In
+        rounds that are `given_up` a member without a time has failed, however it ended.
         """
         cases = [case for case in comparison.cases if not self.cannot_run(self.digest(case), latest)]
         every = {case.label: timed.get(self.digest(case), {}) for case in cases}
@@ -179,7 +213,11 @@ class Schedule:
             for label, processes in latest_of.items()
         }
         failed = {
-            label: {at[0] for at, known in processes.items() if known.seconds is None and self._is_done(known)}
+            label: {
+                at[0]
+                for at, known in processes.items()
+                if known.seconds is None and (self._is_done(known) or at[0] in given_up)
+            }
             for label, processes in latest_of.items()
         }
         planned = self.rounds_of(comparison, latest)
@@ -244,6 +282,14 @@ def by_case(latest: Latest) -> Timed:
         if slot.kind == "time":
             timed.setdefault(slot.case, {})[slot.round, slot.block] = known
     return timed
+
+
+def worker_seconds(record: Record) -> float:
+    """Return how long the process of a record lived, in seconds; one that ended badly could not say so itself."""
+    seconds = record.origin.worker_seconds
+    if seconds is None:
+        seconds = record.evidence.get("seconds")
+    return seconds if isinstance(seconds, int | float) else 0.0
 
 
 def is_done(record: Summary | None) -> bool:

@@ -1,6 +1,7 @@
 """Run a plan: each task in its turn, every attempt appended as it ends."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from harness.contract.assembly import probe_of
 from harness.contract.plugins import Plugins
 from harness.machine import facts, gpu, orphans
 from harness.records import Case, Heading, Kind, Record, Slot, store
+from harness.records.record import OPEN_STATUSES
 from harness.run import bench, locks, prediction_cache, predictions, prepare_data, template, temporary
 from harness.run.bench import Bench, Options, Progress
 from harness.run.rounds import Rounds
@@ -38,17 +40,15 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         plan, corpora = prepare_data.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
         schedule = schedule_of(plan, plugins, options)
 
-        path, latest, earlier = opened(folder, schedule, options, lambda latest: bool(schedule.due(latest)))
-        run_id = bench.new_id()
+        path, latest, earlier = opened(folder, schedule, options, lambda latest: has_more(schedule, options, latest))
+        run_id = bench.new_id(latest)
         store.append(path, beginning(schedule, run_id))
         progress.groups(
             [frozenset(map(schedule.digest, comparison.cases)) for comparison in plan.comparisons],
             60 * plan.suite.timing_minutes,
         )
-        progress.unsupported(
-            frozenset(schedule.digest(case) for case in plan.cases if schedule.obstacle(case) is not None)
-        )
-        progress.begin(schedule.due(latest), len(latest))
+        progress.unsupported(schedule.obstructed)
+        progress.begin(schedule.due(latest), schedule.there(latest))
 
         def write(record: Record) -> None:
             store.append(path, record)
@@ -67,6 +67,18 @@ def schedule_of(plan: Plan, plugins: Plugins, options: Options, elsewhere: bool 
     """Return what a run of a plan consists of, in the rounds of the options or of the suite."""
     rounds = plan.suite.rounds if options.rounds is None else options.rounds
     return Schedule(plan, plugins, rounds, options.all_rounds, elsewhere)
+
+
+def has_more(schedule: Schedule, options: Options, latest: Latest) -> bool:
+    """Check whether a run has something left to do, but for cases that would be skipped again."""
+    for slot in schedule.due(latest):
+        known = latest.get(slot)
+        if known is None or known.status != "skipped_guard" or options.try_all:
+            return True
+        predicted = latest.get(Slot(case=slot.case, kind="predict"))
+        if over_memory(schedule.plan.cases[schedule.positions[slot.case]], predicted, options) is None:
+            return True
+    return False
 
 
 def opened(
@@ -112,7 +124,7 @@ class Session(Bench):
         super().__post_init__()
         self.rounds = Rounds(self)
         self.in_claims = [Record(heading=Heading(rounds=self.schedule.rounds))]  # of rows that claims ask about
-        self.unjudged: dict[str, str] = {}  # why a workload gave no reference, by the digest of its untouched case
+        self.unjudged: dict[str, Record] = {}  # that a workload gave no reference, by the digest of its untouched case
 
     @template.forking()
     def measure(self) -> None:
@@ -137,7 +149,8 @@ class Session(Bench):
         self.predict(comparison)
         if (reason := self.schedule.obstacle(comparison.baseline)) is not None:
             for case in comparison.cases:
-                self.keep(_unsupported(reason), case, self.slot(case, "memory"))
+                if self.is_open(slot := self.slot(case, "memory")):
+                    self.keep(_unsupported(reason), case, slot)
             return
         self.warn_of_memory(comparison)
         for case in comparison.cases:
@@ -168,8 +181,9 @@ class Session(Bench):
             seconds=min(predictions.SECONDS, self.plan.suite.timeout_seconds),
             steps=self.plan.suite.memory_steps,
         )
-        for case, record in predicted:
-            self.keep(record, case, slots[case.digest()])
+        with closing(predicted):  # an interruption ends the processes that predict the others
+            for case, record in predicted:
+                self.keep(record, case, slots[case.digest()])
 
     def warn_of_memory(self, comparison: Comparison) -> None:
         """Warn before a comparison is measured of its cases that are predicted to take more memory than may be used."""
@@ -198,14 +212,16 @@ class Session(Bench):
             for kind in kinds:
                 [made] = self.work(kind, [plain], reference=str(yardstick), deadline=REFERENCE_SECONDS)
                 if made.status != "ok":
-                    self.unjudged[plain.digest()] = str(made.evidence.get("message", made.status))
+                    self.unjudged[plain.digest()] = _unjudged(made)
                     break
-        if (fault := self.unjudged.get(plain.digest())) is not None:
-            message = f"its answer cannot be judged, since the untouched workload gave no reference: {fault}"
-            self.keep(Record(status="error", evidence={"message": message}), probe, slot)
+        if (unjudged := self.unjudged.get(plain.digest())) is not None:
+            self.keep(unjudged, probe, slot)
             return
         self.progress.start("answer", case)
-        self.keep(self.work("numerics", [probe], reference=str(yardstick))[0], probe, slot)
+        [answer] = self.work("numerics", [probe], reference=str(yardstick))
+        self.keep(answer, probe, slot)
+        if case.is_baseline and answer.status != "ok":
+            self.unjudged[plain.digest()] = _unjudged(answer)
 
     def memory(self, case: Case, times: int = 1) -> None:
         """Measure the memory of a case as often as is wanted, once where it does not run, or say why not."""
@@ -265,24 +281,36 @@ class Session(Bench):
         return None if self.options.try_all else self.over_memory(case)
 
     def over_memory(self, case: Case) -> Record | None:
-        """Return the record of a case that needs more than may be used, all ranks together; None for others."""
-        predicted = self.known(case, "predict")
-        if predicted is None:
-            return None
-        need = min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
-        if case.place.device == "cpu":
-            need *= case.ranks  # each has a GPU of its own, but they share the host
-            available: int | None = facts.free_to_use()
-        else:
-            available = gpu.free_to_use()
-        if available is None:
-            return None
-        limit = min(available, self.options.max_bytes or available)
-        if need <= limit:
-            return None
-        message = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here: set a budget, or shorten it"
-        return Record(status="skipped_guard", evidence={"message": message, "need_bytes": need, "limit_bytes": limit})
+        """Return the record of a case that needs more than may be used; None for others."""
+        return over_memory(case, self.known(case, "predict"), self.options)
+
+
+def over_memory(case: Case, predicted: Summary | None, options: Options) -> Record | None:
+    """Return the record of a case that needs more than may be used, all ranks together; None for others."""
+    if predicted is None:
+        return None
+    need = min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
+    if case.place.device == "cpu":
+        need *= case.ranks  # each has a GPU of its own, but they share the host
+        available: int | None = facts.free_to_use()
+    else:
+        available = gpu.free_to_use()
+    if available is None:
+        return None
+    limit = min(available, options.max_bytes or available)
+    if need <= limit:
+        return None
+    message = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here: set a budget, or shorten it"
+    return Record(status="skipped_guard", evidence={"message": message, "need_bytes": need, "limit_bytes": limit})
 
 
 def _unsupported(reason: str) -> Record:
     return Record(status="unsupported", evidence={"message": reason})
+
+
+def _unjudged(made: Record) -> Record:
+    """Return the record of an answer that has no reference: a later run tries it again where it tries that again."""
+    fault = made.evidence.get("message", made.status)
+    message = f"its answer cannot be judged, since the untouched workload gave no reference: {fault}"
+    status = made.status if made.status in OPEN_STATUSES else "error"
+    return Record(status=status, evidence={"message": message})

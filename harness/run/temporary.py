@@ -1,4 +1,7 @@
-"""Temporary folders, for what the processes of a run pass to each other; each is removed after its use."""
+"""Temporary folders, for what the processes of a run pass to each other; each is removed after its use.
+
+Those of a harness that was killed are removed by the next `orphans.sweep`.
+"""
 
 import shutil
 import tempfile
@@ -6,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.machine import orphans
 from harness.records.store import StoreError
 
 ROOM_BYTES = 4 << 20
@@ -20,6 +24,8 @@ def folder(prefix: str) -> Iterator[Path]:
     with directory as name:
         if (left := shutil.disk_usage(name).free) < ROOM_BYTES:
             raise _unwritable(f"{left >> 10} KiB are left in '{Path(name).parent}'")
+        with refusing():
+            orphans.claim(Path(name))
         yield Path(name)
 
 

@@ -24,6 +24,8 @@ from harness.workloads.data.frames import GENERATED
 from harness.workloads.data.tokens import TOKENIZERS
 
 GIB = 1 << 30
+MAX_MEMBERS = 64
+"""The most strategies of one row."""
 PLACES = [f"{backend}/{device}" for backend in NAMES for device in DEVICES]
 Location = tuple[str | int, ...]
 
@@ -51,13 +53,17 @@ class _Setting(NamedTuple):
 
 
 class _Choices(NamedTuple):
-    """What the comparisons of one setting choose from: each size's values, and what they share; and where it stands."""
+    """What the comparisons of one setting choose from: each size's values, and what they share; and where it stands.
+
+    `locations` has the place of each size, `location` that of all of them together.
+    """
 
     sizes: dict[str, list[Any]]
     budget_bytes: int | None
     corpus: str
     tokenizer: str
     location: Location
+    locations: dict[str, Location]
 
     @property
     def combinations(self) -> int:
@@ -172,18 +178,22 @@ class _Reader:
     ) -> _Choices:
         """Return what these overrides lead to."""
         location: Location = ("shape",)
-        values = dict(suite.shape)
+        values, locations = dict(suite.shape), dict.fromkeys(suite.shape, location)
         beside: dict[str, Any] = {"budget_gib": suite.budget_gib, "corpus": suite.corpus, "tokenizer": suite.tokenizer}
         for location, override in overrides:
             sizes = {key: value for key, value in override.items() if key not in beside}
             for key in beside.keys() & override.keys():
                 beside[key] = self.checked(key, override[key], workload, (*location, key))
-            values = sizes if "preset" in sizes else values | sizes
-        values = self.preset(workload, values, location) | values
+            if "preset" in sizes:
+                values, locations = {}, {}
+            values |= sizes
+            locations |= dict.fromkeys(sizes, location)
+        values = self.preset(workload, values, locations.get("preset", location)) | values
         values.pop("preset", None)
         budget = None if beside["budget_gib"] is None else round(beside["budget_gib"] * GIB)
         corpus = self.corpus(beside["corpus"], workload, ("corpus",))
-        return _Choices(self.listed(values, location), budget, corpus, beside["tokenizer"], location)
+        sizes = self.listed(values, location, locations)
+        return _Choices(sizes, budget, corpus, beside["tokenizer"], location, locations)
 
     def settings(self, choices: _Choices, workload: Workload) -> Iterator[_Setting]:
         """Yield each setting that may be chosen, the last size fastest."""
@@ -191,7 +201,8 @@ class _Reader:
             try:
                 shape = workload.shape.model_validate(combination)  # type: ignore[attr-defined]
             except ValidationError as error:
-                raise self.explained(error, choices.location, workload.shape) from None
+                key = str(next(iter(error.errors()[0]["loc"]), ""))  # none where sizes do not fit each other
+                raise self.explained(error, choices.locations.get(key, choices.location), workload.shape) from None
             yield _Setting(shape, choices.budget_bytes, choices.corpus, choices.tokenizer)
 
     def checked(self, key: str, value: Any, workload: Workload, location: Location) -> Any:
@@ -215,18 +226,24 @@ class _Reader:
     def too_many(self, location: Location, count: int) -> SuiteError:
         return self.refusal(location, f"{count} cases are more than {MAX_CASES}: shorten its lists")
 
-    def listed(self, values: Mapping[str, Any], location: Location) -> dict[str, list[Any]]:
-        """Return the values that each key takes in turn: those of a list, or the one that there is."""
+    def listed(
+        self, values: Mapping[str, Any], location: Location, locations: Mapping[str, Location]
+    ) -> dict[str, list[Any]]:
+        """Return the values that each key takes in turn: those of a list, or the one that there is.
+
+        They stand at a location, single keys at others.
+        """
         lists = {key: value if isinstance(value, list) else [value] for key, value in values.items()}
         count = math.prod(map(len, lists.values()))
         if count > MAX_CASES:
             raise self.too_many(location, count)
         for key, choice in lists.items():
+            at = (*locations.get(key, location), key)
             if not choice:
-                raise self.refusal((*location, key), "an empty list: give at least one value, or leave the key out")
+                raise self.refusal(at, "an empty list: give at least one value, or leave the key out")
             for index, value in enumerate(choice):
                 if value in choice[:index]:
-                    raise self.refusal((*location, key), f"{_shown(value)} is listed twice: remove one")
+                    raise self.refusal(at, f"{_shown(value)} is listed twice: remove one")
         return lists
 
     def preset(self, workload: Workload, values: Mapping[str, Any], location: Location) -> dict[str, Any]:
@@ -255,9 +272,14 @@ class _Reader:
                 raise self.refusal((*location, other), f"'{CONTRIBUTIONS}' is alone in its entry: move '{other}' out")
             if not parts or not isinstance(parts, list):
                 raise self.refusal(location, "an empty list: name at least one strategy")
-            options = [list(self.applied(part, location, workload)) for part in parts]
-            if (count := len(rows) + math.prod(map(len, options))) > MAX_CASES:
-                raise self.too_many(location, count)
+            if len(parts) > MAX_MEMBERS:
+                raise self.refusal(location, f"{len(parts)} strategies are more than {MAX_MEMBERS}: name fewer")
+            options: list[list[Applied]] = []
+            for part in parts:
+                options.append(list(self.applied(part, location, workload)))
+                of_each = 2 * len(parts) + 1 if together else 1
+                if (count := len(rows) + of_each * math.prod(map(len, options))) > MAX_CASES:
+                    raise self.too_many(location, count)
             for row in itertools.product(*options):
                 for members in contributions(row) if together else [row]:
                     label = " + ".join(map(str, members))
@@ -283,7 +305,7 @@ class _Reader:
             raise self.refusal(location, f"there is no strategy '{name}'{nearest(name, self.plugins.strategies)}")
         if (misfit := strategy.misfit(workload)) is not None:
             raise self.refusal(location, f"{misfit}: leave it out, or choose another workload")
-        for knobs in _turns(self.listed(values or {}, location)):
+        for knobs in _turns(self.listed(values or {}, location, {})):
             yield Applied(name=name, knobs={key: self.knob(strategy, key, knobs[key], location) for key in knobs})
 
     def knob(self, strategy: Strategy, key: str, value: Any, location: Location) -> Any:

@@ -25,7 +25,7 @@ def suite(path: Path) -> Path:
 
     Raises SuiteError for a name that nothing has.
     """
-    if path.exists() or path.suffix or len(path.parts) > 1:
+    if path.is_file() or path.suffix or len(path.parts) > 1:
         return path
     for place in (Path("suites"), folder("suites")):
         if (file := place / f"{path}.yaml").is_file():

@@ -149,14 +149,14 @@ def refusal(over: str, value: int) -> str:
     return f"the workload takes no {over} of {value:,}"
 
 
-def brackets(plan: Plan, over: str, budget: int | None) -> list[Bracket]:
+def brackets(plan: Plan, over: str, budget: int | None, device_bytes: int | None = None) -> list[Bracket]:
     """Open a bracket for each row of each place, at the least value of the size that the plan has for it.
 
-    Without a budget a row may take the memory there is, of which ranks have a part each; rows on a GPU are left out
-    where none is seen. The control is left out too: it would be the baseline again. Raise SuiteError for what is no
-    such size, and where no row is left.
+    Without a budget a row may take the memory there is, of which ranks have a part each; that of a GPU is
+    `device_bytes` where these are known. Rows on a GPU are left out where none is seen or supposed. The control is left
+    out too: it would be the baseline again. Raise SuiteError for what is no such size, and where no row is left.
     """
-    here = Machine(psutil.virtual_memory().total, gpu.usable_bytes())
+    here = Machine(psutil.virtual_memory().total, device_bytes or gpu.usable_bytes())
     brackets: dict[str, Bracket] = {}
     for case in plan.cases:
         value = case.shape.get(over)
@@ -175,7 +175,7 @@ def brackets(plan: Plan, over: str, budget: int | None) -> list[Bracket]:
         bracket = brackets.setdefault(at(case, over, 1).digest(), Bracket(case, value))
         bracket.least = min(bracket.least, value)
     if not brackets:
-        raise SuiteError("the memory of a GPU is not known, as this machine has none: give --budget")
+        raise SuiteError("the memory of a GPU is not known, as this machine has none: give --budget or --gpu")
     return list(brackets.values())
 
 
@@ -199,7 +199,7 @@ class Search:
 
     def predicted(self, budget: int | None) -> list[Bracket]:
         """Bracket the limit of every row, the values of one turn in one process."""
-        rows = brackets(self.plan, self.over, budget)
+        rows = brackets(self.plan, self.over, budget, self.machine.device_bytes)
         while True:
             turns = [(row, value) for row in rows if (value := self.next(row)) is not None]
             if not turns:

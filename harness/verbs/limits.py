@@ -6,6 +6,7 @@ that run out of memory so.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from harness.run import alone, bench, locks, template
 from harness.run.rounds import OF_A_PROCESS
 from harness.run.schedule import obstacle
 from harness.suite.plan import Plan
-from harness.verbs.plan import Machine, PlanRow, of_cases
+from harness.verbs.plan import PlanRow, of_cases, this_machine
 
 
 @template.forking()
@@ -55,21 +56,26 @@ def run(
             return record
 
         log(f"predicting {len(cases)} cases")
-        for row, trial in trials(of_cases(cases, plan, plugins, names, Machine()), measured):
+        machine = replace(this_machine((), cache), cache=None)  # no rates: nothing is timed
+        for row, trial in trials(of_cases(cases, plan, plugins, names, machine), measured):
             records.append(complete(Record(case=row.case, trial=trial)))
             write(records[-1])
     return path, records
 
 
 def trials(rows: Sequence[PlanRow], measured: Callable[[Case, int], Record]) -> Iterator[tuple[PlanRow, Trial]]:
-    """Yield each row with what came of it; `measured` runs a case with a budget in bytes."""
+    """Yield each row with what came of it; `measured` runs a case with a budget in bytes.
+
+    On a GPU in torch the budget is that of the segments in which the peak lies.
+    """
     for row in rows:
         reason = row.reason or too_large(row)
         if row.peak_bytes is None or reason:
             yield row, Trial(predicted_peak_bytes=row.peak_bytes, reason=reason or "it cannot be predicted")
             continue
-        at_point = measured(row.case, row.peak_bytes)
-        at_most = measured(row.case, row.at_most_bytes) if row.at_most_bytes is not None else None
+        beside = row.prediction.beside_bytes(within_budget=True)
+        at_point = measured(row.case, row.peak_bytes + beside)
+        at_most = measured(row.case, row.at_most_bytes + beside) if row.at_most_bytes is not None else None
         yield (
             row,
             Trial(

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
-
 from harness.contract.assembly import shape_of
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins, nearest, printable
@@ -55,9 +53,7 @@ def this_machine(places: Iterable[Place], cache: Path) -> Machine:
     measured = {place: Rates.read(throughput.of_place(place, cache)) for place in dict.fromkeys(places)}
     rates = {place: each for place, each in measured.items() if each is not None}
     here = gpu.detect()
-    return Machine(
-        psutil.virtual_memory().total, gpu.usable_bytes(), rates, cache, here.name if here is not None else ""
-    )
+    return Machine(facts.total_bytes(), gpu.usable_bytes(), rates, cache, here.name if here is not None else "")
 
 
 @dataclass(frozen=True)
@@ -89,8 +85,13 @@ class PlanRow:
 
     @property
     def need_bytes(self) -> int | None:
-        """What to keep free for it: what it takes at most, or the predicted peak where that is not known."""
-        return self.peak_bytes if self.at_most_bytes is None else self.at_most_bytes
+        """What to keep free for it: what it takes at most, or the predicted peak where that is not known.
+
+        On a GPU in torch that is allocated: what else a budget or the card bounds comes on top.
+        """
+        highest = self.peak_bytes if self.at_most_bytes is None else self.at_most_bytes
+        within_budget = self.case.budget_bytes is not None
+        return None if highest is None else highest + self.prediction.beside_bytes(within_budget)
 
     def time_ratio(self, other: "PlanRow") -> float | None:
         """Return how its step compares with another's; None where it rests on rates, too rough for a ratio."""

@@ -1,4 +1,4 @@
-"""Compare answers at a small ragged shape: loss, every gradient, and the parameters after 20 updates.
+"""Compare answers at a small ragged shape: every gradient of the first step, and losses and parameters of 20 updates.
 
 The `reference` task runs the untouched parts in float64; the `numerics` task of the baseline runs them twice in the
 working dtype. Both leave plain arrays in the run's folder; the `numerics` task of a strategy judges itself by them.
@@ -27,6 +27,10 @@ from harness.worker.tasks import first_line
 
 SEEDS = (0, 1, 2)
 UPDATES = 20
+RESUMED = 2
+"""Updates after a run is resumed: what is lost of the moments is in the parameters after one, in the loss after two."""
+SETTLED = {"shuffle": False, "learning_rate": 1e-3}
+"""Settings of each probe that has them: the order is looked at apart, and later losses are bounded at this rate."""
 COMPUTED = ("float32", "float16", "bfloat16")
 """The types in which a whole model can compute; integers and 8 bits are for what is stored or multiplied."""
 
@@ -128,7 +132,8 @@ def _with_order(verdict: Verdict, order: str) -> Verdict:
 
 def _judged(plugins: Plugins, case: Case, backend: Any, outcomes: dict[int, numerics.Outcome], folder: Path) -> Verdict:
     declared = [plugins.strategies[applied.name] for applied in case.strategies]
-    precision = next((strategy.precision for strategy in declared if strategy.precision), None)
+    precisions = [strategy.precision for strategy in declared if strategy.precision]
+    precision = max(precisions, key=lambda name: numerics.UNIT_ROUNDOFF.get(name, 1.0), default=None)
     compared = _compared(plugins, case)
     low: Callable[[int], numerics.Outcome] | None = None
     if precision is not None and precision in COMPUTED:
@@ -218,7 +223,7 @@ def observer(
 
     def run(seed: int) -> numerics.Outcome:
         parts = assembled(case.model_copy(update={"seed": seed}))
-        state, losses = _trained(backend, parts, step, updates, ends=True)
+        state, losses, evaluation = _trained(backend, parts, step, updates, ends=True)
         parameters = backend.arrays(_gathered(parts, state))
         compared = _gathered(parts, _trained(backend, parts, only_gradients, 1)[0]) if trains else state["observed"]
         gradients = backend.arrays(compared)
@@ -228,6 +233,7 @@ def observer(
             {name: dtype for name, (_, dtype) in gradients.items()},
             {name: array for name, (array, _) in parameters.items()},
             tuple(losses),
+            evaluation,
         )
 
     return run
@@ -236,9 +242,9 @@ def observer(
 def _assembled(
     plugins: Plugins, case: Case, draw: Draw | None, calls: Counter[tuple[str, str]] | None, reorders: bool
 ) -> Parts:
-    """Assemble the parts of a case in the order of its windows; that of a strategy that reorders is put back."""
-    if "shuffle" in case.shape:  # the order has no part in the answer, and is looked at apart
-        case = case.model_copy(update={"shape": case.shape | {"shuffle": False}})
+    """Assemble the parts of a case as `SETTLED`, in the order of its windows; that of a strategy is put back."""
+    settled = {name: SETTLED.get(name, value) for name, value in case.shape.items()}
+    case = case.model_copy(update={"shape": settled})
     parts = assemble(plugins, case, calls=calls, draw=draw)
     return replace(parts, order=assemble(plugins, _untouched(case)).order) if reorders else parts
 
@@ -250,9 +256,12 @@ def _untouched(case: Case) -> Case:
 
 def _trained(
     backend: Any, parts: Parts, step: Callable[..., Any], steps: int, ends: bool = False
-) -> tuple[Any, list[float]]:
-    """Return the last state and the losses of all steps; of a whole run that `ends` the state that was resumed."""
-    state, losses = None, []
+) -> tuple[Any, list[float], float | None]:
+    """Return the last state, the losses of all updates and that of the evaluation, None where there is none.
+
+    A whole run that `ends` is evaluated and resumed after its steps, and makes `RESUMED` updates more.
+    """
+    state, losses, evaluation = None, [], None
 
     def waited(outputs: Any) -> Any:
         backend.wait(outputs)
@@ -265,7 +274,13 @@ def _trained(
         for loss, outputs in islice(loop, steps + ends):
             state = outputs[0]
             losses.append(float(loss))
-    return state, losses[:steps]
+        if ends:
+            evaluation = losses.pop()
+            windows = parts.windows(parts, parts.source(parts))
+            for x, y in islice(parts.batches(parts, windows), RESUMED):
+                state, loss = waited(step(state, x, y))
+                losses.append(float(loss))
+    return state, losses, evaluation
 
 
 def _gathered(parts: Parts, state: Any) -> Any:

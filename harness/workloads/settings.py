@@ -1,6 +1,6 @@
 """The settings of every training run on next tokens, whatever the model: batches, objective and optimizer."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Text(BaseModel):
@@ -25,6 +25,16 @@ class Text(BaseModel):
     corpus_tokens: int | None = Field(
         None, ge=2, le=1 << 40, description="tokens of the corpus to hold; by default as many as the steps read"
     )
+
+    @model_validator(mode="after")
+    def _fills_a_batch(self) -> "Text":
+        needed = self.tokens + (self.batch - 1) * self.step + 1
+        if self.corpus_tokens is not None and self.corpus_tokens < needed:
+            raise ValueError(
+                f"corpus_tokens {self.corpus_tokens:,} hold no batch of {self.batch:,} windows: give {needed:,} or "
+                "more, or a smaller batch or window"
+            )
+        return self
 
     @property
     def step(self) -> int:

@@ -1,10 +1,10 @@
 """Work on a sequence window by window, as `sequence_windows` does, in windows as long as the memory allows.
 
-Peak: what the stack saves of one window takes at most half of `available_gib` (0: what this machine has available), the
-rest is for what does not grow with the window. How much a window saves is measured once, on three short pieces of the
-sequence, and carried on as a parabola: attention that keeps its scores grows with the square. A window is a power of
-two, every second half of it begins another, and a sequence that fits one window is left alone. Price and answer are
-those of `sequence_windows`.
+Peak: what the stack saves of one window takes at most half of `available_gib` (0: what this machine has available, or
+its GPU where that computes), the rest is for what does not grow with the window. How much a window saves is measured
+once, on three short pieces of the sequence, and carried on as a parabola: attention that keeps its scores grows with
+the square. A window is a power of two, every second half of it begins another, and a sequence that fits one window is
+left alone. On a GPU it is predicted only with `available_gib`. Price and answer are those of `sequence_windows`.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from harness import Parts, Strategy, available_bytes, hookimpl, knobs, tree
+from harness import Parts, Strategy, Unpredictable, available_bytes, hookimpl, knobs, tree
 from strategies.attention import sequence_windows
 
 SHARE = 0.5
@@ -21,6 +21,8 @@ LEAST = 16
 """Tokens of a window, however little memory there is."""
 PIECE = 64
 """Tokens of the shortest piece that is measured; the others are twice and four times as long."""
+
+UNKNOWN = "the window is as long as the free memory of the GPU allows, which is not known here: give available_gib"
 
 
 def chosen(saved: Callable[[int], int], least: float, tokens: int, available: int) -> int:
@@ -40,7 +42,11 @@ def chosen(saved: Callable[[int], int], least: float, tokens: int, available: in
 
 
 def _windowed(
-    on_backend: Callable[..., Parts], saved_of: Callable[..., int], parts: Parts, available_gib: float
+    on_backend: Callable[..., Parts],
+    saved_of: Callable[..., int],
+    free_on_gpu: Callable[[Any], int],
+    parts: Parts,
+    available_gib: float,
 ) -> Parts:
     inner = parts.stack
     made: dict[int, Any] = {}
@@ -48,7 +54,8 @@ def _windowed(
     def stack(parts: Parts, ps: Any, x_BTD: Any) -> Any:
         B, T, D = x_BTD.shape
         if T not in made:
-            available = available_bytes(available_gib)
+            on_host = bool(available_gib) or parts.place.device == "cpu"
+            available = available_bytes(available_gib) if on_host else free_on_gpu(x_BTD)
             layers = len(ps) if isinstance(ps, list) else len(next(leaf for _, leaf in tree.leaves(ps)))
             window = chosen(
                 partial(saved_of, inner, parts, ps, x_BTD), layers * B * D * x_BTD.dtype.itemsize, T, available
@@ -87,14 +94,39 @@ def saved_in_jax(inner: Any, parts: Parts, ps: Any, x_BTD: Any, tokens: int) -> 
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(needed))
 
 
+def free_in_torch(x_BTD: Any) -> int:
+    """Return what this process may still take of the GPU; raise Unpredictable for one that need not be there."""
+    import torch
+    from torch._subclasses import FakeTensor
+
+    if isinstance(x_BTD, FakeTensor):
+        raise Unpredictable(UNKNOWN)
+    free, total = torch.cuda.mem_get_info()
+    allowed = int(torch.cuda.get_per_process_memory_fraction() * total) - torch.cuda.memory_reserved()
+    return max(0, min(free, allowed))
+
+
+def free_in_jax(x_BTD: Any) -> int:
+    """Return what JAX's allocator may still hand out; raise Unpredictable where it does not tell, or no GPU is here."""
+    import jax
+
+    try:
+        stats = jax.devices("gpu")[0].memory_stats() or {}
+    except RuntimeError:  # predictions see no GPU, even where there is one
+        stats = {}
+    if "bytes_limit" not in stats:
+        raise Unpredictable(UNKNOWN)
+    return int(stats["bytes_limit"] - stats["bytes_in_use"])
+
+
 def on_torch(parts: Parts, available_gib: float = 0.0) -> Parts:
     knobs.at_least_0("automatic_windows", available_gib=available_gib)
-    return _windowed(sequence_windows.on_torch, saved_in_torch, parts, available_gib)
+    return _windowed(sequence_windows.on_torch, saved_in_torch, free_in_torch, parts, available_gib)
 
 
 def on_jax(parts: Parts, available_gib: float = 0.0) -> Parts:
     knobs.at_least_0("automatic_windows", available_gib=available_gib)
-    return _windowed(sequence_windows.on_jax, saved_in_jax, parts, available_gib)
+    return _windowed(sequence_windows.on_jax, saved_in_jax, free_in_jax, parts, available_gib)
 
 
 @hookimpl

@@ -17,20 +17,17 @@ STAND_IN = "stands in for a GPU: a CPU has one memory, so that its peak has both
 
 def on_torch(parts: Parts) -> Parts:
     import torch
-    from torch._subclasses import FakeTensor
 
     def cache(parts: Parts, batch: int, tokens: int, like: Any) -> Any:
         shape = parts.shape
         if parts.place.device == "cpu":
             parts.notes["offloading"] = STAND_IN
         size = (tokens, 2, batch, shape.key_heads, shape.head)  # tokens first, so that the filled part is one piece
-        # A prediction for a GPU counts what is on the device alone, and would count a host's tensors as well.
-        uncounted = isinstance(like, FakeTensor) and parts.place.device != "cpu"
+        pinned = parts.place.device != "cpu"
 
         def empty() -> Any:
-            layers = range(0 if uncounted else shape.layers)
             return {
-                "host": [torch.empty(size, dtype=like.dtype, pin_memory=like.is_cuda) for _ in layers],
+                "host": [torch.empty(size, dtype=like.dtype, pin_memory=pinned) for _ in range(shape.layers)],
                 "device": [torch.empty(size, dtype=like.dtype, device=like.device) for _ in range(2)],
                 "stream": torch.cuda.Stream() if like.is_cuda else None,
             }
@@ -44,8 +41,7 @@ def on_torch(parts: Parts) -> Parts:
                 copy(state, layer, end)
 
         def copy(state: Any, layer: int, end: int) -> None:
-            if not uncounted:
-                state["device"][layer % 2][:end].copy_(state["host"][layer][:end], non_blocking=True)
+            state["device"][layer % 2][:end].copy_(state["host"][layer][:end], non_blocking=True)
 
         def append(state: Any, layer: int, position: int, k_BTGK: Any, v_BTGK: Any) -> Any:
             end = within(position + k_BTGK.shape[1], tokens)
@@ -56,8 +52,7 @@ def on_torch(parts: Parts) -> Parts:
             here = state["device"][layer % 2]
             for index, new in enumerate((k_BTGK, v_BTGK)):
                 here[position:end, index].copy_(new.transpose(0, 1))
-            if not uncounted:
-                state["host"][layer][position:end].copy_(here[position:end], non_blocking=True)
+            state["host"][layer][position:end].copy_(here[position:end], non_blocking=True)
             if layer + 1 < shape.layers:
                 fetch(state, layer + 1, position)
             k, v = here[:end].transpose(0, 1).transpose(1, 2).unbind(0)

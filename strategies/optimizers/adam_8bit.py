@@ -8,9 +8,8 @@ as in the rows of an embedding, a momentum over nothing would be a step of a tho
 Li et al., 2023, arXiv:2309.01507).
 Tensors of fewer than `least` elements keep float32 moments, so a model of small tensors saves nothing.
 
-Declared approximate and not of lower precision: the ladder bounds a declared precision by the error of the first
-gradient, which no rounding of the moments can touch, so that verdict would vouch for nothing. The losses of 20 updates
-do part from the baseline's by more than float32 explains.
+Declared approximate and not of lower precision: all arithmetic is in float32, so what a precision may change says
+nothing of it. The losses of 20 updates part from the baseline's by more than float32 explains.
 """
 
 from typing import Any

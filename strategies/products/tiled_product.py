@@ -7,6 +7,7 @@ Programming Guide.
 """
 
 from harness import Parts, Strategy, hookimpl
+from strategies.products import excluded
 
 
 def on_torch(parts: Parts) -> Parts:
@@ -18,5 +19,5 @@ def on_torch(parts: Parts) -> Parts:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
-        Strategy("tiled_product", rewrites=("linear",), on={"torch": on_torch}, about=__doc__, needs=("numba",)),
+        Strategy("tiled_product", rewrites=("linear",), on={"torch": on_torch}, about=__doc__, excludes=excluded()),
     ]

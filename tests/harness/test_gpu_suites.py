@@ -9,7 +9,7 @@ import yaml
 from harness.contract import plugins
 from harness.machine import facts
 from harness.machine.gpu import Gpu
-from harness.records import Case, Record, Slot
+from harness.records import Case, Prediction, Record, Slot
 from harness.run import bench, predictions, session
 from harness.run.schedule import Summary
 from harness.suite import reader
@@ -86,6 +86,12 @@ def test_a_case_that_its_gpu_cannot_hold_is_not_begun(monkeypatch: pytest.Monkey
     assert record.evidence["limit_bytes"] == int(CARD * facts.DEVICE_SHARE)
     assert guarded(monkeypatch, 60 << 30, None, card) is None
     assert guarded(monkeypatch, 95 << 30, 10 << 30, card) is None, "its budget ends it before the card does"
+
+
+def test_the_segments_of_a_case_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Gpu("a card", CARD, CARD, "580.1")
+    figures = Prediction(predicted_peak_bytes=60 << 30, predicted_reserved_bytes=78 << 30)
+    assert guarded(monkeypatch, Summary.of(Record(prediction=figures)).need_bytes, None, card) is not None
 
 
 def test_what_another_program_has_taken_counts(monkeypatch: pytest.MonkeyPatch) -> None:

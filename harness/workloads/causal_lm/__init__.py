@@ -74,7 +74,7 @@ class Shape(Text):
 
 def reduced(shape: Shape, layers: int, **sizes: Any) -> Shape:
     """Keep the architecture and every kind of layer at sizes that cost milliseconds."""
-    values = configs.read(shape.config)
+    values = configs.changed(configs.read(shape.config), shape.changes)
     changes = {**shape.changes, **configs.small(values, shape.tokens)}
     layers = max(layers, configs.period(values))
     return shape.model_copy(

@@ -50,6 +50,30 @@ SMALL = {
     "num_experts_per_tok": 2,
 }
 """Sizes at which a step costs milliseconds, for the keys that a configuration has."""
+BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
+"""Keys whose values are lists with an entry for each layer."""
+REPEATED = (
+    *BY_LAYER,
+    "sliding_window_pattern",
+    "full_attention_interval",
+    "no_rope_layer_interval",
+    "interleave_moe_layer_step",
+    "decoder_sparse_step",
+    "moe_layer_interval",
+    "attn_layer_period",
+    "expert_layer_period",
+)
+"""Keys that say how kinds of layers follow each other: a list or a string of them, or after how many they repeat."""
+FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+"""Keys that say how many layers at the beginning are of another kind than those after them."""
+UNWRITTEN: dict[str, Values] = {
+    "gemma2": {"sliding_window_pattern": 2},
+    "qwen3_next": {"full_attention_interval": 4},
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
+}
+"""What transformers takes for such keys where a file of the architecture lacks them."""
+ALL_DIFFER = ("diffllama", "minimax")
+"""Architectures in which the place of a layer is a number that it computes with."""
 
 
 @cache
@@ -124,8 +148,9 @@ def with_sizes(values: Values, layers: int, vocabulary: int, soft_cap: float) ->
     values = {**values, key(values, "num_hidden_layers"): layers, "vocab_size": vocabulary}
     if "final_logit_softcapping" in values:
         values["final_logit_softcapping"] = soft_cap or None
-    if isinstance(kinds := values.get("layer_types"), list) and kinds:
-        values["layer_types"] = [kinds[at % len(kinds)] for at in range(layers)]
+    for name in BY_LAYER:
+        if isinstance(kinds := values.get(name), list) and kinds:
+            values[name] = [kinds[at % len(kinds)] for at in range(layers)]
     values.setdefault("pad_token_id", None)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         token = values.get(name)
@@ -135,23 +160,41 @@ def with_sizes(values: Values, layers: int, vocabulary: int, soft_cap: float) ->
 
 
 def period(values: Mapping[str, Any]) -> int:
-    """Return after how many layers every kind of layer was there."""
-    kinds = values.get("layer_types")
-    if isinstance(kinds, list) and kinds:
-        return max(kinds.index(kind) for kind in kinds) + 1
-    pattern = values.get("sliding_window_pattern")
-    if isinstance(pattern, int):
-        return pattern
-    return 2 if values["model_type"] == "gemma2" else 1
+    """Return after how many layers every kind of layer was there that the values tell apart."""
+    values = {**UNWRITTEN.get(values["model_type"], {}), **values}
+    count = of(values, "num_hidden_layers")
+    if values["model_type"] in ALL_DIFFER:
+        return count
+    kinds = [_kind(values, at) for at in range(count)]
+    return max(kinds.index(kind) for kind in kinds) + 1
+
+
+def _kind(values: Mapping[str, Any], at: int) -> list[Any]:
+    """Return what the values say about the kind of a layer."""
+    kind: list[Any] = [at < first for first in map(values.get, FIRST) if isinstance(first, int)]
+    for rule in map(values.get, REPEATED):
+        if isinstance(rule, list | str) and rule:
+            kind.append(rule[at % len(rule)])
+        elif isinstance(rule, int) and rule > 0:
+            kind.append(at % rule)
+    return kind
 
 
 def small(values: Mapping[str, Any], tokens: int) -> Values:
     """Return what to change for sizes at which a step costs milliseconds; windows that bind at `tokens` still do."""
-    changes = {name: size for name, size in SMALL.items() if isinstance(values.get(name), int)}
+    changes: Values = {name: size for name, size in SMALL.items() if isinstance(values.get(name), int)}
     heads = of(values, "num_attention_heads")
     if isinstance(groups := values.get("num_key_value_heads"), int):
         changes["num_key_value_heads"] = 4 if groups == heads else 2
     window = values.get("sliding_window")
     if isinstance(window, int):
         changes["sliding_window"] = 16 if window < tokens else 1 << 12
+    head = values.get("head_dim") or of(values, "hidden_size") // heads
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(rope := values.get(name), dict):
+            changes[name] = rope | {
+                factors: rope[factors][: len(rope[factors]) * SMALL["head_dim"] // head]
+                for factors in ("short_factor", "long_factor")
+                if isinstance(rope.get(factors), list)
+            }
     return changes

@@ -17,12 +17,11 @@ from torch import nn
 from harness.contract.plugins import nearest
 from harness.refusal import Refusal
 from harness.workloads.causal_lm import configs, stand_ins
+from harness.workloads.user_model.kinds import kinds_of
 
 MIX = ("self_attn", "attn", "attention")
 FEED = ("mlp",)
 """What the modules of a layer are called that attend, and those that transform each token."""
-OF_PLACE = ("layer_idx", "layer_id", "training")
-"""Attributes of a module that say where it stands, not what it does."""
 
 
 class CutError(Refusal):
@@ -35,10 +34,11 @@ class Anatomy:
 
     `tuples`: a layer returns a tuple. `mix` and `feed` are None where a layer has no module for them, `outputs` is how
     many values that for `mix` returns. `constant` are the deviations of parameters that are not drawn (0: ones, -1:
-    zeros), those of the layers by their names within one.
+    zeros), those of the layers by their names within one. `kinds` are those of the layers of the small model.
     """
 
     layers: str
+    kinds: tuple[str, ...]
     after: tuple[str, ...]
     tuples: bool
     mix: str | None
@@ -101,9 +101,14 @@ def made(values: configs.Values, attention: str) -> Any:
         if model.config._experts_implementation == "grouped_mm":
             model.set_experts_implementation(stand_ins.EXPERTS)
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CutError(f"transformers {version} makes no decoder of the architecture '{kind}': {first[:200]}") from None
+        said = first_line(error)
+        raise CutError(f"transformers {version} makes no decoder of the architecture '{kind}': {said}") from None
     return model.eval()  # without dropout
+
+
+def first_line(error: Exception) -> str:
+    """Return the beginning of what an error says."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 @contextmanager
@@ -160,6 +165,7 @@ def anatomy_of(model: Any) -> Anatomy:
     mix = next((name for name in MIX if isinstance(calls.get(f"{first}.{name}", (None,) * 3)[2], tuple)), None)
     return Anatomy(
         layers=within,
+        kinds=kinds_of(layers, getattr(model.config, "layer_types", None)),
         after=tuple(name for name in later if name and not list(base.get_submodule(name).children())),
         tuples=isinstance(calls[last][2], tuple),
         mix=mix,
@@ -198,7 +204,8 @@ def pieces(model: Any, anatomy: Anatomy) -> Cut:
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
         raise CutError(f"the architecture '{model.config.model_type}' cannot be cut: its head has a bias")
-    kinds = kinds_of(model, layers)
+    kinds = kinds_of(layers, getattr(model.config, "layer_types", None))
+    _demand_seen(model, kinds, anatomy.kinds)
     tied = next((name for name, p in base.named_parameters() if p is head.weight), None)
     after = {name: base.get_submodule(name) for name in anatomy.after}
     parameters = _parameters(model, anatomy, kinds, tied)
@@ -217,6 +224,16 @@ def pieces(model: Any, anatomy: Anatomy) -> Cut:
     for name in after:
         base.set_submodule(name, nn.Identity())
     return Cut(base, anatomy, kinds, of_kind, mix, feed, transposed, after, parameters, buffers, tied)
+
+
+def _demand_seen(model: Any, kinds: tuple[str, ...], seen: tuple[str, ...]) -> None:
+    """Raise CutError where a layer is of a kind that the small model, which proves the cut, does not have."""
+    at = next((at for at, kind in enumerate(kinds) if kind not in seen), None)
+    if at is not None:
+        raise CutError(
+            f"the architecture '{model.config.model_type}' cannot be cut at {len(kinds)} layers: a small model of "
+            f"{len(seen)} proves the cut and has none of the kind of layer {at}; give at most {at} layers"
+        )
 
 
 def _parameters(model: Any, anatomy: Anatomy, kinds: tuple[str, ...], tied: str | None) -> dict[str, Parameter]:
@@ -239,31 +256,3 @@ def _parameters(model: Any, anatomy: Anatomy, kinds: tuple[str, ...], tied: str 
     if tied is None:
         parameters["head"] = Parameter(tuple(model.get_output_embeddings().weight.shape), deviation)
     return parameters
-
-
-def kinds_of(model: Any, layers: nn.ModuleList) -> tuple[str, ...]:
-    """Name the kind of each layer: those of one kind differ in the values of their parameters alone."""
-    types = getattr(model.config, "layer_types", None)
-    known: dict[Any, str] = {}
-    for at, layer in enumerate(layers):
-        label = types[at] if types else "layer"
-        mark = (label, *_marks(layer))
-        if mark not in known:
-            known[mark] = label if label not in known.values() else f"{label}_{len(known)}"
-    return tuple(known[types[at] if types else "layer", *_marks(layer)] for at, layer in enumerate(layers))
-
-
-def _marks(layer: nn.Module) -> Iterator[Any]:
-    """Yield what a layer does: its modules with their plain settings, and the sizes of their parameters."""
-    for name, module in layer.named_modules():
-        settings = sorted(
-            (key, value)
-            for key, value in vars(module).items()
-            if key not in OF_PLACE and not key.startswith("_") and isinstance(value, bool | int | float | str)
-        )
-        yield (
-            name,
-            type(module),
-            tuple(settings),
-            tuple((key, p.shape) for key, p in module.named_parameters(recurse=False)),
-        )

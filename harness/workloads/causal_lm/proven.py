@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.workloads.causal_lm import configs, stand_ins
-from harness.workloads.causal_lm.cut import Anatomy, Cut, CutError, anatomy_of, made, pieces, without_values
+from harness.workloads.causal_lm.cut import Anatomy, Cut, CutError, anatomy_of, first_line, made, pieces, without_values
 from harness.workloads.causal_lm.proof import difference
 
 
@@ -41,10 +41,15 @@ def proven(values: str) -> Anatomy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = made(read, "eager")
-    anatomy = anatomy_of(model)
-    copy = deepcopy(model)
-    copy.set_attn_implementation(stand_ins.ATTENTION)
-    fault = difference(model, pieces(copy, anatomy))
+    try:
+        anatomy = anatomy_of(model)
+        copy = deepcopy(model)
+        copy.set_attn_implementation(stand_ins.ATTENTION)
+        fault = difference(model, pieces(copy, anatomy))
+    except CutError:
+        raise
+    except Exception as error:
+        fault = f"in parts it fails with {type(error).__name__}: {first_line(error)}"
     if fault is not None:
         raise CutError(f"the architecture '{read['model_type']}' cannot be cut into layers: {fault}")
     return anatomy

@@ -140,7 +140,8 @@ def replace_linear(layer: nn.Module) -> list[str]:
     """Let stand-ins make the matrix products of a layer; return the names of those with a matrix [in, out]."""
     from transformers.pytorch_utils import Conv1D
 
-    products = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+    plain = (nn.Linear.forward, Conv1D.forward)  # a subclass may return something else than a product
+    products = {name: module for name, module in layer.named_modules() if type(module).forward in plain}
     transposed = [name for name, module in products.items() if isinstance(module, Conv1D)]
     for name, module in products.items():
         layer.set_submodule(name, Linear(module, name, name in transposed))

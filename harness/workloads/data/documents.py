@@ -23,7 +23,7 @@ from harness.workloads.data.sources import Corpus, CorpusError, digest, resolve
 if TYPE_CHECKING:
     import numpy as np
 
-FORMAT = 1
+FORMAT = 2
 SHORTEST = 2
 """A document of fewer tokens predicts nothing: it is left out and not counted."""
 
@@ -49,7 +49,7 @@ def prepare(corpus: Corpus, tokenizer: str, vocabulary: int, wanted: Wanted, cac
     path = cache.absolute() / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()}.npy"
     if (file := _cached(path)) is not None:
         return file
-    vocabulary, chunks = tokens.encode(corpus, tokenizer, vocabulary, 0, 0)
+    vocabulary, chunks = tokens.encode(corpus, tokenizer, vocabulary, 0, 0, whole=True)
     documents, left_out = _taken(corpus, chunks, wanted)
     try:
         return _store(path, documents, vocabulary, left_out)

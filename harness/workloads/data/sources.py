@@ -16,6 +16,7 @@ import stat
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 
 ITEM_BYTES = {
@@ -91,15 +92,16 @@ def digest(corpus: Corpus) -> str:
     return total.hexdigest()
 
 
-def texts(corpus: Corpus) -> Iterator[str]:
+def texts(corpus: Corpus, whole: bool = False) -> Iterator[str]:
     """Yield the documents in order, none of them empty.
 
-    A text file longer than `PIECE` characters comes in several documents, cut at the end of a line unless a
-    line alone is longer than `PIECE`, so that no file is ever held whole. Raises CorpusError where a file
-    is not UTF-8 text (in the standard library a stray byte becomes U+FFFD), where a line of JSON has no
-    `text`, and for ids.
+    A text file longer than `PIECE` characters comes in several pieces, cut at the end of a line unless a
+    line alone is longer than `PIECE`, so that no file is ever held at once; with `whole` it comes in one. Raises
+    CorpusError where a file is not UTF-8 text (in the standard library a stray byte becomes U+FFFD), where a line of
+    JSON has no `text`, and for ids.
     """
-    read = {"standard_library": _source_text, "text": _pieces, "jsonl": _json_lines}.get(corpus.kind)
+    of_text = partial(_pieces, size=None) if whole else _pieces
+    read = {"standard_library": _source_text, "text": of_text, "jsonl": _json_lines}.get(corpus.kind)
     if read is None:
         raise CorpusError(
             f"corpus {corpus.name!r}: holds token ids, not text; read them with harness.workloads.data.tokens.prepare"
@@ -217,10 +219,10 @@ def _source_text(_corpus: str, path: Path) -> Iterator[str]:
     yield path.read_bytes().decode("utf-8", errors="replace")
 
 
-def _pieces(corpus: str, path: Path) -> Iterator[str]:
+def _pieces(corpus: str, path: Path, size: int | None = PIECE) -> Iterator[str]:
     # newline="" keeps every byte as it is; utf-8-sig drops the mark that some editors put first.
     with path.open(encoding="utf-8-sig", newline="") as file:
-        while piece := file.read(PIECE):
+        while piece := file.read(size):
             piece += file.readline(PIECE)
             if "\0" in piece:
                 raise CorpusError(

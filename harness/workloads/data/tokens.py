@@ -188,36 +188,38 @@ def what_else_decides(corpus: Corpus, tokenizer: str, seed: int) -> list[str | i
         ) from error
 
 
-def encode(corpus: Corpus, tokenizer: str, vocabulary: int, cap: int, seed: int) -> tuple[int, Ids]:
-    """Return the vocabulary, and the ids in pieces that are made when asked for."""
+def encode(
+    corpus: Corpus, tokenizer: str, vocabulary: int, cap: int, seed: int, whole: bool = False
+) -> tuple[int, Ids]:
+    """Return the vocabulary, and the ids in pieces that are made when asked for; with `whole` one of each document."""
     if corpus.kind == "zipf":
         return vocabulary, _zipf(vocabulary, cap, seed)
     if corpus.kind in ("npy", "raw"):
         return _stored(corpus, vocabulary)
     by_tokenizer = {"bytes": _encode_bytes, "words": _encode_words, "bpe": _encode_bpe}
-    return by_tokenizer[tokenizer](corpus, vocabulary)
+    return by_tokenizer[tokenizer](corpus, vocabulary, whole)
 
 
-def _encode_bytes(corpus: Corpus, vocabulary: int) -> tuple[int, Ids]:
+def _encode_bytes(corpus: Corpus, vocabulary: int, whole: bool) -> tuple[int, Ids]:
     import numpy as np
 
-    return vocabulary or 256, (np.frombuffer(text.encode(), np.uint8) for text in texts(corpus))
+    return vocabulary or 256, (np.frombuffer(text.encode(), np.uint8) for text in texts(corpus, whole))
 
 
-def _encode_words(corpus: Corpus, vocabulary: int) -> tuple[int, Ids]:
+def _encode_words(corpus: Corpus, vocabulary: int, whole: bool) -> tuple[int, Ids]:
     import numpy as np
 
-    words = word_list(texts(corpus), vocabulary)
+    words = word_list(texts(corpus, whole), vocabulary)
     number = {word: i for i, word in enumerate(words)}
-    chunks = (np.array([number.get(word, 0) for word in _words(text)], np.int64) for text in texts(corpus))
+    chunks = (np.array([number.get(word, 0) for word in _words(text)], np.int64) for text in texts(corpus, whole))
     return vocabulary or len(words), chunks
 
 
-def _encode_bpe(corpus: Corpus, vocabulary: int) -> tuple[int, Ids]:
+def _encode_bpe(corpus: Corpus, vocabulary: int, whole: bool) -> tuple[int, Ids]:
     import numpy as np
 
-    model = byte_pair_encoding(texts(corpus), vocabulary)
-    return model.get_vocab_size(), (np.array(model.encode(text).ids, np.int64) for text in texts(corpus))
+    model = byte_pair_encoding(texts(corpus, whole), vocabulary)
+    return model.get_vocab_size(), (np.array(model.encode(text).ids, np.int64) for text in texts(corpus, whole))
 
 
 def _zipf(vocabulary: int, count: int, seed: int) -> Ids:

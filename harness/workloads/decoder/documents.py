@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from harness.contract.data import Extent
 from harness.contract.parts import Parts
@@ -24,6 +24,12 @@ class Shape(decoder.Shape):
 
     documents: int = Field(64, ge=1, le=1 << 30, description="how many documents to hold: those of an epoch")
     longer: Literal["refuse", "skip"] = Field("refuse", description="what becomes of documents longer than tokens")
+
+    @model_validator(mode="after")
+    def _fills_a_batch_of_documents(self) -> "Shape":
+        if self.documents < self.batch:
+            raise ValueError(f"{self.documents} documents fill no batch of {self.batch}: give more, or a smaller batch")
+        return self
 
 
 def tiny(shape: Shape) -> decoder.Shape:

@@ -1,6 +1,6 @@
 """Parts made of somebody's torch modules, whose parameters are handed to them at each call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,9 @@ from torch.func import functional_call
 from harness.contract.data import Source
 from harness.contract.parts import Parts
 from harness.contract.place import Place
+from harness.refusal import Refusal
 from harness.workloads.decoder import _torch as decoder
+from harness.workloads.user_model.kinds import kinds_of
 from harness.workloads.user_model.shared import inner, with_the_decoders
 
 
@@ -28,9 +30,10 @@ class Modules(NamedTuple):
 def parts_of(make: Callable[[Any], Any], shape: Any, place: Place, corpus: Any, seed: int) -> Parts:
     """Build the parts; the modules that stay hold no parameters of their own."""
     model = seeded(make, shape, seed)
-    tied, call, count_ = is_tied(model), model.call, len(model.blocks)
+    tied, call, kinds = tied_name(model), model.call, kinds_of(model.blocks)
     # layers of one kind differ in their parameters alone, so the first one serves them all
-    embed_, block_, norm_ = emptied(model.embed), emptied(model.blocks[0]), emptied(model.norm)
+    blocks = {kind: emptied(model.blocks[kinds.index(kind)]) for kind in dict.fromkeys(kinds)}
+    embed_, norm_ = emptied(model.embed), emptied(model.norm)
     del model
     values: dict[str, torch.Tensor] = {}
 
@@ -38,28 +41,34 @@ def parts_of(make: Callable[[Any], Any], shape: Any, place: Place, corpus: Any, 
         return values.pop(name).to(place.device)
 
     def init(parts: Parts, source: Source | None = None) -> dict[str, Any]:
-        values.update(named(seeded(make, shape, seed)))
+        for module in (embed_, *blocks.values(), norm_):
+            place_buffers(module, place.device)
+        values.update(named(seeded(make, shape, seed), kinds))
         drawn = {
             name: parts.draw(parts, name, tuple(value.shape), 0.0).requires_grad_()
             for name, value in list(values.items())
         }
         values.clear()
         params: dict[str, Any] = {group: inner(drawn, group) for group in ("embed", "norm")}
-        params["layers"] = [inner(drawn, f"layers.{index}") for index in range(count_)]
+        params["layers"] = [{kind: inner(drawn, f"layers.{at}.{kind}")} for at, kind in enumerate(kinds)]
         return {"params": params if tied else {**params, "head": drawn["head"]}, "moments": None, "steps": 0}
 
-    def embed(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor) -> torch.Tensor:
-        return functional_call(embed_, params["embed"], (x_BT,))
+    def head(params: dict[str, Any]) -> torch.Tensor:
+        weight_VD: torch.Tensor = params["embed"][tied] if tied else params["head"]
+        return weight_VD
 
-    def block(parts: Parts, p: dict[str, torch.Tensor], x_BTD: torch.Tensor) -> torch.Tensor:
-        return call(partial(called, block_, p), x_BTD)
+    def embed(parts: Parts, params: dict[str, Any], x_BT: torch.Tensor) -> torch.Tensor:
+        return called(embed_, params["embed"], head(params).dtype, x_BT)
+
+    def block(parts: Parts, p: dict[str, Any], x_BTD: torch.Tensor) -> torch.Tensor:
+        kind, own = next(iter(p.items()))
+        return call(partial(called, blocks[kind], own, x_BTD.dtype), x_BTD)
 
     def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
         params = state["params"]
         x_BTD = parts.stack(parts, params["layers"], parts.embed(parts, params, x))
-        x_BTD = functional_call(norm_, params["norm"], (x_BTD,))
-        head = next(iter(params["embed"].values())) if tied else params["head"]
-        return decoder.gradients(parts.loss(parts, x_BTD, head, y), params)
+        x_BTD = called(norm_, params["norm"], x_BTD.dtype, x_BTD)
+        return decoder.gradients(parts.loss(parts, x_BTD, head(params), y), params)
 
     own = {"draw": draw, "init": init, "embed": embed, "block": block, "grad": grad, "outputs_first": lambda name: True}
     return with_the_decoders(decoder, shape, place, corpus, seed, **own)
@@ -69,21 +78,44 @@ def seeded(make: Callable[[Any], Any], shape: Any, seed: int) -> Modules:
     """Make the model anew, always with the same first values."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Modules(*make(shape))
+        model = Modules(*make(shape))
+    for module in (model.embed, *model.blocks, model.norm):
+        without_dropout(module)
+    return model
 
 
-def named(model: Modules) -> dict[str, torch.Tensor]:
-    """Return every parameter once, under the name that it has in the state."""
-    parameters = {f"embed.{name}": p.detach() for name, p in model.embed.named_parameters()}
-    for index, block in enumerate(model.blocks):
-        parameters |= {f"layers.{index}.{name}": p.detach() for name, p in block.named_parameters()}
-    parameters |= {f"norm.{name}": p.detach() for name, p in model.norm.named_parameters()}
-    return parameters if is_tied(model) else {**parameters, "head": model.head.detach()}
+def without_dropout(module: nn.Module) -> None:
+    """Switch dropout off; recurrences stay in training otherwise, since cuDNN has their gradients in no other mode."""
+    for each in module.eval().modules():
+        if isinstance(each, nn.RNNBase):
+            each.train().dropout = 0.0
 
 
-def is_tied(model: Modules) -> bool:
-    """Return whether the head is the weight of the embedding."""
-    return any(p is model.head for p in model.embed.parameters())
+def named(model: Modules, kinds: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return every parameter by the name that it has in the state. Raises Refusal where two names stand for one."""
+    layers = {f"layers.{at}.{kind}": block for at, (kind, block) in enumerate(zip(kinds, model.blocks, strict=True))}
+    modules = {"embed": model.embed, **layers, "norm": model.norm}
+    parameters = {
+        f"{group}.{name}": p
+        for group, module in modules.items()
+        for name, p in module.named_parameters(remove_duplicate=False)
+    }
+    if tied_name(model) is None:
+        parameters["head"] = model.head
+    first: dict[int, str] = {}
+    for name, p in parameters.items():
+        other = first.setdefault(id(p), name)
+        if other != name:
+            raise Refusal(
+                f"'{other}' and '{name}' of this model are one parameter: give each a parameter of its own, "
+                "since only the head may be one of the embedding's"
+            )
+    return {name: p.detach() for name, p in parameters.items()}
+
+
+def tied_name(model: Modules) -> str | None:
+    """Return the name within the embedding of the parameter that is the head as well; None where there is none."""
+    return next((name for name, p in model.embed.named_parameters() if p is model.head), None)
 
 
 def emptied(module: nn.Module) -> nn.Module:
@@ -95,12 +127,24 @@ def emptied(module: nn.Module) -> nn.Module:
     return module
 
 
-def called(module: nn.Module, p: dict[str, torch.Tensor], *arguments: Any, **named_arguments: Any) -> Any:
-    """Call a module with these parameters."""
-    return functional_call(module, p, arguments, named_arguments)
+def place_buffers(module: nn.Module, device: str) -> None:
+    """Move the buffers of a module to a device."""
+    for owner in module.modules():
+        for name, buffer in list(owner._buffers.items()):
+            if buffer is not None:
+                owner._buffers[name] = buffer.to(device)
+
+
+def called(
+    module: nn.Module, p: dict[str, torch.Tensor], dtype: torch.dtype, *arguments: Any, **named_arguments: Any
+) -> Any:
+    """Call a module with these parameters, and with its floating buffers in a type, as `module.to(dtype)` has them."""
+    buffers = {name: each.to(dtype) for name, each in module.named_buffers() if each.is_floating_point()}
+    return functional_call(module, {**buffers, **p}, arguments, named_arguments)
 
 
 def count(make: Callable[[Any], Any], shape: Any) -> int:
     """Count the parameters, without making them."""
     with torch.device("meta"):
-        return sum(p.numel() for p in named(Modules(*make(shape))).values())
+        model = Modules(*make(shape))
+        return sum(p.numel() for p in named(model, kinds_of(model.blocks)).values())

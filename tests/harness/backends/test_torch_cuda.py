@@ -1,6 +1,7 @@
 """A device that is not there takes what a real one would: its kernels, scratch, workspaces, page-locked memory."""
 
 import contextlib
+import os
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from harness import Place, backends
@@ -16,10 +18,12 @@ from harness.backends.torch_cuda_operators import attention_kernel, pretended
 from harness.backends.torch_cuda_storage import DeviceStorage
 from harness.contract import plugins
 from harness.contract.assembly import assemble, shape_of
-from harness.records import Applied, Case
+from harness.records import Applied, Case, Task
+from harness.worker import prediction
 
 MIB = 1 << 20
-T4, H100 = CARDS["t4"], CARDS["h100"]
+T4, A100, H100 = CARDS["t4"], CARDS["a100"], CARDS["h100"]
+LOADED = plugins.load()
 
 
 @contextlib.contextmanager
@@ -28,16 +32,19 @@ def device(card=H100, torch_version=(2, 10)):
         yield storage
 
 
-def heads(dtype, count=8, grad=True):
-    return torch.empty(1, count, 1024, 64, dtype=dtype, device="cuda", requires_grad=grad)
+def heads(dtype, count=8, grad=True, tokens=1024, width=64):
+    return torch.empty(1, count, tokens, width, dtype=dtype, device="cuda", requires_grad=grad)
 
 
 @pytest.mark.parametrize(
     ("dtype", "card", "key_heads", "masked", "kernel"),
     [
-        (torch.bfloat16, H100, 8, False, "flash"),
-        (torch.bfloat16, H100, 2, False, "flash"),  # which takes grouped heads as they are
-        (torch.bfloat16, H100, 8, True, "efficient"),
+        (torch.bfloat16, H100, 8, False, "cudnn"),  # which torch 2.13 asks first on Hopper, from cuDNN 9.15 on
+        (torch.bfloat16, H100, 2, True, "cudnn"),  # and which takes grouped heads under a mask
+        (torch.bfloat16, A100, 8, False, "flash"),
+        (torch.bfloat16, A100, 2, False, "flash"),  # which takes grouped heads as they are
+        (torch.bfloat16, A100, 8, True, "efficient"),
+        (torch.bfloat16, A100, 2, True, "math"),
         (torch.float32, H100, 8, False, "efficient"),
         (torch.float32, H100, 2, False, "math"),
         (torch.float16, T4, 8, False, "efficient"),
@@ -51,6 +58,59 @@ def test_attention_takes_the_kernel_of_the_card(dtype, card, key_heads, masked, 
         assert attention_kernel(q, k, k, mask, card) == kernel
         with sdpa_kernel(SDPBackend.MATH):
             assert attention_kernel(q, k, k, mask, card) == "math"
+
+
+@pytest.mark.parametrize(
+    ("width", "dropout", "masked", "kernel"),
+    [
+        (256, 0.0, False, "cudnn"),
+        (12, 0.0, False, "flash"),  # which pads it to 16
+        (64, 0.1, False, "flash"),  # cuDNN drops multiples of a sixteenth
+        (64, 0.125, False, "cudnn"),
+        (64, 0.0, True, "efficient"),  # cuDNN has no gradient of a mask
+        (320, 0.0, False, "efficient"),
+    ],
+)
+def test_what_cudnn_does_not_take_goes_to_the_next_kernel(width, dropout, masked, kernel):
+    with device():
+        q = heads(torch.bfloat16, width=width)
+        mask = torch.empty(1024, 1024, dtype=q.dtype, device="cuda", requires_grad=True) if masked else None
+        assert attention_kernel(q, q, q, mask, H100, dropout) == kernel
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION]):
+            assert attention_kernel(q, q, q, mask, H100, dropout) != "cudnn"
+
+
+def peak_of_attention(card, key_heads=8, masked=True):
+    with device(card) as storage:
+        q, k = heads(torch.bfloat16), heads(torch.bfloat16, key_heads)
+        mask = torch.empty(1024, 1024, dtype=torch.bool, device="cuda") if masked else None
+        F.scaled_dot_product_attention(q, k, k, mask, is_causal=not masked, enable_gqa=key_heads < 8).sum().backward()
+        assert q.grad.shape == q.shape and k.grad.shape == k.shape
+        return storage.allocator.peak_allocated
+
+
+def test_grouped_heads_under_a_mask_make_no_scores_on_hopper():
+    scores = 8 * 1024 * 1024 * 2
+    assert peak_of_attention(H100, 2) < scores < peak_of_attention(A100, 2)
+
+
+def test_cudnn_takes_for_a_call_what_flash_attention_does():
+    assert peak_of_attention(H100, masked=False) == pytest.approx(peak_of_attention(A100, masked=False), abs=8192)
+
+
+@pytest.mark.parametrize(("card", "tokens", "row"), [(A100, 1024, 1024), (A100, 1001, 1008), (H100, 1001, 1001)])
+def test_a_mask_of_booleans_becomes_numbers_that_the_backward_pass_keeps(card, tokens, row):
+    def kept(dtype):
+        with device(card) as storage:
+            q = heads(torch.bfloat16, tokens=tokens)
+            mask = torch.empty(tokens, row, dtype=dtype, device="cuda")[:, :tokens]
+            before = storage.allocator.requested
+            attended = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+            return storage.allocator.requested - before, attended.shape
+
+    (booleans, shape), (numbers, _) = kept(torch.bool), kept(torch.bfloat16)
+    assert shape == (1, 8, tokens, 64)
+    assert booleans - numbers == tokens * row * 2
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -80,11 +140,60 @@ def test_the_backward_pass_of_softmax_makes_a_product_first():
     assert peak(lambda x: x.log_softmax(-1)) == 4
 
 
-def test_softmax_widens_half_types_within_its_kernel():
+@pytest.mark.parametrize("function", [F.softmax, F.log_softmax])
+@pytest.mark.parametrize(("dtype", "copy"), [(torch.float16, 0), (torch.bfloat16, 256)])
+def test_softmax_widens_float16_within_its_kernel_and_bfloat16_in_a_copy(function, dtype, copy):
     with device() as storage:
-        x = torch.empty(MIB, 64, dtype=torch.float16, device="cuda")
-        assert F.softmax(x, -1, dtype=torch.float32).dtype == torch.float32
-        assert storage.allocator.peak_allocated == (128 + 256) * MIB
+        x = torch.empty(MIB, 64, dtype=dtype, device="cuda")
+        assert function(x, -1, dtype=torch.float32).dtype == torch.float32
+        assert storage.allocator.peak_allocated == (128 + 256 + copy) * MIB
+
+
+def test_functions_take_their_arguments_by_name():
+    with device() as storage:
+        q = heads(torch.bfloat16)
+        assert F.scaled_dot_product_attention(value=q, key=q, query=q, is_causal=True).shape == q.shape
+        assert storage.allocator.peak_allocated < 8 * 1024 * 1024 * 2
+        x = torch.empty(64, 64, dtype=torch.float16, device="cuda")
+        assert torch.softmax(input=x, dim=-1, dtype=torch.float32).dtype == torch.float32
+        assert torch.log_softmax(dim=-1, input=x).shape == F.dropout(input=x).shape == x.shape
+        assert (
+            torch.rms_norm(input=x, normalized_shape=(64,)).shape == F.rms_norm(input=x, normalized_shape=(64,)).shape
+        )
+        assert torch.empty(4).pin_memory(device=None).is_pinned(device=None)
+
+
+def test_attention_within_a_module_takes_the_kernels_of_the_card_as_well():
+    def peak(tokens):
+        with device() as storage:
+            layer = torch.nn.TransformerEncoderLayer(
+                256, 8, 256, dropout=0.0, batch_first=True, device="cuda", dtype=torch.bfloat16
+            )
+            x = torch.empty(1, tokens, 256, dtype=torch.bfloat16, device="cuda")
+            layer(x).sum().backward()
+            return storage.allocator.peak_requested
+
+    assert peak(4096) - peak(2048) < 8 * 4096 * 4096  # less than scores of one byte each
+
+
+def test_autocast_reaches_products_within_a_function_of_python():
+    with device(), torch.autocast("cuda", torch.bfloat16):
+        attention = torch.nn.MultiheadAttention(64, 4, device="cuda")
+        x = torch.empty(8, 2, 64, device="cuda")
+        assert attention(x, x, x, need_weights=False)[0].dtype == torch.bfloat16
+
+
+def test_a_generator_of_the_device_draws_nothing_and_one_of_the_host_draws():
+    own = torch.Generator
+    with device():
+        for name in ("cuda", torch.empty(1, device="cuda").device):
+            drawn = torch.Generator(name).manual_seed(1)
+            assert torch.randn(4, 3, generator=drawn, device="cuda").device.type == "meta"
+            assert torch.empty(4, device="cuda").exponential_(generator=drawn).shape == (4,)
+            assert isinstance(drawn, torch.Generator)
+        assert torch.Generator().manual_seed(7).initial_seed() == 7
+        assert type(torch.Generator("cpu")) is own
+    assert torch.Generator is own
 
 
 @pytest.mark.parametrize(("card", "size"), [(T4, 8519680), (H100, 32 * MIB)])
@@ -154,6 +263,75 @@ def test_autocast_narrows_products_and_widens_losses():
     assert not torch.is_autocast_enabled("cpu")
 
 
+class Running(TorchDispatchMode):
+    """Write down which operators run on which types."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [str(each.dtype) for each in args if isinstance(each, torch.Tensor)]
+        if tensors and func is not torch.ops.prim.device.default:
+            self.seen.append((str(func), tensors, str((kwargs or {}).get("dtype"))))
+        return func(*args, **(kwargs or {}))
+
+
+AUTOCAST = {
+    "softmax": lambda x, y: x.softmax(-1),
+    "log_softmax": lambda x, y: F.log_softmax(x, -1),
+    "sum": lambda x, y: (x.sum(), torch.sum(x, -1), x.sum(dtype=x.dtype), y.sum()),
+    "prod": lambda x, y: (torch.prod(x), x.prod(-1)),
+    "cumsum": lambda x, y: (x.cumsum(-1), torch.cumprod(x, -1)),
+    "norm": lambda x, y: (x.norm(), torch.norm(x, dim=-1)),
+    "pow": lambda x, y: x**2,
+    "cross_entropy": lambda x, y: F.cross_entropy(x, y),
+    "layer_norm": lambda x, y: F.layer_norm(x, (64,)),
+    "linear": lambda x, y: F.linear(x, torch.empty(64, 64, device="cuda")),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast_runs_what_torchs_own_runs_on_fake_tensors_of_cuda(name, dtype):
+    def run():
+        with torch.no_grad(), Running() as running:
+            x = torch.empty(8, 64, dtype=dtype, device="cuda")
+            AUTOCAST[name](x, torch.empty(8, dtype=torch.int64, device="cuda"))
+            return running.seen
+
+    with device(), torch.autocast("cuda", dtype):
+        actual = run()
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", dtype)
+    try:
+        with FakeTensorMode():
+            due = run()
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.clear_autocast_cache()
+    assert actual == due and due
+
+
+def test_autocast_widens_what_an_rms_norm_reads():
+    with device(), torch.autocast("cuda", torch.bfloat16):
+        x = torch.empty(8, 64, dtype=torch.bfloat16, device="cuda")
+        norm = torch.nn.RMSNorm(64, device="cuda")
+        assert norm(x).dtype == torch.rms_norm(x, (64,)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("smoothing", "kept"), [(0.0, 2 + 4), (0.1, 4)])
+def test_a_loss_under_autocast_keeps_logarithms_in_both_types(smoothing, kept):
+    with device() as storage, torch.autocast("cuda", torch.bfloat16):
+        z = torch.empty(1024, 8192, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        y = torch.empty(1024, dtype=torch.int64, device="cuda")
+        before = storage.allocator.allocated
+        loss = F.cross_entropy(z, y, label_smoothing=smoothing)
+        assert storage.allocator.allocated - before == pytest.approx(kept * z.numel(), rel=0.01)
+        loss.backward()
+    assert loss.dtype == torch.float32 and z.grad.dtype == torch.bfloat16
+
+
 def test_dropout_keeps_a_mask_of_bytes():
     with device() as storage:
         x = torch.empty(MIB, device="cuda")
@@ -163,7 +341,7 @@ def test_dropout_keeps_a_mask_of_bytes():
 
 
 def forecast(*names, place="torch/cuda"):
-    loaded = plugins.load(())
+    loaded = LOADED
     shape = {"layers": 4, "width": 256, "heads": 4, "vocabulary": 512, "tokens": 1024}
     case = Case(
         workload="decoder",
@@ -223,6 +401,7 @@ def test_the_card_that_is_chosen_decides_what_is_reserved(monkeypatch):
     monkeypatch.setenv("HARNESS_GPU", "a100")
     ampere = forecast()
     assert hopper.reserved_bytes - ampere.reserved_bytes > 40 * MIB  # two workspaces of 32 MiB, not of 8
+    assert (hopper.base_bytes, ampere.base_bytes) == (64 * MIB, 2 * 8519680)
     assert max(hopper.peaks.values()) == pytest.approx(max(ampere.peaks.values()), rel=0.05)
     assert "A100" in ampere.target
 
@@ -233,3 +412,34 @@ def test_the_context_is_added_where_that_of_the_card_is_known(monkeypatch):
     assert turing.driver_bytes == turing.reserved_bytes + CARDS["t4"].context_bytes
     monkeypatch.setenv("HARNESS_GPU", "h100")
     assert forecast().driver_bytes is None
+
+
+def every_strategy():
+    """Each strategy that torch/cuda takes, on the first workload that it goes with."""
+    for name, strategy in sorted(LOADED.strategies.items()):
+        for workload, made in sorted(LOADED.workloads.items(), key=lambda item: item[0] != "decoder"):
+            if "torch" in made.on and strategy.obstacle(Place("torch", "cuda"), made) is None:
+                yield pytest.param(name, workload, id=name)
+                break
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize(("name", "workload"), list(every_strategy()))
+def test_each_strategy_is_predicted_or_says_why_not(name, workload):
+    strategy, made = LOADED.strategies[name], LOADED.workloads[workload]
+    shape = made.shape()
+    small = made.probe(shape)
+    case = Case(
+        workload=workload,
+        shape=small.model_dump(),
+        place="torch/cuda",
+        corpus="drawn",
+        tokenizer="none",
+        strategies=(Applied(name=name, knobs=strategy.probed({}, shape, small)),),
+        ranks=2 if strategy.ranks else 1,
+    )
+    task = Task(kind="predict", cases=(case,), run_id="all", parent=os.getpid(), folder="", environment={})
+    record = prediction.measure(task, LOADED, backends.load("torch"))
+    assert record.prediction.error is None, record.prediction.error
+    assert record.prediction.predicted_peak_bytes or record.missing["predicted_peak_bytes"]

@@ -58,6 +58,18 @@ def test_a_round_that_has_begun_is_timed_to_its_end(monkeypatch: pytest.MonkeyPa
     assert left == [60, 40, 20, 1, 60], "no next round follows the first; where one does, it is timed as well"
 
 
+def test_who_ended_badly_takes_of_the_time_for_rounds_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    lines = io.StringIO()
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.groups([frozenset("ab")], 100.0)
+        watcher.begin(rounds("a", "b"), 0)
+        now[0] += 40.0
+        watcher.finish(Record(slot=rounds("a")[0], status="timeout", evidence={"seconds": 40.0}), CASE)
+    assert seconds_left(lines.getvalue()) == 60
+
+
 def test_a_line_of_a_long_run_takes_no_time() -> None:
     groups = [[f"{group}-{case}" for case in range(4)] for group in range(250)]
     slots = [slot for group in groups for slot in rounds(*group)]

@@ -22,11 +22,14 @@ ANSWERS = {
     "clocks_event_reasons_counters.sw_thermal_slowdown": "0",
     "clocks_event_reasons_counters.hw_power_brake_slowdown": "[N/A]",
 }
+UUIDS = ("GPU-8932f937-d72c", "GPU-8a56ab03-11e0")
 TOOL = """#!/usr/bin/env python3
 import sys
-answers, running = {answers!r}, {running!r}
+answers, running, uuids = {answers!r}, {running!r}, {uuids!r}
 for word in sys.argv[1:]:
-    if word.startswith("--query-gpu="):
+    if word == "--query-gpu=index,uuid":
+        print("\\n".join(", ".join(map(str, each)) for each in enumerate(uuids)))
+    elif word.startswith("--query-gpu="):
         fields = word.partition("=")[2].split(",")
         if not set(fields) <= set(answers):
             sys.exit(2)
@@ -48,7 +51,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     def put(running: tuple[str, ...] = (), without: tuple[str, ...] = (), **changed: str) -> None:
         answers = {name: value for name, value in (ANSWERS | changed).items() if name not in without}
         path = tmp_path / "nvidia-smi"
-        path.write_text(TOOL.format(answers=answers, running=running))
+        path.write_text(TOOL.format(answers=answers, running=running, uuids=UUIDS))
         path.chmod(0o700)
         gpu.usable_bytes.cache_clear()
 
@@ -87,6 +90,36 @@ def test_the_visible_gpu_is_asked_for(tool: Callable[..., None], visible: str, m
     assert gpu.detect() is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert gpu.detect() is not None
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        (None, UUIDS),
+        ("0", UUIDS[:1]),
+        ("1, 0", UUIDS[::-1]),
+        (f"{UUIDS[1]},1,GPU-8a", UUIDS[1:]),
+        ("GPU-8a,GPU-7", (UUIDS[1], "GPU-7")),
+        ("MIG-1f,7", ("MIG-1f", "7")),
+        ("", ()),
+        ("-1", ()),
+    ],
+)
+def test_a_gpu_has_one_name_however_it_is_chosen(
+    tool: Callable[..., None], chosen: str | None, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool()
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert gpu.visible() == list(names)
+
+
+def test_without_the_tool_a_gpu_is_called_as_it_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu.visible() == ["0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"2,{UUIDS[0]}")
+    assert gpu.visible() == ["2", UUIDS[0]]
 
 
 def test_a_budget_is_a_share_of_what_programs_can_use(tool: Callable[..., None]) -> None:

@@ -332,3 +332,25 @@ def test_a_process_that_is_gone_cannot_be_read():
     child.wait()
     with pytest.raises(OSError, match=r"No such (file|process)"):
         memory.read(child.pid)
+
+
+@pytest.mark.parametrize(
+    ("groups", "events"),
+    [
+        ("0::/user.slice/run.scope\n", "user.slice/run.scope/memory.events"),  # a plain host, version 2
+        ("0::/\n", "memory.events"),  # a container, whose own group looks like the root
+        ("0::/host/path\n", "memory.events"),  # one that sees the path of the host
+        ("4:memory:/user\n0::/\n", "memory/memory.oom_control"),  # version 1
+        (None, "memory.events"),
+        ("0::/user.slice/run.scope\n", None),
+    ],
+)
+def test_kills_of_the_own_control_group_are_counted(tmp_path, groups, events):
+    if groups is not None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(groups)
+    if events is not None:
+        path = tmp_path / "sys/fs/cgroup" / events
+        path.parent.mkdir(parents=True)
+        path.write_text("low 5\noom 9\noom_kill 3\n")
+    assert memory.kernel_kills(str(tmp_path)) == (0 if events is None else 3)

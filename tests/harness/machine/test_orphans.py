@@ -2,9 +2,12 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 
 from harness.machine import orphans
 from harness.records import Record, store
+from harness.run import temporary
 from harness.verdicts import judge
 
 PARENT = """
@@ -23,6 +27,13 @@ orphans.start()
 child = subprocess.Popen(["sleep", "300"], env={**os.environ, orphans.VARIABLE: orphans.mark()}, start_new_session=True)
 print(child.pid, flush=True)
 time.sleep(float(sys.argv[1]))
+"""
+OWNING = """
+import time
+from harness.run import temporary
+with temporary.folder("harness-") as folder:
+    print(folder, flush=True)
+    time.sleep(300)
 """
 ROUNDS = "rounds: 1\nwarmup: 1\nsteps: 3\n"
 PATIENCE = 20.0
@@ -93,6 +104,109 @@ def test_a_sweep_ends_what_is_of_no_living_harness_and_nothing_else() -> None:
         for process in (mine, gone, reused, elsewhere, odd, other):
             process.kill()
             process.wait()
+
+
+@pytest.fixture
+def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder for temporary files of its own, of which all that is left is removed; no process is ended."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(orphans, "_processes", list)
+    return tmp_path
+
+
+def test_temporary_folders_of_a_harness_that_was_killed_are_removed_and_those_of_a_living_one_stay(swept: Path) -> None:
+    command, env = [sys.executable, "-c", OWNING], {**os.environ, "TMPDIR": str(swept)}
+    living, killed = (subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2))
+    try:
+        assert living.stdout is not None and killed.stdout is not None
+        alive, left = (Path(process.stdout.readline().strip()) for process in (living, killed))
+        with temporary.folder("harness-") as own:
+            orphans.sweep()
+            assert set(swept.iterdir()) == {alive, left, own}
+            killed.kill()
+            killed.wait()
+            orphans.sweep()
+            assert set(swept.iterdir()) == {alive, own}
+    finally:
+        for process in (living, killed):
+            process.kill()
+            process.communicate()
+
+
+def owned(folder: Path, owner: str) -> Path:
+    """Make a folder that is not empty, with this in the file of its owner."""
+    (folder / "more").mkdir(parents=True)
+    (folder / "more" / "file").touch()
+    (folder / orphans.OWNER).write_text(owner)
+    return folder
+
+
+def test_only_folders_that_say_whose_they_are_are_removed(swept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, boot = orphans.mark().rpartition(":")[2], orphans._boot()
+    gone = f"4194305:17:{here}:{boot}"
+    left = [owned(swept / "harness-gone", gone), owned(swept / "harness-reused", f"{os.getpid()}:1:{here}:{boot}")]
+    stays = {
+        "harness-mine": f"{orphans.mark()}:{boot}",
+        "harness-of-a-container": f"4194305:17:1:{boot}",
+        "harness-of-another-machine": f"4194305:17:{here}:4bd1f9ae-0000-4000-8000-000000000000",
+        "harness-of-no-machine": f"4194305:17:{here}:",
+        "harness-without-the-machine": f"4194305:17:{here}",
+        "harness-cut": "41943",
+        "harness-empty": "",
+        "harness-odd": "no number:at:all:\xe9",
+        "another-name": gone,
+    }
+    for name, owner in stays.items():
+        owned(swept / name, owner)
+    (swept / "harness-without").mkdir()
+    (swept / "harness-file").write_text(gone)
+    (swept / "harness-link").symlink_to(owned(swept / "elsewhere", gone))
+    owned(swept / "harness-linked-owner", gone)
+    (swept / "harness-linked-owner" / orphans.OWNER).unlink()
+    (swept / "harness-linked-owner" / orphans.OWNER).symlink_to(swept / "elsewhere" / orphans.OWNER)
+    owned(swept / "harness-pipe", gone)
+    (swept / "harness-pipe" / orphans.OWNER).unlink()
+    os.mkfifo(swept / "harness-pipe" / orphans.OWNER)
+    before = set(swept.rglob("*"))
+
+    with monkeypatch.context() as other:
+        other.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        orphans.sweep()
+        assert set(swept.rglob("*")) == before, "they are another user's"
+    with monkeypatch.context() as other:
+        other.setattr(orphans, "_boot", str)
+        orphans.sweep()
+        assert set(swept.rglob("*")) == before, "this machine has no name"
+    orphans.sweep()
+    removed = {path for path in before if any(path.is_relative_to(folder) for folder in left)}
+    assert set(swept.rglob("*")) == before - removed
+
+
+def test_sweeps_at_the_same_time_do_no_harm(swept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = f"4194305:17:{orphans.mark().rpartition(':')[2]}:{orphans._boot()}"
+    at_once, ended = threading.Barrier(4), []
+    for number in range(40):
+        owned(swept / f"harness-{number}", gone)
+    threads = [threading.Thread(target=lambda: (at_once.wait(), ended.append(orphans.sweep()))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended == [[]] * 4 and not list(swept.iterdir())
+
+    def is_left(folder: Path) -> bool:
+        left = really(folder)
+        if not taken:  # another sweep is faster at the first one
+            taken.append(folder)
+            shutil.rmtree(folder)
+        return left
+
+    really, taken = orphans._is_left, []
+    monkeypatch.setattr(orphans, "_is_left", is_left)
+    owned(swept / "harness-0", gone)
+    owned(swept / "harness-1", gone)
+    orphans.sweep()
+    assert taken and not list(swept.iterdir())
 
 
 def test_pressing_ctrl_c_twice_ends_at_once_without_a_traceback(smallest: str, tmp_path: Path, cache: Path) -> None:

@@ -1,7 +1,10 @@
 """What a machine does in a second, and what operators take on it: measured once, and read from then on."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +64,33 @@ def test_what_cannot_be_measured_or_read_is_no_rate(tmp_path: Path, monkeypatch:
     assert throughput.of_place(Place("torch", "cuda"), tmp_path) is None
 
 
+@pytest.mark.usefixtures("quiet")
+def test_figures_that_cannot_be_stored_are_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(throughput, "answer_of", lambda *words, **options: {"bandwidth": 1.0})
+    assert throughput.of_place(TORCH, tmp_path / "file" / "harness") == {"bandwidth": 1.0}
+    monkeypatch.setattr(throughput, "_timed", lambda place, calls: dict.fromkeys(calls, 1.0))
+    one = product(64)
+    assert throughput.with_calls(RATES, TORCH, [one], tmp_path / "file" / "harness").calls == {one.call: 1.0}
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_disk_that_is_full_leaves_the_figures_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "answer_of", lambda *words, **options: {"bandwidth": 1.0})
+    throughput.of_place(TORCH, tmp_path)
+    (file,) = tmp_path.iterdir()
+    before = file.read_bytes()
+    write = Path.write_text
+
+    def fill(path: Path, text: str, **options: Any) -> None:
+        write(path, text[: len(text) // 2], **options)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    assert throughput.of_place(TORCH, tmp_path, anew=True) == {"bandwidth": 1.0}
+    assert list(tmp_path.iterdir()) == [file] and file.read_bytes() == before
+
+
 def product(side: int) -> Operations:
     x = torch.empty(side, side)
     return Operations("float32", 2.0 * side**3, 12 * side**2, text_of(torch.ops.aten.mm.default, (x, x), {}))
@@ -95,6 +125,8 @@ def test_a_call_that_takes_long_or_moves_much_is_left_out(tmp_path: Path, monkey
     long, much = product(8)._replace(flops=1e13), product(8)._replace(moved=1 << 50)
     assert throughput.with_calls(RATES, TORCH, [long], tmp_path).calls == {}
     assert throughput.with_calls(RATES, TORCH, [much], tmp_path).calls == {}
+    monkeypatch.setattr(throughput.facts, "total_bytes", lambda: 8 * product(8).moved - 1)
+    assert throughput.with_calls(RATES, TORCH, [product(8)], tmp_path).calls == {}, "too much for this container"
 
 
 @pytest.mark.long

@@ -100,6 +100,12 @@ def test_elementwise_chains_in_jax_move_their_ends_alone():
     assert moved(program(lambda x: x.reshape(10, 100), x)) == 0
 
 
+@pytest.mark.parametrize("change", ["set", "add"])
+def test_an_update_in_jax_moves_the_part_that_changes(change):
+    table, rows = jnp.ones((1000, 4)), jnp.ones((2, 4))
+    assert moved(program(lambda t, x: getattr(t.at[jnp.array([1, 2])], change)(x), table, rows)) == 2 * rows.nbytes
+
+
 def test_work_of_one_intensity_is_added_up():
     found = gathered([Operations("float32", 100.0, 10), Operations("float32", 100.0, 10), Operations("int64", 0.0, 7)])
     assert set(found) == {Operations("float32", 200.0, 20, times=2), Operations("", 0.0, 7)}

@@ -445,6 +445,7 @@ def sentence(done: "subprocess.CompletedProcess[str]") -> str:
 def test_what_is_no_cluster_is_refused_in_a_sentence(place: Place) -> None:
     assert "'local:none' is no cluster" in sentence(place.run("--cluster", "local:none"))
     assert "no cluster answers at 'tcp://127.0.0.1:1'" in sentence(place.run("--cluster", "tcp://127.0.0.1:1"))
+    assert "no cluster answers at 'localhost:1'" in sentence(place.run("--cluster", "localhost:1"))
     assert "no cluster answers at 'udp://nowhere'" in sentence(place.run("--cluster", "udp://nowhere"))
     with cluster(place, workers=0) as address:
         assert "has no worker: start one with `dask worker tcp" in sentence(place.run("--cluster", address))

@@ -74,24 +74,55 @@ def test_a_folder_without_rights_is_refused(tmp_path: Path) -> None:
         pytest.fail("locked without rights")
 
 
-def test_a_gpu_is_for_one_harness_at_a_time_and_another_gpu_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(locks.gpu, "usable_bytes", lambda: 80 << 30)
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let there be a driver, but no tool of its; return the folder of the locks."""
+    monkeypatch.setattr(locks.backends, "DRIVER_FILES", (str(tmp_path),))
+    monkeypatch.setattr(locks.gpu, "_run", lambda arguments: None)
     monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    command = [sys.executable, "-c", HELD_GPU, str(tmp_path), str(tmp_path / "harness-gpu-1.lock")]
+    return tmp_path
+
+
+def test_all_gpus_that_are_visible_are_for_one_harness_at_a_time_and_others_are_free(
+    gpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu, cuda = Place("torch", "cpu"), Place("torch", "cuda")
+    command = [sys.executable, "-c", HELD_GPU, str(gpus), str(gpus / "harness-gpu-2.lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        refused = pytest.raises(StoreError, match=r"another harness measures on the GPU 1, .*CUDA_VISIBLE_DEVICES")
-        with refused, locks.measuring(tmp_path / "a", [Place("torch", "cpu"), Place("torch", "cuda")]):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+        refused = pytest.raises(StoreError, match=r"another harness measures on the GPU 2, .*CUDA_VISIBLE_DEVICES")
+        with refused, locks.measuring(gpus / "a", [cpu, cuda]):
             pytest.fail("two on one GPU")
-        with locks.measuring(tmp_path / "a", [Place("torch", "cpu")]):
-            assert (tmp_path / "a").is_dir()
+        with locks.measuring(gpus / "a", [cpu]):
+            assert (gpus / "a").is_dir()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        with locks.measuring(gpus / "a", [cuda]):  # the refusal has left it free
+            assert (gpus / "harness-gpu-1.lock").is_file()
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "../../2")
-        with locks.measuring(tmp_path / "a", [Place("jax", "cuda")]):
-            assert (tmp_path / "harness-gpu-______2.lock").is_file()
+        with locks.in_turn([Place("jax", "cuda")], int):
+            assert (gpus / "harness-gpu-______2.lock").is_file()
         holder.kill()
+
+
+def test_no_gpu_is_locked_where_no_case_can_run_on_one(gpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks.backends, "DRIVER_FILES", ())
+    with locks.measuring(gpus / "a", [Place("torch", "cuda")]):
+        assert not list(gpus.glob("*.lock"))
+
+
+def test_a_gpu_under_two_names_has_one_lock(gpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks.gpu, "_run", lambda arguments: "0, GPU-a\n1, GPU-b\n")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with locks.measuring(gpus / "a", [Place("torch", "cuda")]):
+        assert {file.name for file in gpus.glob("*.lock")} == {"harness-gpu-GPU-a.lock", "harness-gpu-GPU-b.lock"}
+        for name in ("GPU-b", "1"):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
+            with (
+                pytest.raises(StoreError, match="on the GPU GPU-b,"),
+                locks.measuring(gpus / "b", [Place("jax", "cuda")]),
+            ):
+                pytest.fail("two on one GPU")
 
 
 def test_a_lock_file_is_no_link_that_leads_elsewhere(tmp_path: Path) -> None:

@@ -96,8 +96,7 @@ PLAIN = PARTIAL.replace("factor, ", "").replace("partial(scaled, 2)", "scaled")
 
 
 def keyed(path: Path) -> str:
-    """Return the name of the stored prediction of a plugin's strategy, as a new process would find it."""
-    prediction_cache._code.cache_clear()
+    """Return the name of the stored prediction of a plugin's strategy."""
     (case,) = cases(1)
     loaded = plugins.load((str(path),))
     return prediction_cache.key(case.model_copy(update={"strategies": (Applied(name="scaled"),)}), loaded, {})
@@ -109,7 +108,16 @@ def test_an_edit_of_a_strategy_that_is_a_partial_makes_new_predictions(tmp_path:
     before = keyed(path)
     assert keyed(path) == before
     path.write_text(PARTIAL.replace("return parts", "return parts  # another"))
-    assert keyed(path) != before
+    assert keyed(path) != before, "in the same process, as in a notebook"
+
+
+def test_code_is_read_once_for_all_cases_of_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    of_module = prediction_cache.digests.of_module
+    monkeypatch.setattr(prediction_cache.digests, "of_module", lambda module: read.append(module) or of_module(module))
+    monkeypatch.setattr(predictions, "of_cases", lambda cases, *rest, **options: iter(()))
+    list(prediction_cache.of_cases(cases(6), tmp_path, {}, LOADED))
+    assert len(read) == len(set(read)) == 2, "of the workload, and of a strategy"
 
 
 def test_what_lies_beside_a_plugin_file_is_not_read(tmp_path: Path) -> None:
@@ -119,6 +127,17 @@ def test_what_lies_beside_a_plugin_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("anything")
     (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
     assert keyed(path) == before
+
+
+def test_what_lies_beside_a_module_that_is_in_no_package_is_not_read(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "scaling_alone.py"
+    path.write_text(PLAIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = keyed(Path("scaling_alone"))
+    (tmp_path / "other.py").write_text("anything")
+    assert keyed(Path("scaling_alone")) == before
+    path.write_text(PLAIN + "# another")
+    assert keyed(Path("scaling_alone")) != before
 
 
 def test_a_link_that_leads_nowhere_in_a_package_is_passed_over(tmp_path: Path, monkeypatch) -> None:

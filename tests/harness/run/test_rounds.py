@@ -5,7 +5,7 @@ import random
 import pytest
 
 from harness.contract import plugins
-from harness.records import Memory, Record, Slot, Times
+from harness.records import Memory, Origin, Record, Slot, Times
 from harness.run.schedule import Schedule, Summary, by_case
 from harness.suite.reader import read
 from harness.verdicts.rounds import Turn, before, newest, next_turn
@@ -204,6 +204,16 @@ def test_what_was_ended_from_outside_is_tried_again(schedule):
     assert turn_of(schedule, latest) == (0, MEMBERS)
 
 
+def test_in_a_round_that_is_given_up_who_was_killed_has_failed(schedule):
+    latest = known_of(schedule, times(1))
+    latest[slot_of(schedule, "checkpoint", "time")] = Summary("killed_unknown", run_id="1")
+    comparison = schedule.plan.comparisons[0]
+    number, members = schedule.turn(comparison, latest, by_case(latest), {0})
+    assert (number, tuple(case.label for case in members)) == (1, MEMBERS)
+    del latest[slot_of(schedule, "checkpoint", "time")]
+    assert schedule.turn(comparison, latest, by_case(latest), {0})[0] == 0, "who was never timed has not"
+
+
 def test_a_baseline_that_cannot_run_leaves_one_round(schedule):
     rows = {name: each for name, each in times(1).items() if name != "baseline"}
     latest = known_of(schedule, {})
@@ -224,6 +234,14 @@ def test_the_minutes_that_a_suite_gives_end_it(schedule):
     assert turn_of(schedule, known_of(schedule, scattered, lives=1.1 * enough)) == (4, ())
 
 
+def test_processes_that_ended_badly_take_of_those_minutes_as_well(schedule):
+    minutes = schedule.plan.suite.timing_minutes
+    latest = known_of(schedule, times(1, 0.06), lives=0.0)
+    late = Record(status="timeout", slot=slot_of(schedule, "checkpoint", "time"), evidence={"seconds": 61 * minutes})
+    latest[late.slot] = Summary.of(late)._replace(run_id="1")
+    assert turn_of(schedule, latest) == (1, ())
+
+
 def test_what_is_remembered_of_a_record():
     timed = Record(slot=Slot(case="c", kind="time"), times=Times(step_seconds=(1.0, 3.0, 9.0)))
     assert (Summary.of(timed).seconds, Summary.of(timed).step_seconds) == (2.0, ())
@@ -231,3 +249,7 @@ def test_what_is_remembered_of_a_record():
     assert (Summary.of(pilot).seconds, Summary.of(pilot).step_seconds) == (None, (1.0, 3.0, 9.0))
     memory = Record(slot=Slot(case="c", kind="memory"), memory=Memory(peak_host_bytes=7))
     assert Summary.of(memory).peak_bytes == 7
+    lives = [Summary.of(Record(evidence={"seconds": seconds})).worker_seconds for seconds in (2, 2.5, None, "2")]
+    assert lives == [2, 2.5, 0.0, 0.0]
+    both = Record(origin=Origin(worker_seconds=3.0), evidence={"seconds": 2.0})
+    assert Summary.of(both).worker_seconds == 3.0

@@ -1,11 +1,21 @@
-"""What a run consists of: which rows cannot be, and why."""
+"""What a run consists of: what identifies it, which rows cannot be, and why."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from harness import Strategy
 from harness.contract import plugins
-from harness.records import Applied, Case
-from harness.run.schedule import conflict, obstacle
+from harness.records import Applied, Case, Origin, Record, Slot, store
+from harness.run import schedule as schedules
+from harness.run.bench import Options
+from harness.run.schedule import Schedule, Summary, conflict, obstacle
+from harness.run.session import opened
+from harness.suite.reader import read
 
 LOADED = plugins.load()
 
@@ -71,3 +81,114 @@ def test_what_would_be_wrong_without_a_word_is_a_row_that_says_why(names: tuple[
     )
     reason = obstacle(LOADED, case)
     assert (reason is None) if word is None else (reason is not None and word in reason)
+
+
+# What identifies a run
+
+PLUGIN = """
+from harness import Strategy, hookimpl
+
+
+def same(parts):
+    return parts
+
+
+@hookimpl
+def harness_strategies():
+    return [Strategy("same", ("loss",), {"torch": same}, "Change nothing; keep all.")]
+"""
+
+
+@pytest.fixture
+def suite(smallest: str, tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(smallest)
+    return path
+
+
+def schedule_of(suite: Path, *names: Path) -> Schedule:
+    """Return what a new run of a suite consists of."""
+    loaded = plugins.load(tuple(map(str, names)))
+    return Schedule(read(suite, loaded), loaded, 2)
+
+
+@pytest.mark.parametrize("changed", [{"memory_steps": 4}, {"steps": 3}, {"warmup": 2}], ids=str)
+def test_other_settings_make_another_run(suite: Path, changed: dict[str, int]) -> None:
+    schedule = schedule_of(suite)
+    assert schedule_of(suite).plan_digest == schedule.plan_digest
+    other = replace(schedule.plan, suite=schedule.plan.suite.model_copy(update=changed))
+    assert Schedule(other, schedule.plugins, 2).plan_digest != schedule.plan_digest
+    titled = replace(schedule.plan, suite=schedule.plan.suite.model_copy(update={"title": "another"}))
+    assert Schedule(titled, schedule.plugins, 2).plan_digest == schedule.plan_digest, "it decides no figure"
+
+
+def test_what_an_edited_plugin_file_measured_is_measured_anew(suite: Path, tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(PLUGIN)
+    suite.write_text(suite.read_text().replace("[checkpoint]", "[same]"))
+    before = schedule_of(suite, plugin)
+    begun = tmp_path / "20260101T000000Z-a.jsonl"
+    store.append(begun, Record(origin=Origin(plan=before.plan_digest)))
+    once = Options(tmp_path, once=True)
+    assert opened(tmp_path, schedule_of(suite, plugin), once, lambda latest: False)[0] == begun
+    plugin.write_text(PLUGIN.replace("return parts", "return parts  # another"))
+    assert opened(tmp_path, schedule_of(suite, plugin), once, lambda latest: True)[0] != begun
+
+
+def test_another_text_makes_another_run(suite: Path, tmp_path: Path) -> None:
+    text = tmp_path / "words.txt"
+    text.write_text("words " * 1000)
+    suite.write_text(suite.read_text().replace("corpus: zipf", "corpus: words.txt"))
+    before = schedule_of(suite).plan_digest
+    assert schedule_of(suite).plan_digest == before
+    text.write_text("other " * 1000)
+    assert schedule_of(suite).plan_digest != before
+
+
+def test_what_identifies_a_run_is_the_same_in_another_process(suite: Path, tmp_path: Path) -> None:
+    plugin, text = tmp_path / "mine.py", tmp_path / "words.txt"
+    plugin.write_text(PLUGIN)
+    text.write_text("words " * 1000)
+    suite.write_text(suite.read_text().replace("corpus: zipf", "corpus: words.txt"))
+    program = (
+        "import sys; from pathlib import Path; from harness.contract import plugins\n"
+        "from harness.run.schedule import Schedule; from harness.suite.reader import read\n"
+        "loaded = plugins.load((sys.argv[2],)); print(Schedule(read(Path(sys.argv[1]), loaded), loaded, 2).plan_digest)"
+    )
+    command = [sys.executable, "-c", program, str(suite), str(plugin)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": "7"})
+    assert done.stdout.strip() == schedule_of(suite, plugin).plan_digest, done.stderr
+
+
+# What wants a result
+
+
+def test_that_a_row_cannot_run_is_a_result_as_long_as_it_cannot(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.write_text(suite.read_text().replace("[checkpoint]", "[checkpoint, jax_vmap]"))
+    schedule = schedule_of(suite)
+    case = schedule.plan.cases[-1]
+    slots = list(schedule.slots())
+    own = [slot for slot in slots if slot.case in (schedule.digest(case), schedule.probe_digest(case))]
+    latest = {slot: Summary("unsupported" if slot in own else "ok", seconds=1.0) for slot in slots}
+    assert schedule.due(latest) == []
+    others = {slot: Summary("unsupported", seconds=1.0) for slot in slots}
+    assert {slot.kind for slot in schedule.due(others)} >= {"numerics", "memory"}, "a worker said so: it may not again"
+    monkeypatch.setattr(schedules, "obstacle", lambda plugins, case: None)
+    again = Schedule(schedule.plan, schedule.plugins, 2)
+    assert {slot.kind for slot in again.due(latest)} == {"predict", "numerics", "memory"}, "it is installed by now"
+
+
+def test_results_that_are_there_are_those_of_the_plan_that_are_not_due(suite: Path) -> None:
+    schedule = schedule_of(suite)
+    slots = list(schedule.slots())
+    case = schedule.plan.cases[0]
+    beside = [
+        Slot(case=schedule.digest(case), kind="pilot"),
+        Slot(case=schedule.digest(case), kind="memory", repeat=1),
+        Slot(case=schedule.digest(case), kind="time", block=1),
+    ]
+    whole = {slot: Summary("ok", run_id="1", seconds=1.0) for slot in (*slots, *beside)}
+    assert schedule.there(whole) == len(slots)
+    killed = {**whole, slots[-1]: Summary("killed_unknown", run_id="1")}
+    assert schedule.there(killed) + len(schedule.due(killed)) == len(slots)
+    assert schedule.there({}) == 0 and schedule.there(dict.fromkeys(beside, Summary("ok"))) == 0

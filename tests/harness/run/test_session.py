@@ -2,14 +2,15 @@
 
 import random
 from collections import Counter
+from datetime import UTC, datetime
 
 import pytest
 
 from harness.contract import plugins
 from harness.contract.place import Place
-from harness.records import Case, Memory, Origin, Prediction, Record, Slot, Times
+from harness.records import Case, Memory, Origin, Prediction, Record, Slot, Times, store
 from harness.records.record import Verdict
-from harness.run import predictions, rounds, runner, session, turns
+from harness.run import bench, predictions, rounds, runner, session, turns
 from harness.run import schedule as schedules
 from harness.run.bench import Options, Progress
 from harness.run.pacing import UNKNOWN, Pacing
@@ -88,6 +89,29 @@ def measuring(smallest, tmp_path, monkeypatch):
 
     begin.records, begin.blocks = records, []
     return begin
+
+
+class Heard(Progress):
+    """What a watcher heard of the beginning of runs: how many slots were due, and how many results were there."""
+
+    def __init__(self):
+        self.begun = []
+
+    def begin(self, slots, done):
+        self.begun.append((len(slots), done))
+
+
+@pytest.fixture
+def running(measuring, tmp_path, monkeypatch):
+    """Return a function that runs a suite from its file to its results, with workers that are made up."""
+    monkeypatch.setattr(session.prepare_data, "prepare", lambda plan, *rest: (plan, {}))
+    monkeypatch.setattr(session.orphans, "sweep", lambda: None)
+
+    def run(workers, keys="rounds: 1", strategies="checkpoint", heard=None, **options):
+        plan = measuring(workers, keys, strategies).plan
+        return session.run(plan, LOADED, Options(tmp_path, cache=tmp_path, **options), heard or Progress())
+
+    return run
 
 
 def rounds_by_row(records):
@@ -492,3 +516,172 @@ def test_what_is_due_needs_the_digest_of_a_case_once(measuring, monkeypatch):
         due = going_on.schedule.due(going_on.latest)
     assert len(due) > 24 * cases
     assert calls["probe"] == cases and calls["digest"] - before["digest"] < cases
+
+
+# Which file a run goes on with, and what it counts
+
+
+class Near(Workers):
+    """Workers by which the memory of a row lies near a bound, so that it is measured again."""
+
+    def peak(self, label):
+        return 97 * MIB + MIB // 2 if label == "checkpoint" else 100 * MIB
+
+
+def interrupted(running, tmp_path, workers, strategies="checkpoint"):
+    """Interrupt a run of four rounds when four processes were timed; return its file."""
+    workers.stop_after = 4
+    with pytest.raises(KeyboardInterrupt):
+        running(workers, "rounds: 4", strategies)
+    (path,) = tmp_path.glob("mine/*/*.jsonl")
+    return path
+
+
+def test_an_interrupted_run_is_resumed_and_counts_what_is_there(running, tmp_path):
+    path, heard, resumed = interrupted(running, tmp_path, Near()), Heard(), Workers()
+    assert running(resumed, "rounds: 4", heard=heard) == path
+    assert heard.begun == [(9, 12)], "all but three rounds of three rows"
+    assert set(resumed.kinds) == {"time"}
+
+
+def test_an_interrupted_run_of_other_settings_is_not_resumed(running, tmp_path):
+    path, heard = interrupted(running, tmp_path, Near()), Heard()
+    assert running(Workers(), "rounds: 4\nmemory_steps: 4", heard=heard) != path
+    assert heard.begun == [(21, 0)]
+
+
+def test_a_finished_run_with_a_row_that_cannot_run_here_is_followed_by_a_new_file(running):
+    strategies, heard = "checkpoint, jax_vmap", Heard()
+    first = running(Workers(), strategies=strategies, heard=heard)
+    assert any(record.status == "unsupported" for record in store.read(first)[0])
+    second = running(Workers(), strategies=strategies, heard=heard)
+    assert first != second and heard.begun[0] == heard.begun[1]
+    before = store.read(second)[0]
+    assert running(Workers(), strategies=strategies, heard=heard, once=True) == second
+    assert heard.begun[2] == (0, heard.begun[0][0] - 1), "all but the times of that row"
+    assert [record.slot for record in store.read(second)[0][len(before) :]] == [None], "there is nothing left to do"
+
+
+def test_a_run_without_its_place_is_followed_by_a_new_file(running, monkeypatch):
+    monkeypatch.setattr(schedules, "obstacle", lambda *case: "there is no such place")
+    first = running(Workers())
+    second = running(Workers())
+    before = store.read(second)[0]
+    assert {record.status for record in before if record.slot and record.slot.kind == "memory"} == {"unsupported"}
+    assert first != second == running(Workers(), once=True)
+    assert [record.slot for record in store.read(second)[0][len(before) :]] == [None], "there is nothing left to do"
+
+
+def test_what_would_be_skipped_again_leaves_a_run_finished(running):
+    first = running(Workers(), max_bytes=1)
+    second = running(Workers(), max_bytes=1)
+    assert first != second
+    workers = Workers()
+    assert running(workers, max_bytes=1, try_all=True) == second
+    assert workers.kinds["memory"] == 2
+
+
+class SetBack(datetime):
+    """A clock that was set back."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def test_what_a_resumed_run_times_counts_though_the_clock_was_set_back(running, tmp_path, monkeypatch):
+    """It cuts the round into more blocks, by what is known by then: what was timed before is not overwritten."""
+
+    class Longer(Workers):
+        def __call__(self, task, *rest):
+            self.lives = 8.0 if task.kind == "time" else 0.1
+            return super().__call__(task, *rest)
+
+    monkeypatch.setattr(rounds.Rounds, "takes_turns", lambda self, case: False)
+    strategies = "checkpoint, chunked_loss, fused_loss, bfloat16"
+    path = interrupted(running, tmp_path, Longer(scatter=0.005), strategies)
+    monkeypatch.setattr(bench, "datetime", SetBack)
+    assert running(Longer(scatter=0.005), "rounds: 4", strategies) == path
+    records = store.read(path)[0]
+    assert len({record.slot.block for record in filter(_is_time, records)}) > 1
+    (table,) = judge(records)
+    assert {row.speed.rounds for row in table.rows[2:]} == {4}
+
+
+# What fails or is ended from outside
+
+
+class Failing(Workers):
+    """Workers of which those of a kind, for cases with strategies or without, end with a status."""
+
+    def __init__(self, kind, status, untouched=True):
+        super().__init__(scatter=0.005)
+        self.kind, self.status, self.untouched = kind, status, untouched
+
+    def __call__(self, task, *rest):
+        records = super().__call__(task, *rest)
+        fails = task.kind == self.kind and self.untouched == (not task.case.strategies)
+        return [Record(status=self.status, evidence={"message": f"it ended with {self.status}"})] if fails else records
+
+
+def answers_of(records):
+    """Return the newest record of the answer of each row."""
+    newest = {record.slot: record for record in records if record.slot is not None and record.slot.kind == "numerics"}
+    return {record.case.label: record for record in newest.values()}
+
+
+@pytest.mark.parametrize("kind", ["reference", "numerics"])
+def test_answers_whose_reference_was_ended_from_outside_are_judged_by_a_later_run(measuring, kind):
+    workers = Failing(kind, "killed_unknown")
+    measuring(workers, "rounds: 0").measure()
+    answers = answers_of(measuring.records)
+    assert len(answers) == 4 and {record.status for record in answers.values()} == {"killed_unknown"}
+    assert "gave no reference: it ended with killed_unknown" in answers["checkpoint"].evidence["message"]
+    assert workers.kinds[kind] == 1
+    measuring(Workers(), "rounds: 0").measure()
+    assert all(record.numerics == EXACT for record in answers_of(measuring.records).values())
+
+
+def test_where_the_answer_of_the_baseline_fails_the_others_say_so(measuring):
+    workers = Failing("numerics", "error")
+    measuring(workers, "rounds: 0").measure()
+    answers = answers_of(measuring.records)
+    assert answers.pop("baseline").evidence["message"] == "it ended with error"
+    assert {record.status for record in answers.values()} == {"error"}
+    assert all("gave no reference: it ended with error" in record.evidence["message"] for record in answers.values())
+    assert workers.kinds["numerics"] == 1
+
+
+def test_a_row_that_is_killed_in_every_round_leaves_the_others_theirs(measuring):
+    class Killed(Workers):
+        def __call__(self, task, *rest):
+            records = super().__call__(task, *rest)
+            killed = task.kind == "time" and task.case.label == "fused_loss"
+            return [Record(status="killed_unknown")] if killed else records
+
+    measuring(Killed(scatter=0.005), "rounds: 4").measure()
+    assert Counter(rounds_by_row(measuring.records)["checkpoint"]) == {0: 2, 1: 2, 2: 2, 3: 2}
+    rows = {row.label: row for row in judge(measuring.records)[0].rows}
+    assert rows["checkpoint"].speed.rounds == 4 and rows["fused_loss"].speed is None
+
+
+def test_an_interruption_between_two_predictions_ends_what_predicts_the_others(measuring, monkeypatch):
+    class Interrupted(Progress):
+        def finish(self, record, case):
+            raise KeyboardInterrupt
+
+    ended = []
+
+    def of_cases(cases, *rest, **options):
+        try:
+            for case in cases:
+                yield case, Record(prediction=Prediction(predicted_peak_bytes=MIB))
+        finally:
+            ended.append(True)
+
+    going_on = measuring(Workers())
+    monkeypatch.setattr(predictions, "of_cases", of_cases)
+    going_on.progress = Interrupted()
+    with pytest.raises(KeyboardInterrupt) as interruption:
+        going_on.measure()
+    assert ended and interruption.tb is not None, "though the frames of the loop are there still"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,38 @@ def test_too_many_cases_are_refused_before_they_are_made(refusal_of: Any, text: 
     assert "more than 10000" in refusal_of(text).replace("_", "").replace(",", "")
 
 
+@pytest.mark.parametrize("entry", ["[{}]", "{{contributions: [{}]}}"], ids=["a row", "contributions"])
+def test_a_row_of_thousands_is_refused_at_once(refusal_of: Any, entry: str) -> None:
+    text = f"strategies: [{entry.format(', '.join(['nothing'] * 19_000))}]"
+    started = time.process_time()
+    sentence = ", line 1: strategies.0: 19000 strategies are more than 64: name fewer"
+    assert refusal_of(text) == sentence
+    assert time.process_time() - started < 1
+
+
+def test_a_row_has_64_strategies_at_most(plan_of: Any, refusal_of: Any) -> None:
+    members = ", ".join(["checkpoint"] * 64)
+    assert len(plan_of(f"strategies: [[{members}]]\nrounds: 0").cases[1].strategies) == 64
+    assert "65 strategies are more than 64" in refusal_of(f"strategies: [[{members}, checkpoint]]")
+
+
+def test_rows_of_contributions_are_counted_before_they_are_made(
+    refusal_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "contributions", lambda row: pytest.fail("a row was made"))
+    members = ["nothing"] * 40 + [f"{{chunked_loss: {{chunk: {list(range(1, 201))}}}}}"]
+    sentence = f"{1 + 200 * (2 * 41 + 1)} cases are more than 10000"
+    assert sentence in refusal_of(f"strategies: [{{contributions: [{', '.join(members)}]}}]")
+
+
+def test_knobs_of_a_row_are_counted_member_by_member(refusal_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(reader, "Applied", lambda **words: made.append(words))
+    member = f"{{knobby: {{slots: {list(range(60))}, decay: {list(range(60))}}}}}"
+    assert "12960001 cases are more than 10000" in refusal_of(f"strategies: [[{', '.join([member] * 64)}]]")
+    assert len(made) == 2 * 3600, "of two members, not of 64"
+
+
 def test_the_cases_of_all_comparisons_are_counted_before_any_is_made(
     refusal_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,6 +488,47 @@ def test_each_takes_settings_in_turn_with_a_corpus_and_a_tokenizer_of_their_own(
 )
 def test_a_bad_setting_is_refused_with_its_place(refusal_of, text, told):
     assert told in refusal_of(f"each: [{text}]\n")
+
+
+ORIGINS = """
+title: Try
+shape:
+  tokens: 64
+  {shape}
+at:
+  "*/cpu":
+    batch: 1
+    {at}
+each:
+- heads: 4
+  {each}
+"""
+
+
+@pytest.mark.parametrize(
+    ("mistakes", "sentence"),
+    [
+        ({"shape": "layerz: 4"}, ", line 4: shape.layerz: there is no such key; did you mean 'layers'?"),
+        ({"at": "layerz: 4"}, ", line 8: at.*/cpu.layerz: there is no such key; did you mean 'layers'?"),
+        ({"each": "layerz: 4"}, ", line 11: each.0.layerz: there is no such key; did you mean 'layers'?"),
+        ({"shape": "layers: 0"}, ", line 4: shape.layers: input should be greater than or equal to 1, not 0"),
+        ({"at": "layers: 0"}, ", line 8: at.*/cpu.layers: input should be greater than or equal to 1, not 0"),
+        ({"shape": "layers: 0", "each": "layers: -1"}, ", line 11: each.0.layers: input should be greater"),
+        ({"shape": "layers: []"}, ", line 4: shape.layers: an empty list"),
+        ({"at": "layers: [2, 2]"}, ", line 8: at.*/cpu.layers: 2 is listed twice"),
+        ({"shape": "preset: tyni"}, ", line 4: shape.preset: there is no preset 'tyni'"),
+        ({"shape": "width: 30"}, ", line 10: each.0: width 30 is not a multiple of heads 4"),
+    ],
+)
+def test_a_mistake_in_a_shape_is_named_where_it_stands(
+    refusal_of: Any, mistakes: "dict[str, str]", sentence: str
+) -> None:
+    text = ORIGINS.format(**{key: mistakes.get(key, "# nothing") for key in ("shape", "at", "each")})
+    assert refusal_of(text).startswith(sentence)
+
+
+def test_a_mistake_that_a_preset_replaces_is_none(plan_of: Any) -> None:
+    assert plan_of("shape: {layerz: 4}\nat: {'*/cpu': {preset: tiny}}").comparisons
 
 
 def test_contributions_ask_for_each_alone_the_whole_without_each_and_the_whole(plan_of):

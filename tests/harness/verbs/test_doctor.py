@@ -12,6 +12,7 @@ from harness.contract import place, plugins
 from harness.machine import checkups
 from harness.machine.checkups import Checkup, Noise
 from harness.records import Record, Times
+from harness.refusal import Refusal
 from harness.report import doctor as report
 from harness.verbs import doctor
 
@@ -42,6 +43,16 @@ def test_a_meter_that_sees_half_ends_with_status_1(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "calibrate", lambda way: checkups.Calibration(way, checkups.SIZE, half))
     done = CliRunner().invoke(commands.app, ["doctor", "--no-noise"])
     assert done.exit_code == 1 and done.output.count("OFF by more than 0.5 MiB and 1 %") == 6
+
+
+def test_figures_that_cannot_be_written_are_shown_and_end_with_a_sentence(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(doctor, "calibrate", lambda way: checkups.Calibration(way, checkups.SIZE, checkups.SIZE))
+    done = CliRunner().invoke(commands.app, ["doctor", "--no-noise"])
+    assert isinstance(done.exception, Refusal) and done.output.count("good") == 6
+    path = rf"'{tmp_path}/file/harness/doctor-.*\.json'"
+    assert re.fullmatch(rf"these figures cannot be written to {path} \(.+\): make room, or .*", str(done.exception))
 
 
 def timed(monkeypatch, scatter, seed=1):

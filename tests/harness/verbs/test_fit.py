@@ -10,9 +10,12 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from harness.backends.cards import CARDS
 from harness.cli import commands
 from harness.contract import plugins
-from harness.machine import facts
+from harness.contract.place import Place
+from harness.machine import facts, gpu
+from harness.machine.gpu import Gpu
 from harness.records import Applied, Case, Claim, Fit, Origin, Prediction, Record, store
 from harness.report.fit import limits, text
 from harness.suite import reader
@@ -75,6 +78,17 @@ def test_the_bracket_closes_around_the_limit_in_few_predictions(peak_of, budget)
     assert peak_of(low) <= budget < peak_of(high)
     assert high - low <= grain(low)
     assert asked <= 25
+
+
+def test_on_a_gpu_in_torch_the_limit_is_that_of_the_segments():
+    case = CASE.model_copy(update={"place": Place("torch", "cuda"), "budget_bytes": 1 << 30})
+    bracket = Bracket(case, 64)
+    while (value := bracket.next()) is not None:
+        figures = {"peak": 1000 * value, "reserved": 2000 * value + 100, "base": 100}
+        prediction = Prediction(**{f"predicted_{name}_bytes": size for name, size in figures.items()})
+        bracket.take(value, PlanRow(case, 1000 * value, "", None, 1 << 30, None, prediction=prediction))
+    assert 2000 * bracket.fits[0] <= 1 << 30 < 2000 * bracket.fails[0]
+    assert limit_of(bracket, "tokens").predicted_peak_bytes == 1000 * bracket.fits[0]
 
 
 def test_what_never_fits_says_what_the_least_value_takes():
@@ -244,6 +258,51 @@ def test_a_gpu_that_is_not_seen_needs_a_budget(tmp_path, monkeypatch):
     with pytest.raises(SuiteError, match="give --budget"):
         brackets(on_gpu, "tokens", None)
     assert brackets(on_gpu, "tokens", 1 << 30)
+
+
+def asked(tmp_path, monkeypatch, here, *words):
+    """Search on torch/cuda by predictions alone; return what was said and the machine that cases were predicted for."""
+    machines = []
+
+    def of_cases(cases, plan, plugins, names, machine, **more):
+        machines.append(machine)
+        return [PlanRow(case, 1 << 60, "", None, case.budget_bytes, None) for case in cases]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fit, "of_cases", of_cases)
+    monkeypatch.setattr(gpu, "detect", lambda: here)
+    monkeypatch.setattr(gpu, "usable_bytes", lambda: here and here.usable_bytes)
+    plan(tmp_path, SUITE.replace("[torch/cpu]", "[torch/cuda]"))
+    done = CliRunner().invoke(commands.app, ["fit", "small.yaml", "--over", "tokens", "--predict-only", *words])
+    return done, machines
+
+
+HERE = Gpu("NVIDIA L4", 20 << 30, 20 << 30, "580.1")
+
+
+@pytest.mark.parametrize(
+    ("here", "words", "card", "budget"),
+    [
+        (HERE, (), "NVIDIA L4", int(facts.DEVICE_SHARE * (20 << 30))),
+        (HERE, ("--gpu", "h200"), "h200", int(facts.DEVICE_SHARE * CARDS["h200"].memory_bytes)),
+        (None, ("--gpu", "h200"), "h200", int(facts.DEVICE_SHARE * CARDS["h200"].memory_bytes)),
+        (None, ("--budget", "8GiB"), "", 8 << 30),
+    ],
+)
+def test_a_search_is_for_the_gpu_that_is_named_or_else_for_that_which_is_there(
+    tmp_path, monkeypatch, here, words, card, budget
+):
+    done, machines = asked(tmp_path, monkeypatch, here, *words)
+    assert done.exit_code == 0, done.output
+    assert {machine.card for machine in machines} == {card} and all(not machine.rates for machine in machines)
+    (file,) = tmp_path.rglob("*.jsonl")
+    assert {record.limits.budget_bytes for record in store.read(file)[0] if record.limits} == {budget}
+
+
+def test_a_card_that_nobody_knows_is_refused(tmp_path, monkeypatch):
+    done, machines = asked(tmp_path, monkeypatch, None, "--gpu", "h1000")
+    assert done.exit_code and not machines
+    assert "--gpu: there is no card 'h1000'; did you mean 'h100'?" in str(done.exception) + done.output
 
 
 def test_ranks_on_the_host_have_a_part_of_its_memory_each(tmp_path):

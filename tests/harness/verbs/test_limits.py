@@ -9,13 +9,14 @@ from typer.testing import CliRunner
 from harness.cli import commands
 from harness.contract import plugins
 from harness.contract.place import Place
-from harness.machine import facts
+from harness.machine import facts, gpu
+from harness.machine.gpu import Gpu
 from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Trial, store
 from harness.report.limits import text
 from harness.suite import reader
 from harness.verbs import limits
 from harness.verbs.limits import too_large, trials
-from harness.verbs.plan import PlanRow
+from harness.verbs.plan import Machine, PlanRow
 
 MIB = 1 << 20
 CASE = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bytes")
@@ -85,6 +86,28 @@ def test_a_gpu_whose_peak_is_missing_has_none_and_not_that_of_its_host() -> None
         return trial.peak_bytes
 
     assert (peak(150 * MIB), peak(None)) == (150 * MIB, None)
+
+
+def test_a_gpu_in_torch_runs_within_the_segments_in_which_its_peak_lies() -> None:
+    segments = {"predicted_peak_bytes": 200, "predicted_reserved_bytes": 290, "predicted_base_bytes": 60}
+    at_most = row("a", 200, 220)
+    on_gpu = replace(at_most, prediction=at_most.prediction.model_copy(update=segments))
+    budgets: list[int] = []
+    [(_, trial)] = trials([on_gpu], lambda case, budget: budgets.append(budget) or Record(case=case))
+    assert budgets == [230, 250] and (trial.predicted_peak_bytes, trial.at_most_bytes) == (200, 220)
+
+
+def test_trials_are_predicted_for_the_gpu_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smallest: str
+) -> None:
+    (tmp_path / "small.yaml").write_text(smallest)
+    loaded = plugins.load()
+    machines: list[Machine] = []
+    monkeypatch.setattr(limits, "of_cases", lambda cases, *rest: machines.append(rest[-1]) or [])
+    for here in (Gpu("NVIDIA L4", 22 << 30, 22 << 30, "580.1"), None):
+        monkeypatch.setattr(gpu, "detect", lambda here=here: here)
+        limits.run(reader.read(tmp_path / "small.yaml", loaded), loaded, (), tmp_path / "cache", tmp_path / "results")
+    assert [machine.card for machine in machines] == ["NVIDIA L4", ""]
 
 
 def test_what_is_more_than_the_machine_has_is_not_run() -> None:

@@ -16,18 +16,28 @@ from harness.cli.inputs import Room
 from harness.contract import plugins
 from harness.contract.place import Place
 from harness.machine import facts, throughput
-from harness.records import Applied, Case, Memory, Record, Slot, Times, store
+from harness.records import Applied, Case, Memory, Prediction, Record, Slot, Times, store
 from harness.records.record import Verdict
 from harness.refusal import Refusal
 from harness.report.advise import text as advice_text
-from harness.report.plan import table
+from harness.report.plan import SEGMENTS, table
 from harness.run import bench, prepare_data, session
 from harness.suite import reader
 from harness.suite.plan import Plan, selected
 from harness.suite.schema import SuiteError
 from harness.verbs import advise as advice_verb
-from harness.verbs.advise import Advice, advise, combinations, front, group_of, members, promising, saved
-from harness.verbs.plan import Machine, PlanRow, named, of_cases, of_plan, remedies, this_machine
+from harness.verbs.advise import (
+    Advice,
+    advise,
+    combinations,
+    front,
+    group_of,
+    members,
+    of_predictions,
+    promising,
+    saved,
+)
+from harness.verbs.plan import Machine, PlanRow, named, of_cases, of_plan, remedies, row_of, this_machine
 
 LOADED = plugins.load()
 SUITE = """
@@ -69,6 +79,11 @@ def test_a_card_that_is_not_there_is_supposed_with_its_memory(path: Path) -> Non
         Room(card="h1000").machine(places)
 
 
+def test_cases_must_fit_the_container(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "total_bytes", lambda: 4 << 30)
+    assert Room().machine(reader.read(path, LOADED).places).host_bytes == 4 << 30
+
+
 def plan(path: Path) -> Plan:
     return reader.read(path, LOADED)
 
@@ -102,6 +117,40 @@ def test_a_case_is_held_against_its_budget_or_a_share_of_the_machine() -> None:
     assert Machine().limit(case()) is None
     assert seen("", 100, None).fits and seen("", 101, None).fits is False
     assert seen("", None, None).fits is None and seen("", 1, None, None).fits is None
+
+
+def on_card(budget: int | None = None, **known: int) -> PlanRow:
+    """Return a row on a card of which 95 bytes may be used, 70 of them predicted to be allocated."""
+    figures = {"predicted_peak_bytes": 70, **{f"predicted_{name}_bytes": size for name, size in known.items()}}
+    if "at_most" in known:
+        figures["at_most_bytes"] = figures.pop("predicted_at_most_bytes")
+    on_gpu = case(place="torch/cuda", budget=budget)
+    return row_of(on_gpu, Record(prediction=Prediction.model_validate(figures)), Machine(device_bytes=100))
+
+
+def test_what_fits_a_gpu_in_torch_is_judged_by_its_segments() -> None:
+    assert on_card(reserved=95).fits and on_card(reserved=96).fits is False
+    assert on_card(reserved=80, driver=96).fits is False, "the context lies on the card as well"
+    assert on_card(95, reserved=100, base=5, driver=140).fits, "a budget is meant above the base and has no context"
+    assert on_card(94, reserved=100, base=5).fits is False
+    assert on_card(80, reserved=90, base=5, at_most=77).need_bytes == 92
+    assert on_card(reserved=90, at_most=77).need_bytes == 97
+    assert on_card().need_bytes == 70, "in JAX nothing else is predicted"
+
+
+def test_a_run_keeps_the_segments_of_a_case_free() -> None:
+    segments = Prediction(predicted_peak_bytes=70, predicted_reserved_bytes=85, predicted_base_bytes=5, floor_bytes=60)
+    assert segments.need_bytes == 85
+    assert segments.model_copy(update={"predicted_driver_bytes": 88, "at_most_bytes": 72}).need_bytes == 90
+    assert Prediction(predicted_peak_bytes=70, at_most_bytes=75, floor_bytes=60).need_bytes == 75
+    assert (Prediction(floor_bytes=60).need_bytes, Prediction().need_bytes) == (60, None)
+
+
+def test_a_plan_with_rows_on_a_gpu_in_torch_says_once_by_what_they_are_judged() -> None:
+    rows = [on_card(reserved=85), on_card(reserved=97)]
+    assert table(rows).count(SEGMENTS) == 1 and "| yes    |\n" in table(rows) and "| NO     |" in table(rows)
+    assert advice_text([of_predictions(rows)]).count(SEGMENTS) == 1
+    assert SEGMENTS not in table([seen("", 100, None)]) and SEGMENTS not in table([on_card()])
 
 
 def test_a_row_on_ranks_says_what_each_may_use_and_the_leanest_is_nearest_to_its_own_limit() -> None:

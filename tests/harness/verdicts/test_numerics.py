@@ -388,6 +388,21 @@ def test_nothing_is_bit_exact_beside_a_baseline_that_does_not_repeat():
     assert any("does not repeat" in warning for warning in verdict.warnings)
 
 
+@pytest.mark.parametrize("changes", [{"trajectory": (3.0, 2.0 + 2**-40)}, {"evaluation": 2.0 + 2**-40}])
+def test_one_bit_of_a_later_loss_is_not_bit_exact(changes):
+    baseline = replace(done(5), trajectory=(3.0, 2.0), evaluation=2.0)
+    verdict = compare(replace(baseline, **changes), baseline, baseline, done(5, dtype="float64"), layers=LAYERS)
+    assert verdict.verdict == "reassociated"
+
+
+def test_an_evaluation_survives_the_disk_and_must_be_finite(tmp_path):
+    run = replace(done(5), evaluation=0.1)
+    save(tmp_path / "a.npz", run)
+    assert load(tmp_path / "a.npz").evaluation == 0.1
+    verdict = judge(5, replace(done(5), evaluation=math.nan))
+    assert (verdict.verdict, verdict.reason) == ("invalid", "a loss is NaN or infinite")
+
+
 @pytest.mark.parametrize("what", ["loss", "gradients", "parameters"])
 def test_one_bit_is_not_bit_exact(what):
     run = done(5)
@@ -460,6 +475,24 @@ def test_the_bounds_of_lower_precision_bind(factor, rung):
     seen = verdict_of(turned, baseline, reference, **declared)
     assert seen.verdict == rung
     assert seen.bias_ratio == pytest.approx(bias)
+
+
+@pytest.mark.parametrize(("factor", "rung"), [(0.999, "lower_precision"), (1.001, "diverged")])
+@pytest.mark.parametrize("where", ["trajectory", "evaluation"])
+def test_losses_bind_in_a_lower_precision(where, factor, rung):
+    unit = UNIT_ROUNDOFF["float16"]
+
+    def run(off, size=unit):
+        losses = {"trajectory": (1.0, 1.0, 1.0 + off)} if where == "trajectory" else {"evaluation": 1.0 + off}
+        return replace(known(a=[1, size]), **losses)
+
+    reference, baseline, low = run(0, 0), run(0, 1e-7), run(-0.01)
+    judged = functools.partial(verdict_of, baseline=baseline, reference=reference, precision="float16")
+    assert judged(run(factor * 2 * unit)).verdict == rung
+    seen = judged(run(factor * (0.02 + 2 * unit)), baseline_low=low)
+    assert seen.verdict == rung
+    if rung == "diverged":
+        assert {"trajectory": "by update 3", "evaluation": "in the evaluation"}[where] in seen.reason
 
 
 @pytest.mark.parametrize(("factor", "rung"), [(0.999, "bit_exact"), (1.001, "invalid")])

@@ -13,7 +13,7 @@ from harness.worker import numerics
 MUTANTS = '''
 from dataclasses import replace
 
-from harness import Strategy, hookimpl
+from harness import Strategy, hookimpl, tree
 
 
 def scaled(parts, by: float = 0.0):
@@ -130,6 +130,39 @@ def other_dtype(parts):
     return changed(parts, lambda grads: {**grads, "norm": grads["norm"].double()})
 
 
+def flipped_update(parts):
+    inner = parts.update
+    return replace(parts, update=lambda parts, state, grads: inner(parts, state, tree.mapped(lambda g: -g, grads)))
+
+
+def uncorrected_update(parts):
+    """Leave out the correction of AdamW's moments for their start at zero: after many steps it is 1."""
+    inner = parts.update
+    return replace(parts, update=lambda parts, state, grads: inner(parts, {**state, "steps": 10**6}, grads))
+
+
+def mean_of_batches(parts):
+    """Average the means of the batches that are evaluated, whatever number of targets each has."""
+    inner = parts.evaluate
+
+    def evaluate(parts, state, batches):
+        import torch
+
+        return torch.stack([inner(parts, state, [batch]) for batch in batches]).mean()
+
+    return replace(parts, evaluate=evaluate)
+
+
+def forgetful(parts, what: str = "moments"):
+    """Lose the moments, or the number of steps, of a run that is resumed."""
+    inner = parts.resume
+
+    def resume(parts, source, file):
+        return {**inner(parts, source, file), what: None if what == "moments" else 0}
+
+    return replace(parts, resume=resume)
+
+
 def never_used(parts):
     return replace(parts, source=parts.source, draw=parts.draw, cache=lambda parts: None)
 
@@ -156,6 +189,10 @@ def harness_strategies():
         one(missing, "grad", "update"),
         one(none, "grad", "update"),
         one(other_dtype, "grad"),
+        one(flipped_update, "update"),
+        one(uncorrected_update, "update"),
+        one(mean_of_batches, "evaluate"),
+        one(forgetful, "resume"),
         one(never_used, "cache"),
     ]
 '''
@@ -171,37 +208,39 @@ def bench(tmp_path_factory):
     workload = loaded.workloads["decoder"]
     shape = workload.probe(workload.shape(layers=2)).model_dump()
 
-    def task(kind, backend, applied):
+    def task(kind, backend, applied, sizes):
         case = Case(
             workload="decoder",
-            shape=shape,
+            shape=shape | dict(sizes),
             place=f"{backend}/cpu",
             corpus="drawn",
             tokenizer="none",
             strategies=applied,
         )
         settings = {"run_id": "test", "parent": 0, "folder": str(folder), "plugins": (str(path),)}
-        return Task(kind=kind, cases=(case,), reference=str(folder / backend), **settings)
+        name = "-".join(map(str, (backend, *sum(sizes, ()))))
+        return Task(kind=kind, cases=(case,), reference=str(folder / name), **settings)
 
     @cache
-    def yardsticks(backend):
+    def yardsticks(backend, sizes):
         module = backends.load(backend)
         module.start(Place(backend, "cpu"))
         if backend == "jax":  # its 64-bit mode is chosen when a process starts
-            (made,) = runner.run(task("reference", backend, ()), 1, 120.0)
+            (made,) = runner.run(task("reference", backend, (), sizes), 1, 120.0)
         else:
-            made = numerics.measure(task("reference", backend, ()), loaded, module)
+            made = numerics.measure(task("reference", backend, (), sizes), loaded, module)
         assert made.status == "ok", made.evidence
-        plain = numerics.measure(task("numerics", backend, ()), loaded, module)
+        plain = numerics.measure(task("numerics", backend, (), sizes), loaded, module)
         assert plain.numerics.verdict == "bit_exact"
         return module
 
-    def judged(*applied, backend="torch", seeds=numerics.SEEDS):
-        module = yardsticks(backend)
+    def judged(*applied, backend="torch", seeds=numerics.SEEDS, **sizes):
+        sizes = tuple(sizes.items())
+        module = yardsticks(backend, sizes)
         given = tuple(Applied(name=name, knobs=knobs) for name, knobs in applied)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(numerics, "SEEDS", seeds)
-            return numerics.measure(task("numerics", backend, given), loaded, module)
+            return numerics.measure(task("numerics", backend, given, sizes), loaded, module)
 
     return judged
 
@@ -295,6 +334,54 @@ def test_a_declared_precision_does_not_excuse_a_wrong_scale(bench, by):
     for verdict in on_every_seed(bench, ("declared_low_scaled", {"by": by})):
         assert verdict.verdict == "diverged", verdict.reason
         assert verdict.bias_ratio > 0.35, "where the size of the error does not tell, its direction does"
+
+
+@pytest.mark.parametrize("bug", ["flipped_update", "uncorrected_update"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16_scaled", "int8_activations"])
+def test_a_declared_precision_does_not_excuse_a_wrong_update(bench, precision, bug):
+    verdict = bench((precision, {}), (bug, {})).numerics
+    assert verdict.verdict == "diverged", verdict.reason
+    assert "the loss is off by" in verdict.reason
+
+
+@pytest.mark.parametrize("names", [("bfloat16", "float8_matmul"), ("float8_matmul", "bfloat16")])
+def test_the_coarsest_precision_of_a_row_counts(bench, names):
+    verdict = bench(*((name, {}) for name in names)).numerics
+    assert verdict.verdict == "lower_precision", verdict.reason
+    assert "float8" in verdict.reason
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-6])
+def test_a_bug_of_the_update_is_seen_whatever_the_learning_rate(bench, rate):
+    verdict = bench(("stale_gradient", {}), learning_rate=rate).numerics
+    assert verdict.verdict == "diverged", verdict.reason
+
+
+# The end of a run
+
+
+@pytest.mark.parametrize("name", ["nothing", "streamed_resume", "streamed_save"])
+def test_a_run_that_goes_on_as_before_is_bit_exact(bench, name):
+    verdict = bench((name, {}), evaluations=3).numerics
+    assert verdict.verdict == "bit_exact", verdict.reason
+
+
+def test_an_evaluation_in_batches_is_reassociated(bench):
+    verdict = bench(("loss_only_evaluation", {}), evaluations=3).numerics
+    assert verdict.verdict in ("bit_exact", "reassociated"), verdict.reason
+
+
+def test_an_evaluation_that_averages_batches_diverges(bench):
+    verdict = bench(("mean_of_batches", {}), evaluations=3).numerics
+    assert verdict.verdict == "diverged", verdict.reason
+    assert "in the evaluation the loss is off by" in verdict.reason
+
+
+@pytest.mark.parametrize("what", ["moments", "steps"])
+def test_what_is_lost_of_a_resumed_run_diverges(bench, what):
+    verdict = bench(("forgetful", {"what": what}), evaluations=3).numerics
+    assert verdict.verdict == "diverged", verdict.reason
+    assert f"by update {numerics.UPDATES + numerics.RESUMED} the loss is off by" in verdict.reason
 
 
 def test_a_declared_approximation_is_shown_with_its_error(bench):

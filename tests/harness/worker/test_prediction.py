@@ -88,6 +88,8 @@ def test_variables_of_strategies_reach_the_allocator_that_is_simulated():
     plain, expandable = (predicted("torch/cuda", names).prediction for names in (PLAIN, EXPANDABLE))
     gaps = [each.predicted_reserved_bytes - each.predicted_peak_bytes for each in (plain, expandable)]
     assert gaps[1] < 0.9 * gaps[0]
+    assert [each.beside_bytes(within_budget=False) for each in (plain, expandable)] == gaps
+    assert [each.beside_bytes(within_budget=True) for each in (plain, expandable)] == [gap - 64 * MIB for gap in gaps]
     assert expandable.predicted_peak_bytes == pytest.approx(plain.predicted_peak_bytes, rel=0.02)
 
 

@@ -15,6 +15,9 @@ from harness.contract.assembly import assemble
 from harness.records import Applied, Case, Task
 from harness.worker import numerics, prediction, tasks
 from harness.workloads.causal_lm import Shape, configs, parameters, probe, reduced, tiny
+from harness.workloads.causal_lm.cut import CutError
+from harness.workloads.causal_lm.proven import cut
+from harness.workloads.user_model.kinds import kinds_of
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
 LOADED = plugins.load()
@@ -187,6 +190,106 @@ def test_a_file_is_read_where_it_lies_and_its_values_go_into_the_case(tmp_path):
 def test_reduced_shapes_keep_every_kind_of_layer():
     assert tiny(Shape(config="gemma-3-1b")).layers == 6
     assert probe(Shape(config="smollm2-135m")).layers == 3
+
+
+def test_reduced_shapes_keep_what_was_changed():
+    assert probe(Shape(config="mistral-7b-v0.1", changes={"sliding_window": None})).changes["sliding_window"] is None
+
+
+BARE = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+PERIODS = [
+    ({"model_type": "llama"}, 1),
+    ({"model_type": "deepseek_v3", "first_k_dense_replace": 3}, 4),
+    ({"model_type": "smollm3"}, 4),
+    ({"model_type": "smollm3", "layer_types": ["full_attention"] * 12, "no_rope_layers": [1, 1, 0] * 4}, 3),
+    ({"model_type": "qwen3_next", "full_attention_interval": 4}, 4),
+    ({"model_type": "lfm2_moe", "layer_types": ["conv", "full_attention"] * 6, "num_dense_layers": 2}, 4),
+    ({"model_type": "jamba", "attn_layer_period": 8, "expert_layer_period": 2}, 8),
+    ({"model_type": "exaone4", "sliding_window_pattern": "LLG"}, 3),
+    ({"model_type": "minimax", "layer_types": ["linear_attention"] * 12}, 12),
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "layers"), PERIODS, ids=lambda value: value["model_type"] if isinstance(value, dict) else ""
+)
+def test_a_small_model_has_a_layer_of_every_kind(values, layers):
+    assert configs.period(BARE | values) == layers
+    assert probe(Shape(config=BARE | values)).layers == max(layers, 3)
+
+
+GLM = {"model_type": "glm4_moe", "first_k_dense_replace": 3, "n_routed_experts": 4, "n_shared_experts": 1}
+PROVEN = {
+    "dense layers first": (GLM | EXPERTS, 2),
+    "layers without positions": ({"model_type": "smollm3", "pad_token_id": 1}, 2),
+    "layers that compute with their place": (
+        {
+            "model_type": "minimax",
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention"] * 3,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "block_size": 16,
+        },
+        3,
+    ),
+    "a router that returns a tuple": ({"model_type": "phimoe", "num_local_experts": 4, "num_experts_per_tok": 2}, 1),
+}
+
+
+@pytest.mark.parametrize("case", PROVEN)
+def test_the_cut_of_every_kind_of_layer_is_proven(case):
+    values, kinds = PROVEN[case]
+    model = cut(Shape(config=BARE | values))
+    assert len(set(model.kinds)) == kinds
+    assert set(model.kinds) <= set(model.anatomy.kinds)
+
+
+def test_a_kind_of_layer_that_no_small_model_has_is_refused_in_a_sentence():
+    values = BARE | EXPERTS | {"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [5]}
+    sentence = (
+        "at 12 layers: a small model of 2 proves the cut and has none of the kind of layer 5; give at most 5 layers"
+    )
+    with pytest.raises(CutError, match=re.escape(sentence)):
+        cut(Shape(config=values))
+    assert len(cut(Shape(config=values, layers=5)).kinds) == 5
+
+
+def test_what_fails_in_parts_is_refused_in_a_sentence():
+    values = BARE | {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}
+    with pytest.raises(
+        CutError, match="cannot be cut into layers: in parts it fails with ValueError: this architecture"
+    ):
+        cut(Shape(config=values))
+
+
+def test_layers_whose_buffers_differ_are_of_different_kinds():
+    layers = [torch.nn.Linear(2, 2) for _ in range(3)]
+    for layer, slope in zip(layers, (1.0, 2.0, 1.0), strict=True):
+        layer.register_buffer("slope", torch.tensor(slope))
+    assert kinds_of(layers) == ("layer", "layer_1", "layer")
+
+
+@pytest.mark.parametrize("partial_rotary_factor", [1.0, 0.75])
+def test_rotary_factors_of_a_long_context_fit_a_small_head(partial_rotary_factor):
+    """As Phi-3-mini-128k (all of a head rotates) and Phi-4-mini (three quarters do) have them."""
+    factors = [1.0 + at for at in range(int(16 * partial_rotary_factor))]
+    rope = {"type": "longrope", "short_factor": factors, "long_factor": factors}
+    more = {"model_type": "phi3", "partial_rotary_factor": partial_rotary_factor, "rope_scaling": rope}
+    values = BARE | more | {"original_max_position_embeddings": 32, "pad_token_id": None}
+    small = probe(Shape(config=values))
+    assert len(small.values()["rope_scaling"]["long_factor"]) == 8 * partial_rotary_factor
+    assert parameters(small) < parameters(Shape(config=values))
 
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "mixtral-8x7b"])

@@ -393,3 +393,12 @@ def test_a_head_with_a_bias_has_one_column_more_and_is_no_embedding():
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_decoder_with_a_bias_of_the_head_trains(backend):
     assert len(set(losses(backend, SMALL.model_copy(update={"head_bias": True}), 3))) == 3
+
+
+def test_a_corpus_holds_at_least_one_batch():
+    sizes = {"tokens": 64, "stride": 32, "batch": 4}
+    assert Shape(**sizes, corpus_tokens=64 + 3 * 32 + 1).corpus_tokens == 161
+    with pytest.raises(ValidationError, match="corpus_tokens 160 hold no batch of 4 windows: give 161 or more"):
+        Shape(**sizes, corpus_tokens=160)
+    with pytest.raises(ValidationError, match="give 2,049 or more"):
+        Shape(tokens=2048, corpus_tokens=1000)

@@ -1,6 +1,7 @@
 """Models of one's own: the examples train, strategies of the parts they name apply, the others are refused."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from harness.contract import plugins
 from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.records import Applied, Case, Task
+from harness.refusal import Refusal
 from harness.worker import numerics, prediction
 from harness.workloads.user_model import Sizes, of_torch
 
@@ -90,11 +92,40 @@ def test_a_tied_head_is_one_parameter_and_its_gradient_the_sum_of_both_uses():
     assert workload.floor(shape) == 16 * (11 * 16 + 16 * 16 + 16) + 2 * 2 * 5 * 8
     x, y = torch.randint(0, 11, (2, 5)), torch.randint(0, 11, (2, 5))
     _, grads = parts.grad(parts, state, x, y)
-    weight, layer = state["params"]["embed"]["weight"], state["params"]["layers"][0]
+    weight, layer = state["params"]["embed"]["weight"], state["params"]["layers"][0]["layer"]
     hidden = nn.functional.embedding(x, weight)
     hidden = hidden + nn.functional.linear(hidden, layer["weight"], layer["bias"])
     loss = nn.functional.cross_entropy((hidden @ weight.T).flatten(0, 1), y.flatten())
     assert torch.allclose(torch.autograd.grad(loss, weight)[0], grads["embed"]["weight"], atol=1e-6)
+
+
+class Scaled(nn.Module):
+    """A module whose outputs a buffer scales."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("scale", torch.ones(16), persistent=False)
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+def test_the_buffers_of_a_model_are_where_it_computes():
+    def make(shape):
+        blocks = [Scaled(nn.Linear(16, 16)) for _ in range(shape.layers)]
+        head = nn.Parameter(torch.zeros(shape.vocabulary, 16))
+        return Scaled(nn.Embedding(shape.vocabulary, 16)), blocks, Scaled(nn.Identity()), head
+
+    workloads = {**LOADED.workloads, "scaled": of_torch("scaled", make)}
+    shape = {"layers": 2, "vocabulary": 11, "batch": 2, "tokens": 5}
+    scaled = Case(workload="scaled", shape=shape, place="torch/cuda", corpus="drawn", tokenizer="none")
+    record = prediction.measure(
+        Task(kind="predict", cases=(scaled,), run_id="", parent=0, folder="", steps=2),
+        replace(LOADED, workloads=workloads),
+        backends.load("torch"),
+    )
+    assert record.prediction.predicted_peak_bytes, record.missing
 
 
 def test_the_modules_keep_no_second_copy_of_the_parameters():
@@ -121,7 +152,7 @@ def test_a_hugging_face_decoder_is_a_workload():
         rotary = model.model.rotary_emb
 
         def call(layer, x):
-            positions = torch.arange(x.shape[1])[None]
+            positions = torch.arange(x.shape[1], device=x.device)[None]
             return layer(x, position_embeddings=rotary(x, positions), position_ids=positions)
 
         return model.model.embed_tokens, model.model.layers, model.model.norm, model.lm_head.weight, call
@@ -131,3 +162,156 @@ def test_a_hugging_face_decoder_is_a_workload():
     step = backends.load("torch").prepare(parts)
     losses = [float(loss) for loss, _ in itertools.islice(training(parts, step), 4)]
     assert losses[-1] < losses[0]
+
+
+SHAPE = Sizes(layers=3, vocabulary=11, batch=2, tokens=5)
+IDS = torch.randint(0, 11, (2, 6), generator=torch.Generator().manual_seed(0))
+
+
+def parts_and_state(make, shape=SHAPE):
+    parts = of_torch("own", make).on["torch"](shape, Place("torch", "cpu"), None, 0)
+    return parts, parts.init(parts, None)
+
+
+def loss_in_parts(make):
+    parts, state = parts_and_state(make)
+    return parts.grad(parts, state, IDS[:, :-1], IDS[:, 1:])[0]
+
+
+def loss_of_modules(make):
+    torch.manual_seed(0)
+    embed, blocks, norm, head, *_ = make(SHAPE)
+    hidden = embed(IDS[:, :-1])
+    for block in blocks:
+        hidden = block(hidden)
+    return nn.functional.cross_entropy((norm(hidden) @ head.T).flatten(0, 1), IDS[:, 1:].flatten())
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.at, self.tokens = nn.Embedding(11, 16), nn.Embedding(11, 16)
+
+    def forward(self, ids):
+        return self.tokens(ids) + self.at(torch.arange(ids.shape[1]))
+
+
+def positions_before_tokens(shape):
+    embed = Positions()
+    return embed, [nn.Linear(16, 16)], nn.Identity(), embed.tokens.weight
+
+
+def test_a_tied_head_is_the_parameter_that_was_given_as_head():
+    assert loss_in_parts(positions_before_tokens) == pytest.approx(loss_of_modules(positions_before_tokens).item())
+
+
+class Power(nn.Module):
+    def __init__(self, exponent):
+        super().__init__()
+        self.inner, self.exponent = nn.Linear(16, 16), exponent
+
+    def forward(self, x):
+        return x + self.inner(x).abs() ** self.exponent
+
+
+class Multiplied(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+        self.register_buffer("scale", torch.tensor(scale))
+
+    def forward(self, x):
+        return x + self.scale * self.inner(x)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        lambda at: Power(1.0 + at % 2),
+        lambda at: Multiplied(1.0 + at % 2),
+        lambda at: nn.Linear(16, 16, bias=at != 1),
+        lambda at: [nn.Sequential(nn.Linear(16, 16), nn.ReLU()), nn.Linear(16, 16)][at % 2],
+    ],
+    ids=["an attribute", "a buffer", "parameters", "modules"],
+)
+def test_blocks_that_differ_compute_what_each_of_them_does(block):
+    def make(shape):
+        return nn.Embedding(11, 16), [block(at) for at in range(3)], nn.Identity(), nn.Parameter(torch.randn(11, 16))
+
+    assert loss_in_parts(make) == pytest.approx(loss_of_modules(make).item())
+
+
+def test_it_is_trained_without_dropout():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix, self.drop = nn.GRU(16, 16, num_layers=2, dropout=0.5, batch_first=True), nn.Dropout(0.5)
+
+        def forward(self, x):
+            assert self.mix.training, "cuDNN has no backward pass of a GRU that is evaluated"
+            return x + self.drop(self.mix(x)[0])
+
+    def make(shape):
+        embed = nn.Embedding(11, 16)
+        return embed, [Block() for _ in range(2)], nn.Dropout(0.5), embed.weight
+
+    assert len({loss_in_parts(make).item() for _ in range(3)}) == 1
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+        self.register_buffer("mask", torch.full((5, 5), -torch.inf).triu(1))
+        self.register_buffer("order", torch.arange(5))
+
+    def forward(self, x):
+        assert (self.mask.dtype, self.order.dtype) == (x.dtype, torch.int64)
+        q = self.inner(x)[:, None]
+        return x + nn.functional.scaled_dot_product_attention(q, q, q, self.mask)[:, 0]
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 16)
+        self.register_buffer("shift", torch.arange(16.0))
+
+    def forward(self, x):
+        return self.table(x) + self.shift
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_floating_buffers_have_the_type_of_what_is_computed(dtype):
+    def make(shape):
+        embed = Shifted()
+        return embed, [Masked() for _ in range(2)], nn.LayerNorm(16), embed.table.weight
+
+    parts, _ = parts_and_state(make)
+    inner = parts.draw
+    parts = replace(parts, draw=lambda *args: inner(*args).to(dtype))
+    loss, _ = parts.grad(parts, parts.init(parts, None), IDS[:, :-1], IDS[:, 1:])
+    assert loss.item() == pytest.approx(loss_of_modules(make).item(), rel=2e-2 if dtype == torch.bfloat16 else 1e-6)
+
+
+def one_block_twice(shape):
+    return nn.Embedding(11, 16), [nn.Linear(16, 16)] * 2, nn.Identity(), nn.Parameter(torch.randn(11, 16))
+
+
+def one_matrix_within_a_block(shape):
+    block = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    block[1].weight = block[0].weight
+    return nn.Embedding(11, 16), [block], nn.Identity(), nn.Parameter(torch.randn(11, 16))
+
+
+SHARED = {
+    one_block_twice: "'layers.0.layer.weight' and 'layers.1.layer.weight'",
+    one_matrix_within_a_block: "'layers.0.layer.0.weight' and 'layers.0.layer.1.weight'",
+}
+
+
+@pytest.mark.parametrize("make", SHARED)
+def test_one_parameter_under_two_names_is_refused_in_a_sentence(make):
+    for built in (parts_and_state, of_torch("own", make).parameters):
+        with pytest.raises(Refusal, match=f"{SHARED[make]} of this model are one parameter: give each"):
+            built(make) if built is parts_and_state else built(SHAPE)

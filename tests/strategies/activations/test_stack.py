@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends, tree
+from harness import Place, Unpredictable, backends, tree
 from harness.backends import jax as on_jax
 from harness.backends import torch_graph
 from harness.contract import place, plugins
+from harness.records import Applied, Case, Task
+from harness.worker import prediction
 from harness.workloads.decoder import Shape
 from harness.workloads.decoder import _jax as decoder_in_jax
 from harness.workloads.decoder import _torch as decoder_in_torch
 from strategies.activations.reversible import branches
-from strategies.attention.automatic_windows import chosen
+from strategies.attention.automatic_windows import UNKNOWN, chosen
 
 LOADED = plugins.load()
 DECODER, TEMPORAL = LOADED.workloads["decoder"], LOADED.workloads["temporal"]
@@ -585,6 +588,54 @@ def test_the_window_that_is_chosen_is_one_of_sequence_windows(backend):
     assert all(np.array_equal(found_grads[name], grads[name]) for name in grads)
     plenty = parts_of(backend, LONG, ("automatic_windows", {"available_gib": 1.0}))
     assert first_gradient(plenty)[0] == first_gradient(parts_of(backend, LONG))[0]
+
+
+@pytest.mark.parametrize(("free", "share", "reserved", "left"), [(3, 1.0, 0, 3), (40, 0.5, 30, 2), (0, 0.25, 20, 0)])
+def test_on_a_gpu_a_window_follows_what_torch_may_still_take_of_it(monkeypatch, free, share, reserved, left):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free << 20, 64 << 20))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: share)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved << 20)
+    assert window_on_a_gpu("torch", torch.zeros).endswith(f"tokens, of {left} MiB available")
+
+
+def test_on_a_gpu_a_window_follows_what_jax_may_still_hand_out(monkeypatch):
+    stats = {"bytes_limit": 5 << 20, "bytes_in_use": 2 << 20}
+    monkeypatch.setattr(jax, "devices", lambda *_: [SimpleNamespace(memory_stats=lambda: stats)])
+    assert window_on_a_gpu("jax", jnp.zeros).endswith("tokens, of 3 MiB available")
+
+
+def window_on_a_gpu(backend, zeros):
+    """Return what is noted of the window where the place is said to be a GPU."""
+    parts = parts_of(backend, LONG, ("automatic_windows", {}))
+    layers = parts.init(parts, None)["params"]["layers"]
+    on_gpu = replace(parts, place=Place(backend, "cuda"))
+    on_gpu.stack(on_gpu, layers, zeros((2, TOKENS, 32)))
+    return on_gpu.notes["window"]
+
+
+@pytest.mark.parametrize(("knobs", "reason"), [({}, UNKNOWN), ({"available_gib": 1.0}, None)], ids=["free", "given"])
+def test_a_window_on_a_gpu_that_need_not_be_there_is_predicted_where_the_memory_is_given(knobs, reason):
+    case = Case(
+        workload="decoder",
+        shape=LONG.model_dump(),
+        place="torch/cuda",
+        corpus="drawn",
+        tokenizer="none",
+        strategies=(Applied(name="automatic_windows", knobs=knobs),),
+    )
+    asked = Task(kind="predict", cases=(case,), run_id="", parent=0, folder="", steps=2)
+    record = prediction.measure(asked, LOADED, backends.load("torch"))
+    assert record.missing.get("predicted_peak_bytes") == reason
+    assert (record.prediction.predicted_peak_bytes is None) == bool(reason)
+
+
+def test_where_jax_sees_no_gpu_its_free_memory_is_not_known(monkeypatch):
+    def absent(*_):
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(jax, "devices", absent)
+    with pytest.raises(Unpredictable, match="give available_gib"):
+        window_on_a_gpu("jax", jnp.zeros)
 
 
 @pytest.mark.long

@@ -14,6 +14,8 @@ from harness.records import Applied, Case, Task
 from harness.run import runner
 from harness.verdicts.observed import of_steps
 from harness.worker import batch_sizes
+from harness.workloads.data import documents
+from harness.workloads.data.sources import PIECE, CorpusError, resolve
 
 LOADED = plugins.load()
 DOCUMENTS = LOADED.workloads["documents"]
@@ -208,3 +210,22 @@ def test_whole_epochs_are_timed():
     times = record("time", "torch", "bucketed_lengths").times
     assert times.uneven and len(times.step_seconds) == 6
     assert of_steps(times.step_seconds, times.uneven) == pytest.approx(sum(times.step_seconds) / 6)
+
+
+# From a corpus
+
+
+def test_the_documents_of_an_epoch_fill_a_batch():
+    assert DOCUMENTS.shape(documents=4, batch=4).documents == 4
+    with pytest.raises(ValueError, match="3 documents fill no batch of 4"):
+        DOCUMENTS.shape(documents=3, batch=4)
+
+
+def test_a_file_is_one_document_however_long(tmp_path):
+    for name, words in (("a.txt", PIECE), ("b.txt", 3)):
+        (tmp_path / name).write_text("a\n" * words)
+    corpus = resolve(".", tmp_path)
+    file = documents.prepare(corpus, "bytes", 256, documents.Wanted(2, 2 * PIECE, "refuse"), tmp_path / "cache")
+    assert np.load(file.lengths).tolist() == [2 * PIECE, 6]
+    with pytest.raises(CorpusError, match=f"document 0 has {2 * PIECE:,} tokens, more than the {PIECE:,} that fit"):
+        documents.prepare(corpus, "bytes", 256, documents.Wanted(2, PIECE, "refuse"), tmp_path / "cache")

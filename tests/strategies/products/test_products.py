@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
 
-from harness import Place
+from harness import Place, Strategy
 from harness.contract import plugins
 from harness.contract.assembly import assemble
 from harness.records import Applied, Case
+from strategies import products
 
 torch = pytest.importorskip("torch")
 NAMES = ("naive_product", "tiled_product")
@@ -23,6 +25,20 @@ for kernel in (_gpu.naive, _gpu.tiled):
     kernel(x, w, y)
     assert torch.allclose(y, x @ w, atol=1e-5), (y - x @ w).abs().max()
 print("the same")
+"""
+COMPILED = """
+import re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from strategies.products import _gpu
+signature = dict(x="*fp32", w="*fp32", y="*fp32", N="i32", K="i32", M="i32", TILE="constexpr")
+for kernel in (_gpu._naive, _gpu._tiled):
+    source = ASTSource(fn=kernel, signature=signature, constexprs=dict(TILE=_gpu.TILE))
+    text = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
+    narrow = [line for line in text.splitlines() if re.search(r"arith.muli .*i32", line)]
+    assert len(narrow) == 2 and all("%c16" in line for line in narrow), narrow
+print("of 64 bits")
 """
 
 
@@ -87,8 +103,27 @@ def test_the_products_of_a_part_go_through_the_kernel(name: str, monkeypatch: py
     assert len(seen) == 6 and {each[0] for each in seen} == {kernel}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_without_numba_a_gpu_is_a_place_for_them_and_a_cpu_is_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offered(spec: object) -> Strategy:
+        monkeypatch.setattr(products, "find_spec", lambda package: spec)
+        (strategy,) = import_module(f"strategies.products.{name}").harness_strategies()
+        return strategy
+
+    without, with_it = offered(None), offered(object())
+    assert "needs the package numba" in str(without.obstacle(Place("torch", "cpu")))
+    assert without.obstacle(Place("torch", "cuda")) is None
+    assert with_it.obstacle(Place("torch", "cpu")) is None
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs the package triton")
 def test_the_kernels_of_a_gpu_give_the_same_in_tritons_interpreter() -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", ON_GPU], env=env, capture_output=True, text=True)
     assert done.stdout.strip() == "the same", done.stderr
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs the package triton")
+def test_what_a_gpu_multiplies_to_find_a_number_has_64_bits_but_for_the_tiles() -> None:
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
+    assert done.stdout.strip() == "of 64 bits", done.stderr

@@ -1,0 +1,67 @@
+"""Digests of what decides a figure and has no version: the code of plugins, and the files of a corpus."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from harness.contract.plugins import Plugins
+from harness.workloads.data import sources
+
+FROM_FILE = "harness_plugin_"
+"""How the module of a plugin is named that was given as a file."""
+END_BYTES = 1 << 20
+"""How much of the beginning and of the end of a corpus's file is read."""
+
+
+def of_plugins(plugins: Plugins) -> list[str]:
+    """Return the digest of the code of each plugin, in an order of their own.
+
+    A file has no version, and code that is worked on keeps its version.
+    """
+    modules = plugins.manager.get_plugins()
+    return sorted(f"{module.__name__} {of_module(module)}" for module in modules)
+
+
+def of_module(module: ModuleType | None) -> str:
+    """Return the digest of a module's code as its files are now: of its file, and of its folder within a package.
+
+    A plugin that was given as a file, and a module that is in no package, is that file alone, whatever lies beside it.
+    """
+    if module is None or getattr(module, "__file__", None) is None:
+        return ""
+    path = Path(str(module.__file__))
+    in_package = "." in module.__name__ or path.name == "__init__.py"
+    alone = module.__name__.startswith(FROM_FILE) or not in_package
+    return of_files([path] if alone else path.parent.rglob("*.py"))
+
+
+def of_files(paths: Iterable[Path]) -> str:
+    """Return the digest of the names and the contents of files."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in paths if path.is_file()):  # a link may lead nowhere
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def of_corpus(name: str, root: Path) -> str:
+    """Return the digest of the files of a corpus; nothing for one that is generated or comes with Python.
+
+    Of each file these are the size, the time of its last change and both ends: to read all of it may take minutes.
+    """
+    if name in ("standard_library", "zipf"):
+        return ""
+    try:
+        corpus = sources.resolve(name, root)
+    except sources.CorpusError:  # generated, or refused where it is prepared
+        return ""
+    labels = [path.with_suffix(".labels.npy") for path in corpus.files if corpus.kind == "npy"]
+    digest = hashlib.sha256()
+    for path in (*corpus.files, *(each for each in labels if each.is_file())):
+        known = path.stat()
+        digest.update(f"{path.name} {known.st_size} {known.st_mtime_ns} ".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(END_BYTES))
+            file.seek(max(0, known.st_size - END_BYTES))
+            digest.update(file.read(END_BYTES))
+    return digest.hexdigest()

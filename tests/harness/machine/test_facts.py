@@ -1,0 +1,83 @@
+"""The memory that cases may use is that of the machine, or less where a container has a limit."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from harness.machine import facts
+
+GIB = 1 << 30
+V2 = ("memory.max", "memory.current", "inactive_file")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder for control groups; the machine has 256 GiB, and 200 of them are free and may be used."""
+    monkeypatch.setattr(facts, "HOST_SHARE", 1.0)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=256 * GIB, available=200 * GIB))
+    monkeypatch.setattr(facts, "CONTROL_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(facts, "MEMBERSHIP", tmp_path / "membership")
+    return tmp_path / "cgroup"
+
+
+def group(folder: Path, limit: object, use: int, dropped: int = 0, files: tuple[str, str, str] = V2) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / files[0]).write_text(f"{limit}\n")
+    (folder / files[1]).write_text(f"{use}\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{files[2]} {dropped}\nactive_file 7\n")
+
+
+def usable(groups: Path, membership: str) -> tuple[float, int]:
+    """Return the GiB that are free to use, and those that there are."""
+    (groups.parent / "membership").write_text(membership)
+    return facts.free_to_use() / GIB, facts.total_bytes() // GIB
+
+
+def test_without_a_limit_it_is_the_memory_of_the_machine(groups: Path) -> None:
+    assert usable(groups, "0::/\n") == (200, 256)
+    assert usable(groups, "") == (200, 256)
+    group(groups / "some", "max", 5 * GIB)
+    assert usable(groups, "0::/some\n") == (200, 256)
+    (groups.parent / "membership").unlink()
+    assert (facts.free_to_use(), facts.total_bytes()) == (200 * GIB, 256 * GIB)
+
+
+def test_a_container_has_its_limit_less_what_is_used_there(groups: Path) -> None:
+    group(groups, 4 * GIB, 3 * GIB, 2 * GIB)
+    assert usable(groups, "0::/\n") == (3, 4), "pages that the kernel drops on demand are free"
+    group(groups, 4 * GIB, 5 * GIB)
+    assert usable(groups, "0::/\n") == (0, 4)
+    group(groups, 512 * GIB, GIB)
+    assert usable(groups, "0::/\n") == (200, 256)
+
+
+def test_the_least_of_a_group_and_those_around_it_counts(groups: Path) -> None:
+    group(groups / "pods", 16 * GIB, 15 * GIB)
+    group(groups / "pods" / "mine", 8 * GIB, GIB)
+    group(groups / "pods" / "mine" / "inner", "max", GIB)
+    group(groups / "pods" / "other", GIB, GIB)
+    assert usable(groups, "0::/pods/mine/inner\n") == (1, 8)
+
+
+def test_a_path_from_outside_leads_to_the_groups_that_are_there(groups: Path) -> None:
+    group(groups, 4 * GIB, GIB)
+    assert usable(groups, "0::/kubepods/pod7/mine\n") == usable(groups, "0::/../other\n") == (3, 4)
+
+
+def test_limits_of_version_1_count_where_they_are_no_absurd_number(groups: Path) -> None:
+    membership = "5:cpu,cpuacct:/docker/a\n4:memory:/docker/a\n0::/\n"
+    group(groups / "memory", 9223372036854771712, 9 * GIB, files=V1)
+    assert usable(groups, membership) == (200, 256)
+    group(groups / "memory" / "docker" / "a", 4 * GIB, 2 * GIB, GIB, files=V1)
+    assert usable(groups, membership) == (3, 4)
+
+
+def test_a_limit_changes_no_fact_of_the_machine(groups: Path) -> None:
+    before = facts.facts.__wrapped__()["memory_bytes"], facts.name.__wrapped__()
+    group(groups, 4 * GIB, GIB)
+    assert usable(groups, "0::/\n") == (3, 4)
+    assert (facts.facts.__wrapped__()["memory_bytes"], facts.name.__wrapped__()) == before
+    assert before[0] == 256 * GIB and "-256gib-" in before[1]

@@ -1,0 +1,42 @@
+"""A suite is named by its path, or by its name alone; a folder of that name is none."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.suite import shipped
+from harness.suite.schema import SuiteError
+
+SMOKE = shipped.folder("suites") / "smoke.yaml"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_does_not_hide_the_suite_of_its_name(here: Path) -> None:
+    (here / "smoke").mkdir()
+    assert shipped.suite(Path("smoke")) == SMOKE
+    (here / "smokes").mkdir()
+    with pytest.raises(SuiteError, match=r"there is no suite 'smokes'; did you mean 'smoke'\?"):
+        shipped.suite(Path("smokes"))
+
+
+def test_a_file_is_taken_before_the_suite_of_its_name(here: Path) -> None:
+    (here / "smoke").touch()
+    assert shipped.suite(Path("smoke")) == Path("smoke")
+
+
+def test_suites_here_are_taken_before_those_shipped(here: Path) -> None:
+    (here / "suites").mkdir()
+    (here / "suites" / "smoke.yaml").touch()
+    assert shipped.suite(Path("smoke")) == Path("suites/smoke.yaml")
+
+
+@pytest.mark.parametrize("path", ["mine.yaml", "some/smoke", "/smoke", "./some/smoke"])
+def test_a_path_is_taken_as_it_is(path: str, here: Path) -> None:
+    assert shipped.suite(Path(path)) == Path(path)
+    (here / path).mkdir(parents=True, exist_ok=True) if not path.startswith("/") else None
+    assert shipped.suite(Path(path)) == Path(path)
