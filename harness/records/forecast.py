@@ -53,4 +53,4 @@ class Forecast(NamedTuple):
     host_bytes: int | None = None
     standing: tuple[Standing, ...] = ()
     target: str = ""
-    base_bytes: int | None = None
+    base_bytes: int = 0

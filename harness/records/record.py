@@ -141,7 +141,7 @@ class Origin(Value):
 
     run_id: str = Field("", description="name of the run: when it began, in which process, and by chance")
     suite: str = Field("", description="name of the suite")
-    plan: str = Field("", description="digest of all slots of the run, so that only the same run is resumed")
+    plan: str = Field("", description="digest of what identifies the run, so that only the same one is resumed")
     attempt: int = Field(1, description="how often this slot was tried, from 1")
     utc: str = Field("", description="when the record was written, UTC")
     commit: str = Field("", description="commit of the harness; '-dirty' where the code differed from it")

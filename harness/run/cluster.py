@@ -56,7 +56,7 @@ def run(address: str, plan: Plan, loaded: Plugins, options: Options, progress: P
             path, latest, _ = session.opened(
                 folder, schedule, options, lambda latest: not all(finished(schedule, latest))
             )
-            run_id = bench.new_id()
+            run_id = bench.new_id(latest)
             store.append(path, session.beginning(schedule, run_id))
             FanOut(address, client, schedule, options, progress, run_id, path, latest).run()
         return path

@@ -30,4 +30,6 @@ def suite(path: Path) -> Path:
     for place in (Path("suites"), folder("suites")):
         if (file := place / f"{path}.yaml").is_file():
             return file
+    if path.is_dir():
+        return path  # to read it says what it is
     raise SuiteError(f"there is no suite '{path}'{nearest(str(path), names())}")

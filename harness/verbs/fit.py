@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from harness.contract.plugins import Plugins
 from harness.machine import facts, gpu, orphans
 from harness.records import Case, Fit, Record, store
@@ -156,7 +154,7 @@ def brackets(plan: Plan, over: str, budget: int | None, device_bytes: int | None
     `device_bytes` where these are known. Rows on a GPU are left out where none is seen or supposed. The control is left
     out too: it would be the baseline again. Raise SuiteError for what is no such size, and where no row is left.
     """
-    here = Machine(psutil.virtual_memory().total, device_bytes or gpu.usable_bytes())
+    here = Machine(facts.total_bytes(), device_bytes or gpu.usable_bytes())
     brackets: dict[str, Bracket] = {}
     for case in plan.cases:
         value = case.shape.get(over)

@@ -123,7 +123,7 @@ def _figures(task: Task, plugins: Plugins, host: Host, forecast: Forecast) -> di
         "predicted_stages": dict(forecast.stages),
         "predicted_kinds": dict(forecast.kinds),
         "predicted_reserved_bytes": forecast.reserved_bytes,
-        "predicted_base_bytes": forecast.base_bytes,
+        "predicted_base_bytes": forecast.base_bytes or None,
         "predicted_driver_bytes": forecast.driver_bytes,
         "predicted_host_bytes": forecast.host_bytes,
         "predicted_standing": largest(forecast.standing),

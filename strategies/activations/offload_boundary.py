@@ -9,13 +9,13 @@ ALST (Bekman et al., 2025, arXiv:2506.13996), Unsloth.
 from dataclasses import replace
 from typing import Any
 
-from harness import Parts, Strategy, hookimpl, knobs
+from harness import Parts, Strategy, hookimpl, knobs, mapped_files
 from strategies.activations.offload_checkpoint import STAND_IN
 
 NAME = "boundary"
 
 
-def on_torch(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
+def on_torch(parts: Parts, least_kib: int = 1024, folder: str = mapped_files.FOLDER) -> Parts:
     from torch.utils.checkpoint import checkpoint
 
     from strategies.activations import offload_activations
@@ -35,7 +35,7 @@ def on_torch(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
     return replace(parts, block=block)
 
 
-def on_jax(parts: Parts, least_kib: int = 1024, folder: str = "") -> Parts:
+def on_jax(parts: Parts, least_kib: int = 1024, folder: str = mapped_files.FOLDER) -> Parts:
     import jax
     from jax.ad_checkpoint import checkpoint_name
 

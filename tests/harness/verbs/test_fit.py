@@ -308,7 +308,7 @@ def test_a_card_that_nobody_knows_is_refused(tmp_path, monkeypatch):
 def test_ranks_on_the_host_have_a_part_of_its_memory_each(tmp_path):
     on_ranks = plan(tmp_path, SUITE.replace("[nothing, checkpoint]", "[ddp]\nranks: [2, 4]"))
     budgets = {row.case.label: row.budget for row in brackets(on_ranks, "tokens", None)}
-    whole = int(psutil.virtual_memory().total * facts.HOST_SHARE)
+    whole = int(facts.total_bytes() * facts.HOST_SHARE)
     assert budgets == {"baseline": whole, "ddp on 2 ranks": whole // 2, "ddp on 4 ranks": whole // 4}
     assert {row.budget for row in brackets(on_ranks, "tokens", 1 << 30)} == {1 << 30}, "a budget is that of each"
 
