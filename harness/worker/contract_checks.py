@@ -66,11 +66,20 @@ class Contract:
         self._outcomes: dict[tuple[Any, ...], Outcome] = {}
         self._consumed: dict[tuple[Any, ...], tuple[str, ...]] = {}
 
-    def case(self, workload: str, backend: str, names: Names = (), network: str = CHEAP) -> Case:
-        """The case in which promises are tried: the probe of a workload, the strategies' own probe knobs."""
+    def ends(self, names: Names) -> bool:
+        """Return whether a strategy rewrites what follows the steps of a run."""
+        return any(part in self.loaded.strategies[name].rewrites for name in names for part in ENDING_PARTS)
+
+    def case(
+        self, workload: str, backend: str, names: Names = (), network: str = CHEAP, ends: bool | None = None
+    ) -> Case:
+        """Return the case in which promises are tried: the probe of a workload, the strategies' own probe knobs.
+
+        It `ends` as a whole run where that is said, or where its own strategies rewrite such an end.
+        """
         made: Any = self.loaded.workloads[workload]
         settings: dict[str, Any] = {"network": network} if "network" in made.shape.model_fields else {}
-        if any(part in self.loaded.strategies[name].rewrites for name in names for part in ENDING_PARTS):
+        if self.ends(names) if ends is None else ends:
             settings["evaluations"] = 2
         applied = tuple(Applied(name=name, knobs=dict(self.loaded.strategies[name].probe)) for name in names)
         return Case(
@@ -82,16 +91,18 @@ class Contract:
             strategies=applied,
         )
 
-    def outcome(self, workload: str, backend: str, names: Names = (), network: str = CHEAP) -> Outcome:
-        """Losses of four steps and the gradients that the first update got.
+    def outcome(
+        self, workload: str, backend: str, names: Names = (), network: str = CHEAP, ends: bool | None = None
+    ) -> Outcome:
+        """Return the losses of four steps, and of what follows them, and the gradients that the first update got.
 
         Raises ValueError where a rewritten part was never called.
         """
-        key = (workload, backend, names, network)
+        key = (workload, backend, names, network, self.ends(names) if ends is None else ends)
         if key not in self._outcomes:
             module = backends.load(backend)
             module.start(Place(backend, "cpu"))
-            case = self.case(workload, backend, names, network)
+            case = self.case(workload, backend, names, network, ends)
             calls: Counter[tuple[str, str]] = Counter()
             reorders = feeds_of(self.loaded, case) == "reordered"
             run = numerics.observer(self.loaded, case, module, calls=calls, reorders=reorders, updates=UPDATES)
@@ -142,7 +153,7 @@ class Contract:
             return
         lowered = [4 * UNIT_ROUNDOFF[each.precision] for each in applied if each.precision]
         bound = max(LOWER, *lowered) if lowered else EXACT
-        yield from _differences(outcome, self.outcome(workload, backend, (), network), bound)
+        yield from _differences(outcome, self.outcome(workload, backend, (), network, self.ends(names)), bound)
         if feeds_of(self.loaded, self.case(workload, backend, names)) == "same":
             yield from self._other_batches(names, workload, backend)
 
@@ -217,12 +228,18 @@ class Contract:
         )
 
 
+def _losses(outcome: Outcome) -> tuple[float, ...]:
+    """Return the losses of all updates, and that of the evaluation where there is one."""
+    return outcome.trajectory if outcome.evaluation is None else (*outcome.trajectory, outcome.evaluation)
+
+
 def _differences(own: Outcome, plain: Outcome, bound: float) -> Iterator[str]:
     """Yield where losses or gradients lie further apart than the bound, relative to the second."""
     import numpy as np
 
     remedy = "mend it, or declare `precision` or `approximate`"
-    off = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(own.trajectory, plain.trajectory, strict=True))
+    pairs = zip(_losses(own), _losses(plain), strict=True)
+    off = max(abs(a - b) / max(abs(b), 1e-30) for a, b in pairs)
     if off > bound:
         yield f"its losses lie {off:.1e} from those of the untouched parts (at most {bound:.0e}): {remedy}"
     if own.gradients.keys() != plain.gradients.keys():
