@@ -238,8 +238,8 @@ def _differences(own: Outcome, plain: Outcome, bound: float) -> Iterator[str]:
     import numpy as np
 
     remedy = "mend it, or declare `precision` or `approximate`"
-    pairs = zip(_losses(own), _losses(plain), strict=True)
-    off = max(abs(a - b) / max(abs(b), 1e-30) for a, b in pairs)
+    losses = zip(_losses(own), _losses(plain), strict=True)
+    off = max(abs(a - b) / max(abs(b), 1e-30) for a, b in losses)
     if off > bound:
         yield f"its losses lie {off:.1e} from those of the untouched parts (at most {bound:.0e}): {remedy}"
     if own.gradients.keys() != plain.gradients.keys():

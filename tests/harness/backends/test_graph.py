@@ -54,7 +54,9 @@ def predicted(number: int, checkpointed: bool) -> int:
     return live.graph.most * NODE
 
 
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpoint"])
+@pytest.mark.parametrize(
+    "checkpointed", [pytest.param(False, id="plain"), pytest.param(True, id="checkpoint", marks=pytest.mark.long)]
+)
 def test_a_graph_takes_what_is_predicted(checkpointed: bool) -> None:
     number = 300
     command = [sys.executable, "-c", MEASURED, str(number), "checkpoint" if checkpointed else "plain"]

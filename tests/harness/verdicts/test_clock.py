@@ -57,6 +57,7 @@ def test_words_are_as_rarely_false_where_the_time_is_spent_before_the_last_look(
     assert spent.found[1.1] >= 0.9
 
 
+@pytest.mark.long
 def test_five_and_ten_percent_are_found_within_24_rounds_of_processes_that_scatter_by_5_percent(with_looks):
     assert with_looks.found[1.05] >= 0.7
     assert with_looks.found[1.1] >= 0.99
@@ -64,6 +65,7 @@ def test_five_and_ten_percent_are_found_within_24_rounds_of_processes_that_scatt
     assert with_looks.equal >= 0.4
 
 
+@pytest.mark.long
 def test_large_effects_cost_few_rounds(with_looks):
     assert with_looks.rounds[1.2] < 4.5
     assert with_looks.rounds[1.1] < 9

@@ -578,6 +578,7 @@ for x, y in tests.flow(parts, tests.tokens(shuffle=True)):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [("global_shuffle",), ("chunked_shuffle", "prefetch_thread")], ids="+".join)
 def test_a_run_that_is_killed_again_and_again_consumes_what_one_does_that_is_not(tmp_path, names):
     """Each process logs a batch after it consumed it, then its position is written.
