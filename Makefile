@@ -1,4 +1,4 @@
-# Two commands: `make run` measures the main suite, `make test` runs the tests that take minutes. Both set up .venv first.
+# Two commands: `make run` measures the main suite, `make test` runs all but the longest tests. Both set up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready

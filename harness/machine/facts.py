@@ -30,9 +30,14 @@ GROUP_FILES = {
 version 2, and by its folder of version 1."""
 
 
+def free_bytes() -> int:
+    """Return how many bytes of this machine's memory are free; in a container, of what it may have."""
+    return min([psutil.virtual_memory().available, *(free for _, free in _limits())])
+
+
 def free_to_use() -> int:
-    """Return how many bytes of this machine's free memory may be used; in a container, of what is free there."""
-    return int(min([psutil.virtual_memory().available, *(free for _, free in _limits())]) * HOST_SHARE)
+    """Return how many of the free bytes a case may take."""
+    return int(free_bytes() * HOST_SHARE)
 
 
 def total_bytes() -> int:

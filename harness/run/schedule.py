@@ -155,15 +155,15 @@ class Schedule:
     @cached_property
     def obstructed(self) -> frozenset[str]:
         """The digests of the cases that cannot run here, and of those in which their answers would be compared."""
-        found: set[str] = set()
+        cases: set[str] = set()
         for comparison in self.plan.comparisons:
             if self.obstacle(comparison.baseline) is not None:
-                found |= set(map(self.digest, comparison.cases))
+                cases |= set(map(self.digest, comparison.cases))
                 continue
             for case in comparison.cases:
                 if self.obstacle(case) is not None:
-                    found |= {self.digest(case), self.probe_digest(case)}
-        return frozenset(found)
+                    cases |= {self.digest(case), self.probe_digest(case)}
+        return frozenset(cases)
 
     def wants(self, slot: Slot, known: Summary | None) -> bool:
         """Check whether a slot wants a result; that a case cannot run is one as long as it cannot."""

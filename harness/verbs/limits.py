@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from harness.contract.plugins import Plugins
 from harness.machine import facts, orphans
 from harness.records import Case, Record, Trial, store
@@ -97,7 +95,7 @@ def too_large(row: PlanRow) -> str:
 
     What is free may be taken whole, since each run is held to a budget.
     """
-    free = psutil.virtual_memory().available
+    free = facts.free_bytes()
     need = row.case.ranks * ((row.need_bytes or 0) + OF_A_PROCESS)
     if row.case.place.device != "cpu" or need <= free:
         return ""

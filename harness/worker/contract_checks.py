@@ -66,20 +66,14 @@ class Contract:
         self._outcomes: dict[tuple[Any, ...], Outcome] = {}
         self._consumed: dict[tuple[Any, ...], tuple[str, ...]] = {}
 
-    def ends(self, names: Names) -> bool:
-        """Return whether a strategy rewrites what follows the steps of a run."""
-        return any(part in self.loaded.strategies[name].rewrites for name in names for part in ENDING_PARTS)
-
-    def case(
-        self, workload: str, backend: str, names: Names = (), network: str = CHEAP, ends: bool | None = None
-    ) -> Case:
+    def case(self, workload: str, backend: str, names: Names = (), network: str = CHEAP, ends: bool = False) -> Case:
         """Return the case in which promises are tried: the probe of a workload, the strategies' own probe knobs.
 
-        It `ends` as a whole run where that is said, or where its own strategies rewrite such an end.
+        With `ends` it is evaluated, saved and resumed after its steps.
         """
         made: Any = self.loaded.workloads[workload]
         settings: dict[str, Any] = {"network": network} if "network" in made.shape.model_fields else {}
-        if self.ends(names) if ends is None else ends:
+        if ends:
             settings["evaluations"] = 2
         applied = tuple(Applied(name=name, knobs=dict(self.loaded.strategies[name].probe)) for name in names)
         return Case(
@@ -92,13 +86,13 @@ class Contract:
         )
 
     def outcome(
-        self, workload: str, backend: str, names: Names = (), network: str = CHEAP, ends: bool | None = None
+        self, workload: str, backend: str, names: Names = (), network: str = CHEAP, ends: bool = False
     ) -> Outcome:
         """Return the losses of four steps, and of what follows them, and the gradients that the first update got.
 
         Raises ValueError where a rewritten part was never called.
         """
-        key = (workload, backend, names, network, self.ends(names) if ends is None else ends)
+        key = (workload, backend, names, network, ends)
         if key not in self._outcomes:
             module = backends.load(backend)
             module.start(Place(backend, "cpu"))
@@ -145,7 +139,8 @@ class Contract:
         applied = [self.loaded.strategies[name] for name in names]
         rewrites = {part for strategy in applied for part in strategy.rewrites}
         network = EVERY_PART if IN_LAYERS & rewrites else CHEAP
-        outcome = self.outcome(workload, backend, names, network)
+        ends = any(part in rewrites for part in ENDING_PARTS)
+        outcome = self.outcome(workload, backend, names, network, ends)
         if not all(loss == loss and abs(loss) != float("inf") for loss in outcome.trajectory):
             yield f"its losses are not finite: {', '.join(map(str, outcome.trajectory))}"
             return
@@ -153,7 +148,7 @@ class Contract:
             return
         lowered = [4 * UNIT_ROUNDOFF[each.precision] for each in applied if each.precision]
         bound = max(LOWER, *lowered) if lowered else EXACT
-        yield from _differences(outcome, self.outcome(workload, backend, (), network, self.ends(names)), bound)
+        yield from _differences(outcome, self.outcome(workload, backend, (), network, ends), bound)
         if feeds_of(self.loaded, self.case(workload, backend, names)) == "same":
             yield from self._other_batches(names, workload, backend)
 

@@ -9,7 +9,7 @@ JAX offloading is a checkpoint policy without effect on a CPU.
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -35,7 +35,7 @@ def on_torch(parts: Parts, least_kib: int = 1024, folder: str = mapped_files.FOL
     from torch.multiprocessing.reductions import StorageWeakRef
 
     knobs.at_least_0("offload_activations", least_kib=least_kib)
-    inner = parts.grad
+    inner, checked = parts.grad, cache(mapped_files.check)
 
     def stays(tensor: Any) -> bool:
         base = tensor if tensor._base is None else tensor._base  # a transposed parameter is one still
@@ -50,7 +50,7 @@ def on_torch(parts: Parts, least_kib: int = 1024, folder: str = mapped_files.FOL
     def grad(parts: Parts, state: Any, x: Any, y: Any) -> Any:
         copied = to_host if parts.place.device == "cuda" else to_file
         if copied is to_file:
-            mapped_files.check("offload_activations", folder)
+            checked("offload_activations", folder)
         moved: WeakValueDictionary[Any, Away] = WeakValueDictionary()
 
         def save(tensor: Any) -> Any:

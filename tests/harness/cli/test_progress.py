@@ -25,9 +25,15 @@ def seconds_left(line: str) -> float:
     return float(number) * {"min": 60, "s": 1}[unit]
 
 
-def test_rounds_take_no_longer_than_they_may_and_the_time_left_falls(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The only second that the clock shows, which a test moves on."""
+    seconds = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_rounds_take_no_longer_than_they_may_and_the_time_left_falls(now: list[float]) -> None:
     lines = io.StringIO()
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
         watcher.groups([frozenset("ab"), frozenset("c")], 100.0)
@@ -44,9 +50,7 @@ def test_rounds_take_no_longer_than_they_may_and_the_time_left_falls(monkeypatch
     assert left[-1] == 90
 
 
-def test_a_round_that_has_begun_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+def test_a_round_that_has_begun_is_timed_to_its_end(now: list[float]) -> None:
     lines = io.StringIO()
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
         watcher.groups([frozenset("abcd")], 10.0)
@@ -58,9 +62,7 @@ def test_a_round_that_has_begun_is_timed_to_its_end(monkeypatch: pytest.MonkeyPa
     assert left == [60, 40, 20, 1, 60], "no next round follows the first; where one does, it is timed as well"
 
 
-def test_who_ended_badly_takes_of_the_time_for_rounds_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+def test_who_ended_badly_takes_of_the_time_for_rounds_as_well(now: list[float]) -> None:
     lines = io.StringIO()
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
         watcher.groups([frozenset("ab")], 100.0)
@@ -87,9 +89,7 @@ def test_a_line_of_a_long_run_takes_no_time() -> None:
     assert len(lines.getvalue().splitlines()) == 100
 
 
-def test_without_groups_every_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+def test_without_groups_every_round_counts(now: list[float]) -> None:
     lines = io.StringIO()
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
         watcher.begin(rounds("a"), 0)
@@ -99,10 +99,8 @@ def test_without_groups_every_round_counts(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_a_row_takes_is_learned_by_its_work_and_what_was_cut_short_shows_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    now: list[float],
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     lines = io.StringIO()
     memory = [Slot(case=case, kind="memory") for case in "abc"]
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
@@ -120,9 +118,7 @@ def test_what_a_row_takes_is_learned_by_its_work_and_what_was_cut_short_shows_no
     assert seconds_left(second) == 7 * 60, "40 s of steps showed what ten times the work will take"
 
 
-def test_rows_that_cannot_run_here_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+def test_rows_that_cannot_run_here_take_no_time(now: list[float]) -> None:
     lines = io.StringIO()
     memory = [Slot(case=case, kind="memory") for case in "abcd"]
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
