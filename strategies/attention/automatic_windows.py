@@ -107,7 +107,7 @@ def free_in_torch(x_BTD: Any) -> int:
 
 
 def free_in_jax(x_BTD: Any) -> int:
-    """Return what JAX's allocator may still hand out; raise Unpredictable where it does not tell, or no GPU is here."""
+    """Return what JAX's allocator may still hand out; raise Unpredictable where it does not say, or no GPU is here."""
     import jax
 
     try:
