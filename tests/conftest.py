@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ if worker.isdigit():
     os.sched_setaffinity(0, {cores[int(worker) % len(cores)]})
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
-QUICK = (  # what is compiled here runs for milliseconds: half of all tests' time would be XLA's compiler
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-)
+# What is compiled here runs for milliseconds: half of all tests' time would be XLA's compiler.
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+if version("jaxlib").startswith("0.10."):  # later ones end a process that names this flag
+    QUICK += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", QUICK)
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 # Programs that an earlier run has compiled, by what they compute: with them the tests take a fraction of the time.

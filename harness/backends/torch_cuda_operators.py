@@ -3,6 +3,7 @@
 These are its kernels of attention, and the fused forms that the CPU lacks.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -257,8 +258,28 @@ def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace
 def _rms_norm(
     input: torch.Tensor, normalized_shape: Any, weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
-    """Normalise in one kernel, which keeps a number for each row."""
-    return aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
+    """Normalise in one kernel, as torch does where input and weight are of one type."""
+    if weight is not None and weight.dtype != input.dtype:
+        return F.rms_norm(input, normalized_shape, weight, eps)
+    return _RmsNorm.apply(input, weight, math.prod(normalized_shape))  # type: ignore[no-any-return]
+
+
+class _RmsNorm(torch.autograd.Function):
+    """The kernel of a GPU: it keeps its input and a number for each row; each pass makes one tensor of that size.
+
+    Torch has no form of it for the meta device and would take it apart, which keeps the normalised input as well.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, width: int) -> torch.Tensor:
+        scale = input.new_empty(input.numel() // width, 1, dtype=torch.promote_types(input.dtype, torch.float32))
+        ctx.save_for_backward(input, weight, scale)
+        return input * (input.new_empty(()) if weight is None else weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:  # type: ignore[override]
+        input, weight, _ = ctx.saved_tensors
+        return grad * input, None if weight is None else torch.empty_like(weight), None
 
 
 def _without_values(tensor: torch.Tensor) -> Any:

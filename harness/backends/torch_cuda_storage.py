@@ -97,10 +97,6 @@ class DeviceStorage(LiveStorage):
         """Return whether a tensor lies in page-locked memory."""
         return tensor.untyped_storage()._cdata in self._pinned
 
-    def _sums_in_place(self, one: torch.Tensor, other: torch.Tensor, alpha: float = 1) -> bool:
-        """Return False: published runs of rotary positions on an H100 took a third tensor for such a sum."""
-        return False
-
     def _give(self, block: Block | int | None) -> None:
         if isinstance(block, Block):
             self.allocator.free(block)

@@ -21,10 +21,12 @@ UNTOUCHED = {
 }  # fmt: skip
 IN_PLACE = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm}
 ATTENTION = {
-    aten._scaled_dot_product_flash_attention_for_cpu: (0, 2),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 5),
+    getattr(aten, f"_scaled_dot_product_{kernel}{way}"): places
+    for kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+    for way, places in (("", (0, 2)), ("_backward", (1, 5)))
 }
-"""Kernels that the registry lacks: where the queries stand among the arguments, and how many products are made."""
+"""Kernels that the registry lacks, or does not take with grouped heads or a causal mask: where the queries stand among
+the arguments, and how many products are made."""
 
 
 CHUNKED_LOSS = "torch_nn._linear_cross_entropy_batch_chunked"
@@ -58,7 +60,7 @@ class Work(TorchDispatchMode):
         moved = _bytes(written) + (_bytes(written) if packet in GATHERS else _bytes(read))
         flops = 0.0
         if packet in ATTENTION:
-            flops = _attention(packet, args, kwargs)
+            flops = _attention(func, args, kwargs)
         elif str(packet) == CHUNKED_LOSS:
             (n, D), V = args[0].shape, len(args[1])
             flops = 3 * 2.0 * n * V * D
@@ -68,13 +70,13 @@ class Work(TorchDispatchMode):
         self.operations.append(Operations(kind, flops, moved, text_of(func, args, kwargs)))
 
 
-def _attention(packet: Any, args: Any, kwargs: Any) -> float:
+def _attention(func: Any, args: Any, kwargs: Any) -> float:
     """Count the products of attention [B, H, T, K] over S keys; under a causal mask half of them are left out."""
-    first, products = ATTENTION[packet]
+    first, products = ATTENTION[func._overloadpacket]
     query, key = args[first], args[first + 1]
-    causal = kwargs.get("is_causal", any(each is True for each in args))
+    named = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **kwargs}
     B, H, T, K = query.shape
-    return products * 2.0 * B * H * T * key.shape[2] * K / (2 if causal else 1)
+    return products * 2.0 * B * H * T * key.shape[2] * K / (2 if named.get("is_causal") else 1)
 
 
 def _changed(func: Any, args: Any) -> list[torch.Tensor]:

@@ -112,10 +112,17 @@ class Bench:
         known = self.known(case, "memory")
         return None if known is None or known.status != "ok" else known.peak_bytes
 
-    def work(self, kind: Kind, cases: Sequence[Case], deadline: float | None = None, **settings: Any) -> list[Record]:
+    def work(
+        self,
+        kind: Kind,
+        cases: Sequence[Case],
+        deadline: float | None = None,
+        watch: Callable[[str], None] | None = None,
+        **settings: Any,
+    ) -> list[Record]:
         """Return what a worker showed of each case; it has `deadline` seconds for each, or the suite's."""
         allowed = deadline or self.plan.suite.timeout_seconds
-        return runner.run(self.task(kind, cases, **settings), self.threads, allowed, self.progress.phase)
+        return runner.run(self.task(kind, cases, **settings), self.threads, allowed, watch or self.progress.phase)
 
     def task(self, kind: Kind, cases: Sequence[Case], **settings: Any) -> Task:
         """Return what a worker of this run is to do; all cases have the environment of the first."""

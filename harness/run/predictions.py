@@ -1,17 +1,14 @@
 """Predict many cases: those of one place in a process for each core, since nothing of a prediction is measured."""
 
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness import backends
 from harness.backends import cards
 from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Task
-from harness.run import runner
+from harness.run import runner, side_by_side
 from harness.run.schedule import obstacle
 
 STEPS = 2
@@ -21,9 +18,6 @@ SECONDS = 300.0
 PIECE = 8
 """Cases that one process predicts: they are known when it ends, so an interruption loses no more than these."""
 
-Watch = Callable[[str], None]
-Found = tuple[Case, Record]
-
 
 def of_cases(
     cases: Sequence[Case],
@@ -31,12 +25,12 @@ def of_cases(
     plugins: Plugins,
     names: tuple[str, ...] = (),
     run_id: str = "forecast",
-    watch: Watch = lambda phase: None,
+    watch: side_by_side.Watch = lambda phase: None,
     seconds: float = SECONDS,
     calls: bool = False,
     card: str = "",
     steps: int = STEPS,
-) -> Iterator[Found]:
+) -> Iterator[side_by_side.Found]:
     """Yield each case with its prediction, place by place and in no order; `corpora` are the rows by comparison.
 
     With `calls` the work of a step is listed call by call. `card` is the GPU that is compiled for where one must be
@@ -47,7 +41,7 @@ def of_cases(
     next ones go on in another.
     """
 
-    def one_after_another(share: Sequence[Case], watch: Watch) -> Iterator[Found]:
+    def one_after_another(share: Sequence[Case], watch: side_by_side.Watch) -> Iterator[side_by_side.Found]:
         while share:
             piece = share[:PIECE]
             task = Task(
@@ -76,52 +70,7 @@ def of_cases(
                 yield case, Record(status="unsupported", evidence={"message": reason})
             elif case.place == place:
                 open_.append(case)
-        yield from _side_by_side(open_, one_after_another, watch)
-
-
-class _Stopped(Exception):
-    """Nobody waits for the predictions any more."""
-
-
-def _side_by_side(
-    cases: Sequence[Case], predicted: Callable[[Sequence[Case], Watch], Iterator[Found]], watch: Watch
-) -> Iterator[Found]:
-    """Share the cases out among as many processes as there are cores; end them all when the reader stops."""
-    count = min(len(os.sched_getaffinity(0)), len(cases))
-    if count < 2:
-        yield from predicted(cases, watch)
-        return
-    stop = threading.Event()
-    results: SimpleQueue[Found | BaseException | None] = SimpleQueue()
-
-    def watched(phase: str) -> None:
-        if stop.is_set():
-            raise _Stopped
-        watch(phase)
-
-    def predict(at: int) -> None:
-        try:
-            for each in predicted(cases[at::count], watched):
-                results.put(each)
-            results.put(None)
-        except BaseException as error:  # whatever it is, the thread that reads raises it
-            results.put(error)
-
-    with ThreadPoolExecutor(count) as threads:
-        try:
-            for at in range(count):
-                threads.submit(predict, at)
-            ended = 0
-            while ended < count:
-                each = results.get()
-                if isinstance(each, BaseException):
-                    raise each
-                if each is None:
-                    ended += 1
-                else:
-                    yield each
-        finally:
-            stop.set()
+        yield from side_by_side.shared_out(open_, one_after_another, watch)
 
 
 def impossible(plugins: Plugins, case: Case) -> str | None:

@@ -1,6 +1,6 @@
 """Run a plan: each task in its turn, every attempt appended as it ends."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,15 @@ from harness.run import bench, locks, prediction_cache, predictions, prepare_dat
 from harness.run.bench import Bench, Options, Progress
 from harness.run.rounds import Rounds
 from harness.run.schedule import Latest, Schedule, Summary, names, obstacle
+from harness.run.side_by_side import Found, Watch, shared_out
 from harness.suite.plan import Comparison, Plan
 from harness.verdicts import claims, expressions
 from harness.verdicts.expressions import NAMES
 from harness.verdicts.judge import MEMORY_MARGIN, judge
 
 REFERENCE_SECONDS = 300.0
+AT_ONCE = 8
+"""Answers that are worked on at once, at most: each is a process with frameworks of its own."""
 REPEATS = 3
 """How often the memory of a row is measured that is near a bound."""
 DOUBT = 0.05
@@ -153,8 +156,8 @@ class Session(Bench):
                     self.keep(_unsupported(reason), case, slot)
             return
         self.warn_of_memory(comparison)
+        self.answers(comparison)
         for case in comparison.cases:
-            self.numerics(case)
             self.memory(case)
             if case.is_baseline:  # one that cannot run takes all rounds but the first along
                 self.progress.left(self.schedule.due(self.latest))
@@ -195,17 +198,44 @@ class Session(Bench):
                 f"here, and are {action}: {', '.join(over)[:200]}"
             )
 
-    def numerics(self, case: Case) -> None:
-        """Compare the answer of a case with that of the untouched workload, unless another with its probe has been."""
-        probe = probe_of(self.plugins, case)
+    def answers(self, comparison: Comparison) -> None:
+        """Compare the answer of each case with that of the untouched workload, unless another with its probe has been.
+
+        Several are worked on at once, since nothing of them is measured; the untouched one comes first.
+        """
+        probes = {case.digest(): probe_of(self.plugins, case) for case in comparison.cases}
+        judged: dict[Slot, Case] = {}
+        for case in comparison.cases:
+            probe = probes[case.digest()]
+            if not self.has_yardstick(case, probe):
+                continue
+            slot = self.slot(probe, "numerics")
+            if not case.is_baseline:
+                judged.setdefault(slot, case)
+                continue
+            answer = self.judged(probe, self.progress.phase)
+            self.keep(answer, probe, slot)
+            if answer.status != "ok":
+                self.unjudged[probe.plain.digest()] = _unjudged(answer)
+
+        def one_after_another(share: Sequence[Case], watch: Watch) -> Iterator[Found]:
+            for case in share:
+                yield case, self.judged(probes[case.digest()], watch)
+
+        with closing(shared_out(list(judged.values()), one_after_another, self.progress.phase, AT_ONCE)) as answers:
+            for case, answer in answers:
+                self.keep(answer, probes[case.digest()], self.slot(probes[case.digest()], "numerics"))
+
+    def has_yardstick(self, case: Case, probe: Case) -> bool:
+        """Check whether the answer of an open case can be judged, and make what it is judged by; else say why not."""
         slot = self.slot(probe, "numerics")
         if not self.is_open(slot):
-            return
+            return False
         if (reason := self.schedule.obstacle(case)) is not None:
             self.keep(_unsupported(reason), probe, slot)
-            return
+            return False
         plain = probe.plain
-        yardstick = self.reference / plain.digest()
+        yardstick = self.yardstick(probe)
         if not yardstick.exists() and plain.digest() not in self.unjudged:
             self.progress.start("reference", plain)
             kinds: tuple[Kind, ...] = ("reference", "numerics") if case.strategies else ("reference",)
@@ -216,12 +246,18 @@ class Session(Bench):
                     break
         if (unjudged := self.unjudged.get(plain.digest())) is not None:
             self.keep(unjudged, probe, slot)
-            return
-        self.progress.start("answer", case)
-        [answer] = self.work("numerics", [probe], reference=str(yardstick))
-        self.keep(answer, probe, slot)
-        if case.is_baseline and answer.status != "ok":
-            self.unjudged[plain.digest()] = _unjudged(answer)
+            return False
+        return True
+
+    def yardstick(self, probe: Case) -> Path:
+        """Return the folder of what the answer of a probe is judged by."""
+        return self.reference / probe.plain.digest()
+
+    def judged(self, probe: Case, watch: Watch) -> Record:
+        """Return the answer of a probe, judged."""
+        self.progress.start("answer", probe)
+        [answer] = self.work("numerics", [probe], watch=watch, reference=str(self.yardstick(probe)))
+        return answer
 
     def memory(self, case: Case, times: int = 1) -> None:
         """Measure the memory of a case as often as is wanted, once where it does not run, or say why not."""

@@ -34,6 +34,9 @@ MESSAGE_BYTES = 1 << 16
 OWN = frozenset({"TMPDIR"})
 """Variables that each worker has of its own."""
 
+WITHOUT_DEVICE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""By this torch asks the driver's library whether there is a GPU, and does not start CUDA, which no fork survives."""
+
 Key = tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]
 """What decides what a template has imported: the backend, the plugins, and the environment."""
 
@@ -164,12 +167,8 @@ def ready(task: Task, env: Mapping[str, str], seconds: float, watch: Callable[[s
     """
     if not _pool.depth:
         return "templates are not kept"
-    backend, device = task.case.place
-    on_cpu = device == "cpu" or (task.kind == "predict" and env.get("JAX_PLATFORMS", "cpu") == "cpu")
-    if not on_cpu:
-        return "no process is forked for a device of its own"
     same = tuple(sorted((name, value) for name, value in env.items() if name not in OWN))
-    key = (backend, task.plugins, same)
+    key = (task.case.place.backend, task.plugins, same)
     with _pool.lock:
         making = _pool.making.setdefault(key, threading.Lock())
     while not making.acquire(timeout=POLL_SECONDS):
@@ -216,7 +215,7 @@ def _started(key: Key) -> Template:
     with there, starting:
         process = subprocess.Popen(
             [sys.executable, "-m", "harness.worker.template", str(there.fileno()), backend, *names],
-            env={**dict(environment), BLAS_THREADS: "1"},
+            env={**dict(environment), BLAS_THREADS: "1", **WITHOUT_DEVICE},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

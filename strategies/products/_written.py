@@ -47,8 +47,9 @@ def product(name: str, x_NK: torch.Tensor, w_KM: torch.Tensor) -> torch.Tensor:
     if x_NK.dtype not in KNOWN or w_KM.dtype != x_NK.dtype:
         raise ValueError(f"{name}_product: it multiplies float32 or float64, not {x_NK.dtype} with {w_KM.dtype}")
     y_NM = x_NK.new_empty((x_NK.shape[0], w_KM.shape[1]))
+    x_NK, w_KM = x_NK.contiguous(), w_KM.contiguous()
     if not isinstance(x_NK, FakeTensor):  # a prediction asks for the sizes alone
-        _kernel(name, x_NK.device.type)(x_NK.contiguous(), w_KM.contiguous(), y_NM)
+        _kernel(name, x_NK.device.type)(x_NK, w_KM, y_NM)
     return y_NM
 
 

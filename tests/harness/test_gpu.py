@@ -169,7 +169,7 @@ def test_two_memory_workers_of_one_case_agree_to_the_byte(twice):
     assert first.memory.peak_device_bytes > 0
     assert first.memory.peak_device_bytes == second.memory.peak_device_bytes
     assert first.memory.requested_device_bytes == second.memory.requested_device_bytes
-    assert first.peak_phase == second.peak_phase
+    assert first.memory.peak_phase == second.memory.peak_phase
     assert len(first.losses) == len(second.losses) == 3
 
 
