@@ -8,6 +8,8 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from harness.workloads.decoder import Shape
 from harness.workloads.decoder._torch import loss as plain
 
 SHAPES = ("8192,4096,128256", "16384,2048,248320")
-SMALL = {"cuda": (512, 1024, 32_000), "cpu": (48, 32, 500)}
+SMALL = {"cuda": (16_384, 1024, 32_000), "cpu": (48, 32, 500)}
 TURNS = 7
 ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused_loss", {}),
@@ -65,6 +67,13 @@ def gradients(loss: Loss, x: Any, w: Any, y: Any) -> tuple[Any, ...]:
     return torch.autograd.grad(loss(x, w, y), (x, w))
 
 
+def products(x: Any, w: Any, y: Any) -> None:
+    """Multiply as every loss of full logits must: the logits, and the gradients of both inputs."""
+    with torch.no_grad():
+        z = x @ w.t()
+        z @ w, z.t() @ x
+
+
 def errors(loss: Loss, device: str) -> list[float]:
     """Return the relative error of both gradients."""
     x, w, y = problem(device, *SMALL[device])
@@ -73,22 +82,22 @@ def errors(loss: Loss, device: str) -> list[float]:
     return [float((g.double() - d).norm() / d.norm()) for g, d in zip(gradients(loss, x, w, y), due, strict=True)]
 
 
-def figures(loss: Loss, n: int, D: int, V: int) -> dict[str, float]:
+def figures(turn: Callable[[Any, Any, Any], Any], n: int, D: int, V: int) -> dict[str, float]:
     """Return the peak in bytes above the inputs, and the median milliseconds of a turn by the device's own clock."""
     x, w, y = problem("cuda", n, D, V)
-    gradients(loss, x, w, y)
+    turn(x, w, y)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    gradients(loss, x, w, y)
+    turn(x, w, y)
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
     times = []
     for _ in range(TURNS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        gradients(loss, x, w, y)
+        turn(x, w, y)
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
@@ -103,7 +112,7 @@ def row(label: str, loss: Loss | str, device: str, shapes: list[tuple[int, int, 
     try:
         result["errors"] = errors(loss, device)
         for shape in shapes:
-            result[",".join(map(str, shape))] = figures(loss, *shape)
+            result[",".join(map(str, shape))] = figures(partial(gradients, loss), *shape)
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {str(error)[:200]}"
     return result
@@ -117,10 +126,12 @@ def main() -> int:
     options = parser.parse_args()
     device = "cpu" if options.cpu else "cuda"
     shapes = [] if options.cpu else [tuple(map(int, text.split(","))) for text in options.shapes]
-    rows = []
-    for label, loss in losses(device):
-        rows.append(row(label, loss, device, shapes))  # type: ignore[arg-type]
-        print(json.dumps(rows[-1]), flush=True)
+    rows: list[dict[str, Any]] = []
+    alone = {",".join(map(str, shape)): figures(products, *shape) for shape in shapes}
+    measured = (row(label, loss, device, shapes) for label, loss in losses(device))  # type: ignore[arg-type]
+    for each in chain([{"loss": "the three products alone"} | alone], measured):
+        rows.append(each)
+        print(json.dumps(each), flush=True)
         options.out.write_text(json.dumps(rows, indent=1))
     return 0
 

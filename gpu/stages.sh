@@ -6,6 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=${OUT:-gpu/out}
 DRY=${DRY:-}
 PYTHON=${PYTHON:-python3}
+[ ! -f .commit ] || export GIT_DIR=/dev/null  # a copy may come with a .git of another state
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
 failed=()

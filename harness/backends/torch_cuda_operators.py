@@ -261,7 +261,7 @@ def _rms_norm(
     """Normalise in one kernel, as torch does where input and weight are of one type."""
     if weight is not None and weight.dtype != input.dtype:
         return F.rms_norm(input, normalized_shape, weight, eps)
-    return _RmsNorm.apply(input, weight, math.prod(normalized_shape))  # type: ignore[no-any-return]
+    return _RmsNorm.apply(input, weight, math.prod(normalized_shape))
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -277,7 +277,7 @@ class _RmsNorm(torch.autograd.Function):
         return input * (input.new_empty(()) if weight is None else weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         input, weight, _ = ctx.saved_tensors
         return grad * input, None if weight is None else torch.empty_like(weight), None
 

@@ -20,6 +20,8 @@ from harness.backends.torch_storage import LiveStorage
 aten = torch.ops.aten
 BLAS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten.addbmm, aten.dot, aten.vdot}
 """Operators that cuBLAS computes."""
+IN_PLACE = (2, 7)
+"""From which version on a gradient is added into another of the same tensor: 2.11 does so on an H200."""
 RUNNING = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
@@ -36,7 +38,7 @@ class DeviceStorage(LiveStorage):
         allocator: Allocator | None = None,
     ) -> None:
         super().__init__()
-        self.card, self.libraries = card, libraries(card, torch_version)
+        self.card, self.libraries, self.torch_version = card, libraries(card, torch_version), torch_version
         self.allocator = allocator or Allocator()
         self.base = 0
         self.host = self.peak_host = 0
@@ -96,6 +98,10 @@ class DeviceStorage(LiveStorage):
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies in page-locked memory."""
         return tensor.untyped_storage()._cdata in self._pinned
+
+    def _sums_in_place(self, one: torch.Tensor, other: torch.Tensor, alpha: float = 1) -> bool:
+        """Check whether the version of torch adds gradients as this one: runs of early 2025 took a third tensor."""
+        return self.torch_version >= IN_PLACE and super()._sums_in_place(one, other, alpha)
 
     def _give(self, block: Block | int | None) -> None:
         if isinstance(block, Block):

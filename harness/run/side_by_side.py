@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
@@ -21,7 +21,7 @@ def shared_out(
     work: Callable[[Sequence[Case], Watch], Iterator[Found]],
     watch: Watch,
     most: int | None = None,
-) -> Iterator[Found]:
+) -> Generator[Found, None, None]:
     """Share the cases out among as many threads as there are cores, or `most`; yield what `work` gives, in no order.
 
     Each thread calls `work` with its share and a watch that raises when the reader has stopped, so that all workers

@@ -47,7 +47,7 @@ class Suite(Model):
     )
     steps: int | None = Field(None, ge=2, le=10_000, description="timed steps; found by a pilot where not given")
     warmup: int | None = Field(None, ge=0, le=1000, description="untimed steps; found by a pilot where not given")
-    memory_steps: int = Field(3, ge=3, le=1000, description="steps of the run whose peak is taken")
+    memory_steps: int = Field(3, ge=2, le=1000, description="steps of the run whose peak is taken")
     seed: int = Field(0, ge=0, le=1 << 31, description="of the parameters, the data and the order of the rounds")
     timeout_seconds: float = Field(600, gt=0, le=1 << 20, description="how long one process may take")
     claims: list[Claim] = Field(default_factory=list, description="sentences that the measured figures decide")
