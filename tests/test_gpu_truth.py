@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.contract import plugins
+from harness.records import store
+from harness.run import predictions
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tests/benchmarks/gpu_truth.py"
 ROWS = {
@@ -83,3 +87,32 @@ def test_where_gradients_are_dropped_decides_what_a_process_takes(tmp_path):
     assert lines["after forward"]["process_bytes"] > 1.1 * lines["before forward"]["process_bytes"]
     assert lines["xmem-030"]["process_bytes"] == lines["before forward"]["process_bytes"]
     assert lines["xmem-030"]["at_most_bytes"] > lines["after forward"]["process_bytes"]
+
+
+OWN = sorted((ROOT / "results").glob("*/*/*.jsonl"))
+
+
+@pytest.mark.long
+def test_our_own_runs_on_a_gpu_are_met_to_a_thousandth():
+    """Allocated bytes of every row in torch, and segments to a twentieth, for the card that ran it."""
+    measured = {
+        record.case.digest(): record
+        for file in OWN
+        if b'"torch/cuda"' in file.read_bytes()
+        for record in store.read(file)[0]
+        if record.slot is not None and record.slot.kind == "memory" and record.memory.reserved_device_bytes
+    }
+    assert len(measured) >= 20
+    cards = {record.origin.machine["gpu"].split(",")[0] for record in measured.values()}
+    assert cards == {"NVIDIA H200"}
+    cases = [record.case for record in measured.values()]
+    unseen = 0
+    for case, record in predictions.of_cases(cases, {}, plugins.load(), card="NVIDIA H200", steps=2):
+        memory, figures = measured[case.digest()].memory, record.prediction
+        if figures.predicted_peak_bytes is None:
+            unseen += 1
+            continue
+        assert figures.predicted_peak_bytes == pytest.approx(memory.peak_device_bytes, rel=1e-3), case.label
+        above_base = figures.predicted_reserved_bytes - figures.predicted_base_bytes
+        assert above_base == pytest.approx(memory.reserved_device_bytes, rel=0.05), case.label
+    assert unseen <= 2, "kernels of Liger's and of Apple's are their own"

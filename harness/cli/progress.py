@@ -24,8 +24,9 @@ STEPS = 6
 """Steps of a task of memory, until this run has shown how long it takes."""
 APART = -1
 """The place, among the groups that are timed together, of what is in none."""
-FLOPS, BANDWIDTH = 1e11, 1e10
-"""What a machine does in a second, until this run has shown it."""
+FLOPS = {"cpu": 1e11, "cuda": 1e14}
+BANDWIDTH = {"cpu": 1e10, "cuda": 1e12}
+"""What a device does in a second, until this run has shown it."""
 
 
 class Pace:
@@ -39,10 +40,11 @@ class Pace:
         self.unsupported: frozenset[str] = frozenset()
         self.last = time.monotonic()
 
-    def predicted(self, case: str, work: Sequence[Operations]) -> None:
-        """Note the work of a step of a case."""
+    def predicted(self, case: str, work: Sequence[Operations], device: str) -> None:
+        """Note the work of a step of a case on a device."""
         if work:
-            self.step_seconds[case] = sum(each.flops / FLOPS + each.moved / BANDWIDTH for each in work)
+            flops, bandwidth = FLOPS[device], BANDWIDTH[device]
+            self.step_seconds[case] = sum(each.flops / flops + each.moved / bandwidth for each in work)
 
     def ended(self, slot: Slot | None, whole: bool) -> None:
         """Note that a task has ended now; of memory, what was cut short shows nothing."""
@@ -174,7 +176,7 @@ class Watcher(bench.Progress):
                     timing.seconds -= worker_seconds(record)
                     timing.round = slot.round
         if slot is not None and kind == "predict":
-            self.pace.predicted(slot.case, record.prediction.predicted_work)
+            self.pace.predicted(slot.case, record.prediction.predicted_work, case.place.device)
         self.pace.ended(slot, whole=record.status == "ok")
         self._show()
         if not self.live and kind != "predict":

@@ -183,9 +183,12 @@ class Prediction(Value):
 
     @property
     def need_bytes(self) -> int | None:
-        """What to keep free for it: what it takes at most, or what is known of that."""
-        known = (self.at_most_bytes, self.predicted_peak_bytes, self.floor_bytes)
-        highest = max((each for each in known if each is not None), default=None)
+        """What to keep free for it: what it takes at most, or what is known of that.
+
+        The floor is that of float32, above what a row in 16 bits may take: it counts where nothing is predicted.
+        """
+        known = [each for each in (self.at_most_bytes, self.predicted_peak_bytes) if each is not None]
+        highest = max(known, default=self.floor_bytes)
         return None if highest is None else highest + self.beside_bytes(within_budget=False)
 
     def beside_bytes(self, within_budget: bool) -> int:

@@ -240,7 +240,9 @@ def _native_ratio(observed: Observed, baseline: Observed | None) -> float | None
 
 
 def _fetch(observed: Observed) -> float | None:
-    """Return the median wait for a batch over all rounds, in seconds."""
+    """Return the median wait for a batch over all rounds, in seconds; on a device it is that for the step before."""
+    if observed.case.place.device != "cpu":
+        return None
     waits = [wait for record in observed.timed.values() for wait in record.times.fetch_seconds]
     return median(waits) if waits else None
 

@@ -25,6 +25,8 @@ WITHHELD = {
     "child_processes": "what its child processes hold was not seen: measure it again",
 }
 """Flags of a memory measurement that withhold its verdict, and what to do about each."""
+OF_THE_HOST = WITHHELD.keys() - {"lower_bound"}
+"""Those that say nothing of the memory of a device."""
 DOUBTFUL = {"unstable", *WITHHELD}
 """Flags of a peak that is not to be compared as one number."""
 
@@ -34,6 +36,8 @@ def doubts(observed: Observed) -> list[str]:
     flagged = {flag for record in observed.memory for flag in record.flags}
     if observed.children is not None:
         flagged.discard("child_processes")
+    if observed.case.place.device != "cpu":
+        flagged -= OF_THE_HOST
     return [flag for flag in WITHHELD if flag in flagged]
 
 
@@ -102,7 +106,8 @@ def notes(observed: Observed, growth: float | None) -> tuple[str, ...]:
         texts.append(f"each of {observed.case.ranks} ranks holds {each}, together {together}")
     if record.child_peak_bound_bytes:
         low, high = (record.child_peak_bytes or 0) / MIB, record.child_peak_bound_bytes / MIB
-        texts.append(f"its child processes take {low:,.0f} to {high:,.0f} MiB of it")
+        whose = "it" if observed.case.place.device == "cpu" else "the host's memory"
+        texts.append(f"its child processes take {min(low, high):,.0f} to {high:,.0f} MiB of {whose}")
     if growth:
         texts.append(f"it grew by {growth / MIB:,.1f} MiB with each step")
     if observed.impossible:

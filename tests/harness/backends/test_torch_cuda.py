@@ -16,6 +16,7 @@ from harness import Place, backends
 from harness.backends.cards import CARDS
 from harness.backends.torch_cuda_operators import attention_kernel, pretended
 from harness.backends.torch_cuda_storage import DeviceStorage
+from harness.backends.torch_flops import Work
 from harness.contract import plugins
 from harness.contract.assembly import assemble, shape_of
 from harness.records import Applied, Case, Task
@@ -161,6 +162,57 @@ def test_functions_take_their_arguments_by_name():
             torch.rms_norm(input=x, normalized_shape=(64,)).shape == F.rms_norm(input=x, normalized_shape=(64,)).shape
         )
         assert torch.empty(4).pin_memory(device=None).is_pinned(device=None)
+
+
+def test_a_norm_keeps_its_input_and_a_number_for_each_row():
+    x_bytes, rows = 4096 * 1024 * 4, 4096
+    with device() as storage:
+        x = torch.empty(4096, 1024, device="cuda", requires_grad=True)
+        weight = torch.empty(1024, device="cuda", requires_grad=True)
+        before = storage.allocator.requested
+        y = F.rms_norm(x, (1024,), weight, 1e-6)
+        assert storage.allocator.requested - before == x_bytes + 4 * rows, "the result, and what each row is divided by"
+        storage.allocator.reset_peaks()
+        y.backward(torch.empty_like(y))
+        assert x.grad.shape == x.shape and weight.grad.shape == weight.shape
+        assert storage.allocator.peak_requested - before == 3 * x_bytes + 4 * rows + 1024 * 4, "both gradients come"
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_a_norm_whose_weight_has_another_type_is_taken_apart():
+    with device() as storage:
+        x = torch.empty(4096, 1024, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        before = storage.allocator.requested
+        y = F.rms_norm(x, (1024,), torch.empty(1024, device="cuda"), 1e-6)
+        assert storage.allocator.requested - before > 1.5 * y.nbytes
+
+
+def test_a_gradient_is_added_into_another_from_the_version_on_that_was_measured():
+    """Liger's rotary positions: 92,815,872 bytes in early 2025, 88,621,568 with torch 2.11 on an H200."""
+
+    def peak(version):
+        with device(torch_version=version) as storage:
+            x = torch.empty(1024, 1024, device="cuda", requires_grad=True)
+            both = x * 2 + x * 3
+            storage.allocator.reset_peaks()
+            both.backward(torch.empty_like(both))
+            return storage.allocator.peak_requested
+
+    assert peak((2, 5)) - peak((2, 11)) == 4 * MIB
+
+
+def test_attention_with_grouped_heads_counts_the_products_of_all_queries():
+    def flops(key_heads, causal):
+        with device(A100):
+            q, k = heads(torch.bfloat16), heads(torch.bfloat16, key_heads)
+            with Work() as work:
+                y = F.scaled_dot_product_attention(q, k, k, is_causal=causal, enable_gqa=key_heads < 8)
+                y.backward(torch.empty_like(y))
+            return sum(each.flops for each in work.taken())
+
+    whole = (2 + 5) * 2.0 * 8 * 1024 * 1024 * 64
+    assert flops(2, False) == flops(8, False) == whole
+    assert flops(2, True) == whole / 2
 
 
 def test_attention_within_a_module_takes_the_kernels_of_the_card_as_well():

@@ -81,7 +81,7 @@ def test_a_line_of_a_long_run_takes_no_time() -> None:
         watcher.groups([frozenset(group) for group in groups], 100.0)
         watcher.begin([*slots, *memory], 0)
         for slot in memory:
-            watcher.pace.predicted(slot.case, (Operations("float32", 1e12, 0),))
+            watcher.pace.predicted(slot.case, (Operations("float32", 1e12, 0),), "cpu")
         begun = time.perf_counter()
         for slot in [*slots[:50], *memory[:50]]:
             watcher.finish(Record(slot=slot, origin=Origin(worker_seconds=1.0)), CASE)

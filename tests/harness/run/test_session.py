@@ -1,6 +1,8 @@
 """A whole run with workers that are made up: who is timed how often, what an interruption costs, what a record says."""
 
+import os
 import random
+import threading
 from collections import Counter
 from datetime import UTC, datetime
 
@@ -639,6 +641,22 @@ def test_answers_whose_reference_was_ended_from_outside_are_judged_by_a_later_ru
     assert "gave no reference: it ended with killed_unknown" in answers["checkpoint"].evidence["message"]
     assert workers.kinds[kind] == 1
     measuring(Workers(), "rounds: 0").measure()
+    assert all(record.numerics == EXACT for record in answers_of(measuring.records).values())
+
+
+def test_answers_are_worked_on_at_once_after_that_of_the_baseline(measuring, monkeypatch):
+    class Meeting(Workers):
+        def __call__(self, task, *rest):
+            if task.kind == "numerics":
+                order.append(task.case.label)
+                if task.case.strategies:
+                    both.wait()
+            return super().__call__(task, *rest)
+
+    order, both = [], threading.Barrier(2, timeout=20)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    measuring(Meeting(), "rounds: 0", "checkpoint, fused_loss").measure()
+    assert set(order[:-2]) == {"baseline"} and set(order[-2:]) == {"checkpoint", "fused_loss"}
     assert all(record.numerics == EXACT for record in answers_of(measuring.records).values())
 
 

@@ -78,6 +78,12 @@ def test_workers_are_forked_where_templates_are_kept_and_nobody_is_left() -> Non
     assert left() <= before
 
 
+def test_a_worker_of_a_gpu_is_forked_before_anything_has_started_it() -> None:
+    with template.forking():
+        (record,) = runner.run(task(kind="memory", place="torch/cuda"), 1, 60.0)
+    assert record.origin.start == "forked"
+
+
 @pytest.mark.parametrize("kind", ["predict", "contract"])
 @pytest.mark.parametrize("start", ["fresh", "forked"])
 def test_a_plugin_is_executed_once_in_each_process(kind: str, start: str, tmp_path) -> None:

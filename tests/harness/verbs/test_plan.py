@@ -143,6 +143,7 @@ def test_a_run_keeps_the_segments_of_a_case_free() -> None:
     assert segments.need_bytes == 85
     assert segments.model_copy(update={"predicted_driver_bytes": 88, "at_most_bytes": 72}).need_bytes == 90
     assert Prediction(predicted_peak_bytes=70, at_most_bytes=75, floor_bytes=60).need_bytes == 75
+    assert Prediction(predicted_peak_bytes=40, floor_bytes=60).need_bytes == 40, "in 16 bits it is below the floor"
     assert (Prediction(floor_bytes=60).need_bytes, Prediction().need_bytes) == (60, None)
 
 

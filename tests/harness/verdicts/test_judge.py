@@ -102,6 +102,18 @@ def test_memory_that_grows_with_each_step_is_told_where_the_baseline_does_not() 
     assert "growing" not in row_of(pages).flags, "the kernel takes them back"
 
 
+def test_what_is_not_known_of_the_host_withholds_no_verdict_about_a_device() -> None:
+    flags = {"flags": ("child_processes", "native_regime")}
+
+    def on_device(name: str, peak: int, **more: Any) -> list[Record]:
+        figures = {"peak_host_bytes": 9 * MIB, "peak_device_bytes": peak, **more}
+        return member(name, **figures, case=case_of(name, place=Place("torch", "cuda")))
+
+    members = [on_device("baseline", 100 * MIB), on_device("checkpoint", 50 * MIB, **flags)]
+    assert judged(*members).rows[1].verdict == "saves"
+    assert row_of(member("checkpoint", 50 * MIB, **flags)).verdict == "withheld"
+
+
 def test_other_batches_make_an_answer_approximate_not_wrong() -> None:
     row = row_of(member("blocks", feeds="other", losses=(6.0, 5.95, 5.85), batches_digest="cd"))
     assert (row.answer, row.verdict) == ("approximate", "same")
