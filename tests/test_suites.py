@@ -22,8 +22,7 @@ FITTED = {"batch_limits", "pythia_batch", "ram_to_tokens"}
 WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
 STALE = {
     "advice": "`harness advise` answers it by predictions alone",
-    "gpu": WAITS,
-    "gpu_losses": WAITS,
+    "gpu": "a machine with a GPU was there for one round of times",
     "real_lengths": WAITS,
     "smoke": "it is a look at everything in a minute, and no table shows it",
 }

@@ -43,9 +43,10 @@ CARDS = {
     ),
     "h200": Card(
         "NVIDIA H200",
-        143_100 * MIB,
+        143_155 * MIB,
         (9, 0),
         Build(132, 128, 2048, 228 * KIB, 227 * KIB, 60 * MIB, 4.8e12, 1.98),
+        context_bytes=758 * MIB,
     ),
     "a100": Card(
         "NVIDIA A100-SXM4-80GB",
@@ -100,7 +101,8 @@ CARDS = {
 """Cards by key.
 
 Builds are those of NVIDIA's data sheets, and of the tuning guides of the architectures for shared memory and threads.
-The context of the T4 is that of runs that Anassbzdd/fitcheck published (see docs/gpu_predictions.md).
+The context of the T4 is that of runs that Anassbzdd/fitcheck published (see docs/gpu_predictions.md), that of the H200
+the larger one of results/gpu: in bfloat16, with torch 2.11 for CUDA 13.
 """
 DEFAULT = "h100"
 VARIABLE = "HARNESS_GPU"

@@ -175,7 +175,7 @@ class _Tables:
 
     def __init__(self, tables: Sequence[Comparison]) -> None:
         self.all = tables
-        self.by_backend: dict[str, tuple[float, float]] = {}
+        self.by_place: dict[tuple[Any, bool], tuple[float, float]] = {}
         sizes = [_sizes(table.case) for table in tables]
         self.names = {name for each in sizes for name in each}
         self.having: dict[tuple[str, Any], set[int]] = {}
@@ -194,12 +194,12 @@ class _Tables:
         places = set.intersection(*sorted(having, key=len)) if having else range(len(self.all))
         return [self.all[at] for at in sorted(places)]
 
-    def residuals(self, backend: str) -> tuple[float, float]:
-        """Return between which shares of a prediction nine of ten measured rows of a backend lie beside theirs."""
-        if backend not in self.by_backend:
-            rows = (row for table in self.all for row in table.rows if row.case.place.backend == backend)
-            self.by_backend[backend] = usual_residuals(rows)
-        return self.by_backend[backend]
+    def residuals(self, case: Case) -> tuple[float, float]:
+        """Return between which shares of a prediction nine of ten measured rows at a case's place lie beside theirs."""
+        key = case.place, case.ranks == 1
+        if key not in self.by_place:
+            self.by_place[key] = usual_residuals((row for table in self.all for row in table.rows), case)
+        return self.by_place[key]
 
 
 def _hashable(value: Any) -> Any:
@@ -283,7 +283,7 @@ class _Evaluation:
         self.predicted = True
         if isinstance(value, str) or name in COUNTED:
             return value
-        low, high = self.tables.residuals(row.case.place.backend)
+        low, high = self.tables.residuals(row.case)
         return replace(value, low=value.low * (1 + low), high=value.high * (1 + high))
 
     def number(self, node: ast.expr) -> Figure:

@@ -46,8 +46,8 @@ class JudgedRow:
 class Remedy:
     """The row in which a strategy takes most away of what sets a peak, on one backend.
 
-    `idle` are measured rows of that strategy that saved nothing, of `count` in all; `exact` says whether its answer is
-    the baseline's.
+    `backend` says "on a GPU" of those that ran there. `idle` are measured rows of that strategy that saved nothing, of
+    `count` in all; `exact` says whether its answer is the baseline's.
     """
 
     sets: str
@@ -85,7 +85,7 @@ def sets(strategy: Strategy) -> str | None:
 
 
 def alone(results: Iterable[tuple[str, Sequence[Comparison]]]) -> dict[tuple[str, str], list[JudgedRow]]:
-    """Collect the measured rows of single strategies by name and backend; `results` are comparisons by folder.
+    """Collect the measured rows of single strategies by name and where they ran; `results` are comparisons by folder.
 
     Left out are rows whose answer is wrong or whose peak does not compare with the baseline's.
     """
@@ -95,8 +95,14 @@ def alone(results: Iterable[tuple[str, Sequence[Comparison]]]) -> dict[tuple[str
             for row in table.rows:
                 if len(row.case.strategies) == 1 and not row.case.is_control and _counts(row):
                     name = row.case.strategies[0].name
-                    rows.setdefault((name, row.case.place.backend), []).append(JudgedRow(folder, table, row))
+                    rows.setdefault((name, _on(row)), []).append(JudgedRow(folder, table, row))
     return rows
+
+
+def _on(row: Row) -> str:
+    """Return where a row was measured: its framework, and that it was on a GPU, which trades time otherwise."""
+    backend, device = row.case.place
+    return backend if device == "cpu" else f"{backend} on a GPU"
 
 
 def remedies(results: Iterable[tuple[str, Sequence[Comparison]]], strategies: Mapping[str, Strategy]) -> list[Remedy]:
