@@ -325,7 +325,7 @@ def _for_gpu(build: Callable[[], Parts], batch: Sizes, ranks: int) -> Forecast:
     with jax_cuda.supposed(card), jax.default_matmul_precision("highest"):
         parts = build()
         state, arrays = jax.tree.map(partial(_laid_on, device), (_state(parts), like(batch)))
-        compiled = jax.jit(partial(parts.step, parts), donate_argnums=0).lower(state, *arrays).compile()
+        compiled = jax_cuda.compiled(jax.jit(partial(parts.step, parts), donate_argnums=0).lower(state, *arrays))
         counted = _work(parts, state, arrays)
     arguments, growth, on_host = _analysis(compiled)
     return Forecast(

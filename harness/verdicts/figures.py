@@ -107,7 +107,7 @@ def _predicted(row: Row, phase: str | None) -> Figure:
 
 
 def usual_residuals(rows: Iterable[Row], case: Case) -> tuple[float, float]:
-    """Return between which shares of a prediction nine of ten measured rows lie beside theirs, at the place of a case."""
+    """Return between which shares of a prediction nine of ten measured rows at a case's place lie beside theirs."""
     alike = [row for row in rows if row.case.place == case.place]
     residuals = [row.residual_ratio for row in alike if row.residual_ratio is not None]
     if len(residuals) < LEAST_RESIDUALS:

@@ -9,13 +9,16 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
 from harness.records import Memory, Phase
 
 EXACT, LOWER = 1e-5, 2e-2
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICK = "--xla_backend_optimization_level=0"
+if version("jaxlib").startswith("0.10."):  # later ones end a process that names this flag
+    QUICK += " --xla_cpu_use_fusion_emitters=false"
 """Programs that run a few times are compiled three times as fast without these."""
 ALONE = (
     "ddp",
