@@ -15,13 +15,15 @@ ASSEMBLER = ("nvidia-cuda-nvcc", "nvidia-nvvm")
 """What it runs besides from JAX 0.11 on: NVIDIA's assembler of PTX."""
 NO_ASSEMBLER = ("PTX compilation provider", "Failed to get configs")
 """How a compilation ends without it."""
+CUDNN = 91002
+"""The version of cuDNN that is supposed to be there: 9.10.2."""
 WAYS: tuple[dict[str, bool], ...] = (
     {"xla_gpu_enable_triton_gemm": False},
     {"xla_gpu_experimental_gemm_fusion_v2": True},
 )
 """How JAX 0.11 is to compile: left to itself its compiler fuses products for which, without a card, it has no kernel.
 
-The two ways can differ by a fifth in what they take, and neither is always the one of the card. The larger is within 5 %
+The two ways can differ by a fifth in what they take, and neither is always that of the card. The larger is within 5 %
 below what five programs took on an H200 (results/gpu_jax).
 """
 
