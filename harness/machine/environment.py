@@ -106,7 +106,7 @@ def _jax_variables(kind: Kind, device: str, budget: int | None, ranks: int) -> d
     env = {"JAX_PLATFORMS": "cuda,cpu" if on_gpu else "cpu"}
     if flags := _xla_flags(kind, device):
         env["XLA_FLAGS"] = " ".join(flags)
-    if kind in COMPILED_BEFORE and device == "cpu":
+    if kind in COMPILED_BEFORE:
         env |= {
             "JAX_COMPILATION_CACHE_DIR": str(programs("jax")),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

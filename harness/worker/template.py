@@ -29,10 +29,10 @@ BLAS_SETTERS = [
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "64")
 ]
 LATE = {
-    "torch": ("harness.backends.torch_memory", "torch.optim", "torch.utils.checkpoint"),
+    "torch": ("harness.backends.torch_memory", "torch.optim", "torch.utils.checkpoint", "torch._dynamo"),
     "jax": ("jax.experimental", "jax.scipy"),
 }
-"""Modules that a task would import on its way."""
+"""Modules that a task would import on its way: the last of torch's takes the first checkpoint of a process a second."""
 
 
 def main(descriptor: int, backend: str, names: Sequence[str]) -> int:

@@ -109,4 +109,6 @@ def test_a_tied_head_is_refused():
 def test_it_goes_with_others(names):
     answer, _ = trained("torch", *names)
     reference, _ = trained("torch")
-    assert all(np.allclose(answer[name], reference[name], rtol=1e-4, atol=1e-6) for name in reference)
+    for name in reference:  # single numbers may differ more: AdamW divides the least gradients by themselves
+        apart = np.linalg.norm(answer[name] - reference[name])
+        assert apart <= 1e-5 * np.linalg.norm(reference[name]), name
