@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from harness.backends import NO_VARIABLES, Batch, Sizes, Step, Unavailable
+from harness.backends.torch_packing import WARMED
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.protocols import Array, DrawPart, Tree
@@ -57,10 +58,11 @@ def warm(place: Place) -> None:
     """Multiply once at the library's full block size, so that its packing buffers lie in the base.
 
     They are kept for the life of the process, and a product that needs larger ones takes new ones beside them: in an
-    order that grows, 33 MiB on two threads. After 1024 x 384 with 384 x 8192, the least of those tried that takes the
-    largest, they grow by less than 1 MiB more. Products in bfloat16 keep something else, see `torch_kernels`.
+    order that grows, 33 MiB on two threads. After this one, the least of those tried that takes the largest, they grow
+    by less than 1 MiB more on AMD's processors; see `torch_packing` for Intel's, and `torch_kernels` for bfloat16.
     """
-    left, right = torch.ones(1024, 384, device=place.device), torch.ones(384, 8192, device=place.device)
+    rows, columns, depth = WARMED
+    left, right = torch.ones(rows, depth, device=place.device), torch.ones(depth, columns, device=place.device)
     left @ right
 
 

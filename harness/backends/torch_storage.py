@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from harness.backends.ledger import Ledger, Maker
 from harness.backends.torch_graph import Graph
 from harness.backends.torch_kernels import CAPACITY, Kernels
+from harness.backends.torch_packing import Packing
 from harness.records.forecast import Standing
 
 RNN_WORKSPACE = 5.2
@@ -57,7 +58,7 @@ class LiveStorage(TorchDispatchMode):
         self._operator = ""
         self._top, self._top_at = -1, 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self.kernels, self.graph = Kernels(kernels), Graph()
+        self.kernels, self.graph, self.packing = Kernels(kernels), Graph(), Packing()
         self._alone = _holders_of_first_gradient()
 
     def enter(self, name: str | None) -> None:
@@ -111,7 +112,7 @@ class LiveStorage(TorchDispatchMode):
 
     def _returned(self, func: Any, args: Any, result: Any) -> None:
         """Count what an operator returned, and what the libraries of the CPU keep behind it."""
-        self.live += self.kernels.added(func, args, result) + self.graph.added(args)
+        self.live += self.kernels.added(func, args, result) + self.packing.added(func, args) + self.graph.added(args)
         if func._schema.name in COPYING:
             self._pass_through(max(leaf.untyped_storage().nbytes() for leaf in args[:2]))
         if func is torch.ops.aten.mkldnn_rnn_layer.default:

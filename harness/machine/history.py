@@ -24,7 +24,7 @@ PREDICTING = (
     "harness/worker/prediction.py",
     *(f"harness/backends/{name}.py" for name in ("ledger", "cards", "cuda_*", "*_cuda*", "*_flops", "torch_autocast")),
     *(f"harness/backends/torch_{name}.py" for name in ("memory", "operators", "calls", "turns")),
-    *(f"harness/backends/torch_{name}.py" for name in ("storage", "kernels", "graph")),
+    *(f"harness/backends/torch_{name}.py" for name in ("storage", "kernels", "packing", "graph")),
     "harness/backends/jax_scratch.py",
 )
 """Those of them that predict, and measure nothing."""
