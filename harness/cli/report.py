@@ -73,4 +73,7 @@ def command(
             Form.bencher: whole.bencher,
             Form.benchmark_action: whole.benchmark_action,
         }
-        out.print(text_of[form](), end="")
+        if form in (Form.json, Form.bencher, Form.benchmark_action):
+            out.file.write(text_of[form]())  # as it is: it has no control characters, and may be megabytes
+        else:
+            out.print(text_of[form](), end="")
