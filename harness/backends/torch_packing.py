@@ -6,6 +6,7 @@ there are on processors of others; on Intel's the logits of a large vocabulary t
 """
 
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ All of these are empirical: of 25 products on one and two threads of a Xeon with
 FLOAT = 4
 
 
+@cache
 def vendor() -> str:
     """Return who made the processor; an empty text where the system does not say."""
     with suppress(OSError):

@@ -30,7 +30,7 @@ def of_cases(
     calls: bool = False,
     card: str = "",
     steps: int = STEPS,
-) -> Iterator[side_by_side.Found]:
+) -> Iterator[side_by_side.Result]:
     """Yield each case with its prediction, place by place and in no order; `corpora` are the rows by comparison.
 
     With `calls` the work of a step is listed call by call. `card` is the GPU that is compiled for where one must be
@@ -41,7 +41,7 @@ def of_cases(
     next ones go on in another.
     """
 
-    def one_after_another(share: Sequence[Case], watch: side_by_side.Watch) -> Iterator[side_by_side.Found]:
+    def one_after_another(share: Sequence[Case], watch: side_by_side.Watch) -> Iterator[side_by_side.Result]:
         while share:
             piece = share[:PIECE]
             task = Task(

@@ -14,7 +14,7 @@ from harness.run import bench, locks, prediction_cache, predictions, prepare_dat
 from harness.run.bench import Bench, Options, Progress
 from harness.run.rounds import Rounds
 from harness.run.schedule import Latest, Schedule, Summary, names, obstacle
-from harness.run.side_by_side import Found, Watch, shared_out
+from harness.run.side_by_side import Result, Watch, shared_out
 from harness.suite.plan import Comparison, Plan
 from harness.verdicts import claims, expressions
 from harness.verdicts.expressions import NAMES
@@ -218,7 +218,7 @@ class Session(Bench):
             if answer.status != "ok":
                 self.unjudged[probe.plain.digest()] = _unjudged(answer)
 
-        def one_after_another(share: Sequence[Case], watch: Watch) -> Iterator[Found]:
+        def one_after_another(share: Sequence[Case], watch: Watch) -> Iterator[Result]:
             for case in share:
                 yield case, self.judged(probes[case.digest()], watch)
 

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from harness.records import Case, Record
 
 Watch = Callable[[str], None]
-Found = tuple[Case, Record]
+Result = tuple[Case, Record]
 
 
 class _Stopped(Exception):
@@ -18,10 +18,10 @@ class _Stopped(Exception):
 
 def shared_out(
     cases: Sequence[Case],
-    work: Callable[[Sequence[Case], Watch], Iterator[Found]],
+    work: Callable[[Sequence[Case], Watch], Iterator[Result]],
     watch: Watch,
     most: int | None = None,
-) -> Generator[Found, None, None]:
+) -> Generator[Result, None, None]:
     """Share the cases out among as many threads as there are cores, or `most`; yield what `work` gives, in no order.
 
     Each thread calls `work` with its share and a watch that raises when the reader has stopped, so that all workers
@@ -32,7 +32,7 @@ def shared_out(
         yield from work(cases, watch)
         return
     stop = threading.Event()
-    results: SimpleQueue[Found | BaseException | None] = SimpleQueue()
+    results: SimpleQueue[Result | BaseException | None] = SimpleQueue()
 
     def watched(phase: str) -> None:
         if stop.is_set():

@@ -13,7 +13,7 @@ from harness.verdicts.judge import Row
 USUAL_RESIDUALS = (-0.12, 0.12)
 """Between these lie nine of ten residuals of predictions; used where too few rows were measured to say."""
 ON_ONE_GPU = (-0.01, 0.01)
-"""The same for what torch allocates on one GPU: of 56 published runs and 22 of our own none differs by more than 0.4 %
+"""The same for what torch allocates on one GPU: of 56 published runs and 20 of our own none differs by more than 0.4 %
 (docs/gpu_predictions.md, results/gpu)."""
 LEAST_RESIDUALS = 20
 

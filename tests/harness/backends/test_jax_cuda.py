@@ -3,6 +3,7 @@
 import os
 from functools import cache
 from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -136,3 +137,33 @@ def test_cudnn_is_that_of_this_machine_again_afterwards():
         assert attention.check_cudnn_version() == jax_cuda.CUDNN
         assert attention.check_compute_capability("8.0") and not attention.check_compute_capability("9.0")
     assert attention.check_cudnn_version is before
+
+
+class Lowered:
+    """A step that compiles to programs of these sizes, one for each way, or fails with these words."""
+
+    def __init__(self, *sizes, fails=""):
+        self.sizes, self.fails, self.ways = list(sizes), fails, []
+
+    def compile(self, way=None):
+        if self.fails:
+            raise jax.errors.JaxRuntimeError(self.fails)
+        self.ways.append(way)
+        size = self.sizes[len(self.ways) - 1]
+        return SimpleNamespace(memory_analysis=lambda: SimpleNamespace(temp_size_in_bytes=size))
+
+
+def test_from_jax_0_11_on_the_larger_of_two_programs_counts(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
+    for sizes in ((10, 20), (20, 10)):
+        lowered = Lowered(*sizes)
+        assert jax_cuda.compiled(lowered).memory_analysis().temp_size_in_bytes == 20
+        assert lowered.ways == list(jax_cuda.WAYS)
+    with pytest.raises(jax_cuda.Unavailable, match="pip install nvidia-cuda-nvcc nvidia-nvvm"):
+        jax_cuda.compiled(Lowered(fails="No PTX compilation provider is available"))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="another"):
+        jax_cuda.compiled(Lowered(fails="another"))
+    monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
+    before = Lowered(10, 20)
+    jax_cuda.compiled(before)
+    assert before.ways == [None]

@@ -529,3 +529,22 @@ def test_intervals_contain_what_they_stand_for():
     assert a * b == Figure(-6, 2, 12)
     assert a - b == Figure(-3, 1, 5)
     assert b / a == Figure(-2, 0.5, 4)
+
+
+@pytest.mark.parametrize(
+    ("place", "ranks", "doubt"),
+    [("torch/cuda", 1, 0.01), ("torch/cuda", 2, 0.12), ("jax/cuda", 1, 0.12), ("torch/cpu", 1, 0.12)],
+)
+def test_what_torch_allocates_on_one_gpu_is_predicted_with_less_doubt(place, ranks, doubt):
+    case = Case(workload="decoder", shape={}, place=place, corpus="x", tokenizer="bytes", ranks=ranks)
+    assert figures.usual_residuals([], case) == (-doubt, doubt)
+
+
+def test_residuals_of_another_place_say_nothing():
+    here, there = (
+        Case(workload="decoder", shape={}, place=f"torch/{device}", corpus="x", tokenizer="bytes")
+        for device in ("cpu", "cuda")
+    )
+    measured = [Row(there, status="ok", residual_ratio=0.3)] * 40
+    assert figures.usual_residuals(measured, here) == figures.USUAL_RESIDUALS
+    assert figures.usual_residuals(measured, there) == (0.0, 0.3)

@@ -1,11 +1,13 @@
 """What to use against what sets a peak: the row that saves most, and where the strategy saves nothing."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness import Strategy
+from harness.contract.place import Place
 from harness.records import Applied, Case, Record
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
@@ -141,3 +143,10 @@ def test_what_is_typical_is_the_median_of_rows_alone() -> None:
     assert (torch.count, torch.less, torch.peak_ratio, torch.lowest, torch.highest) == (3, 2, 0.6, 0.2, 1.0)
     assert torch.time_ratio == pytest.approx(1.1)
     assert typical("nobody", [("losses", [table(*rows)])]) == []
+
+
+def test_rows_on_a_gpu_stand_apart() -> None:
+    here = row("lean", ratio=0.5)
+    there = replace(here, case=here.case.model_copy(update={"place": Place("torch", "cuda")}))
+    answers = remedies([("suite", [table(here), table(there)])], {"lean": strategy("lean", "loss")})
+    assert [(each.backend, each.count) for each in answers] == [("torch", 1), ("torch on a GPU", 1)]
