@@ -19,7 +19,7 @@ from harness.machine import facts, history
 from harness.records import Case, Record
 from harness.run import digests, predictions
 
-PREDICTING = ("worker/prediction.py", "worker/batch_sizes.py", "worker/tasks.py")
+PREDICTING = ("run/predictions.py", "worker/prediction.py", "worker/batch_sizes.py", "worker/tasks.py")
 BOUNDS = ("verdicts/bound.py", "verdicts/residuals.json")
 ROOMS = ("backends", "contract", "workloads", *PREDICTING, *BOUNDS, "records/forecast.py", "records/roofline.py")
 """Files of the harness that a prediction depends on; of a folder its code."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from harness import backends
@@ -16,7 +17,10 @@ STEPS = 2
 SECONDS = 300.0
 """What one case may take, at most."""
 PIECE = 8
-"""Cases that one process predicts: they are known when it ends, so an interruption loses no more than these."""
+"""Cases that one process predicts, at most: they are known when it ends, so an interruption loses no more than these.
+
+They have as many ranks, since these share the threads of a process, and libraries take memory for each thread.
+"""
 
 
 def of_cases(
@@ -43,7 +47,7 @@ def of_cases(
 
     def one_after_another(share: Sequence[Case], watch: side_by_side.Watch) -> Iterator[side_by_side.Result]:
         while share:
-            piece = share[:PIECE]
+            piece = as_many_ranks(share)[:PIECE]
             task = Task(
                 kind="predict",
                 cases=tuple(piece),
@@ -70,7 +74,13 @@ def of_cases(
                 yield case, Record(status="unsupported", evidence={"message": reason})
             elif case.place == place:
                 open_.append(case)
+        open_.sort(key=lambda case: case.ranks)
         yield from side_by_side.shared_out(open_, one_after_another, watch)
+
+
+def as_many_ranks(cases: Sequence[Case]) -> Sequence[Case]:
+    """Return the first of some cases, up to one with another number of ranks."""
+    return list(takewhile(lambda case: case.ranks == cases[0].ranks, cases))
 
 
 def impossible(plugins: Plugins, case: Case) -> str | None:

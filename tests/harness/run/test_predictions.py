@@ -53,6 +53,23 @@ def test_side_by_side_gives_each_case_what_one_after_another_gives(two_cores, mo
     assert peaks[0] == peaks[1] and len(peaks[0]) == 5 and None not in peaks[0].values()
 
 
+def test_one_process_predicts_cases_of_as_many_ranks(two_cores, monkeypatch):
+    """Ranks share the threads of the machine, so what one of two has would be too few for a case of one."""
+    mixed = [case.model_copy(update={"ranks": 1 + at % 3 % 2}) for at, case in enumerate(cases(6))]
+    started: list[tuple[Case, ...]] = []
+    sent = {}
+
+    def run(task, *_):
+        started.append(task.cases)
+        sent.update({case.digest(): case for case in task.cases})
+        return [Record(case=case, origin=Origin(worker_seconds=0.1)) for case in task.cases]
+
+    monkeypatch.setattr(predictions.runner, "run", run)
+    list(predictions.of_cases(mixed, {}, LOADED))
+    assert {len({case.ranks for case in piece}) for piece in started} == {1}
+    assert sent.keys() == {case.digest() for case in mixed} and sum(map(len, started)) == 6
+
+
 @pytest.mark.long
 def test_what_was_predicted_is_read_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
