@@ -5,6 +5,7 @@ const MOST = 400;  // rows that a section shows before it is asked for more
 const text = (name, at) => data.texts[data.words[name][at]];
 const number = (name, at) => data.numbers[name][at];
 const whole = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
+const tenths = new Intl.NumberFormat("en", {maximumFractionDigits: 1});
 const mib = kib => kib == null ? "" : kib < 102400 ? (kib / 1024).toFixed(1) : whole.format(kib / 1024);
 const times = value => value == null ? "" : value.toFixed(2) + " x";
 
@@ -108,7 +109,7 @@ function dots(at) {
 
 function bound(at) {
   const coverage = number("coverage", at);
-  return coverage == null ? "" : `${mib(number("atMost", at))} MiB, with a probability of ${whole.format(100 * coverage)} %`;
+  return coverage == null ? "" : `${mib(number("atMost", at))} MiB, with a probability of ${tenths.format(100 * coverage)} %`;
 }
 
 function facts(at) {

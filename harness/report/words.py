@@ -116,5 +116,6 @@ def sureness(coverages: Iterable[float | None]) -> str:
     shares = sorted({each for each in coverages if each is not None})
     if not shares:
         return ""
-    span = " to ".join(dict.fromkeys(f"{100 * share:.0f} %" for share in (shares[0], shares[-1])))
+    ends = (f"{100 * share:.1f}".removesuffix(".0") for share in (shares[0], shares[-1]))  # no 99.5 that reads as 100
+    span = " to ".join(f"{end} %" for end in dict.fromkeys(ends))
     return f"- at most: with a probability of {span} it takes no more, by the errors of predictions of its kind"

@@ -3,7 +3,8 @@
 Split conformal prediction (Vovk et al., 2005; scaled as by Lei et al., 2018): of n residuals of one kind, a new one
 lies below the k-th smallest with a probability of k / (n + 1), whatever their distribution, as long as they are
 exchangeable. A kind of few cases is not known well by them alone: of its bound and those of the kinds that it is part
-of, the largest counts. The residuals are those of the committed results; `make residuals` writes their file.
+of, the largest counts. The residuals are those of the committed results and, on a GPU, of training runs that others
+published; `make residuals` writes their file.
 """
 
 import json
@@ -13,12 +14,15 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-COVERAGE = 0.99
-"""The share of cases that are to stay within their bound, where a kind has residuals enough for it."""
+COVERAGE = 0.995
+"""The share of cases that are to stay within their bound. It takes 199 residuals; with fewer, their largest bounds."""
 FEWEST = 39
 """Residuals below which a kind is too fine to bound anything: 39 give a coverage of 97.5 %."""
 ENOUGH = 99
-"""Residuals from which a kind stands alone. The bound of one with fewer is at least that of the next coarser ones."""
+"""Residuals from which a kind stands alone: 99 give a coverage of 99 %.
+
+The bound of a kind with fewer is at least that of the next coarser ones.
+"""
 CONSTANT_BYTES = 128 << 20
 """Added to a prediction before a shortfall is compared with it: libraries take a few MiB whatever the size."""
 FILE = "residuals.json"
@@ -62,8 +66,13 @@ class Bound(NamedTuple):
 
 
 def at_most(kind: Kind, predicted_bytes: int, residuals: Sequence[Residual] | None = None) -> Bound | None:
-    """Return the bound of a prediction, by the committed residuals or others; None where its place has too few."""
+    """Return the bound of a prediction, by the committed residuals or others; None where its place has too few.
+
+    What several ranks take is not bounded by runs on one: of a place where none had several, nothing is known of them.
+    """
     known = committed() if residuals is None else residuals
+    if kind.several and not any(each.kind.several and each.kind.place == kind.place for each in known):
+        return None
     bounds = [limit for same in alike(kind, known) if (limit := bound(predicted_bytes, same)) is not None]
     return Bound(max(each.peak_bytes for each in bounds), bounds[-1].coverage) if bounds else None
 
@@ -93,6 +102,6 @@ def bound(predicted_bytes: int, residuals: Iterable[Residual]) -> Bound | None:
 
 @cache
 def committed() -> tuple[Residual, ...]:
-    """Return the residuals of the committed results."""
+    """Return the residuals of the package's file."""
     text = resources.files("harness.verdicts").joinpath(FILE).read_text(encoding="utf-8")
     return tuple(Residual(Kind(*kind), *peaks) for kind, *peaks in json.loads(text)["residuals"])

@@ -1,11 +1,13 @@
 """Hold predictions against what was measured, by kind of case, and write the file that bounds come from.
 
-    python tests/benchmarks/residual_figures.py RESULTS... [--predict] [--write harness/verdicts/residuals.json]
+    python tests/benchmarks/residual_figures.py RESULTS... [--predict]
+        [--published tests/benchmarks/published/rows.jsonl] [--write harness/verdicts/residuals.json]
 
 With `--predict` each measured case is predicted anew, by the code as it is: records of older commits have what an older
-predictor said. A peak counts only if it is to be believed and no trial (`measured`, `of_row`), and if what it is above
-means the same as today (`SINCE`). The share above the bound and its slack are those of cases left out: each is bounded
-by the residuals of all others of its kind.
+predictor said. With `--published` training runs on GPUs that others measured count as well (`of_published`). A peak of
+our own counts only if it is to be believed and no trial (`measured`, `of_row`), and if what it is above means the same
+as today (`SINCE`). The share above the bound and its slack are those of cases left out: each is bounded by the
+residuals of all others of its kind.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
@@ -40,6 +43,8 @@ longer includes what the compiler left: 3 to 9 MiB, by which peaks were too low.
 several ranks, of which there are no others.
 """
 USUAL_STEPS = 3
+TRAINING_RUNS = ("fitcheck", "canifinetune")
+"""The sources of published rows that are whole training runs, with the bytes that torch's allocator counted."""
 
 
 class Measured(NamedTuple):
@@ -56,13 +61,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Hold predictions against what was measured.")
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--predict", action="store_true", help="predict all cases anew")
+    parser.add_argument("--published", type=Path, help="rows of training runs that others measured")
     parser.add_argument("--write", type=Path, help="the file to write the residuals into")
     options = parser.parse_args()
     loaded = plugins.load()
     rows = with_residual(measured(options.results, loaded.aliases), loaded)
     if options.predict:
         rows = with_residual(predicted_anew([row for row, _ in rows], loaded), loaded)
-    residuals = sorted({each for _, each in rows})
+    others = of_published(options.published) if options.published is not None else ()
+    residuals = sorted({*(each for _, each in rows), *others})
     report(residuals)
     if options.write is not None:
         commits = sorted({row.commit for row, _ in rows})
@@ -155,6 +162,25 @@ def residual(row: Measured, loaded: Plugins) -> Residual | None:
         return None
     kind = kind_of(loaded, row.case, prediction.predicted_phase)
     return Residual(kind, prediction.predicted_peak_bytes, row.peak_bytes) if counts(kind, row.commit) else None
+
+
+def of_published(path: Path) -> Iterator[Residual]:
+    """Yield the residuals of published training runs, in allocated bytes, as predictions of torch on a GPU are.
+
+    Their attention is that of the framework. A run that cannot be rebuilt has none.
+    """
+    from published import training  # with it come torch and transformers, which nothing else here needs
+    from published.machine import Refused
+
+    from harness.backends.cuda_allocator import OutOfMemory
+
+    for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        if row["family"] in TRAINING_RUNS:
+            lower = not row["param_dtype"].startswith("float32") or row["autocast"] is not None
+            kind = Kind("torch/cuda", several=False, data=False, lower=lower, attention=False)
+            with suppress(Refused, OutOfMemory):
+                predicted_bytes = training.predicted(row)["allocated_bytes"]
+                yield Residual(kind, predicted_bytes, row["measured"]["max_memory_allocated"])
 
 
 def report(residuals: Sequence[Residual]) -> None:

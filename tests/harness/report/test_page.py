@@ -169,7 +169,7 @@ def test_a_row_opens_to_all_that_decided_it(tmp_path: Path) -> None:
 
 def test_the_bound_and_the_residual_stand_beside_the_prediction(tmp_path: Path) -> None:
     """As in the tables: the residual of a peak below 32 MiB is in bytes."""
-    bound = {"at_most_bytes": 72 << 20, "at_most_coverage": 0.95}
+    bound = {"at_most_bytes": 72 << 20, "at_most_coverage": 395 / 396}
     large = row(strategy="a", peak_bytes=66 << 20, predicted_bytes=60 << 20, residual_bytes=6 << 20, residual_ratio=0.1)
     small = row(strategy="b", peak_bytes=3 << 20, predicted_bytes=2 << 20, residual_bytes=1 << 20, residual_ratio=0.5)
     dom = dom_of(written(tmp_path, [large | bound, small]), sort="residual_ratio", down=True, open="1")
@@ -177,7 +177,7 @@ def test_the_bound_and_the_residual_stand_beside_the_prediction(tmp_path: Path) 
     cells = [dict(zip(names, line, strict=True)) for line in lines_of(dom)]
     shown = [[line[name] for name in ("strategy", "predicted", "at most", "residual")] for line in cells]
     assert shown == [["b", "2.0", "", "+1.0 MiB"], ["a", "60.0", "72.0", "+10.0%"]]
-    assert "72.0 MiB, with a probability of 95 %" in dom
+    assert "72.0 MiB, with a probability of 99.7 %" in dom
 
 
 def test_two_rows_lie_beside_each_other(tmp_path: Path) -> None:

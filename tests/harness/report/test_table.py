@@ -358,3 +358,5 @@ def test_a_bound_stands_beside_the_prediction_with_its_probability() -> None:
     assert (checkpoint["predicted"], checkpoint["at most"], baseline["at most"]) == ("500", "530", "")
     assert "- at most: with a probability of 99 % it takes no more" in text
     assert "at most" not in text_of(BASELINE), "nor a column without figures"
+    surer = row("bfloat16", at_most_bytes=530 * MIB, at_most_coverage=395 / 396)
+    assert "- at most: with a probability of 99 % to 99.7 % it takes no more" in text_of(BASELINE, bounded, surer)

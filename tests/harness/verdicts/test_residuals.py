@@ -1,6 +1,8 @@
 """Which measured cases bounds of predictions may rest on: `tests/benchmarks/residual_figures.py` on small records."""
 
 import importlib.util
+import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,12 +21,24 @@ PLAIN = Kind("jax/cpu", several=False, data=False, lower=False, attention=False)
 LOADED = plugins.load()
 
 
+PUBLISHED = PATH.parent / "published" / "rows.jsonl"
+
+
 @pytest.fixture(scope="module")
 def figures() -> ModuleType:
     spec = importlib.util.spec_from_file_location("residual_figures", PATH)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What predicts published training runs: all of them to take 1 GiB."""
+    monkeypatch.syspath_prepend(str(PATH.parent))
+    module = importlib.import_module("published.training")
+    monkeypatch.setattr(module, "predicted", lambda row: {"allocated_bytes": 1 << 30, "reserved_bytes": 2 << 30})
     return module
 
 
@@ -125,3 +139,52 @@ def test_a_case_is_predicted_anew_over_the_steps_of_its_run(figures: ModuleType,
     anew = figures.predicted_anew(rows, LOADED)
     assert asked == [3, 24]
     assert [row.prediction.predicted_peak_bytes for row in anew] == [3 * MIB, 24 * MIB]
+
+
+def test_published_training_runs_count_by_their_allocated_bytes(figures: ModuleType, training: Any) -> None:
+    rows = [json.loads(text) for text in PUBLISHED.read_text(encoding="utf-8").splitlines()]
+    known = list(figures.of_published(PUBLISHED))
+    assert len(known) == 43, "no operators alone, and no processes of which the driver counted all"
+    assert {each.kind for each in known} == {Kind("torch/cuda", False, False, lower=True, attention=False)}
+    assert {each.predicted_bytes for each in known} == {1 << 30}
+    assert {each.measured_bytes for each in known} < {row["measured"].get("max_memory_allocated") for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "lower"),
+    [("float32", None, False), ("float32", "bf16", True), ("float16 (base)", None, True)],
+)
+def test_a_published_run_is_of_lower_precision_by_its_types(
+    figures: ModuleType, training: Any, tmp_path: Path, dtype: str, autocast: "str | None", lower: bool
+) -> None:
+    row = json.loads(PUBLISHED.read_text(encoding="utf-8").splitlines()[0])
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row | {"param_dtype": dtype, "autocast": autocast}) + "\n", encoding="utf-8")
+    (one,) = figures.of_published(path)
+    assert one.kind.lower == lower
+
+
+def test_a_published_run_that_cannot_be_rebuilt_does_not_count(
+    figures: ModuleType, training: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(row: dict[str, Any]) -> dict[str, int]:
+        raise training.Refused("its card is not known")
+
+    monkeypatch.setattr(training, "predicted", refused)
+    assert list(figures.of_published(PUBLISHED)) == []
+
+
+def test_published_runs_are_written_beside_our_own(
+    figures: ModuleType, training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results" / "small" / "machine" / "1.jsonl"
+    path.parent.mkdir(parents=True)
+    for record in records_of():
+        store.append(path, record)
+    written = tmp_path / "residuals.json"
+    options = [str(tmp_path / "results"), "--published", str(PUBLISHED), "--write", str(written)]
+    monkeypatch.setattr(sys, "argv", [str(PATH), *options])
+    monkeypatch.setattr(figures, "is_since", lambda since, commit: True)
+    assert figures.main() == 0
+    places = [kind[0] for kind, *_ in json.loads(written.read_text(encoding="utf-8"))["residuals"]]
+    assert places.count("jax/cpu") == 1 and places.count("torch/cuda") == len(places) - 1 > 30
