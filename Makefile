@@ -15,6 +15,7 @@ test: $(READY)
 # The tests that take longest: continuous integration runs them after `make test`.
 test-long: $(READY)
 	$(BIN)/python -m pytest -m "long and not slow and not gpu and not alone" --numprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -m "long and alone and not slow and not gpu"
 
 test-all: $(READY)
 	$(BIN)/python -m pytest
@@ -48,11 +49,12 @@ tables: $(READY)
 	$(BIN)/harness report .venv/tracked/results --documents suites/claims.yaml --pictures results/pictures \
 		$(foreach document,README.md docs/tables.md RESULTS.md $(wildcard results/*/README.md),--into $(document))
 
-# What bounds of predictions come from: after `make results`, by the predictor as it is.
+# What bounds of predictions come from: after `make results`, by the predictor as it is, and GPU runs of others.
 residuals: $(READY)
 	rm -rf .venv/tracked
 	.ci/tracked_results .venv/tracked
-	$(BIN)/python tests/benchmarks/residual_figures.py .venv/tracked/results --predict --write harness/verdicts/residuals.json
+	$(BIN)/python tests/benchmarks/residual_figures.py .venv/tracked/results --predict \
+		--published tests/benchmarks/published/rows.jsonl --write harness/verdicts/residuals.json
 
 # The same .venv with torch and JAX for CUDA: builds for the CPU have the same versions, so all is installed anew.
 gpu: $(READY)

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from statistics import median, quantiles
 
+SLICE_SECONDS = 0.01
+"""What a scheduler gives to another program at once."""
 _SLOPE_POINTS = 1000
 
 
@@ -20,9 +22,10 @@ def noisy(step_seconds: Sequence[float], involuntary_switches: int = 0) -> bool:
 def synchronised(step_seconds: Sequence[float], block_seconds: float) -> bool:
     """Check whether the steps account for at least 90 % of the synchronised wall time around them.
 
-    If not, the clock was read before the work was done, and the times mean nothing.
+    If not, the clock was read before the work was done, and the times mean nothing. A slice of time in which another
+    program had the processor between two readings does not count: steps of 3 ms lost 4 ms of 18 to one.
     """
-    return math.fsum(step_seconds) >= 0.9 * block_seconds
+    return math.fsum(step_seconds) >= 0.9 * (block_seconds - SLICE_SECONDS)
 
 
 def slope(values: Sequence[float]) -> float:

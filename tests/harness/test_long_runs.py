@@ -22,13 +22,13 @@ MEASURED = r"""
 import re, sys, time
 from pathlib import Path
 from harness.cli import commands
-started = time.perf_counter()
+started = time.process_time()  # which leaves out what the neighbours do
 try:
     commands.main()
 finally:
     # not ru_maxrss: across an exec the kernel carries the peak of the process that started this one over into it
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]
-    print(time.perf_counter() - started, peak, file=sys.stderr)
+    print(time.process_time() - started, peak, file=sys.stderr)
 """
 CASES = 2000
 SLOWER = 2
@@ -82,9 +82,10 @@ def test_a_report_of_ten_thousand_records_takes_seconds_and_little_memory(tmp_pa
 @pytest.mark.parametrize(("words", "most"), [(["--help"], 0.3), (["list"], 0.3)])
 def test_the_first_words_come_at_once(words: list[str], most: float) -> None:
     def once() -> float:
-        started = time.perf_counter()
+        before = os.times()
         subprocess.run([sys.executable, "-m", "harness", *words], check=True, capture_output=True)
-        return time.perf_counter() - started
+        after = os.times()  # of processors: it leaves out what the neighbours do
+        return sum(getattr(after, name) - getattr(before, name) for name in ("children_user", "children_system"))
 
     assert min(once() for _ in range(5)) < most * SLOWER
 

@@ -410,7 +410,8 @@ def test_an_interruption_ends_with_130_and_keeps_what_was_measured(runs: Runs) -
     assert runs.interrupted.stdout.startswith("# As small as it gets\n\n## decoder"), "what there is"
     assert "Traceback" not in runs.interrupted.stderr
     kinds = Counter(record.slot.kind for record in runs.kept if record.slot)
-    assert (kinds["predict"], kinds["memory"], kinds["time"]) == (3, 1, 0)
+    assert (kinds["predict"], kinds["time"]) == (3, 0)
+    assert 1 <= kinds["memory"] < 3, "what was there; one more where the signal came late"
     assert runs.leftover == [], "a worker outlived the run"
 
 
@@ -475,7 +476,9 @@ def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None
     assert {slot.kind for slot in slots if slot.repeat} <= {"memory"}
     assert set(slots.values()) == {1}
     assert all(r.times.rest_seconds > 0 for r in found if r.slot and r.slot.kind == "time"), "they took turns"
-    assert {record.status for record in found} == {"ok"}
+    odd = [record for record in found if record.status != "ok"]  # steps of 4 ms, after which another process had a turn
+    late = [r for r in odd if r.slot.kind == "time" and r.evidence["message"].startswith("not synchronised: ")]
+    assert odd == late, [record.evidence for record in odd]
     assert len({record.origin.run_id for record in found}) == 2
 
 
@@ -506,8 +509,10 @@ def test_a_run_prints_a_table_with_verdicts(runs: Runs) -> None:
     assert [row[0].strip("`") for row in rows] == LABELS
     assert rows[0][-1] == "baseline"
     verdicts = {row[0].strip("`"): row[-1] for row in rows[1:]}
-    assert verdicts.pop("nothing") == "control"
-    assert set(verdicts.values()) <= {"saves", "same", "costs", "withheld"}, "one round says nothing of time"
+    for label, verdict in verdicts.items():
+        due = {"control"} if label == "nothing" else {"saves", "same", "costs"}  # one round says nothing of time
+        withheld = f"\n- {label}: no verdict: " in runs.resumed.stdout  # where a noisy machine gave several words
+        assert verdict == "withheld" if withheld else verdict in due
     assert [row[-2] for row in rows[:2]] == ["bit_exact", "bit_exact"]
     assert rows[2][-2] in ("bit_exact", "reassociated")
 
@@ -515,10 +520,15 @@ def test_a_run_prints_a_table_with_verdicts(runs: Runs) -> None:
 def test_a_report_prints_the_same_table(runs: Runs) -> None:
     assert (runs.reported.returncode, runs.reported.stderr) == (0, "")
     tables = runs.reported.stdout.partition("\n## ")[2].strip()
-    assert tables and runs.resumed.stdout.partition("\n## ")[2].startswith(tables)
-    assert runs.resumed.stdout.strip().splitlines()[-1].startswith("- decoder on torch/cpu"), (
-        "the last line is the answer"
-    )
+    shown = runs.resumed.stdout.partition("\n## ")[2]
+    assert tables and shown.startswith(tables)
+    answers = shown.removeprefix(tables).split("\n")
+    (verdict,) = (row[-1] for row in rows_of(tables) if row[0].strip("`") == LABELS[-1])
+    if verdict == "withheld":  # on a noisy machine: of the one row that could be chosen nothing is said
+        assert answers == [""] * len(answers)
+    else:
+        (last,) = filter(None, answers)
+        assert last.startswith("- decoder on torch/cpu"), "the last line is the answer"
 
 
 def test_a_complete_run_is_followed_by_a_new_file(runs: Runs) -> None:

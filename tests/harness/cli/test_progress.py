@@ -82,10 +82,10 @@ def test_a_line_of_a_long_run_takes_no_time() -> None:
         watcher.begin([*slots, *memory], 0)
         for slot in memory:
             watcher.pace.predicted(slot.case, (Operations("float32", 1e12, 0),), "cpu")
-        begun = time.perf_counter()
+        begun = time.process_time()
         for slot in [*slots[:50], *memory[:50]]:
             watcher.finish(Record(slot=slot, origin=Origin(worker_seconds=1.0)), CASE)
-        assert time.perf_counter() - begun < 5, "a hundred lines; they took 60 s"
+        assert time.process_time() - begun < 5, "a hundred lines; they took 60 s"
     assert len(lines.getvalue().splitlines()) == 100
 
 

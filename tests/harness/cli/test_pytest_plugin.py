@@ -56,6 +56,7 @@ def ran(tmp_path_factory):
 
 
 @pytest.mark.long
+@pytest.mark.alone  # beside others, a worker that waits for a core may find that its clock was read too early
 def test_each_case_is_a_test_whose_steps_the_benchmark_keeps(ran):
     folder, done, kept = ran
     assert done.returncode == 0, done.stdout + done.stderr
@@ -76,6 +77,7 @@ def test_each_case_is_a_test_whose_steps_the_benchmark_keeps(ran):
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_a_case_that_became_worse_fails(ran, tmp_path, made_up):
     folder, _, _ = ran
     (records,) = folder.glob("results/small/*/*.jsonl")

@@ -396,15 +396,15 @@ def test_a_strategy_that_another_one_replaced_is_an_error_not_a_row_without_effe
 
 
 @pytest.mark.alone  # to the second, which neighbours would take
-@pytest.mark.parametrize("fresh", [False, True])
-def test_a_hanging_worker_is_ended_at_the_deadline(run, fresh):
+@pytest.mark.parametrize(("fresh", "deadline"), [(False, 6.0), (True, 12.0)])  # a fresh one has to load torch by then
+def test_a_hanging_worker_is_ended_at_the_deadline(run, fresh, deadline):
     phases = []
-    record = run(bad("step", "hang"), deadline=5.0, watch=phases.append, fresh=fresh)
+    record = run(bad("step", "hang"), deadline=deadline, watch=phases.append, fresh=fresh)
     assert record.status == "timeout"
-    assert run.seconds < 5.0 + 2.0  # it heeds SIGTERM
+    assert run.seconds < deadline + 2.0  # it heeds SIGTERM
     assert record.evidence["signal"] == "SIGTERM"
     assert record.evidence["phase"] == "first_step" == phases[-1]
-    assert 5.0 <= record.evidence["seconds"] < 7.0
+    assert deadline <= record.evidence["seconds"] < deadline + 2.0
     assert record.flags == ("lower_bound",)
 
 
@@ -472,7 +472,7 @@ def test_a_worker_that_floods_its_output_is_ended(run):
         ("fifo", ""),
     ],
 )
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_a_result_that_cannot_be_believed_is_invalid_output(run, fault, told):
     record = run(bad_worker(fault))
     assert record.status == "invalid_output"
@@ -496,6 +496,7 @@ def test_a_spike_in_a_finished_phase_outlives_the_worker(run):
     assert 199 * MIB <= record.memory.peak_host_bytes < 220 * MIB
 
 
+@pytest.mark.alone  # the process of the tests must look as often as it means to
 def test_a_spike_in_the_running_phase_is_seen_from_outside(run):
     record = run(bad("source", "long_spike_then_kill"))
     assert record.status == "killed_unknown"
@@ -510,6 +511,7 @@ def test_what_priming_used_is_no_part_of_a_dead_workers_peak(run):
     assert record.memory.peak_host_bytes is None or record.memory.peak_host_bytes < 100 * MIB
 
 
+@pytest.mark.alone  # the process of the tests must look as often as it means to
 @pytest.mark.parametrize(("way", "least", "most"), [("children_in_turn", 60, 120), ("children_at_once", 240, 400)])
 def test_children_count_together_only_where_they_were(run, way, least, most):
     """Compilers that followed each other would count as ten GiB, each of which took a quarter of one."""
@@ -573,7 +575,13 @@ def test_a_worker_dies_with_its_parent(plugin, tmp_path, moment, start):
 # What a worker is given
 
 
-@pytest.mark.parametrize(("kind", "regime"), [("memory", "glibc-pinned"), ("time", "native")])
+@pytest.mark.parametrize(
+    ("kind", "regime"),
+    [
+        ("memory", "glibc-pinned"),
+        pytest.param("time", "native", marks=pytest.mark.alone),  # steps of 1 ms, beside which another process counts
+    ],
+)
 def test_the_environment_is_an_allow_list_and_pinned_for_memory_alone(run, plugin, monkeypatch, kind, regime):
     strays = {
         "LD_PRELOAD": "/nowhere/stray.so",

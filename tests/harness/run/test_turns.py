@@ -119,6 +119,7 @@ def stretches(steps: list[tuple[int, float, float]]) -> Counter[int]:
     return Counter(pid for at, (pid, *_) in enumerate(steps) if not at or steps[at - 1][0] != pid)
 
 
+@pytest.mark.alone  # steps are timed
 def test_one_process_runs_at_a_time_and_each_has_its_turns(plugin: Path) -> None:
     records = run(*[task(plugin, "noting") for _ in range(3)])
     assert [record.status for record in records] == ["ok"] * 3, [record.evidence for record in records]
@@ -134,6 +135,7 @@ def test_one_process_runs_at_a_time_and_each_has_its_turns(plugin: Path) -> None
         assert sum(times.step_seconds) < (record.origin.worker_seconds or 0)
 
 
+@pytest.mark.alone  # by the clock
 def test_what_a_process_started_rests_with_it(plugin: Path) -> None:
     for record in run(task(plugin, "ticking"), task(plugin, "noting")):
         assert record.status == "ok", record.evidence
@@ -162,17 +164,18 @@ def test_one_that_fails_in_its_turn_says_so_and_stops_nobody(plugin: Path) -> No
 
 
 @pytest.mark.long
+@pytest.mark.alone  # beside others, starting alone may take as long as one may run
 def test_a_deadline_counts_the_seconds_in_which_a_process_runs(plugin: Path) -> None:
     begun = time.monotonic()
-    rows = [task(plugin, "slow") for _ in range(3)]  # of 3.2 s each, beside what starting takes
+    rows = [task(plugin, "slow", steps=10) for _ in range(3)]  # of 4.8 s each, beside what starting takes
     with template.forking():
-        records = run(*rows, deadline=8.0)
+        records = run(*rows, deadline=12.0)
     assert [record.status for record in records] == ["ok"] * 3, [record.evidence for record in records]
-    assert time.monotonic() - begun > 8.0, "all three were there for longer than one may run"
+    assert time.monotonic() - begun > 12.0, "all three were there for longer than one may run"
     with template.forking():
-        late, early = run(task(plugin, "slow", steps=60), task(plugin, "noting"), deadline=8.0)
+        late, early = run(task(plugin, "slow", steps=60), task(plugin, "noting"), deadline=12.0)
     assert (late.status, early.status) == ("timeout", "ok")
-    assert 8.0 <= late.evidence["seconds"] < 11.0, "as long as it ran, and not as others did"
+    assert 12.0 <= late.evidence["seconds"] < 15.0, "as long as it ran, and not as others did"
     assert one_at_a_time(notes(plugin, "step")), "what has to be ended ends before others go on"
 
 

@@ -219,9 +219,9 @@ def test_a_claim_over_a_thousand_comparisons_looks_at_each_once():
         )
         for tokens in range(1000)
     ]
-    begun = time.perf_counter()
+    begun = time.process_time()
     claim = verdict("held(checkpoint) > 0 and size(checkpoint, of='tokens') <= 999", tables)
-    assert time.perf_counter() - begun < 3, "it took 15 s"
+    assert time.process_time() - begun < 3, "it took 15 s"
     assert claim.reason.endswith("(1000 of 1000 comparisons verified)")
 
 

@@ -20,6 +20,8 @@ def test_noisy_is_a_scatter_above_ten_percent():
 def test_unsynchronised_steps_are_seen():
     assert synchronised([0.1] * 10, 1.05)
     assert not synchronised([0.0005], 0.631)
+    assert synchronised([0.0035] * 4, 0.0181), "another program had the processor for 4 ms"
+    assert not synchronised([0.0005] * 4, 0.0181)
 
 
 def test_slope_ignores_spikes_and_sees_a_leak():

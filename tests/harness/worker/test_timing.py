@@ -123,6 +123,7 @@ def test_what_comes_before_the_first_step_is_no_time_of_the_pilot(monkeypatch):
     assert begun == [0, 1, 2, 3]
 
 
+@alone
 def test_the_pilot_keeps_every_step_and_the_slow_first_one_lies_before_the_warm_up_ends(slow_at_first):
     pilot, pacing, _ = slow_at_first
     assert len(pilot.times.step_seconds) == timing.PILOT_STEPS
@@ -156,6 +157,7 @@ def test_a_time_worker_runs_unmetered_with_its_own_allocator(slow_at_first):
     assert timed.times.native_peak_host_bytes > 0
 
 
+@alone
 @pytest.mark.long
 def test_compiling_is_timed_apart_from_every_step():
     (record,) = runner.run(make("time", "jax/cpu", steps=5, warmup=1), 1, 60)

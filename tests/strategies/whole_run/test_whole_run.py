@@ -19,7 +19,6 @@ from harness.run import runner
 LOADED = plugins.load()
 DECODER = LOADED.workloads["decoder"]
 ALL = ("loss_only_evaluation", "streamed_save", "streamed_resume")
-MIB = 1 << 20
 CUDA = Place("torch", "cuda")
 
 
@@ -191,18 +190,20 @@ def test_an_evaluation_is_the_same_batch_by_batch(tmp_path, names):
 
 
 SHAPE = {"layers": 2, "width": 256, "heads": 4, "vocabulary": 8192, "tokens": 256, "evaluations": 4}
+LARGER = SHAPE | {"vocabulary": 16384}
+"""Phases of 115 MiB and more: of 70, what two readings of one process differ by is half of 3 %."""
 
 
 @pytest.mark.parametrize("names", [(), ALL], ids=["usual", "streamed"])
 def test_phases_take_what_was_predicted(names):
     records = {}
     for kind in ("predict", "memory"):
-        task = Task(kind=kind, cases=(case_of(*names, shape=SHAPE),), run_id="whole", parent=0, folder="", steps=3)
+        task = Task(kind=kind, cases=(case_of(*names, shape=LARGER),), run_id="whole", parent=0, folder="", steps=3)
         (records[kind],) = runner.run(task, 1, 240.0)
     predicted = {phase.name: phase.peak_bytes for phase in records["predict"].prediction.predicted_phases}
     measured = {phase.name: phase.peak_bytes for phase in records["memory"].memory.phases}
     for phase in ("evaluate", "save", "resume"):
-        assert measured[phase] == pytest.approx(predicted[phase], rel=0.03, abs=2 * MIB)
+        assert measured[phase] == pytest.approx(predicted[phase], rel=0.03)
     assert (records["memory"].memory.peak_phase == "evaluate") == (names == ())
 
 
