@@ -18,11 +18,15 @@ class Change(NamedTuple):
 
 
 class Maker(NamedTuple):
-    """The phase in which a block was made, the part of the run that made it, and the operator."""
+    """The phase in which a block was made, the part of the run that made it, the operator, and the memory it lies in.
+
+    The last has a name where a run has several memories.
+    """
 
     phase: str
     part: str
     operator: str
+    room: str = ""
 
 
 class Ledger:
@@ -30,13 +34,13 @@ class Ledger:
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
-        self._makers: list[Maker] = []
+        self.makers: list[Maker] = []
         self._kinds: dict[int, str] = {}
 
     def began(self, size: int, maker: Maker) -> int:
         """Note that memory was taken; return the number of the block."""
-        block = len(self._makers)
-        self._makers.append(maker)
+        block = len(self.makers)
+        self.makers.append(maker)
         self.changes.append(Change(block, size))
         return block
 
@@ -54,7 +58,7 @@ class Ledger:
         by_maker: dict[tuple[str, str], list[int]] = {}
         for block, size in sizes.items():
             if size:
-                maker = self._makers[block]
+                maker = self.makers[block]
                 by_maker.setdefault((maker.part, maker.operator), []).append(size)
         standing = (Standing(*maker, sum(each), len(each)) for maker, each in by_maker.items())
         return tuple(sorted(standing, key=lambda each: each.bytes, reverse=True))
@@ -70,7 +74,7 @@ class Ledger:
         return {kind: most[kind] for kind in kinds.KINDS if kind in most}
 
     def _kind(self, block: int) -> str:
-        phase = self._makers[block].phase
+        phase = self.makers[block].phase
         return self._kinds.get(block) or MADE_IN.get(phase.rpartition("/")[2], "workspace")
 
 

@@ -20,6 +20,8 @@ from harness.backends.torch_storage import LiveStorage
 aten = torch.ops.aten
 BLAS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten.addbmm, aten.dot, aten.vdot}
 """Operators that cuBLAS computes."""
+DEVICE, PINNED, HOST = "device", "pinned", "host"
+"""The memories of a run: that of the device, and of the host's what is locked and the rest."""
 IN_PLACE = (2, 7)
 """From which version on a gradient is added into another of the same tensor: 2.11 does so on an H200."""
 RUNNING = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -44,7 +46,6 @@ class DeviceStorage(LiveStorage):
         self.host = self.peak_host = 0
         self.pinned = PinnedHost()
         self.pinning = False
-        self._pinned: set[int] = set()
         self._workspaces: set[tuple[bool, bool]] = set()
 
     def settle(self) -> None:
@@ -75,29 +76,27 @@ class DeviceStorage(LiveStorage):
             self._raise_peak()
 
     def _scratch(self, sizes: list[int]) -> None:
-        blocks = [self.allocator.allocate(size) for size in sizes if size]
-        self._raise_peak()
-        for block in blocks:
-            self.allocator.free(block)
+        pieces = [self._begin(size, self._maker(DEVICE)) for size in sizes if size]
+        for piece in pieces:
+            self._end(piece)
 
-    def _take(self, tensor: torch.Tensor, size: int) -> Block | int | None:
-        if on_device(tensor):
+    def _room(self, tensor: torch.Tensor) -> str:
+        return DEVICE if on_device(tensor) else PINNED if self.pinning else HOST
+
+    def _take(self, room: str, size: int) -> Block | int | None:
+        if room == DEVICE:
             return self.allocator.allocate(size) if size else None
-        if self.pinning:
+        if room == PINNED:
             self.pinned.take(size)
-            self._pinned.add(tensor.untyped_storage()._cdata)
             return -size
         self.host += size
         self.peak_host = max(self.peak_host, self.host)
         return size
 
-    def _forget(self, key: int, size: int, taken: Any, block: int) -> None:
-        super()._forget(key, size, taken, block)
-        self._pinned.discard(key)
-
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies in page-locked memory."""
-        return tensor.untyped_storage()._cdata in self._pinned
+        known = self._known.get(tensor.untyped_storage()._cdata)
+        return known is not None and self.ledger.makers[known[1]].room == PINNED
 
     def _sums_in_place(self, one: torch.Tensor, other: torch.Tensor, alpha: float = 1) -> bool:
         """Check whether the version of torch adds gradients as this one: runs of early 2025 took a third tensor."""

@@ -24,6 +24,11 @@ class Graph:
         self._nodes = 0
         self._ended = False
 
+    @property
+    def open(self) -> int:
+        """Return how many operators the graph has that the next one joins."""
+        return 0 if self._ended else self._nodes
+
     def added(self, args: Any) -> int:
         """Return by how many bytes the largest graph has grown, after an operator with these arguments."""
         if torch._C._current_graph_task_id() != -1:
@@ -31,7 +36,7 @@ class Graph:
             return 0
         if not torch.is_grad_enabled() or not any(map(_wants_gradient, args)):
             return 0
-        self._nodes = 1 if self._ended else self._nodes + 1
+        self._nodes = self.open + 1
         self._ended = False
         grown = max(0, self._nodes - self.most)
         self.most += grown

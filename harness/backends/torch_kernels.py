@@ -65,6 +65,11 @@ class Kernels:
         self._block_bytes = 0
         self.bytes = 0
 
+    @property
+    def groups(self) -> int:
+        """Return how many groups have been multiplied."""
+        return self._groups.total()
+
     def added(self, func: Any, args: Any, result: torch.Tensor) -> int:
         """Return the bytes that the library keeps from now on, after an operator that may be a product."""
         operator = func._overloadpacket

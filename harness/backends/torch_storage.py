@@ -7,17 +7,17 @@ libraries of the CPU keep.
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.backends.ledger import Ledger, Maker
+from harness.backends.ledger import Change, Ledger, Maker
 from harness.backends.torch_graph import Graph
 from harness.backends.torch_kernels import CAPACITY, Kernels
 from harness.backends.torch_packing import Packing
@@ -38,6 +38,14 @@ ENGINE = "_engine_run_backward"
 """The function of torch that calls autograd: operators whose caller it is are autograd's own."""
 SUPPOSED = {torch.bool: True, torch.float32: 1.0, torch.float64: 1.0, torch.int64: 1}
 """What a step gets where it asks for a number that a fake tensor does not have."""
+
+
+class Piece(NamedTuple):
+    """Memory that stands: the number and size of its block, and what gives it back."""
+
+    block: int
+    size: int
+    taken: Any
 
 
 class LiveStorage(TorchDispatchMode):
@@ -131,21 +139,42 @@ class LiveStorage(TorchDispatchMode):
         key = storage._cdata
         if key in self._known:
             return
-        size = storage.nbytes() + hidden
-        taken = self._take(tensor, size)
-        block = self._began(size)
-        self._known[key] = weakref.ref(storage, lambda _: self._forget(key, size, taken, block)), block
-        self._raise_peak()
+        piece = self._begin(storage.nbytes() + hidden, self._maker(self._room(tensor)))
+        self._known[key] = weakref.ref(storage, lambda _: self._forget(key, piece)), piece.block
 
-    def _forget(self, key: int, size: int, taken: Any, block: int) -> None:
+    def _forget(self, key: int, piece: "Piece") -> None:
         self._known.pop(key, None)
-        self._give(taken)
-        self.ledger.ended(block, size)
+        self._end(piece)
 
-    def _began(self, size: int) -> int:
-        return self.ledger.began(size, Maker(self.current or "", self._where(), self._operator))
+    def _begin(self, size: int, maker: Maker) -> "Piece":
+        """Take memory, note who did, and raise the peak."""
+        taken = self._take(maker.room, size)
+        piece = Piece(self.ledger.began(size, maker), size, taken)
+        self._raise_peak()
+        return piece
 
-    def _where(self) -> str:
+    def _end(self, piece: "Piece") -> None:
+        self._give(piece.taken)
+        self.ledger.ended(piece.block, piece.size)
+
+    def repeat(self, changes: Sequence[Change]) -> None:
+        """Take and give back what was taken and given back before, in its order: whatever begins there ends there."""
+        pieces: dict[int, Piece] = {}
+        for block, size in changes:
+            if block in pieces:
+                self._end(pieces.pop(block))
+            else:
+                pieces[block] = self._begin(size, self.ledger.makers[block])
+
+    def counters(self) -> Hashable:
+        """Return what counts operators, and so is not what it was after one that ran before."""
+        return self.graph.open, self.kernels.groups
+
+    def _maker(self, room: str) -> Maker:
+        return Maker(self.current or "", self.where(), self._operator, room)
+
+    def where(self) -> str:
+        """Return the part of the run that is going on."""
         part = self.called[-1] if self.called else self.current or ""
         if part == "draw":
             return "parameters"
@@ -155,8 +184,12 @@ class LiveStorage(TorchDispatchMode):
         """Return what stood at the highest peak, by who made it, the largest first."""
         return self.ledger.standing(self._top_at)
 
-    def _take(self, tensor: torch.Tensor, size: int) -> Any:
-        """Take memory for a new storage; what is returned gives it back."""
+    def _room(self, tensor: torch.Tensor) -> str:
+        """Return the name of the memory that a new storage lies in; here there is one."""
+        return ""
+
+    def _take(self, room: str, size: int) -> Any:
+        """Take memory; what is returned gives it back."""
         self.live += size
         return size
 
@@ -177,11 +210,7 @@ class LiveStorage(TorchDispatchMode):
 
     def _pass_through(self, size: int) -> None:
         """Count what an operator takes while it runs."""
-        self.live += size
-        block = self._began(size)
-        self._raise_peak()
-        self.live -= size
-        self.ledger.ended(block, size)
+        self._end(self._begin(size, self._maker("")))
 
 
 def _holders(tensor: torch.Tensor) -> tuple[int, int]:

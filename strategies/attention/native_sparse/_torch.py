@@ -126,6 +126,7 @@ class ByChunks(torch.autograd.Function):
                 total += part
             for total, part in zip(block_sums, gradients[5:], strict=True):
                 total.flatten(0, 2).index_add_(0, rows, part.to(total.dtype))
+            del leaves, y, picked, rows, gradients, total, part  # else they stand beside those of the next chunk
         return None, *(total.to(x.dtype) for total, x in zip(sums, inputs, strict=True))
 
 
