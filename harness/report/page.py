@@ -94,7 +94,7 @@ def html(
 
 
 def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
-    """Return what the page shows of rows, column by column, every text once: bytes in KiB, ratios to four digits."""
+    """Return what the page shows of rows, column by column, every text once: bytes in KiB, ratios to five digits."""
     texts: dict[str, int] = {"": 0}
 
     def number_of(text: str | None) -> int:
@@ -127,7 +127,7 @@ def _residual(row: Figures) -> str:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
+    return None if value is None else float(f"{value:.5g}")
 
 
 def _against(label: str, against: Mapping[str, str]) -> str:
