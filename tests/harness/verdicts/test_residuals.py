@@ -135,10 +135,26 @@ def test_a_case_is_predicted_anew_over_the_steps_of_its_run(figures: ModuleType,
 
     monkeypatch.setattr(figures.prediction_cache.predictions, "of_cases", predicted)
     monkeypatch.setattr(figures.prediction_cache, "folder", lambda cache: None)
+    monkeypatch.setattr(figures.history, "changed", lambda commit, files: ("harness/backends/jax.py",))
     rows = [figures.Measured(CASE, "abc", 110 * MIB, steps, Prediction()) for steps in (3, 24)]
     anew = figures.predicted_anew(rows, LOADED)
     assert asked == [3, 24]
     assert [row.prediction.predicted_peak_bytes for row in anew] == [3 * MIB, 24 * MIB]
+
+
+@pytest.mark.parametrize("changed", [("strategies/activations/checkpoint/__init__.py",), None])
+def test_a_strategy_that_has_changed_keeps_the_prediction_of_its_run(
+    figures: ModuleType, monkeypatch: Any, changed: Any
+) -> None:
+    def predicted(cases: Any, *_: Any, **settings: Any) -> Any:
+        yield from ((case, Record(case=case, prediction=Prediction(predicted_peak_bytes=MIB))) for case in cases)
+
+    monkeypatch.setattr(figures.prediction_cache.predictions, "of_cases", predicted)
+    monkeypatch.setattr(figures.prediction_cache, "folder", lambda cache: None)
+    monkeypatch.setattr(figures.history, "changed", lambda commit, files: changed)
+    monkeypatch.setattr(figures.history, "files_of", lambda strategies: ("strategies/activations/checkpoint",))
+    row = figures.Measured(CASE, "abc", 110 * MIB, 3, Prediction(predicted_peak_bytes=100 * MIB))
+    assert figures.predicted_anew([row], LOADED) == [row]
 
 
 def test_published_training_runs_count_by_their_allocated_bytes(figures: ModuleType, training: Any) -> None:
