@@ -41,8 +41,8 @@ SINCE = {"torch/cpu": "ac4fee9", "jax/cpu": "a37d5e3"}
 In torch it includes the packing buffers of the matrix library. Steps that were measured before have up to 14 MiB of
 them, as the same cases showed when they were measured again: 6.7 and 14.0 too much before, 0.4 since. In JAX it no
 longer includes what the compiler left: 3 to 9 MiB, by which peaks were too low. Both are left out, but for those on
-several ranks, of which there are no others. Since 688870d it includes the programs that draw the state in JAX: by 1 to
-20 MiB peaks before were too high, and so are bounds in JAX until all its rows have been measured again.
+several ranks, of which there are no others. Since 688870d it includes the programs that draw the state in JAX: by up
+to 18 MiB peaks before were too high, and so are bounds in JAX until all its rows have been measured again.
 """
 USUAL_STEPS = 3
 TRAINING_RUNS = ("fitcheck", "canifinetune")

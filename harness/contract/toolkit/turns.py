@@ -63,6 +63,7 @@ def alike(turns: Iterable[Turn], size: Callable[[Turn], Hashable]) -> Iterator[T
 
 
 def _few(groups: Sequence[tuple[Hashable, tuple[Turn, ...]]], place: Hashable, recorder: Recorder) -> Iterator[Turn]:
+    """Yield the first turn, and the others that a prediction needs unless they are repeated."""
     few = (turn for _, group in groups for turn in _first_of(group, recorder))
     began = recorder.mark()
     for turn in few:

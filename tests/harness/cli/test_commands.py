@@ -410,8 +410,7 @@ def test_an_interruption_ends_with_130_and_keeps_what_was_measured(runs: Runs) -
     assert runs.interrupted.stdout.startswith("# As small as it gets\n\n## decoder"), "what there is"
     assert "Traceback" not in runs.interrupted.stderr
     kinds = Counter(record.slot.kind for record in runs.kept if record.slot)
-    assert (kinds["predict"], kinds["time"]) == (3, 0)
-    assert 1 <= kinds["memory"] < 3, "what was there; one more where the signal came late"
+    assert (kinds["predict"], kinds["memory"], kinds["time"]) == (3, 1, 0)
     assert runs.leftover == [], "a worker outlived the run"
 
 
@@ -476,9 +475,7 @@ def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None
     assert {slot.kind for slot in slots if slot.repeat} <= {"memory"}
     assert set(slots.values()) == {1}
     assert all(r.times.rest_seconds > 0 for r in found if r.slot and r.slot.kind == "time"), "they took turns"
-    odd = [record for record in found if record.status != "ok"]  # steps of 4 ms, after which another process had a turn
-    late = [r for r in odd if r.slot.kind == "time" and r.evidence["message"].startswith("not synchronised: ")]
-    assert odd == late, [record.evidence for record in odd]
+    assert {record.status for record in found} == {"ok"}, [record.evidence for record in found]
     assert len({record.origin.run_id for record in found}) == 2
 
 
