@@ -15,7 +15,10 @@ LIBRARY = "ynn_fusion"
 """How an instruction begins that a library computes."""
 
 ARRAYS = 4
-"""How many arrays the library needs at once for each part of a batch that it works on, each as large as the result."""
+"""How many arrays a sum takes at once beside its operands, each as large as the result."""
+
+TILE_BYTES = 6 * (128 << 10)
+"""What a thread of the library takes for the part of a sum that it works on: six arrays of 128 KiB at most."""
 
 COLUMNS = 128
 """How many columns of its right factor the library packs at once, each over its whole length."""
@@ -36,10 +39,26 @@ class _Instruction(NamedTuple):
 Computations = Mapping[str, list[_Instruction]]
 
 
+class _Call(NamedTuple):
+    """A call of the library, by its result, and the instructions that it computes."""
+
+    result: _Instruction
+    body: list[_Instruction]
+
+
 def scratch(program: str, threads: int) -> int:
-    """Estimate what the libraries take at most beside the plan while a program runs on its threads, in bytes."""
+    """Estimate what the libraries take at most beside the plan while a program runs on its threads, in bytes.
+
+    How large the allocations are, and how many at once, was seen by counting the calls of `malloc` of one step.
+    """
     computations = _computations(program)
-    return max(_of_sums(computations, threads), _of_products(computations))
+    sums = [each for each in _in_library(computations) if "reduce" in _operations(each.body)]
+    tiles = TILE_BYTES * threads if sums else 0
+    return max(_of_sums(sums, threads), _of_products(computations)) + tiles
+
+
+def _operations(body: list[_Instruction]) -> list[str]:
+    return [each.operation for each in body]
 
 
 def _computations(program: str) -> Computations:
@@ -56,43 +75,51 @@ def _instructions(body: str) -> Iterator[_Instruction]:
         )
 
 
-def _in_library(computations: Computations) -> Iterator[tuple[_Instruction, list[_Instruction]]]:
-    """Yield what the library computes, with the instructions of each."""
+def _in_library(computations: Computations) -> Iterator[_Call]:
+    """Yield what the library computes."""
     for body in computations.values():
         for each in body:
             if each.name.startswith(LIBRARY) and (called := _CALLED.search(each.rest)):
-                yield each, computations.get(called[1], [])
+                yield _Call(each, computations.get(called[1], []))
 
 
-def _of_sums(computations: Computations, threads: int) -> int:
-    """Estimate what sums over batches take: the largest, and a few arrays for each part that a thread works on.
+def _of_sums(sums: list[_Call], threads: int) -> int:
+    """Estimate what the largest sum takes of those that are spread over their operands again, in bytes.
 
-    The derivative of a softmax over batches, of the scores [B, H, T, T] of dense attention above all, runs in a library
-    that allocates for itself what it sums and needs again, and works on a batch part by part, each thread on one: on
-    B, or on H where B is 1. Measured beyond the analysis, of scores of one size, on two threads: 3.0 times the scores
-    for a batch of 4, 5.0 for 2, 2.1 for 8 heads of one row, 3 for 4, 4.9 for 2, 4.1 to 5.2 for one. Of two devices that
-    share two threads each takes 2.0 times for a batch of 4, 3.0 for 2; of four 1.9, and 1.45 for 8 heads. Where the
-    products are not made beside the sum, as in a loop over chunks, 5. Nothing where the library sums no such products:
-    for a softmax alone (9 MiB for 62), nor for matrix products, however large.
+    The derivatives of a softmax and of a norm are such sums, of products with the gradient.
     """
-    results = [*_in_library(computations)]
-    fused: dict[int, bool] = {}
-    for _, body in results:
-        names = [each.operation for each in body]
-        before = body[: len(names) - names[::-1].index("reduce")] if "reduce" in names else []
-        fused |= {
-            each.elements: fused.get(each.elements, False) or "dot" in names
-            for each in before
-            if each.operation == "multiply"
-        }
-    largest = 0
-    for result, body in results:
-        batched = len(result.lengths) >= 4 or sum(length > 1 for length in result.lengths) >= 3
-        if batched and any(each.operation == "reduce" for each in body) and result.elements in fused:
-            size = result.elements * result.width
-            parts = next((length for length in result.lengths[:-2] if length > 1), 1) if fused[result.elements] else 1
-            largest = max(largest, size + ARRAYS * size * min(threads, parts) // parts)
-    return largest
+    beside: dict[int, bool] = {}
+    for call in sums:
+        operations = _operations(call.body)
+        last = len(operations) - operations[::-1].index("reduce")
+        for each in call.body[:last]:
+            if each.operation == "multiply":
+                beside[each.elements] = beside.get(each.elements, False) or "dot" in operations
+    spread = [call for call in sums if call.result.elements in beside and len(call.result.lengths) >= 3]
+    return max((_of_sum(call, beside[call.result.elements], threads) for call in spread), default=0)
+
+
+def _of_sum(call: _Call, beside_products: bool, threads: int) -> int:
+    """Estimate what one sum takes: a few arrays of its size, or of each part of a batch that a thread works on.
+
+    Beside matrix products, as in dense attention of one row or more, a batch is worked on part by part: B, or the heads
+    where B is 1. Measured beyond the analysis, of scores of one size, on two threads: 3.0 times the scores for a batch
+    of 4, 5.0 for 2, 2.1 for 8 heads of one row, 3 for 4, 4.9 for 2, 4.1 to 5.2 for one. Of two devices that share two
+    threads each takes 2.0 times for a batch of 4, 3.0 for 2; of four 1.9, and 1.45 for 8 heads.
+
+    Elsewhere it is worked on whole if a dimension before the last two has the length 1: 5 times the scores [1, H, T, T]
+    or [B, 1, T, T], as in a loop over chunks; 6 times a norm's operand [1, T, W], whose products are made there as
+    well. Otherwise tiles do: for [B, T, W], [T, W] and [B, H, T, T]. So they do for a softmax alone.
+    """
+    batch, size = call.result.lengths[:-2], call.result.elements * call.result.width
+    if beside_products:
+        parts = next((length for length in batch if length > 1), 1)
+        return 0 if batch == (1,) else size + ARRAYS * size * min(threads, parts) // parts
+    if 1 not in batch:
+        return 0
+    operations = _operations(call.body)
+    makes_products = "multiply" in operations[: operations.index("reduce")]
+    return (1 + makes_products + ARRAYS) * size
 
 
 def _of_products(computations: Computations) -> int:

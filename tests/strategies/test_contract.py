@@ -7,6 +7,8 @@ import pytest
 
 from harness import Place
 from harness.contract import place, plugins
+from harness.contract.assembly import assemble
+from harness.records import Applied, Case
 from harness.verbs import check
 from harness.worker.contract_checks import Contract
 
@@ -79,6 +81,44 @@ def test_keeps_its_contract(name, workload, backend, request):
 @pytest.mark.parametrize("order", [("checkpoint", "fused_loss"), ("fused_loss", "checkpoint")], ids="+".join)
 def test_a_composition_equals_the_baseline_in_either_order(order, backend):
     assert not list(KEPT.of_composition(order, "decoder", backend))
+
+
+DRAWING = [
+    name
+    for name, strategy in sorted(LOADED.strategies.items())
+    if "init" in strategy.rewrites and obstacle(name, "decoder", "jax") is None
+]
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_a_state_that_is_drawn_again_compiles_nothing(name):
+    """Programs count as part of a run's base where it was drawn once before: what compiles anew counts as its own."""
+    import jax
+
+    compiled = []
+
+    def listen(event, seconds, **described):
+        compiled.append(event)
+
+    made = LOADED.workloads["decoder"]
+    shape = made.probe(made.shape())
+    case = Case(
+        workload="decoder",
+        shape=shape.model_dump(),
+        place="jax/cpu",
+        corpus="drawn",
+        tokenizer="none",
+        strategies=(Applied(name=name, knobs=dict(LOADED.strategies[name].probe)),),
+    )
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for _ in range(2):
+            compiled.clear()
+            parts = assemble(LOADED, case)
+            jax.block_until_ready(parts.init(parts, None))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not [event for event in compiled if "backend_compile" in event]
 
 
 def workloads():

@@ -78,13 +78,9 @@ def in_jax(
             of_layer = begin(name, p[0])
             return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], len(p), 0), of_layer)
 
-        def all_moments(params: Any) -> Any:
-            return trees.mapped(moments_of, params, trees.names(params))
-
+        # Operator by operator, which are compiled once for each shape; a program of its own would be at each call.
         state = inner(replace(parts, moments=frozenset()), source)
-        # As one program, since each stays in memory; operator by operator what ranks divide stays divided.
-        make = jax.jit(all_moments) if parts.ranks == 1 else all_moments
-        return {**state, "first": make(state["params"])}
+        return {**state, "first": trees.mapped(moments_of, state["params"], trees.names(state["params"]))}
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         turn = Turn(state["steps"] + 1, parts.shape.learning_rate, parts.shape.weight_decay)
