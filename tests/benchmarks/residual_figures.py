@@ -31,7 +31,7 @@ from harness.run import prediction_cache, prepare_data, template
 from harness.verdicts.bound import Kind, Residual, at_most
 from harness.verdicts.judge import Row
 from harness.verdicts.remarks import DOUBTFUL
-from harness.worker.prediction import is_bounded, kind_of
+from harness.worker.prediction import GUESSED, is_bounded, kind_of
 
 MIB = 1 << 20
 LARGE = 100 * MIB
@@ -135,11 +135,12 @@ def predicted_anew(rows: Sequence[Measured], loaded: Plugins) -> list[Measured]:
         for steps in sorted({row.steps for row in rows}):
             share = [case for (each, _), case in cases.items() if each == steps]
             for case, record in prediction_cache.of_cases(share, stored, corpora, loaded, steps=steps):
-                again[steps, case.digest()] = record.prediction
+                if record.notes.get("prediction", GUESSED) == GUESSED:
+                    again[steps, case.digest()] = record.prediction
     return [
         row
         if opens_a_file(row.case, loaded) or has_changed(row, loaded)
-        else row._replace(prediction=again[row.steps, row.case.digest()])
+        else row._replace(prediction=again.get((row.steps, row.case.digest()), row.prediction))
         for row in rows
     ]
 
