@@ -105,7 +105,8 @@ def _of_sum(call: _Call, beside_products: bool, threads: int) -> int:
     Beside matrix products, as in dense attention of one row or more, a batch is worked on part by part: B, or the heads
     where B is 1. Measured beyond the analysis, of scores of one size, on two threads: 3.0 times the scores for a batch
     of 4, 5.0 for 2, 2.1 for 8 heads of one row, 3 for 4, 4.9 for 2, 4.1 to 5.2 for one. Of two devices that share two
-    threads each takes 2.0 times for a batch of 4, 3.0 for 2; of four 1.9, and 1.45 for 8 heads.
+    threads each takes 2.0 times for a batch of 4, 3.0 for 2; of four 1.9, and 1.45 for 8 heads. The logits [1, T, V] of
+    one row are no batch, and take nothing.
 
     Elsewhere it is worked on whole if a dimension before the last two has the length 1: 5 times the scores [1, H, T, T]
     or [B, 1, T, T], as in a loop over chunks; 6 times a norm's operand [1, T, W], whose products are made there as

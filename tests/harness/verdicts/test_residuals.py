@@ -13,6 +13,7 @@ from harness import Place
 from harness.contract import plugins
 from harness.records import Applied, Case, Fit, Memory, Origin, Prediction, Record, Slot, Trial, store
 from harness.verdicts.bound import Kind, Residual
+from harness.worker.prediction import GUESSED
 
 PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "residual_figures.py"
 MIB = 1 << 20
@@ -155,6 +156,23 @@ def test_a_strategy_that_has_changed_keeps_the_prediction_of_its_run(
     monkeypatch.setattr(figures.history, "files_of", lambda strategies: ("strategies/activations/checkpoint",))
     row = figures.Measured(CASE, "abc", 110 * MIB, 3, Prediction(predicted_peak_bytes=100 * MIB))
     assert figures.predicted_anew([row], LOADED) == [row]
+
+
+@pytest.mark.parametrize(("supposed", "peak"), [("the values decide", 100 * MIB), (GUESSED, MIB), (None, MIB)])
+def test_a_case_whose_values_are_not_read_keeps_the_prediction_of_its_run(
+    figures: ModuleType, monkeypatch: Any, supposed: str | None, peak: int
+) -> None:
+    def predicted(cases: Any, *_: Any, **settings: Any) -> Any:
+        notes = {} if supposed is None else {"prediction": supposed}
+        for case in cases:
+            yield case, Record(case=case, notes=notes, prediction=Prediction(predicted_peak_bytes=MIB))
+
+    monkeypatch.setattr(figures.prediction_cache.predictions, "of_cases", predicted)
+    monkeypatch.setattr(figures.prediction_cache, "folder", lambda cache: None)
+    monkeypatch.setattr(figures.history, "changed", lambda commit, files: ())
+    row = figures.Measured(CASE, "abc", 110 * MIB, 3, Prediction(predicted_peak_bytes=100 * MIB))
+    [anew] = figures.predicted_anew([row], LOADED)
+    assert anew.prediction.predicted_peak_bytes == peak
 
 
 def test_published_training_runs_count_by_their_allocated_bytes(figures: ModuleType, training: Any) -> None:
