@@ -6,20 +6,34 @@ a row of the embedding, of the positions and of the head, and a vector as a whol
 the squares of a block; all else is AdamW.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from harness import Parts, Strategy, hookimpl, optimizers, update_rules
 
 
-def blocks_of(parts: Parts, name: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the second moment of a tensor: 1 along what a block has whole; columns may be in groups."""
-    if len(sizes) < 2:
-        return (1,)
-    if not optimizers.of_layers(name) or parts.outputs_first(name):
-        return (*sizes[:-1], 1)
-    short = name.rpartition(".")[2]
-    heads = {"wq": getattr(parts.shape, "heads", 0), "wk": getattr(parts.shape, "key_heads", 0)}.get(short, 0)
-    return (*sizes[:-2], 1, heads or sizes[-1])
+class Layout(NamedTuple):
+    """How a model stores its matrices: by name, whether outputs stand first; heads of queries and keys, 0 for none."""
+
+    outputs_first: Callable[[str], bool]
+    heads: int
+    key_heads: int
+
+    @classmethod
+    def of(cls, parts: Parts) -> "Layout":
+        return cls(parts.outputs_first, getattr(parts.shape, "heads", 0), getattr(parts.shape, "key_heads", 0))
+
+    def blocks(self, name: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the second moment of a tensor: 1 along what a block has whole.
+
+        Columns may be in groups.
+        """
+        if len(sizes) < 2:
+            return (1,)
+        if not optimizers.of_layers(name) or self.outputs_first(name):
+            return (*sizes[:-1], 1)
+        heads = {"wq": self.heads, "wk": self.key_heads}.get(name.rpartition(".")[2], 0)
+        return (*sizes[:-2], 1, heads or sizes[-1])
 
 
 def grouped(squares: Any, sizes: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
@@ -36,8 +50,10 @@ def width(p: Any, sizes: tuple[int, ...]) -> int:
 def on_torch(parts: Parts) -> Parts:
     import torch
 
+    layout = Layout.of(parts)
+
     def begin(name: str, p: Any) -> list[Any]:
-        return [torch.zeros_like(p), p.new_zeros(blocks_of(parts, name, tuple(p.shape)))]
+        return [torch.zeros_like(p), p.new_zeros(layout.blocks(name, tuple(p.shape)))]
 
     def move(turn: update_rules.Turn, p: Any, g: Any, moments: list[Any]) -> None:
         m, v = moments
@@ -55,8 +71,10 @@ def on_torch(parts: Parts) -> Parts:
 def on_jax(parts: Parts) -> Parts:
     import jax.numpy as jnp
 
+    layout = Layout.of(parts)
+
     def begin(name: str, p: Any) -> Any:
-        return {"m": jnp.zeros_like(p), "v": jnp.zeros(blocks_of(parts, name, p.shape), p.dtype)}
+        return {"m": jnp.zeros_like(p), "v": jnp.zeros(layout.blocks(name, p.shape), p.dtype)}
 
     def move(turn: update_rules.Turn, p: Any, g: Any, moments: Any) -> tuple[Any, Any]:
         count = turn.steps.astype(jnp.promote_types(p.dtype, jnp.float32))

@@ -1,8 +1,9 @@
 """An optimizer from two functions: what its rule keeps of one tensor, and how it moves that tensor."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from harness.contract.parts import Parts
@@ -69,21 +70,63 @@ def in_jax(
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:
-        import jax
-        import jax.numpy as jnp
-
-        def moments_of(p: Any, name: str) -> Any:
-            if not optimizers.of_layers(name):
-                return begin(name, p)
-            of_layer = begin(name, p[0])
-            return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], len(p), 0), of_layer)
-
-        # Operator by operator, which are compiled once for each shape; a program of its own would be at each call.
         state = inner(replace(parts, moments=frozenset()), source)
-        return {**state, "first": trees.mapped(moments_of, state["params"], trees.names(state["params"]))}
+        # As one program, since each stays in memory; operator by operator what ranks divide stays divided.
+        make = _program() if parts.ranks == 1 else _first
+        return {**state, "first": make(_Beginning.of(begin), state["params"])}
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         turn = Turn(state["steps"] + 1, parts.shape.learning_rate, parts.shape.weight_decay)
         return optimizers.moved(state, grads, ("first",), partial(move, turn))
 
     return replace(parts, init=init, update=update)
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """What is kept of a tensor at first: `begin`, which equals another of the same code that encloses the same."""
+
+    identity: Hashable
+    begin: Callable[[str, Any], Any] = field(compare=False)
+
+    @classmethod
+    def of(cls, begin: Callable[[str, Any], Any]) -> "_Beginning":
+        """Describe a function; one that encloses what has no hash equals no other, and is compiled each time."""
+        identity = _identity(begin)
+        try:
+            hash(identity)
+        except TypeError:
+            identity = begin
+        return cls(identity, begin)
+
+
+def _identity(value: Any) -> Any:
+    """Return a value, or of a function what it does: its code, its defaults, and what it encloses."""
+    if isinstance(value, tuple):
+        return tuple(map(_identity, value))
+    if not isinstance(value, FunctionType):
+        return value
+    encloses = tuple(_identity(cell.cell_contents) for cell in value.__closure__ or ())
+    return value.__code__, value.__defaults__, encloses
+
+
+@cache
+def _program() -> Callable[[_Beginning, Any], Any]:
+    """Return `_first` as a program, which JAX compiles once in a process for a rule and the shapes of a model."""
+    import jax
+
+    return jax.jit(_first, static_argnums=0)
+
+
+def _first(beginning: _Beginning, params: Any) -> Any:
+    """Return what a rule keeps of all parameters before its first update; layers are stacked, as they are there."""
+    import jax
+    import jax.numpy as jnp
+
+    def moments_of(p: Any, name: str) -> Any:
+        if not optimizers.of_layers(name):
+            return beginning.begin(name, p)
+        of_layer = beginning.begin(name, p[0])
+        return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], len(p), 0), of_layer)
+
+    return trees.mapped(moments_of, params, trees.names(params))

@@ -251,10 +251,11 @@ def test_bytes_of_moments(backend):
 
 def test_blocks_of_adam_mini_are_heads_outputs_and_rows():
     parts = parts_of("torch")
-    assert adam_mini.blocks_of(parts, "layers.0.wq", (48, 48)) == (1, parts.shape.heads)
-    assert adam_mini.blocks_of(parts, "layers.0.wo", (48, 40)) == (1, 40)
-    assert adam_mini.blocks_of(parts, "embed", (67, 48)) == (67, 1)
-    assert adam_mini.blocks_of(parts, "layers.0.mix_norm", (48,)) == (1,)
+    layout = adam_mini.Layout.of(parts)
+    assert layout.blocks("layers.0.wq", (48, 48)) == (1, parts.shape.heads)
+    assert layout.blocks("layers.0.wo", (48, 40)) == (1, 40)
+    assert layout.blocks("embed", (67, 48)) == (67, 1)
+    assert layout.blocks("layers.0.mix_norm", (48,)) == (1,)
 
 
 @pytest.mark.parametrize(
