@@ -33,19 +33,31 @@ def checkout(tmp_path: Path, smallest: str, made_up: Path) -> Path:
     return root
 
 
-def measured(root: Path, **given: str) -> "subprocess.CompletedProcess[str]":
-    """Run the script as the action does, with the `harness` of these tests."""
-    bin_ = root.parent / "bin"
-    bin_.mkdir(exist_ok=True)
-    (bin_ / "harness").write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m harness "$@"\n')
-    (bin_ / "harness").chmod(0o755)
+REAL = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m harness "$@"\n'
+MADE_UP = """#!/bin/sh
+echo "$@" >> "$LOG"
+if [ "$1" = run ]; then mkdir -p "$4/small/$MACHINE" && echo x > "$4/small/$MACHINE/1.jsonl"; fi
+"""
+"""A harness that writes down how it was called, and measures nothing."""
+
+
+def tool(folder: Path, name: str, text: str) -> str:
+    """Write a program, and return the path on which it is found first."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def measured(root: Path, program: str = REAL, **given: str) -> "subprocess.CompletedProcess[str]":
+    """Run the script as the action does, with the `harness` of these tests or another one."""
     env = {
         "SUITE": "small.yaml",
         "OPTIONS": "--rounds 0 --plugin made_up.py",
         "TABLE": str(root.parent / "table.md"),
         **given,
     }
-    env["PATH"] = f"{bin_}:{os.environ['PATH']}"
+    env["PATH"] = tool(root.parent / "bin", "harness", program)
     return subprocess.run([SCRIPT], cwd=root, env={**os.environ, **env}, capture_output=True, text=True)
 
 
@@ -84,3 +96,73 @@ def test_the_action_gives_the_script_what_it_reads() -> None:
     used = set(re.findall(r"inputs\.([a-z-]+)", str(action["runs"])))
     assert used == set(action["inputs"])
     assert store.NAME.fullmatch(action["inputs"]["branch"]["default"])
+
+
+def test_options_may_take_several_lines(checkout: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    done = measured(checkout, MADE_UP, OPTIONS="--rounds 0\n--plugin made_up.py\n", LOG=str(log), MACHINE="a")
+    assert done.returncode == 0, done.stderr
+    assert log.read_text().splitlines()[0].endswith("/new --rounds 0 --plugin made_up.py")
+
+
+def test_the_records_of_a_suite_take_the_place_of_those_of_an_older_machine(checkout: Path, tmp_path: Path) -> None:
+    for machine in ("a", "b"):
+        done = measured(checkout, MADE_UP, KEEP="1", LOG=str(tmp_path / "log"), MACHINE=machine)
+        assert done.returncode == 0, done.stderr
+        git(checkout, "fetch", "--quiet", "origin")
+        kept = git(checkout, "ls-tree", "-r", "--name-only", "origin/harness-records").splitlines()
+        assert kept == [f"small/{machine}/1.jsonl"]
+
+
+GH = """#!/bin/sh
+echo "$@" >> "$LOG"
+[ -z "$REFUSED" ] || { echo "gh: Resource not accessible by integration (HTTP 403)" >&2; exit 1; }
+case "$*" in *--paginate*) printf '%s' "$IDS";; esac
+"""
+
+
+def commented(folder: Path, table: str, **given: str) -> "tuple[subprocess.CompletedProcess[str], list[str]]":
+    """Run the last step of the action with a `gh` that writes down how it was called; return how."""
+    *_, step = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    (folder / "table.md").write_text(table)
+    env = {
+        "TABLE": str(folder / "table.md"),
+        "SUITE": "suites/mine.yaml",
+        "NUMBER": "3",
+        "GITHUB_REPOSITORY": "me/mine",
+        "LOG": str(folder / "log"),
+        "PATH": tool(folder / "bin", "gh", GH),
+        **given,
+    }
+    (folder / "log").write_text("")
+    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    done = subprocess.run(shell, env={**os.environ, **env}, capture_output=True, text=True)
+    return done, (folder / "log").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("ids", "call"),
+    [
+        ("", "api --silent repos/me/mine/issues/3/comments -F body=@"),
+        ("17\n18", "api --silent --method PATCH repos/me/mine/issues/comments/17 -F body=@"),
+    ],
+    ids=["a new one", "its own"],
+)
+def test_the_table_goes_into_the_comment_of_its_suite(ids: str, call: str, tmp_path: Path) -> None:
+    done, (searched, written) = commented(tmp_path, "| a |\n", IDS=ids)
+    assert done.returncode == 0, done.stderr
+    assert searched.startswith("api --paginate repos/me/mine/issues/3/comments") and "env.MARKER" in searched
+    assert written.startswith(call)
+    assert Path(written.rpartition("@")[2]).read_text() == "<!-- harness: suites/mine.yaml -->\n\n| a |\n"
+
+
+def test_where_it_may_not_comment_the_log_says_so_and_the_job_goes_on(tmp_path: Path) -> None:
+    done, calls = commented(tmp_path, "| a |\n", REFUSED="1")
+    assert done.returncode == 0 and len(calls) == 1
+    assert done.stdout.startswith("::warning::") and "commenting is not allowed here" in done.stdout
+    assert "HTTP 403" in done.stderr
+
+
+def test_without_a_table_there_is_no_comment(tmp_path: Path) -> None:
+    done, calls = commented(tmp_path, "")
+    assert (done.returncode, calls) == (0, [])

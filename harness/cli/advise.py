@@ -1,5 +1,6 @@
 """`harness advise`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,9 @@ def command(
         list[str] | None,
         typer.Option(help="An answer to allow: reordered, lower_precision or approximate."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Combine all strategies, not only the suite's.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Combine all strategies, not only the suite's; -k chooses among them.")
+    ] = False,
     predict_only: PredictOnlyOption = False,
     save: Annotated[
         bool, typer.Option("--save", help="Keep the predictions among the results, for `harness report`.")
@@ -38,11 +41,26 @@ def command(
     for kind in allow or []:
         if kind not in DECLARED:
             raise SuiteError(f"--allow: there is no answer '{kind}'{plugins.nearest(kind, DECLARED)}")
-    plan = cases.plan(loaded, room.budget, room.on_gpu)
+    asked = replace(cases, only=None) if everything else cases
+    plan = asked.plan(loaded, room.budget, room.on_gpu)
     options = bench.Options(results, cases.plugins)
     machine = room.machine(plan.places)
+    notes: list[str] = []
     with Watcher(err, loaded) as watcher:
-        advice = advise(plan, loaded, options, machine, allow or (), everything, predict_only, watcher)
+        advice = advise(
+            plan,
+            loaded,
+            options,
+            machine,
+            allow or (),
+            everything,
+            predict_only,
+            watcher,
+            only=cases.only,
+            on_note=notes.append,
+        )
+    for sentence in notes:
+        note(sentence)
     out.print(text(advice), end="")
     if save:
         note(f"records: {saved(advice, plan, loaded, results)}")

@@ -20,6 +20,9 @@ def command(
     ] = None,
     only: OnlyOption = None,
     place: PlaceOption = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="A plugin: a .py file that both commits have, or a module.")
+    ] = None,
     rounds: Annotated[
         int, typer.Option(help=f"Time rounds of each run: {LEAST_ROUNDS} or more to search for a time.", min=0)
     ] = 0,
@@ -34,11 +37,20 @@ def command(
         raise BisectError(f"--rounds {rounds}: so few show no time that is worse: give {LEAST_ROUNDS} or more")
     options = ["--rounds", str(rounds), *(["-k", only] if only else [])]
     options += [word for each in place or () for word in ("--place", each)]
+    options += [word for each in plugin or () for word in ("--plugin", each)]
     first = search(Path("."), suite, good, bad, conditions, options, _log)
     if first is None:
         note(f"'{bad}' is no worse than '{good}'")
         raise typer.Exit(1)
-    out.print(f"{first.commit} is the first that is worse: {first.why}")
+    out.print(f"{first.commit} is the first that is worse{_or_before(first)}: {first.why}")
+
+
+def _or_before(first: Attempt) -> str:
+    """Say that it may be a commit before it, where those could not be measured."""
+    if not first.unmeasured:
+        return ""
+    which = "the one" if first.unmeasured == 1 else f"one of the {first.unmeasured}"
+    return f", or {which} before it that could not be measured"
 
 
 def _log(tried: Attempt) -> None:

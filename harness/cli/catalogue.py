@@ -117,6 +117,7 @@ def measured(name: str, folder: Path, loaded: plugins.Plugins) -> str:
 def _show_workload(workload: Workload) -> None:
     out.print(f"{workload.name}: {workload.about.strip()}\n")
     for field, info in workload.shape.model_fields.items():  # type: ignore[attr-defined]
-        out.print(f"{field}: default {info.default}{'; ' + info.description if info.description else ''}")
+        default = "required" if info.is_required() else f"default {info.get_default(call_default_factory=True)}"
+        out.print(f"{field}: {default}{'; ' + info.description if info.description else ''}")
     for preset, values in workload.presets.items():
         out.print(f"preset {preset}: {', '.join(f'{key}={value}' for key, value in values.items())}")

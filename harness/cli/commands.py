@@ -93,7 +93,8 @@ def main() -> None:
         sys.exit(getattr(stop, "exit_code", 1))
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it changes nothing
-        err.print("interrupted: what is measured is kept; the same command resumes")
+        resumes = sys.argv[1:2] == ["run"]  # the other verbs begin anew
+        err.print("interrupted: what is measured is kept; the same command resumes" if resumes else "interrupted")
         sys.exit(signals.INTERRUPTED)
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "format_message"):

@@ -1,5 +1,6 @@
 """`harness compare`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from harness.contract import plugins
 from harness.records.store import StoreError
 from harness.report.compare import text
 from harness.verbs.compare import Condition, compare, differences
-from harness.verdicts.judge import judge
+from harness.verdicts.judge import Comparison, judge
 
 
 def command(
@@ -29,12 +30,21 @@ def command(
     conditions = [Condition.parse(each) for each in fail_on or ()]
     loaded = plugins.load()
     before, after = (results_of([path], loaded) for path in (old, new))
-    changes = compare(*([table for each in run for table in judge(each.records)] for run in (before, after)))
+    tables = [[table for each in run for table in judge(each.records)] for run in (before, after)]
+    changes = compare(*tables)
     if not any(change.figure != "missing" for change in changes):
-        raise StoreError(f"'{old}' and '{new}' have no case in common: compare two runs of one suite")
+        raise StoreError(_why_nothing(old, new, *tables))
     notes = differences(*([record for each in run for record in each.records] for run in (before, after)))
     out.print(text(changes, notes, everything), end="")
     failing = [change for change in changes if any(condition.met(change) for condition in conditions)]
     if failing:
         note(f"harness: {len(failing)} figures became worse than --fail-on allows")
         raise typer.Exit(1)
+
+
+def _why_nothing(old: Path, new: Path, before: Sequence[Comparison], after: Sequence[Comparison]) -> str:
+    """Say why nothing can be compared: other cases, or none that has a figure, such as the limits of `harness fit`."""
+    cases, others = ({row.case.digest() for table in run for row in table.rows} for run in (before, after))
+    if cases | others and not cases & others:
+        return f"'{old}' and '{new}' have no case in common: compare two runs of one suite"
+    return f"'{old}' and '{new}' have no figure to compare: measure the suite with `harness run`"

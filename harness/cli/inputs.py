@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.backends.cards import CARDS
 from harness.cli.options import (
     BatchOption,
     BudgetOption,
@@ -21,18 +20,17 @@ from harness.cli.options import (
 )
 from harness.cli.screen import note, out
 from harness.contract.place import Place
-from harness.contract.plugins import Plugins, nearest, printable
+from harness.contract.plugins import Plugins
 from harness.machine import gpu
 from harness.machine.environment import cache_folder
 from harness.records import store
-from harness.refusal import Refusal
 from harness.report.results import Results, read
 from harness.suite import reader, shipped
 from harness.suite.of_model import Model
 from harness.suite.plan import Plan, selected
 from harness.suite.schema import SuiteError
 from harness.suite.units import size
-from harness.verbs.plan import Machine, this_machine, with_budget
+from harness.verbs.plan import Machine, card_of, this_machine, with_budget
 
 
 @dataclass(frozen=True)
@@ -98,17 +96,8 @@ class Room:
 
     def machine(self, places: Sequence[Place]) -> Machine:
         """Return the machine that cases must fit; raise Refusal for an unknown card."""
-        if self.card and self.card not in CARDS:
-            raise Refusal(f"--gpu: there is no card '{printable(self.card)[:40]}'{nearest(self.card, CARDS)}")
-        here = this_machine(places, cache_folder())
-        of_card = CARDS[self.card].memory_bytes if self.card else here.device_bytes
-        return Machine(
-            size(self.memory) if self.memory else here.host_bytes,
-            size(self.gpu_memory) if self.gpu_memory else of_card,
-            here.rates,
-            here.cache,
-            self.card or here.card,
-        )
+        card = card_of(self.card, "--gpu") if self.card else None
+        return this_machine(places, cache_folder()).supposing(self.memory, self.gpu_memory, card)
 
 
 def results_of(paths: list[Path], loaded: Plugins, suites: Path | None = None) -> list[Results]:

@@ -126,8 +126,8 @@ class Watcher(bench.Progress):
     def __exit__(self, *exception: object) -> None:
         self.bar.stop()
 
-    def groups(self, groups: Sequence[frozenset[str]], seconds: float) -> None:
-        self.timings = [Timing(cases, seconds) for cases in groups]
+    def groups(self, groups: Sequence[frozenset[str]], seconds: Sequence[float]) -> None:
+        self.timings = list(map(Timing, groups, seconds))
         self._count()
 
     def unsupported(self, cases: frozenset[str]) -> None:

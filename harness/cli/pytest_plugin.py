@@ -64,9 +64,10 @@ class SuiteFile(pytest.File):
                 raise compare.ConditionError("a case that is missing has no test to fail: use `harness compare` for it")
         except (plugins.PluginError, schema.SuiteError, compare.ConditionError) as error:
             raise self.CollectError(str(error)) from None
-        varying = _varying([group.baseline.shape for group in self.plan.comparisons])
-        for group in self.plan.comparisons:
-            sizes = [f"{name}={group.baseline.shape[name]}" for name in varying]
+        settings = [_settings(group.baseline) for group in self.plan.comparisons]
+        varying = _varying(settings)
+        for group, own in zip(self.plan.comparisons, settings, strict=True):
+            sizes = [f"{name}={own[name]}" for name in varying if name in own]
             for case in group.cases:
                 name = f"[{'-'.join([str(case.place), *sizes, case.label])}]"
                 item = CaseTest.from_parent(self, name=name, callobj=measured)
@@ -197,6 +198,13 @@ def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
         pytest.fail(f"the answer is {row.answer}: {row.answer_reason}", pytrace=False)
 
 
-def _varying(shapes: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the names of the sizes in which comparisons differ."""
-    return [name for name in shapes[0] if len({str(shape.get(name)) for shape in shapes}) > 1]
+def _settings(case: Any) -> dict[str, Any]:
+    """Return what tells comparisons of one place apart: their sizes, corpus, tokenizer and budget."""
+    budget = None if case.budget_bytes is None else case.budget_bytes / (1 << 30)
+    return {**case.shape, "corpus": case.corpus, "tokenizer": case.tokenizer, "budget_gib": budget}
+
+
+def _varying(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of the settings in which comparisons differ."""
+    names = dict.fromkeys(name for each in settings for name in each)
+    return [name for name in names if len({str(each.get(name)) for each in settings}) > 1]

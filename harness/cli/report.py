@@ -10,6 +10,7 @@ from harness.cli.inputs import results_of
 from harness.cli.options import PluginOption
 from harness.cli.screen import note, out
 from harness.contract import plugins
+from harness.refusal import Refusal
 from harness.report.report import Report
 from harness.verdicts import documents
 
@@ -27,9 +28,13 @@ class Form(StrEnum):
 def command(
     paths: Annotated[list[Path], typer.Argument(metavar="RESULTS", help="Results files, or folders of them.")],
     into: Annotated[list[Path] | None, typer.Option(help="A document to put the tables into; several times.")] = None,
-    form: Annotated[Form, typer.Option("--format", help="What to print.")] = Form.markdown,
+    form: Annotated[
+        Form | None, typer.Option("--format", help="What to print.", show_default="markdown, if nothing is written")
+    ] = None,
     pictures: Annotated[Path | None, typer.Option(help="A folder to draw the charts into, as SVG and PNG.")] = None,
-    only: Annotated[str | None, typer.Option("-k", help="Draw only charts whose name contains this.")] = None,
+    only: Annotated[
+        str | None, typer.Option("-k", help="Draw only charts whose name contains this, with --pictures.")
+    ] = None,
     page: Annotated[Path | None, typer.Option(help="A file for one offline HTML page of everything.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="A file for every figure of every row, as parquet.")] = None,
     sentences: Annotated[
@@ -46,8 +51,11 @@ def command(
     the answers to --documents between those of `documents`; with --pictures as well, draw those that the documents link
     to. The marks `use`, `advice`, `sentences` and `suites` are what a first page needs. The first mark may choose
     tables and rows of a suite: `generated: SUITE place=torch/cpu tokens=1024 rows=baseline|checkpoint`. As csv and
-    json there is one row or object for each strategy, with every figure as a number.
+    json there is one row or object for each strategy, with every figure as a number. Where something is written to a
+    file, nothing is printed but what --format asks for.
     """
+    if only is not None and pictures is None:
+        raise Refusal("-k chooses among the charts to draw: give --pictures FOLDER as well")
     letter = documents.read(sentences) if sentences is not None else None
     loaded = plugins.load(tuple(plugin or ()))
     suites = sentences.parent if sentences is not None else None
@@ -63,17 +71,18 @@ def command(
         note(f"parquet: {parquet}")
     for document in into or ():
         whole.put_into(document)
-    if into:
+    written = into or any(path is not None for path in (pictures, page, parquet))
+    if form is None and written:
         return
-    if pictures is None and page is None and parquet is None:
-        text_of = {
-            Form.markdown: whole.markdown,
-            Form.csv: whole.csv,
-            Form.json: whole.json,
-            Form.bencher: whole.bencher,
-            Form.benchmark_action: whole.benchmark_action,
-        }
-        if form in (Form.json, Form.bencher, Form.benchmark_action):
-            out.file.write(text_of[form]())  # as it is: it has no control characters, and may be megabytes
-        else:
-            out.print(text_of[form](), end="")
+    text_of = {
+        Form.markdown: whole.markdown,
+        Form.csv: whole.csv,
+        Form.json: whole.json,
+        Form.bencher: whole.bencher,
+        Form.benchmark_action: whole.benchmark_action,
+    }
+    text = text_of[form or Form.markdown]()
+    if form in (Form.json, Form.bencher, Form.benchmark_action):
+        out.file.write(text)  # as it is: it has no control characters, and may be megabytes
+    else:
+        out.print(text, end="")

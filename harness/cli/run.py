@@ -51,8 +51,8 @@ def command(
                 else:
                     file = cluster.run(address, plan, loaded, options, watcher)
         except KeyboardInterrupt:
-            files = sorted((results / plan.name / facts.name()).glob("*.jsonl"))
-            for each in results_of(files[-1:], loaded) if files else []:
+            folder = results / plan.name / facts.name()
+            for each in results_of([folder], loaded) if any(folder.glob("*.jsonl")) else []:
                 _show_rest(each, loaded, watcher.printed, show)
             raise
     for each in results_of([file], loaded):

@@ -14,11 +14,12 @@ _raised: list[BaseException] = []
 
 
 def listen() -> None:
-    """Raise an exception for each signal that ends a run, from now on."""
+    """Raise an exception for each signal that ends a run, from now on; what was ignored before stays ignored."""
     _raised.clear()
     sys.unraisablehook = _send_again
     for number in (signal.SIGTERM, signal.SIGHUP):  # the second is the terminal that was closed
-        signal.signal(number, _end)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores it
+            signal.signal(number, _end)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background job ignores it
         signal.signal(signal.SIGINT, _end)
 

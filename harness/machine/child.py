@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.contract.plugins import printable
+from harness.machine import orphans
 
 
 class AnswerError(Exception):
@@ -18,6 +19,7 @@ def answer_of(module: str, *arguments: str, env: Mapping[str, str]) -> dict[str,
 
     Raise AnswerError, with the last line that it wrote to standard error, where it printed none.
     """
+    orphans.start()  # should this process be killed, the other ends with it
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:

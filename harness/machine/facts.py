@@ -19,15 +19,19 @@ HOST_SHARE = 0.8
 DEVICE_SHARE = 0.95
 """The share of a GPU's memory that a case may take: the driver needs some."""
 LONGEST_COMMIT = 60
-PACKAGES = ("torch", "jax", "jaxlib", "numpy", "tokenizers")
+PACKAGES = (
+    *("torch", "jax", "jaxlib", "numpy", "tokenizers", "numba", "triton"),
+    *("transformers", "peft", "keras", "grain", "datasets", "liger_kernel", "cut_cross_entropy"),
+)
+"""Packages whose version decides a figure: the frameworks, and what strategies and workloads call."""
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 GROUP_FILES = {
-    "": ("memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    "": ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 }
-"""The limit of a control group, its use, and the line of `memory.stat` for pages that the kernel drops on demand: of
-version 2, and by its folder of version 1."""
+"""The limit of a control group, its use, and the lines of `memory.stat` for what the kernel drops on demand: of version
+2, and by its folder of version 1."""
 
 
 def free_bytes() -> int:
@@ -45,24 +49,46 @@ def total_bytes() -> int:
     return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits())])
 
 
+def threads() -> int:
+    """Return how many threads a worker has: one for each CPU that this process may use, fewer under a quota of time."""
+    return min([len(os.sched_getaffinity(0)), *_quotas()])
+
+
 def _limits() -> Iterator[tuple[int, int]]:
-    """Yield the limit of each control group that this process is in, in bytes, and what of it is free.
+    """Yield the limit of each control group that this process is in, in bytes, and what of it is free."""
+    for controller, group in _groups("memory"):
+        limit_file, use_file, reclaimable = GROUP_FILES[controller]
+        limit, use = _read(group / limit_file) or "", _read(group / use_file) or ""
+        if limit.isdigit() and use.isdigit():  # the limit may be "max"
+            lines = (line.split() for line in (_read(group / "memory.stat") or "").splitlines())
+            dropped = sum(int(line[1]) for line in lines if line[0] in reclaimable)
+            yield int(limit), max(0, int(limit) - int(use) + dropped)
+
+
+def _quotas() -> Iterator[int]:
+    """Yield how many CPUs' time each control group that this process is in may take, rounded up."""
+    for controller, group in _groups("cpu"):
+        if controller:
+            quota, period = (_read(group / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
+        else:
+            quota, _, period = (_read(group / "cpu.max") or "").partition(" ")
+        if quota.isdigit() and period.isdigit() and int(quota) and int(period):  # the quota may be "max", or -1
+            yield -(-int(quota) // int(period))
+
+
+def _groups(controller: str) -> Iterator[tuple[str, Path]]:
+    """Yield the control groups that this process is in: those of version 2, as "", and of a controller of version 1.
 
     A container may see its own group as the root, and its path from outside.
     """
     for line in (_read(MEMBERSHIP) or "").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers not in GROUP_FILES:
+        if controllers and controller not in controllers.split(","):
             continue
-        limit_file, use_file, reclaimable = GROUP_FILES[controllers]
+        version = controller if controllers else ""
         names = [name for name in Path(path).parts if name not in ("/", "..")]
         for depth in range(len(names) + 1):
-            group = CONTROL_GROUPS.joinpath(controllers, *names[:depth])
-            limit, use = _read(group / limit_file) or "", _read(group / use_file) or ""
-            if limit.isdigit() and use.isdigit():  # the limit may be "max"
-                lines = (line.split() for line in (_read(group / "memory.stat") or "").splitlines())
-                dropped = next((int(line[1]) for line in lines if line[0] == reclaimable), 0)
-                yield int(limit), max(0, int(limit) - int(use) + dropped)
+            yield version, CONTROL_GROUPS.joinpath(version, *names[:depth])
 
 
 @cache
@@ -143,14 +169,23 @@ def _cpuinfo() -> str:
     return _read("/proc/cpuinfo") or ""
 
 
+def vendor() -> str:
+    """Return who made the processor, which predictions in torch ask; an empty text where the system does not say."""
+    return _of_cpu("vendor_id")
+
+
 def _cpu_model() -> str:
-    line = next((line for line in _cpuinfo().splitlines() if line.startswith("model name")), "")
-    return line.partition(":")[2].strip() or platform.processor() or "unknown"
+    return _of_cpu("model name") or platform.processor() or "unknown"
 
 
 def _cpu_flags() -> set[str]:
-    line = next((line for line in _cpuinfo().splitlines() if line.startswith("flags")), "")
-    return set(line.partition(":")[2].split())
+    return set(_of_cpu("flags").split())
+
+
+def _of_cpu(name: str) -> str:
+    """Return what the system says of the first processor under a name."""
+    line = next((line for line in _cpuinfo().splitlines() if line.startswith(name)), "")
+    return line.partition(":")[2].strip()
 
 
 def _gpu() -> str | None:

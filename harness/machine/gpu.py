@@ -105,9 +105,14 @@ def _asked(fields: tuple[str, ...]) -> dict[str, str] | None:
 
 
 def _output(arguments: list[str]) -> str | None:
-    """Run the driver's tool for the first visible GPU; None where it is absent or refuses."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    chosen = [f"--id={first}"] if first and not first.startswith("MIG-") else []
+    """Run the driver's tool for the first visible GPU; None where it is absent or refuses, or no GPU is visible."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return _run(arguments)
+    first = names.split(",")[0].strip()
+    if first in ("", "-1"):
+        return None
+    chosen = [] if first.startswith("MIG-") else [f"--id={first}"]
     return _run([*chosen, *arguments])
 
 

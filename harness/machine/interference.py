@@ -35,13 +35,15 @@ def disturbances(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
     """Return what disturbed the time between two snapshots.
 
     `stolen`: the hypervisor gave more than 1 % of the time to others. `crowded`: more than half as many other tasks
-    as CPUs wanted to run at the start (the load average would count the worker before). `throttled`: heat. On a GPU
-    `gpu_shared`: another program was on it, and `gpu_throttled`: heat or power held its clock back.
+    as CPUs wanted to run at the start (the load average would count the worker before); where this process may use
+    some of the CPUs alone, nobody knows which of them those tasks wanted. `throttled`: heat. On a GPU `gpu_shared`:
+    another program was on it, and `gpu_throttled`: heat or power held its clock back.
     """
     flags = []
     if after.steal - before.steal > STEAL_SHARE * max(1, after.total - before.total):
         flags.append("stolen")
-    if before.running - 1 > (os.cpu_count() or 1) / 2:
+    cpus = os.cpu_count() or 1
+    if len(os.sched_getaffinity(0)) >= cpus and before.running - 1 > cpus / 2:
         flags.append("crowded")
     if after.throttled > before.throttled:
         flags.append("throttled")

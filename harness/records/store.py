@@ -17,6 +17,10 @@ from harness.refusal import Refusal
 
 STAMP = "%Y%m%dT%H%M%SZ"
 """How the time is written in the name of a file."""
+TAIL = 1 << 20
+"""Bytes at the end of a file in which its last record lies."""
+WRITTEN = re.compile(rb'"utc": "([^"]{1,40})"')
+"""When a record was written, in its line."""
 NAME = re.compile(r"[\w.-]+")
 CURRENT = f'{{"schema_version": {SCHEMA_VERSION}, '.encode()
 """How a line of this format begins, as `encoded` writes it."""
@@ -114,23 +118,42 @@ def renamed(record: Record, aliases: Mapping[str, str]) -> Record:
 def next_file(folder: Path, commit: str) -> Path:
     """Name the results of a run that begins now: by the time and the commit, and after all that are there.
 
-    So the newest file is the last one begun, even where the clock was set back.
+    So the newest file is the last one begun, until an earlier one is resumed, even where the clock was set back.
     """
     now = datetime.now(UTC).replace(microsecond=0)
     for file in folder.glob("*.jsonl"):
-        with suppress(ValueError):
-            now = max(now, datetime.strptime(file.name.split("-")[0], STAMP).replace(tzinfo=UTC) + timedelta(seconds=1))
+        with suppress(OverflowError):
+            now = max(now, _written(file) + timedelta(seconds=1))
     return folder / f"{now:{STAMP}}-{commit}.jsonl"
 
 
 def newest(path: Path) -> list[Path]:
-    """Find the results below a path: the file itself, or the newest file of each folder."""
+    """Find the results below a path: the file itself, or of each folder the one that was written to last.
+
+    That need not be the last one begun: a run that was interrupted goes on in its own file.
+    """
     if not path.exists():
         raise StoreError(f"there is no '{path}': name a results file or folder")
     if path.is_file():
         return [path]
-    by_folder = {file.parent: file for file in sorted(path.rglob("*.jsonl"))}
-    return [by_folder[folder] for folder in sorted(by_folder)]
+    by_folder: dict[Path, list[Path]] = {}
+    for file in sorted(path.rglob("*.jsonl")):
+        by_folder.setdefault(file.parent, []).append(file)
+    return [
+        max(files, key=lambda file: (_written(file), file)) if len(files) > 1 else files[0]
+        for _, files in sorted(by_folder.items())
+    ]
+
+
+def _written(file: Path) -> datetime:
+    """Return when a file was written to: when its last record was, or where that is earlier, when its name says."""
+    times = [datetime.min.replace(tzinfo=UTC)]
+    with suppress(ValueError):
+        times.append(datetime.strptime(file.name.split("-")[0], STAMP).replace(tzinfo=UTC))
+    with suppress(OSError, ValueError, OverflowError), file.open("rb") as opened:
+        opened.seek(max(0, os.fstat(opened.fileno()).st_size - TAIL))
+        times += [datetime.fromisoformat(text.decode()).astimezone(UTC) for text in WRITTEN.findall(opened.read())[-1:]]
+    return max(times)
 
 
 def _finite(text: str) -> float:

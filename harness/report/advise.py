@@ -8,12 +8,14 @@ from tabulate import tabulate
 from harness.contract.workload import Workload
 from harness.records import Case, Record
 from harness.records.case import CONTROL
+from harness.report.answer import cost
 from harness.report.plan import by_segments, grid
 from harness.report.text import escaped, row_name
 from harness.report.words import AT_MOST, mib, titles
 from harness.suite.units import shown
 from harness.verbs.advise import Advice, are_timed, of_predictions, preference
 from harness.verbs.plan import Machine, PlanRow, leanest, need, row_of, shortfall
+from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Row
 
 GIB = 1 << 30
@@ -33,10 +35,10 @@ def text(answers: Sequence[Advice]) -> str:
         else:
             rows = [advice.predicted[0], *_shown(advice)]
             pieces += filter(None, (grid(rows), by_segments(rows)))
-        if advice.choice is not None:
-            if parts := _parts(advice):
+        if advice.chosen is not None:
+            if parts := _parts(advice.chosen, advice.predicted):
                 pieces.append(parts)
-            pieces.append(f"```yaml\nstrategies:\n{_lines(_chosen(advice))}```")
+            pieces.append(f"```yaml\nstrategies:\n{_lines(advice.chosen)}```")
     return "\n\n".join(pieces) + "\n"
 
 
@@ -45,20 +47,26 @@ def for_memories(
 ) -> str:
     """Write what to use for each model in each memory, from predictions that `harness advise --save` kept.
 
-    `memories` are the bytes of machines by device: `cpu` for machines without a GPU, `cuda` for GPUs. `workloads` know
-    the names of published models.
+    `memories` are the bytes of machines by device: `cpu` for machines without a GPU, `cuda` for GPUs; budgets that the
+    cases were predicted with do not count. `workloads` know the names of published models. Where there are several
+    frameworks, each has a row.
     """
-    models: dict[str, dict[str, list[tuple[Case, Record]]]] = {}
+    models: dict[tuple[str, str], dict[str, list[tuple[Case, Record]]]] = {}
     for record in records:
         if record.case is not None and record.slot is not None and record.prediction.parameters:
-            by_device = models.setdefault(_model(record, record.case, workloads), {})
-            by_device.setdefault(record.case.place.device, []).append((record.case, record))
+            case = record.case.model_copy(update={"budget_bytes": None})
+            by_device = models.setdefault((_model(record, case, workloads), case.place.backend), {})
+            by_device.setdefault(case.place.device, []).append((case, record))
+    several = len({backend for _, backend in models}) > 1
     columns = [(device, size) for device, sizes in memories.items() for size in sizes]
     kinds = {"cuda": "GPU", "cpu": "without a GPU"}
     headers = ("model", *(f"{size / GIB:.0f} GiB {kinds[device]}" for device, size in columns))
     rows = [
-        (escaped(model), *(_in_memory(by_device.get(device, []), size) for device, size in columns))
-        for model, by_device in models.items()
+        (
+            escaped(f"{model}, {backend}" if several else model),
+            *(_in_memory(by_device.get(device, []), size) for device, size in columns),
+        )
+        for (model, backend), by_device in models.items()
     ]
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True) if rows else ""
 
@@ -77,8 +85,8 @@ def _in_memory(predicted: Sequence[tuple[Case, Record]], size: int) -> str:
     if not rows:
         return ""
     advice = of_predictions(rows)
-    if advice.choice is not None:
-        return f"{row_name(advice.choice)}: {shown(_chosen(advice).peak_bytes or 0)}"
+    if advice.chosen is not None:
+        return f"{row_name(advice.chosen.case.label)}: {shown(advice.chosen.peak_bytes or 0)}"
     row = leanest(rows)
     return "not known" if row is None else f"nothing fits; {row_name(row.case.label)} takes {need(row)}"
 
@@ -89,18 +97,14 @@ def _shown(advice: Advice) -> list[PlanRow]:
     return [row for row in rows if not row.case.is_baseline][:FRONT]
 
 
-def _chosen(advice: Advice) -> PlanRow:
-    return next(row for row in advice.predicted if row.case.label == advice.choice)
-
-
 def _sentence(advice: Advice) -> str:
     count = len(advice.predicted)
     limit = advice.predicted[0].limit_bytes
-    if advice.choice is None:
+    if advice.chosen is None:
         return _why_none(advice, count)
     if advice.rows:
         return _measured_sentence(advice, count)
-    row, plain = _chosen(advice), advice.predicted[0]
+    row, plain = advice.chosen, advice.predicted[0]
     best = "fastest" if are_timed([each for each in advice.predicted if each.fits]) else "plainest"
     sentence = f"Use **{escaped(row.case.label)}**: of {count} combinations it is predicted to be the {best} that fits"
     sentence += f" {shown(limit)}" if limit is not None else ""
@@ -126,22 +130,31 @@ def _why_none(advice: Advice, count: int) -> str:
 def _measured_sentence(advice: Advice, count: int) -> str:
     row, *others = advice.usable
     plain = next((each for each in advice.rows if each.case.is_baseline), None)
-    sentence = f"Use **{escaped(row.label)}**: of {count} combinations it was the fastest that fits"
+    tried = sum(not each.case.is_control for each in advice.rows)
+    best = "the fastest that fits" if all(_faster(row, each) for each in others) else "among the fastest that fit"
+    sentence = f"Use **{escaped(row.label)}**: of the {tried} that were measured of {count} combinations it was {best}"
     if row.case.budget_bytes:
         sentence += f" {shown(row.case.budget_bytes)}"
     sentence += f", with a peak of {mib(row.peak_bytes)} MiB and {(row.step_seconds or 0.0) * 1e3:,.0f} ms a step"
     if plain is not None and row is not plain:
-        if plain.peak_bytes and plain.status == "ok":
-            sentence += f" ({row.peak_ratio:.2f} x the baseline's memory"
-            sentence += f", {row.speed.ratio:.2f} x its time)" if row.speed is not None else ")"
-        else:
-            sentence += "; the baseline does not fit"
+        does_fit = plain.peak_bytes and plain.status == "ok"
+        sentence += f"; against the baseline {cost(row)}" if does_fit else "; the baseline does not fit"
     sentence += f". Its answer is {escaped(row.answer)}." if row.answer else "."
     second = next((each for each in others if not each.case.is_baseline), None)
-    if second is not None:
-        ratio = (second.step_seconds or 0.0) / (row.step_seconds or 1.0)
-        sentence += f" Next best: {escaped(second.label)}, {ratio:.2f} x its time, {mib(second.peak_bytes)} MiB."
-    return sentence
+    return sentence + (f" Next best: {escaped(second.label)}, {cost(second)}." if second is not None else "")
+
+
+def _faster(row: Row, other: Row) -> bool:
+    """Check whether the intervals of two times, both as multiples of the baseline's, tell that a row is faster."""
+    own, its = _interval(row), _interval(other)
+    return own is not None and its is not None and own < its
+
+
+def _interval(row: Row) -> Interval | None:
+    """Return where the time of a row lies; None where too little was timed to tell."""
+    if row.case.is_baseline:
+        return Interval(1.0, 1.0)
+    return row.speed.interval if row.speed is not None and row.speed.standard_error is not None else None
 
 
 def _measured(rows: Sequence[Row]) -> str:
@@ -161,12 +174,11 @@ def _measured(rows: Sequence[Row]) -> str:
     return tabulate(cells, headers, tablefmt="pipe", colalign=aligned, disable_numparse=True)
 
 
-def _parts(advice: Advice) -> str:
+def _parts(whole: PlanRow, predicted: Sequence[PlanRow]) -> str:
     """Write what each member of the choice contributes: the predicted peak and time without it."""
-    whole = _chosen(advice)
     if len(whole.case.strategies) < 2:
         return ""
-    by_label = {row.case.label: row for row in advice.predicted}
+    by_label = {row.case.label: row for row in predicted}
     contributions = []
     for at, member in enumerate(whole.case.strategies):
         rest = whole.case.strategies[:at] + whole.case.strategies[at + 1 :]

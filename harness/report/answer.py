@@ -18,12 +18,12 @@ def sentence(table: Comparison) -> str:
     pieces = []
     if best.row is not None:
         lead = "Use" if best.baseline_fits else "The baseline runs out of memory; use"
-        pieces.append(f"{lead} **{escaped(best.row.label)}**: {_cost(best.row)}, answers as before")
+        pieces.append(f"{lead} **{escaped(best.row.label)}**: {cost(best.row)}, answers as before")
     elif absence := _without_exact(table, best):
         pieces.append(absence)
     if best.inexact is not None:
         kind = escaped((best.inexact.answer or "").replace("_", " "))
-        pieces.append(f"with {kind} **{escaped(best.inexact.label)}**: {_cost(best.inexact)}")
+        pieces.append(f"with {kind} **{escaped(best.inexact.label)}**: {cost(best.inexact)}")
     text = "; ".join(pieces)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
@@ -66,7 +66,8 @@ def last_lines(tables: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
-def _cost(row: Row) -> str:
+def cost(row: Row) -> str:
+    """Return the memory and the time of a row as multiples of the baseline's, as far as they are known."""
     memory = f"{mib(row.peak_bytes)} MiB" if row.peak_ratio is None else f"{row.peak_ratio:.2f} x the memory"
     speed = row.speed
     if speed is None:

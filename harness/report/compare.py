@@ -1,17 +1,21 @@
 """What changed between two runs, as markdown for a pull request."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
+from harness.records import Case
 from harness.report.text import escaped, row_name
-from harness.report.words import mib, titles
+from harness.report.words import Key, mib, titles
 from harness.verbs.compare import BETTER, SAME, UNRESOLVED, WORSE, Change
 
 HEADERS = ("case", "figure", "before", "after", "change", "verdict")
 ALIGNED = ("left", "left", "right", "right", "right", "left")
 ORDER = (WORSE, UNRESOLVED, BETTER, SAME)
+Group = tuple[str, str, str]
+"""What stands under one heading: a suite, a machine and a comparison, by its key."""
 
 
 def text(changes: Sequence[Change], notes: Sequence[str], everything: bool = False) -> str:
@@ -20,16 +24,36 @@ def text(changes: Sequence[Change], notes: Sequence[str], everything: bool = Fal
     pieces = [f"Of {len(changes)} figures: {', '.join(f'{counts[verdict]} {verdict}' for verdict in ORDER)}."]
     if notes:
         pieces.append("\n".join(f"- {escaped(note)}" for note in notes))
-    groups: dict[tuple[str, str], list[Change]] = {}
+    groups: dict[Group, list[Change]] = {}
     for change in changes:
         if everything or change.verdict != SAME:
-            groups.setdefault((change.case.comparison_key, ""), []).append(change)
-    title_of = titles({key: members[0].case for key, members in groups.items()})
-    for key, members in groups.items():
-        rows = [_cells(change) for change in sorted(members, key=lambda change: ORDER.index(change.verdict))]
-        pieces.append(f"#### {escaped(title_of[key])}")
+            groups.setdefault((change.suite, change.machine, change.case.comparison_key), []).append(change)
+    title_of = _titles(groups, changes)
+    for group, members in groups.items():
+        rows = [_cells(change) for change in sorted(members, key=_rank)]
+        pieces.append(f"#### {escaped(title_of[group])}")
         pieces.append(tabulate(rows, HEADERS, tablefmt="pipe", colalign=ALIGNED, disable_numparse=True))
     return "\n\n".join(pieces) + "\n"
+
+
+def _titles(groups: Mapping[Group, Sequence[Change]], changes: Sequence[Change]) -> dict[Group, str]:
+    """Return a title for each group: its comparison, with the suite and the machine where changes are of several."""
+    suites, machines = {change.suite for change in changes}, {change.machine for change in changes}
+    cases: dict[str, dict[Key, Case]] = {}
+    for (suite, _, comparison), members in groups.items():
+        cases.setdefault(suite, {})[comparison, ""] = members[0].case
+    title_of = {suite: titles(keys) for suite, keys in cases.items()}
+    return {
+        (suite, machine, comparison): (f"{suite}: " if len(suites) > 1 else "")
+        + title_of[suite][comparison, ""]
+        + (f", on {machine}" if len(machines) > 1 and machine else "")
+        for suite, machine, comparison in groups
+    }
+
+
+def _rank(change: Change) -> tuple[int, float]:
+    """Return where a change stands: what became worse first, and of that what has no ratio, as it is not there."""
+    return ORDER.index(change.verdict), -(change.ratio or math.inf) if change.verdict == WORSE else 0.0
 
 
 def _cells(change: Change) -> tuple[str, ...]:

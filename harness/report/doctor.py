@@ -3,6 +3,7 @@
 from tabulate import tabulate
 
 from harness.machine.checkups import Calibration, Checkup, Noise
+from harness.verbs.doctor import Failure
 
 MIB = 1 << 20
 DIFFERENT = "NOT equal, which times do not show by chance: see the findings below, and use a quiet machine"
@@ -10,8 +11,8 @@ WORDS = {"within 5 %": "equal within 5 %", "slower": DIFFERENT, "faster": DIFFER
 """What the words of time say of equal cases."""
 
 
-def text(checkup: Checkup) -> str:
-    """Write calibrations, noise and findings, each finding with its remedy."""
+def text(checkup: Checkup, noise: bool = True) -> str:
+    """Write calibrations, noise, if it was to be measured, and findings, each with its remedy."""
     rows = [(each.way, f"{each.true_bytes / MIB:.1f}", _seen(each), _judgement(each)) for each in checkup.calibrations]
     pieces = [
         f"machine {checkup.machine}",
@@ -19,6 +20,8 @@ def text(checkup: Checkup) -> str:
     ]
     if checkup.noise is not None:
         pieces.append(_noise(checkup.noise))
+    elif noise:
+        pieces.append("noise: could not be measured")
     findings = [f"- {finding.what}: {finding.remedy}" for finding in checkup.findings]
     pieces.append("\n".join(findings) if findings else "nothing that would spoil figures was found")
     return "\n\n".join(pieces) + "\n"
@@ -42,6 +45,8 @@ def _seen(calibration: Calibration) -> str:
 
 
 def _judgement(calibration: Calibration) -> str:
+    if isinstance(calibration, Failure):
+        return f"FAILED: {calibration.reason}"
     if calibration.good is None:
         return f"not tried: {calibration.reason}"
     return "good" if calibration.good else "OFF by more than 0.5 MiB and 1 %"

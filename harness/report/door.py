@@ -1,13 +1,14 @@
 """The harness from Python: read results, run a suite, predict one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from warnings import warn
 
 from harness.contract import plugins as doors
 from harness.contract.plugins import Plugins
+from harness.machine.environment import cache_folder
 from harness.records import store
 from harness.report import frame, results
 from harness.report.plan import table
@@ -16,10 +17,14 @@ from harness.run import bench, session, template
 from harness.suite import reader, shipped
 from harness.suite.plan import Plan, selected
 from harness.suite.units import size
-from harness.verbs.plan import Machine, PlanRow, of_plan, with_budget
+from harness.verbs.plan import PlanRow, card_of, of_plan, this_machine, with_budget
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+ARGUMENTS = {"cpu": "memory or budget", "cuda": "gpu, gpu_memory or budget"}
+"""What names the memory that a case on each device may use."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Predictions:
 
     def markdown(self) -> str:
         """Write the tables that `harness plan` prints."""
-        return "\n".join(map(table, self.comparisons))
+        return "\n".join(table(rows, ARGUMENTS) for rows in self.comparisons)
 
 
 def read(*paths: str | Path, plugins: Sequence[str] = ()) -> Report:
@@ -79,17 +84,21 @@ def predict(
     budget: str | None = None,
     memory: str | None = None,
     gpu_memory: str | None = None,
+    gpu: str | None = None,
     place: Sequence[str] = (),
     only: str | None = None,
     plugins: Sequence[str] = (),
 ) -> Predictions:
     """Predict every case of a suite without running any: its peak in bytes, and whether it fits.
 
-    `budget` is what a case may take ("8GiB"); `memory` and `gpu_memory` are those of a machine, of which it may take a
-    part. Times need the rates of a machine, which `harness plan` measures: here they are None.
+    `budget` is what a case may take ("8GiB"). `memory`, `gpu_memory` and `gpu`, a card ("h100"), are those of the
+    machine of which it may take a part; by default those of this one. Times need the rates of a machine, which `harness
+    plan` measures: here they are None. Raises Refusal for a size or a card that nobody knows.
     """
     loaded = doors.load(tuple(plugins))
-    machine = Machine(size(memory) if memory else None, size(gpu_memory) if gpu_memory else None)
+    card = card_of(gpu, "gpu") if gpu else None
+    here = replace(this_machine((), cache_folder()), cache=None)  # no rates: nothing is timed
+    machine = here.supposing(memory, gpu_memory, card)
     plan = _plan(suite, loaded, place, only, budget)
     return Predictions(tuple(map(tuple, of_plan(plan, loaded, tuple(plugins), machine))))
 

@@ -4,13 +4,14 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 from harness.report.composition import composition
 from harness.report.table import tokens_of
 from harness.report.text import cell
 from harness.report.words import Key, key_of, titles
+from harness.verdicts.choice import stands_in
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.observed import step_time
 
@@ -25,11 +26,12 @@ def of_tables(
 ) -> list[Figures]:
     """Return one flat mapping for each row: bytes, seconds and ratios as numbers, unknown ones as None.
 
-    Comparisons have their titles among all of their suite; by default these are all.
+    These are the comparisons of one run. They have their titles among all of their suite; by default these are all.
     """
     title_of = title_of or titles({key_of(table): table.case for table in tables})
+    begun = min((record.origin.utc for table in tables for row in table.rows for record in row.records), default="")
     return [
-        _of_row(suite, title_of[key_of(table)], table, row, tokens_of(row, tokens_per_step))
+        _of_row(suite, title_of[key_of(table)], table, row, tokens_of(row, tokens_per_step)) | {"run_utc": begun}
         for table in tables
         for row in table.rows
     ]
@@ -41,20 +43,29 @@ def as_json(rows: Sequence[Figures]) -> str:
 
 
 def as_csv(rows: Sequence[Figures]) -> str:
-    """Write a line for each row below the names of all figures; no text is a formula, or obeyed by a terminal."""
+    """Write a line for each row below the names of all figures; no text is a formula, or obeyed by a terminal.
+
+    What is nested is JSON.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
     writer = csv.DictWriter(out, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(
-        {name: cell(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows
-    )
+    writer.writerows({name: _in_csv(value) for name, value in row.items()} for row in rows)
     return out.getvalue()
+
+
+def _in_csv(value: Any) -> Any:
+    if isinstance(value, str):
+        return cell(value)
+    return json.dumps(value, allow_nan=False) if isinstance(value, dict | list) else value
 
 
 def _of_row(suite: str, title: str, table: Comparison, row: Row, tokens: float | None) -> Figures:
     case, speed, seconds = row.case, row.speed, row.step_seconds
+    interval = speed.interval if speed is not None and speed.standard_error is not None else None
     first = next(iter(row.records), None)
+    phases = first.memory.phases if first and case.place.device == "cpu" else ()  # they are of the host
     return {
         "suite": suite,
         "comparison": title,
@@ -64,6 +75,7 @@ def _of_row(suite: str, title: str, table: Comparison, row: Row, tokens: float |
         "status": row.status,
         "verdict": row.verdict,
         "answer": row.answer,
+        "stand_in": stands_in(row),
         "peak_bytes": row.peak_bytes,
         "peak_ratio": row.peak_ratio,
         "peak_phase": row.peak_phase,
@@ -84,13 +96,13 @@ def _of_row(suite: str, title: str, table: Comparison, row: Row, tokens: float |
         "fetch_seconds": row.fetch_seconds,
         "tokens_per_second": tokens / seconds if tokens and seconds else None,
         "time_ratio": speed.ratio if speed else None,
-        "time_ratio_low": speed.low if speed else None,
-        "time_ratio_high": speed.high if speed else None,
+        "time_ratio_low": interval.low if interval else None,
+        "time_ratio_high": interval.high if interval else None,
         "rounds": speed.rounds if speed else None,
         "time": speed.word if speed else None,
         "more_rounds": speed.more_rounds if speed else None,
-        "phases": {phase.name: phase.peak_bytes for phase in first.memory.phases} if first else {},
-        "composition": composition(first.memory.phases, row.peak_phase) if first else {},
+        "phases": {phase.name: phase.peak_bytes for phase in phases},
+        "composition": composition(phases, row.peak_phase),
         "ranks": case.ranks,
         "rank_peaks": [rank.peak_bytes for rank in first.memory.ranks if rank.peak_bytes] if first else [],
         "round_ratios": _round_ratios(row, table),
@@ -99,6 +111,7 @@ def _of_row(suite: str, title: str, table: Comparison, row: Row, tokens: float |
         "reasons": "; ".join(row.reasons),
         "corpus": case.corpus,
         "tokenizer": case.tokenizer,
+        "seed": case.seed,
         "machine": str(first.origin.machine.get("name", "")) if first else "",
         "commit": first.origin.commit if first else "",
         "shape": {name: value for name, value in case.shape.items() if value is not None},
@@ -112,12 +125,19 @@ def _first_step(row: Row) -> float | None:
 
 
 def _round_ratios(row: Row, table: Comparison) -> list[float]:
-    """Return the step time of each round as a multiple of the baseline's in the same round."""
-    baseline = next((each for each in table.rows if each.case.is_baseline), None)
-    if baseline is None or row is baseline:
+    """Return the step time of each round as a multiple of the mean of baseline and control in the same round.
+
+    The control's own are multiples of the baseline's, as its ratio is.
+    """
+    if row.case.is_baseline:
         return []
-    own, other = _by_round(row), _by_round(baseline)
-    return [own[at] / other[at] for at in sorted(own.keys() & other.keys())]
+    others = [each for each in table.rows if each.case.is_baseline or (each.case.is_control and each is not row)]
+    own, anchors = _by_round(row), [_by_round(each) for each in others]
+    return [
+        own[at] / geometric_mean(seconds)
+        for at in sorted(own)
+        if (seconds := [each[at] for each in anchors if at in each])
+    ]
 
 
 def _by_round(row: Row) -> dict[tuple[int, int], float]:

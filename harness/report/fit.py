@@ -87,7 +87,7 @@ def _fit_cells(row: Record, baseline: Record | None) -> tuple[str, ...]:
     ratio = f"{longest / baseline_longest:.2f} x" if longest and baseline_longest and row is not baseline else ""
     return (
         row.case.label,
-        "none" if limit.predicted is None else f"{limit.predicted:,}",
+        _predicted(row),
         mib(limit.predicted_peak_bytes),
         mib(limit.at_most_bytes),
         "" if limit.passed is None else f"{limit.passed:,}",
@@ -95,3 +95,12 @@ def _fit_cells(row: Record, baseline: Record | None) -> tuple[str, ...]:
         ratio,
         str(limit.runs or ""),
     )
+
+
+def _predicted(row: Record) -> str:
+    """Write the longest value that is predicted to fit, or below which it lies: nothing less than that was tried."""
+    assert row.case is not None and row.limits is not None
+    limit, least = row.limits, row.case.shape.get(row.limits.over)
+    if limit.predicted is not None:
+        return f"{limit.predicted:,}"
+    return f"below {least:,}" if isinstance(least, int) and "predicted" not in row.missing else ""

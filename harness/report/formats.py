@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 def bencher(rows: Sequence[Figures]) -> str:
-    """Write Bencher's metric format: for each row its peak in bytes and its step in nanoseconds, with bounds.
+    """Write Bencher's metric format: for each row its peak in bytes and its step in nanoseconds, with known bounds.
 
     https://bencher.dev/docs/reference/bencher-metric-format/
     """
@@ -20,9 +20,9 @@ def bencher(rows: Sequence[Figures]) -> str:
         if row["status"] == "ok" and row["peak_bytes"]:
             metrics["peak-memory"] = {"value": row["peak_bytes"]}
         if row["step_seconds"]:
-            low, high = _bounds(row)
-            nanoseconds = row["step_seconds"] * 1e9
-            metrics["latency"] = {"value": nanoseconds, "lower_value": low * 1e9, "upper_value": high * 1e9}
+            metrics["latency"] = {"value": row["step_seconds"] * 1e9}
+            if (bounds := _bounds(row)) is not None:
+                metrics["latency"] |= {"lower_value": bounds[0] * 1e9, "upper_value": bounds[1] * 1e9}
         if metrics:
             benchmarks[name(row)] = metrics
     return json.dumps(benchmarks, indent=1, allow_nan=False) + "\n"
@@ -39,9 +39,10 @@ def benchmark_action(rows: Sequence[Figures]) -> str:
         if row["status"] == "ok" and row["peak_bytes"]:
             entries.append({"name": f"{name(row)}: peak", "unit": "MiB", "value": row["peak_bytes"] / MIB, **about})
         if row["step_seconds"]:
-            low, high = _bounds(row)
             entry = {"name": f"{name(row)}: step", "unit": "ms", "value": row["step_seconds"] * 1e3}
-            entries.append({**entry, "range": f"± {(high - low) / 2 * 1e3:.3g}", **about})
+            if (bounds := _bounds(row)) is not None:
+                entry["range"] = f"± {(bounds[1] - bounds[0]) / 2 * 1e3:.3g}"
+            entries.append({**entry, **about})
     return json.dumps(entries, indent=1, allow_nan=False) + "\n"
 
 
@@ -50,9 +51,9 @@ def name(row: Figures) -> str:
     return f"{row['suite']} / {row['comparison']} / {row['strategy']}"
 
 
-def _bounds(row: Figures) -> tuple[float, float]:
-    """Return the step time at both ends of the interval of its ratio; the time itself where there is none."""
+def _bounds(row: Figures) -> tuple[float, float] | None:
+    """Return the step time at both ends of the interval of its ratio; None where there is no interval."""
     ratio, seconds = row["time_ratio"], row["step_seconds"]
     if not ratio or row["time_ratio_low"] is None:
-        return seconds, seconds
+        return None
     return seconds * row["time_ratio_low"] / ratio, seconds * row["time_ratio_high"] / ratio

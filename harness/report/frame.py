@@ -1,5 +1,6 @@
 """Figures as pandas data frames: one row a strategy, one a record, one a prediction."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -39,12 +40,14 @@ def of_records(records: Sequence[Record]) -> "DataFrame":
 
 
 def of_predictions(comparisons: Sequence[Sequence[PlanRow]]) -> "DataFrame":
-    """Return one row a predicted case: `peak_bytes`, `floor_bytes`, `seconds`, whether it fits, why it is None."""
+    """Return one row a predicted case: `peak_bytes`, `need_bytes`, `seconds`, whether it fits, why one is not known."""
     return _frame(
         [
             {
                 **_of_case(row.case.model_dump(mode="json"), row.case.label),
                 "peak_bytes": row.peak_bytes,
+                "at_most_bytes": row.at_most_bytes,
+                "need_bytes": row.need_bytes,
                 "phase": row.phase,
                 "floor_bytes": row.floor_bytes,
                 "limit_bytes": row.limit_bytes,
@@ -60,14 +63,33 @@ def of_predictions(comparisons: Sequence[Sequence[PlanRow]]) -> "DataFrame":
 
 
 def write_parquet(rows: Sequence[Figures], path: Path) -> None:
-    """Write one row a strategy as parquet; raise FrameError without pandas, StoreError where it cannot be written."""
-    frame = of_rows(rows)
+    """Write one row a strategy as parquet; what is nested deeper than a column is JSON, and what is empty missing.
+
+    Raises FrameError without pandas or pyarrow, or where a column has values of several kinds; StoreError where the
+    file cannot be written.
+    """
+    frame = _frame([{name: _stored(value) for name, value in _flat(row).items()} for row in rows])
     try:
-        frame.to_parquet(path)
+        import pyarrow  # type: ignore[import-untyped]
     except ImportError:
         raise FrameError("parquet needs the package pyarrow: pip install '.[frame]'") from None
+    try:
+        Path(path).write_bytes(frame.to_parquet(engine="pyarrow"))
+    except pyarrow.ArrowException as error:
+        reason = "; ".join(str(each) for each in error.args)
+        raise FrameError(f"parquet cannot hold these rows ({reason}): write them as csv or json") from None
     except OSError as error:
         raise StoreError(f"'{path}' cannot be written ({error.strerror}): name another file") from None
+
+
+def _stored(value: Any) -> Any:
+    """Return a value that a column can hold beside those of other rows."""
+    if isinstance(value, Mapping | list | tuple) and not value:
+        return None
+    nested = isinstance(value, Mapping) or (
+        isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value)
+    )
+    return json.dumps(value) if nested else value
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> "DataFrame":

@@ -1,5 +1,6 @@
 """Rows over commits as text: what stepped, and every point of the rows that did."""
 
+import math
 from collections.abc import Sequence
 
 from tabulate import tabulate
@@ -15,15 +16,15 @@ POINTS = ("commit", "when", "peak MiB", "time", "status")
 def text(series: Sequence[Series], everything: bool = False) -> str:
     """Write the steps of all rows, the worst first, and the points of rows that stepped, or of `everything`."""
     stepped = [(each, step) for each in series for step in each.steps]
-    stepped.sort(key=lambda pair: (not pair[1].worse, -(pair[1].ratio or 0.0)))
+    stepped.sort(key=lambda pair: _rank(pair[1]))
     worse = sum(step.worse for _, step in stepped)
     several = sum(len(each.points) > 1 for each in series)
     counts = f"{worse} steps to worse, {len(stepped) - worse} to better"
+    title_of = titles({(each.case.comparison_key, each.machine): each.case for each in series})
     pieces = [f"{len(series)} rows, {several} of them in more than one run: {counts}."]
     if stepped:
-        rows = [_step(each, step) for each, step in stepped]
+        rows = [_step(each, step, title_of[each.case.comparison_key, each.machine]) for each, step in stepped]
         pieces.append(tabulate(rows, HEADERS, tablefmt="pipe", disable_numparse=True))
-    title_of = titles({(each.case.comparison_key, each.machine): each.case for each in series})
     for each in series:
         if each.steps or everything:
             title = title_of[each.case.comparison_key, each.machine]
@@ -32,11 +33,17 @@ def text(series: Sequence[Series], everything: bool = False) -> str:
     return "\n\n".join(pieces) + "\n"
 
 
-def _step(series: Series, step: Step) -> tuple[str, ...]:
+def _rank(step: Step) -> tuple[bool, float]:
+    """Return where a step stands: those to worse first, and of these what runs no longer."""
+    return not step.worse, -(step.ratio or (math.inf if step.worse else 0.0))
+
+
+def _step(series: Series, step: Step, title: str) -> tuple[str, ...]:
     before, after = (_figure(step, point) for point in (step.before, step.after))
     change = "" if step.ratio is None else f"{step.ratio:.2f} x"
     where = f"`{escaped(step.before.commit[:7])}` to `{escaped(step.after.commit[:7])}`"
-    return f"{row_name(series.case.label)} of {escaped(series.suite)}", step.figure, before, after, change, where
+    row = f"{row_name(series.case.label)} of {escaped(series.suite)}: {escaped(title)}"
+    return row, step.figure, before, after, change, where
 
 
 def _figure(step: Step, point: Point) -> str:

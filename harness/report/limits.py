@@ -39,7 +39,7 @@ def text(records: Sequence[Record], level: str = "##") -> str:
 
 
 def summary(trials: Sequence[Trial]) -> str:
-    """Say how many cases ran out of memory within each limit, and how much the wider one left unused on average."""
+    """Say how many cases ran out of memory within each limit, and how far the wider one was above the peaks."""
     sentences = []
     limits = (
         ("the predicted peak", [trial.at_point for trial in trials]),
@@ -52,7 +52,8 @@ def summary(trials: Sequence[Trial]) -> str:
             sentences.append(f"Within {name}, {died} of {len(ran)} cases ran out of memory ({died / len(ran):.1%}).")
     slacks = [trial.slack for trial in trials if trial.slack is not None and (trial.peak_bytes or 0) >= MEASURED_LEAST]
     if slacks:
-        sentences.append(f"Of what they take at most, cases of 100 MiB or more left {fmean(slacks):.1%} on average.")
+        mean = f"{fmean(slacks):.1%}"
+        sentences.append(f"What cases of 100 MiB or more take at most was {mean} above their peak on average.")
     return " ".join(sentences) or "No case could be tried."
 
 

@@ -8,6 +8,14 @@ const whole = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
 const tenths = new Intl.NumberFormat("en", {maximumFractionDigits: 1});
 const mib = kib => kib == null ? "" : kib < 102400 ? (kib / 1024).toFixed(1) : whole.format(kib / 1024);
 const times = value => value == null ? "" : value.toFixed(2) + " x";
+const counted = count => `${count} round${count === 1 ? "" : "s"}`;
+
+function time(at) {
+  const [ratio, low, high] = ["time", "low", "high"].map(name => number(name, at));
+  if (ratio == null) return "";
+  if (low == null) return `${times(ratio)}, ${counted(number("rounds", at))}: open`;
+  return `${times(ratio)} (${low.toFixed(2)}-${high.toFixed(2)}) ${text("word", at)}`;
+}
 
 function element(name, content, className) {
   const made = document.createElement(name);
@@ -26,8 +34,7 @@ const COLUMNS = [
   ["predicted", at => mib(number("predicted", at)), at => number("predicted", at)],
   ["at most", at => mib(number("atMost", at)), at => number("atMost", at)],
   ["residual", at => text("residual", at), at => number("residualRatio", at)],
-  ["time", at => number("time", at) == null ? "" : `${times(number("time", at))} (${number("low", at).toFixed(2)}-${
-    number("high", at).toFixed(2)}) ${text("word", at)}`, at => number("time", at)],
+  ["time", time, at => number("time", at)],
   ["answer", at => text("answer", at).replaceAll("_", " "), at => text("answer", at)],
   ["verdict", at => text("verdict", at), at => text("verdict", at)],
 ];
@@ -84,14 +91,15 @@ function stacked(at) {
 function dots(at) {
   const rounds = data.rounds[at] || [];
   if (!rounds.length) return [];
-  const ends = [1, ...rounds, number("low", at) ?? 1, number("high", at) ?? 1];
+  const [partner, low, high] = [text("strategy", at) === "nothing" ? "baseline" : "mean of baseline and control", number("low", at), number("high", at)];
+  const ends = [1, ...rounds, low ?? 1, high ?? 1];
   const least = Math.min(...ends), most = Math.max(...ends), room = Math.max(0.02, 0.08 * (most - least));
   const x = value => 10 + 380 * (value - least + room) / (most - least + 2 * room);
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", "0 0 400 48");
   svg.setAttribute("class", "rounds");
   svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `step times of ${rounds.length} rounds as multiples of the baseline's`);
+  svg.setAttribute("aria-label", `step times of ${counted(rounds.length)}, each divided by the ${partner} of its round`);
   const draw = (name, attributes, content) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -99,12 +107,11 @@ function dots(at) {
     svg.append(made);
   };
   draw("line", {x1: x(1), x2: x(1), y1: 2, y2: 32, stroke: "currentColor", "stroke-dasharray": "3 3"});
-  draw("text", {x: x(1), y: 45, "text-anchor": "middle"}, "baseline");
-  if (number("low", at) != null)
-    draw("line", {x1: x(number("low", at)), x2: x(number("high", at)), y1: 28, y2: 28, stroke: "var(--accent)", "stroke-width": 3});
+  draw("text", {x: x(1), y: 45, "text-anchor": x(1) < 90 ? "start" : x(1) > 310 ? "end" : "middle"}, partner);
+  if (low != null) draw("line", {x1: x(low), x2: x(high), y1: 28, y2: 28, stroke: "var(--accent)", "stroke-width": 3});
   for (const [index, value] of rounds.entries())
     draw("circle", {cx: x(value), cy: 8 + 5 * (index % 3), r: 3, fill: "var(--accent)", "fill-opacity": 0.65});
-  return [element("b", `Step times of ${rounds.length} rounds, and the interval`), svg];
+  return [element("b", `Step times of ${counted(rounds.length)}${low == null ? "" : ", and the interval"}`), svg];
 }
 
 function bound(at) {
@@ -127,11 +134,15 @@ function command(at) {
   return `harness run ${suite} --place ${place}${quoted}`;
 }
 
+const besideWords = at => state.beside.includes(at) ? "Take away again" : "Lay beside another row";
+const nameButtons = () => document.querySelectorAll("button[data-row]").forEach(button => { button.textContent = besideWords(Number(button.dataset.row)); });
+
 function opened(at) {
   const made = element("tr", null, "more"), cell = element("td");
   cell.colSpan = COLUMNS.length;
-  const beside = element("button", state.beside.includes(at) ? "Take away again" : "Lay beside another row", "plain");
-  beside.addEventListener("click", () => { lay(at); beside.textContent = state.beside.includes(at) ? "Take away again" : "Lay beside another row"; });
+  const beside = element("button", besideWords(at), "plain");
+  beside.dataset.row = at;
+  beside.addEventListener("click", () => lay(at));
   const again = element("p");
   again.append("Repeat it: ", element("code", command(at)));
   cell.append(...stacked(at), ...dots(at), facts(at), again, beside);
@@ -141,10 +152,11 @@ function opened(at) {
 
 function lay(at) {
   state.beside = state.beside.includes(at) ? state.beside.filter(each => each !== at) : [...state.beside, at].slice(-2);
+  nameButtons();
   const panel = document.getElementById("beside");
   panel.hidden = !state.beside.length;
   const close = element("button", "Close", "plain"), table = element("table"), head = element("tr");
-  close.addEventListener("click", () => { state.beside = []; panel.hidden = true; show(); });
+  close.addEventListener("click", () => { state.beside = []; panel.hidden = true; nameButtons(); });
   head.append(element("th", ""), ...state.beside.map(each => element("th", `${text("strategy", each)} - ${text("comparison", each)}`)));
   table.append(head);
   for (const [name, shown] of COLUMNS.slice(1)) {
@@ -187,13 +199,22 @@ function line(at) {
   return state.open.has(at) ? [made, opened(at)] : [made];
 }
 
+// Every table is made anew: the same header has the focus again.
+function sort(button, index) {
+  const section = button.closest("details"), buttons = () => [...section.querySelectorAll(".rows th button")];
+  const at = buttons().indexOf(button);
+  [state.sort, state.down] = [index, state.sort === index && !state.down];
+  show();
+  buttons()[at]?.focus();
+}
+
 function table(rows) {
   const made = element("table", null, "cards"), head = element("tr");
   for (const [index, [name]] of COLUMNS.entries()) {
     const cell = element("th"), button = element("button", name);
     cell.scope = "col";
     if (state.sort === index) cell.setAttribute("aria-sort", state.down ? "descending" : "ascending");
-    button.addEventListener("click", () => { [state.sort, state.down] = [index, state.sort === index && !state.down]; show(); });
+    button.addEventListener("click", () => sort(button, index));
     cell.append(button);
     head.append(cell);
   }
@@ -204,21 +225,28 @@ function table(rows) {
   return made;
 }
 
-function fill(section, all = false) {
+// The first comparisons, each whole, with as many rows as a section shows at once; at least one comparison.
+function begun(groups) {
+  let count = 0;
+  return groups.filter(([, members], index) => (count += members.length) <= MOST || index === 0);
+}
+
+function fill(section, all = section.whole) {
   const room = section.querySelector(".rows"), rows = section.matched || [];
   if (!section.open) { room.replaceChildren(); section.filled = false; return; }
   const groups = new Map();
-  for (const at of all ? rows : rows.slice(0, MOST)) {
+  for (const at of rows) {
     const name = text("comparison", at);
     groups.has(name) ? groups.get(name).push(at) : groups.set(name, [at]);
   }
-  room.replaceChildren(...[...groups].flatMap(([name, members]) => {
+  const shown = all ? [...groups] : begun([...groups]);
+  room.replaceChildren(...shown.flatMap(([name, members]) => {
     const answer = data.answers[`${section.dataset.suite}\n${name}`];
     return [element("h3", name), ...(answer ? [element("p", answer)] : []), table(members)];
   }));
-  if (!all && rows.length > MOST) {
+  if (shown.length < groups.size) {
     const more = element("button", `Show all ${rows.length} rows`, "plain");
-    more.addEventListener("click", () => fill(section, true));
+    more.addEventListener("click", () => { section.whole = true; fill(section); });
     room.append(more);
   }
   section.filled = true;
@@ -283,8 +311,12 @@ dark.addEventListener("change", () => document.querySelectorAll("figure").forEac
 
 // A link can hold what is shown: page.html?filter=fused&place=torch/cpu&answer=bit_exact&wins&sort=peak_bytes&down&open
 const asked = new URLSearchParams(location.search);
-for (const [id, name] of [["words", "filter"], ["place", "place"], ["against", "against"], ["answer", "answer"]])
-  document.getElementById(id).value = state[id] = asked.get(name) || "";
+for (const [id, name] of [["words", "filter"], ["place", "place"], ["against", "against"], ["answer", "answer"]]) {
+  const control = document.getElementById(id);
+  control.value = asked.get(name) || "";
+  if (control.selectedIndex < 0) control.value = "";  // what the link asks for is not here
+  state[id] = control.value;
+}
 wins.checked = state.wins = asked.has("wins");
 state.sort = COLUMNS.findIndex(([name]) => name === SORTS[asked.get("sort")]);
 state.down = asked.has("down");
@@ -294,6 +326,7 @@ if (asked.has("open")) {
   const first = document.querySelectorAll("tr.row")[Number(asked.get("open")) || 0];
   if (first) { first.click(); first.focus(); }
 }
-for (const at of (asked.get("beside") || "").split(",").filter(Boolean)) lay(Number(at));
+const beside = (asked.get("beside") || "").split(",").filter(each => /^\d+$/.test(each)).map(Number);
+for (const at of new Set(beside)) if (at < data.count) lay(at);
 document.querySelectorAll(".front figure").forEach(draw);
 if (location.hash) dispatchEvent(new Event("hashchange"));

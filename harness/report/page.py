@@ -108,6 +108,7 @@ def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
         for name, figure in BYTES.items()
     }
     numbers |= {name: [_rounded(row[figure]) for row in rows] for name, figure in RATIOS.items()}
+    numbers["rounds"] = [row["rounds"] for row in rows]
     return {
         "count": len(rows),
         "words": words,
@@ -143,12 +144,12 @@ def _specs(by_suite: Mapping[str, Sequence[Figures]]) -> tuple[dict[str, dict[st
     size = 0
     for suite, rows in by_suite.items():
         for name, draw in charts.drawings(rows):
-            if size < MOST_BYTES and (chart := draw()) is not None:
-                spec = chart.to_dict()
-                size += len(json.dumps(spec))
-                specs.setdefault(suite, {})[name] = spec
-            elif size >= MOST_BYTES:
+            if size >= MOST_BYTES:
                 left_out[suite] += 1
+                continue
+            spec = draw().to_dict()
+            size += len(json.dumps(spec))
+            specs.setdefault(suite, {})[name] = spec
     return specs, left_out
 
 

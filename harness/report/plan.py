@@ -1,6 +1,6 @@
 """A plan as markdown: what each case is predicted to take."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
@@ -19,14 +19,18 @@ UNBOUNDED = (
 )
 SEGMENTS = "- fits: by reserved bytes, which a budget and the card bound"
 SEVERAL = 3
+OPTIONS = {"cpu": "--memory or --budget", "cuda": "--gpu, --gpu-memory or --budget"}
+"""What names the memory that a case on each device may use."""
 
 
-def table(rows: Sequence[PlanRow]) -> str:
-    """Write the table of a comparison, and below it that nothing fits where that is so."""
+def table(rows: Sequence[PlanRow], named_by: Mapping[str, str] = OPTIONS) -> str:
+    """Write the table of a comparison, and below it that nothing fits where that is so.
+
+    `named_by` are the options or arguments that name what a case on each device may use.
+    """
     limit = rows[0].limit_bytes
-    unknown = "its memory is not known: give --gpu-memory or --budget"
-    limited = unknown if limit is None else f"may use {shown(limit)}"
-    pieces = [f"## {escaped(heading(rows[0].case))}; {limited}"]
+    unknown = f"its memory is not known: give {named_by[rows[0].case.place.device]}"
+    pieces = [f"## {escaped(heading(rows[0].case))}; {unknown if limit is None else _room(rows[0])}"]
     if all(row.peak_bytes is None for row in rows):
         pieces.append(f"Not predicted: {escaped('; '.join(dict.fromkeys(row.reason or '' for row in rows)))}.")
     else:
@@ -34,6 +38,14 @@ def table(rows: Sequence[PlanRow]) -> str:
         if limit is not None and not any(row.fits for row in rows):
             pieces.append(f"{escaped(shortfall(rows))}.{_effects(rows)}")
     return "\n\n".join(pieces) + "\n"
+
+
+def _room(row: PlanRow) -> str:
+    """Say what a row may use; of one with a budget, whether that is it or the memory that was named."""
+    room = f"may use {shown(row.limit_bytes or 0)}"
+    if row.case.budget_bytes is None:
+        return room
+    return f"{room}, by the memory that is named" if row.by_memory else f"{room}, by its budget"
 
 
 def halved(remedies: Sequence[Remedy]) -> str:
@@ -68,8 +80,9 @@ def _cells(row: PlanRow, baseline: PlanRow | None) -> tuple[str, ...]:
 def _remarks(rows: Sequence[PlanRow]) -> list[str]:
     remarks = [sureness(row.coverage for row in rows), _unbounded(rows), by_segments(rows)]
     remarks += [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
+    on_host = rows[0].case.place.device == "cpu"
     remarks += [
-        f"- {escaped(row.case.label)}: they share the host, so each may use {shown(row.limit_bytes)}"
+        f"- {escaped(row.case.label)}: {'they share the host, so each ' if on_host else ''}{_room(row)}"
         for row in rows
         if row.limit_bytes is not None and row.limit_bytes != rows[0].limit_bytes
     ]

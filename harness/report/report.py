@@ -1,8 +1,9 @@
 """All results as one report: its tables, figures, pictures and pages, and the answers to what documents say."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +16,12 @@ from harness.report.answer import sentence
 from harness.report.export import Figures, as_csv, as_json, of_tables
 from harness.report.provenance import line
 from harness.report.results import Results
-from harness.report.text import plain
+from harness.report.text import escaped, plain
 from harness.report.words import Key, key_of, titles
 from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Documents, Judgement, SuiteResults, answered
+from harness.verdicts.judge import Comparison
+from harness.verdicts.observed import machine_of
 from harness.verdicts.remedies import Remedy, remedies, sets
 
 if TYPE_CHECKING:
@@ -57,20 +60,40 @@ class Report:
     def figures(self) -> list[Figures]:
         """Every row as plain values; limits that `fit` found, and those that were tried, have none."""
         rows = []
-        for each in self.measured:
-            if not (each.searched or each.tried):
-                tokens = table.tokens_per_step(each.tables, self.plugins)
-                rows += of_tables(each.suite, each.tables, tokens, self.titles[each.suite])
+        for each, title_of in zip(self.measured, self.titles, strict=True):
+            tables = _judged(each)
+            rows += of_tables(each.suite, tables, table.tokens_per_step(tables, self.plugins), title_of)
         return rows
 
     @cached_property
-    def titles(self) -> dict[str, dict[Key, str]]:
-        """The title of each measured comparison, by suite: no two of a suite have the same."""
+    def titles(self) -> list[dict[Key, str]]:
+        """The titles of the comparisons of each of `measured`, in its order: no two of a suite are equal.
+
+        Of several runs of one machine they say when each began, and at which commit.
+        """
+        runs = Counter((each.suite, key_of(compared)) for each in self.measured for compared in _judged(each))
         cases: dict[str, dict[Key, Case]] = {}
+        unique: list[dict[Key, Key]] = []
         for each in self.measured:
-            if not (each.searched or each.tried):
-                cases.setdefault(each.suite, {}).update({key_of(table): table.case for table in each.tables})
-        return {suite: titles(keys) for suite, keys in cases.items()}
+            own: dict[Key, Key] = {}
+            for compared in _judged(each):
+                key = key_of(compared)
+                own[key] = (key[0], _of_run(key[1], each)) if runs[each.suite, key] > 1 else key
+                cases.setdefault(each.suite, {})[own[key]] = compared.case
+            unique.append(own)
+        title_of = {suite: titles(members) for suite, members in cases.items()}
+        return [
+            {key: title_of[each.suite][other] for key, other in own.items()}
+            for each, own in zip(self.measured, unique, strict=True)
+        ]
+
+    @cached_property
+    def machines(self) -> dict[str, set[str]]:
+        """The machines of each suite, joined where one of its results has several."""
+        names: dict[str, set[str]] = {}
+        for each in self.measured:
+            names.setdefault(each.suite, set()).add(_machines(each))
+        return names
 
     @cached_property
     def remedies(self) -> list[Remedy]:
@@ -158,10 +181,11 @@ class Report:
     def pictures(self, folder: Path, only: str = "", linked: Sequence[Path] = ()) -> Iterator[Path]:
         """Draw the charts of each suite, or those whose name contains `only`, or that documents link to; yield files.
 
-        Raises InsertError where a document cannot be read, or links to a picture that no results have.
+        Raises InsertError where a document cannot be read, or links to a picture that no results have; with `only`,
+        other links are not looked for.
         """
         wanted = {name for document in linked for name in LINKED.findall(insert.text_of(document))}
-        drawn: set[str] = set()
+        known: set[str] = set()
         for suite in dict.fromkeys(row["suite"] for row in self.figures):
             rows = [row for row in self.figures if row["suite"] == suite]
             if linked and not any(name.startswith(f"{suite}-") for name in wanted):
@@ -172,9 +196,9 @@ class Report:
                 for name, chart in of_suite.items()
                 if only in name and (not linked or f"{suite}-{name}" in wanted)
             }
-            drawn |= {f"{suite}-{name}" for name in chosen}
+            known |= {f"{suite}-{name}" for name in of_suite}
             yield from charts.save(chosen, folder, suite)
-        if absent := sorted(wanted - drawn):
+        if absent := sorted(name for name in wanted - known if only in name):
             raise insert.InsertError(f"there is no picture '{absent[0]}': mend the link in the document")
 
     def write_page(self, path: Path) -> None:
@@ -182,8 +206,10 @@ class Report:
         answers: dict[str, list[Answer]] = {}
         longest: dict[str, list[fit.Limits]] = {}
         for each in self.measured:
-            answers.setdefault(each.suite, []).extend(each.answers)
-            longest.setdefault(each.suite, []).extend(fit.limits(each.records))
+            where = f", on {machine}" if (machine := self._machine(each)) else ""
+            answers.setdefault(each.suite, []).extend(_located(answer, where) for answer in each.answers)
+            of_each = (replace(every, title=every.title + where) for every in fit.limits(each.records))
+            longest.setdefault(each.suite, []).extend(of_each)
         text = page.html(TITLE, self.figures, answers, longest, self.documents, self.judgements, self._about())
         try:
             path.write_text(text, encoding="utf-8")
@@ -193,10 +219,9 @@ class Report:
     def _about(self) -> page.About:
         """Collect what the page says around its rows."""
         answers = {
-            (each.suite, self.titles[each.suite][key_of(each_table)]): plain(sentence(each_table))
-            for each in self.measured
-            if not (each.searched or each.tried)
-            for each_table in each.tables
+            (each.suite, title_of[key_of(compared)]): plain(sentence(compared))
+            for each, title_of in zip(self.measured, self.titles, strict=True)
+            for compared in _judged(each)
         }
         against = {name: what for name, each in self.plugins.strategies.items() if (what := sets(each)) is not None}
         titles = {each.suite: record.heading.title for each in self.measured for record in each.records[:1]}
@@ -211,18 +236,53 @@ class Report:
         if not choice:
             origin = line([record for each in results for record in each.records])
             return "\n\n".join([origin, *(self._tables(each, False, "") for each in results)])
-        parts = [table.of_choice(each, self.plugins, choice) for each in results]
+        parts = [table.of_choice(each, self.plugins, choice, bool(self._machine(each))) for each in results]
         if not any(parts):
             words = " ".join(f"{key}={value}" for key, value in choice.items())
             raise insert.InsertError(f"no table of '{results[0].folder}' is '{words}': mend the mark in the document")
         return "\n\n".join(filter(None, parts))
 
     def _tables(self, results: Results, headed: bool, title: str) -> str:
+        level, machine = "##" if headed else "####", self._machine(results)
         if results.tried:
-            return limits.text(results.records, "##" if headed else "####")
+            return _placed(limits.text(results.records, level), level, machine)
         if results.searched:
-            return fit.text(results.records, "##" if headed else "####", results.answers)
-        return table.of_results(results, self.plugins, headed, title)
+            return _placed(fit.text(results.records, level, results.answers), level, machine)
+        return table.of_results(results, self.plugins, headed, title, bool(machine))
+
+    def _machine(self, results: Results) -> str:
+        """Return the machine of some results where those of their suite are of several; else an empty text."""
+        return _machines(results) if len(self.machines[results.suite]) > 1 else ""
+
+
+def _judged(results: Results) -> list[Comparison]:
+    """Return the comparisons of rows; limits have none."""
+    return [] if results.searched or results.tried else results.tables
+
+
+def _machines(results: Results) -> str:
+    """Return the machines that results were measured on, or where nothing was measured those that tried."""
+    names = dict.fromkeys(name for compared in _judged(results) for name in compared.machines)
+    return " and ".join(names or filter(None, dict.fromkeys(map(machine_of, results.records))))
+
+
+def _of_run(machine: str, results: Results) -> str:
+    """Return a machine with when a run of it began, and at which commit."""
+    origin = next((record.origin for record in results.records if record.origin.utc), None)
+    run = f"{origin.utc[:19].replace('T', ' ')} at {origin.commit[:12]}" if origin is not None else ""
+    return ", ".join(filter(None, (machine, run)))
+
+
+def _placed(text: str, level: str, machine: str) -> str:
+    """Return limits with their machine below each heading of a level, where one is named."""
+    if not machine:
+        return text
+    return re.sub(rf"^{level} .*$", lambda heading: f"{heading[0]}\n\nOn {escaped(machine)}.", text, flags=re.M)
+
+
+def _located(answer: Answer, where: str) -> Answer:
+    """Return an answer whose claim says where it was decided."""
+    return replace(answer, claim=answer.claim.model_copy(update={"says": answer.claim.says + where}))
 
 
 def _whole(text: Callable[[], str], choice: Mapping[str, str]) -> str:

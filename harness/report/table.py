@@ -13,7 +13,7 @@ from harness.records.record import WRONG
 from harness.report.answer import sentence
 from harness.report.results import Results
 from harness.report.text import escaped, row_name
-from harness.report.words import AT_MOST, PREDICTED, mib, phase_name, residual, sureness, titles
+from harness.report.words import AT_MOST, PREDICTED, key_of, mib, phase_name, residual, sureness, titles
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.times import rounds
@@ -37,20 +37,24 @@ FETCH_SHARE = 0.02
 """The share of a step from which on the wait for its batch is worth a column."""
 
 
-def of_results(results: Results, plugins: Plugins, headed: bool = True, title: str = "") -> str:
-    """Write the tables of a results file, where `headed` under a title or the suite's name."""
+def of_results(results: Results, plugins: Plugins, headed: bool = True, title: str = "", several: bool = False) -> str:
+    """Write the tables of a results file, where `headed` under a title or the suite's name.
+
+    Each names its machine where there are `several` of the suite.
+    """
     tokens = tokens_per_step(results.tables, plugins)
     if not headed:  # within a section of another document
-        return markdown(results.tables, tokens, level="####", answers=results.answers)
+        return markdown(results.tables, tokens, level="####", answers=results.answers, several=several)
     name = title or (results.suite if results.records else "no records")
-    return markdown(results.tables, tokens, name, answers=results.answers)
+    return markdown(results.tables, tokens, name, answers=results.answers, several=several)
 
 
-def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str]) -> str:
+def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str], several: bool = False) -> str:
     """Write the tables that a choice fits, each under a heading; an empty text where there is none.
 
     `place` and the sizes choose tables: `{"place": "torch/cpu", "tokens": "1024"}`. `rows` chooses those that have all
     of its rows, named by label without blanks and joined by a bar, and shows these in brief: `baseline|checkpoint`.
+    Each names its machine where there are `several` of the suite.
     """
     sizes = {key: value for key, value in choice.items() if key != "rows"}
     tables = [
@@ -60,7 +64,7 @@ def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str]) -> 
     ]
     tokens = tokens_per_step(tables, plugins)
     if "rows" not in choice:
-        return markdown(tables, tokens, level="####") if tables else ""
+        return markdown(tables, tokens, level="####", several=several) if tables else ""
     labels = set(choice["rows"].split("|"))
     title_of = _titles(tables)
     pieces = []
@@ -68,7 +72,8 @@ def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str]) -> 
         rows = tuple(row for row in table.rows if row.label.replace(" ", "") in labels)
         if len(rows) == len(labels):
             title = escaped(title_of[table.case.comparison_key])
-            pieces += [f"#### {title}", _grid(replace(table, rows=rows), tokens, BRIEF)]
+            origin = _origin(table) if several else []
+            pieces += [f"#### {title}", *origin, _grid(replace(table, rows=rows), tokens, BRIEF)]
     return "\n\n".join(pieces)
 
 
@@ -99,15 +104,19 @@ def markdown(
     title: str = "",
     level: str = "##",
     answers: Sequence[Answer] = (),
+    several: bool = False,
 ) -> str:
-    """Write all tables as markdown, each under a heading of a level; figures are rounded here and nowhere else."""
+    """Write all tables as markdown, each under a heading of a level; figures are rounded here and nowhere else.
+
+    Each names its machine where there are several of these, or of all results of the suite.
+    """
     pieces = [f"# {escaped(title)}"] if title else []
-    several = len({name for table in tables for name in table.machines}) > 1
+    machines = dict.fromkeys(name for table in tables for name in table.machines)
     title_of = _titles(tables)
     for table in tables:
         pieces.append(f"{level} {escaped(title_of[table.case.comparison_key])}")
-        if several and table.machines:
-            pieces.append(f"Measured on {escaped(' and '.join(table.machines))}.")
+        if several or (len(machines) > 1 and table.machines):
+            pieces += _origin(table)
         reason = _untested(table)
         if reason is None:
             pieces += [*filter(None, [sentence(table)]), _grid(table, tokens_per_step)]
@@ -115,7 +124,8 @@ def markdown(
         else:
             pieces += [f"Untested: {escaped(reason)}.", *_predicted(table)]
     if answers:
-        pieces += [f"{level} Claims", claimed(answers)]
+        where = f", measured on {escaped(' and '.join(machines))}" if several and machines else ""
+        pieces += [f"{level} Claims{where}", claimed(answers)]
     return "\n\n".join(pieces) + "\n"
 
 
@@ -123,6 +133,12 @@ def _titles(tables: Sequence[Comparison]) -> dict[str, str]:
     """Return the title of each comparison by its key; the machines stand below it."""
     cases = {(table.case.comparison_key, ""): table.case for table in tables}
     return {key: title for (key, _), title in titles(cases).items()}
+
+
+def _origin(table: Comparison) -> list[str]:
+    """Return a sentence on the machine of a comparison; none where that is not known."""
+    _, machine = key_of(table)
+    return [f"{'Measured' if table.machines else 'Tried'} on {escaped(machine)}."] if machine else []
 
 
 def claimed(answers: Sequence[Answer]) -> str:
@@ -256,14 +272,25 @@ def _remarks(table: Comparison) -> Iterable[str]:
 
 
 def _contributions(table: Comparison) -> Iterable[str]:
-    """Yield for each combination what it would take more without each member, where those rows are there too."""
-    peaks = {tuple(map(str, row.case.strategies)): row.peak_bytes or 0 for row in table.rows if row.status == "ok"}
-    for members, peak in peaks.items():
-        without = [peaks.get(members[:at] + members[at + 1 :], 0) for at in range(len(members))]
-        if len(members) < 2 or not all(without):
+    """Yield for each combination what it would take more without each member, where those rows are there too.
+
+    A combination on ranks is held against rows on as many ranks, and against the row of one process where there is
+    none on ranks, as for what divides nothing.
+    """
+    peaks = {_members(row.case): row.peak_bytes or 0 if row.status == "ok" else 0 for row in table.rows}
+    for row in table.rows:
+        ranks, members = _members(row.case)
+        rest = [members[:at] + members[at + 1 :] for at in range(len(members))]
+        without = [peaks.get((ranks, each), peaks.get((1, each), 0)) for each in rest]
+        peak = peaks[ranks, members]
+        if len(members) < 2 or not peak or not all(without):
             continue
         parts = [f"without {member}: {_more(other - peak)}" for member, other in zip(members, without, strict=True)]
-        yield f"- {escaped(' + '.join(members))}: {escaped('; '.join(parts))}"
+        yield f"- {escaped(row.label)}: {escaped('; '.join(parts))}"
+
+
+def _members(case: Case) -> tuple[int, tuple[str, ...]]:
+    return case.ranks, tuple(map(str, case.strategies))
 
 
 def _more(difference: int) -> str:

@@ -59,13 +59,19 @@ def _predicted(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, ...]]:
 
 def _fits(searched: Iterable[Fit]) -> Iterator[tuple[str, ...]]:
     """Count the sizes that were predicted to fit a budget and ran out of it; a machine with less decides nothing."""
-    tried = [fit for fit in searched if fit.predicted and (fit.passed or fit.how == "oom_budget")]
+    known = (fit for fit in searched if fit.predicted and (fit.passed or fit.how == "oom_budget"))
+    tried = [fit for fit in known if fit.how == "oom_budget" or not _is_short(fit)]
     if not tried:
         return
-    out = sum(fit.failed is not None and fit.failed <= (fit.predicted or 0) for fit in tried)
+    out = sum(_is_short(fit) for fit in tried)
     larger = [fit.passed / fit.predicted - 1 for fit in tried if fit.passed and fit.predicted]
     slack = f"; the longest that ran is {median(larger):.1%} longer (median)" if larger else ""
     yield "fit", "a run of the predicted size within its budget", _count(tried), f"{out} ran out{slack}"
+
+
+def _is_short(fit: Fit) -> bool:
+    """Check whether a size that was predicted to fit did not run."""
+    return fit.failed is not None and fit.predicted is not None and fit.failed <= fit.predicted
 
 
 def _times(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, ...]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from harness.contract.assembly import environment_of
 from harness.contract.plugins import Plugins
+from harness.machine import facts
 from harness.records import Case, Record, Task, store
 from harness.run import bench, prepare_data, runner
 from harness.suite.plan import Plan
@@ -25,7 +26,7 @@ def measured(case: Case, plan: Plan, plugins: Plugins, names: tuple[str, ...], c
         steps=plan.suite.memory_steps,
         environment=environment_of(plugins, case),
     )
-    record = runner.run(task, len(os.sched_getaffinity(0)), plan.suite.timeout_seconds)[0]
+    record = runner.run(task, facts.threads(), plan.suite.timeout_seconds)[0]
     return record.model_copy(update={"case": case})
 
 

@@ -27,8 +27,8 @@ ATTEMPTS = 2
 class Progress:
     """What a watcher hears of a run; the methods do nothing here."""
 
-    def groups(self, groups: Sequence[frozenset[str]], seconds: float) -> None:
-        """Hear which cases are timed together, by digest, and how long the rounds of such a group may take."""
+    def groups(self, groups: Sequence[frozenset[str]], seconds: Sequence[float]) -> None:
+        """Hear which cases are timed together, by digest, and how long the rounds of each may take from now on."""
 
     def unsupported(self, cases: frozenset[str]) -> None:
         """Hear which cases cannot run here, by digest: each gets a record that says so, and takes no time."""
@@ -89,7 +89,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.plan, self.plugins = self.schedule.plan, self.schedule.plugins
-        self.threads = len(os.sched_getaffinity(0))
+        self.threads = facts.threads()
         self.checkup = checkups.latest(self.options.cache)
         self.records = [Record(heading=Heading(rounds=self.schedule.rounds))]
 
@@ -120,8 +120,8 @@ class Bench:
         watch: Callable[[str], None] | None = None,
         **settings: Any,
     ) -> list[Record]:
-        """Return what a worker showed of each case; it has `deadline` seconds for each, or the suite's."""
-        allowed = deadline or self.plan.suite.timeout_seconds
+        """Return what a worker showed of each case; it has `deadline` seconds for each, or those of its kind."""
+        allowed = deadline or self.schedule.allowed(kind)
         return runner.run(self.task(kind, cases, **settings), self.threads, allowed, watch or self.progress.phase)
 
     def task(self, kind: Kind, cases: Sequence[Case], **settings: Any) -> Task:

@@ -155,7 +155,7 @@ def _refuse(address: str, client: Any, schedule: Schedule, names: tuple[str, ...
         if _on_gpu(place) and not offered:
             remedy = f"start one with `--resources {GPU}=1`, or choose places with --place"
             raise ClusterError(f"no worker of '{address}' offers the resource {GPU} for the place {place}: {remedy}")
-    here = Code(schedule.versions, facts.commit())
+    here = Code.here(schedule.plugins)
     for worker, described in client.run(describe, names, on_error="return").items():
         if isinstance(described, plugins.PluginError):
             raise described
@@ -204,6 +204,8 @@ class FanOut:
         measured = {slot for slots, is_done in shares if is_done for slot in slots & self.latest.keys()}
         again = {slot for slots, is_done in shares if not is_done for slot in slots}
         left = [slot for slot in planned if slot not in measured or slot in again]
+        groups = [frozenset(map(self.schedule.digest, comparison.cases)) for comparison in self.comparisons]
+        self.progress.groups(groups, [60 * self.schedule.plan.suite.timing_minutes] * len(groups))
         self.progress.begin(left, len(measured - again))
         self.client.subscribe_topic(TOPIC, lambda event: self.inbox.put(event[1]))
         try:
@@ -211,7 +213,10 @@ class FanOut:
                 if not is_done:
                     self.submit(number)
             while self.tasks:
+                before = len(self.tasks)
                 self.receive()
+                if len(self.tasks) < before:  # rows whose time was decided are not timed on
+                    self.progress.left(self.left())
         finally:
             self.client.cancel(list(self.tasks.values()), force=True)
 
@@ -220,10 +225,21 @@ class FanOut:
         predicted = (Slot(case=self.schedule.digest(case), kind="predict") for case in comparison.cases)
         return {*predicted, *self.schedule.measured(comparison)}
 
+    def left(self) -> list[Slot]:
+        """Return the slots that still want a result: all of a comparison that has not begun, since it begins anew."""
+        due = set(self.schedule.due(self.latest))
+        slots = (
+            slot
+            for number in self.tasks
+            for slot in self.slots(self.comparisons[number])
+            if slot in due or number not in self.attempts
+        )
+        return list(dict.fromkeys(slots))
+
     def submit(self, number: int) -> None:
         """Give a comparison, by its number in the plan, to the cluster."""
         comparison = self.comparisons[number]
-        code = Code(self.schedule.versions, facts.commit())
+        code = Code.here(self.schedule.plugins)
         plan = replace(self.schedule.plan, comparisons=(comparison,))
         order = Order(plan, self.options, code, self.run_id, number, whole=self.lost[number] > 0)
         task = self.client.submit(

@@ -16,7 +16,7 @@ from harness.machine import facts, orphans
 from harness.machine.environment import cache_folder
 from harness.records import Case, Record, Slot, store
 from harness.refusal import Refusal
-from harness.run import locks, prepare_data, session, temporary
+from harness.run import digests, locks, prepare_data, session, temporary
 from harness.run.bench import Options, Progress
 from harness.run.schedule import Latest, Summary, obstacle
 from harness.suite.plan import Plan
@@ -35,14 +35,15 @@ class Code:
 
     versions: dict[str, str]
     commit: str
+    digest: str
 
     @classmethod
     def here(cls, loaded: Plugins) -> "Code":
-        return cls(facts.versions() | dict(loaded.versions), facts.commit())
+        return cls(facts.versions() | dict(loaded.versions), facts.commit(), digests.of_code(loaded))
 
     def refuse_other(self, other: "Code", where: str) -> None:
         """Raise ClusterError unless the code of another machine is this."""
-        here, there = ({**code.versions, "commit": code.commit} for code in (self, other))
+        here, there = ({**code.versions, "commit": code.commit, "digest": code.digest} for code in (self, other))
         for name in sorted(here | there):
             if here.get(name) != there.get(name):
                 difference = f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"

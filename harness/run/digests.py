@@ -1,17 +1,32 @@
 """Digests of what decides a figure and has no version: the code of plugins, and the files of a corpus."""
 
 import hashlib
-from collections.abc import Iterable
+import json
+import sys
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import pluggy
 
 from harness.contract.plugins import Plugins
+from harness.machine import history
 from harness.workloads.data import sources
 
 FROM_FILE = "harness_plugin_"
 """How the module of a plugin is named that was given as a file."""
 END_BYTES = 1 << 20
 """How much of the beginning and of the end of a corpus's file is read."""
+STRATEGIES, WORKLOADS = "harness_strategies", "harness_workloads"
+"""The hooks by which plugins register what they offer."""
+
+
+def of_code(plugins: Plugins) -> str:
+    """Return the digest of all code that decides a figure: the deciding rooms of the harness, and the plugins."""
+    known = [history.digests(history.TOOLS), of_plugins(plugins)]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
 
 
 def of_plugins(plugins: Plugins) -> list[str]:
@@ -21,6 +36,42 @@ def of_plugins(plugins: Plugins) -> list[str]:
     """
     modules = plugins.manager.get_plugins()
     return sorted(f"{module.__name__} {of_module(module)}" for module in modules)
+
+
+def deciding(plugins: Plugins, hook: str, name: str, form: Callable[..., Any]) -> list[ModuleType]:
+    """Return the modules whose code makes a form of a strategy or a workload: where it is written and registered.
+
+    A package may register what its modules offer: then the innermost of these around the form has registered it. Of a
+    module within a group all of the group counts.
+    """
+    registering = _registering(plugins.manager)[hook, name]
+    written = history.written(form).__module__
+    if written == registering.__name__:  # another file of this name may have come later
+        return [_group(registering)]
+    around = written
+    while around.startswith(f"{registering.__name__}.") and not hasattr(sys.modules.get(around), hook):
+        around = around.rpartition(".")[0]
+    if around.startswith(f"{registering.__name__}."):
+        registering = sys.modules[around]
+    modules = [registering] + ([sys.modules[written]] if written in sys.modules else [])
+    return list(dict.fromkeys(map(_group, modules)))
+
+
+@lru_cache(maxsize=1)
+def _registering(manager: pluggy.PluginManager) -> dict[tuple[str, str], ModuleType]:
+    """Return the module that registered each strategy and each workload, by the hook and the name."""
+    return {
+        (hook, item.name): implementation.plugin
+        for hook in (STRATEGIES, WORKLOADS)
+        for implementation in getattr(manager.hook, hook).get_hookimpls()
+        for item in implementation.function()
+    }
+
+
+def _group(module: ModuleType) -> ModuleType:
+    """Return the package that a module shares code with: the one around it, unless that is the outermost."""
+    around = module.__name__.rpartition(".")[0]
+    return sys.modules.get(around, module) if "." in around else module
 
 
 def of_module(module: ModuleType | None) -> str:

@@ -1,5 +1,6 @@
 """One harness at a time: in a folder of results, on a GPU, and where work comes from a cluster, on a machine."""
 
+import errno
 import fcntl
 import os
 import re
@@ -16,6 +17,8 @@ from harness.machine import gpu
 from harness.records.store import StoreError
 
 PAUSE_SECONDS = 0.1
+ANOTHERS = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors by which a file that somebody else made is not opened for writing."""
 
 
 class _Busy(StoreError):
@@ -28,7 +31,7 @@ def measuring(folder: Path, places: Iterable[Place]) -> Iterator[None]:
 
     A lock ends with its process, however that ends; no child inherits it.
     """
-    with _locked(_in(folder), f"another harness is writing to '{folder}'", "--results"), _on(_gpus(places)):
+    with _locked(_in(folder), f"another harness is writing to '{folder}'", "--results"), _on(gpus(places)):
         yield
 
 
@@ -40,7 +43,7 @@ def in_turn(places: Iterable[Place], meanwhile: Callable[[], None]) -> Iterator[
     temporary files stands for the machine: containers that do not share that folder are machines of their own.
     """
     with ExitStack() as locks:
-        for lock in (_machine, partial(_on, _gpus(places))):
+        for lock in (_machine, partial(_on, gpus(places))):
             while True:
                 meanwhile()
                 try:
@@ -51,17 +54,17 @@ def in_turn(places: Iterable[Place], meanwhile: Callable[[], None]) -> Iterator[
         yield
 
 
-def _gpus(places: Iterable[Place]) -> list[str]:
+def gpus(places: Iterable[Place]) -> list[str]:
     """Return the GPUs that cases of these places may use: all that are visible, since JAX takes memory on each."""
     on_gpu = any(place.device == "cuda" and backends.absent(*place) is None for place in places)
     return gpu.visible() if on_gpu else []
 
 
 @contextmanager
-def _on(gpus: Sequence[str]) -> Iterator[None]:
+def _on(names: Sequence[str]) -> Iterator[None]:
     """Lock GPUs by their names, all or none."""
     with ExitStack() as locks:
-        for name in gpus:
+        for name in names:
             file = Path(tempfile.gettempdir()) / f"harness-gpu-{re.sub(r'[^A-Za-z0-9-]', '_', name)}.lock"
             reason = f"another harness measures on the GPU {name}, and two would spoil each other's figures"
             locks.enter_context(_locked(file, reason, "CUDA_VISIBLE_DEVICES"))
@@ -100,12 +103,19 @@ def _locked(file: Path, reason: str, option: str) -> Iterator[None]:
 
 
 def _opened(file: Path) -> int:
-    """Open a lock file, which may be another user's, or make it."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    """Open a lock file, which may be another user's, or make it.
+
+    It is opened for writing where that is allowed: a network's file system (NFS) locks no other.
+    """
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        return os.open(file, flags)
+        return os.open(file, flags | os.O_RDWR)
     except FileNotFoundError:
-        return os.open(file, flags | os.O_CREAT, 0o644)
+        return os.open(file, flags | os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        if error.errno not in ANOTHERS:
+            raise
+        return os.open(file, flags | os.O_RDONLY)
 
 
 def _unwritable(folder: Path, error: OSError) -> StoreError:

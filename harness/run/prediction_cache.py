@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 
 import harness
 from harness.contract.plugins import Plugins
-from harness.machine import facts, history
+from harness.machine import facts
 from harness.records import Case, Record
 from harness.run import digests, predictions
 
@@ -49,11 +48,11 @@ def of_cases(
     open_: Sequence[Case] = cases
     if within is not None:
         versions = facts.versions() | dict(plugins.versions)
-        threads = len(os.sched_getaffinity(0))  # what a library takes within a call follows them
+        here = (facts.threads(), facts.vendor())  # what a library takes within a call follows them
         open_ = []
         code = cache(digests.of_module)  # read anew by each call: a notebook may have edited it
         for case in cases:
-            depends = (corpora.get(case.comparison_key), card, threads, steps, *(["calls"] if calls else []))
+            depends = (corpora.get(case.comparison_key), card, *here, steps, *(["calls"] if calls else []))
             path = stored[case.digest()] = within / f"{key(case, plugins, versions, *depends, code=code)}.json"
             if (record := read(path)) is not None:
                 yield case, record
@@ -76,10 +75,16 @@ def key(
 ) -> str:
     """Return the name under which the prediction of a case is stored; `code` gives the digest of a module's code."""
     backend = case.place.backend
-    forms = [plugins.workloads[case.workload].on.get(backend)]  # none where there is no form for this backend
-    forms += [plugins.strategies[applied.name].on.get(backend) for applied in case.strategies]
-    modules = {history.written(form).__module__ for form in forms if form is not None}
-    written = [_harness(), *(code(sys.modules.get(name)) for name in sorted(modules))]
+    workload = plugins.workloads[case.workload]
+    strategies = [plugins.strategies[applied.name] for applied in case.strategies]
+    modules = {
+        module
+        for hook, items in ((digests.WORKLOADS, [workload]), (digests.STRATEGIES, strategies))
+        for item in items
+        if (form := item.on.get(backend)) is not None  # none where there is no form for this backend
+        for module in digests.deciding(plugins, hook, item.name, form)
+    }
+    written = [_harness(), *sorted(map(code, modules))]
     text = json.dumps([case.digest(), written, dict(versions), *map(str, rest)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -8,14 +8,13 @@ from typing import Any
 from harness import backends
 from harness.backends import cards
 from harness.contract.plugins import Plugins
+from harness.machine import facts
 from harness.records import Case, Record, Task
 from harness.run import runner, side_by_side
-from harness.run.schedule import obstacle
+from harness.run.schedule import PREDICTING_SECONDS, obstacle
 
 STEPS = 2
 """Steps of a run whose number nobody says."""
-SECONDS = 300.0
-"""What one case may take, at most."""
 PIECE = 8
 """Cases that one process predicts, at most: they are known when it ends, so an interruption loses no more than these.
 
@@ -30,7 +29,7 @@ def of_cases(
     names: tuple[str, ...] = (),
     run_id: str = "forecast",
     watch: side_by_side.Watch = lambda phase: None,
-    seconds: float = SECONDS,
+    seconds: float = PREDICTING_SECONDS,
     calls: bool = False,
     card: str = "",
     steps: int = STEPS,
@@ -60,7 +59,7 @@ def of_cases(
                 calls=calls,
                 environment={cards.VARIABLE: card} if card else {},
             )
-            records = runner.run(task, len(os.sched_getaffinity(0)), seconds, watch)
+            records = runner.run(task, facts.threads(), seconds, watch)
             ended = next(
                 (at for at, record in enumerate(records) if record.origin.worker_seconds is None), len(piece) - 1
             )

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -11,10 +11,10 @@ from harness import backends
 from harness.contract.assembly import probe_of
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import Strategy
-from harness.machine import facts
-from harness.records import Case, Record, Slot
+from harness.machine import facts, gpu
+from harness.records import Case, Kind, Record, Slot
 from harness.records.record import OPEN_STATUSES
-from harness.run import digests
+from harness.run import digests, locks
 from harness.suite.plan import Comparison, Plan
 from harness.verdicts import claims, rounds
 from harness.verdicts.expressions import WAITS, plain_label
@@ -23,14 +23,18 @@ from harness.verdicts.pooled import BASELINES
 
 REFUSED = ("unsupported", "skipped_guard")
 """Statuses by which a machine says that it does not run a case."""
+PREDICTING_SECONDS = 300.0
+"""What the prediction of a case may take, at most."""
+REFERENCE_SECONDS = 300.0
+"""What the reference of an answer may take, at least."""
 
 
 class Summary(NamedTuple):
     """What a run must remember of a record that it has written: a night of them would fill the memory.
 
     `step_seconds` are the steps of a pilot, `seconds` the step time of a time measurement, `timed_seconds` all its
-    steps, `worker_seconds` the life of its process; `need_bytes` is what it takes at most, `peak_bytes` what was
-    measured of a rank, `children_bytes` what its child processes took.
+    steps, `worker_seconds` the life of its process, however that ended; `need_bytes` is what it takes at most,
+    `peak_bytes` what was measured of a rank, `children_bytes` what its child processes took.
     """
 
     status: str
@@ -83,6 +87,11 @@ class Schedule:
         """The versions of all code that decides a figure."""
         return facts.versions() | dict(self.plugins.versions)
 
+    @cached_property
+    def code(self) -> str:
+        """The digest of the code that decides figures: a commit moves with other files too, and dirty trees differ."""
+        return digests.of_code(self.plugins)
+
     def digest(self, case: Case) -> str:
         """Return what identifies a case together with the code that runs it."""
         return self._digests.get(id(case)) or self._digest(case)
@@ -102,20 +111,27 @@ class Schedule:
         return {id(case): self._digest(probe_of(self.plugins, case)) for each in measured for case in each.cases}
 
     def _digest(self, case: Case) -> str:
-        return case.digest(facts.commit(), json.dumps(self.versions, sort_keys=True))
+        return case.digest(self.code, json.dumps(self.versions, sort_keys=True))
 
     @cached_property
     def plan_digest(self) -> str:
         """Return what identifies the whole run, so that only the same one is resumed: elsewhere, or here.
 
-        Beside the slots these are the settings of the suite, the code of the plugins and the files of the corpora.
+        Beside the slots these are the settings of the suite, the files of the corpora, the threads and the GPUs.
         """
         suite, root = self.plan.suite, self.plan.path.resolve().parent
         rows = (digests.of_corpus(name, root) for name in sorted({case.corpus for case in self.plan.cases}))
         settings = (suite.memory_steps, suite.steps, suite.warmup)
-        known = (settings, digests.of_plugins(self.plugins), list(rows))
+        known = (settings, list(rows), [] if self.elsewhere else self.devices)
         text = "".join(map(str, self.slots())) + "elsewhere" * self.elsewhere + json.dumps(known)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def devices(self) -> list[object]:
+        """What a figure depends on of this machine that may be another after a stop: the threads, and which GPUs."""
+        gpus = locks.gpus(self.plan.places)
+        card = gpu.detect() if gpus else None
+        return [facts.threads(), gpus, card.name if card is not None else ""]
 
     @cached_property
     def positions(self) -> dict[str, int]:
@@ -165,10 +181,17 @@ class Schedule:
                     cases |= {self.digest(case), self.probe_digest(case)}
         return frozenset(cases)
 
+    def allowed(self, kind: Kind) -> float:
+        """Return how many seconds a task of a kind may take."""
+        seconds = self.plan.suite.timeout_seconds
+        if kind == "predict":
+            return min(PREDICTING_SECONDS, seconds)
+        return max(REFERENCE_SECONDS, seconds) if kind == "reference" else seconds
+
     def wants(self, slot: Slot, known: Summary | None) -> bool:
         """Check whether a slot wants a result; that a case cannot run is one as long as it cannot."""
         stands = known is not None and known.status == "unsupported" and slot.case in self.obstructed
-        return not (stands or self._is_done(known))
+        return not (stands or self._is_done(slot.kind, known))
 
     def there(self, latest: Latest) -> int:
         """Return how many results of the plan are there; blocks of a round count once."""
@@ -205,7 +228,6 @@ class Schedule:
         """
         cases = [case for case in comparison.cases if not self.cannot_run(self.digest(case), latest)]
         every = {case.label: timed.get(self.digest(case), {}) for case in cases}
-        spent = sum(known.worker_seconds for processes in every.values() for known in processes.values())
         runs = {label: {at: known.run_id for at, known in processes.items()} for label, processes in every.items()}
         latest_of = rounds.newest(every, runs)
         times = {
@@ -216,15 +238,24 @@ class Schedule:
             label: {
                 at[0]
                 for at, known in processes.items()
-                if known.seconds is None and (self._is_done(known) or at[0] in given_up)
+                if known.seconds is None and (self._is_done("time", known) or at[0] in given_up)
             }
             for label, processes in latest_of.items()
         }
         planned = self.rounds_of(comparison, latest)
         number, members = rounds.next_turn(list(every), times, failed, planned, self.staying(comparison))
-        if spent > 60 * self.plan.suite.timing_minutes:
+        if self.seconds_left(cases, timed) < 0:
             return number, []
         return number, [case for case in cases if case.label in members]
+
+    def seconds_left(self, cases: Iterable[Case], timed: "Timed") -> float:
+        """Return how long the rounds of a comparison may still take, of which these cases were timed, in seconds.
+
+        A process that was out of time, and has more now, is run again: what it took counts no more.
+        """
+        processes = (known for case in cases for known in timed.get(self.digest(case), {}).values())
+        spent = (each.worker_seconds for each in processes if each.status != "timeout" or self._is_done("time", each))
+        return 60 * self.plan.suite.timing_minutes - sum(spent)
 
     def rounds_of(self, comparison: Comparison, latest: Latest) -> int:
         """Return the time rounds of a comparison: one where the baseline does not run, since no ratio can be formed.
@@ -239,8 +270,16 @@ class Schedule:
         memory = latest.get(Slot(case=case, kind="memory"))
         return memory is not None and memory.status != "ok"
 
-    def _is_done(self, record: Summary | None) -> bool:
-        return is_done(record) or (self.elsewhere and record is not None and record.status in REFUSED)
+    def _is_done(self, kind: Kind, known: Summary | None) -> bool:
+        """Check whether what is known is a result, not something that a later run tries again.
+
+        A timeout is one of those, once the suite allows more than the process had.
+        """
+        if known is None:
+            return False
+        if known.status == "timeout" and known.worker_seconds:
+            return known.worker_seconds >= self.allowed(kind)
+        return known.status not in OPEN_STATUSES or (self.elsewhere and known.status in REFUSED)
 
 
 def names(case: Case) -> set[str]:
@@ -290,8 +329,3 @@ def worker_seconds(record: Record) -> float:
     if seconds is None:
         seconds = record.evidence.get("seconds")
     return seconds if isinstance(seconds, int | float) else 0.0
-
-
-def is_done(record: Summary | None) -> bool:
-    """Check whether a record is a result, not something that a later run tries again."""
-    return record is not None and record.status not in OPEN_STATUSES

@@ -10,17 +10,16 @@ from harness.contract.plugins import Plugins
 from harness.machine import facts, gpu, orphans
 from harness.records import Case, Heading, Kind, Record, Slot, store
 from harness.records.record import OPEN_STATUSES
-from harness.run import bench, locks, prediction_cache, predictions, prepare_data, template, temporary
+from harness.run import bench, locks, prediction_cache, prepare_data, template, temporary
 from harness.run.bench import Bench, Options, Progress
 from harness.run.rounds import Rounds
-from harness.run.schedule import Latest, Schedule, Summary, names, obstacle
+from harness.run.schedule import Latest, Schedule, Summary, by_case, names, obstacle
 from harness.run.side_by_side import Result, Watch, shared_out
 from harness.suite.plan import Comparison, Plan
 from harness.verdicts import claims, expressions
 from harness.verdicts.expressions import NAMES
 from harness.verdicts.judge import MEMORY_MARGIN, judge
 
-REFERENCE_SECONDS = 300.0
 AT_ONCE = 8
 """Answers that are worked on at once, at most: each is a process with frameworks of its own."""
 REPEATS = 3
@@ -39,6 +38,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
     folder = options.results / plan.name / facts.name()
     with locks.measuring(folder, plan.places), temporary.folder("harness-reference-") as reference:
         orphans.sweep()
+        orphans.start()
         refuse_claims(plan)
         plan, corpora = prepare_data.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
         schedule = schedule_of(plan, plugins, options)
@@ -46,9 +46,10 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         path, latest, earlier = opened(folder, schedule, options, lambda latest: has_more(schedule, options, latest))
         run_id = bench.new_id(latest)
         store.append(path, beginning(schedule, run_id))
+        timed = by_case(latest)
         progress.groups(
             [frozenset(map(schedule.digest, comparison.cases)) for comparison in plan.comparisons],
-            60 * plan.suite.timing_minutes,
+            [schedule.seconds_left(comparison.cases, timed) for comparison in plan.comparisons],
         )
         progress.unsupported(schedule.obstructed)
         progress.begin(schedule.due(latest), schedule.there(latest))
@@ -76,10 +77,10 @@ def has_more(schedule: Schedule, options: Options, latest: Latest) -> bool:
     """Check whether a run has something left to do, but for cases that would be skipped again."""
     for slot in schedule.due(latest):
         known = latest.get(slot)
-        if known is None or known.status != "skipped_guard" or options.try_all:
+        if known is None or known.status != "skipped_guard":
             return True
         predicted = latest.get(Slot(case=slot.case, kind="predict"))
-        if over_memory(schedule.plan.cases[schedule.positions[slot.case]], predicted, options) is None:
+        if guarded(schedule.plan.cases[schedule.positions[slot.case]], predicted, options) is None:
             return True
     return False
 
@@ -181,7 +182,7 @@ class Session(Bench):
             card=here.name if here is not None else "",
             run_id=self.run_id,
             watch=self.progress.phase,
-            seconds=min(predictions.SECONDS, self.plan.suite.timeout_seconds),
+            seconds=self.schedule.allowed("predict"),
             steps=self.plan.suite.memory_steps,
         )
         with closing(predicted):  # an interruption ends the processes that predict the others
@@ -190,13 +191,16 @@ class Session(Bench):
 
     def warn_of_memory(self, comparison: Comparison) -> None:
         """Warn before a comparison is measured of its cases that are predicted to take more memory than may be used."""
-        over = [case.label for case in comparison.cases if self.over_memory(case) is not None]
-        if over:
-            action = "tried all the same" if self.options.try_all else "skipped (--try-all runs them)"
-            self.progress.warn(
-                f"{len(over)} of {len(comparison.cases)} cases are predicted to take more memory than may be used "
-                f"here, and are {action}: {', '.join(over)[:200]}"
-            )
+        over = [case for case in comparison.cases if self.over_memory(case) is not None]
+        tried = [case for case in over if self.guarded(case) is None]
+        remedy = " (--try-all runs them)" if self.options.max_bytes is None else ""
+        skipped = [case for case in over if case not in tried]
+        for cases, action in ((skipped, f"skipped{remedy}"), (tried, "tried all the same")):
+            if cases:
+                self.progress.warn(
+                    f"{len(cases)} of {len(comparison.cases)} cases are predicted to take more memory than may be used "
+                    f"here, and are {action}: {', '.join(case.label for case in cases)[:200]}"
+                )
 
     def answers(self, comparison: Comparison) -> None:
         """Compare the answer of each case with that of the untouched workload, unless another with its probe has been.
@@ -239,8 +243,9 @@ class Session(Bench):
         if not yardstick.exists() and plain.digest() not in self.unjudged:
             self.progress.start("reference", plain)
             kinds: tuple[Kind, ...] = ("reference", "numerics") if case.strategies else ("reference",)
+            deadline = self.schedule.allowed("reference")
             for kind in kinds:
-                [made] = self.work(kind, [plain], reference=str(yardstick), deadline=REFERENCE_SECONDS)
+                [made] = self.work(kind, [plain], reference=str(yardstick), deadline=deadline)
                 if made.status != "ok":
                     self.unjudged[plain.digest()] = _unjudged(made)
                     break
@@ -313,28 +318,33 @@ class Session(Bench):
         return [row.case for row in claims.near(self.plan.suite.claims, judge(self.in_claims), DOUBT)]
 
     def guarded(self, case: Case) -> Record | None:
-        """Refuse a case that would take the machine down, unless all are to be tried."""
-        return None if self.options.try_all else self.over_memory(case)
+        """Return the record of a case that is not begun; None for others."""
+        return guarded(case, self.known(case, "predict"), self.options)
 
     def over_memory(self, case: Case) -> Record | None:
         """Return the record of a case that needs more than may be used; None for others."""
         return over_memory(case, self.known(case, "predict"), self.options)
 
 
-def over_memory(case: Case, predicted: Summary | None, options: Options) -> Record | None:
-    """Return the record of a case that needs more than may be used, all ranks together; None for others."""
+def guarded(case: Case, predicted: Summary | None, options: Options) -> Record | None:
+    """Refuse a case that needs more than `max_bytes`, or would take the machine down unless all are to be tried."""
+    return over_memory(case, predicted, options, tried=options.try_all)
+
+
+def over_memory(case: Case, predicted: Summary | None, options: Options, tried: bool = False) -> Record | None:
+    """Return the record of a case that needs more than may be used, all ranks together; None for others.
+
+    What the machine has does not count where that is to be `tried`.
+    """
     if predicted is None:
         return None
     need = min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
     if case.place.device == "cpu":
         need *= case.ranks  # each has a GPU of its own, but they share the host
-        available: int | None = facts.free_to_use()
-    else:
-        available = gpu.free_to_use()
-    if available is None:
-        return None
-    limit = min(available, options.max_bytes or available)
-    if need <= limit:
+    limit = options.max_bytes
+    if (limit is None or need <= limit) and not tried:
+        limit = facts.free_to_use() if case.place.device == "cpu" else gpu.free_to_use()
+    if limit is None or need <= limit:
         return None
     message = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here: set a budget, or shorten it"
     return Record(status="skipped_guard", evidence={"message": message, "need_bytes": need, "limit_bytes": limit})
@@ -348,5 +358,7 @@ def _unjudged(made: Record) -> Record:
     """Return the record of an answer that has no reference: a later run tries it again where it tries that again."""
     fault = made.evidence.get("message", made.status)
     message = f"its answer cannot be judged, since the untouched workload gave no reference: {fault}"
+    if made.status == "timeout":
+        return Record(status="timeout", evidence={"message": message, "seconds": made.evidence.get("seconds")})
     status = made.status if made.status in OPEN_STATUSES else "error"
     return Record(status=status, evidence={"message": message})

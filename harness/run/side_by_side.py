@@ -1,11 +1,11 @@
 """Work on many cases in several processes at once, where nothing of them is measured."""
 
-import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
+from harness.machine import facts
 from harness.records import Case, Record
 
 Watch = Callable[[str], None]
@@ -22,12 +22,12 @@ def shared_out(
     watch: Watch,
     most: int | None = None,
 ) -> Generator[Result, None, None]:
-    """Share the cases out among as many threads as there are cores, or `most`; yield what `work` gives, in no order.
+    """Share the cases out among as many threads as a worker has, or `most`; yield what `work` gives, in no order.
 
     Each thread calls `work` with its share and a watch that raises when the reader has stopped, so that all workers
     end with it. What `work` raises is raised here.
     """
-    count = min(len(os.sched_getaffinity(0)), len(cases), most or len(cases))
+    count = min(facts.threads(), len(cases), most or len(cases))
     if count < 2:
         yield from work(cases, watch)
         return

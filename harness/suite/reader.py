@@ -270,7 +270,9 @@ class _Reader:
             if together and len(entry) > 1:
                 other = next(str(key) for key in entry if key != CONTRIBUTIONS)
                 raise self.refusal((*location, other), f"'{CONTRIBUTIONS}' is alone in its entry: move '{other}' out")
-            if not parts or not isinstance(parts, list):
+            if not isinstance(parts, list):
+                raise self.refusal(location, f"'{CONTRIBUTIONS}' needs a list of strategies, not {_shown(parts)}")
+            if not parts:
                 raise self.refusal(location, "an empty list: name at least one strategy")
             if len(parts) > MAX_MEMBERS:
                 raise self.refusal(location, f"{len(parts)} strategies are more than {MAX_MEMBERS}: name fewer")

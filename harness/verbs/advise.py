@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.contract.parts import DATA_PARTS
-from harness.contract.plugins import Plugins
+from harness.contract.plugins import Plugins, printable
 from harness.contract.strategy import DECLARED
 from harness.machine import facts
 from harness.records import Applied, Case, Record, Slot, store
@@ -41,31 +41,40 @@ class Advice:
     """Which combination to use for one comparison of a plan, and why.
 
     `predicted` are all combinations, the baseline first; `front` those that no other beats in both peak and time;
-    `rows` what was measured, and `usable` those of them that may be used, the fastest first; `choice` the label of the
-    one to use, None where none will do.
+    `rows` what was measured, and `usable` those of them that may be used, the fastest first; `chosen` the one to use,
+    as it was predicted, None where none will do.
     """
 
     case: Case
     predicted: tuple[PlanRow, ...]
     front: tuple[PlanRow, ...]
     rows: tuple[Row, ...]
-    choice: str | None
+    chosen: PlanRow | None
     usable: tuple[Row, ...] = ()
 
+    @property
+    def choice(self) -> str | None:
+        """The label of the one to use."""
+        return None if self.chosen is None else self.chosen.case.label
 
-def members(comparison: Comparison, plugins: Plugins, allowed: Sequence[str], everything: bool) -> list[Applied]:
+
+def members(
+    comparison: Comparison, plugins: Plugins, allowed: Sequence[str], everything: bool, only: str | None = None
+) -> list[Applied]:
     """List the strategies to combine: those that the comparison names, or all of the model's, of the kinds allowed.
 
-    `everything` leaves out strategies of data: what a step holds does not depend on them.
+    With `only` they are those of rows whose label contains it, and of all those whose name does. `everything` leaves
+    out strategies of data: what a step holds does not depend on them.
     """
     case = comparison.baseline
     workload, place = plugins.workloads[case.workload], case.place
-    named = {str(applied): applied for each in comparison.cases for applied in each.strategies}
+    rows = [each for each in comparison.cases if only is None or only in each.label]
+    named = {str(applied): applied for each in rows for applied in each.strategies}
     if everything:
         named |= {
             name: Applied(name=name)
             for name, strategy in plugins.strategies.items()
-            if strategy.rewrites and not DATA_PARTS & set(strategy.rewrites)
+            if strategy.rewrites and not DATA_PARTS & set(strategy.rewrites) and (only is None or only in name)
         }
     return [
         applied
@@ -96,19 +105,25 @@ def combinations(members: Sequence[Applied], plugins: Plugins) -> Iterator[tuple
 
 
 def group_of(
-    comparison: Comparison, plugins: Plugins, allowed: Sequence[str], everything: bool, name: str
+    comparison: Comparison,
+    plugins: Plugins,
+    allowed: Sequence[str],
+    everything: bool,
+    name: str,
+    only: str | None = None,
 ) -> Comparison:
     """Return the comparison with every combination in it; raise SuiteError where there are too many, or none."""
-    applied = members(comparison, plugins, allowed, everything)
+    applied = members(comparison, plugins, allowed, everything, only)
     if not applied:
+        chosen = "" if only is None else f" whose name contains '{printable(only)[:40]}'"
         raise SuiteError(
-            f"{name}: no strategy of it may be combined: add some, or give --allow lower_precision or --all"
+            f"{name}: no strategy of it{chosen} may be combined: add some, or give --allow lower_precision or --all"
         )
     rows = list(itertools.islice(combinations(applied, plugins), MOST + 1))
     if len(rows) > MOST:
+        fewer = "leave out --all" if everything else "name fewer in the suite"
         raise SuiteError(
-            f"{name}: {len(applied)} strategies give more than {MOST} combinations: "
-            "narrow them with -k, or name fewer in the suite"
+            f"{name}: {len(applied)} strategies give more than {MOST} combinations: narrow them with -k, or {fewer}"
         )
     return Comparison(tuple(comparison.baseline.model_copy(update={"strategies": row}) for row in rows))
 
@@ -147,12 +162,20 @@ def advise(
     predict_only: bool,
     progress: bench.Progress,
     on_case: Callable[[Case], None] = lambda case: None,
+    only: str | None = None,
+    on_note: Callable[[str], None] = lambda sentence: None,
 ) -> list[Advice]:
     """Advise on each comparison of a plan; call `on_case` after each prediction.
 
-    Raises SuiteError where there is nothing to combine, StoreError for results that cannot be written.
+    With `only`, of the strategies whose name contains it. Comparisons in which nothing may be combined are left out:
+    `on_note` gets a sentence on each of their places. Raises SuiteError where none is left, StoreError for results
+    that cannot be written.
     """
-    wide = [group_of(comparison, plugins, allowed, everything, str(plan.path)) for comparison in plan.comparisons]
+    kept = [each for each in plan.comparisons if members(each, plugins, allowed, everything, only)]
+    for place in dict.fromkeys(each.baseline.place for each in plan.comparisons if kept and each not in kept):
+        on_note(f"{plan.path}: no strategy of it may be combined on {place}: it is left out")
+    name = str(plan.path)
+    wide = [group_of(each, plugins, allowed, everything, name, only) for each in kept or plan.comparisons]
     predicted = of_plan(replace(plan, comparisons=tuple(wide)), plugins, options.plugins, machine, on_case)
     chosen = [[] if predict_only or obstacle(plugins, rows[0].case) else promising(rows) for rows in predicted]
     measured = _measured(plan, plugins, options, predicted, chosen, progress) if any(chosen) else {}
@@ -188,7 +211,7 @@ def of_predictions(rows: Sequence[PlanRow]) -> Advice:
     fitting = [row for row in rows if row.fits]
     timed = front(fitting) if are_timed(fitting) else []
     best = timed[0] if timed else min(fitting, key=preference, default=None)
-    return Advice(rows[0].case, tuple(rows), tuple(front(rows)), (), best.case.label if best is not None else None)
+    return Advice(rows[0].case, tuple(rows), tuple(front(rows)), (), best)
 
 
 def are_timed(rows: Sequence[PlanRow]) -> bool:
@@ -217,8 +240,9 @@ def _advice(rows: Sequence[PlanRow], measured: Sequence[Row], allowed: Sequence[
             and row.step_seconds is not None
         ]
         usable.sort(key=lambda row: row.step_seconds or 0.0)
-        choice = usable[0].label if usable else None
-        return replace(advice, rows=tuple(measured), usable=tuple(usable), choice=choice)
+        best = usable[0].label if usable else None
+        chosen = next((row for row in rows if row.case.label == best), None)
+        return replace(advice, rows=tuple(measured), usable=tuple(usable), chosen=chosen)
     return advice
 
 

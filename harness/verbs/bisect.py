@@ -5,10 +5,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from harness.contract.plugins import printable
 from harness.records import store
 from harness.refusal import Refusal
 from harness.verbs.compare import Condition, compare
@@ -21,20 +22,27 @@ class BisectError(Refusal):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One commit that was measured: whether a condition was met there, None where nothing could be measured."""
+    """One commit that was measured: whether a condition was met there, None where nothing could be measured.
+
+    Of the first one that is worse `unmeasured` counts the commits right before it that could not be: it may be one of
+    them.
+    """
 
     commit: str
     worse: bool | None
     why: str = ""
+    unmeasured: int = 0
 
 
 def between(root: Path, good: str, bad: str) -> list[str]:
     """List the commits after `good` up to `bad`, oldest first; raise BisectError where there is no way between them."""
-    try:
-        _git(root, "merge-base", "--is-ancestor", good, bad)
-        commits = _git(root, "rev-list", "--reverse", "--first-parent", f"{good}..{bad}").split()
-    except BisectError:
-        raise BisectError(f"'{good}' is no ancestor of '{bad}' here: name two commits of one history") from None
+    _asked(root, "there is no repository of git here: run it in the one of the suite", "rev-parse", "--git-dir")
+    for name in (good, bad):
+        unknown = f"there is no commit '{printable(name)[:80]}' here: `git log` lists them"
+        _asked(root, unknown, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    apart = f"'{good}' is no ancestor of '{bad}' here: name two commits of one history"
+    _asked(root, apart, "merge-base", "--is-ancestor", good, bad)
+    commits = _git(root, "rev-list", "--reverse", "--first-parent", f"{good}..{bad}").split()
     if not commits:
         raise BisectError(f"there is no commit between '{good}' and '{bad}': name two different ones")
     return commits
@@ -43,7 +51,7 @@ def between(root: Path, good: str, bad: str) -> list[str]:
 def first_worse(
     commits: Sequence[str], worse: Callable[[str], Attempt], log: Callable[[Attempt], None]
 ) -> Attempt | None:
-    """Return the first commit that is worse; None where the last one is not. Those that cannot be measured are skipped.
+    """Return the first commit known to be worse; None where the last one is not. Skip what cannot be measured.
 
     Every commit is tried at most once, about as often as the logarithm of their number. Raise BisectError where the
     last one cannot be measured.
@@ -71,7 +79,7 @@ def first_worse(
         if at is None:
             break
         low, high = (low, at) if attempts[commits[at]].worse else (at, high)
-    return attempts[commits[high]]
+    return replace(attempts[commits[high]], unmeasured=high - low - 1)
 
 
 def measured(root: Path, commit: str, suite: str, options: Sequence[str], folder: Path) -> list[Comparison] | str:
@@ -131,13 +139,23 @@ def _tree(root: Path, commit: str) -> Iterator[Path]:
 
 def _git(root: Path, *arguments: str) -> str:
     """Run git for as long as it takes; raise BisectError where it fails."""
-    try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
-    except OSError as error:
-        raise BisectError(f"git cannot be run ({error.strerror}): install it") from None
+    done = _ran(root, *arguments)
     if done.returncode:
         raise BisectError(f"git {arguments[0]} failed: {_last_line(done.stderr)}")
     return done.stdout.strip()
+
+
+def _asked(root: Path, sentence: str, *arguments: str) -> None:
+    """Ask git whether something is so; raise BisectError with the sentence where it is not."""
+    if _ran(root, *arguments).returncode:
+        raise BisectError(sentence)
+
+
+def _ran(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
+    except OSError as error:
+        raise BisectError(f"git cannot be run ({error.strerror}): install it") from None
 
 
 def _last_line(text: str) -> str:

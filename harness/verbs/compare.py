@@ -3,8 +3,8 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from harness.records import Case, Record
@@ -33,6 +33,7 @@ class Change:
     """One figure of one case before and after; `ratio` is after over before, None where it is not a number.
 
     `figure` is peak (bytes), time (seconds), answer, status or missing; `verdict` better, worse, same or unresolved.
+    `suite` and `machine` are those of the new run, where it has the case or others of that machine.
     """
 
     case: Case
@@ -42,6 +43,8 @@ class Change:
     verdict: str
     ratio: float | None = None
     reason: str = ""
+    suite: str = ""
+    machine: str = ""
 
     @property
     def how(self) -> str:
@@ -84,22 +87,35 @@ class Condition:
 def compare(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[Change]:
     """Pair the rows of two runs and judge each figure; cases of one run alone are changes as well.
 
-    Rows are paired by suite, machine and case; what is left by suite and case, then by case, where each run has one.
+    Rows are paired by suite, machine and case; what is left by suite and case, the newest of the old run, then by case,
+    where each run has one. A case is missing where the new run has it on no machine.
     """
     old, new = _rows(before), _rows(after)
-    pairs = _pairs(old, new)
+    pairs = _pairs({key: _written(row) for key, (row, _) in old.items()}, new)
     partners = set(pairs.values())
+    covered = {(suite, case) for suite, _, case in pairs}
+    moved = {key[:2]: other[:2] for key, other in pairs.items()}
     changes: list[Change] = []
     for key, (row, table) in old.items():
+        suite, machine, case = key
         if key in pairs:
             other, its_table = new[pairs[key]]
-            changes += _of_case(row, other, max(_margin(table), _margin(its_table)))
-        else:
-            changes.append(Change(row.case, "missing", row.status, None, WORSE, reason="the new run does not have it"))
+            of_case = _of_case(row, other, max(_margin(table), _margin(its_table)))
+            changes += _placed(of_case, pairs[key][:2])
+        elif (suite, case) not in covered:
+            lost = Change(row.case, "missing", row.status, None, WORSE, reason="the new run does not have it")
+            changes += _placed([lost], moved.get((suite, machine), (suite, machine)))
     for key, (row, _) in new.items():
         if key not in partners:
-            changes.append(Change(row.case, "missing", None, row.status, BETTER, reason="only the new run has it"))
+            gained = Change(row.case, "missing", None, row.status, BETTER, reason="only the new run has it")
+            changes += _placed([gained], key[:2])
     return changes
+
+
+def _placed(changes: Iterable[Change], where: tuple[str, str]) -> list[Change]:
+    """Return changes with their suite and machine."""
+    suite, machine = where
+    return [replace(change, suite=suite, machine=machine) for change in changes]
 
 
 def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
@@ -147,19 +163,30 @@ def _key(row: Row) -> Key:
     return suite, machine, row.case.digest()
 
 
-def _pairs(old: Collection[Key], new: Collection[Key]) -> dict[Key, Key]:
-    """Return for each key of an old row that of the new one to compare it with."""
+def _written(row: Row) -> str:
+    """Return when the newest record of a row was written, UTC."""
+    records = [*row.records, *([row.prediction] if row.prediction is not None else [])]
+    return max((record.origin.utc for record in records), default="")
+
+
+def _pairs(old: Mapping[Key, str], new: Collection[Key]) -> dict[Key, Key]:
+    """Return for each key of an old row that of the new one to compare it with; `old` says when each was written."""
     pairs = {key: key for key in old if key in new}
-    for same in (lambda key: (key[0], key[2]), lambda key: key[2]):
-        left, right = (
-            _alone([key for key in keys if key not in taken], same)
-            for keys, taken in ((old, set(pairs)), (new, set(pairs.values())))
-        )
-        pairs |= {left[each]: right[each] for each in left.keys() & right.keys()}
+    for same in (_without_machine, lambda key: key[2]):
+        left = sorted((key for key in old if key not in pairs), key=lambda key: old[key])
+        newest = {_without_machine(key): key for key in left}
+        taken = set(pairs.values())
+        lone = _alone(newest.values(), same)
+        others = _alone([key for key in new if key not in taken], same)
+        pairs |= {lone[each]: others[each] for each in lone.keys() & others.keys()}
     return pairs
 
 
-def _alone(keys: Sequence[Key], same: Callable[[Key], object]) -> dict[object, Key]:
+def _without_machine(key: Key) -> tuple[str, str]:
+    return key[0], key[2]
+
+
+def _alone(keys: Collection[Key], same: Callable[[Key], object]) -> dict[object, Key]:
     """Return the keys that no other is the same as."""
     counts = Counter(map(same, keys))
     return {same(key): key for key in keys if counts[same(key)] == 1}

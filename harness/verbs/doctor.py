@@ -30,6 +30,8 @@ ROUNDS = 6
 STEPS, WARMUP = 160, 5
 LEAST_DRIVER = 580
 """The first driver for CUDA 13."""
+USABLE = "import torch; raise SystemExit(not torch.cuda.is_available())"
+"""A program that fails where there is a driver, and no GPU that torch can use: with a build for the CPU, say."""
 
 
 def examine(plugins: Plugins, tell: Callable[[str], None] = lambda text: None, noise: bool = True) -> Checkup:
@@ -47,19 +49,33 @@ def examine(plugins: Plugins, tell: Callable[[str], None] = lambda text: None, n
     )
 
 
+class Failure(Calibration):
+    """A calibration that ended in an error, where nothing that it needs is absent."""
+
+
 def calibrate(way: str) -> Calibration:
     """Let a fresh process touch 64 MiB in one way, and compare with what the meter saw."""
     backend, device = ("torch", "cuda") if way == "cuda" else (way if way in NAMES else "torch", "cpu")
     if way in (*NAMES, "cuda") and (reason := backends.absent(backend, device)) is not None:
         return Calibration(way, SIZE, None, reason)
     env = environment.variables("memory", Place(backend, device), "doctor", 1, None)
-    command = [sys.executable, "-m", "harness.worker.calibration", way, str(SIZE)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = _ran(["-m", "harness.worker.calibration", way, str(SIZE)], env)
     try:
         return Calibration(way, SIZE, int(json.loads(done.stdout)["seen"]))
     except (ValueError, KeyError):
         lines = done.stderr.strip().splitlines()
-        return Calibration(way, SIZE, None, lines[-1] if lines else "it printed nothing")
+        absent = way == "cuda" and _ran(["-c", USABLE], env).returncode != 0
+        return (Calibration if absent else Failure)(way, SIZE, None, lines[-1] if lines else "it printed nothing")
+
+
+def _ran(arguments: Sequence[str], env: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def works(checkup: Checkup) -> bool:
+    """Check whether every calibration that could be tried saw the bytes."""
+    return not any(each.good is False or isinstance(each, Failure) for each in checkup.calibrations)
 
 
 @template.forking()

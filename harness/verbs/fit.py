@@ -4,7 +4,7 @@ import math
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.contract.plugins import Plugins
@@ -28,6 +28,8 @@ RUNS = 5
 """Real runs for each strategy, at most."""
 LARGEST = 1 << 26
 """The largest value that is tried."""
+NEIGHBOURS = 1024
+"""Values above the least of which each is held against the workload: the most heads that a model can have."""
 
 
 @template.forking()
@@ -39,8 +41,8 @@ def run(
     Return the file and its records: one with the suite's claims, and one for each row. Nothing is written before the
     first limit is known.
 
-    Raise SuiteError for a size that the workload does not have and for a corpus that cannot be made, StoreError for
-    results that cannot be written, and ClaimError for a claim that cannot be read.
+    Raise SuiteError for a size that the workload does not have, or that has gaps, and for a corpus that cannot be made;
+    StoreError for results that cannot be written, and ClaimError for a claim that cannot be read.
     """
     for claim in search.plan.suite.claims:
         expressions.parsed(claim.that)
@@ -56,7 +58,7 @@ def run(
                 limit = limit_of(bracket, search.over)
                 if not predict_only:
                     limit = search.confirmed(bracket, limit, lambda run: write(search.record(run)))
-                rows.append(search.record(Record(case=bracket.case, limits=limit)))
+                rows.append(search.record(bracket.record(search.over, limit)))
                 write(rows[-1])
     return path, rows
 
@@ -94,7 +96,7 @@ class Bracket:
         if value >= self.most:
             return None
         if self.fails is None:
-            return min(self.most, round(value * min(16.0, max(2.0, budget / max(need, 1)))))
+            return min(self.most, max(value + 1, round(value * min(16.0, max(2.0, budget / max(need, 1))))))
         above, over = self.fails
         if above <= value + grain(value):
             return None
@@ -112,6 +114,14 @@ class Bracket:
             self.fits, self.best = (value, row.need_bytes), row
         else:
             self.fails = (value, row.need_bytes)
+
+    def record(self, over: str, limit: Fit) -> Record:
+        """Return the record of its limit: of the case at the least value, below which none was tried.
+
+        Where that could not be predicted, the record says why under `missing`.
+        """
+        missing = {"predicted": limit.reason} if self.fits is None and self.fails is None else {}
+        return Record(case=at(self.case, over, self.least), limits=limit, missing=missing)
 
 
 def grain(value: int) -> int:
@@ -147,14 +157,23 @@ def refusal(over: str, value: int) -> str:
     return f"the workload takes no {over} of {value:,}"
 
 
-def brackets(plan: Plan, over: str, budget: int | None, device_bytes: int | None = None) -> list[Bracket]:
+def completed(machine: Machine) -> Machine:
+    """Return a machine with the memory of this one where it has none of its own."""
+    return replace(
+        machine,
+        host_bytes=machine.host_bytes or facts.total_bytes(),
+        device_bytes=machine.device_bytes or gpu.usable_bytes(),
+    )
+
+
+def brackets(plan: Plan, over: str, budget: int | None, machine: Machine | None = None) -> list[Bracket]:
     """Open a bracket for each row of each place, at the least value of the size that the plan has for it.
 
-    Without a budget a row may take the memory there is, of which ranks have a part each; that of a GPU is
-    `device_bytes` where these are known. Rows on a GPU are left out where none is seen or supposed. The control is left
-    out too: it would be the baseline again. Raise SuiteError for what is no such size, and where no row is left.
+    Without a budget a row may take the memory there is, of which ranks have a part each: that of the machine, or where
+    it has none that of this one. Rows on a GPU are left out where none is seen or supposed. The control is left out
+    too: it would be the baseline again. Raise SuiteError for what is no such size, and where no row is left.
     """
-    here = Machine(facts.total_bytes(), device_bytes or gpu.usable_bytes())
+    here = completed(machine or Machine())
     brackets: dict[str, Bracket] = {}
     for case in plan.cases:
         value = case.shape.get(over)
@@ -196,18 +215,40 @@ class Search:
     run_id: str = field(default_factory=lambda: f"fit-{os.getpid()}")
 
     def predicted(self, budget: int | None) -> list[Bracket]:
-        """Bracket the limit of every row, the values of one turn in one process."""
-        rows = brackets(self.plan, self.over, budget, self.machine.device_bytes)
+        """Bracket the limit of every row, the values of one turn in one process.
+
+        Rows are judged as `harness plan` does: by the budget, or by the memory of the machine where there is none.
+        """
+        machine = completed(self.machine)
+        rows = brackets(self.plan, self.over, budget, machine)
+        for row in {at(row.case, self.over, 1).comparison_key: row for row in rows}.values():
+            self.refuse_gaps(row)
         while True:
             turns = [(row, value) for row in rows if (value := self.next(row)) is not None]
             if not turns:
                 return rows
             values = sorted({value for _, value in turns})
             self.log(f"predicting {self.over} {', '.join(f'{value:,}' for value in values)}")
-            cases = [at(row.case, self.over, value) for row, value in turns]
-            predicted = of_cases(cases, self.plan, self.plugins, self.names, self.machine, calls=False)
+            limited = {"budget_bytes": budget}
+            cases = [at(row.case, self.over, value).model_copy(update=limited) for row, value in turns]
+            predicted = of_cases(cases, self.plan, self.plugins, self.names, machine, calls=False)
             for (row, value), prediction in zip(turns, predicted, strict=True):
                 row.take(value, prediction)
+
+    def refuse_gaps(self, row: Bracket) -> None:
+        """Raise SuiteError for a size of which the workload takes a larger value again after one that it refuses.
+
+        So it is where other sizes must divide it, or the other way round; a search would end at the first gap.
+        """
+        taken = [self.takes(row, value) for value in range(row.least, row.least + NEIGHBOURS + 1)]
+        refused = taken.index(False) if False in taken else len(taken)
+        if True in taken[refused:]:
+            larger = row.least + taken.index(True, refused)
+            raise SuiteError(
+                f"{self.plan.path}: no largest {self.over} can be searched for, as the workload '{row.case.workload}' "
+                f"takes {larger:,} but not {row.least + refused:,}: list the values to try in the suite, and `harness "
+                "plan` says which of them fit"
+            )
 
     def next(self, row: Bracket) -> int | None:
         """Return the value of a row to predict next; one that the workload does not take bounds the row."""
@@ -228,7 +269,8 @@ class Search:
 
     def confirmed(self, row: Bracket, limit: Fit, write: Callable[[Record], None]) -> Fit:
         """Run a row around its predicted limit, each time in a process with that budget; `write` each run."""
-        reason = obstacle(self.plugins, row.case) or ("" if limit.predicted else limit.reason) or self.not_run(row)
+        unfit = limit.reason if limit.predicted is None else ""
+        reason = obstacle(self.plugins, row.case) or unfit or self.not_run(row)
         if reason or limit.predicted is None:
             return limit.model_copy(update={"reason": reason})
         passed, failed, how = None, None, ""

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from harness.backends.cards import CARDS
 from harness.contract.assembly import shape_of
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins, nearest, printable
@@ -14,7 +16,7 @@ from harness.refusal import Refusal
 from harness.run import prediction_cache, prepare_data
 from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
-from harness.suite.units import shown
+from harness.suite.units import shown, size
 
 SHRINKABLE = ("tokens", "batch", "layers")
 """Sizes to halve where nothing else helps, the one that people give up first in front."""
@@ -22,12 +24,20 @@ TIMED = 0.9
 """The share of a step's expected time that operators which were timed must have, for a ratio of times."""
 
 
+class Bound(NamedTuple):
+    """So many bytes that a rank of a case may take: those of its budget, or a share of the memory of its place."""
+
+    bytes: int
+    of_budget: bool
+
+
 @dataclass(frozen=True)
 class Machine:
     """What cases must fit: bytes of the host and of a GPU; and rates by place.
 
     None where not known. `cache` is the folder of what is stored between runs: predictions, and the times of operators.
-    `card` is the name of the GPU, by which JAX's compiler knows what to compile for.
+    `card` is the name of the GPU, by which JAX's compiler knows what to compile for. `named` are the devices whose
+    memory somebody named: it bounds a case with a budget as well.
     """
 
     host_bytes: int | None = None
@@ -35,17 +45,46 @@ class Machine:
     rates: Mapping[Place, Rates] | None = None
     cache: Path | None = None
     card: str = ""
+    named: frozenset[str] = frozenset()
+
+    def supposing(self, memory: str | None = None, gpu_memory: str | None = None, card: str | None = None) -> "Machine":
+        """Return the machine with the sizes of memory and the card that are named, in place of its own."""
+        device_bytes = CARDS[card].memory_bytes if card else self.device_bytes
+        devices = {"cpu": memory, "cuda": gpu_memory or card}
+        return replace(
+            self,
+            host_bytes=size(memory) if memory else self.host_bytes,
+            device_bytes=size(gpu_memory) if gpu_memory else device_bytes,
+            card=card or self.card,
+            named=self.named | {device for device, name in devices.items() if name},
+        )
 
     def limit(self, case: Case) -> int | None:
-        """Return the bytes that a rank of a case may take: its own budget, or a share of the memory of its place.
+        """Return the bytes that a rank of a case may take: the least of its bounds, None where there is none."""
+        return min((bound.bytes for bound in self.bounds(case)), default=None)
 
-        Ranks share the host, and have a GPU each.
+    def bounds(self, case: Case) -> list[Bound]:
+        """Return what bounds a rank of a case: its own budget, and a share of the memory of its place.
+
+        Beside a budget memory counts only where it was named. Ranks share the host, and have a GPU each.
         """
-        if case.budget_bytes is not None:
-            return case.budget_bytes
+        budget = [] if case.budget_bytes is None else [Bound(case.budget_bytes, True)]
+        room = self._room(case)
+        if room is None or (budget and case.place.device not in self.named):
+            return budget
+        return [*budget, Bound(room, False)]
+
+    def _room(self, case: Case) -> int | None:
         if case.place.device == "cpu":
             return None if self.host_bytes is None else int(self.host_bytes * facts.HOST_SHARE) // case.ranks
         return None if self.device_bytes is None else int(self.device_bytes * facts.DEVICE_SHARE)
+
+
+def card_of(name: str, option: str) -> str:
+    """Return a card as it is named; raise Refusal, with what it was named by, where nobody knows it."""
+    if name not in CARDS:
+        raise Refusal(f"{option}: there is no card '{printable(name)[:40]}'{nearest(name, CARDS)}")
+    return name
 
 
 def this_machine(places: Iterable[Place], cache: Path) -> Machine:
@@ -60,7 +99,8 @@ def this_machine(places: Iterable[Place], cache: Path) -> Machine:
 class PlanRow:
     """One case with its prediction; None where there is none, and in `reason` why.
 
-    `seconds` is what a step is expected to take, of which `timed` is the share of operators that were timed here.
+    `seconds` is what a step is expected to take, of which `timed` is the share of operators that were timed here. The
+    limit is that of its budget, if it has one, but where `by_memory` says that the memory of its place is narrower.
     """
 
     case: Case
@@ -72,6 +112,7 @@ class PlanRow:
     reason: str | None = None
     timed: float = 0.0
     prediction: Prediction = field(default_factory=Prediction)
+    by_memory: bool = False
 
     @property
     def at_most_bytes(self) -> int | None:
@@ -90,7 +131,7 @@ class PlanRow:
         On a GPU in torch that is allocated: what else a budget or the card bounds comes on top.
         """
         highest = self.peak_bytes if self.at_most_bytes is None else self.at_most_bytes
-        within_budget = self.case.budget_bytes is not None
+        within_budget = self.case.budget_bytes is not None and not self.by_memory
         return None if highest is None else highest + self.prediction.beside_bytes(within_budget)
 
     def time_ratio(self, other: "PlanRow") -> float | None:
@@ -111,16 +152,22 @@ def row_of(case: Case, record: Record, machine: Machine) -> PlanRow:
     """Return what a prediction means on a machine."""
     rates, prediction = (machine.rates or {}).get(case.place), record.prediction
     step = estimate(prediction.predicted_work, rates) if rates is not None else None
+
+    def left(bound: Bound) -> int:
+        return bound.bytes - prediction.beside_bytes(bound.of_budget)
+
+    bound = min(machine.bounds(case), key=left, default=None)
     return PlanRow(
         case=case,
         peak_bytes=prediction.predicted_peak_bytes,
         phase=prediction.predicted_phase,
         floor_bytes=prediction.floor_bytes,
-        limit_bytes=machine.limit(case),
+        limit_bytes=bound.bytes if bound is not None else None,
         seconds=step.seconds if step is not None else None,
         reason=record.missing.get("predicted_peak_bytes") or record.evidence.get("message"),
         timed=step.timed if step is not None else 0.0,
         prediction=prediction,
+        by_memory=bound is not None and not bound.of_budget,
     )
 
 

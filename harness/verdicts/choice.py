@@ -1,9 +1,10 @@
 """Which row of a comparison to use: the leanest that does not cost time, and what lower precision brings on top."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.records import Case
+from harness.contract.strategy import Strategy
+from harness.records import Applied, Case
 from harness.records.record import EXACT, OUT_OF_MEMORY, WRONG
 from harness.verdicts.judge import Comparison, Row
 
@@ -70,6 +71,16 @@ def _best(rows: Sequence[Row]) -> Row | None:
     return min(near, key=lambda row: (*plainness(row.case), row.peak_bytes or 0), default=None)
 
 
-def plainness(case: Case) -> tuple[int, int]:
-    """Return how many strategies a case has, and how many settings of them; fewer are plainer."""
-    return len(case.strategies), sum(len(applied.knobs) for applied in case.strategies)
+def plainness(case: Case, strategies: Mapping[str, Strategy] | None = None) -> tuple[int, int]:
+    """Return how many strategies a case has, and how many settings of them; fewer are plainer.
+
+    A setting that is the default of its strategy does not count, where `strategies` are known.
+    """
+    known = strategies or {}
+    return len(case.strategies), sum(_settings(each, known.get(each.name)) for each in case.strategies)
+
+
+def _settings(applied: Applied, strategy: Strategy | None) -> int:
+    """Count the settings of a strategy that are not its defaults."""
+    defaults = {name: knob.default for name, knob in strategy.knobs.items()} if strategy is not None else {}
+    return sum(name not in defaults or defaults[name] != value for name, value in applied.knobs.items())

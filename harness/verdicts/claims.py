@@ -38,7 +38,7 @@ from harness.verdicts.expressions import (
     parsed,
     plain_label,
 )
-from harness.verdicts.figures import FIGURES, rests_on_prediction, usual_residuals
+from harness.verdicts.figures import FIGURES, OF_SEGMENTS, rests_on_prediction, usual_residuals
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import BASELINES, ERROR
 
@@ -283,7 +283,7 @@ class _Evaluation:
         self.predicted = True
         if isinstance(value, str) or name in COUNTED:
             return value
-        low, high = self.tables.residuals(row.case)
+        low, high = OF_SEGMENTS if name == "predicted_reserved" else self.tables.residuals(row.case)
         return replace(value, low=value.low * (1 + low), high=value.high * (1 + high))
 
     def number(self, node: ast.expr) -> Figure:

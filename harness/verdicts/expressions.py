@@ -87,6 +87,7 @@ def parsed(expression: str) -> ast.expr:
             if _is_word(left) != _is_word(right) or (_is_word(left) and not isinstance(op, ast.Eq)):
                 sides = f"{ast.unparse(left)[:60]} and {ast.unparse(right)[:60]}"
                 raise ClaimError(f"{sides} do not compare: words take == and numbers numbers")
+            _common_unit(left, right)
     return tree
 
 
@@ -153,6 +154,38 @@ def _check_numbers(nodes: Sequence[ast.expr], expression: str, depth: int) -> No
             raise ClaimError(f"{ast.unparse(node)[:60]} is a word: only == compares it")
 
 
+Unit = tuple[float, float]
+"""The powers of bytes and of seconds in a figure."""
+PLAIN: Unit = (0.0, 0.0)
+
+
+def _unit(node: ast.expr) -> Unit:
+    """Return the unit of an expression that was checked; a plain number, beside bytes, counts bytes."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return float(node.func.id in IN_BYTES), float(node.func.id in TIMES)
+    if isinstance(node, ast.UnaryOp):
+        return _unit(node.operand)
+    if not isinstance(node, ast.BinOp):
+        return PLAIN
+    if isinstance(node.op, ast.Add | ast.Sub):
+        return _common_unit(node.left, node.right)
+    left, right = _unit(node.left), _unit(node.right)
+    if isinstance(node.op, ast.Pow):
+        power = node.right.value if isinstance(node.right, ast.Constant) else 0
+        return (left[0] * power, left[1] * power) if isinstance(power, int | float) else PLAIN
+    sign = 1 if isinstance(node.op, ast.Mult) else -1
+    return left[0] + sign * right[0], left[1] + sign * right[1]
+
+
+def _common_unit(left: ast.expr, right: ast.expr) -> Unit:
+    """Return the unit of two sides that are added or compared; raise ClaimError where they have two."""
+    units = dict.fromkeys(unit for unit in (_unit(left), _unit(right)) if unit != PLAIN)
+    if len(units) > 1:
+        sides = f"{ast.unparse(left)[:60]} and {ast.unparse(right)[:60]}"
+        raise ClaimError(f"{sides} are of two units, as bytes and seconds are: they are neither added nor compared")
+    return next(iter(units), PLAIN)
+
+
 OPERATIONS: dict[type[ast.operator], Callable[[Figure, Figure], Figure]] = {
     ast.Add: Figure.__add__,
     ast.Sub: Figure.__sub__,
@@ -195,7 +228,7 @@ WAITS = ("fetch_seconds", "prepare_seconds")
 """Those of them that no row is judged by: claims alone."""
 
 
-PREDICTED = ("predicted", "predicted_stage", "predicted_kind", "foretold")
+PREDICTED = ("predicted", "predicted_reserved", "predicted_stage", "predicted_kind", "foretold")
 COUNTED = ("predicted_stage", "predicted_kind", "noted")
 """Figures that are exact where they are predicted: sums of the sizes of arrays, and choices."""
 
@@ -208,7 +241,13 @@ PARTS = {
 """Keywords that say which part of a row's figures is meant, each with the figures that take it."""
 
 
-MEASURED_MEMORY = ("peak", "held", "stage", "kind", "file_bytes", "anonymous_bytes", "all_ranks")
+MEASURED_MEMORY = ("peak", "held", "reserved", "stage", "kind", "file_bytes", "anonymous_bytes", "all_ranks")
+
+
+IN_BYTES = frozenset(
+    {*MEASURED_MEMORY, "predicted", "predicted_reserved", "predicted_stage", "predicted_kind", "floor"}
+)
+"""Figures that are bytes."""
 
 
 WORD_FIGURES = ("answer", "verdict", "outcome")
@@ -274,7 +313,8 @@ def in_words(links: "list[tuple[ast.cmpop, Figure | str, Figure | str]]", holds:
     if outcome is not None:
         return text
     endless = any(isinstance(side, Figure) and math.isinf(side.high) for side in sides)
-    reason = "one of them ran out of its budget" if endless else _span(unit, sides)
+    beyond = "one of them ran out of its budget" if unit == "B" else "one of them has no upper bound"
+    reason = beyond if endless else _span(unit, sides)
     return f"{text}: undecided, {reason}"
 
 
@@ -293,7 +333,9 @@ def _span(unit: str, sides: "Sequence[Figure | str]") -> str:
 def _shown_in(unit: str, side: Figure | str) -> str:
     if isinstance(side, str):
         return side.replace("_", " ")
-    return f"more than {_figure(side.low, unit)}" if math.isinf(side.high) else _figure(side.value, unit)
+    if math.isinf(side.high):
+        return f"more than {_figure(side.low, unit)}" if unit == "B" else f"{_figure(side.low, unit)} or more"
+    return _figure(side.value, unit)
 
 
 def _figure(value: float, unit: str) -> str:

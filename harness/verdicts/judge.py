@@ -7,7 +7,7 @@ from statistics import median
 from harness.records import Case, Prediction, Record
 from harness.records.record import OUT_OF_MEMORY, WRONG
 from harness.verdicts import looks, remarks
-from harness.verdicts.observed import Observed, comparable, grouped, machine_of
+from harness.verdicts.observed import Observed, comparable, grouped, machine_of, resolution_of
 from harness.verdicts.pooled import MARGIN, Pooled, Speed
 
 MIB = 1 << 20
@@ -68,7 +68,7 @@ class Row:
     @property
     def resolution(self) -> int:
         """The smallest difference in bytes that its meters resolve."""
-        return max((record.memory.resolution_bytes or 0 for record in self.records), default=0)
+        return resolution_of(self.case, self.records)
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ def _answer(observed: Observed, baseline: Observed | None) -> tuple[str | None, 
 def _verdict(
     observed: Observed, baseline: Observed | None, memory: str | None, speed: Speed | None, answer: str | None
 ) -> str:
-    """Name the trade; `enables` where the baseline does not fit, `fails` where the row itself does not run."""
+    """Name the trade; `enables` where the baseline ran out of memory, `fails` where the row itself does not run."""
     if observed.status in ("unsupported", "open"):
         return "untested"
     if observed.status == "skipped_guard":
@@ -290,10 +290,12 @@ def _verdict(
     if observed.case.is_baseline:
         return "baseline"
     if baseline is not None and baseline.status in OUT_OF_MEMORY:
-        return "enables"
-    if memory is None or answer is None:
+        word = "enables" if observed.usable and not remarks.doubts(observed) else None
+    else:
+        word = None if memory is None else trade(memory, speed)
+    if word is None or answer is None:
         return "withheld"
-    return "control" if observed.case.is_control else trade(memory, speed)
+    return "control" if observed.case.is_control else word
 
 
 def trade(memory: str, speed: Speed | None) -> str:

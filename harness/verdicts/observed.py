@@ -9,6 +9,9 @@ from harness.records import Case, Record, Slot
 from harness.verdicts import rounds
 from harness.verdicts.pooled import LONGEST_SECONDS, SHORTEST_SECONDS
 
+DEVICE_BLOCK = 512
+"""The unit of a device's allocator in bytes: its counters are exact to a block."""
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -73,7 +76,7 @@ class Observed:
     @property
     def resolution(self) -> int:
         """The smallest difference in bytes that the meter resolves."""
-        return max((record.memory.resolution_bytes or 0 for record in self.memory), default=0)
+        return resolution_of(self.case, self.memory)
 
     @property
     def timed(self) -> dict[tuple[int, int], Record]:
@@ -97,6 +100,13 @@ class Observed:
             return []
         peaks = (record.times.native_peak_host_bytes for record in self.timed.values())
         return [peak for peak in peaks if peak is not None]
+
+
+def resolution_of(case: Case, records: Iterable[Record]) -> int:
+    """Return the smallest difference in bytes that the meter of a case resolves: that of the device or of the host."""
+    if case.place.device != "cpu":
+        return DEVICE_BLOCK
+    return max((record.memory.resolution_bytes or 0 for record in records), default=0)
 
 
 def step_time(record: Record) -> float | None:

@@ -23,8 +23,9 @@ MARGIN = 1.05
 LEAST_EFFECT = 1.02
 """Estimates nearer to 1 than this are never called faster or slower."""
 BASELINES = ("baseline", "nothing")
-LEAST_MEMBERS, LEAST_ROUNDS = 4, 2
-LEAST_DEGREES = (LEAST_MEMBERS - 1) * (LEAST_ROUNDS - 1)
+LEAST_DEGREES = 3
+"""Degrees of freedom from which on a scale is inferred: those of 4 members in 2 rounds, of 3 in 3, of 2 in 4. In fewer
+an interval would be wider than any ratio that is looked for."""
 FINAL = frozenset({"faster", "slower", "within 5 %"})
 """Words that more rounds would not make more precise."""
 DECIDED = FINAL | {"at most 5 % slower"}
@@ -121,7 +122,7 @@ def pooled(times: Times, baselines: Sequence[str] = BASELINES, error: float = ER
     joined = _joined(times, present[0])
     anchors = [name for name in present if name in joined]
     fit = _fit({member: times[member] for member in times if member in joined})
-    if fit is None or len(joined) < LEAST_MEMBERS:
+    if fit is None:
         return Pooled(
             {row: _range(times[row], [times[name] for name in present]) for row in rows},
             _range(times[present[1]], [times[present[0]]]) if len(present) > 1 else None,

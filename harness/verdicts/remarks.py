@@ -1,5 +1,8 @@
 """What is to be known of a judged row beside its figures: flags, notes in words, and why there is no verdict."""
 
+from collections.abc import Iterable
+from statistics import mode
+
 from harness.contract.parts import BESIDE
 from harness.records import Prediction, Record
 from harness.records.record import OUT_OF_MEMORY
@@ -27,6 +30,12 @@ WITHHELD = {
 """Flags of a memory measurement that withhold its verdict, and what to do about each."""
 OF_THE_HOST = WITHHELD.keys() - {"lower_bound"}
 """Those that say nothing of the memory of a device."""
+VAGUE = (
+    "repetitions of it or of the baseline differ, and not all of them give the same word: "
+    "measure it again on a quiet machine"
+)
+HANGING = "whether it takes more hangs on what its child processes share, see their bounds"
+"""Why peaks of which each is known give no word."""
 DOUBTFUL = {"unstable", *WITHHELD}
 """Flags of a peak that is not to be compared as one number."""
 
@@ -113,7 +122,18 @@ def notes(observed: Observed, growth: float | None) -> tuple[str, ...]:
     if observed.impossible:
         processes = "process" if observed.impossible == 1 else "processes"
         texts.append(f"{observed.impossible} timed {processes} left out: their clock gave times that no step can take")
+    if text := unfinished(observed.times.values()):
+        texts.append(text)
     return tuple(texts)
+
+
+def unfinished(records: Iterable[Record]) -> str:
+    """Return how many timed processes did not finish, and the most frequent reason; an empty text where all did."""
+    timed = [record for record in records if record.slot and record.slot.kind == "time"]
+    failures = [_failure(record) for record in timed if record.status != "ok"]
+    if not failures:
+        return ""
+    return f"{len(failures)} of {len(timed)} timed processes did not finish: {mode(failures)}"
 
 
 def saving_note(ratio: float | None, native_ratio: float | None) -> tuple[str, ...]:
@@ -160,19 +180,16 @@ def withheld(observed: Observed, baseline: Observed | None, compared: str | None
         return ["no verdict: its baseline is not among these records: run the whole suite"]
     if baseline.status == "open":
         return ["no verdict: the baseline was not measured yet: run the suite again, which goes on where it stopped"]
-    if baseline.status != "ok":
+    enabled = baseline.status in OUT_OF_MEMORY
+    if baseline.status != "ok" and not enabled:
         return [f"no verdict: the baseline ended with {baseline.status}: mend that, and run the suite with --fresh"]
     remedies = [f"no verdict: {WITHHELD[flag]}" for flag in doubts(observed)]
-    remedies += [f"no verdict: of the baseline, {WITHHELD[flag]}" for flag in doubts(baseline)]
-    if not remedies and observed.children is not None:
-        remedies.append("no verdict: whether it takes more hangs on what its child processes share, see their bounds")
-    if not remedies and not (observed.usable and baseline.usable):
+    if not enabled:
+        remedies += [f"no verdict: of the baseline, {WITHHELD[flag]}" for flag in doubts(baseline)]
+    if not remedies and not (observed.usable and (enabled or baseline.usable)):
         remedies.append("no verdict: a peak is missing: run `harness doctor`")
-    if not remedies and compared is None:
-        remedies.append(
-            "no verdict: repetitions of it or of the baseline differ, and not all of them give the same word: "
-            "measure it again on a quiet machine"
-        )
+    if not remedies and not enabled and compared is None:
+        remedies.append(f"no verdict: {VAGUE if observed.children is None else HANGING}")
     if observed.answer is None:
         remedies.append("no verdict: its answer was not compared: run the suite again, which goes on where it stopped")
     elif observed.answer.numerics is None:

@@ -124,7 +124,7 @@ def remedies(results: Iterable[tuple[str, Sequence[Comparison]]], strategies: Ma
         inexact = [each for each in lean if each.row.answer not in EXACT]
         limit = 1.0
         for choices, near in ((exact, NEAR), (exact, 1 / WORTH), (inexact, NEAR)):
-            best = _best([each for each in choices if each.peak_ratio < limit], near)
+            best = _best([each for each in choices if each.peak_ratio < limit], near, strategies)
             if best is not None:
                 limit = WORTH * best.peak_ratio
                 answers.append(_remedy(what, backend, best, rows))
@@ -150,7 +150,7 @@ def _counts(row: Row) -> bool:
     return measured and row.answer is not None and row.answer not in WRONG
 
 
-def _best(rows: Sequence[JudgedRow], near: float) -> JudgedRow | None:
+def _best(rows: Sequence[JudgedRow], near: float, strategies: Mapping[str, Strategy]) -> JudgedRow | None:
     """Return the row with the largest saving among those that surely cost little time, or else among all.
 
     Of rows that take at most `near` times that peak and do not surely take longer it is the one with the fewest
@@ -162,12 +162,15 @@ def _best(rows: Sequence[JudgedRow], near: float) -> JudgedRow | None:
         return None
     _, _, latest = _time(leanest.row)
     equal = [each for each in rows if each.peak_ratio <= near * leanest.peak_ratio and _time(each.row)[0] <= latest]
-    return min(equal, key=lambda each: (plainness(each.row.case), _time(each.row)[1], each.peak_ratio))
+    return min(equal, key=lambda each: (plainness(each.row.case, strategies), _time(each.row)[1], each.peak_ratio))
 
 
 def _time(row: Row) -> tuple[float, float, float]:
-    """Return the least, the likeliest and the largest ratio of a row's time; any, where it was not timed."""
-    return (0.0, inf, inf) if row.speed is None else (row.speed.low, row.speed.ratio, row.speed.high)
+    """Return the least, the likeliest and the largest ratio of a row's time; any, where too few rounds were timed."""
+    speed = row.speed
+    if speed is None or speed.standard_error is None:
+        return 0.0, inf if speed is None else speed.ratio, inf
+    return speed.low, speed.ratio, speed.high
 
 
 def _remedy(what: str, backend: str, best: JudgedRow, rows: Mapping[tuple[str, str], Sequence[JudgedRow]]) -> Remedy:

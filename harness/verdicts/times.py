@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median, stdev
 from typing import Any
 
-from harness.verdicts import dunnett
+from harness.verdicts import dunnett, remarks
 from harness.verdicts.expressions import WAITS, Figure, Open, Unknown, exact
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.observed import of_steps, possible, step_time
@@ -45,7 +45,7 @@ def beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -
     if row.label not in times:
         raise _untimed(row)
     if anchor not in times:
-        raise Unknown(f"{anchor} was not timed")
+        raise _untimed(next(each for each in table.rows if each.label == anchor))
     reference = exact(median(times[anchor].values()), "s")
     if row.label == anchor:
         return reference
@@ -95,6 +95,9 @@ def _of_mean(logs: Sequence[float], error: float, unit: str = "") -> Figure:
 
 
 def _untimed(row: Row) -> Unknown:
+    timed = any(step_time(record) is not None for record in row.records)
+    if not timed and (why := remarks.unfinished(row.records)):
+        return Unknown(f"{row.label} was not timed: {why}")
     return Unknown(f"{row.label} was not timed" + (f" ({row.reasons[0]})" if row.reasons else ""))
 
 

@@ -69,5 +69,8 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             probe={"least_kib": 1},
+            conflicts={
+                "before int8_activations": "layers are recomputed without rounding their products: name it after"
+            },
         )
     ]

@@ -49,4 +49,14 @@ def on_jax(parts: Parts) -> Parts:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [Strategy("selective_checkpoint", rewrites=("block",), on={"torch": on_torch, "jax": on_jax}, about=__doc__)]
+    return [
+        Strategy(
+            "selective_checkpoint",
+            rewrites=("block",),
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+            conflicts={
+                "before int8_activations": "layers are recomputed without rounding their products: name it after"
+            },
+        )
+    ]

@@ -1,8 +1,9 @@
 """Compute logits and loss chunk by chunk; with `recompute` keep none of them and project twice.
 
-Peak: 3 C V elements with recomputation; without it every chunk's log-probabilities stay for the backward pass
-(n V elements), which is how the method is often written and why it then saves little. Chunk sums are divided by
-the count of all targets that carry loss, never averaged chunk by chunk. `chunk` is C, in tokens.
+Peak: 3 C V elements with recomputation, and beside the gradient of the weight that of one chunk, V D elements, which is
+added to it in the type of the weight; without recomputation every chunk's log-probabilities stay for the backward pass
+(n V elements), which is how the method is often written and why it then saves little. Chunk sums are divided by the
+count of all targets that carry loss, never averaged chunk by chunk. `chunk` is C, in tokens.
 """
 
 from dataclasses import replace

@@ -75,9 +75,13 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             approximate=True,
             scaled={"chunk": lambda chunk, shape, small: 23 if chunk else 0},
-            conflicts=dict.fromkeys(
-                ("ring_attention", "ulysses", "megatron_sequence_parallel"),
-                "each rank has a stretch of every row, and would leave out the last token of that",
-            ),
+            conflicts={
+                **dict.fromkeys(
+                    ("ring_attention", "ulysses", "megatron_sequence_parallel"),
+                    "each rank has a stretch of every row, and would leave out the last token of that",
+                ),
+                "chunked_backward_loss": "it would leave out the last token of each chunk",
+                "drop_ignored": "of all rows in one it would leave out the last token alone",
+            },
         )
     ]

@@ -2,7 +2,8 @@
 
 Peak: activations of a `pieces`-th of the batch, and one more set of gradients while they are added. Each piece counts
 by the targets in it that carry loss, so that the mean over the pieces is the mean over the tokens: a mean of means is
-wrong as soon as rows are padded. A batch of fewer rows than `pieces` is cut into rows.
+wrong as soon as rows are padded. A batch of fewer rows than `pieces` is cut into rows. Gradients are added in their own
+type: with bfloat16 parameters name `float32_master` before it, so that sums are wide.
 """
 
 from dataclasses import replace

@@ -1,9 +1,9 @@
 """Keep one second moment for each block of a tensor instead of each element; pay steps that a block shares.
 
 Peak: a little more than 4 bytes of moments for each parameter instead of 8. Blocks are those of Zhang et al., 2024
-(arXiv:2406.16793): a head of `wq` and `wk`, an output of every other matrix (of each expert, where these are stacked),
-a row of the embedding, of the positions and of the head, and a vector as a whole. The second moment follows the mean of
-the squares of a block; all else is AdamW.
+(arXiv:2406.16793): a head of `wq` and `wk` (in published and own models, which name them otherwise, an output), an
+output of every other matrix (of each expert, where these are stacked), a row of the embedding, of the positions and of
+the head, and a vector as a whole. The second moment follows the mean of the squares of a block; all else is AdamW.
 """
 
 from collections.abc import Callable

@@ -65,6 +65,10 @@ def harness_strategies() -> list[Strategy]:
                     ("zero1", "zero2", "fsdp", "tensor_parallel", "megatron_sequence_parallel"),
                     "each rank would take the norm of its own part, and shrink by another share",
                 ),
+                **dict.fromkeys(
+                    ("update_in_backward", "lomo"),
+                    "layers are updated before the norm of all gradients is known: use clip_in_backward",
+                ),
                 "vocabulary_parallel_loss": "each rank would take the norm of its rows, and shrink by another share",
                 "sparse_embedding_gradient": "the norm would be that of a row for each token, and not of their sums",
                 **dict.fromkeys(

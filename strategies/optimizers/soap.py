@@ -105,5 +105,6 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             approximate=True,
             probe={"every": 3},
+            conflicts={"bfloat16": "the decompositions of its matrices have no form in 16 bits: use bfloat16_autocast"},
         )
     ]

@@ -38,6 +38,11 @@ def on_torch(parts: Parts, rows: int = 4096) -> Parts:
         return optimizers.joined(state, after), loss
 
     def placed(parts: Parts, params: Any, x: Any) -> Any:
+        if x.shape != params[NAME].shape[:-1]:
+            raise ValueError(
+                "sparse_embedding_gradient: the rows that were read are those of the whole batch, and the gradient is "
+                "taken of pieces of it, or of a rank's share: leave one of the two out"
+            )
         return parts.add_positions(parts, params, params[NAME])
 
     def in_slices(parts: Parts, state: Any, ids_N: Any, g_ND: Any) -> Any:
@@ -75,5 +80,6 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_torch},
             about=__doc__,
             probe={"rows": 13},
+            conflicts={"accumulate": "the rows that were read are those of the whole batch, and not of its pieces"},
         )
     ]

@@ -11,6 +11,8 @@ from harness import Parts, Strategy, hookimpl
 
 
 def on_any(parts: Parts) -> Parts:
+    if getattr(parts.shape, "head_bias", False):
+        raise ValueError("tied: an embedding has no bias for the head to share: leave `head_bias` out")
     inner = parts.init
 
     def init(parts: Parts, source: Any = None) -> Any:

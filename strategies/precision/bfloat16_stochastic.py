@@ -1,10 +1,11 @@
 """Keep parameters, gradients and moments in bfloat16 and round updates at random; pay with noise instead of losses.
 
 Peak: 8 bytes for each parameter under AdamW as in plain bfloat16, without a float32 copy; in the update float32 slices
-of 256 Ki elements. A value between two neighbours is rounded up with a probability equal to its distance from the lower
-one, so that the mean over many steps is right. Rounding to nearest would lose every update below 1/256 of a weight, and
-the second moment would never decay. The random bits follow from `seed`, the step and the name of the parameter, so a
-run can be repeated. Source: Zamirai et al., 2021, arXiv:2010.06192.
+of 256 Ki elements, in JAX those of a layer's whole matrix. A value between two neighbours is rounded up with a
+probability equal to its distance from the lower one, so that the mean over many steps is right. Rounding to nearest
+would lose every update below 1/256 of a weight, and the second moment would never decay. The random bits follow from
+`seed`, the step and the name of the parameter, so a run can be repeated. Source: Zamirai et al., 2021,
+arXiv:2010.06192.
 """
 
 import zlib

@@ -29,8 +29,17 @@ conflicts: dict[str, dict[str, str]] = {
         "the rule looks at whole matrices, and each rank has a flat part of them",
     )
     | {"offload_activations": "it would carry away the parameters that are made whole: use offload_boundary"},
+    "tensors": dict.fromkeys(
+        ("adafactor", "adam_mini", "apollo", "galore", "muon", "soap"),
+        "the rule looks at whole matrices, and each rank has some columns or rows of them",
+    ),
+    "vocabulary": {
+        "adafactor": "the rule looks at whole matrices, and each rank has some rows of the embedding and the head",
+        "drop_ignored": "each rank would drop as many rows as it has without a target, and all must have as many",
+    },
 }
-"""Strategies that do not go together with `zero1` and `zero2`, or with `fsdp`."""
+"""Strategies that do not go together with `zero1` and `zero2`, with `fsdp`, with those that divide the tensors of
+layers, or with `vocabulary_parallel_loss`."""
 
 
 def _of(module: Any) -> tuple[dict[str, Any], str]:
@@ -71,12 +80,14 @@ def harness_strategies() -> list[Strategy]:
             (*DIVIDED, "draw", "mix", "feed", "gather_parameters"),
             *_of(tensor_parallel),
             ranks=True,
+            conflicts=conflicts["tensors"],
         ),
         Strategy(
             "megatron_sequence_parallel",
             (*DIVIDED, "draw", "add_positions", "mix", "feed", "gather_parameters"),
             *_of(megatron_sequence_parallel),
             ranks=True,
+            conflicts=conflicts["tensors"],
         ),
         Strategy(
             "ulysses",
@@ -98,5 +109,6 @@ def harness_strategies() -> list[Strategy]:
             *_of(vocabulary_parallel_loss),
             probe={"chunk": 23},
             ranks=True,
+            conflicts=conflicts["vocabulary"],
         ),
     ]

@@ -15,6 +15,7 @@ from harness.contract import plugins
 from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.records import Applied, Case
+from harness.run.schedule import conflict
 
 LOADED = plugins.load()
 SHAPE = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 61, "batch": 2, "tokens": 24}
@@ -209,3 +210,50 @@ def test_scores_in_float16_are_scaled_before_they_overflow(name):
     v = torch.randn(1, 8, 2, 16).half()
     assert (q[0, 0, 0].float() ** 2).sum() > torch.finfo(torch.float16).max
     assert parts.attend(parts, q, q, v).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (("clip_gradients", "update_in_backward"), "use clip_in_backward"),
+        (("clip_gradients", "lomo"), "use clip_in_backward"),
+        (("accumulate", "sparse_embedding_gradient"), "not of its pieces"),
+        (("int8_activations", "feed_checkpoint"), "without rounding"),
+        (("int8_activations", "tiled_feed"), "without rounding"),
+        (("int8_activations", "recomputed_activation"), "without rounding"),
+        (("document_loss", "chunked_backward_loss"), "last token of each chunk"),
+        (("document_loss", "drop_ignored"), "last token alone"),
+        (("soap", "bfloat16"), "no form in 16 bits"),
+        (("vocabulary_parallel_loss", "drop_ignored"), "all must have as many"),
+        *((("tensor_parallel", rule), "columns or rows") for rule in ("muon", "galore", "adafactor", "adam_mini")),
+        *((("megatron_sequence_parallel", rule), "columns or rows") for rule in ("apollo", "soap")),
+    ],
+)
+def test_strategies_that_would_answer_wrongly_together_are_refused_in_either_order(names, reason):
+    pair = [LOADED.strategies[name] for name in names]
+    assert reason in str(conflict(pair)) and reason in str(conflict(pair[::-1]))
+
+
+@pytest.mark.parametrize("name", ["selective_checkpoint", "offload_boundary"])
+def test_rounded_products_are_recomputed_as_they_were_where_the_checkpoint_is_named_after_them(name):
+    pair = [LOADED.strategies[name], LOADED.strategies["int8_activations"]]
+    assert "name it after" in str(conflict(pair)) and conflict(pair[::-1]) is None
+    assert losses_of(parts_of("torch", "int8_activations", name))[-1] < 5
+
+
+@pytest.mark.parametrize("inner", ["drop_ignored", "chunked_backward_loss"])
+def test_rows_that_were_read_are_those_of_the_whole_batch(inner):
+    pieces = ("accumulate", {"pieces": 2})
+    with pytest.raises(ValueError, match="rows that were read are those of the whole batch"):
+        losses_of(parts_of("torch", pieces, ("sparse_embedding_gradient", {"rows": 13}), inner))
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_streams_that_are_restored_need_the_parts_of_a_layer(backend):
+    with pytest.raises(ValueError, match="does not name both"):
+        LOADED.strategies["reversible"].on[backend](Parts({}, Place(backend, "cpu"), feed=lambda *_: None))
+
+
+def test_an_embedding_is_not_shared_with_a_head_that_has_a_bias():
+    with pytest.raises(ValueError, match="leave `head_bias` out"):
+        parts_of("torch", "tied", head_bias=True)

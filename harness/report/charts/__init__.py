@@ -8,21 +8,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.report.charts.alike import by_length
 from harness.report.charts.growth import lengths
-from harness.report.charts.pareto import front, tradeoff
-from harness.report.charts.phases import phases
-from harness.report.charts.ranks import ranks
+from harness.report.charts.pareto import comparable, front, tradeoff
+from harness.report.charts.phases import composed, phases
+from harness.report.charts.ranks import divided, ranks
 from harness.report.charts.style import SETTINGS, PicturesError, altair
-from harness.report.charts.waterfall import contributions
+from harness.report.charts.waterfall import contributions, stepwise
 from harness.report.export import Figures
 
-COMPARED: dict[str, Callable[[Sequence[Figures]], Any]] = {
-    "tradeoff": tradeoff,
-    "phases": phases,
-    "contributions": contributions,
-    "ranks": ranks,
+OfRows = Callable[[Sequence[Figures]], Any]
+COMPARED: dict[str, tuple[OfRows, OfRows]] = {
+    "tradeoff": (comparable, tradeoff),
+    "phases": (composed, phases),
+    "contributions": (stepwise, contributions),
+    "ranks": (divided, ranks),
 }
-"""Charts of one comparison."""
+"""Charts of one comparison: what it needs figures of, which is quick, and what draws it."""
 
 __all__ = [
     "PicturesError",
@@ -40,21 +42,24 @@ __all__ = [
 
 
 def drawings(rows: Sequence[Figures]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the name of each chart that rows of one suite may have, and what draws it, or returns None."""
+    """Yield the name of each chart that rows of one suite have figures for, and what draws it."""
     for place in dict.fromkeys(row["place"] for row in rows):
         members = [row for row in rows if row["place"] == place]
-        yield f"lengths-{place.replace('/', '-')}", partial(lengths, members)
+        for number, (sizes, alike) in enumerate(by_length(members), 1):
+            others = f"-{number}" if number > 1 else ""
+            yield f"lengths-{place.replace('/', '-')}{others}", partial(lengths, alike, sizes)
     by_comparison: dict[str, list[Figures]] = {}
     for row in rows:
         by_comparison.setdefault(row["comparison"], []).append(row)
     for number, members in enumerate(by_comparison.values(), 1):
-        for name, draw in COMPARED.items():
-            yield f"{name}-{number}", partial(draw, members)
+        for name, (needed, draw) in COMPARED.items():
+            if needed(members):
+                yield f"{name}-{number}", partial(draw, members)
 
 
 def of_rows(rows: Sequence[Figures]) -> dict[str, Any]:
     """Draw every chart that rows of one suite have figures for; a name for each."""
-    return {name: chart for name, draw in drawings(rows) if (chart := draw()) is not None}
+    return {name: draw() for name, draw in drawings(rows)}
 
 
 def save(charts: dict[str, Any], folder: Path, prefix: str) -> Iterator[Path]:

@@ -1,27 +1,31 @@
 """Peak memory against the length of the context, each line named at its end."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from harness.records.case import CONTROL
-from harness.report.charts.style import HEIGHT, LINES, RED, WIDTH, altair, plain
+from harness.report.charts.alike import LENGTH, known_lengths
+from harness.report.charts.style import HEIGHT, LINE_OF_TITLE, LINES, RED, WIDTH, altair, plain
 from harness.report.export import Figures
 
-SIZE = "tokens"
 TOOLTIP = ["strategy:N", "tokens:Q", "peak_mib:Q", "predicted_mib:Q", "answer:N", "verdict:N", "status:N"]
 LINE = 13
 """Pixels from one name to the next."""
 
 
-def lengths(rows: Sequence[Figures]) -> Any:
-    """Draw peaks over lengths, both as logarithms; predictions hollow, the budget a line. None for one length."""
-    sized = [plain(row) | {SIZE: row["shape"][SIZE]} for row in rows if row["shape"].get(SIZE)]
-    sized = [row for row in sized if row["strategy"] != CONTROL]
+def lengths(rows: Sequence[Figures], sizes: str = "") -> Any:
+    """Draw peaks over lengths, both as logarithms; predictions hollow, the budget a line. None for one length.
+
+    Rows differ in their length alone; `sizes` tell them from others of their place in the title.
+    """
+    rows = [row for row in rows if row["shape"].get(LENGTH) and row["strategy"] != CONTROL]
+    if len(known_lengths(rows)) < 2:
+        return None
+    sized = [plain(row) | {LENGTH: row["shape"][LENGTH]} for row in rows]
     measured = [row for row in sized if row["status"] == "ok" and row["peak_mib"]]
     predicted = [row for row in sized if row["predicted_mib"]]
-    if len({row[SIZE] for row in sized}) < 2 or not (measured or predicted):
-        return None
     alt = altair()
     budgets = sorted({row["budget_mib"] for row in sized if row["budget_mib"]})
     peaks = [*(row["peak_mib"] for row in measured), *(row["predicted_mib"] for row in predicted), *budgets]
@@ -29,8 +33,8 @@ def lengths(rows: Sequence[Figures]) -> Any:
     names = list(dict.fromkeys(row["strategy"] for row in sized))
     colors = alt.Scale(domain=names, range=[LINES[at % len(LINES)] for at in range(len(names))])
     color = alt.Color("strategy:N", sort=None, legend=None, scale=colors)
-    axis = alt.Axis(values=sorted({row[SIZE] for row in sized}), format=",d")
-    x = alt.X(f"{SIZE}:Q", title="tokens", scale=alt.Scale(type="log", base=2, nice=False, padding=12), axis=axis)
+    axis = alt.Axis(values=sorted({row[LENGTH] for row in sized}), format=",d")
+    x = alt.X(f"{LENGTH}:Q", title="tokens", scale=alt.Scale(type="log", base=2, nice=False, padding=12), axis=axis)
     y = alt.Scale(type="log", nice=False, domain=domain)
     lines = alt.Chart(alt.Data(values=measured)).mark_line(point=alt.OverlayMarkDef(filled=True, size=50))
     hollow = alt.Chart(alt.Data(values=predicted)).mark_point(filled=False, size=110)
@@ -44,7 +48,8 @@ def lengths(rows: Sequence[Figures]) -> Any:
     values = _named([end for end in ends.values() if end is not None], domain, height)
     text = alt.Chart(alt.Data(values=values)).mark_text(align="left", dx=14, fontSize=11, clip=False)
     layers.append(text.encode(x=x, y=alt.Y("place:Q", scale=y), text="label:N", color=color))
-    title = f"{rows[0]['suite']} on {rows[0]['place']}"
+    words = f"{rows[0]['suite']} on {rows[0]['place']}" + (f", {sizes}" if sizes else "")
+    title = textwrap.wrap(words, LINE_OF_TITLE)
     return alt.layer(*layers).properties(width=WIDTH - 120, height=height, title=title)
 
 
@@ -52,16 +57,16 @@ def _named(ends: Sequence[Figures], domain: Sequence[float], height: int) -> lis
     """Return where each name stands: right of the last length, beside its line's end and apart from the others."""
     span = math.log(domain[1] / domain[0])
     places = apart([math.log(end["end"]) for end in ends], LINE / height * span)
-    last = max((end[SIZE] for end in ends), default=0)
+    last = max((end[LENGTH] for end in ends), default=0)
     return [
-        {"strategy": end["strategy"], "label": end["label"], SIZE: last, "place": math.exp(place)}
+        {"strategy": end["strategy"], "label": end["label"], LENGTH: last, "place": math.exp(place)}
         for end, place in zip(ends, places, strict=True)
     ]
 
 
 def _end(rows: Sequence[Figures]) -> Figures | None:
     """Return the longest row of a strategy whose peak is known or predicted, with that peak as its end."""
-    for row in sorted(rows, key=lambda row: -row[SIZE]):
+    for row in sorted(rows, key=lambda row: -row[LENGTH]):
         peak = row["peak_mib"] if row["status"] == "ok" and row["peak_mib"] else row["predicted_mib"]
         if peak:
             return row | {"end": peak}

@@ -10,7 +10,9 @@ from harness.report.charts.style import BLUE, GREY, HEIGHT, WIDTH, altair, logar
 from harness.report.export import Figures
 
 TOOLTIP = ["strategy:N", "peak_mib:Q", "peak_ratio:Q", "time_ratio:Q", "answer:N", "verdict:N"]
-EXACTLY, BY_ANY, BEATEN = "best, answers as before", "best, answers less exactly", "beaten in both"
+TIMES = ("time_ratio", "time_ratio_low", "time_ratio_high")
+EXACTLY, BY_ANY = "best, answers as before", "best, answers less exactly"
+BEATEN = "beaten in both, as estimated"
 KINDS = {EXACTLY: BLUE, BY_ANY: "#d9822b", BEATEN: GREY}
 """Which points are which, and their colours."""
 LETTER, LINE = 8 / WIDTH, 13 / HEIGHT
@@ -18,21 +20,21 @@ LETTER, LINE = 8 / WIDTH, 13 / HEIGHT
 
 
 def tradeoff(rows: Sequence[Figures]) -> Any:
-    """Draw the peak against the step time, both as multiples of the baseline's; None for fewer than two points.
+    """Draw peaks against step times, as multiples of what rows are compared with; None for fewer than two points.
 
     There is a front of the rows that answer as the baseline does, and one of all rows.
     """
-    measured = [_placed(row) for row in rows if _comparable(row)]
-    if len(measured) < 2:
+    measured = [_placed(row) for row in comparable(rows)]
+    if not measured:
         return None
     alt = altair()
     fronts = {EXACTLY: front([row for row in measured if row["exact"]]), BY_ANY: front(measured)}
     for row in measured:
         row["kind"] = next((kind for kind, best in fronts.items() if row in best), BEATEN)
-    across = _span([row[name] for row in measured for name in ("time_ratio_low", "time_ratio_high")])
+    across = _span([row[name] for row in measured for name in TIMES if row[name] is not None])
     up = _span([row["peak_ratio"] for row in measured])
     (x_scale, x_axis), (y_scale, y_axis) = logarithmic(*across), logarithmic(*up)
-    x = alt.X("time_ratio:Q", title="step time, x baseline", scale=x_scale, axis=x_axis)
+    x = alt.X("time_ratio:Q", title="step time, x mean of baseline and control", scale=x_scale, axis=x_axis)
     y = alt.Y("peak_ratio:Q", title="peak memory, x baseline", scale=y_scale, axis=y_axis)
     scale = alt.Scale(domain=list(KINDS), range=list(KINDS.values()))
     color = alt.Color("kind:N", title=None, scale=scale, legend=alt.Legend(orient="top", symbolOpacity=1))
@@ -42,7 +44,8 @@ def tradeoff(rows: Sequence[Figures]) -> Any:
         .encode(x=x, y=y)
         for kind, best in fronts.items()
     ]
-    intervals = alt.Chart(alt.Data(values=measured)).mark_rule(opacity=0.45)
+    known = [row for row in measured if row["time_ratio_low"] is not None]
+    intervals = alt.Chart(alt.Data(values=known)).mark_rule(opacity=0.45)
     layers.append(intervals.encode(x=alt.X("time_ratio_low:Q"), x2="time_ratio_high:Q", y=y, color=color))
     for exact in (True, False):
         members = [row for row in measured if row["exact"] is exact]
@@ -61,17 +64,23 @@ def front(rows: Sequence[Figures]) -> list[Figures]:
     return best
 
 
+def comparable(rows: Sequence[Figures]) -> list[Figures]:
+    """Return the rows whose figures may be held against each other; none where there are fewer than two."""
+    points = [row for row in rows if _comparable(row)]
+    return points if len(points) > 1 else []
+
+
 def _comparable(row: Figures) -> bool:
-    right = row["status"] == "ok" and row["answer"] not in WRONG and row["strategy"] != CONTROL
+    """Check whether both figures of a row, and its answer, may be held against those of others on this machine."""
+    right = row["status"] == "ok" and row["answer"] not in WRONG and row["verdict"] != "withheld"
+    here = row["strategy"] != CONTROL and not row["stand_in"]
     known = bool(row["answer"] and row["peak_ratio"] and row["time_ratio"])
-    return right and (known or row["strategy"] == "baseline")
+    return right and here and (known or row["strategy"] == "baseline")
 
 
 def _placed(row: Figures) -> Figures:
-    """Return a row with its two ratios; the baseline's are 1."""
-    ratio = row["time_ratio"] or 1.0
-    span = {"time_ratio_low": row["time_ratio_low"] or ratio, "time_ratio_high": row["time_ratio_high"] or ratio}
-    return plain(row) | {"peak_ratio": row["peak_ratio"] or 1.0, "time_ratio": ratio} | span
+    """Return a row with its two ratios; the baseline, which stands for what others are compared with, is at 1."""
+    return plain(row) | {"peak_ratio": row["peak_ratio"] or 1.0, "time_ratio": row["time_ratio"] or 1.0}
 
 
 def _span(values: Sequence[float]) -> list[float]:

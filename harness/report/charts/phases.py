@@ -12,7 +12,7 @@ BAR = 22
 
 def phases(rows: Sequence[Figures]) -> Any:
     """Draw a bar for each row, as long as its peak; None where no row says what its peak is made of."""
-    shown = [row for row in rows if row["status"] == "ok" and row["composition"] and row["strategy"] != CONTROL]
+    shown = composed(rows)
     if not shown:
         return None
     alt = altair()
@@ -37,3 +37,8 @@ def phases(rows: Sequence[Figures]) -> Any:
                "text": f"{row['peak_bytes'] / MIB:,.0f}"} for row in shown]  # fmt: skip
     ends = alt.Chart(alt.Data(values=totals)).mark_text(align="left", dx=4, fontSize=10)
     return titled(alt.layer(bars, ends.encode(y=y, x="peak:Q", text="text:N")), rows, height=alt.Step(BAR))
+
+
+def composed(rows: Sequence[Figures]) -> list[Figures]:
+    """Return the rows that say what their peak is made of."""
+    return [row for row in rows if row["status"] == "ok" and row["composition"] and row["strategy"] != CONTROL]

@@ -11,16 +11,15 @@ BAR = 24
 
 def ranks(rows: Sequence[Figures]) -> Any:
     """Draw the peak of every rank as a point and the largest as a bar; None where no row has several ranks."""
-    divided = [row for row in rows if row["status"] == "ok" and row["peak_bytes"] and row["ranks"] > 1]
-    baseline = next((row for row in rows if row["strategy"] == "baseline" and row["peak_bytes"]), None)
-    if not divided or baseline is None:
+    several, baseline = divided(rows), _baseline(rows)
+    if not several or baseline is None:
         return None
     alt = altair()
-    y = alt.Y("strategy:N", sort=[row["strategy"] for row in divided], title=None)
-    largest = [{"strategy": row["strategy"], "mib": row["peak_bytes"] / MIB} for row in divided]
+    y = alt.Y("strategy:N", sort=[row["strategy"] for row in several], title=None)
+    largest = [{"strategy": row["strategy"], "mib": row["peak_bytes"] / MIB} for row in several]
     each = [
         {"strategy": row["strategy"], "mib": peak / MIB, "rank": number}
-        for row in divided
+        for row in several
         for number, peak in enumerate(row["rank_peaks"])
     ]
     x = alt.X("mib:Q", title="peak MiB of a rank; the line is one process", scale=alt.Scale(zero=True))
@@ -29,3 +28,13 @@ def ranks(rows: Sequence[Figures]) -> Any:
     one = alt.Chart().mark_rule(color=RED, strokeDash=[6, 4]).encode(x=alt.datum(baseline["peak_bytes"] / MIB))
     layers = [bars.encode(y=y, x=x), points.encode(y=y, x=x, tooltip=["strategy:N", "rank:Q", "mib:Q"]), one]
     return titled(alt.layer(*layers), rows, height=alt.Step(BAR))
+
+
+def divided(rows: Sequence[Figures]) -> list[Figures]:
+    """Return the rows of several ranks; none without the baseline, which has one."""
+    known = [row for row in rows if row["status"] == "ok" and row["peak_bytes"] and row["ranks"] > 1]
+    return known if _baseline(rows) is not None else []
+
+
+def _baseline(rows: Sequence[Figures]) -> Figures | None:
+    return next((row for row in rows if row["strategy"] == "baseline" and row["peak_bytes"]), None)

@@ -13,13 +13,10 @@ Members = tuple[str, ...]
 
 def contributions(rows: Sequence[Figures]) -> Any:
     """Draw the largest combination as a waterfall; None where a row between the baseline and it is missing."""
-    peaks = {
-        _members(row["strategy"]): row["peak_bytes"] for row in rows if row["status"] == "ok" and row["peak_bytes"]
-    }
-    whole = max(peaks, key=len, default=())
-    steps = chain(whole, peaks) if len(whole) > 1 and () in peaks else None
-    if steps is None:
+    peaks = stepwise(rows)
+    if not peaks:
         return None
+    steps, whole = list(peaks), max(peaks, key=len)
     alt = altair()
     values = [_bar("baseline", 0, peaks[()], "whole")]
     for before, after in itertools.pairwise(steps):
@@ -36,6 +33,16 @@ def contributions(rows: Sequence[Figures]) -> Any:
     )  # fmt: skip
     texts = alt.Chart(alt.Data(values=values)).mark_text(align="left", dx=4, fontSize=11)
     return titled(alt.layer(bars, texts.encode(y=y, x="high:Q", text="text:N")), rows, height=alt.Step(BAR))
+
+
+def stepwise(rows: Sequence[Figures]) -> dict[Members, int]:
+    """Return the peaks from the baseline to the largest combination, in bytes, each with one member more; or none."""
+    peaks = {
+        _members(row["strategy"]): row["peak_bytes"] for row in rows if row["status"] == "ok" and row["peak_bytes"]
+    }
+    whole = max(peaks, key=len, default=())
+    steps = chain(whole, peaks) if len(whole) > 1 and () in peaks else None
+    return {members: peaks[members] for members in steps or ()}
 
 
 def chain(whole: Members, peaks: Mapping[Members, int]) -> list[Members] | None:

@@ -40,5 +40,9 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             precision="int8",
             probe={"group": 16},
+            conflicts=dict.fromkeys(
+                ("feed_checkpoint", "tiled_feed", "recomputed_activation"),
+                "a part of a layer is recomputed without rounding its products: use `checkpoint` beside it",
+            ),
         )
     ]

@@ -29,12 +29,16 @@ def branches(parts: Parts) -> tuple[Any, Any]:
 
 
 def on_torch(parts: Parts) -> Parts:
+    if parts.mix is None or parts.feed is None:
+        raise ValueError("reversible needs the parts `mix` and `feed` of a layer, and this model does not name both")
     from strategies.activations.reversible._torch import stack
 
     return replace(parts, stack=stack)
 
 
 def on_jax(parts: Parts) -> Parts:
+    if parts.mix is None or parts.feed is None:
+        raise ValueError("reversible needs the parts `mix` and `feed` of a layer, and this model does not name both")
     from strategies.activations.reversible._jax import stack
 
     return replace(parts, stack=stack)

@@ -3,8 +3,9 @@
 Each matrix of a layer is rounded as it is drawn: to the nearest of the 16 NormalFloat levels in its block of 64
 numbers, whose largest magnitude scales them; the scales, less their mean, are 8-bit floats in blocks of 256 with a
 float32 scale of their own. That is 4.127 bits a number instead of 32. A matrix is widened to the type in which it was
-drawn when it multiplies, and again in the backward pass: nothing of it is kept between. Embedding, head and norms stay
-as drawn, and the adapters are those of `lora`, with its knobs. Dettmers et al., 2023, arXiv:2305.14314.
+drawn when it multiplies, and again in the backward pass: nothing of it is kept between, but under autocast in torch a
+copy in 16 bits. Embedding, head and norms stay as drawn, and the adapters are those of `lora`, with its knobs. Dettmers
+et al., 2023, arXiv:2305.14314.
 """
 
 from typing import Any

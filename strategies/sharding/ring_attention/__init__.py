@@ -2,10 +2,11 @@
 
 Each rank attends from its queries to the keys and values of one rank after the other, and merges what they give by the
 logarithm of their sums in float32. The backward pass sends them round once more, with their gradients. Peak of a rank:
-the activations of T / R tokens, and twice its keys and values on their way. With `zigzag` a rank has the r-th block of
-2 R from the start and the r-th from the end, so that all have the same work under causal attention; else the r-th of R.
-(Liu et al., 2023, arXiv:2310.01889; the order: Zhu, "ring-flash-attention", 2024, after Brandon et al., "Striped
-Attention", 2023, arXiv:2311.09431, who interleave single tokens.)
+the activations of T / R tokens, and twice its keys and values on their way; in JAX also the float32 scores of these
+tokens against as many, for each head. With `zigzag` a rank has the r-th block of 2 R from the start and the r-th from
+the end, so that all have the same work under causal attention; else the r-th of R. (Liu et al., 2023, arXiv:2310.01889;
+the order: Zhu, "ring-flash-attention", 2024, after Brandon et al., "Striped Attention", 2023, arXiv:2311.09431, who
+interleave single tokens.)
 """
 
 from dataclasses import replace

@@ -3,8 +3,8 @@
 The weights of queries, keys, values and of the feed's inner width are parted by columns, those behind them by rows;
 each rank computes its share for the whole batch, and the shares are summed. Peak of a rank: 16 / R bytes per parameter
 of the layers, 1 / R of what attention and feed save; hidden states, norms, embedding and head are whole, and so is the
-batch. The heads must be multiples of the ranks. It does not go with what divides the batch. (Megatron-LM: Shoeybi et
-al., 2019, arXiv:1909.08053.)
+batch. The heads must be multiples of the ranks, in torch those of keys as well. It does not go with what divides the
+batch. (Megatron-LM: Shoeybi et al., 2019, arXiv:1909.08053.)
 """
 
 from harness import Parts

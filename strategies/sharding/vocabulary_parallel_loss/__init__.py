@@ -2,9 +2,10 @@
 
 Every rank computes the logits of its words for all tokens, `chunk` rows at a time, and the ranks exchange the largest
 logit, the sum of exponentials and the target's logit of each token: three numbers. The logits are computed again in the
-backward pass. Where the batch is divided the hidden states of all ranks are gathered first. Peak of a rank: chunk x
-V / R logits, the hidden states of all tokens and their gradient; 16 / R bytes per parameter of the classifier, and of
-the embedding where it is the same. (Megatron-LM: Shoeybi et al., 2019, arXiv:1909.08053.)
+backward pass. Where the batch is divided the hidden states of all ranks are gathered first. Peak of a rank: chunk x V /
+R logits (in JAX, where a chunk of every rank is gathered, chunk x V), the hidden states of all tokens and their
+gradient; 16 / R bytes per parameter of the classifier, and of the embedding where it is the same. (Megatron-LM: Shoeybi
+et al., 2019, arXiv:1909.08053.)
 """
 
 from dataclasses import replace

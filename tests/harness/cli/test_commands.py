@@ -16,9 +16,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from harness.cli import commands, screen
-from harness.records import Case, Record, Slot, store
+from harness.records import Case, Origin, Record, Slot, store
 from harness.run import session
 from harness.suite.schema import Suite
 
@@ -143,6 +144,24 @@ def test_show_tells_the_sizes_and_presets_of_a_workload(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "\ntokens: default 512; tokens in a row" in done.stdout
     assert "\npreset tiny: layers=2, width=64" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["decoder", "causal_lm", "documents", "scoring", "temporal"])
+def test_a_size_without_a_plain_default_is_shown_by_what_it_begins_with(name: str) -> None:
+    done = CliRunner().invoke(commands.app, ["show", name])
+    assert done.exit_code == 0 and "PydanticUndefined" not in done.output
+    assert ("\nchanges: default {}; values in place" in done.output) == (name == "causal_lm")
+
+
+def test_what_is_written_to_a_file_is_printed_as_well_where_a_format_is_asked_for(tmp_path: Path) -> None:
+    document = tmp_path / "NOTES.md"
+    document.write_text("<!-- generated: scans -->\n<!-- end: scans -->\n")
+    words = ["report", str(ROOT / "results" / "scans"), "--into", str(document)]
+    assert CliRunner().invoke(commands.app, words).stdout == ""
+    assert "| baseline" in document.read_text()
+    asked = CliRunner().invoke(commands.app, [*words, "--format", "csv"])
+    alone = CliRunner().invoke(commands.app, [*words[:2], "--format", "csv"])
+    assert asked.exit_code == 0 and asked.stdout == alone.stdout and asked.stdout.count("\n") > 3
 
 
 def test_python_m_harness_is_harness_and_its_help_names_the_verbs(tmp_path: Path) -> None:
@@ -271,6 +290,10 @@ REFUSALS: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
     "tokens without a model": (nothing, "plan --tokens 64", ["--tokens", "goes with --model"]),
     "no cases": (nothing, "plan", ["either a SUITE", "--model"]),
     "a suite and a model": (fine_suite, "plan small.yaml --model gpt2", ["either a SUITE", "--model"]),
+    "charts of no pictures": (results_of_nobody, "report results -k loss", ["-k", "give --pictures FOLDER"]),
+    "rows of no suite": (nothing, "doctor -k loss", ["-k", "goes with --limits SUITE"]),
+    "commits of no repository": (fine_suite, "bisect small.yaml --good HEAD", ["no repository of git here"]),
+    "a size with gaps": (fine_suite, "fit small.yaml --over width --predict-only", ["width", "takes 34 but not 33"]),
 }
 
 
@@ -460,6 +483,24 @@ def test_an_interruption_that_ends_as_an_error_of_what_it_came_in_shows_what_the
     assert "Traceback" not in stderr and "the same command resumes" in stderr
 
 
+def test_an_interruption_of_a_resumed_run_shows_that_run_though_another_was_begun_since(
+    runs, here, tmp_path, monkeypatch
+) -> None:
+    folder = tmp_path / "results" / "small" / runs.files[0].parent.name
+    folder.mkdir(parents=True)
+    resumed, other = folder / "20200101T000000Z-a.jsonl", folder / "20200102T000000Z-b.jsonl"
+    shutil.copy(runs.files[0], resumed)
+    store.append(other, Record(origin=Origin(utc="2020-01-02T00:00:01+00:00")))
+
+    def interrupted(*_: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "run", interrupted)
+    suite_in(tmp_path)
+    code, stdout, _ = here(tmp_path, "run", "small.yaml")
+    assert code == 130 and stdout.startswith("# As small as it gets\n\n## decoder")
+
+
 def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None:
     assert runs.resumed.returncode == 0, runs.resumed.stderr
     done = sum(record.slot is not None for record in runs.kept)
@@ -547,14 +588,20 @@ def test_what_would_exceed_the_memory_is_said_before_anything_runs_and_skipped_o
     tmp_path: Path, cache: Path, made_up: Path
 ) -> None:
     suite_in(tmp_path)
-    words = ("run", "small.yaml", "--max-bytes", "1", "--rounds", "0", "--plugin", made_up)
-    skipped = harness(tmp_path, *words)
+    words = ("run", "small.yaml", "--rounds", "0", "--plugin", made_up)
+    skipped = harness(tmp_path, *words, "--max-bytes", "1")
     assert skipped.returncode == 0, skipped.stderr
     told = skipped.stderr.splitlines()
     (at,) = (number for number, line in enumerate(told) if line.startswith("warning: 3 of 3 cases are predicted"))
-    assert "skipped (--try-all runs them): baseline, nothing, checkpoint + fused_loss(chunk=64)" in told[at]
+    assert "skipped: baseline, nothing, checkpoint + fused_loss(chunk=64)" in told[at], "--try-all runs them no more"
     assert not any(line.startswith("[") for line in told[:at]), "something ran before"
     assert skipped.stdout.count("skipped_guard") == 3 and "0 MiB may be used here: set a budget" in skipped.stdout
+    bounded = harness(tmp_path, *words, "--max-bytes", "1", "--try-all")
+    assert bounded.stdout.count("skipped_guard") == 3 and "tried all the same" not in bounded.stderr
+    made_up.write_text(made_up.read_text() + "\nfrom harness.machine import facts\nfacts.free_to_use = lambda: 1\n")
+    small = harness(tmp_path, *words)
+    assert "skipped (--try-all runs them): baseline, nothing, checkpoint + fused_loss(chunk=64)" in small.stderr
+    assert small.stdout.count("skipped_guard") == 3
     tried = harness(tmp_path, *words, "--try-all")
     assert "tried all the same" in tried.stderr and tried.stderr.startswith("resuming")
     assert "skipped_guard" not in tried.stdout and "| bit_exact" in tried.stdout

@@ -36,7 +36,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_rounds_take_no_longer_than_they_may_and_the_time_left_falls(now: list[float]) -> None:
     lines = io.StringIO()
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
-        watcher.groups([frozenset("ab"), frozenset("c")], 100.0)
+        watcher.groups([frozenset("ab"), frozenset("c")], [100.0, 100.0])
         watcher.begin(rounds("a", "b", "c"), 0)
         for slot in rounds("a", "b")[:10]:  # ten seconds each: what the first group may take
             now[0] += 10.0
@@ -53,7 +53,7 @@ def test_rounds_take_no_longer_than_they_may_and_the_time_left_falls(now: list[f
 def test_a_round_that_has_begun_is_timed_to_its_end(now: list[float]) -> None:
     lines = io.StringIO()
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
-        watcher.groups([frozenset("abcd")], 10.0)
+        watcher.groups([frozenset("abcd")], [10.0])
         watcher.begin(rounds("a", "b", "c", "d"), 0)
         for slot in rounds("a", "b", "c", "d")[:5]:  # the first takes all the time there is, and three more follow
             now[0] += 20.0
@@ -62,10 +62,20 @@ def test_a_round_that_has_begun_is_timed_to_its_end(now: list[float]) -> None:
     assert left == [60, 40, 20, 1, 60], "no next round follows the first; where one does, it is timed as well"
 
 
+def test_what_was_spent_before_a_run_was_resumed_counts(now: list[float]) -> None:
+    lines = io.StringIO()
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.groups([frozenset("a"), frozenset("b"), frozenset("c")], [200.0, 40.0, -5.0])
+        watcher.begin(rounds("a", "b", "c"), 3)
+        now[0] += 10.0
+        watcher.finish(Record(slot=rounds("a")[0], origin=Origin(worker_seconds=10.0)), CASE)
+    assert seconds_left(lines.getvalue().splitlines()[-1]) == 240, "190 s and 40 s, in whole minutes"
+
+
 def test_who_ended_badly_takes_of_the_time_for_rounds_as_well(now: list[float]) -> None:
     lines = io.StringIO()
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
-        watcher.groups([frozenset("ab")], 100.0)
+        watcher.groups([frozenset("ab")], [100.0])
         watcher.begin(rounds("a", "b"), 0)
         now[0] += 40.0
         watcher.finish(Record(slot=rounds("a")[0], status="timeout", evidence={"seconds": 40.0}), CASE)
@@ -78,7 +88,7 @@ def test_a_line_of_a_long_run_takes_no_time() -> None:
     memory = [Slot(case=case, kind="memory") for group in groups for case in group]
     lines = io.StringIO()
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
-        watcher.groups([frozenset(group) for group in groups], 100.0)
+        watcher.groups([frozenset(group) for group in groups], [100.0] * len(groups))
         watcher.begin([*slots, *memory], 0)
         for slot in memory:
             watcher.pace.predicted(slot.case, (Operations("float32", 1e12, 0),), "cpu")

@@ -153,3 +153,12 @@ def test_other_yaml_files_are_left_alone(tmp_path):
     (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
     done = run_pytest(tmp_path)
     assert done.returncode == 0 and "1 passed" in done.stdout and "small.yaml" not in done.stdout
+
+
+def test_comparisons_that_differ_in_their_text_or_budget_alone_have_names_of_their_own(tmp_path):
+    each = "each: [{budget_gib: 1}, {budget_gib: 2}, {corpus: standard_library}, {tokenizer: bytes}]\n"
+    (tmp_path / "small.yaml").write_text(SUITE + each)
+    done = run_pytest(tmp_path, "small.yaml", "--collect-only", "-q")
+    names = [line for line in done.stdout.splitlines() if line.startswith("small.yaml::")]
+    assert done.returncode == 0 and len(names) == len(set(names)) == 4 * 3, done.stdout
+    assert "small.yaml::[torch/cpu-corpus=zipf-tokenizer=bpe-budget_gib=2.0-checkpoint]" in names

@@ -1,5 +1,7 @@
 """The memory that cases may use is that of the machine, or less where a container has a limit."""
 
+import os
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +29,7 @@ def group(folder: Path, limit: object, use: int, dropped: int = 0, files: tuple[
     folder.mkdir(parents=True, exist_ok=True)
     (folder / files[0]).write_text(f"{limit}\n")
     (folder / files[1]).write_text(f"{use}\n")
-    (folder / "memory.stat").write_text(f"anon 1\n{files[2]} {dropped}\nactive_file 7\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{files[2]} {dropped}\nunevictable 7\n")
 
 
 def usable(groups: Path, membership: str) -> tuple[float, int]:
@@ -52,6 +54,16 @@ def test_a_container_has_its_limit_less_what_is_used_there(groups: Path) -> None
     assert usable(groups, "0::/\n") == (0, 4)
     group(groups, 512 * GIB, GIB)
     assert usable(groups, "0::/\n") == (200, 256)
+
+
+def test_what_the_kernel_drops_of_files_in_use_and_of_its_own_is_free_as_well(groups: Path) -> None:
+    group(groups, 4 * GIB, 4 * GIB)
+    (groups / "memory.stat").write_text(f"inactive_file {GIB}\nactive_file {GIB}\nslab_reclaimable {GIB}\nfile {GIB}\n")
+    assert usable(groups, "0::/\n") == (3, 4)
+    group(groups / "memory", 4 * GIB, 4 * GIB, files=V1)
+    files = "total_inactive_file {0}\ntotal_active_file {0}\ninactive_file {0}\nactive_file {0}\n"
+    (groups / "memory" / "memory.stat").write_text(files.format(GIB))
+    assert usable(groups, "4:memory:/\n") == (2, 4), "what the groups within have, and that once"
 
 
 def test_the_least_of_a_group_and_those_around_it_counts(groups: Path) -> None:
@@ -81,3 +93,46 @@ def test_a_limit_changes_no_fact_of_the_machine(groups: Path) -> None:
     assert usable(groups, "0::/\n") == (3, 4)
     assert (facts.facts.__wrapped__()["memory_bytes"], facts.name.__wrapped__()) == before
     assert before[0] == 256 * GIB and "-256gib-" in before[1]
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "threads"),
+    [
+        ("", {}, 8),
+        ("0::/mine\n", {"mine/cpu.max": "max 100000"}, 8),
+        ("0::/mine\n", {"mine/cpu.max": "250000 100000"}, 3),
+        ("0::/mine\n", {"mine/cpu.max": "1000 100000"}, 1),
+        ("0::/mine\n", {"mine/cpu.max": "900000 100000"}, 8),
+        ("0::/mine/inner\n", {"mine/cpu.max": "200000 100000", "mine/inner/cpu.max": "max 100000"}, 2),
+        ("0::/kubepods/mine\n", {"cpu.max": "400000 100000"}, 4),
+        ("3:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "150000", "cpu/a/cpu.cfs_period_us": "50000"}, 3),
+        ("3:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, 8),
+        ("3:cpuset:/a\n", {"cpu/a/cpu.cfs_quota_us": "100000", "cpu/a/cpu.cfs_period_us": "100000"}, 8),
+    ],
+)
+def test_threads_are_as_many_as_cpus_or_as_a_quota_of_their_time(
+    groups: Path, membership: str, files: dict[str, str], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    (groups.parent / "membership").write_text(membership)
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(f"{text}\n")
+    assert facts.threads() == threads
+
+
+def test_packages_that_are_called_have_their_versions_and_absent_ones_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        if package == "keras":
+            raise PackageNotFoundError
+        return "1.0"
+
+    monkeypatch.setattr(facts, "version", version)
+    versions = facts.versions.__wrapped__()
+    called = {"transformers", "peft", "grain", "datasets", "numba", "triton", "liger_kernel", "cut_cross_entropy"}
+    assert versions.keys() == {"python", "torch", "jax", "jaxlib", "numpy", "tokenizers"} | called
+
+
+def test_who_made_the_processor_is_known_as_predictions_in_torch_know_it() -> None:
+    torch_packing = pytest.importorskip("harness.backends.torch_packing")
+    assert facts.vendor() == torch_packing.vendor()

@@ -92,6 +92,15 @@ def test_the_visible_gpu_is_asked_for(tool: Callable[..., None], visible: str, m
     assert gpu.detect() is not None
 
 
+@pytest.mark.parametrize("visible", ["", "-1", " ,0"])
+def test_where_no_gpu_is_visible_none_is_asked_for(
+    tool: Callable[..., None], visible: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(running=("4711",))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu.detect() is None and gpu.usable_bytes() is None and gpu.free_to_use() is None and gpu.state() is None
+
+
 @pytest.mark.parametrize(
     ("chosen", "names"),
     [

@@ -270,6 +270,32 @@ def test_newest_is_the_last_file_of_each_folder(tmp_path: Path) -> None:
         store.newest(tmp_path / "nowhere")
 
 
+def recorded(path: Path, utc: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    store.append(path, Record(origin=Origin(utc=utc)))
+    return path
+
+
+def test_newest_is_the_file_that_was_written_to_last_though_another_was_begun_since(tmp_path: Path) -> None:
+    whole = recorded(tmp_path / "20260101T000000Z-x.jsonl", "2026-01-01T00:00:05+00:00")  # interrupted
+    part = recorded(tmp_path / "20260101T000100Z-x.jsonl", "2026-01-01T00:01:10+00:00")  # with -k
+    assert store.newest(tmp_path) == [part]
+    recorded(whole, "2026-01-01T00:02:00+00:00")  # resumed
+    assert store.newest(tmp_path) == [whole]
+    recorded(part, "2026-01-01T00:02:00+00:00")
+    assert store.newest(tmp_path) == [part], "of the same second the last one begun"
+    recorded(whole, "no time")
+    assert store.newest(tmp_path) == [part]
+
+
+def test_a_run_is_named_after_the_last_record_that_is_there(tmp_path: Path) -> None:
+    earlier = recorded(tmp_path / "30000101T000000Z-x.jsonl", "3000-01-01T05:00:00+00:00")
+    later = store.next_file(tmp_path, "aaa")
+    assert later.name == "30000101T050001Z-aaa.jsonl"
+    recorded(later, "2026-01-01T00:00:00+00:00")  # by a clock that was set back
+    assert store.newest(tmp_path) == [later] != [earlier]
+
+
 # What a case is
 
 DIGEST = """

@@ -10,8 +10,11 @@ from harness.records import Applied, Case, Origin, Prediction, Record, Slot
 from harness.report.advise import for_memories, text
 from harness.report.report import Report
 from harness.report.results import Results
-from harness.verbs.advise import of_predictions
+from harness.verbs.advise import Advice, of_predictions
 from harness.verbs.plan import Machine, row_of
+from harness.verdicts.interval import Interval
+from harness.verdicts.judge import Row
+from harness.verdicts.pooled import Speed
 
 GIB = 1 << 30
 
@@ -127,3 +130,92 @@ def test_where_advice_is_all_there_is_the_report_is_that_advice() -> None:
     _, record = predicted("", 60)
     report = Report((Results("advice", "advice", (record,)),), plugins.load())
     assert report.markdown().startswith("*Predicted") and "| nothing fits; baseline takes 60 GiB" in report.markdown()
+
+
+def cells_of(table: str) -> list[list[str]]:
+    """Return the rows of a table below its head."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def changed(record: Record, **changes: object) -> Record:
+    """Return a record with another case."""
+    assert record.case is not None
+    return record.model_copy(update={"case": record.case.model_copy(update=changes)})
+
+
+def test_a_budget_that_cases_were_predicted_with_decides_nothing_of_another_memory() -> None:
+    records = [record for _, record in COMBINATIONS]
+    memories = {"cpu": (16 * GIB, 40 * GIB)}
+    budgeted = [changed(record, budget_bytes=25 * GIB) for record in records]
+    assert for_memories(budgeted, memories, {}) == for_memories(records, memories, {})
+
+
+def test_each_framework_has_a_row_where_there_are_several() -> None:
+    peaks = {"torch/cpu": (60.0, 20.0), "jax/cpu": (50.0, 10.0)}
+    records = [
+        predicted(name, peak, place)[1]
+        for place, each in peaks.items()
+        for name, peak in zip(("", "checkpoint"), each, strict=True)
+    ]
+    assert cells_of(for_memories(records, {"cpu": (16 * GIB,)}, {})) == [
+        ["4.0B, 1 x 4,096 tokens, torch", "nothing fits; `checkpoint` takes 20 GiB"],
+        ["4.0B, 1 x 4,096 tokens, jax", "`checkpoint`: 10 GiB"],
+    ]
+
+
+def test_the_peak_is_that_of_the_row_that_was_chosen() -> None:
+    large, small = (predicted("checkpoint", peak)[1] for peak in (30, 10))
+    records = [large, changed(small, corpus="another")]
+    assert cells_of(for_memories(records, {"cpu": (16 * GIB,)}, {})) == [
+        ["4.0B, 1 x 4,096 tokens", "`checkpoint`: 10 GiB"]
+    ]
+
+
+def measured(name: str, seconds: float, low: float = 1.0, high: float = 1.0, rounds: int = 6) -> Row:
+    """A row that took as long; its interval lies between two multiples of the baseline, if there are several rounds."""
+    error, degrees = (0.01, 15) if rounds > 1 else (None, 0)
+    speed = Speed(seconds, Interval(low, high), "open", rounds, None, error, degrees) if name else None
+    ratio = 0.5 if name else 1.0
+    case, _ = predicted(name, 1)
+    return Row(case, "ok", peak_bytes=GIB, peak_ratio=ratio, step_seconds=seconds, speed=speed, answer="bit_exact")
+
+
+def advice_of(*rows: Row) -> Advice:
+    """Return advice to use the first of some rows; one more combination was predicted."""
+    predictions = [*COMBINATIONS, predicted("cut_loss", 20)]
+    advice = of_predictions([row_of(case, record, Machine(host_bytes=100 * GIB)) for case, record in predictions])
+    chosen = next(row for row in advice.predicted if row.case.label == rows[0].label)
+    return replace(advice, rows=rows, usable=rows, chosen=chosen)
+
+
+def test_the_fastest_that_was_measured_is_named_with_its_interval_and_the_next_with_its_own() -> None:
+    rows = measured("checkpoint", 0.8, 0.78, 0.82), measured("bfloat16", 0.9, 0.88, 0.92), measured("", 1.0)
+    sentence = text([advice_of(*rows)])
+    assert (
+        "Use **checkpoint**: of the 3 that were measured of 4 combinations it was the fastest that fits, " in sentence
+    )
+    assert "; against the baseline 0.50 x the memory at 0.78 to 0.82 x the time. Its answer is bit_exact." in sentence
+    assert "Next best: bfloat16, 0.50 x the memory at 0.88 to 0.92 x the time." in sentence
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (measured("checkpoint", 0.8, 0.7, 0.9), measured("bfloat16", 0.9, 0.85, 0.95), measured("", 1.0)),
+        (measured("checkpoint", 0.9, 0.8, 1.1), measured("", 1.0)),
+        (measured("", 1.0), measured("checkpoint", 1.1, 0.9, 1.3)),
+    ],
+    ids=["a row", "the baseline", "the baseline is the first"],
+)
+def test_what_the_intervals_do_not_tell_apart_is_among_the_fastest(rows: tuple[Row, ...]) -> None:
+    assert f"of the {len(rows)} that were measured of 4 combinations it was among the fastest that fit, " in text(
+        [advice_of(*rows)]
+    )
+
+
+def test_a_range_that_was_seen_is_no_interval() -> None:
+    rows = measured("checkpoint", 0.8, 0.7, 0.75, 1), measured("bfloat16", 0.9, 0.8, 0.85, 1), measured("", 1.0)
+    sentence = text([advice_of(*rows)])
+    assert "it was among the fastest that fit" in sentence
+    assert sentence.count("0.50 x the memory at a time that 1 round cannot tell") == 2
+    assert "0.80 x" not in sentence

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,11 +13,15 @@ from typing import Any
 import pytest
 
 import harness
+from harness.backends.cards import CARDS
+from harness.machine import facts, gpu
+from harness.machine.gpu import Gpu
 from harness.records import Case, Origin, Record, Slot, Times, store
 from harness.records.store import StoreError
 from harness.refusal import Refusal
-from harness.report import formats, frame
+from harness.report import door, formats, frame
 from harness.report.insert import InsertError
+from harness.verbs.plan import Machine, PlanRow
 
 pandas = pytest.importorskip("pandas", reason="needs the package pandas")
 ROOT = Path(__file__).resolve().parents[3]
@@ -119,6 +124,51 @@ def test_a_suite_is_predicted_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_p
         harness.predict("smok")
 
 
+HERE = Gpu("NVIDIA L4", 20 << 30, 20 << 30, "580.1")
+
+
+def supposed(monkeypatch: pytest.MonkeyPatch, **named: str) -> Machine:
+    """Return the machine that a suite is predicted for on one that has a GPU."""
+    machines: list[Machine] = []
+    monkeypatch.setattr(door, "of_plan", lambda plan, loaded, names, machine: machines.append(machine) or [])
+    monkeypatch.setattr(gpu, "detect", lambda: HERE)
+    monkeypatch.setattr(gpu, "usable_bytes", lambda: HERE.usable_bytes)
+    harness.predict("smoke", **named)
+    return machines[0]
+
+
+def test_a_suite_is_predicted_for_this_machine_or_for_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = supposed(monkeypatch)
+    assert (here.host_bytes, here.device_bytes, here.card) == (facts.total_bytes(), 20 << 30, "NVIDIA L4")
+    assert (here.named, here.rates, here.cache) == (frozenset(), {}, None), "no times are measured"
+    other = supposed(monkeypatch, memory="1GiB", gpu="h200")
+    assert (other.host_bytes, other.device_bytes, other.card) == (1 << 30, CARDS["h200"].memory_bytes, "h200")
+    assert other.named == {"cpu", "cuda"}
+    with pytest.raises(Refusal, match=r"^gpu: there is no card 'h1000'; did you mean 'h100'\?"):
+        supposed(monkeypatch, gpu="h1000")
+
+
+def row(place: str, limit: int | None = None) -> PlanRow:
+    case = Case(workload="decoder", shape={}, place=place, corpus="x", tokenizer="bytes")
+    return PlanRow(case, 100, "", None, limit, None)
+
+
+def test_a_memory_that_is_not_known_is_named_by_arguments() -> None:
+    written = door.Predictions(((row("torch/cuda"),), (row("torch/cpu"),))).markdown()
+    assert "its memory is not known: give gpu, gpu_memory or budget\n" in written
+    assert "its memory is not known: give memory or budget\n" in written
+
+
+def test_what_the_document_predicts_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_plan(plan: Any, loaded: Any, names: Any, machine: Machine) -> list[list[PlanRow]]:
+        return [[row(str(case.place), machine.limit(case)) for case in group.cases] for group in plan.comparisons]
+
+    monkeypatch.setattr(door, "of_plan", of_plan)
+    (example,) = re.findall(r"^predicted = (.*)$", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE)
+    predicted = eval(example, {"harness": harness})
+    assert len(predicted) and predicted.fits.notna().all()
+
+
 def test_a_suite_is_run_and_its_results_are_a_report(made_up: Path, smallest: str, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(smallest)
     report = harness.run(tmp_path / "small.yaml", results=tmp_path / "results", rounds=0, plugins=[str(made_up)])
@@ -153,7 +203,9 @@ def test_services_get_every_measured_row(report: Any) -> None:
         assert metrics["peak-memory"]["value"] == row["peak_bytes"]
         if row["step_seconds"]:
             latency = metrics["latency"]
-            assert latency["lower_value"] <= latency["value"] <= latency["upper_value"]
+            bounds = [latency[name] for name in ("lower_value", "upper_value") if name in latency]
+            assert len(bounds) == (0 if row["time_ratio_low"] is None else 2), "no bounds without an interval"
+            assert bounds == [] or bounds[0] <= latency["value"] <= bounds[1]
             assert latency["value"] == pytest.approx(row["step_seconds"] * 1e9)
     action = json.loads(report.benchmark_action())
     assert all(isinstance(each["value"], float) and each["unit"] in ("MiB", "ms") for each in action)

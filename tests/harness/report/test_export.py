@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from harness.records import Applied, Case, Memory, Origin, Phase, Rank, Record, Slot
+from harness.records import Applied, Case, Memory, Origin, Phase, Rank, Record, Slot, Times
+from harness.records.place import Place
 from harness.report import charts, export, formats
 from harness.report.charts import PicturesError
 from harness.report.charts.style import ticks
@@ -77,6 +78,58 @@ def test_a_spreadsheet_reads_a_line_for_each_row_and_no_formula():
     assert "\x1b" not in export.as_csv(rows_of(row(reasons=("\x1b[2J",)))), "a terminal obeys nothing of it"
 
 
+def test_a_spreadsheet_has_json_where_figures_are_nested():
+    (line,) = csv.DictReader(io.StringIO(export.as_csv(rows_of(row()))))
+    assert json.loads(line["shape"]) == {"tokens": 64, "layers": 2}
+    assert json.loads(line["phases"])["init"] == 100 * MIB
+    assert json.loads(line["composition"]) == {"backward": 100 * MIB}
+    assert json.loads(line["rank_peaks"]) == []
+
+
+def test_phases_of_the_host_say_nothing_of_a_peak_on_a_gpu():
+    case = row().case.model_copy(update={"place": Place.parse("torch/cuda")})
+    figures = rows_of(replace(row(peak=4126 * MIB), case=case, records=row(peak=18 * MIB).records))
+    assert (figures[0]["phases"], figures[0]["composition"]) == ({}, {})
+    assert figures[0]["peak_phase"] == "steady_step/backward"
+    assert charts.of_rows(figures) == {}
+
+
+ONE_ROUND = row("once", seconds=1.19, peak_ratio=0.9, speed=Speed(1.19, Interval(1.19, 1.19), "open", 1))
+
+
+def test_the_range_of_too_few_rounds_is_no_interval():
+    figures = rows_of(row(), row("a", peak_ratio=0.8), ONE_ROUND)
+    once = figures[-1]
+    assert (once["time_ratio"], once["time_ratio_low"], once["time_ratio_high"]) == (1.19, None, None)
+    assert (once["rounds"], once["time"]) == (1, "open")
+    services = json.loads(formats.bencher(figures))
+    bounds = {name.rpartition(" / ")[2]: set(metrics["latency"]) for name, metrics in services.items()}
+    everything = {"value", "lower_value", "upper_value"}
+    assert bounds == {"baseline": {"value"}, "a": everything, "once": {"value"}}
+    steps = [entry for entry in json.loads(formats.benchmark_action(figures)) if entry["unit"] == "ms"]
+    assert [entry.get("range") for entry in steps] == [None, "± 100", None]
+    spec = charts.tradeoff(figures).to_dict()
+    assert [bar["strategy"] for bar in marks(spec, "rule")] == ["a"]
+    assert {"once", "a", "baseline"} == {point["strategy"] for point in marks(spec, "point")}
+
+
+def timed(*names: str, seconds: tuple[float, ...]) -> Row:
+    """Return a row whose rounds took a step time each."""
+    records = tuple(
+        Record(slot=Slot(case="x", kind="time", round=number), times=Times(step_seconds=(each,)))
+        for number, each in enumerate(seconds)
+    )
+    return row(*names, records=records)
+
+
+def test_rounds_are_divided_by_what_the_ratio_is():
+    """By the mean of baseline and control on the ln scale, of which one may be missing; the control by the baseline."""
+    figures = rows_of(
+        timed(seconds=(2.0, 2.0)), timed("nothing", seconds=(8.0,)), timed("a", seconds=(4.0, 4.0)),
+    )  # fmt: skip
+    assert [each["round_ratios"] for each in figures] == [[], pytest.approx([4.0]), pytest.approx([1.0, 2.0])]
+
+
 def test_comparisons_whose_sizes_or_machines_differ_have_names_of_their_own():
     def sized(heads: int, machine: str) -> Comparison:
         shape = {"tokens": 64, "layers": 2, "heads": heads, "changes": {"hidden_size": 8 * heads}, "tied": False}
@@ -130,13 +183,23 @@ FRONT = (
 def test_the_front_holds_what_nothing_beats_in_both():
     points = marks(drawn(*FRONT, chart="tradeoff-1"), "point")
     kinds = {point["strategy"]: point["kind"] for point in points}
-    exact, other, beaten = "best, answers as before", "best, answers less exactly", "beaten in both"
+    exact, other, beaten = "best, answers as before", "best, answers less exactly", "beaten in both, as estimated"
     assert kinds == {"a": exact, "baseline": exact, "c": other, "b": beaten}, "a wrong answer is nowhere"
 
 
 def test_a_row_whose_answer_was_not_compared_is_on_no_front():
     unknown = row("unknown", peak=10 * MIB, seconds=0.5, peak_ratio=0.1, answer=None)
     points = marks(drawn(*FRONT, unknown, chart="tradeoff-1"), "point")
+    assert {point["strategy"] for point in points} == {"a", "b", "c", "baseline"}
+
+
+def test_what_cannot_be_held_against_others_is_on_no_front():
+    """A peak that is flagged as too low, and a row that moves nothing on this machine."""
+    doubted = row("doubted", peak=10 * MIB, seconds=0.5, peak_ratio=0.1, verdict="withheld")
+    notes = (Record(notes={"offloading": "stands in for a GPU"}),)
+    stand_in = row("stand-in", peak=10 * MIB, seconds=0.5, peak_ratio=0.1, records=notes)
+    assert [figures["stand_in"] for figures in rows_of(row(), stand_in)] == [False, True]
+    points = marks(drawn(*FRONT, doubted, stand_in, chart="tradeoff-1"), "point")
     assert {point["strategy"] for point in points} == {"a", "b", "c", "baseline"}
 
 
@@ -235,6 +298,83 @@ def test_lines_of_growth_are_named_at_their_ends_apart_from_each_other():
     )
     gaps = [(b - a) / span * spec["height"] for a, b in itertools.pairwise(sorted(places))]
     assert min(gaps) > 12
+
+
+def of_sizes(*sizes: dict[str, Any], utc: str = "") -> list[export.Figures]:
+    """Return the figures of comparisons of a suite, each of a baseline and a strategy."""
+    tables = []
+    for each in sizes:
+        about = {"budget_bytes": each.get("budget"), "corpus": each.get("corpus", "x")}
+        shape = {"tokens": each["tokens"], "layers": each.get("layers", 2)}
+        machine = Origin(machine={"name": each.get("machine", "m")}, utc=utc)
+        record = Record(slot=Slot(case="x", kind="memory"), origin=machine)
+        rows = tuple(
+            replace(one, case=one.case.model_copy(update={"shape": shape, **about}), records=(record,))
+            for one in (row(), row("a"))
+        )
+        tables.append(Comparison(rows[0].case, rows))
+    return export.of_tables("mine", tables, {})
+
+
+def growth(*sizes: dict[str, Any]) -> dict[str, tuple[str, list[int]]]:
+    """Return the title and the lengths of each picture of growth."""
+    pictures = {name: chart.to_dict() for name, chart in charts.of_rows(of_sizes(*sizes)).items() if "lengths" in name}
+    return {
+        name: (" ".join(spec["title"]), sorted({value["tokens"] for value in marks(spec, "line")}))
+        for name, spec in pictures.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "other", [{"layers": 12}, {"corpus": "y"}, {"machine": "n"}], ids=lambda other: next(iter(other))
+)
+def test_no_line_joins_comparisons_that_differ_in_more_than_their_length(other: dict[str, Any]):
+    assert growth({"tokens": 64}, {"tokens": 128, **other}) == {}
+    alone = growth({"tokens": 64, **other}, {"tokens": 64}, {"tokens": 128})
+    assert alone == {"lengths-torch-cpu": ("mine on torch/cpu", [64, 128])}
+
+
+def test_each_group_of_lengths_has_a_picture_whose_title_says_which():
+    one = [{"tokens": 64, "layers": 2}, {"tokens": 128, "layers": 2}]
+    two = [{"tokens": tokens, "layers": 4, "machine": "n"} for tokens in (64, 256)]
+    assert growth(*one, *two) == {
+        "lengths-torch-cpu": ("mine on torch/cpu, layers 2, on m", [64, 128]),
+        "lengths-torch-cpu-2": ("mine on torch/cpu, layers 4, on n", [64, 256]),
+    }
+
+
+def test_a_budget_may_follow_the_length():
+    small, large = 1 << 30, 2 << 30
+    assert growth({"tokens": 64, "budget": small}, {"tokens": 128, "budget": large}) == {
+        "lengths-torch-cpu": ("mine on torch/cpu", [64, 128])
+    }
+    both = [{"tokens": tokens, "budget": budget} for tokens in (64, 128) for budget in (small, large)]
+    assert growth(*both) == {
+        "lengths-torch-cpu": ("mine on torch/cpu, budget 1,024 MiB", [64, 128]),
+        "lengths-torch-cpu-2": ("mine on torch/cpu, budget 2,048 MiB", [64, 128]),
+    }
+
+
+def test_runs_of_one_machine_are_joined_only_where_each_length_has_one():
+    runs = {
+        utc: of_sizes({"tokens": 64}, {"tokens": 128}, utc=utc)
+        for utc in ("2026-11-26T09:46:17", "2026-11-27T09:46:17")
+    }
+    figures = [each | {"comparison": f"{each['comparison']}, {utc}"} for utc, run in runs.items() for each in run]
+    assert [each["run_utc"] for each in figures] == [utc for utc in runs for _ in range(4)]
+
+    def titles(rows: list[export.Figures]) -> list[str]:
+        return [" ".join(chart.to_dict()["title"]) for name, chart in charts.of_rows(rows).items() if "lengths" in name]
+
+    assert titles(figures) == [f"mine on torch/cpu, run of 2026-11-{day} 09:46:17" for day in (26, 27)]
+    assert titles([*figures[:2], *figures[6:]]) == ["mine on torch/cpu"]
+
+
+def test_one_length_with_a_peak_is_no_growth():
+    rows = of_sizes({"tokens": 64}, {"tokens": 128})
+    unknown = {"status": "oom_budget", "peak_bytes": None, "predicted_bytes": None}
+    half = [figures | (unknown if figures["shape"]["tokens"] == 128 else {}) for figures in rows]
+    assert "lengths-torch-cpu" not in charts.of_rows(half)
 
 
 def test_what_each_rank_holds_stands_beside_one_process():

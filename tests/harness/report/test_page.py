@@ -37,6 +37,7 @@ def row(**changes: Any) -> dict[str, Any]:
         "budget_bytes": None, "step_seconds": 1.0, "time_ratio": None, "time_ratio_low": None, "time_ratio_high": None,
         "rounds": None, "time": None, "composition": {}, "round_ratios": [], "ranks": 1, "rank_peaks": [],
         "flags": "", "notes": "", "reasons": "", "machine": "m", "commit": "c", "shape": {"tokens": 64},
+        "corpus": "x", "tokenizer": "bytes", "seed": 0, "stand_in": False, "run_utc": "",
     }  # fmt: skip
     return given | changes
 
@@ -142,6 +143,7 @@ ROWS = [
         ({"filter": "nothing of it"}, []),
         ({"open": "0", "sort": "peak_bytes"}, ["a", "c", "b", "d"]),
         ({"open": "0", "sort": "strategy", "down": True}, ["c", "b", "a", "d"]),
+        ({"open": "0", "place": "gone"}, ["a", "b", "c", "d"]),
     ],
     ids=str,
 )
@@ -185,6 +187,115 @@ def test_two_rows_lie_beside_each_other(tmp_path: Path) -> None:
     panel = dom.split('id="beside"')[1].split("</aside>")[0]
     assert "a - here" in panel and "b - here" in panel and "0.50 x less" in panel
     assert "hidden" not in panel.split(">")[0]
+
+
+def test_a_time_of_one_round_has_no_interval(tmp_path: Path) -> None:
+    """As in the tables."""
+    once = row(strategy="b", time_ratio=1.19, rounds=1, time="open", round_ratios=[1.19])
+    several = row(strategy="c", time_ratio=1.19, rounds=2, time="open", round_ratios=[1.1, 1.28])
+    known = several | {"strategy": "d", "time_ratio_low": 1.1, "time_ratio_high": 1.3, "time": "slower"}
+    dom = dom_of(written(tmp_path, [once, several, known]), open="0")
+    times = [line[7] for line in lines_of(dom)]
+    assert times == ["1.19 x, 1 round: open", "1.19 x, 2 rounds: open", "1.19 x (1.10-1.30) slower"]
+    more = dom.split('<tr class="more">')[1].split("</table>")[0]
+    assert "Step times of 1 round<" in more and more.count("<line") == 1, "the baseline's line, and no interval"
+
+
+@pytest.mark.parametrize(("strategy", "partner"), [("b", "mean of baseline and control"), ("nothing", "baseline")])
+def test_rounds_say_what_they_are_divided_by(strategy: str, partner: str, tmp_path: Path) -> None:
+    dom = dom_of(written(tmp_path, [row(strategy=strategy, round_ratios=[0.9, 1.1])]), open="0")
+    assert f"each divided by the {partner} of its round" in dom and f">{partner}</text>" in dom
+    assert "times are step times divided by the mean of baseline and control" in dom
+
+
+def test_a_row_without_phases_opens_without_a_bar(tmp_path: Path) -> None:
+    dom = dom_of(written(tmp_path, [row(place="torch/cuda")]), open="0", beside="0")
+    shown = dom.split("<main>")[1].split("</aside>")[0]
+    assert '<tr class="more">' in shown and "What the peak is made of" not in shown and 'class="bar"' not in shown
+
+
+def read(path: Path, script: str, **asked: Any) -> Any:
+    """Return what a script reads on the page, once that is opened."""
+    head, _, tail = path.read_text().rpartition("</body>")
+    path.write_text(f"{head}<script>document.title = JSON.stringify((() => {{{script}}})());</script></body>{tail}")
+    return json.loads(unescape(re.findall("<title>(.*?)</title>", dom_of(path, **asked))[0]))
+
+
+def test_the_header_that_sorts_keeps_the_focus(tmp_path: Path) -> None:
+    script = """
+      const headers = () => [...document.querySelectorAll(".rows th button")];
+      const at = headers().findLastIndex(each => each.textContent === "peak MiB");
+      headers()[at].focus();
+      headers()[at].click();
+      return [at, headers().indexOf(document.activeElement), document.activeElement.parentElement.ariaSort];
+    """
+    rows = [*ROWS[:3], row(strategy="e", comparison="there")]
+    assert read(written(tmp_path, rows), script, open=True) == [11, 11, "ascending"], "in the second table"
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [("0,9999", ["a"]), ("9999", []), ("x,-1,1.5,,1,0", ["b", "a"]), ("1,1", ["b"])],
+)
+def test_a_stale_link_lays_beside_what_is_there(asked: str, names: list[str], tmp_path: Path) -> None:
+    script = """
+      const panel = document.getElementById("beside");
+      const names = [...panel.querySelectorAll("tr:first-child th")].map(each => each.textContent.split(" - ")[0]);
+      return panel.hidden ? [] : names.slice(1);
+    """
+    assert read(written(tmp_path, ROWS), script, beside=asked) == names
+
+
+def test_a_select_shows_what_filters(tmp_path: Path) -> None:
+    script = """
+      const selects = ["place", "against", "answer"].map(name => document.getElementById(name));
+      return [selects.map(each => each.selectedIndex >= 0 ? each.value : "nothing selected"),
+        document.getElementById("count").textContent];
+    """
+    shown = read(written(tmp_path, ROWS), script, place="gone", against="gone", answer="approximate")
+    assert shown == [["", "", "approximate"], "1 of 4 rows"]
+
+
+def test_every_button_says_whether_its_row_lies_beside(tmp_path: Path) -> None:
+    script = """
+      document.querySelectorAll("tr.row[aria-expanded=false]").forEach(each => each.click());
+      const buttons = [...document.querySelectorAll("button[data-row]")];
+      const words = () => buttons.map(each => each.textContent.startsWith("Take away"));
+      buttons.slice(0, 3).forEach(each => each.click());
+      const three = words();
+      document.querySelector("#beside button").click();
+      return [three, words()];
+    """
+    shown = read(written(tmp_path, ROWS[:3]), script, open=True)
+    assert shown == [[False, True, True], [False, False, False]]
+
+
+def test_a_long_section_is_cut_between_comparisons_until_all_of_it_is_wanted(tmp_path: Path) -> None:
+    script = """
+      const count = () => document.querySelectorAll("#mine tr.row").length;
+      const named = words => [...document.querySelectorAll("#mine button")].find(each => each.textContent === words);
+      const click = words => named(words).click();
+      const counts = [count()];
+      click("strategy");
+      counts.push(count());
+      click("Show all 450 rows");
+      counts.push(count());
+      click("strategy");
+      return [...counts, count(), document.querySelectorAll("#other tr.row").length];
+    """
+    long = [row(strategy=f"s{at}", comparison=f"comparison {at // 150}") for at in range(450)]
+    whole = [row(suite="other", strategy=f"s{at}") for at in range(401)]
+    assert read(written(tmp_path, long + whole), script, open=True) == [300, 300, 450, 450, 401]
+
+
+def test_only_pictures_that_there_would_be_are_counted_as_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MOST_BYTES", 1)
+    suites = {suite: [row(suite=suite, composition={"loss": 1 << 20})] for suite in ("first", "second", "third")}
+    suites["third"] += [row(suite="third", strategy="b", peak_ratio=0.9, time_ratio=1.1)]
+    text = page.html("mine", [each for rows in suites.values() for each in rows], {})
+    specs = json.loads(text.split('id="specs">')[1].split("</script>")[0])
+    assert {suite: list(each) for suite, each in specs.items()} == {"first": ["phases-1"]}
+    assert re.findall(r"([0-9]+ more pictures?):", text) == ["1 more picture", "2 more pictures"]
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import Place
-from harness.records import Applied, Case
+from harness.records import Applied, Case, Origin, Record, Slot
+from harness.records.case import Claim
 from harness.report.answer import last_lines
 from harness.report.table import FETCH, HEADERS, NATIVE, SPARSE, markdown
 from harness.report.text import escaped
+from harness.verdicts.claims import Answer
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
@@ -351,6 +353,31 @@ def test_a_combination_says_what_each_member_contributes() -> None:
     assert "without bfloat16" not in text, "there is no row of bfloat16 alone"
 
 
+def test_a_combination_on_ranks_is_held_against_its_members_on_as_many() -> None:
+    def on(ranks: int, *names: str, peak: int, **changes: Any) -> Row:
+        made = row(*names, peak_bytes=peak * MIB, **changes)
+        return replace(made, case=made.case.model_copy(update={"ranks": ranks}))
+
+    text = text_of(
+        BASELINE,
+        on(1, "checkpoint", peak=300),
+        on(2, "fsdp", peak=400),
+        on(4, "fsdp", peak=200),
+        on(2, "fsdp", "checkpoint", peak=250),
+        on(4, "fsdp", "checkpoint", peak=150),
+        on(2, "tensor_parallel", peak=500),
+        on(4, "tensor_parallel", peak=0, status="crash"),
+        on(2, "fsdp", "tensor_parallel", peak=100),
+        on(4, "fsdp", "tensor_parallel", peak=90),
+    )
+    lines = [line for line in text.splitlines() if ": without " in line]
+    assert lines == [
+        "- fsdp + checkpoint on 2 ranks: without fsdp: 50.0 MiB more; without checkpoint: 150 MiB more",
+        "- fsdp + checkpoint on 4 ranks: without fsdp: 150 MiB more; without checkpoint: 50.0 MiB more",
+        "- fsdp + tensor_parallel on 2 ranks: without fsdp: 400 MiB more; without tensor_parallel: 300 MiB more",
+    ], "tensor_parallel did not run on 4 ranks"
+
+
 def test_a_bound_stands_beside_the_prediction_with_its_probability() -> None:
     bounded = row("checkpoint", at_most_bytes=530 * MIB, at_most_coverage=0.99)
     text = text_of(BASELINE, bounded)
@@ -360,3 +387,13 @@ def test_a_bound_stands_beside_the_prediction_with_its_probability() -> None:
     assert "at most" not in text_of(BASELINE), "nor a column without figures"
     surer = row("bfloat16", at_most_bytes=530 * MIB, at_most_coverage=395 / 396)
     assert "- at most: with a probability of 99 % to 99.7 % it takes no more" in text_of(BASELINE, bounded, surer)
+
+
+def test_where_others_of_the_suite_are_of_another_machine_tables_and_claims_name_theirs() -> None:
+    record = Record(slot=Slot(case="c", kind="memory"), origin=Origin(machine={"name": "m"}))
+    table = Comparison(CASE, (replace(BASELINE, records=(record,)),))
+    answer = Answer(Claim(id="A1", says="it is", that="peak(baseline) > 0"), "verified", "it is")
+    text = markdown([table], {}, answers=[answer], several=True)
+    assert "\n\nMeasured on m.\n\n" in text and "## Claims, measured on m\n" in text
+    alone = markdown([table], {}, answers=[answer])
+    assert "## Claims\n" in alone and "Measured on" not in alone

@@ -85,3 +85,13 @@ def test_sizes_that_were_predicted_to_fit_are_held_against_their_runs():
         "4",
         "2 ran out; the longest that ran is 0.0% longer (median)",
     ]
+
+
+def test_a_machine_with_less_than_the_budget_decides_nothing_of_a_predicted_size():
+    fits = [
+        Fit(over="tokens", budget_bytes=MIB, predicted=100, passed=passed, failed=failed, how="oom_host", runs=2)
+        for passed, failed in ((96, 100), (104, 110))
+    ]
+    (only,) = trust.table([], fits).splitlines()[2:]
+    cells = [cell.strip() for cell in only.strip("|").split("|")]
+    assert cells[2:] == ["1", "0 ran out; the longest that ran is 4.0% longer (median)"]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -383,6 +383,57 @@ def test_all_that_a_lost_worker_measured_is_withdrawn(place: Place) -> None:
     assert not [slot for slot in left if slot.case in withdrawn] and elsewhere in left
     withdrawn = [record.slot for record in store.read(path)[0]]
     assert set(extra) <= set(withdrawn) and len(withdrawn) == len(set(withdrawn)) == 6
+
+
+class Heard(Progress):
+    """What a watcher heard: who is timed together for how long, and what is left."""
+
+    def __init__(self) -> None:
+        self.timed: list[tuple[frozenset[str], float]] = []
+        self.open: list[set[Slot]] = []
+
+    def groups(self, groups: Sequence[frozenset[str]], seconds: Sequence[float]) -> None:
+        self.timed = list(zip(groups, seconds, strict=True))
+
+    def left(self, slots: Sequence[Slot]) -> None:
+        self.open.append(set(slots))
+
+
+def test_a_watcher_hears_who_is_timed_together_and_what_is_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client:
+        def subscribe_topic(self, *rest: object) -> None: ...
+
+        def cancel(self, *rest: object, **options: object) -> None: ...
+
+    loaded = plugins.load()
+    there = Schedule(reader.read(place.folder / "small.yaml", loaded), loaded, 1, elsewhere=True)
+    heard = Heard()
+    fan_out = FanOut("", Client(), there, Options(place.folder), heard, "run", place.folder / "r.jsonl", {})
+
+    def receive() -> None:
+        number = next(iter(fan_out.tasks))
+        fan_out.latest |= dict.fromkeys(fan_out.slots(fan_out.comparisons[number]), Summary("ok", seconds=1.0))
+        if number in fan_out.attempts:  # a message, and then the end
+            del fan_out.tasks[number]
+        fan_out.attempts[number] = "token"
+
+    monkeypatch.setattr(fan_out, "submit", lambda number: fan_out.tasks.update({number: None}))
+    monkeypatch.setattr(fan_out, "receive", receive)
+    fan_out.run()
+    groups = [frozenset(map(there.digest, comparison.cases)) for comparison in there.plan.comparisons]
+    assert heard.timed == [(group, 600.0) for group in groups]
+    second = fan_out.slots(there.plan.comparisons[1])
+    assert heard.open == [second, set()], "what was answered for the first is asked for again: it may be elsewhere"
+
+
+def test_code_of_another_plugin_is_refused(place: Place) -> None:
+    plugin = place.folder / "made.py"
+    plugin.write_text("from harness import hookimpl\n")
+    here = cluster_worker.Code.here(plugins.load((str(plugin),)))
+    here.refuse_other(cluster_worker.Code.here(plugins.load((str(plugin),))), "the worker")
+    plugin.write_text("from harness import hookimpl  # another\n")
+    with pytest.raises(cluster_worker.ClusterError, match=r"the worker has other code \(digest is "):
+        here.refuse_other(cluster_worker.Code.here(plugins.load((str(plugin),))), "the worker")
 
 
 # A cluster that is there already

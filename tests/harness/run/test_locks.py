@@ -1,6 +1,7 @@
 """One harness at a time in a folder of results and on a GPU: the second is refused at once, in one sentence."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -58,6 +59,43 @@ def _target(link: str) -> str:
         return os.readlink(link)
     except OSError:
         return ""
+
+
+def test_a_lock_file_is_open_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS makes these locks of those of ranges, and locks no file that is open for reading alone."""
+    modes: list[int] = []
+    flock = fcntl.flock
+
+    def noted(descriptor: int, operation: int) -> None:
+        modes.append(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(locks.fcntl, "flock", noted)
+    for _ in ("made", "there"):
+        with locks.measuring(tmp_path, ()):
+            pass
+    assert modes == [os.O_RDWR] * 2
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_lock_file_that_may_not_be_written_is_locked_all_the_same(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".lock").touch()
+    opened = os.open
+
+    def refusing(path: Path, flags: int, *rest: int) -> int:
+        if flags & os.O_ACCMODE == os.O_RDWR and path == tmp_path / ".lock":
+            raise OSError(number, os.strerror(number))
+        return opened(path, flags, *rest)
+
+    monkeypatch.setattr(locks.os, "open", refusing)
+    with (
+        locks.measuring(tmp_path, ()),
+        pytest.raises(StoreError, match="another harness is writing"),
+        locks.measuring(tmp_path, ()),
+    ):
+        pytest.fail("two hold one lock")
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -53,6 +53,19 @@ def test_side_by_side_gives_each_case_what_one_after_another_gives(two_cores, mo
     assert peaks[0] == peaks[1] and len(peaks[0]) == 5 and None not in peaks[0].values()
 
 
+def test_under_a_quota_there_are_fewer_processes_of_fewer_threads(two_cores, monkeypatch):
+    started: list[int] = []
+
+    def run(task, threads, *_):
+        started.append(threads)
+        return [Record(case=case, origin=Origin(worker_seconds=0.1)) for case in task.cases]
+
+    monkeypatch.setattr(predictions.runner, "run", run)
+    assert len(list(predictions.of_cases(cases(4), {}, LOADED))) == 4 and started == [2, 2]
+    monkeypatch.setattr(predictions.facts, "threads", lambda: 1)
+    assert len(list(predictions.of_cases(cases(4), {}, LOADED))) == 4 and started[2:] == [1]
+
+
 def test_one_process_predicts_cases_of_as_many_ranks(two_cores, monkeypatch):
     """Ranks share the threads of the machine, so what one of two has would be too few for a case of one."""
     mixed = [case.model_copy(update={"ranks": 1 + at % 3 % 2}) for at, case in enumerate(cases(6))]
@@ -126,6 +139,106 @@ def test_an_edit_of_a_strategy_that_is_a_partial_makes_new_predictions(tmp_path:
     assert keyed(path) == before
     path.write_text(PARTIAL.replace("return parts", "return parts  # another"))
     assert keyed(path) != before, "in the same process, as in a notebook"
+
+
+OWN = """
+from harness import hookimpl, of_torch
+
+
+def make(shape):
+    raise NotImplementedError
+
+
+@hookimpl
+def harness_workloads():
+    return [of_torch("mine", make)]
+"""
+
+
+def test_an_edit_of_a_model_of_ones_own_makes_new_predictions(tmp_path: Path) -> None:
+    """The function that builds its parts is written in the harness."""
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    (case,) = cases(1)
+
+    def own() -> str:
+        return prediction_cache.key(case.model_copy(update={"workload": "mine"}), plugins.load((str(path),)), {})
+
+    before = own()
+    assert own() == before
+    path.write_text(OWN.replace("raise NotImplementedError", "return None"))
+    assert own() != before
+
+
+def test_a_strategy_from_elsewhere_depends_on_the_file_that_registers_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    text = PARTIAL.replace("partial(scaled, 2)", "partial(checkpoint.on_torch, every=2)")
+    path.write_text(f"from strategies.activations import checkpoint\n{text}")
+    before = keyed(path)
+    path.write_text(path.read_text().replace("every=2", "every=4"))
+    assert keyed(path) != before
+
+
+def test_of_two_plugin_files_of_one_name_the_own_one_is_read(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "mine.py" for folder in ("one", "two")]
+    for path, text in zip(paths, (PLAIN, OWN), strict=True):
+        path.parent.mkdir()
+        path.write_text(text)
+    (case,) = cases(1)
+    case = case.model_copy(update={"strategies": (Applied(name="scaled"),)})
+    before = prediction_cache.key(case, plugins.load(tuple(map(str, paths))), {})
+    paths[0].write_text(PLAIN + "# another")
+    assert prediction_cache.key(case, plugins.load(tuple(map(str, paths))), {}) != before
+
+
+WALKING = """
+from harness import hookimpl
+from walking.fast import kernel
+
+
+@hookimpl
+def harness_strategies():
+    return kernel.harness_strategies()
+"""
+
+
+def test_a_strategy_that_is_a_package_depends_on_its_group_and_on_no_other(tmp_path: Path, monkeypatch) -> None:
+    files = {"__init__": WALKING, "fast/__init__": "", "fast/_shared": "", "fast/kernel/__init__": PLAIN, "slow": ""}
+    for name, text in files.items():
+        (tmp_path / "walking" / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "walking" / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = keyed(Path("walking"))
+    (tmp_path / "walking" / "slow.py").write_text("another = 1")
+    assert keyed(Path("walking")) == before
+    (tmp_path / "walking" / "fast" / "_shared.py").write_text("another = 1")
+    assert keyed(Path("walking")) != before
+
+
+GROUPS = {"fsdp": "sharding", "fused_loss": "loss", "checkpoint": "activations"}
+
+
+@pytest.mark.parametrize(("name", "group"), GROUPS.items())
+def test_the_strategies_of_the_harness_depend_on_their_group_alone(name: str, group: str) -> None:
+    read: list[str] = []
+    (case,) = cases(1)
+    case = case.model_copy(update={"strategies": (Applied(name=name),)})
+    prediction_cache.key(case, LOADED, {}, code=lambda module: read.append(module.__name__) or "")
+    assert sorted(read) == ["harness.workloads", f"strategies.{group}"]
+
+
+def test_on_a_processor_of_another_maker_cases_are_predicted_anew(tmp_path: Path, monkeypatch) -> None:
+    predicted: list[int] = []
+
+    def of_cases(open_, *rest, **options):
+        predicted.append(len(open_))
+        return ((case, Record(prediction=Prediction(predicted_peak_bytes=1))) for case in open_)
+
+    monkeypatch.setattr(predictions, "of_cases", of_cases)
+    for vendor in ("GenuineIntel", "GenuineIntel", "AuthenticAMD", "GenuineIntel"):
+        monkeypatch.setattr(prediction_cache.facts, "vendor", lambda vendor=vendor: vendor)
+        list(prediction_cache.of_cases(cases(2), tmp_path, {}, LOADED))
+    assert predicted == [2, 0, 2, 0]
 
 
 def test_code_is_read_once_for_all_cases_of_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from harness import Strategy
 from harness.contract import plugins
+from harness.machine import history
+from harness.machine.gpu import Gpu
 from harness.records import Applied, Case, Origin, Record, Slot, store
 from harness.run import schedule as schedules
 from harness.run.bench import Options
@@ -145,6 +147,52 @@ def test_another_text_makes_another_run(suite: Path, tmp_path: Path) -> None:
     assert schedule_of(suite).plan_digest != before
 
 
+def test_other_threads_make_another_run_unless_they_are_of_no_machine_that_measures(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = schedule_of(suite)
+    elsewhere = replace(schedule, elsewhere=True)
+    assert schedule.plan_digest and elsewhere.plan_digest
+    monkeypatch.setattr(schedules.facts, "threads", lambda: 99)
+    assert replace(schedule).plan_digest != schedule.plan_digest
+    assert replace(elsewhere).plan_digest == elsewhere.plan_digest
+
+
+def test_another_gpu_makes_another_run(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = schedule_of(suite)
+
+    def on(names: list[str], card: str) -> str:
+        monkeypatch.setattr(schedules.locks, "gpus", lambda places: names)
+        monkeypatch.setattr(schedules.gpu, "detect", lambda: Gpu(card, 8 << 30, 8 << 30, "580.1"))
+        return replace(schedule).plan_digest
+
+    seen = [on(["GPU-a"], "NVIDIA L4"), on(["GPU-b"], "NVIDIA L4"), on(["GPU-a"], "NVIDIA T4"), on([], "NVIDIA L4")]
+    assert len(set(seen)) == 4 and on(["GPU-a"], "NVIDIA L4") == seen[0]
+    assert on([], "NVIDIA T4") == seen[3] == schedule.plan_digest, "where nothing runs on a GPU it is not asked"
+
+
+def test_another_version_of_a_package_that_is_called_makes_another_run(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = schedule_of(suite).plan_digest
+    versions = schedules.facts.versions()
+    monkeypatch.setattr(schedules.facts, "versions", lambda: {**versions, "transformers": "0.1"})
+    assert schedule_of(suite).plan_digest != before
+
+
+def test_what_is_resumed_is_known_by_the_code_and_not_by_the_commit(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = schedule_of(suite)
+    monkeypatch.setattr(schedules.facts, "commit", lambda: "123456789abc-dirty")
+    committed = schedule_of(suite)
+    assert committed.plan_digest == before.plan_digest and list(committed.slots()) == list(before.slots())
+    known = history.digests
+    monkeypatch.setattr(history, "digests", lambda files: {**known(files), "harness/worker/new.py": ""})
+    edited = schedule_of(suite)
+    assert edited.plan_digest != before.plan_digest and not set(edited.slots()) & set(before.slots())
+
+
 def test_what_identifies_a_run_is_the_same_in_another_process(suite: Path, tmp_path: Path) -> None:
     plugin, text = tmp_path / "mine.py", tmp_path / "words.txt"
     plugin.write_text(PLUGIN)
@@ -192,3 +240,34 @@ def test_results_that_are_there_are_those_of_the_plan_that_are_not_due(suite: Pa
     killed = {**whole, slots[-1]: Summary("killed_unknown", run_id="1")}
     assert schedule.there(killed) + len(schedule.due(killed)) == len(slots)
     assert schedule.there({}) == 0 and schedule.there(dict.fromkeys(beside, Summary("ok"))) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "again"),
+    [
+        ("memory", 100.0, True),
+        ("memory", 900.0, False),
+        ("time", 899.9, True),
+        ("numerics", 901.0, False),
+        ("pilot", 0.0, False),
+        ("predict", 100.0, True),
+        ("predict", 300.0, False),
+    ],
+)
+def test_who_was_out_of_time_is_tried_again_once_there_is_more(
+    suite: Path, kind: str, seconds: float, again: bool
+) -> None:
+    suite.write_text(suite.read_text() + "timeout_seconds: 900\n")
+    schedule = schedule_of(suite)
+    slot = Slot(case=schedule.digest(schedule.plan.cases[0]), kind=kind)
+    assert schedule.wants(slot, Summary("timeout", worker_seconds=seconds)) is again
+
+
+def test_a_round_in_which_a_member_was_out_of_time_is_timed_again_once_there_is_more(suite: Path) -> None:
+    schedule = schedule_of(suite)
+    slots = list(schedule.slots())
+    latest = {slot: Summary("ok", seconds=1.0) for slot in slots}
+    latest[slots[-1]] = Summary("timeout", worker_seconds=601.0)
+    assert schedule.due(latest) == []
+    latest[slots[-1]] = Summary("timeout", worker_seconds=60.0)
+    assert {slot.round for slot in schedule.due(latest)} == {slots[-1].round}

@@ -5,6 +5,7 @@ import random
 import threading
 from collections import Counter
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -94,10 +95,13 @@ def measuring(smallest, tmp_path, monkeypatch):
 
 
 class Heard(Progress):
-    """What a watcher heard of the beginning of runs: how many slots were due, and how many results were there."""
+    """What a watcher heard of the beginning of runs: the slots due, the results there, and the seconds for rounds."""
 
     def __init__(self):
-        self.begun = []
+        self.begun, self.seconds = [], []
+
+    def groups(self, groups, seconds):
+        self.seconds.append(list(seconds))
 
     def begin(self, slots, done):
         self.begun.append((len(slots), done))
@@ -543,6 +547,7 @@ def test_an_interrupted_run_is_resumed_and_counts_what_is_there(running, tmp_pat
     path, heard, resumed = interrupted(running, tmp_path, Near()), Heard(), Workers()
     assert running(resumed, "rounds: 4", heard=heard) == path
     assert heard.begun == [(9, 12)], "all but three rounds of three rows"
+    assert heard.seconds == [[600.0 - 3.0]], "three processes of a second were timed whole"
     assert set(resumed.kinds) == {"time"}
 
 
@@ -579,8 +584,27 @@ def test_what_would_be_skipped_again_leaves_a_run_finished(running):
     second = running(Workers(), max_bytes=1)
     assert first != second
     workers = Workers()
-    assert running(workers, max_bytes=1, try_all=True) == second
+    third = running(workers, max_bytes=1, try_all=True)
+    assert third not in (first, second) and not workers.kinds["memory"], "what the user bounds is not tried"
+    assert running(workers, try_all=True) == third
     assert workers.kinds["memory"] == 2
+
+
+def test_what_the_user_bounds_is_skipped_whatever_is_known_of_the_machine(measuring, monkeypatch):
+    monkeypatch.setattr(session.gpu, "free_to_use", lambda: None)
+    monkeypatch.setattr(session.facts, "free_to_use", lambda: 50)
+    run = measuring(Workers())
+    on_host = run.plan.cases[0]
+    on_gpu = on_host.model_copy(update={"place": Place("torch", "cuda")})
+    needs_100 = Summary("ok", need_bytes=100)
+
+    def limit(case, **options):
+        refused = session.guarded(case, needs_100, Options(Path("results"), **options))
+        return refused and refused.evidence["limit_bytes"]
+
+    assert (limit(on_gpu), limit(on_gpu, max_bytes=99), limit(on_gpu, max_bytes=100)) == (None, 99, None)
+    assert (limit(on_host), limit(on_host, try_all=True), limit(on_host, max_bytes=100)) == (50, None, 50)
+    assert (limit(on_host, max_bytes=99, try_all=True), limit(on_host, max_bytes=100, try_all=True)) == (99, None)
 
 
 class SetBack(datetime):
@@ -668,6 +692,51 @@ def test_where_the_answer_of_the_baseline_fails_the_others_say_so(measuring):
     assert {record.status for record in answers.values()} == {"error"}
     assert all("gave no reference: it ended with error" in record.evidence["message"] for record in answers.values())
     assert workers.kinds["numerics"] == 1
+
+
+class Late(Workers):
+    """Workers of which those of a kind need some seconds, and have as many as they are allowed."""
+
+    def __init__(self, kind, needs):
+        super().__init__(scatter=0.005)
+        self.kind, self.needs, self.allowed = kind, needs, {}
+
+    def __call__(self, task, threads, deadline, watch):
+        self.allowed[task.kind] = deadline
+        records = super().__call__(task, threads, deadline, watch)
+        late = task.kind == self.kind and deadline < self.needs and not task.case.is_control
+        return [Record(status="timeout", evidence={"seconds": deadline + 0.1})] if late else records
+
+
+@pytest.mark.parametrize("kind", ["numerics", "memory", "time"])
+def test_who_was_out_of_time_is_tried_again_by_a_run_that_allows_more(measuring, kind):
+    measuring(Late(kind, 400), "rounds: 1\ntimeout_seconds: 310").measure()
+    for allowed, tried in ((310, False), (390, True), (390, False), (410, True), (410, False)):
+        workers = Late(kind, 400)
+        measuring(workers, f"rounds: 1\ntimeout_seconds: {allowed}").measure()
+        assert bool(workers.kinds[kind]) is tried, allowed
+    assert {row.status for row in judge(measuring.records)[0].rows} == {"ok"}
+
+
+def test_a_reference_has_as_long_as_the_suite_allows_and_five_minutes_at_least(measuring):
+    for allowed, tried, has in ((100, True, 300), (100, False, None), (400, True, 400), (600, True, 600)):
+        workers = Late("reference", 500)
+        measuring(workers, f"rounds: 0\ntimeout_seconds: {allowed}").measure()
+        assert bool(workers.kinds["reference"]) is tried and workers.allowed.get("reference") == has, allowed
+    assert all(record.numerics == EXACT for record in answers_of(measuring.records).values())
+
+
+def test_what_ends_a_killed_run_is_started_before_the_corpus_is_made(running, monkeypatch):
+    begun = []
+    monkeypatch.setattr(session.orphans, "start", lambda: begun.append("start"))
+    monkeypatch.setattr(session.prepare_data, "prepare", lambda plan, *rest: begun.append("corpus") or (plan, {}))
+    running(Workers())
+    assert begun[:2] == ["start", "corpus"]
+
+
+def test_workers_have_the_threads_that_a_quota_leaves(measuring, monkeypatch):
+    monkeypatch.setattr(bench.facts, "threads", lambda: 3)
+    assert measuring(Workers()).threads == 3
 
 
 def test_a_row_that_is_killed_in_every_round_leaves_the_others_theirs(measuring):

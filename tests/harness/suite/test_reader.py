@@ -554,3 +554,9 @@ def test_a_key_beside_contributions_is_refused(refusal_of):
 @pytest.mark.parametrize("text", ["{contributions: checkpoint}", "{contributions: []}", "{contributions: [x]}"])
 def test_contributions_of_nothing_are_refused(refusal_of, text):
     assert "strategies.0" in refusal_of(f"strategies: [{text}]")
+
+
+@pytest.mark.parametrize("given", ["checkpoint", "{checkpoint: {every: 2}}", "null", "3"])
+def test_contributions_of_what_is_no_list_are_refused_as_that(refusal_of, given):
+    sentence = refusal_of(f"strategies: [{{contributions: {given}}}]")
+    assert "strategies.0: 'contributions' needs a list of strategies, not " in sentence and "empty" not in sentence

@@ -183,7 +183,57 @@ def test_the_code_of_a_commit_comes_before_the_modules_of_the_user(
     assert bisect.measured(project, "HEAD", "any.yaml", (), own / "results") == "that of the commit"
 
 
-@pytest.mark.parametrize(("good", "bad"), [("HEAD", "HEAD~2"), ("nobody", "HEAD"), ("HEAD", "HEAD")])
+@pytest.mark.parametrize(("good", "bad"), [("HEAD", "HEAD~2"), ("HEAD", "HEAD")])
 def test_commits_that_are_no_way_are_refused(good: str, bad: str, project: Path) -> None:
     with pytest.raises(bisect.BisectError, match="name two"):
         between(project, good, bad)
+
+
+@pytest.mark.parametrize(("good", "bad"), [("nobody", "HEAD"), ("HEAD~1", "nobody")])
+def test_a_mistyped_commit_is_named(good: str, bad: str, project: Path) -> None:
+    with pytest.raises(BisectError, match="there is no commit 'nobody' here"):
+        between(project, good, bad)
+
+
+def test_without_a_repository_or_without_git_a_sentence_says_so(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    with pytest.raises(BisectError, match="there is no repository of git here"):
+        between(outside, "HEAD~1", "HEAD")
+    monkeypatch.setenv("PATH", str(outside))
+    with pytest.raises(BisectError, match=r"git cannot be run \(No such file or directory\): install it"):
+        between(project, "HEAD~1", "HEAD")
+
+
+@pytest.mark.parametrize(
+    ("broken", "count", "said"),
+    [
+        ({5, 6, 7}, 3, "8 is the first that is worse, or one of the 3 before it that could not be measured: it grew\n"),
+        ({7}, 1, "8 is the first that is worse, or the one before it that could not be measured: it grew\n"),
+        ({5, 6}, 0, "8 is the first that is worse: it grew\n"),
+    ],
+)
+def test_commits_before_it_that_could_not_be_measured_are_counted(
+    broken: set[int], count: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worse(commit: str) -> Attempt:
+        at = int(commit)
+        return Attempt(commit, None if at in broken else at >= 8, "it grew")
+
+    first = first_worse([str(number) for number in range(12)], worse, lambda tried: None)
+    assert first is not None and (first.commit, first.unmeasured) == ("8", count)
+    monkeypatch.setattr(verb, "search", lambda *rest: first)
+    done = CliRunner().invoke(commands.app, ["bisect", "small.yaml", "--good", "0"])
+    assert (done.exit_code, done.stdout) == (0, said)
+
+
+def test_plugins_are_loaded_where_commits_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(verb, "search", lambda *rest: asked.append(rest))
+    words = ["bisect", "small.yaml", "--good", "0", "--plugin", "mine.py", "--plugin", "other"]
+    CliRunner().invoke(commands.app, words)
+    ((*_, options, _),) = asked
+    assert options == ["--rounds", "0", "--plugin", "mine.py", "--plugin", "other"]

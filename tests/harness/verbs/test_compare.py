@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import Applied, Case, Memory, Origin, Record, Times, store
+from harness.records import Applied, Case, Memory, Origin, Record, Slot, Times, store
+from harness.records.record import Fit
 from harness.report import compare as changed
 from harness.verbs.compare import Condition, ConditionError, compare, differences
 from harness.verdicts.interval import Interval
@@ -271,3 +272,76 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(tmp_path):
     for words in ((losses, windows), (losses, str(tmp_path / "none")), (losses, losses, "--fail-on", "peak")):
         refused = compared(*words)
         assert refused.returncode == 2 and refused.stderr.startswith("harness: ") and refused.stderr.count("\n") == 1
+
+
+def of(each: Row, suite: str = "mine", machine: str = "m", utc: str = "") -> Row:
+    """Return a row as one that was measured in a suite, on a machine, at an hour."""
+    origin = Origin(suite=suite, machine={"name": machine}, utc=utc)
+    return replace(each, records=tuple(record.model_copy(update={"origin": origin}) for record in each.records))
+
+
+def headings(before: list[Row], after: list[Row]) -> list[str]:
+    old, new = ([Comparison(each.case, (each,)) for each in rows] for rows in (before, after))
+    return [line for line in changed.text(compare(old, new), []).splitlines() if line.startswith("####")]
+
+
+def test_equal_comparisons_of_several_suites_and_machines_stand_apart():
+    wheres = [("a", "m"), ("a", "n"), ("b", "m")]
+    before, after = ([of(row(peak=peak * MIB), *where) for where in wheres] for peak in (100, 150))
+    title = "decoder on torch/cpu, 64 tokens, bytes of x"
+    assert headings(before, after) == [f"#### {suite}: {title}, on {machine}" for suite, machine in wheres]
+    assert headings(before[:2], after[:2]) == [f"#### {title}, on m", f"#### {title}, on n"]
+    assert headings(before[::2], after[::2]) == [f"#### a: {title}", f"#### b: {title}"]
+    assert headings(before[:1], after[:1]) == [f"#### {title}"]
+
+
+def test_what_is_missing_stands_with_the_machine_that_its_run_moved_to():
+    before = [of(row()), of(row("checkpoint"))]
+    assert len(headings(before, [of(row(peak=150 * MIB), machine="n")])) == 1
+
+
+def test_what_runs_no_longer_stands_before_a_peak_that_grew():
+    before = [Comparison(case(), (row(), row("a"), row("b"), row("c")))]
+    failed = row("b", peak=None, rounds=(), answer=None, status="oom_budget")
+    after = [Comparison(case(), (row(peak=103 * MIB), row("a", peak=120 * MIB), failed, row("c", peak=50 * MIB)))]
+    lines = [line for line in changed.text(compare(before, after), []).splitlines() if line.startswith("| ")][1:]
+    names = [line.split("|")[1].strip() for line in lines]
+    assert names == ["`b`", "`b`", "`b`", "`b`", "`a`", "baseline", "`c`"]
+
+
+@pytest.mark.parametrize("peak", [100, 120])
+def test_a_third_machine_is_compared_with_the_newest_of_two_and_the_other_is_not_missing(peak):
+    older = of(row(peak=100 * MIB), machine="a", utc="2026-01-01T00:00:00+00:00")
+    newer = of(row(peak=120 * MIB), machine="b", utc="2026-01-02T00:00:00+00:00")
+    third = of(row(peak=peak * MIB), machine="c")
+    for before in ((older, newer), (newer, older)):
+        changes = compare([Comparison(each.case, (each,)) for each in before], [Comparison(third.case, (third,))])
+        assert {change.figure: change.verdict for change in changes} == {
+            "answer": "same",
+            "peak": "better" if peak == 100 else "same",
+            "time": "same",
+        }
+
+
+def test_a_machine_that_measures_again_is_compared_with_itself_and_a_case_that_it_lacks_is_missing():
+    rows = [of(each, machine=name) for each in (row(), row("checkpoint")) for name in ("a", "b")]
+    before, after = ([Comparison(each.case, (each,)) for each in kept] for kept in (rows, rows[:1]))
+    changes = compare(before, after)
+    assert {change.figure for change in changes if change.case.label == "baseline"} == {"answer", "peak", "time"}
+    lost = [(change.figure, change.verdict) for change in changes if change.case.label == "checkpoint"]
+    assert set(lost) == {("missing", "worse")}
+
+
+@pytest.mark.parametrize("limits", [True, False], ids=["limits", "predictions"])
+def test_runs_without_a_figure_are_refused_as_such(limits, tmp_path):
+    plain = case()
+    record = (
+        Record(case=plain, limits=Fit(over="tokens", budget_bytes=MIB, predicted=64))
+        if limits
+        else Record(case=plain, slot=Slot(case=plain.digest(), kind="predict"))
+    )
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(store.encoded(record))
+    refused = compared(str(path), str(path))
+    assert refused.returncode == 2 and "have no figure to compare: measure the suite" in refused.stderr
+    assert "in common" not in refused.stderr

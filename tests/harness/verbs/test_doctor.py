@@ -1,7 +1,9 @@
 """Known bytes are seen; of equal cases no more is said than their interval, and never equal on a noisy machine."""
 
+import json
 import random
 import re
+import subprocess
 
 import pytest
 from typer.testing import CliRunner
@@ -142,3 +144,62 @@ def test_the_scatter_is_kept_for_the_records_of_later_runs(tmp_path):
     )
     machine = checkups.latest(tmp_path)
     assert (machine["noise_low"], machine["noise_high"], machine["noise_scatter"]) == (0.9, 1.1, 0.04)
+
+
+def tried(monkeypatch, tmp_path, *words, ends=()):
+    """Run the doctor where the processes of some ways end with an error; `ends` are programs that end well."""
+
+    def run(command, **settings):
+        way = command[3] if "harness.worker.calibration" in command else "usable"
+        good = way in ends
+        seen = json.dumps({"seen": checkups.SIZE}) if good else ""
+        return subprocess.CompletedProcess(command, int(not good), seen, "" if good else f"Traceback\nError: {way}\n")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(backends, "absent", lambda name, device: "it is absent" if name == "jax" else None)
+    monkeypatch.setattr(doctor, "findings", lambda: ())
+    monkeypatch.setattr(doctor.subprocess, "run", run)
+    done = CliRunner().invoke(commands.app, ["doctor", "--no-noise", *words])
+    return done, dict(re.findall(r"^\| (\w.*?) *\| *64\.0 *\|.*\| (.*?) *\|$", done.output, re.MULTILINE))
+
+
+def test_a_test_of_a_meter_that_fails_ends_with_status_1_and_what_is_absent_does_not(monkeypatch, tmp_path):
+    most = {"anonymous", "mapped file", "child", "torch"}
+    done, judgements = tried(monkeypatch, tmp_path, ends={*most, "cuda"})
+    assert done.exit_code == 0 and judgements["jax"] == "not tried: it is absent", done.output
+    done, judgements = tried(monkeypatch, tmp_path, ends={*most - {"anonymous"}, "cuda"})
+    assert done.exit_code == 1 and judgements["anonymous"] == "FAILED: Error: anonymous"
+    assert checkups.latest(tmp_path / "harness")["calibration_error_bytes"] == 0
+    done, judgements = tried(monkeypatch, tmp_path, ends=most)
+    assert done.exit_code == 0 and judgements["cuda"] == "not tried: Error: cuda", "a build for the CPU, say"
+    done, judgements = tried(monkeypatch, tmp_path, ends={*most, "usable"})
+    assert done.exit_code == 1 and judgements["cuda"] == "FAILED: Error: cuda"
+
+
+def test_noise_that_could_not_be_measured_is_said(monkeypatch, tmp_path):
+    said = "\n\nnoise: could not be measured\n\n"
+    assert said in text_of(None)
+    done, _ = tried(monkeypatch, tmp_path)
+    assert "noise" not in done.output, "nobody asked for it"
+    monkeypatch.setattr(doctor, "aa_noise", lambda loaded: None)
+    monkeypatch.setattr(doctor, "calibrate", lambda way: checkups.Calibration(way, checkups.SIZE, checkups.SIZE))
+    assert said in CliRunner().invoke(commands.app, ["doctor"]).output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--place", "torch/cpu"), "--place goes with --limits SUITE"),
+        (("-k", "loss"), "-k goes with --limits SUITE"),
+        (("--results", "results"), "--results goes with --limits SUITE"),
+        (("--limits", "smoke", "--no-noise"), "--no-noise goes without --limits"),
+    ],
+)
+def test_an_option_without_a_use_is_refused(monkeypatch, words, told):
+    monkeypatch.setattr(doctor, "calibrate", lambda way: pytest.fail("it began"))
+    done = CliRunner().invoke(commands.app, ["doctor", *words])
+    assert isinstance(done.exception, Refusal) and str(done.exception).startswith(told)
+
+
+def test_the_help_names_the_status():
+    assert "Ends with status 0; with 1 where" in CliRunner().invoke(commands.app, ["doctor", "--help"]).output

@@ -23,7 +23,8 @@ from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
 from harness.verbs import fit
 from harness.verbs.fit import Bracket, Search, at, brackets, following, grain, limit_of, rounded
-from harness.verbs.plan import PlanRow
+from harness.verbs.plan import Machine as OfPlan
+from harness.verbs.plan import PlanRow, row_of
 from harness.verdicts.claims import answer, answered
 from harness.verdicts.judge import searched as searched_tables
 from harness.workloads.causal_lm import configs
@@ -492,3 +493,90 @@ def test_what_fits_is_decided_by_what_a_value_takes_at_most():
     assert (limit.predicted, limit.predicted_peak_bytes, limit.at_most_bytes) == (64, 800, 900)
     shown = text([Record(case=CASE, limits=limit)])
     assert "predicted MiB" in shown and "at most" in shown
+
+
+def test_a_size_that_begins_at_zero_is_searched_to_its_end():
+    bracket, _ = searched(lambda value: 1000 * value + 10, 50_010, least=0)
+    assert (bracket.fits, bracket.fails) == ((50, 50_010), (51, 51_010))
+    bracket, _ = searched(lambda value: 1000 * value + 10, 10, least=0)
+    assert (bracket.fits[0], bracket.fails[0]) == (0, 1)
+
+
+def test_a_limit_of_zero_is_run_and_so_is_what_comes_next(tmp_path, monkeypatch):
+    def measured(self, case):
+        return Record(case=case, status="oom_budget" if case.shape["evaluations"] else "ok")
+
+    monkeypatch.setattr(Search, "measured", measured)
+    search = Search(plan(tmp_path), LOADED, (), "evaluations", tmp_path)
+    limit = Fit(over="evaluations", budget_bytes=1 << 30, predicted=0, reason="the compiler is missing")
+    limit = search.confirmed(brackets(search.plan, "evaluations", 1 << 30)[0], limit, lambda run: None)
+    assert (limit.passed, limit.failed, limit.runs) == (0, 1, 2)
+
+
+def test_where_the_least_value_does_not_fit_the_table_says_below_what_nothing_was_tried(tmp_path):
+    rows = brackets(plan(tmp_path, SUITE.replace("[64, 128]", "[4096, 2048]")), "tokens", 1000)
+    rows[0].take(2048, PlanRow(CASE, 2000, "", None, 1000, None))
+    rows[1].take(2048, PlanRow(CASE, None, None, None, 1000, None, "the compiler is missing"))
+    records = [row.record("tokens", limit_of(row, "tokens")) for row in rows]
+    (table,) = limits(records)
+    assert [row[table.headers.index("predicted")] for row in table.rows] == ["below 2,048", ""]
+    assert "- checkpoint: the compiler is missing" in text(records)
+
+
+CARD = 4 << 30
+"""Bytes of a card, of which a context takes the fourth part."""
+
+
+@pytest.fixture
+def on_a_card(tmp_path, monkeypatch):
+    """A search over tokens on a card, and what `harness plan` says of a value within a budget on the same machine."""
+
+    def row(case, machine):
+        value = case.shape["tokens"]
+        figures = {"peak": 1000 * value, "reserved": 2000 * value, "driver": 2000 * value + (1 << 30)}
+        prediction = Prediction(**{f"predicted_{name}_bytes": size for name, size in figures.items()})
+        return row_of(case, Record(prediction=prediction), machine)
+
+    def of_cases(cases, plan, plugins, names, machine, **more):
+        return [row(case, machine) for case in cases]
+
+    def fits(value, budget):
+        case = at(search.plan.cases[0], "tokens", value).model_copy(update={"budget_bytes": budget})
+        return row(case, search.machine).fits
+
+    monkeypatch.setattr(fit, "of_cases", of_cases)
+    machine = OfPlan(1 << 40, CARD, named=frozenset({"cuda"}))
+    on_gpu = plan(tmp_path, SUITE.replace("[torch/cpu]", "[torch/cuda]"))
+    search = Search(on_gpu, LOADED, (), "tokens", tmp_path, machine=machine)
+    return search, fits
+
+
+@pytest.mark.parametrize("budget", [None, 1 << 30, CARD, 100 << 30])
+def test_a_plan_says_the_same_of_what_was_found(on_a_card, budget):
+    search, fits = on_a_card
+    for row in search.predicted(budget):
+        value = row.fits[0]
+        assert fits(value, budget) and not fits(row.fails[0], budget)
+        assert row.fails[0] - value <= grain(value)
+    assert row.budget == min(int(CARD * facts.DEVICE_SHARE), budget or CARD)
+
+
+@pytest.mark.parametrize(
+    ("over", "taken", "refused"),
+    [("width", 34, 33), ("heads", 4, 3)],
+)
+def test_a_size_with_gaps_is_refused_before_anything_is_predicted(tmp_path, monkeypatch, over, taken, refused):
+    monkeypatch.setattr(fit, "of_cases", lambda *rest, **more: pytest.fail("it was predicted"))
+    search = Search(plan(tmp_path), LOADED, (), over, tmp_path)
+    with pytest.raises(SuiteError, match=f"takes {taken} but not {refused}: list the values to try in the suite"):
+        search.predicted(1 << 30)
+
+
+def test_a_width_that_need_not_divide_is_searched(tmp_path, monkeypatch):
+    def of_cases(cases, *rest, **more):
+        return [PlanRow(case, 1000 * case.shape["width"], "", None, case.budget_bytes, None) for case in cases]
+
+    monkeypatch.setattr(fit, "of_cases", of_cases)
+    text = SUITE.replace("heads: 2", "heads: 2, head_width: 16")
+    rows = Search(plan(tmp_path, text), LOADED, (), "width", tmp_path).predicted(567_000)
+    assert {560 <= row.fits[0] <= 567 for row in rows} == {True}

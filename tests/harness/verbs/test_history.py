@@ -11,7 +11,7 @@ from harness.records import Applied, Case, Memory, Origin, Prediction, Record, S
 from harness.records.record import Verdict
 from harness.report.charts.commits import commits
 from harness.report.history import text
-from harness.verbs.history import Run, series
+from harness.verbs.history import Point, Run, Series, Step, series
 from harness.verdicts import judge
 
 MIB = 1 << 20
@@ -130,10 +130,54 @@ def test_text_and_picture_name_the_commits_of_a_step() -> None:
     found = series(runs)
     shown = text(found)
     assert "1 steps to worse, 0 to better" in shown
-    assert "| `fused_loss` of mine | peak     | 60" in shown and "`c001` to `c002`" in shown
+    row = "`fused_loss` of mine: decoder on torch/cpu, 64 tokens, bytes of x"
+    assert f"| {row} | peak     | 60" in shown and "`c001` to `c002`" in shown
     values = commits(found, "mine").to_dict()["layer"][1]["data"]["values"]
     assert [value["run"] for value in values if value["step"]] == ["3 c002"]
     assert commits(series(runs[:1]), "mine") is None
+
+
+def sized(tokens: int, number: int, machine: str = "m") -> Run:
+    """A run of one row, whose peak grows from run to run."""
+    case = PLAIN.model_copy(update={"shape": {"tokens": tokens}})
+    origin = Origin(commit=f"c{number}", utc=f"2026-01-0{number}T00:00:00+00:00", machine={"name": machine})
+    memory = Memory(peak_host_bytes=tokens * number * MIB, losses=(1.0,), regime="glibc-pinned", resolution_bytes=4096)
+    return run_of([Record(slot=Slot(case=case.digest(), kind="memory"), case=case, origin=origin, memory=memory)])
+
+
+def test_rows_of_one_name_say_of_which_comparison_they_are() -> None:
+    wheres = [(64, "m"), (128, "m"), (128, "n")]
+    found = series([sized(tokens, number, machine) for number in (1, 2) for tokens, machine in wheres])
+    steps = [line.split("|")[1].strip() for line in text(found).splitlines() if " to `c2`" in line]
+    assert steps == [
+        "baseline of mine: decoder on torch/cpu, 64 tokens, bytes of x",
+        "baseline of mine: decoder on torch/cpu, 128 tokens, bytes of x, on m",
+        "baseline of mine: decoder on torch/cpu, 128 tokens, bytes of x, on n",
+    ]
+    ends = commits(found, "mine").to_dict()["layer"][2]["data"]["values"]
+    assert [end["row"] for end in ends] == [
+        "baseline: 64 tokens",
+        "baseline: 128 tokens, on m",
+        "baseline: 128 tokens, on n",
+    ]
+    ends = commits(found[:1], "mine").to_dict()["layer"][2]["data"]["values"]
+    assert [end["row"] for end in ends] == ["baseline"], "of one comparison there is nothing to tell"
+
+
+def test_a_row_that_runs_no_longer_stands_before_a_peak_that_grew() -> None:
+    point = Point("c1", "2026-01-01", "ok", MIB, 4096, None, None, 0)
+    failed = Point("c2", "2026-01-02", "crash", None, 4096, None, None, 0)
+    steps = (
+        Step("peak", point, point, 0.5),
+        Step("status", failed, point, None),
+        Step("peak", point, point, 1.02),
+        Step("status", point, failed, None),
+        Step("peak", point, point, 1.5),
+    )
+    shown = text([Series("mine", "m", PLAIN, (point, failed), steps)])
+    cells = [line.split("|") for line in shown.splitlines() if " to `c" in line]
+    changes = [(each[2].strip(), each[5].strip()) for each in cells]
+    assert changes == [("status", ""), ("peak", "1.50 x"), ("peak", "1.02 x"), ("peak", "0.50 x"), ("status", "")]
 
 
 def interrupted(records: list[Record], *kinds: str) -> list[Record]:

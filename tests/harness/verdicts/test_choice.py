@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from harness import Strategy
 from harness.records import Applied, Case, Record
 from harness.report.answer import sentence
-from harness.verdicts.choice import choice
+from harness.verdicts.choice import choice, plainness
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
@@ -121,3 +122,15 @@ def test_beside_an_inexact_row_no_more_is_said_of_the_others_than_is_known(
 
 def test_where_no_strategy_was_measured_beside_the_baseline_nothing_is_said() -> None:
     assert sentence(Comparison(BASELINE.case, (BASELINE,))) == ""
+
+
+@pytest.mark.parametrize(("every", "settings"), [(1, 0), (2, 1)])
+def test_a_default_counts_as_no_setting_where_strategies_are_known(every: int, settings: int) -> None:
+    def on_torch(parts: Any, every: int = 1) -> Any:
+        return parts
+
+    known = {"checkpoint": Strategy("checkpoint", rewrites=("stack",), on={"torch": on_torch}, about="Keep less.")}
+    applied = Applied(name="checkpoint", knobs={"every": every}), Applied(name="stranger", knobs={"every": 1})
+    case = row(*applied, peak=500).case
+    assert plainness(case, known) == (2, settings + 1)
+    assert plainness(case) == (2, 2)

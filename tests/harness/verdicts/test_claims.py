@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from harness.records import Applied, Case, Claim, Memory, Phase, Prediction, Record, Slot, Times
+from harness.contract.place import Place
+from harness.records import Applied, Case, Claim, Fit, Memory, Phase, Prediction, Record, Slot, Times
+from harness.verbs.fit import refusal
 from harness.verdicts import figures
-from harness.verdicts.claims import answer
+from harness.verdicts.claims import answer, near
 from harness.verdicts.expressions import ClaimError, Figure, parsed
-from harness.verdicts.judge import Comparison, Row, judge
+from harness.verdicts.judge import Comparison, Row, judge, searched
 
 MIB = 1 << 20
 
@@ -524,6 +526,36 @@ def test_words_and_numbers_do_not_mix_and_this_is_said_before_anything_is_measur
         parsed(that)
 
 
+@pytest.mark.parametrize(
+    "that",
+    [
+        "seconds(a) <= 1.05 * peak(b)",
+        "1 < peak(a) + seconds(b)",
+        "peak(a) - fetch_seconds(a) < peak(b)",
+        "peak(a) * seconds(a) <= peak(b)",
+        "peak(a) ** 2 <= floor(b)",
+        "0 <= predicted(a) <= seconds(a)",
+    ],
+)
+def test_bytes_and_seconds_are_neither_added_nor_compared(that):
+    with pytest.raises(ClaimError, match="neither added nor compared"):
+        parsed(that)
+
+
+@pytest.mark.parametrize(
+    "that",
+    [
+        "peak(a) / peak(b) <= 0.5 * seconds(a) / seconds(b)",
+        "0.9 * 2 * size(a, of='tokens') <= held(a) - floor(a) <= 16 * 1073741824",
+        "peak(a) * seconds(a) <= peak(b) * seconds(b)",
+        "peak(a) <= peak(b) ** 2 / peak(c)",
+        "noted(a, figure='scale') * seconds(a) <= 1.5",
+    ],
+)
+def test_a_plain_number_beside_a_figure_has_its_unit(that):
+    parsed(that)
+
+
 def test_intervals_contain_what_they_stand_for():
     a, b = Figure(1, 2, 3), Figure(-2, 1, 4)
     assert a * b == Figure(-6, 2, 12)
@@ -548,3 +580,179 @@ def test_residuals_of_another_place_say_nothing():
     measured = [Row(there, status="ok", residual_ratio=0.3)] * 40
     assert figures.usual_residuals(measured, here) == figures.USUAL_RESIDUALS
     assert figures.usual_residuals(measured, there) == (0.0, 0.3)
+
+
+# What was measured on a GPU
+
+
+def gpu_run(name, *peaks, reserved=0):
+    """Make the records of a case on a GPU of 16 processors beside it: its peaks, and the host's phases."""
+    host = (
+        Phase(name="source", entry_bytes=0, peak_bytes=MIB, exit_bytes=MIB, anon_bytes=MIB, file_bytes=0),
+        Phase(name="first_step/loss", entry_bytes=0, peak_bytes=MIB, exit_bytes=MIB, anon_bytes=MIB, file_bytes=0),
+    )
+    case = case_of(*name.split()).model_copy(update={"place": Place("torch", "cuda")})
+    forecast = Prediction(
+        predicted_peak_bytes=peaks[0], predicted_phases=(host[1],), predicted_reserved_bytes=reserved or None
+    )
+    return [
+        Record(slot=Slot(case=case.digest(), kind="predict"), case=case, prediction=forecast),
+        *(
+            Record(
+                slot=Slot(case=case.digest(), kind="memory", repeat=repeat),
+                case=case,
+                memory=Memory(
+                    peak_host_bytes=2 * MIB,
+                    resolution_bytes=6 * MIB,
+                    phases=host,
+                    stages={"forward": peak // 2},
+                    kinds={"parameters": MIB, "activations": peak // 4, "logits": 0},
+                    peak_device_bytes=peak,
+                    reserved_device_bytes=peak + reserved,
+                ),
+            )
+            for repeat, peak in enumerate(peaks)
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        "peak({}, phase='loss')",
+        "held({})",
+        "held({}, phase='source')",
+        "file_bytes({})",
+        "file_bytes({}, phase='source')",
+        "anonymous_bytes({})",
+        "anonymous_bytes({}, phase='source')",
+        "kind({}, of='logits')",
+    ],
+)
+def test_phases_of_the_host_are_no_figures_of_a_gpu(figure):
+    there = verdict(f"{figure.format('baseline')} >= 0", judge(gpu_run("", 100 * MIB)))
+    assert (there.verdict, there.reason) == (
+        "untested",
+        "baseline: phases of a GPU run are not metered one by one: ask for the whole peak, or for a stage",
+    )
+    here = judge(runs_of("", 100 * MIB))
+    assert "GPU" not in verdict(f"{figure.format('baseline')} >= 0", here).reason
+
+
+@pytest.mark.parametrize(
+    "that",
+    [
+        "peak(baseline) <= 100 * 1048576 + 512 and peak(baseline) > 100 * 1048576 - 513",
+        "stage(baseline, of='forward') <= 50 * 1048576 + 512",
+        "kind(baseline, of='activations') <= 25 * 1048576 + 512",
+        "kind(baseline, of='parameters') == 1048576",
+        "predicted(baseline, phase='loss') <= 1.02 * 1048576",
+        "-0.0001 <= residual(baseline) <= 0.0001",
+    ],
+)
+def test_what_a_gpu_allocates_is_metered_to_a_block(that):
+    decided = verdict(that, judge(gpu_run("", 100 * MIB)))
+    assert decided.verdict == "verified", decided.reason
+
+
+@pytest.mark.parametrize(
+    ("that", "due"),
+    [
+        ("reserved(baseline) == 300 * 1048576", "verified"),
+        ("reserved(baseline) > 300 * 1048576", "refuted"),
+        ("reserved(checkpoint) <= 121 * 1048576", "inconclusive"),
+        ("reserved(checkpoint) <= 122 * 1048576", "verified"),
+        ("reserved(checkpoint) >= 120 * 1048576", "verified"),
+        ("predicted_reserved(baseline) <= 106 * 1048576", "inconclusive"),
+        ("predicted_reserved(baseline) <= 108 * 1048576", "verified"),
+        ("predicted_reserved(baseline) >= 94 * 1048576", "inconclusive"),
+        ("predicted_reserved(baseline) >= 92 * 1048576", "verified"),
+        ("predicted_reserved(baseline) > 108 * 1048576", "refuted"),
+    ],
+)
+def test_segments_are_exact_where_they_are_read_and_within_7_percent_where_predicted(that, due):
+    tables = judge([*gpu_run("", 200 * MIB, reserved=100 * MIB), *gpu_run("checkpoint", 120 * MIB, 122 * MIB)])
+    assert verdict(that, tables).verdict == due, verdict(that, tables).reason
+
+
+def test_what_rests_on_predicted_segments_says_so_and_a_cpu_has_none():
+    tables = judge(gpu_run("", 200 * MIB, reserved=100 * MIB))
+    said = verdict("predicted_reserved(baseline) < 120 * 1048576", tables).reason
+    assert said == "predicted: 100 MiB, below 120 MiB"
+    assert verdict("reserved(baseline) < 1e12", tables).reason == "300 MiB, below 953,674 MiB"
+    here = judge(runs_of("", 200 * MIB))
+    for figure, reason in (
+        ("reserved", "baseline has no reserved bytes, which torch has on a GPU alone"),
+        ("predicted_reserved", "baseline has no prediction of reserved bytes"),
+    ):
+        absent = verdict(f"{figure}(baseline) > 0", here)
+        assert (absent.verdict, absent.reason) == ("untested", reason)
+
+
+def test_segments_are_measured_again_where_a_claim_may_turn():
+    tables = judge(gpu_run("", 200 * MIB, reserved=100 * MIB))
+    claim = Claim(id="X", says="so", that="reserved(baseline) <= 301 * 1048576")
+    assert [each.label for each in near([claim], tables, 0.02)] == ["baseline"]
+    assert near([claim], tables, 0.001) == []
+
+
+# The limits of a search
+
+
+def limits_of(**ends):
+    """Make the tables of one search over tokens in 1 GiB."""
+    fit = Fit(over="tokens", budget_bytes=1 << 30, **{"predicted": 100, "passed": 90, "runs": 3, **ends})
+    return searched([Record(case=case_of(budget=1 << 30), limits=fit)])
+
+
+@pytest.mark.parametrize(
+    ("ends", "most"),
+    [
+        ({"failed": 110, "how": "oom_budget"}, 110),
+        ({"failed": 110, "how": "oom_budget", "reason": "not finished after 600 s"}, 110),
+        ({"reason": refusal("tokens", 91)}, 90),
+        ({"passed": 5000, "reason": refusal("tokens", 5001)}, 5000),
+        ({"reason": refusal("tokens", 101)}, math.inf),
+        ({"reason": "not finished after 600 s"}, math.inf),
+        ({}, math.inf),
+        ({"failed": 110, "how": "oom_host"}, math.inf),
+        ({"failed": 110, "how": "oom_device"}, math.inf),
+    ],
+)
+def test_a_limit_is_bounded_above_by_the_budget_and_the_workload_alone(ends, most):
+    passed = ends.get("passed", 90)
+    (longest,) = (figures.FIGURES["longest"](row, {}) for table in limits_of(**ends) for row in table.rows)
+    assert longest == Figure(passed, passed, most)
+
+
+def test_a_limit_that_is_open_above_is_put_in_words():
+    open_above = limits_of(passed=27_392, reason="not finished after 600 s")
+    lower = verdict("longest(baseline) >= 20000", open_above)
+    assert (lower.verdict, lower.reason) == ("verified", "27,392 or more, at least 20,000")
+    upper = verdict("longest(baseline) <= 30000", open_above)
+    assert (upper.verdict, upper.reason) == (
+        "inconclusive",
+        "27,392 or more, to be at most 30,000: undecided, one of them has no upper bound",
+    )
+    assert verdict("longest(baseline) < 27000", open_above).verdict == "refuted"
+
+
+# Times that are not there
+
+
+def test_a_claim_on_a_row_of_which_no_process_finished_says_why():
+    def late(own, count):
+        end = {"status": "timeout", "evidence": {"message": "not finished after 600 s"}, "times": Times()}
+        memory, *timed = own.records
+        return replace(own, records=(memory, *(each.model_copy(update=end) for each in timed[:count]), *timed[count:]))
+
+    others = row(), row("nothing"), row("fused_loss")
+    why = "checkpoint was not timed: 6 of 6 timed processes did not finish: not finished after 600 s"
+    tables = [table(*others, late(row("checkpoint", reasons=("no prediction: it cannot be traced",)), 6))]
+    for that in ("seconds(checkpoint) < 2 * seconds(fused_loss)", "seconds(fused_loss) < 2 * seconds(checkpoint)"):
+        untimed = verdict(that, tables)
+        assert (untimed.verdict, untimed.reason) == ("untested", why)
+    assert verdict("seconds(checkpoint) < 2", tables).reason == why
+    some = [table(*others, late(row("checkpoint"), 2))]
+    assert verdict("seconds(checkpoint) < 2 * seconds(fused_loss)", some).verdict == "verified"
+    assert verdict("prepare_seconds(checkpoint) < 2", some).reason == "checkpoint was not timed"

@@ -97,6 +97,15 @@ def test_blocks_of_a_long_round_are_as_honest(clock, shape):
     assert figures.found[1.1] >= 0.8
 
 
+@pytest.mark.parametrize("baselines", [("baseline", "nothing"), ("baseline",)])
+def test_one_strategy_alone_is_judged_as_honestly(clock, shape, baselines):
+    for looks, most in (((4,), 300), (LOOKS[:4], 200)):
+        covered, false, found = clock.alone(clock.resampled(shape, [0.05]), looks, most, baselines)
+        assert covered >= 0.95
+        assert false <= 0.05
+        assert found >= 0.3
+
+
 def test_a_broken_quantile_would_be_seen(clock, shape, monkeypatch):
     monkeypatch.setattr(dunnett, "quantile", lambda *arguments: 1.0)
     figures = clock.simulate(clock.resampled(shape, [0.05]), (6,), 20)

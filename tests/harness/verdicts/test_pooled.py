@@ -143,14 +143,22 @@ def test_equal_times_have_no_scatter():
 # groups that lack something
 
 
-def test_below_two_rounds_or_four_members_nothing_is_inferred():
-    for times in (group(1), group(9, names=NAMES[:3], checkpoint=3.0), group(9, names=("baseline", "remat"), remat=3)):
+def test_below_three_degrees_of_freedom_nothing_is_inferred():
+    """Four members have as many in two rounds, three in three, and two in four."""
+    pair = ("baseline", "remat")
+    for times in (group(1), group(2, names=NAMES[:3], checkpoint=3.0), group(3, names=pair, remat=3)):
         for name, speed in pooled(times).speeds.items():
             assert (speed.word, speed.standard_error, speed.more_rounds) == ("open", None, None)
             assert speed.rounds == len(times[name])
     ranged = pooled({"baseline": {0: 1.0, 1: 2.0}, "remat": {0: 1.5, 1: 2.2, 2: 9.0}}).speeds["remat"]
     assert (ranged.low, ranged.high) == pytest.approx((1.1, 1.5))  # round 2 has no baseline
     assert ranged.ratio == pytest.approx(math.sqrt(1.1 * 1.5))
+
+
+@pytest.mark.parametrize(("names", "rounds"), [(("baseline", "remat"), 4), (("baseline", "nothing", "remat"), 3)])
+def test_one_strategy_alone_has_an_interval_after_a_few_rounds(names, rounds):
+    speed = pooled(group(rounds, names=names, remat=1.5)).speeds["remat"]
+    assert speed.word == "slower" and speed.standard_error is not None and 1.5 in speed.interval
 
 
 def test_no_baseline_or_no_row_is_no_speed():

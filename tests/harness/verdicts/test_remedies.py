@@ -107,6 +107,38 @@ def test_of_rows_that_save_as_much_the_plainest_is_named_and_then_the_fastest() 
     assert best.best.row is set_by_hand, "it surely takes longer"
 
 
+def test_a_row_of_one_round_does_not_surely_take_longer() -> None:
+    once = Speed(1.3, Interval(1.3, 1.3), "open", 1)
+    set_by_hand = row("cut", ratio=0.2, knobs={"threshold_gib": 0.1})
+    (best,) = remedies([("losses", [table(set_by_hand, row("chunked", ratio=0.2, speed=once))])], STRATEGIES)
+    assert best.best.row.label == "chunked", "the plainest of those that may take no longer"
+    fast = replace(set_by_hand, speed=Speed(1.0, Interval(1.0, 1.0), "open", 1))
+    (best,) = remedies([("losses", [table(fast, row("chunked", ratio=0.2, time=1.5))])], STRATEGIES)
+    assert best.best.row.label == "chunked", "the other may take as long"
+
+
+def test_of_rows_of_one_round_the_one_that_seemed_faster_is_named_and_what_was_not_timed_comes_last() -> None:
+    slow, fast = (Speed(ratio, Interval(ratio, ratio), "open", 1) for ratio in (1.3, 1.1))
+    rows = [
+        row("cut", ratio=0.200, speed=None),
+        row("cut", ratio=0.201, speed=slow),
+        row("cut", ratio=0.202, speed=fast),
+    ]
+    (best,) = remedies([("losses", [table(each) for each in rows])], STRATEGIES)
+    assert best.best.row is rows[2]
+
+
+def test_a_setting_that_is_the_default_anyway_makes_a_row_no_less_plain() -> None:
+    def every(parts: Any, each: int = 1) -> Any:
+        return parts
+
+    strategies = STRATEGIES | {"cut": Strategy("cut", rewrites=("loss",), on={"torch": every}, about="Keep less.")}
+    for each, label in ((1, "cut(each=1)"), (2, "chunked")):
+        rows = row("chunked", ratio=0.2, time=1.01), row("cut", ratio=0.2, knobs={"each": each})
+        (best,) = remedies([("losses", [table(*rows)])], strategies)
+        assert best.best.row.label == label
+
+
 def test_rows_that_save_nothing_are_kept_in_sight() -> None:
     helps, idle = row("cut", ratio=0.2), row("cut", ratio=1.0, tokens=8)
     (best,) = remedies([("losses", [table(helps)]), ("attention", [table(idle)])], STRATEGIES)

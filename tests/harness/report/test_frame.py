@@ -1,0 +1,56 @@
+"""Frames as files and frames of predictions, made of figures that no committed results have together."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.records import Case, Prediction
+from harness.report import frame
+from harness.verbs.plan import PlanRow
+
+pandas = pytest.importorskip("pandas", reason="needs the package pandas")
+
+
+def causal_lm(config: Any, **sizes: Any) -> dict[str, Any]:
+    return {"strategy": "baseline", "rank_peaks": [], "shape": {"config": config, "changes": {}, **sizes}}
+
+
+def written(folder: Path, *rows: dict[str, Any]) -> Any:
+    """Write rows as parquet and read them again."""
+    pytest.importorskip("pyarrow", reason="needs the package pyarrow")
+    frame.write_parquet(rows, folder / "rows.parquet")
+    return pandas.read_parquet(folder / "rows.parquet")
+
+
+def test_models_without_changes_are_written_as_parquet(tmp_path: Path) -> None:
+    rows = written(tmp_path, causal_lm("qwen3-4b"), causal_lm("gpt2"))
+    assert list(rows["shape.config"]) == ["qwen3-4b", "gpt2"]
+    assert rows["shape.changes"].isna().all() and rows.rank_peaks.isna().all()
+
+
+def test_what_is_nested_is_json_beside_plain_text(tmp_path: Path) -> None:
+    config, layers = {"model_type": "llama", "layers": {"kinds": ["full"]}}, [{"kind": "full"}, {"kind": "window"}]
+    rows = written(tmp_path, causal_lm("qwen3-4b", layers=[]), causal_lm(config, layers=layers))
+    assert rows["shape.config"][0] == "qwen3-4b" and json.loads(rows["shape.config"][1]) == config
+    assert rows["shape.layers"].isna()[0] and json.loads(rows["shape.layers"][1]) == layers
+
+
+def test_lists_of_numbers_stay_lists(tmp_path: Path) -> None:
+    rows = written(tmp_path, {"rank_peaks": [1, 2]}, {"rank_peaks": []})
+    assert list(rows.rank_peaks[0]) == [1, 2] and rows.rank_peaks[1] is None
+
+
+def test_a_column_of_several_kinds_is_refused_in_a_sentence_and_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(frame.FrameError, match=r"parquet cannot hold these rows .*shape.window.*: write them as csv"):
+        written(tmp_path, {"shape": {"window": "whole"}}, {"shape": {"window": 64}})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_frame_of_predictions_has_what_decides_whether_a_case_fits() -> None:
+    case = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="x", tokenizer="bytes")
+    forecast = Prediction(predicted_peak_bytes=100, at_most_bytes=250)
+    rows = frame.of_predictions([[PlanRow(case, 100, "loss", 1, 200, None, prediction=forecast)]])
+    assert (rows.peak_bytes[0], rows.at_most_bytes[0], rows.need_bytes[0], rows.limit_bytes[0]) == (100, 250, 250, 200)
+    assert not rows.fits[0]

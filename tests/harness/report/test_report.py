@@ -1,0 +1,133 @@
+"""Results of several machines or runs in one report: each comparison says which it is of; links to pictures."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.contract import plugins
+from harness.records import Applied, Case, Heading, Memory, Origin, Record, Slot
+from harness.records.case import Claim
+from harness.records.record import Fit
+from harness.report import charts, page
+from harness.report.insert import InsertError
+from harness.report.report import Report
+from harness.report.results import Results
+
+LOADED = plugins.load()
+PLAIN = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="x", tokenizer="bytes")
+CASES = (PLAIN, PLAIN.model_copy(update={"strategies": (Applied(name="checkpoint"),)}))
+SMALL = Claim(id="A1", says="it is small", that="peak(baseline) > 0")
+
+
+def origin(machine: str, day: int = 1) -> Origin:
+    return Origin(suite="mine", commit=f"c{day}", utc=f"2026-01-{day:02d}T12:00:00+00:00", machine={"name": machine})
+
+
+def run(machine: str, day: int = 1) -> Results:
+    """A run of one suite: a claim, and the peaks of two rows."""
+    records = [Record(heading=Heading(claims=(SMALL,)), origin=origin(machine, day))]
+    for case in CASES:
+        memory = Memory(peak_host_bytes=100 << 20, losses=(1.0,), regime="glibc-pinned", resolution_bytes=4096)
+        slot = Slot(case=case.digest(), kind="memory")
+        records.append(Record(slot=slot, case=case, origin=origin(machine, day), memory=memory))
+    return Results("mine", "mine", tuple(records))
+
+
+def searched(machine: str) -> Results:
+    limit = Fit(over="tokens", budget_bytes=1 << 30, predicted=64)
+    return Results("mine_fit", "mine_fit", (Record(case=PLAIN, origin=origin(machine), limits=limit),))
+
+
+def lines_below(text: str, heading: str) -> list[str]:
+    """Return the first line below each heading that begins so."""
+    lines = text.splitlines()
+    return [lines[at + 2] for at, line in enumerate(lines) if line.startswith(heading)]
+
+
+def test_tables_claims_and_limits_of_several_machines_say_which_is_theirs() -> None:
+    whole = Report((run("m"), run("n"), searched("m"), searched("n")), LOADED)
+    text = whole.markdown()
+    assert lines_below(text, "## decoder") == ["Measured on m.", "Measured on n."]
+    assert lines_below(text, "## longest tokens") == ["On m.", "On n."]
+    assert [line for line in text.splitlines() if "Claims" in line] == [
+        "## Claims, measured on m",
+        "## Claims, measured on n",
+    ]
+    alone = Report((run("m"), searched("n")), LOADED).markdown()
+    assert "on m" not in alone and "On n" not in alone, "one machine of a suite is no question"
+
+
+@pytest.mark.parametrize("choice", ["", " tokens=64", " rows=baseline|checkpoint"])
+def test_a_document_shows_which_machine_a_table_is_of(choice: str, tmp_path: Path) -> None:
+    document = tmp_path / "document.md"
+    document.write_text(f"<!-- generated: mine{choice} -->\n<!-- end: mine -->\n")
+    Report((run("m"), run("n")), LOADED).put_into(document)
+    assert lines_below(document.read_text(), "#### decoder") == ["Measured on m.", "Measured on n."]
+
+
+def test_a_place_that_no_machine_has_says_which_tried() -> None:
+    def untested(machine: str) -> Results:
+        records = (
+            each.model_copy(update={"status": "unsupported", "memory": Memory()}) for each in run(machine).records
+        )
+        return Results("mine", "mine", tuple(records))
+
+    text = Report((untested("m"), untested("n")), LOADED).markdown()
+    assert lines_below(text, "## decoder") == ["Tried on m.", "Tried on n."]
+
+
+def test_two_runs_of_one_machine_have_titles_of_their_own() -> None:
+    whole = Report((run("m", 1), run("m", 2), run("n", 1)), LOADED)
+    of = "decoder on torch/cpu, 64 tokens, bytes of x, on"
+    assert list(dict.fromkeys(row["comparison"] for row in whole.figures)) == [
+        f"{of} m, 2026-01-01 12:00:00 at c1",
+        f"{of} m, 2026-01-02 12:00:00 at c2",
+        f"{of} n",
+    ]
+    assert [title for _, title in whole._about().answers] == [title for each in whole.titles for title in each.values()]
+    assert {row["comparison"] for row in Report((run("m"),), LOADED).figures} == {of.removesuffix(", on")}
+
+
+def test_a_page_says_of_which_machine_claims_and_limits_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown: list[Any] = []
+
+    def html(*arguments: Any) -> str:
+        shown.append(arguments)
+        return ""
+
+    monkeypatch.setattr(page, "html", html)
+    Report((run("m"), run("n"), searched("m"), searched("n")), LOADED).write_page(tmp_path / "page.html")
+    ((_, _, answers, limits, *_),) = shown
+    assert [answer.claim.says for answer in answers["mine"]] == ["it is small, on m", "it is small, on n"]
+    assert [limit.title.rpartition(", ")[2] for limit in limits["mine_fit"]] == ["on m", "on n"]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts of two names for any suite, which take no time."""
+    monkeypatch.setattr(charts, "of_rows", lambda rows: {"lengths-torch-cpu": 1, "phases-1": 2})
+    monkeypatch.setattr(charts, "save", lambda chosen, folder, suite: [folder / f"{suite}-{each}" for each in chosen])
+
+
+@pytest.mark.parametrize(
+    ("only", "link", "refused"),
+    [
+        ("lengths", "phases-1", False),
+        ("lengths", "tradeoff-9", False),
+        ("lengths", "lengths-jax-cpu", True),
+        ("", "phases-1", False),
+        ("", "tradeoff-9", True),
+    ],
+)
+def test_links_to_pictures_count_where_their_names_are_asked_for(
+    drawn: None, only: str, link: str, refused: bool, tmp_path: Path
+) -> None:
+    document = tmp_path / "document.md"
+    document.write_text(f"![a](pictures/mine-lengths-torch-cpu.svg) ![b](pictures/mine-{link}.svg)\n")
+    pictures = Report((run("m"),), LOADED).pictures(tmp_path, only, [document])
+    if refused:
+        with pytest.raises(InsertError, match=f"there is no picture 'mine-{link}'"):
+            list(pictures)
+    else:
+        assert [*pictures][:1] == [tmp_path / "mine-lengths-torch-cpu"]

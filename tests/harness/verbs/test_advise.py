@@ -1,0 +1,86 @@
+"""Which strategies advice combines: those that -k lets through, at each place that has some."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import commands
+from harness.contract import plugins
+from harness.run import bench
+from harness.suite import reader
+from harness.suite.plan import Plan
+from harness.suite.schema import SuiteError
+from harness.verbs import advise as verb
+from harness.verbs.advise import Advice, advise, group_of, members
+from harness.verbs.plan import Machine, PlanRow
+
+LOADED = plugins.load()
+SUITE = """
+title: Small
+workload: decoder
+places: [torch/cpu, jax/cpu]
+corpus: zipf
+shape: {layers: 1, width: 32, heads: 2, vocabulary: 300, batch: 1, tokens: 96}
+strategies: [offload_activations]
+"""
+"""Its only strategy is for torch alone."""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A suite whose cases are all predicted to take the same."""
+
+    def predicted(plan: Plan, *rest: object) -> list[list[PlanRow]]:
+        return [[PlanRow(case, 40, "", None, 240, None) for case in group.cases] for group in plan.comparisons]
+
+    monkeypatch.setattr(verb, "of_plan", predicted)
+    (tmp_path / "small.yaml").write_text(SUITE)
+    return tmp_path / "small.yaml"
+
+
+def advised(path: Path, notes: list[str], allowed: Sequence[str] = ()) -> list[Advice]:
+    options = bench.Options(path.parent / "results", cache=path.parent / "cache")
+    plan = reader.read(path, LOADED)
+    return advise(
+        plan, LOADED, options, Machine(), allowed, False, True, bench.Progress(), on_note=notes.append
+    )  # fmt: skip
+
+
+def test_a_place_without_a_strategy_to_combine_is_left_out_with_a_note(path: Path) -> None:
+    notes: list[str] = []
+    (advice,) = advised(path, notes)
+    assert (str(advice.case.place), len(advice.predicted)) == ("torch/cpu", 2)
+    assert notes == [f"{path}: no strategy of it may be combined on jax/cpu: it is left out"]
+
+
+def test_where_no_place_has_a_strategy_to_combine_advice_is_refused(path: Path) -> None:
+    path.write_text(SUITE.replace("offload_activations", "bfloat16"))
+    notes: list[str] = []
+    with pytest.raises(SuiteError, match="no strategy of it may be combined: add some, or give --allow"):
+        advised(path, notes)
+    assert notes == []
+    assert len(advised(path, notes, ("lower_precision",))) == 2 and notes == []
+
+
+def test_what_is_chosen_by_name_is_chosen_of_all_strategies_too(path: Path) -> None:
+    (group, _) = reader.read(path, LOADED).comparisons
+    everything = [each.name for each in members(group, LOADED, (), True)]
+    few = [each.name for each in members(group, LOADED, (), True, "checkpoint")]
+    assert "checkpoint" in few and few == [name for name in everything if "checkpoint" in name]
+    with pytest.raises(SuiteError, match="narrow them with -k, or leave out --all"):
+        group_of(group, LOADED, (), True, "small.yaml")
+    assert len(group_of(group, LOADED, (), True, "small.yaml", "checkpoint").cases) > len(few)
+    with pytest.raises(SuiteError, match="no strategy of it whose name contains 'nobody' may be combined"):
+        group_of(group, LOADED, (), True, "small.yaml", "nobody")
+
+
+def test_the_command_chooses_of_all_strategies_those_that_the_suite_lacks(
+    path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    words = ["advise", str(path), "--all", "-k", "cut_loss", "--predict-only", "--place", "torch/cpu"]
+    done = CliRunner().invoke(commands.app, words)
+    assert done.exit_code == 0, done.output
+    assert "of 2 combinations" in done.output
