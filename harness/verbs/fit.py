@@ -283,7 +283,11 @@ class Search:
                     break
                 value = most
             self.log(f"running {row.case.label} at {self.over} {value:,}")
-            record = self.measured(at(row.case, self.over, value))
+            try:
+                record = self.measured(at(row.case, self.over, value))
+            except SuiteError as error:  # the corpus has too few tokens for it, which a prediction supposes
+                reason = str(error)
+                break
             write(record)
             runs += 1
             if record.status == "ok":

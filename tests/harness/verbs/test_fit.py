@@ -151,6 +151,16 @@ def test_an_error_ends_the_runs_with_its_reason(tmp_path, monkeypatch):
     assert (confirmed.reason, confirmed.runs, len(runs), confirmed.longest) == ("it broke", 1, 1, None)
 
 
+def test_runs_end_with_a_reason_where_the_corpus_is_too_short(tmp_path):
+    """A prediction supposes as many tokens as it needs; the row must not take those after it along."""
+    (tmp_path / "short.txt").write_text("too few tokens\n" * 20)
+    small = plan(tmp_path, SUITE.replace("corpus: zipf", "corpus: short.txt\ntokenizer: bytes"))
+    search = Search(small, LOADED, (), "tokens", tmp_path)
+    row = brackets(search.plan, "tokens", 1 << 30)[0]
+    limit = search.confirmed(row, fit.Fit(over="tokens", budget_bytes=1 << 30, predicted=4096), lambda run: None)
+    assert "300 tokens" in limit.reason and (limit.runs, limit.passed, limit.failed) == (0, None, None)
+
+
 def test_runs_end_before_a_value_that_the_workload_refuses(tmp_path, monkeypatch):
     monkeypatch.setattr(Search, "measured", lambda self, case: Record(case=case))
     search = Search(plan(tmp_path), LOADED, (), "layers", tmp_path)
