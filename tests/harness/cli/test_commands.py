@@ -448,6 +448,8 @@ def test_a_signal_that_ends_as_an_error_of_what_it_came_in_ends_the_run(where, n
     monkeypatch.setattr(commands, "app", app)
     with unsignalled(), pytest.raises(SystemExit) as ended:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        for ignored in (signal.SIGTERM, signal.SIGHUP):  # who starts the tests may ignore them
+            signal.signal(ignored, signal.SIG_DFL)
         commands.main()
     assert ended.value.code == code and "Traceback" not in capsys.readouterr().err
 
