@@ -71,9 +71,12 @@ def command(
         note(f"parquet: {parquet}")
     for document in into or ():
         whole.put_into(document)
-    written = into or any(path is not None for path in (pictures, page, parquet))
-    if form is None and written:
-        return
+    if form is not None or not (into or pictures or page or parquet):
+        _print(whole, form or Form.markdown)
+
+
+def _print(whole: Report, form: Form) -> None:
+    """Print a report in a form."""
     text_of = {
         Form.markdown: whole.markdown,
         Form.csv: whole.csv,
@@ -81,7 +84,7 @@ def command(
         Form.bencher: whole.bencher,
         Form.benchmark_action: whole.benchmark_action,
     }
-    text = text_of[form or Form.markdown]()
+    text = text_of[form]()
     if form in (Form.json, Form.bencher, Form.benchmark_action):
         out.file.write(text)  # as it is: it has no control characters, and may be megabytes
     else:

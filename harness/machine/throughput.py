@@ -1,7 +1,6 @@
 """What this machine computes in a second at each place, and what operators take on it: measured once and stored."""
 
 import json
-import os
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
@@ -95,11 +94,11 @@ def _timed(place: Place, calls: list[str]) -> dict[str, Any]:
 
 
 def _environment(place: Place) -> dict[str, str]:
-    return environment.variables("time", place, "rates", len(os.sched_getaffinity(0)), None)
+    return environment.variables("time", place, "rates", facts.threads(), None)
 
 
 def _key(place: Place) -> str:
-    return f"{place} {facts.versions().get(place.backend, '')} {len(os.sched_getaffinity(0))} threads"
+    return f"{place} {facts.versions().get(place.backend, '')} {facts.threads()} threads"
 
 
 def _read(path: Path) -> dict[str, Any]:

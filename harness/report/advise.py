@@ -154,7 +154,7 @@ def _interval(row: Row) -> Interval | None:
     """Return where the time of a row lies; None where too little was timed to tell."""
     if row.case.is_baseline:
         return Interval(1.0, 1.0)
-    return row.speed.interval if row.speed is not None and row.speed.standard_error is not None else None
+    return row.speed.inferred if row.speed is not None else None
 
 
 def _measured(rows: Sequence[Row]) -> str:

@@ -63,7 +63,7 @@ def _in_csv(value: Any) -> Any:
 
 def _of_row(suite: str, title: str, table: Comparison, row: Row, tokens: float | None) -> Figures:
     case, speed, seconds = row.case, row.speed, row.step_seconds
-    interval = speed.interval if speed is not None and speed.standard_error is not None else None
+    interval = speed.inferred if speed is not None else None
     first = next(iter(row.records), None)
     phases = first.memory.phases if first and case.place.device == "cpu" else ()  # they are of the host
     return {

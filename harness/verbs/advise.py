@@ -171,11 +171,11 @@ def advise(
     `on_note` gets a sentence on each of their places. Raises SuiteError where none is left, StoreError for results
     that cannot be written.
     """
-    kept = [each for each in plan.comparisons if members(each, plugins, allowed, everything, only)]
-    for place in dict.fromkeys(each.baseline.place for each in plan.comparisons if kept and each not in kept):
+    combined = [each for each in plan.comparisons if members(each, plugins, allowed, everything, only)]
+    for place in dict.fromkeys(each.baseline.place for each in plan.comparisons if combined and each not in combined):
         on_note(f"{plan.path}: no strategy of it may be combined on {place}: it is left out")
     name = str(plan.path)
-    wide = [group_of(each, plugins, allowed, everything, name, only) for each in kept or plan.comparisons]
+    wide = [group_of(each, plugins, allowed, everything, name, only) for each in combined or plan.comparisons]
     predicted = of_plan(replace(plan, comparisons=tuple(wide)), plugins, options.plugins, machine, on_case)
     chosen = [[] if predict_only or obstacle(plugins, rows[0].case) else promising(rows) for rows in predicted]
     measured = _measured(plan, plugins, options, predicted, chosen, progress) if any(chosen) else {}

@@ -10,6 +10,7 @@ from harness.contract.parts import PART_NAMES
 from harness.contract.place import NAMES, Place
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import Strategy
+from harness.machine import facts
 from harness.records import Applied, Case, Kind, Record, Task
 from harness.run import runner, template
 from harness.run.schedule import conflict
@@ -212,4 +213,4 @@ def _run(kind: Kind, cases: Sequence[Case], extra: Sequence[str]) -> list[Record
         folder="",
         plugins=tuple(extra),
     )
-    return runner.run(task, len(os.sched_getaffinity(0)) if kind == "memory" else 1, DEADLINE)
+    return runner.run(task, facts.threads() if kind == "memory" else 1, DEADLINE)

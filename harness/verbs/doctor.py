@@ -136,7 +136,7 @@ def _timed(cases: Sequence[Case], number: int) -> list[Record]:
         )
         for case in cases
     ]
-    return turns.run(tasks, len(os.sched_getaffinity(0)), 120.0, lambda phase: None, Random(number))
+    return turns.run(tasks, facts.threads(), 120.0, lambda phase: None, Random(number))
 
 
 def findings() -> tuple[Finding, ...]:

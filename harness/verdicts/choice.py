@@ -61,7 +61,8 @@ def stands_in(row: Row) -> bool:
 
 def cheap(row: Row) -> bool:
     """Check whether a row surely costs little time."""
-    return row.speed is not None and row.speed.standard_error is not None and row.speed.high < CHEAP
+    interval = row.speed.inferred if row.speed is not None else None
+    return interval is not None and interval.high < CHEAP
 
 
 def _best(rows: Sequence[Row]) -> Row | None:

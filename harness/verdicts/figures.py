@@ -176,7 +176,7 @@ def _loss(row: Row) -> Figure:
 
 
 def _longest(row: Row, field: str) -> Figure:
-    """Return the longest value that `harness fit` found: at least what passed."""
+    """Return the limit of a search by `harness fit`: at least the value that passed."""
     fit = row.records[0].limits if row.records else None
     if fit is None:
         raise Unknown(f"{row.label}: no limit was searched: run `harness fit`")

@@ -84,6 +84,11 @@ class Speed:
         """Half the interval as a fraction."""
         return self.interval.half_width
 
+    @property
+    def inferred(self) -> Interval | None:
+        """The interval, where there was enough to infer it; None where it is only the range seen."""
+        return None if self.standard_error is None else self.interval
+
     def interval_at(self, error: float) -> Interval | None:
         """Return where this one ratio lies but for a chance of `error`; None where there was too little to infer."""
         if self.standard_error is None:

@@ -8,6 +8,7 @@ from statistics import median
 from harness.contract.strategy import Strategy
 from harness.records.record import EXACT, WRONG
 from harness.verdicts.choice import NEAR, cheap, plainness, stands_in
+from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 
 SETS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -167,10 +168,10 @@ def _best(rows: Sequence[JudgedRow], near: float, strategies: Mapping[str, Strat
 
 def _time(row: Row) -> tuple[float, float, float]:
     """Return the least, the likeliest and the largest ratio of a row's time; any, where too few rounds were timed."""
-    speed = row.speed
-    if speed is None or speed.standard_error is None:
-        return 0.0, inf if speed is None else speed.ratio, inf
-    return speed.low, speed.ratio, speed.high
+    if row.speed is None:
+        return 0.0, inf, inf
+    interval = row.speed.inferred or Interval(0.0, inf)
+    return interval.low, row.speed.ratio, interval.high
 
 
 def _remedy(what: str, backend: str, best: JudgedRow, rows: Mapping[tuple[str, str], Sequence[JudgedRow]]) -> Remedy:

@@ -212,28 +212,6 @@ def test_scores_in_float16_are_scaled_before_they_overflow(name):
     assert parts.attend(parts, q, q, v).isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("names", "reason"),
-    [
-        (("clip_gradients", "update_in_backward"), "use clip_in_backward"),
-        (("clip_gradients", "lomo"), "use clip_in_backward"),
-        (("accumulate", "sparse_embedding_gradient"), "not of its pieces"),
-        (("int8_activations", "feed_checkpoint"), "without rounding"),
-        (("int8_activations", "tiled_feed"), "without rounding"),
-        (("int8_activations", "recomputed_activation"), "without rounding"),
-        (("document_loss", "chunked_backward_loss"), "last token of each chunk"),
-        (("document_loss", "drop_ignored"), "last token alone"),
-        (("soap", "bfloat16"), "no form in 16 bits"),
-        (("vocabulary_parallel_loss", "drop_ignored"), "all must have as many"),
-        *((("tensor_parallel", rule), "columns or rows") for rule in ("muon", "galore", "adafactor", "adam_mini")),
-        *((("megatron_sequence_parallel", rule), "columns or rows") for rule in ("apollo", "soap")),
-    ],
-)
-def test_strategies_that_would_answer_wrongly_together_are_refused_in_either_order(names, reason):
-    pair = [LOADED.strategies[name] for name in names]
-    assert reason in str(conflict(pair)) and reason in str(conflict(pair[::-1]))
-
-
 @pytest.mark.parametrize("name", ["selective_checkpoint", "offload_boundary"])
 def test_rounded_products_are_recomputed_as_they_were_where_the_checkpoint_is_named_after_them(name):
     pair = [LOADED.strategies[name], LOADED.strategies["int8_activations"]]

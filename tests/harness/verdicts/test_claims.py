@@ -1,5 +1,6 @@
 """Claims are decided by what was measured, doubt is said, and expressions are never executed."""
 
+import ast
 import math
 import random
 import time
@@ -553,7 +554,7 @@ def test_bytes_and_seconds_are_neither_added_nor_compared(that):
     ],
 )
 def test_a_plain_number_beside_a_figure_has_its_unit(that):
-    parsed(that)
+    assert ast.unparse(parsed(that)) == that
 
 
 def test_intervals_contain_what_they_stand_for():
