@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Without compiled files pytest rewrites every test again in each of its processes, whatever the environment prefers.
+export PYTHONDONTWRITEBYTECODE :=
+ALONE = $$(grep -rlw mark.alone tests --include='test_*.py')
 
 .PHONY: run test test-long test-all check format results tables residuals gpu clean
 
@@ -10,12 +13,12 @@ run: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not long and not slow and not gpu and not alone" --numprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest -m "alone and not long and not slow and not gpu"
+	$(BIN)/python -m pytest -m "alone and not long and not slow and not gpu" $(ALONE)
 
 # The tests that take longest: continuous integration runs them after `make test`.
 test-long: $(READY)
 	$(BIN)/python -m pytest -m "long and not slow and not gpu and not alone" --numprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest -m "long and alone and not slow and not gpu"
+	$(BIN)/python -m pytest -m "long and alone and not slow and not gpu" $(ALONE)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest

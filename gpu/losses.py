@@ -1,7 +1,8 @@
 """Measure losses over a large vocabulary beside each other: `python gpu/losses.py OUT.json [n,D,V ...]`.
 
 Of each loss with its backward pass: the median time of turns, the peak above the inputs, and the error of both
-gradients against float64 on a small problem. With `--cpu` the small problem alone is looked at.
+gradients against float64 on a small problem. Where a shape fails, as one that does not fit the card, the reason stands
+in the place of its figures. With `--cpu` the small problem alone is looked at.
 """
 
 import argparse
@@ -104,6 +105,22 @@ def figures(turn: Callable[[Any, Any, Any], Any], n: int, D: int, V: int) -> dic
     return {"peak_bytes": peak, "milliseconds": statistics.median(times)}
 
 
+def by_shape(turn: Callable[[Any, Any, Any], Any], shapes: list[tuple[int, int, int]]) -> dict[str, dict[str, Any]]:
+    """Return the figures of each shape; where it fails, the reason."""
+    results: dict[str, dict[str, Any]] = {}
+    for shape in shapes:
+        name = ",".join(map(str, shape))
+        try:
+            results[name] = figures(turn, *shape)
+        except Exception as error:
+            results[name] = {"error": reason(error)}
+    return results
+
+
+def reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}"
+
+
 def row(label: str, loss: Loss | str, device: str, shapes: list[tuple[int, int, int]]) -> dict[str, Any]:
     """Measure one loss; an error stands in its place."""
     if isinstance(loss, str):
@@ -111,11 +128,9 @@ def row(label: str, loss: Loss | str, device: str, shapes: list[tuple[int, int, 
     result: dict[str, Any] = {"loss": label}
     try:
         result["errors"] = errors(loss, device)
-        for shape in shapes:
-            result[",".join(map(str, shape))] = figures(partial(gradients, loss), *shape)
     except Exception as error:
-        result["error"] = f"{type(error).__name__}: {str(error)[:200]}"
-    return result
+        return result | {"error": reason(error)}
+    return result | by_shape(partial(gradients, loss), shapes)
 
 
 def main() -> int:
@@ -127,9 +142,9 @@ def main() -> int:
     device = "cpu" if options.cpu else "cuda"
     shapes = [] if options.cpu else [tuple(map(int, text.split(","))) for text in options.shapes]
     rows: list[dict[str, Any]] = []
-    alone = {",".join(map(str, shape)): figures(products, *shape) for shape in shapes}
+    alone = {"loss": "the three products alone"} | by_shape(products, shapes)  # type: ignore[arg-type]
     measured = (row(label, loss, device, shapes) for label, loss in losses(device))  # type: ignore[arg-type]
-    for each in chain([{"loss": "the three products alone"} | alone], measured):
+    for each in chain([alone], measured):
         rows.append(each)
         print(json.dumps(each), flush=True)
         options.out.write_text(json.dumps(rows, indent=1))

@@ -27,19 +27,20 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells = [row["loss"]]
         for shape in shapes:
-            cells += _measured(row.get(shape), alone[shape]["milliseconds"])
+            cells += _measured(row.get(shape, {}), alone[shape].get("milliseconds"))
         lines.append([*cells, *(f"{error:.1e}" for error in row.get("errors", ()))])
     return tabulate(
         lines, heads, tablefmt="pipe", disable_numparse=True, colalign=["left", *["right"] * (len(heads) - 1)]
     )
 
 
-def _measured(figures: dict[str, float] | None, products: float) -> list[str]:
-    """Return the cells of one shape; empty ones where the loss did not run."""
-    if figures is None:
+def _measured(figures: dict[str, Any], products: float | None) -> list[str]:
+    """Return the cells of one shape; empty ones where the loss or the products did not run."""
+    if "milliseconds" not in figures:
         return ["", "", ""]
     milliseconds = figures["milliseconds"]
-    return [f"{milliseconds:.1f}", f"{milliseconds / products:.2f}", f"{figures['peak_bytes'] / MIB:,.0f}"]
+    ratio = f"{milliseconds / products:.2f}" if products else ""
+    return [f"{milliseconds:.1f}", ratio, f"{figures['peak_bytes'] / MIB:,.0f}"]
 
 
 def main() -> int:

@@ -76,6 +76,23 @@ def packages(device: str) -> Any:
 
 
 @fact
+def context(device: str) -> Any:
+    """What a process holds on the device with one number on it: the driver's count, and what torch sees as free.
+
+    It is the first fact that uses the device in this process, since libraries that others load stay there.
+    """
+    view = nvml.opened(device)
+    import torch
+
+    torch.ones(1, device=device)
+    figures = {"driver": view.used(), "reason": view.reason}
+    if device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        figures |= {"free": free, "total": total, "reserved": torch.cuda.memory_reserved()}
+    return figures
+
+
+@fact
 def rates(device: str) -> Any:
     """What torch multiplies and moves in a second, on random data."""
     return throughput.measured(Place("torch", device))
@@ -99,20 +116,6 @@ def counted() -> Iterator[dict[str, float]]:
     figures["peak"] = (torch.cuda.max_memory_allocated() - before) / MIB
     figures["left"] = (torch.cuda.memory_allocated() - before) / MIB
     figures["reserved"] = torch.cuda.memory_reserved() / MIB
-
-
-@fact
-def context(device: str) -> Any:
-    """What a process holds on the device before it has an array: the driver's count, and what torch sees as free."""
-    view = nvml.opened(device)
-    import torch
-
-    torch.ones(1, device=device)
-    figures = {"driver": view.used(), "reason": view.reason}
-    if device == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        figures |= {"free": free, "total": total, "reserved": torch.cuda.memory_reserved()}
-    return figures
 
 
 @fact

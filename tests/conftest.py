@@ -1,10 +1,12 @@
 """One compute thread and quick compiling for what runs inside the tests themselves; workers set their own."""
 
 import fcntl
+import gc
 import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -36,6 +38,12 @@ os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "jax-programs" / "tests"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+
+def pytest_collection_finish() -> None:
+    """Search what thousands of tests brought for garbage once, not with each search while they run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,6 +79,28 @@ def programs_end_with_their_module() -> Iterator[None]:
 
 
 ROOT = Path(__file__).resolve().parents[1]
+Here = Callable[..., tuple[object, str, str]]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Here]:
+    """Run the command line in a folder, but within this process: return its status, and what it printed."""
+    from harness.cli import commands
+
+    def run(folder: Path, *arguments: "str | Path") -> tuple[object, str, str]:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["harness", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        return ended.value.code, *capfd.readouterr()
+
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    hook = sys.unraisablehook
+    yield run
+    sys.unraisablehook = hook
+    for each, handler in handlers.items():
+        signal.signal(each, handler)
 
 
 @dataclass(frozen=True)
@@ -138,9 +168,8 @@ def rates_in() -> Callable[[Path], Path]:
 
     def write(folder: Path) -> Path:
         made_up = {"flops": {"float32": 1e11, "bfloat16": 1e11, "float16": 1e11}, "bandwidth": 1e10}
-        threads = len(os.sched_getaffinity(0))
         rates = {
-            f"{name}/cpu {version} {threads} threads": made_up
+            f"{name}/cpu {version} {facts.threads()} threads": made_up
             for name, version in facts.versions().items()
             if name in ("torch", "jax")
         }

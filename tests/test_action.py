@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.records import store
+from harness.records import Case, Memory, Record, Slot, store
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / ".ci" / "measure_change"
@@ -112,6 +113,65 @@ def test_the_records_of_a_suite_take_the_place_of_those_of_an_older_machine(chec
         git(checkout, "fetch", "--quiet", "origin")
         kept = git(checkout, "ls-tree", "-r", "--name-only", "origin/harness-records").splitlines()
         assert kept == [f"small/{machine}/1.jsonl"]
+
+
+OVERTAKEN = """
+case "$1" in compare | report) git -C "$RIVAL" push --quiet origin HEAD:refs/heads/harness-records;; esac
+"""
+"""Another job that puts its records on the branch after this one has read it."""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_job_that_was_overtaken_keeps_its_records_all_the_same(checkout: Path, tmp_path: Path, begun: bool) -> None:
+    given, rival = {"KEEP": "1", "LOG": str(tmp_path / "log")}, tmp_path / "rival"
+    if begun:
+        assert measured(checkout, MADE_UP, MACHINE="a", **given).returncode == 0
+    git(tmp_path, "clone", "--quiet", *(["--branch", "harness-records"] if begun else []), "origin.git", str(rival))
+    shutil.rmtree(rival / "small", ignore_errors=True)
+    for suite in ("other", "small"):
+        (rival / suite / "b").mkdir(parents=True)
+        (rival / suite / "b" / "1.jsonl").write_text("x\n")
+    git(rival, "add", "--all")
+    git(rival, "commit", "--quiet", "-m", "theirs")
+    done = measured(checkout, MADE_UP + OVERTAKEN, MACHINE="c", RIVAL=str(rival), **given)
+    assert done.returncode == 0, done.stderr
+    git(checkout, "fetch", "--quiet", "origin")
+    kept = git(checkout, "ls-tree", "-r", "--name-only", "origin/harness-records").splitlines()
+    assert kept == ["other/b/1.jsonl", "small/c/1.jsonl"]
+
+
+def test_records_that_may_not_be_kept_fail_the_job_and_leave_the_table(checkout: Path, tmp_path: Path) -> None:
+    hook = tmp_path / "origin.git" / "hooks" / "pre-receive"
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
+    done = measured(checkout, MADE_UP, KEEP="1", LOG=str(tmp_path / "log"), MACHINE="a")
+    assert done.returncode and (tmp_path / "table.md").read_text().startswith("First records of `small`")
+
+
+OF_OTHER_SIZES = f"""#!/bin/sh
+if [ "$1" = run ]; then mkdir -p "$4/small" && cp -r "$NEW" "$4/small/m"; else {REAL.partition(chr(10))[2].strip()}; fi
+"""
+"""A harness that finds what it measures in a folder."""
+
+
+@pytest.mark.parametrize(("conditions", "status"), [("peak>5%\nanswer\n", 0), ("answer\n missing \n", 1)])
+def test_where_no_case_is_in_common_the_new_results_are_first_records(
+    checkout: Path, tmp_path: Path, conditions: str, status: int
+) -> None:
+    table = tmp_path / "table.md"
+    for tokens, expected in ((64, 0), (128, status)):
+        case = Case(workload="decoder", shape={"tokens": tokens}, place="torch/cpu", corpus="zipf", tokenizer="bytes")
+        slot = Slot(case=case.digest(), kind="memory")
+        (tmp_path / str(tokens)).mkdir()
+        record = Record(slot=slot, case=case, memory=Memory(peak_host_bytes=tokens << 20))
+        store.append(tmp_path / str(tokens) / "1.jsonl", record)
+        done = measured(checkout, OF_OTHER_SIZES, NEW=str(tmp_path / str(tokens)), FAIL_ON=conditions, KEEP="1")
+        assert done.returncode == expected, done.stderr
+        assert table.read_text().startswith("First records of `small`") and f"{tokens} tokens" in table.read_text()
+    kept = git(checkout, "show", "origin/harness-records:small/m/1.jsonl")
+    assert '"tokens": 128' in kept
+    same = measured(checkout, OF_OTHER_SIZES, NEW=str(tmp_path / "128"), FAIL_ON=conditions)
+    assert same.returncode == 0 and "0 worse" in table.read_text()
 
 
 GH = """#!/bin/sh

@@ -2,8 +2,7 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -20,23 +19,37 @@ ROWS = {
 }
 
 
-def predicted(folder, rows):
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder / "rows.jsonl")], capture_output=True, text=True, check=True
-    )
-    return {line["id"]: line for line in map(json.loads, done.stdout.splitlines())}
+@pytest.fixture(scope="module")
+def main():
+    """The script within this process: another one imports torch first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        spec = importlib.util.spec_from_file_location("gpu_truth", SCRIPT)
+        script = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(script)
+        yield script.main
+
+
+@pytest.fixture
+def predicted(main, tmp_path, capsys):
+    def predicted(rows):
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        with warnings.catch_warnings(action="ignore"):
+            main([str(tmp_path / "rows.jsonl")])
+        return {line["id"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
+
+    return predicted
 
 
 @pytest.mark.long
-def test_published_operators_are_met_to_what_their_rounding_leaves(tmp_path):
+def test_published_operators_are_met_to_what_their_rounding_leaves(predicted):
     rows = [row for row in ROWS.values() if row["family"] == "liger-op"]
     assert len(rows) >= 10
-    for name, line in predicted(tmp_path, rows).items():
+    for name, line in predicted(rows).items():
         assert line["allocated_bytes"] == pytest.approx(ROWS[name]["measured"]["max_memory_allocated"], abs=2048), name
 
 
-def test_what_cannot_be_rebuilt_says_why(tmp_path):
+def test_what_cannot_be_rebuilt_says_why(predicted):
     one = next(row for row in ROWS.values() if row["family"] == "liger-op")
     rows = [
         {"id": "far", "family": "somebody", "gpu": "T4"},
@@ -45,7 +58,7 @@ def test_what_cannot_be_rebuilt_says_why(tmp_path):
         one | {"id": "kernel", "op_config": one["op_config"] | {"variant": "cce"}},
         one | {"id": "small", "gpu": "Tesla T4", "gpu_total": 1 << 28},
     ]
-    lines = predicted(tmp_path, rows)
+    lines = predicted(rows)
     assert "say too little" in lines["far"]["refused"]
     assert "'Voodoo 2' is not known" in lines["card"]["refused"]
     assert "no plain form of 'jsd'" in lines["operator"]["refused"]
@@ -56,8 +69,8 @@ def test_what_cannot_be_rebuilt_says_why(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
-def test_a_published_adapter_run_is_met_to_the_byte(tmp_path):
-    (line,) = predicted(tmp_path, [ROWS["fitcheck-060"]]).values()
+def test_a_published_adapter_run_is_met_to_the_byte(predicted):
+    (line,) = predicted([ROWS["fitcheck-060"]]).values()
     measured = ROWS["fitcheck-060"]["measured"]
     assert line["allocated_bytes"] == measured["max_memory_allocated"]
     assert line["process_bytes"] == pytest.approx(measured["process"], rel=0.01)
@@ -65,9 +78,9 @@ def test_a_published_adapter_run_is_met_to_the_byte(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
-def test_published_processes_are_met_to_a_percent_and_bounded(tmp_path):
+def test_published_processes_are_met_to_a_percent_and_bounded(predicted):
     names = ["xmem-002", "xmem-014", "xmem-028", "xmem-031", "xmem-041"]
-    lines = predicted(tmp_path, [ROWS[name] for name in names])
+    lines = predicted([ROWS[name] for name in names])
     assert "out of memory" in lines.pop("xmem-041")["refused"], "it ran out of memory there too"
     for name, line in lines.items():
         measured = ROWS[name]["measured"]["nvml_max_minus_first"]
@@ -77,13 +90,13 @@ def test_published_processes_are_met_to_a_percent_and_bounded(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
-def test_where_gradients_are_dropped_decides_what_a_process_takes(tmp_path):
+def test_where_gradients_are_dropped_decides_what_a_process_takes(predicted):
     """The row does not say where, so that its bound has the most of all ways."""
     row = ROWS["xmem-030"]
     ways = {
         way: row | {"id": way, "steps": f"4 iterations; zero_grad {way}"} for way in ("before forward", "after forward")
     }
-    lines = predicted(tmp_path, [row, *ways.values()])
+    lines = predicted([row, *ways.values()])
     assert lines["after forward"]["process_bytes"] > 1.1 * lines["before forward"]["process_bytes"]
     assert lines["xmem-030"]["process_bytes"] == lines["before forward"]["process_bytes"]
     assert lines["xmem-030"]["at_most_bytes"] > lines["after forward"]["process_bytes"]

@@ -2,7 +2,7 @@
 
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from harness.machine import history
 
 ROOT = Path(__file__).resolve().parents[1]
+Here = Callable[..., tuple[object, str, str]]
 PLACES = {"use", "advice", "sentences", "suites", "documents", "trust"}
 """Marks that are no folders of results."""
 DOCUMENTS = ["README.md", "docs/tables.md", "RESULTS.md"]
@@ -137,26 +138,24 @@ def test_a_run_of_ones_own_makes_no_table_stale(tmp_path: Path) -> None:
     ids=["no such place", "no such row", "no end"],
 )
 def test_a_mark_that_chooses_nothing_or_has_no_end_is_refused(
-    words: str, end: str, refusal: str, results: Path, tmp_path: Path
+    words: str, end: str, refusal: str, here: Here, results: Path, tmp_path: Path
 ) -> None:
     document = tmp_path / "document.md"
     document.write_text(text := f"<!-- generated: losses{words} -->\n{end}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "harness", "report", str(results / "losses"), "--into", str(document)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and refusal in done.stderr
+    status, _, told = here(tmp_path, "report", results / "losses", "--into", document)
+    assert status == 2 and refusal in told
     assert document.read_text(encoding="utf-8") == text
 
 
-def test_a_mark_chooses_tables_and_rows(results: Path, tmp_path: Path) -> None:
+def test_a_mark_chooses_tables_and_rows(here: Here, results: Path, tmp_path: Path) -> None:
     document = tmp_path / "document.md"
     place = "<!-- generated: long_context{} -->\nold\n<!-- end: long_context -->\n"
     document.write_text(
         place.format(" place=torch/cpu tokens=2560") + place.format(" place=torch/cpu rows=checkpoint+fused_loss"),
         encoding="utf-8",
     )
-    command = [sys.executable, "-m", "harness", "report", str(results / "long_context"), "--into", str(document)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    status, _, told = here(tmp_path, "report", results / "long_context", "--into", document)
+    assert status == 0, told
     first, second = document.read_text(encoding="utf-8").split("<!-- end: long_context -->\n")[:2]
     assert "old" not in first + second
     assert (

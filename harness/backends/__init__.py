@@ -153,7 +153,14 @@ def absent(backend: str, device: str, ranks: int = 1) -> str | None:
         return f"the package {backend} is not installed"
     if device == "cuda" and not any(map(os.path.exists, DRIVER_FILES)):
         return "this machine has no NVIDIA GPU"
-    # where the driver lists no cards, as in some containers, the framework will say how many there are
-    if device == "cuda" and ranks > 1 and 0 < (count := len(glob("/proc/driver/nvidia/gpus/*"))) < ranks:
+    # where the driver lists no cards, as in some containers, the ranks themselves say how many there are
+    if device == "cuda" and ranks > 1 and 0 < (count := _cards()) < ranks:
         return f"{ranks} ranks need as many GPUs, and this machine has {count}"
     return None
+
+
+def _cards() -> int:
+    """Count the GPUs that a process may use; 0 where the driver lists none."""
+    listed = len(glob("/proc/driver/nvidia/gpus/*"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return listed if visible is None else min(listed, len([each for each in visible.split(",") if each.strip()]))

@@ -296,7 +296,7 @@ def predict(
 ) -> Forecast:
     """Compile the step for the shapes and add up the compiler's analysis: arguments + temporaries + outputs - reused.
 
-    The program of several devices is analysed as that of one; the rows that the process holds come on top, whole.
+    The program of several devices is analysed as that of one; its share of what the process holds comes on top.
     Its own peak field is not used: it left out nearly all temporaries on the CPU. What the CPU's library takes within
     a call is not in the analysis either, see `jax_scratch`. A GPU need not be there, see `jax_cuda`.
     """

@@ -52,13 +52,13 @@ class Ledger:
         """Say of which kind a block is."""
         self._kinds[block] = kind
 
-    def standing(self, changes: int) -> tuple[Standing, ...]:
-        """Return what stood after so many changes, by who made it, the largest first."""
+    def standing(self, changes: int, room: str = "") -> tuple[Standing, ...]:
+        """Return what stood in a memory after so many changes, by who made it, the largest first."""
         sizes = _sums(self.changes[:changes])
         by_maker: dict[tuple[str, str], list[int]] = {}
         for block, size in sizes.items():
-            if size:
-                maker = self.makers[block]
+            maker = self.makers[block]
+            if size and maker.room == room:
                 by_maker.setdefault((maker.part, maker.operator), []).append(size)
         standing = (Standing(*maker, sum(each), len(each)) for maker, each in by_maker.items())
         return tuple(sorted(standing, key=lambda each: each.bytes, reverse=True))

@@ -28,9 +28,9 @@ OUT_OF_DEVICE_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "Triton Error [CUDA]: out of memory",
-    "unhandled cuda error, out of memory",
 )
 """How libraries beside torch's allocator say that the device's memory ran out."""
+OUT_OF_HOST_MEMORY = ("not enough memory", "Cannot allocate memory", "bad_alloc")
 LEAST_FREE = 64 << 20
 """Bytes that are free on a device whose memory did not run out."""
 
@@ -115,13 +115,13 @@ def like(batch: Sizes, device: str = "cpu") -> tuple[Array, ...]:
 
 def wait(outputs: Tree) -> None:
     """Return when the device has computed everything asked for."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def finish(outputs: Tree) -> Any:
     """End one turn: the clock on the CPU, an event in the stream on CUDA (nothing waits)."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
@@ -203,11 +203,12 @@ def peaks(place: Place) -> list[int]:
 def ran_out(error: BaseException) -> str | None:
     """Return whose memory ran out, by the type and words of the error; None for any other."""
     text = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or any(words in text for words in OUT_OF_DEVICE_MEMORY):
+    of_nccl = "NCCL" in text and "out of memory" in text  # it says so some lines after the error's name
+    if isinstance(error, torch.OutOfMemoryError) or of_nccl or any(words in text for words in OUT_OF_DEVICE_MEMORY):
         return "device"
     if "CUDA error: out of memory" in text:  # page-locked memory of the host ends so too
         return "host" if torch.cuda.mem_get_info()[0] > LEAST_FREE else "device"
-    host = isinstance(error, MemoryError) or "not enough memory" in text or "Cannot allocate memory" in text
+    host = isinstance(error, MemoryError) or any(words in text for words in OUT_OF_HOST_MEMORY)
     return "host" if host else None
 
 

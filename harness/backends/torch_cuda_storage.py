@@ -33,6 +33,8 @@ class DeviceStorage(LiveStorage):
     Peaks by phase are those of allocated bytes above the base: what was allocated when `settle` was called.
     """
 
+    room = DEVICE
+
     def __init__(
         self,
         card: Card,

@@ -80,13 +80,12 @@ def _attention(func: Any, args: Any, kwargs: Any) -> float:
 
 
 def _changed(func: Any, args: Any) -> list[torch.Tensor]:
-    """Return the tensors that an operator without a result writes to, by its schema."""
+    """Return the tensors that an operator without a result writes to, by its schema: also those of lists."""
     declared = zip(func._schema.arguments, args, strict=False)
-    return [
-        value
-        for argument, value in declared
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor)
+    changed = [
+        value for argument, value in declared if argument.alias_info is not None and argument.alias_info.is_write
     ]
+    return [leaf for leaf in tree_leaves(changed) if isinstance(leaf, torch.Tensor)]
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:

@@ -51,6 +51,9 @@ class Piece(NamedTuple):
 class LiveStorage(TorchDispatchMode):
     """Follow the bytes of all storages that operators return, and the peak within each phase."""
 
+    room = ""
+    """The memory whose peak is wanted; here there is one."""
+
     base = 0
     """Bytes that stood before the run, and are in no peak."""
 
@@ -182,11 +185,11 @@ class LiveStorage(TorchDispatchMode):
 
     def standing(self) -> tuple[Standing, ...]:
         """Return what stood at the highest peak, by who made it, the largest first."""
-        return self.ledger.standing(self._top_at)
+        return self.ledger.standing(self._top_at, self.room)
 
     def _room(self, tensor: torch.Tensor) -> str:
-        """Return the name of the memory that a new storage lies in; here there is one."""
-        return ""
+        """Return the name of the memory that a new storage lies in."""
+        return self.room
 
     def _take(self, room: str, size: int) -> Any:
         """Take memory; what is returned gives it back."""
@@ -210,7 +213,7 @@ class LiveStorage(TorchDispatchMode):
 
     def _pass_through(self, size: int) -> None:
         """Count what an operator takes while it runs."""
-        self._end(self._begin(size, self._maker("")))
+        self._end(self._begin(size, self._maker(self.room)))
 
 
 def _holders(tensor: torch.Tensor) -> tuple[int, int]:

@@ -95,9 +95,9 @@ class Room:
         return self.gpu_memory is not None or self.card is not None
 
     def machine(self, places: Sequence[Place]) -> Machine:
-        """Return the machine that cases must fit; raise Refusal for an unknown card."""
+        """Return the machine that cases must fit, with the rates of places; raise Refusal for an unknown card."""
         card = card_of(self.card, "--gpu") if self.card else None
-        return this_machine(places, cache_folder()).supposing(self.memory, self.gpu_memory, card)
+        return this_machine((), cache_folder()).supposing(self.memory, self.gpu_memory, card).rated(places)
 
 
 def results_of(paths: list[Path], loaded: Plugins, suites: Path | None = None) -> list[Results]:

@@ -50,6 +50,10 @@ class SuiteFile(pytest.File):
         from harness.suite import reader, schema
         from harness.verbs import compare
 
+        if hasattr(self.config, "workerinput"):
+            raise self.CollectError(
+                f"{self.path}: a suite is measured by one process, not by workers of xdist: give -n 0, or -p no:xdist"
+            )
         if not self.config.pluginmanager.hasplugin("benchmark"):
             raise self.CollectError(
                 f"{self.path}: suites are tests with pytest-benchmark: pip install pytest-benchmark"

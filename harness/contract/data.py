@@ -202,7 +202,8 @@ class Holding:
     """Bytes of host memory that a data strategy says it takes.
 
     `source` is what is held instead of the rows (None: the rows themselves), `windows` what is held beside it,
-    `making` what is taken for a moment while the windows are made, and `batches` what is held while batches flow.
+    `making` what is taken for a moment while the windows are made, `batches` what is held while batches flow, and
+    `fetching` what is taken for a moment while one is fetched.
     `reclaimable` may be resident beside it, as the kernel likes: what a case takes at most has it. `input_bytes` is
     what one row of inputs takes for the strategies after it (None: as much as before).
     """
@@ -211,6 +212,7 @@ class Holding:
     windows: int = 0
     making: int = 0
     batches: int = 0
+    fetching: int = 0
     supposes: str = ""
     reclaimable: int = 0
     input_bytes: int | None = None

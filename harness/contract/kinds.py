@@ -1,6 +1,7 @@
 """What the memory of a step is for: its kinds, and which arrays of a run are of which."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from harness.contract.toolkit import trees
@@ -41,5 +42,6 @@ def counts(state: Any) -> dict[str, float]:
     for name, value in state.items() if isinstance(state, dict) else ():
         single = isinstance(value, int | float) or getattr(value, "shape", None) == ()
         if single and name != "steps" and not isinstance(value, bool):
-            numbers[name] = float(value)
+            with suppress(TypeError, ValueError):  # the key of a generator is no number
+                numbers[name] = float(value)
     return numbers

@@ -58,7 +58,7 @@ def load(extra: Sequence[str] = ()) -> Plugins:
     manager.add_hookspecs(hooks)
     versions = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-        manager.register(_imported(point.value, point.value), point.name)
+        _register(manager, _imported(point.value, point.value), point.name)
         if point.dist is not None:
             versions[point.dist.name] = point.dist.version
     for name in extra:
@@ -67,7 +67,7 @@ def load(extra: Sequence[str] = ()) -> Plugins:
         module = _from_path(Path(name)) if name.endswith(".py") else _imported(name, name)
         if manager.is_registered(module):
             raise PluginError(f"plugin '{name}' is installed already: leave it out")
-        manager.register(module, name)
+        _register(manager, module, name)
     return Plugins(
         manager,
         _by_name(manager, "harness_strategies", Strategy),
@@ -89,6 +89,14 @@ def named(names: Sequence[str]) -> tuple[Plugins, list[str], tuple[str, ...]]:
     loaded = load(extra)
     asked = [registered for name in names for registered in sorted(installed.get(name, [name]))]
     return loaded, list(dict.fromkeys(asked)), extra
+
+
+def _register(manager: pluggy.PluginManager, module: ModuleType, name: str) -> None:
+    try:
+        manager.register(module, name)
+    except (ValueError, pluggy.PluginValidationError) as error:  # a name or module that is there; a hook's arguments
+        reason = str(error).strip().splitlines()[-1]
+        raise PluginError(f"plugin '{name}' cannot be registered ({reason}): mend or remove it") from None
 
 
 def _imported(module: str, name: str) -> ModuleType:

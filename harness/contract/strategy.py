@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,11 +24,23 @@ class Unpredictable(Exception):
 def lacking(need: str) -> str | None:
     """Return in words which package, or which version of it, is not installed; None where all is well."""
     package, _, least = need.partition(">=")
-    if find_spec(package) is None:
+    if not _can_be_found(package):
         return f"the package {package}"
-    if least and _release(present := version(package)) < _release(least):
+    if least and _release(present := _version(package)) < _release(least):
         return f"{package} {least} or newer, and {present} is installed"
     return None
+
+
+def _can_be_found(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of `a.b` without `a`
+        return False
+
+
+def _version(package: str) -> str:
+    """Return the version of what an importable package was installed with, whose name may be another."""
+    return version(next(iter(packages_distributions().get(package.partition(".")[0], [package]))))
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from pathlib import Path
 
 from harness import backends
@@ -77,6 +78,7 @@ def variables(
     env |= {
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
+        **({} if _imports_from_here() else {"PYTHONSAFEPATH": "1"}),
         RUN_VARIABLE: run_id,
         orphans.VARIABLE: orphans.mark(),
     }
@@ -89,6 +91,11 @@ def variables(
     if backend == "jax":
         env |= _jax_variables(kind, device, budget, ranks)
     return env
+
+
+def _imports_from_here() -> bool:
+    """Check whether this process imports from the folder that it runs in: what it starts by `-m` would in any case."""
+    return "" in sys.path or os.getcwd() in sys.path
 
 
 def _gpu_variables(kind: Kind, backend: str) -> dict[str, str]:

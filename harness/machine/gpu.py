@@ -89,6 +89,11 @@ def free_to_use() -> int | None:
     return min(gpu.free_bytes, int(gpu.usable_bytes * facts.DEVICE_SHARE))
 
 
+def is_exclusive() -> bool:
+    """Return whether the first visible GPU takes one process at a time, by its compute mode."""
+    return (_asked(("compute_mode",)) or {}).get("compute_mode", "").startswith("Exclusive")
+
+
 def state() -> State | None:
     """Read what may disturb a timed run; None where the driver's tool says nothing."""
     running = _output(["--query-compute-apps=pid", "--format=csv,noheader,nounits"])
@@ -106,10 +111,7 @@ def _asked(fields: tuple[str, ...]) -> dict[str, str] | None:
 
 def _output(arguments: list[str]) -> str | None:
     """Run the driver's tool for the first visible GPU; None where it is absent or refuses, or no GPU is visible."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if names is None:
-        return _run(arguments)
-    first = names.split(",")[0].strip()
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     if first in ("", "-1"):
         return None
     chosen = [] if first.startswith("MIG-") else [f"--id={first}"]

@@ -3,9 +3,10 @@
 import ast
 import hashlib
 import inspect
+import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cache, partial
 from pathlib import Path, PurePath
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from harness.contract.strategy import Strategy
 from harness.machine import facts
 from harness.records.case import Case
+from harness.records.place import Place
 
 DECIDING = (
     *("backends", "contract", "machine/environment.py", "machine/memory.py"),
@@ -37,6 +39,8 @@ CHECKING = (
     f"harness/contract/toolkit/{KNOBS}.py",
 )
 """Those that test a plugin, a machine or a knob: no figure of a suite is theirs."""
+DEVICE = re.compile(r'^DEVICE = "(\w+)"$', re.MULTILINE)
+"""How a module says that one kind of device alone runs it: figures of others do not depend on it."""
 STATED = ("holds", "Holding", "Held", "conflicts")  # Held: what Holding was called
 """What a strategy states of its memory, in which form, and what it does not go together with: none of it runs."""
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,13 +151,13 @@ def rooms(cases: Iterable[Case]) -> set[str]:
     return needed
 
 
-def roles(names: Iterable[str], needed: Collection[str], frameworks: Sequence[str]) -> Roles:
-    """Sort files into their roles for cases that need some rooms and frameworks; what those do not use is left out."""
+def roles(names: Iterable[str], needed: Collection[str], places: Collection[Place]) -> Roles:
+    """Sort files into their roles for cases that need some rooms, at some places; what those do not use is left out."""
     run: list[str] = []
     measuring: list[str] = []
     predicting: list[str] = []
     for name in names:
-        if _other_framework(name, frameworks) or name in CHECKING:
+        if _is_elsewhere(name, places) or name in CHECKING:
             continue
         if any(fnmatch(name, pattern) for pattern in PREDICTING):
             predicting.append(name)
@@ -166,10 +170,14 @@ def roles(names: Iterable[str], needed: Collection[str], frameworks: Sequence[st
     return Roles(tuple(run), tuple(measuring), tuple(predicting))
 
 
-def _other_framework(name: str, frameworks: Sequence[str]) -> bool:
-    """Return whether a file is written for a framework that is not among those."""
-    words = PurePath(name).stem.split("_")
-    return any(each in words and each not in frameworks for each in ("torch", "jax"))
+def _is_elsewhere(name: str, places: Collection[Place]) -> bool:
+    """Return whether a file is written for a framework, or for a device, that none of the places has."""
+    frameworks = {place.backend for place in places}
+    if any(each in PurePath(name).stem.split("_") and each not in frameworks for each in ("torch", "jax")):
+        return True
+    path = ROOT / name
+    device = DEVICE.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return device is not None and device[1] not in {place.device for place in places}
 
 
 def _meaning(path: Path) -> str | None:

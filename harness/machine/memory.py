@@ -57,6 +57,12 @@ def reset_peak() -> None:
         clear.write(b"5")
 
 
+def mark_is_low() -> bool:
+    """Check whether the high-water mark is where a reset puts it; some sandboxes have none, or never lower it."""
+    now = read()
+    return 0 < now.peak <= now.rss + resolution_bytes()
+
+
 def kernel_kills(root: str = "/") -> int:
     """Count the processes that the kernel killed in this control group for want of memory; 0 where unknown.
 
@@ -192,13 +198,8 @@ class PhaseMeter:
     def start(self) -> None:
         """Read the base: everything is counted above it."""
         self.base = read()
-        with suppress(OSError):  # a sandbox may lack the file, see `reset_works`
+        with suppress(OSError):  # a sandbox may lack the file, see `mark_is_low`
             reset_peak()
-
-    def reset_works(self) -> bool:
-        """Return whether the kernel did lower the mark at `start`."""
-        now = read()
-        return now.peak <= now.rss + resolution_bytes()
 
     def enter(self, name: str | None) -> None:
         """End the running phase, if any, and begin the next (None begins none)."""

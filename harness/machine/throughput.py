@@ -10,7 +10,7 @@ from typing import Any
 
 from harness import backends
 from harness.contract.place import Place
-from harness.machine import checkups, environment, facts, interference
+from harness.machine import checkups, environment, facts, gpu, interference
 from harness.machine.child import AnswerError, answer_of
 from harness.records.roofline import Operations, Rates, roofline
 
@@ -27,17 +27,17 @@ def of_place(place: Place, cache: Path, anew: bool = False) -> dict[str, Any] | 
     """
     if backends.absent(place.backend, place.device) is not None:
         return None
-    path = cache / f"rates-{facts.name()}.json"
+    path, key = cache / f"rates-{facts.name()}.json", _key(place)
     rates = _read(path)
-    if anew or _key(place) not in rates:
+    if anew or key not in rates:
         before = interference.snapshot()
         measured_rates = measured(place)
         if measured_rates is None:
             return None
-        rates[_key(place)] = measured_rates
+        rates[key] = measured_rates
         if not interference.disturbances(before, interference.snapshot()):
             _write(path, rates)
-    return rates[_key(place)]
+    return rates[key]
 
 
 def measured(place: Place) -> dict[str, Any] | None:
@@ -58,7 +58,7 @@ def with_calls(rates: Rates, place: Place, work: Iterable[Operations], cache: Pa
     stored = _read(path)
     known: dict[str, float | None] = stored.setdefault(_key(place), {})
     calls = {each.call: each for each in work if each.call}
-    most = LARGEST * facts.total_bytes()
+    most = LARGEST * _memory(place)
     expected = {call: _seconds(each, rates, most) for call, each in calls.items() if call not in known}
     short = {call: seconds for call, seconds in expected.items() if seconds is not None}
     missing = sorted(short, key=short.__getitem__)
@@ -97,8 +97,17 @@ def _environment(place: Place) -> dict[str, str]:
     return environment.variables("time", place, "rates", facts.threads(), None)
 
 
+def _memory(place: Place) -> int:
+    """Return the memory of a place in bytes: that of the GPU, or of the host where that of a GPU is not known."""
+    of_gpu = gpu.usable_bytes() if place.device == "cuda" else None
+    return facts.total_bytes() if of_gpu is None else of_gpu
+
+
 def _key(place: Place) -> str:
-    return f"{place} {facts.versions().get(place.backend, '')} {facts.threads()} threads"
+    """Return the name under which figures of a place are stored: of a GPU they are those of one card."""
+    card = gpu.detect() if place.device == "cuda" else None
+    of_card = "" if card is None else f" {card.name}"
+    return f"{place} {facts.versions().get(place.backend, '')} {facts.threads()} threads{of_card}"
 
 
 def _read(path: Path) -> dict[str, Any]:

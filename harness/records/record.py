@@ -247,7 +247,9 @@ class Times(Value):
     uneven: bool = Field(False, description="whether batches differ in size: then whole epochs are timed")
     fetch_seconds: tuple[float, ...] = Field((), description="wait of each timed step for its batch, seconds")
     prepare_seconds: tuple[float, ...] = Field((), description="making the windows, seconds")
-    first_step_seconds: float | None = Field(None, description="the first step, which is in no median, seconds")
+    first_step_seconds: float | None = Field(
+        None, description="from the start of the run to the end of its first step, which is in no median, seconds"
+    )
     warmup_steps: int | None = Field(None, description="steps between the first and the timed ones")
     turns: int = Field(1, description="turns of the timed steps, between which processes of other rows had theirs")
     rest_seconds: float = Field(0.0, description="time that the process was stopped between its turns, seconds")

@@ -150,7 +150,7 @@ def since(members: Sequence[Results], strategies: Mapping[str, Strategy]) -> str
     if not answers or any(answer is None for answer in answers):
         return "not known"
     changed = dict.fromkeys(name for answer in answers for name in answer or ())
-    roles = history.roles(changed, history.rooms(cases), sorted({case.place.backend for case in cases}))
+    roles = history.roles(changed, history.rooms(cases), {case.place for case in cases})
     if roles.run:
         return f"**stale**: {_first(roles.run)}"
     if roles.measuring:

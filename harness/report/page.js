@@ -14,7 +14,7 @@ function time(at) {
   const [ratio, low, high] = ["time", "low", "high"].map(name => number(name, at));
   if (ratio == null) return "";
   if (low == null) return `${times(ratio)}, ${counted(number("rounds", at))}: open`;
-  return `${times(ratio)} (${low.toFixed(2)}-${high.toFixed(2)}) ${text("word", at)}`;
+  return `${times(ratio)} (${low.toFixed(2)}-${high.toFixed(2)}), ${text("word", at)}`;
 }
 
 function element(name, content, className) {
@@ -28,7 +28,7 @@ function element(name, content, className) {
 const COLUMNS = [
   ["strategy", at => text("strategy", at), at => text("strategy", at)],
   ["peak MiB", at => text("status", at) === "ok" ? mib(number("peak", at)) : text("status", at), at => number("peak", at)],
-  ["memory", at => text("strategy", at) === "baseline" ? "" : [times(number("ratio", at)), text("memory", at)].join(" ").trim(),
+  ["memory", at => text("strategy", at) === "baseline" ? "" : [times(number("ratio", at)), text("memory", at)].filter(Boolean).join(", "),
     at => number("ratio", at)],
   ["as started", at => times(number("native", at)), at => number("native", at)],
   ["predicted", at => mib(number("predicted", at)), at => number("predicted", at)],

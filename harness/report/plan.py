@@ -79,6 +79,7 @@ def _cells(row: PlanRow, baseline: PlanRow | None) -> tuple[str, ...]:
 
 def _remarks(rows: Sequence[PlanRow]) -> list[str]:
     remarks = [sureness(row.coverage for row in rows), _unbounded(rows), by_segments(rows)]
+    remarks += [f"- gpu: {escaped(supposed)}" for supposed in dict.fromkeys(row.supposed for row in rows) if supposed]
     remarks += [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
     on_host = rows[0].case.place.device == "cpu"
     remarks += [

@@ -181,7 +181,7 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
     return [
         row_name(row.label),
         _peak(row),
-        "" if row.peak_ratio is None or row.case.is_baseline else f"{row.peak_ratio:.2f} x {row.memory or ''}".strip(),
+        _memory(row),
         _native(row),
         mib(row.predicted_bytes),
         mib(row.at_most_bytes),
@@ -238,6 +238,13 @@ def _native(row: Row) -> str:
     return span if row.native_ratio is None else f"{span}, {row.native_ratio:.2f} x"
 
 
+def _memory(row: Row) -> str:
+    """Show the ratio of peaks and its word; nothing for a baseline."""
+    if row.peak_ratio is None or row.case.is_baseline:
+        return ""
+    return f"{row.peak_ratio:.2f} x" + (f", {row.memory}" if row.memory else "")
+
+
 def _time(row: Row) -> str:
     """Show the ratio of step times, its interval and its word, and what would decide it."""
     speed = row.speed
@@ -245,8 +252,8 @@ def _time(row: Row) -> str:
         return ""
     if speed.standard_error is None:
         return f"{speed.ratio:.2f} x, {rounds(speed.rounds)}: open"
-    more = f", about {speed.more_rounds} more rounds" if speed.word == "open" and speed.more_rounds else ""
-    return f"{speed} {speed.word}{more}"
+    more = f": about {speed.more_rounds} more rounds" if speed.word == "open" and speed.more_rounds else ""
+    return f"{speed}, {speed.word}{more}"
 
 
 def _remarks(table: Comparison) -> Iterable[str]:

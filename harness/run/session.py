@@ -205,7 +205,8 @@ class Session(Bench):
     def answers(self, comparison: Comparison) -> None:
         """Compare the answer of each case with that of the untouched workload, unless another with its probe has been.
 
-        Several are worked on at once, since nothing of them is measured; the untouched one comes first.
+        Several are worked on at once, since nothing of them is measured, but on a GPU that takes one process at a time;
+        the untouched one comes first.
         """
         probes = {case.digest(): probe_of(self.plugins, case) for case in comparison.cases}
         judged: dict[Slot, Case] = {}
@@ -226,7 +227,9 @@ class Session(Bench):
             for case in share:
                 yield case, self.judged(probes[case.digest()], watch)
 
-        with closing(shared_out(list(judged.values()), one_after_another, self.progress.phase, AT_ONCE)) as answers:
+        one_at_a_time = comparison.baseline.place.device == "cuda" and gpu.is_exclusive()
+        at_once = 1 if one_at_a_time else AT_ONCE
+        with closing(shared_out(list(judged.values()), one_after_another, self.progress.phase, at_once)) as answers:
             for case, answer in answers:
                 self.keep(answer, probes[case.digest()], self.slot(probes[case.digest()], "numerics"))
 

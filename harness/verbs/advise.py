@@ -16,7 +16,7 @@ from harness.run import bench, locks, session, template
 from harness.run.schedule import conflict, obstacle
 from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
-from harness.verbs.plan import TIMED, Machine, PlanRow, of_plan
+from harness.verbs.plan import ELSEWHERE, TIMED, Machine, PlanRow, of_plan
 from harness.verdicts import judge
 from harness.verdicts.judge import Row
 
@@ -167,9 +167,9 @@ def advise(
 ) -> list[Advice]:
     """Advise on each comparison of a plan; call `on_case` after each prediction.
 
-    With `only`, of the strategies whose name contains it. Comparisons in which nothing may be combined are left out:
-    `on_note` gets a sentence on each of their places. Raises SuiteError where none is left, StoreError for results
-    that cannot be written.
+    With `only`, of the strategies whose name contains it. Comparisons in which nothing may be combined are left out,
+    and those on another GPU than the one here are not measured: `on_note` gets a sentence on each of their places.
+    Raises SuiteError where none is left, StoreError for results that cannot be written.
     """
     combined = [each for each in plan.comparisons if members(each, plugins, allowed, everything, only)]
     for place in dict.fromkeys(each.baseline.place for each in plan.comparisons if combined and each not in combined):
@@ -177,7 +177,14 @@ def advise(
     name = str(plan.path)
     wide = [group_of(each, plugins, allowed, everything, name, only) for each in combined or plan.comparisons]
     predicted = of_plan(replace(plan, comparisons=tuple(wide)), plugins, options.plugins, machine, on_case)
-    chosen = [[] if predict_only or obstacle(plugins, rows[0].case) else promising(rows) for rows in predicted]
+    elsewhere = {place for each in wide if machine.is_elsewhere(place := each.baseline.place)}
+    for place in () if predict_only else sorted(elsewhere):
+        on_note(f"{plan.path}: nothing is measured on {place}: {ELSEWHERE}")
+
+    def is_measured(case: Case) -> bool:
+        return not predict_only and case.place not in elsewhere and not obstacle(plugins, case)
+
+    chosen = [promising(rows) if is_measured(rows[0].case) else [] for rows in predicted]
     measured = _measured(plan, plugins, options, predicted, chosen, progress) if any(chosen) else {}
     return [_advice(rows, measured.get(rows[0].case.comparison_key, ()), allowed) for rows in predicted]
 

@@ -17,7 +17,7 @@ from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
 from harness.suite.units import shown
 from harness.verbs.limits import too_large
-from harness.verbs.plan import Machine, PlanRow, of_cases, valid
+from harness.verbs.plan import ELSEWHERE, Machine, PlanRow, of_cases, valid
 from harness.verdicts import expressions
 
 STEP = 1 / 20
@@ -47,7 +47,8 @@ def run(
     for claim in search.plan.suite.claims:
         expressions.parsed(claim.that)
     folder = results / f"{search.plan.name}_fit" / facts.name()
-    with locks.measuring(folder, () if predict_only else search.plan.places):
+    here = [place for place in search.plan.places if not search.machine.is_elsewhere(place)]
+    with locks.measuring(folder, () if predict_only else here):
         orphans.sweep()
         search.plan = prepare_data.closed(search.plan, search.plugins, search.cache)
         path = store.next_file(folder, facts.commit())
@@ -302,7 +303,12 @@ class Search:
         return limit.model_copy(update=known)
 
     def not_run(self, row: Bracket) -> str:
-        """Return why a row is not run: it would take too long, or more memory than is free; else an empty text."""
+        """Return why a row is not run: it is for another machine, would take too long, or more memory than is free.
+
+        An empty text where it is run.
+        """
+        if self.machine.is_elsewhere(row.case.place):
+            return f"not run: {ELSEWHERE}"
         return self.too_long(row) or (too_large(row.best) if row.best is not None else "")
 
     def too_long(self, row: Bracket) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.backends.cards import CARDS
+from harness.backends.cards import CARDS, key_of
 from harness.contract.assembly import shape_of
 from harness.contract.place import Place
 from harness.contract.plugins import Plugins, nearest, printable
@@ -20,6 +20,7 @@ from harness.suite.units import shown, size
 
 SHRINKABLE = ("tokens", "batch", "layers")
 """Sizes to halve where nothing else helps, the one that people give up first in front."""
+ELSEWHERE = "another GPU is asked for than the one here"
 TIMED = 0.9
 """The share of a step's expected time that operators which were timed must have, for a ratio of times."""
 
@@ -37,7 +38,7 @@ class Machine:
 
     None where not known. `cache` is the folder of what is stored between runs: predictions, and the times of operators.
     `card` is the name of the GPU, by which JAX's compiler knows what to compile for. `named` are the devices whose
-    memory somebody named: it bounds a case with a budget as well.
+    memory somebody named: it bounds a case with a budget as well. `here` is the GPU that is there, whatever is named.
     """
 
     host_bytes: int | None = None
@@ -46,6 +47,7 @@ class Machine:
     cache: Path | None = None
     card: str = ""
     named: frozenset[str] = frozenset()
+    here: gpu.Gpu | None = None
 
     def supposing(self, memory: str | None = None, gpu_memory: str | None = None, card: str | None = None) -> "Machine":
         """Return the machine with the sizes of memory and the card that are named, in place of its own."""
@@ -59,6 +61,25 @@ class Machine:
             named=self.named | {device for device, name in devices.items() if name},
         )
 
+    def rated(self, places: Iterable[Place]) -> "Machine":
+        """Return the machine with the rates of places, but of none elsewhere; those not known yet are measured."""
+        assert self.cache is not None
+        here = dict.fromkeys(place for place in places if not self.is_elsewhere(place))
+        measured = {place: Rates.read(throughput.of_place(place, self.cache)) for place in here}
+        return replace(self, rates={place: each for place, each in measured.items() if each is not None})
+
+    def is_elsewhere(self, place: Place) -> bool:
+        """Check whether a place is on a GPU that is named, and that is not the one here.
+
+        It is another card, or has more memory: a case may take more of it than programs can use here.
+        """
+        if place.device != "cuda" or place.device not in self.named or self.here is None:
+            return False
+        if key_of(self.card) != key_of(self.here.name):
+            return True
+        taken, usable = self._room(place), self.here.usable_bytes
+        return taken is not None and not self.here.mig and taken > usable
+
     def limit(self, case: Case) -> int | None:
         """Return the bytes that a rank of a case may take: the least of its bounds, None where there is none."""
         return min((bound.bytes for bound in self.bounds(case)), default=None)
@@ -69,14 +90,15 @@ class Machine:
         Beside a budget memory counts only where it was named. Ranks share the host, and have a GPU each.
         """
         budget = [] if case.budget_bytes is None else [Bound(case.budget_bytes, True)]
-        room = self._room(case)
+        room = self._room(case.place, case.ranks)
         if room is None or (budget and case.place.device not in self.named):
             return budget
         return [*budget, Bound(room, False)]
 
-    def _room(self, case: Case) -> int | None:
-        if case.place.device == "cpu":
-            return None if self.host_bytes is None else int(self.host_bytes * facts.HOST_SHARE) // case.ranks
+    def _room(self, place: Place, ranks: int = 1) -> int | None:
+        """Return the share of the memory of a place that each rank may take, in bytes; None where it is not known."""
+        if place.device == "cpu":
+            return None if self.host_bytes is None else int(self.host_bytes * facts.HOST_SHARE) // ranks
         return None if self.device_bytes is None else int(self.device_bytes * facts.DEVICE_SHARE)
 
 
@@ -89,10 +111,9 @@ def card_of(name: str, option: str) -> str:
 
 def this_machine(places: Iterable[Place], cache: Path) -> Machine:
     """Describe the machine that this runs on; rates that are not known yet are measured."""
-    measured = {place: Rates.read(throughput.of_place(place, cache)) for place in dict.fromkeys(places)}
-    rates = {place: each for place, each in measured.items() if each is not None}
     here = gpu.detect()
-    return Machine(facts.total_bytes(), gpu.usable_bytes(), rates, cache, here.name if here is not None else "")
+    card = here.name if here is not None else ""
+    return Machine(facts.total_bytes(), gpu.usable_bytes(), cache=cache, card=card, here=here).rated(places)
 
 
 @dataclass(frozen=True)
@@ -101,6 +122,7 @@ class PlanRow:
 
     `seconds` is what a step is expected to take, of which `timed` is the share of operators that were timed here. The
     limit is that of its budget, if it has one, but where `by_memory` says that the memory of its place is narrower.
+    `supposed` says for which GPU it is predicted, where nobody knows the one of the machine.
     """
 
     case: Case
@@ -113,6 +135,7 @@ class PlanRow:
     timed: float = 0.0
     prediction: Prediction = field(default_factory=Prediction)
     by_memory: bool = False
+    supposed: str = ""
 
     @property
     def at_most_bytes(self) -> int | None:
@@ -168,6 +191,7 @@ def row_of(case: Case, record: Record, machine: Machine) -> PlanRow:
         timed=step.timed if step is not None else 0.0,
         prediction=prediction,
         by_memory=bound is not None and not bound.of_budget,
+        supposed=record.notes.get("gpu", "") if key_of(machine.card) is None else "",
     )
 
 

@@ -103,7 +103,7 @@ def _residual(row: Row) -> Figure:
 
 
 def _reserved(row: Row) -> Figure:
-    """Return what torch took from the driver of a GPU, in segments."""
+    """Return what torch took from the driver of a GPU in segments, above the base."""
     sizes = [size for record in _records(row) if (size := record.memory.reserved_device_bytes) is not None]
     if not sizes:
         raise _unknown("reserved bytes, which torch has on a GPU alone", row)
@@ -111,9 +111,11 @@ def _reserved(row: Row) -> Figure:
 
 
 def _predicted_reserved(row: Row) -> Figure:
-    """Return what it is predicted to take."""
+    """Return what it is predicted to take, above the base as what is measured."""
     prediction = row.prediction.prediction if row.prediction else Prediction()
-    return _known(prediction.predicted_reserved_bytes, "prediction of reserved bytes", row, "B")
+    reserved = prediction.predicted_reserved_bytes
+    above = None if reserved is None else reserved - (prediction.predicted_base_bytes or 0)
+    return _known(above, "prediction of reserved bytes", row, "B")
 
 
 def _all_ranks(row: Row) -> Figure:

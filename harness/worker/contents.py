@@ -7,7 +7,6 @@ from typing import Any
 from harness.contract import kinds
 from harness.contract.parts import ABSENT, Parts
 from harness.contract.stages import Profile
-from harness.records import Phase
 
 
 class Contents:
@@ -56,13 +55,13 @@ class Contents:
         for kind, size in kinds.sizes(members).items():
             self._kinds[kind] = max(self._kinds.get(kind, 0), size)
 
-    def by_kind(self, phases: Mapping[str, Phase]) -> dict[str, int]:
-        """Return the bytes of each kind; activations and logits by what stages and phases of the first step held."""
+    def by_kind(self, peaks: Mapping[str, int]) -> dict[str, int]:
+        """Return the bytes of each kind: activations and logits by stages and `peaks` of phases of the first step."""
         known = dict(self._kinds)
         stages = self.profile.stages
         if {"parameters", "forward"} <= stages.keys():
             made = stages["forward"] - stages["parameters"] - known.get("batch", 0)
             known["activations"] = max(0, made)
-            if (loss := phases.get("first_step/loss")) is not None:
-                known["logits"] = max(0, loss.peak_bytes - stages["forward"])
+            if (loss := peaks.get("first_step/loss")) is not None:
+                known["logits"] = max(0, loss - stages["forward"])
         return {kind: known[kind] for kind in kinds.KINDS if kind in known}

@@ -26,6 +26,7 @@ from harness.records import Memory, Record, Status, Task
 from harness.records import Phase as PhaseRecord
 from harness.worker import batch_sizes, notes, ranks, steadiness
 from harness.worker.contents import Contents
+from harness.worker.device_peaks import DevicePeaks
 from harness.worker.tasks import failure
 
 COMPARED = {"gather_parameters"}
@@ -36,22 +37,17 @@ MIB = 1 << 20
 LEAST_UNTOUCHED = 32 * MIB
 STEPS = ("first_step", "steady_step")
 """The phases of a step, by how their names begin."""
-OF_DEVICE = {
-    "peak_device_bytes": "allocated",
-    "requested_device_bytes": "requested",
-    "reserved_device_bytes": "reserved",
-    "allocation_retries": "retries",
-    "pinned_host_bytes": "pinned",
-}
-"""The peaks of a device's allocator: their names in a record and those that a backend gives them."""
 NO_RESET = {"peak_host_bytes": "the kernel keeps the mark"}
 UNSEEN = "priming and compiling took more of the device than the run, and the allocator's mark has no reset"
 
 
 class _Watch(NamedTuple):
-    """What watches the parts of a run: the meter of its phases, what it holds, calls of parts, digests of batches."""
+    """What watches the parts of a run: the meter of its phases, and of a device if it has one, what it holds, calls of
+    parts, digests of batches.
+    """
 
     meter: memory.PhaseMeter
+    device: DevicePeaks | None
     contents: Contents
     calls: Counter[tuple[str, str]]
     digests: list[str]
@@ -63,7 +59,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     note_phase = _phase_file(Path(task.folder))
     from_start = None if backend.EAGER else backend.cap(place, task.case.budget_bytes)
     meter = memory.PhaseMeter(lambda meter: note_phase(meter.current, meter.peak_bytes, meter.base.rss))
-    watch = _Watch(meter, _contents(backend, place, meter), Counter(), [])
+    device = None if place.device == "cpu" else DevicePeaks(backend, place, meter)
+    watch = _Watch(meter, device, _contents(backend, place, meter, device), Counter(), [])
     phase = "prime"
     try:
         note_phase(phase, 0, 0)
@@ -89,21 +86,20 @@ def _measured(
     flags = () if memory.settle() else ("unsettled",)
     backend.clear(place)
     context = _context(driver, backend.reserved(place))
-    device = _DevicePeaks(backend, place, watch.meter)
     cap = backend.cap(place, task.case.budget_bytes)
     watch.meter.start()
     known = {"feeds": feeds_of(plugins, task.case), **compiling}
-    host = watch.meter.reset_works()
+    host = memory.mark_is_low()
     if not host and place.device == "cpu":
         return Record(flags=(*flags, "no_reset"), missing=NO_RESET, memory=Memory(**known))
-    run = _trained(parts, step, task, backend, watch, device, driver, cap)
+    run = _trained(parts, step, task, backend, watch, driver, cap)
     status, evidence = _ended(run, place, watch)
     known |= {
         "driver_device_bytes": driver.peak_bytes,
         "context_device_bytes": context,
         "batches_digests": tuple(watch.digests[: task.steps]) if status == "ok" else (),
     }
-    figures = _figures(task, backend, watch, device, run, host).model_copy(update=known)
+    figures = _figures(task, backend, watch, run, host).model_copy(update=known)
     words, numbers = notes.of_run(parts, task, plugins, figures.peak_step) if status == "ok" else ({}, {})
     if status == "ok" and place.device == "cpu" and figures.within_budget is False:
         status, evidence = "oom_budget", _above(figures)
@@ -130,10 +126,10 @@ def _watched(parts: Any, watch: _Watch, backend: Any) -> Any:
     return metered(parts, watch.meter) if backend.EAGER else parts
 
 
-def _contents(backend: Any, place: Place, meter: memory.PhaseMeter) -> Contents:
+def _contents(backend: Any, place: Place, meter: memory.PhaseMeter, device: DevicePeaks | None) -> Contents:
     """Return what reads the sizes of a run's arrays, and its memory after each stage."""
-    of_run = (backend, place, meter)
-    return Contents(backend, Profile(partial(_in_use, *of_run), partial(_most_of_loss, *of_run), backend.tracing))
+    in_use, most = partial(_in_use, backend, place, meter), partial(_most_of_loss, meter, device)
+    return Contents(backend, Profile(in_use, most, backend.tracing))
 
 
 def _in_use(backend: Any, place: Place, meter: memory.PhaseMeter) -> int:
@@ -142,12 +138,16 @@ def _in_use(backend: Any, place: Place, meter: memory.PhaseMeter) -> int:
     return memory.read().rss - meter.base.rss if on_device is None else on_device
 
 
-def _most_of_loss(backend: Any, place: Place, meter: memory.PhaseMeter) -> int:
-    """Return the peak since the loss of the first step began; on a device since the backward pass did."""
-    if place.device != "cpu":
-        return int(backend.peak(place).get("allocated", 0))
-    loss = meter.phases.get("first_step/loss")
-    return max(memory.read().peak - meter.base.rss, loss.peak_bytes if loss else 0)
+def _peaks_by_phase(meter: memory.PhaseMeter, device: DevicePeaks | None) -> dict[str, int]:
+    """Return the peak of each phase so far: on the device, or on a CPU in the process."""
+    return device.of_phase if device is not None else {name: phase.peak_bytes for name, phase in meter.phases.items()}
+
+
+def _most_of_loss(meter: memory.PhaseMeter, device: DevicePeaks | None) -> int:
+    """Return the peak since the loss of the first step began; the update of a parameter ends a phase on the way."""
+    before = _peaks_by_phase(meter, device)
+    now = memory.read().peak - meter.base.rss if device is None else device.now()
+    return max(now, *(before.get(f"first_step/{name}", 0) for name in ("loss", "backward")))
 
 
 class _Run(NamedTuple):
@@ -200,17 +200,16 @@ def _trained(
     task: Task,
     backend: Any,
     watch: _Watch,
-    device: "_DevicePeaks",
     driver: nvml.View,
     cap: int | None,
 ) -> _Run:
     """Train under the meters and the budget, which is that of each rank."""
-    budget, place, meter = task.case.budget_bytes, task.case.place, watch.meter
+    budget, meter, device = task.case.budget_bytes, watch.meter, watch.device
 
     def peak_so_far() -> int:
-        return meter.peak_bytes if place.device == "cpu" else device.peaks.get("allocated", 0)
+        return meter.peak_bytes if device is None else device.highest
 
-    bound = budget * ranks.in_process(task) if budget is not None and place.device == "cpu" else None
+    bound = budget * ranks.in_process(task) if budget is not None and device is None else None
     losses: list[float] = []
     error: Exception | None = None
     data_bytes, highest, peak_step = 0, 0, 0
@@ -264,7 +263,8 @@ def _doubts(figures: Memory, in_process: int) -> Iterator[str]:
     if figures.regime == "native":
         yield "native_regime"
     pages = max((phase.file_bytes or 0 for phase in figures.phases), default=0)
-    if pages > FILE_SHARE * max(figures.peak_host_bytes or 0, 1) and pages > memory.resolution_bytes():
+    least = max(FILE_SHARE * max(figures.peak_host_bytes or 0, 1), memory.resolution_bytes())
+    if pages > least and figures.peak_device_bytes is None:  # beside a device's peak these are libraries
         yield "file_backed"
     if memory.children():
         yield "child_processes"
@@ -332,52 +332,21 @@ def _phase_file(folder: Path) -> Any:
     return write
 
 
-class _DevicePeaks:
-    """Read and reset the device's counters at every boundary of the host's phases."""
-
-    def __init__(self, backend: Any, place: Place, meter: memory.PhaseMeter) -> None:
-        self.peaks: dict[str, int] = {}
-        self.phase: str | None = None
-        self._backend, self._place, self._running = backend, place, meter.current
-        if place.device != "cpu":
-            inner = meter.on_change
-
-            def turn(meter: memory.PhaseMeter) -> None:
-                inner(meter)
-                self._turn(meter.current)
-
-            meter.on_change = turn
-
-    def _turn(self, entered: str | None) -> None:
-        for name, value in self._backend.peak(self._place).items():
-            if value > self.peaks.get(name, 0):
-                self.peaks[name] = value
-                if name == "allocated":
-                    self.phase = self._running
-        self._backend.reset_peak(self._place)
-        self._running = entered
-
-    def figures(self) -> dict[str, Any]:
-        """Return the peaks by the names that they have in a record."""
-        return {figure: self.peaks.get(name) for figure, name in OF_DEVICE.items()}
-
-
 def _ends(readings: list[int], steps: int) -> list[int]:
     """Take the reading at the end of each step: where steps are resolved into phases there are more."""
     each = len(readings) // steps if steps else 0
     return readings[each - 1 :: each] if each and len(readings) == each * steps else readings[:0]
 
 
-def _figures(task: Task, backend: Any, watch: _Watch, device: _DevicePeaks, run: _Run, host: bool = True) -> Memory:
+def _figures(task: Task, backend: Any, watch: _Watch, run: _Run, host: bool = True) -> Memory:
     """Put together what the meters read; ranks that are devices of this process share its memory.
 
     Without `host` the kernel reset no mark, so that there are figures of the device alone.
     """
-    place, budget, in_process, meter = task.case.place, task.case.budget_bytes, ranks.in_process(task), watch.meter
-    on_device = place.device != "cpu"
+    budget, in_process, meter, device = task.case.budget_bytes, ranks.in_process(task), watch.meter, watch.device
     steady = _ends(meter.readings.get("steady_step", []), task.steps - 1)
-    headline = device.peaks.get("allocated") if on_device else meter.peak_bytes
-    peak_phase = device.phase if on_device else meter.peak_phase
+    headline = meter.peak_bytes if device is None else device.peaks.get("allocated")
+    peak_phase = meter.peak_phase if device is None else device.phase
     init = meter.phases.get("init")
     phases = [PhaseRecord.model_validate(vars(phase)) for phase in meter.phases.values()] if host else []
     figures = Memory(
@@ -391,15 +360,15 @@ def _figures(task: Task, backend: Any, watch: _Watch, device: _DevicePeaks, run:
         resident_bytes=init.exit_bytes if init else None,
         stages=watch.contents.profile.stages,
         # of several devices, arrays count as one
-        kinds=watch.contents.by_kind({phase.name: phase for phase in phases}) if in_process == 1 else {},
+        kinds=watch.contents.by_kind(_peaks_by_phase(meter, device)) if in_process == 1 else {},
         budget_bytes=budget,
         within_budget=None if budget is None or headline is None else headline <= budget,
         slope_bytes_per_step=steadiness.slope(steady) if len(steady) >= 2 else None,
         losses=tuple(loss for loss in run.losses if math.isfinite(loss)),
-        **device.figures(),
+        **(device.figures() if device is not None else {}),
     )
     if in_process == 1:
         return figures
-    if on_device:
-        return ranks.of_devices(figures, backend.peaks(place)[:in_process])
+    if device is not None:
+        return ranks.of_devices(figures, backend.peaks(task.case.place), in_process)
     return ranks.shared(figures, in_process)

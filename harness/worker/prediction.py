@@ -18,7 +18,7 @@ from harness.records import Case, Phase, Prediction, Record, Task
 from harness.records.forecast import Forecast, largest
 from harness.records.roofline import by_intensity
 from harness.verdicts import bound
-from harness.worker import batch_sizes
+from harness.worker import batch_sizes, ranks
 from harness.worker.tasks import first_line
 
 GUESSED = "a step asks for the value of a number, which was taken to be 1 or true"
@@ -36,6 +36,11 @@ class Host(NamedTuple):
     resident: int
     supposes: tuple[str, ...] = ()
     reclaimable: int = 0
+
+    def shared(self, ranks: int) -> "Host":
+        """Return the share of each of so many ranks that are devices of one process."""
+        peaks = {name: peak // ranks for name, peak in self.peaks.items()}
+        return Host(peaks, self.resident // ranks, self.supposes, self.reclaimable // ranks)
 
 
 def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
@@ -65,7 +70,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     try:
         extent = workload.extent(shape, task.corpus, task.steps) if workload.extent else None
         extent = replace(extent, backend=place.backend, around=_around(task, plugins)) if extent is not None else None
-        host = host_peaks(plugins, case, extent) if place.device == "cpu" else host
+        if place.device == "cpu":
+            host = host_peaks(plugins, case, extent).shared(ranks.in_process(task))
         environment = environment_of(plugins, case)
         batch = _batch(task, plugins, backend)
         forecast = backend.predict(build, place, batch, host.resident, task.steps, case.ranks, environment)
@@ -176,7 +182,8 @@ def host_peaks(plugins: Plugins, case: Case, extent: Extent | None) -> Host:
     source = next((each.source for each in reversed(declared) if each.source is not None), extent.base)
     windows = source + sum(each.windows for each in declared)
     resident = windows + sum(each.batches for each in declared)
-    peaks = (source, windows + sum(each.making for each in declared), resident + 2 * extent.batch_bytes)
+    fetched = resident + sum(each.fetching for each in declared) + 2 * extent.batch_bytes
+    peaks = (source, windows + sum(each.making for each in declared), fetched)
     supposes = tuple(each.supposes for each in declared if each.supposes)
     reclaimable = sum(each.reclaimable for each in declared)
     return Host(dict(zip(HOST_PHASES, peaks, strict=True)), resident, supposes, reclaimable)

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
@@ -60,9 +60,8 @@ def work(spec: Path, result: Path, loaded: Plugins | None = None) -> int:
     with open(result, "wb") as out:
         for case in task.cases:
             one = task.model_copy(update={"cases": (case,)})
-            with nullcontext(one) if rank is None else ranks.joined(one) as share:
-                leads = rank is None and ranks.are_processes(one)
-                record = ranks.lead(one, forks) if leads else loaded.manager.hook.harness_measure(task=share)
+            with ExitStack() as joined:
+                record = _done(one, rank, loaded, forks, joined)
                 last, started = started, time.monotonic()
                 lived = started - last - turns.rested()  # of one task, since none with turns has several cases
                 origin = record.origin.model_copy(update={"worker_seconds": lived})
@@ -70,6 +69,21 @@ def work(spec: Path, result: Path, loaded: Plugins | None = None) -> int:
                 out.write(store.encoded(record))
                 out.flush()  # before a rank leaves the others, who fail by its end
     return int(rank is not None and record.status != "ok")  # by this the launcher ends the other ranks
+
+
+def _done(task: Task, rank: int | None, loaded: Plugins, forks: ranks.Work | None, joined: ExitStack) -> Record:
+    """Return the record of a task: led, done alone, or done as a rank that joins the others in `joined`."""
+    if rank is None and ranks.are_processes(task):
+        return ranks.lead(task, forks)
+    if rank is not None:
+        try:
+            task = joined.enter_context(ranks.joined(task))
+        except Exception as error:
+            from harness.worker.tasks import failed
+
+            return failed(error, task.case.place)
+    record: Record = loaded.manager.hook.harness_measure(task=task)
+    return record
 
 
 def leave(main: Callable[[], int]) -> NoReturn:

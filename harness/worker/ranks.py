@@ -1,8 +1,8 @@
 """A case on several ranks: start them, end all with the first that fails, and join what they saw.
 
 The worker leads and measures nothing itself. Where it was forked, which its template has found safe, the ranks are
-forks of it; else, and on GPUs, torch's launcher starts a fresh process for each. Each rank runs the same task as a case
-in one process does, and leaves a record of its own.
+forks of it; else torch's launcher starts a fresh process for each. Each rank runs the same task as a case in one
+process does, and leaves a record of its own.
 """
 
 import os
@@ -47,7 +47,10 @@ def in_process(task: Task) -> int:
 
 @contextmanager
 def joined(task: Task) -> Iterator[Task]:
-    """Make this process one of the ranks of a task, with a folder of its own; gloo on the CPU, NCCL on GPUs."""
+    """Make this process one of the ranks of a task, with a folder of its own; gloo on the CPU, NCCL on GPUs.
+
+    Raises Unavailable where there are fewer GPUs than ranks.
+    """
     import torch
     import torch.distributed as dist
 
@@ -56,6 +59,8 @@ def joined(task: Task) -> Iterator[Task]:
     folder.mkdir(exist_ok=True)
     on_gpu = task.case.place.device == "cuda"
     if on_gpu:
+        if (count := torch.cuda.device_count()) < task.case.ranks:
+            raise backends.Unavailable(f"{task.case.ranks} ranks need as many GPUs, and torch finds {count}")
         torch.cuda.set_device(rank)
     meeting = None if dist.is_torchelastic_launched() else Path(task.folder, MEETING).absolute().as_uri()
     dist.init_process_group("nccl" if on_gpu else "gloo", meeting, rank=rank, world_size=task.case.ranks)
@@ -181,7 +186,7 @@ def _without_record(rank: int, ranks: int, code: int | None, kernel_killed: bool
 
 
 def together(records: Sequence[Record]) -> Record:
-    """Join the records of all ranks: the peaks of the largest, each step as long as its slowest rank."""
+    """Join the records of all ranks: the peaks of the largest rank, each step as long as that of the slowest."""
     first = min(records, key=lambda record: record.numerics is None)
     largest = max(records, key=lambda record: _peak(record.memory) or 0)
     flags = tuple(dict.fromkeys(flag for record in records for flag in record.flags))
@@ -191,12 +196,15 @@ def together(records: Sequence[Record]) -> Record:
         ranks = tuple(_rank(record.memory) for record in records)
         joined["memory"] = largest.memory.model_copy(update={"ranks": ranks, "all_ranks_bytes": sum(peaks)})
     if largest.times.step_seconds:
-        joined["times"] = largest.times.model_copy(
-            update={
-                name: tuple(max(turns) for turns in zip(*(getattr(each.times, name) for each in records), strict=True))
-                for name in ("step_seconds", "fetch_seconds")
-            }
-        )
+        times = [record.times for record in records]
+        slowest: dict[str, Any] = {
+            name: tuple(max(turns) for turns in zip(*(getattr(each, name) for each in times), strict=True))
+            for name in ("step_seconds", "fetch_seconds")
+        }
+        for name in ("native_peak_host_bytes", "first_step_seconds"):
+            known = [value for each in times if (value := getattr(each, name)) is not None]
+            slowest[name] = max(known, default=None)
+        joined["times"] = largest.times.model_copy(update=slowest)
     return largest.model_copy(update=joined)
 
 
@@ -226,10 +234,15 @@ def _share_of(phase: Phase, ranks: int) -> Phase:
     return phase.model_copy(update=sizes)
 
 
-def of_devices(memory: Memory, peaks: Sequence[int]) -> Memory:
-    """Add the peak of each device to figures whose peak is that of the largest."""
-    ranks = tuple(Rank(peak_bytes=peak) for peak in peaks)
-    return memory.model_copy(update={"ranks": ranks, "all_ranks_bytes": sum(peaks)})
+def of_devices(memory: Memory, peaks: Sequence[int], count: int) -> Memory:
+    """Add the peaks of the first `count` devices to figures whose peak is that of the largest.
+
+    `peaks` lacks devices whose allocator did not show one: then there is no sum, and whose the others are is not known.
+    """
+    if len(peaks) < count:
+        return memory
+    ranks = tuple(Rank(peak_bytes=peak) for peak in peaks[:count])
+    return memory.model_copy(update={"ranks": ranks, "all_ranks_bytes": sum(peaks[:count])})
 
 
 def _peak(memory: Memory) -> int | None:

@@ -34,14 +34,14 @@ def run(task: Task, loaded: Plugins) -> Record:
         record = measure(task, loaded, backend)
         machine = {**record.origin.machine, **facts}
         return record.model_copy(update={"origin": record.origin.model_copy(update={"machine": machine})})
-    except backends.Unavailable as error:
-        return Record(status="unsupported", evidence={"message": str(error)})
     except Exception as error:
         return failed(error, place)
 
 
 def failed(error: Exception, place: Place) -> Record:
-    """Return the record of a task that an error ended."""
+    """Return the record of a task that an error ended, or that cannot be done here."""
+    if isinstance(error, backends.Unavailable):
+        return Record(status="unsupported", evidence={"message": str(error)})
     status, evidence = failure(error, place)
     return Record(status=status, evidence=evidence)
 
@@ -51,7 +51,8 @@ def failure(
 ) -> tuple[Status, dict[str, Any]]:
     """Name an error: memory that ran out (of a budget, the host or the device), or an error of the code.
 
-    `limit` is the budget's bound in bytes, `data_bytes` what counted towards it when the error arrived.
+    `limit` is the budget's bound in bytes, of the place's own memory; `data_bytes` is what counted towards it on a CPU
+    when the error arrived.
     """
     where = backends.load(place.backend).ran_out(error)
     evidence: dict[str, Any] = {"exception": type(error).__name__, "message": first_line(str(error))}
@@ -59,7 +60,7 @@ def failure(
         return "error", evidence
     if (asked := request_bytes(str(error))) is not None:
         evidence["request_bytes"] = asked
-    if limit is not None and (where == "device" or _in_reach(limit, data_bytes)):
+    if limit is not None and (where == "device" or (place.device == "cpu" and _in_reach(limit, data_bytes))):
         return "oom_budget", evidence | {"limit_bytes": limit}
     return ("oom_host" if where == "host" else "oom_device"), evidence
 

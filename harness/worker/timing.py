@@ -12,7 +12,7 @@ from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.contract.plugins import Plugins
 from harness.machine.environment import regime
-from harness.machine.memory import read, reset_peak, settle
+from harness.machine.memory import mark_is_low, read, reset_peak, settle
 from harness.records import Record, Task, Times
 from harness.worker import batch_sizes, memory, ranks, steadiness, turns
 
@@ -36,7 +36,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     backend.clear(place)
     backend.cap(place, case.budget_bytes)
     base = read().rss
-    reset_peak()
+    has_mark = _reset_mark()
     fetches = _Fetches()
     loop = training(parts, step, fetches.phase, backend.finish)
     warmup = 0 if task.kind == "pilot" else task.warmup
@@ -54,7 +54,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     figures = Times(
         regime=regime(),
         base_rss_bytes=base,
-        native_peak_host_bytes=(peak - base) // ranks.in_process(task),
+        native_peak_host_bytes=(peak - base) // ranks.in_process(task) if has_mark else None,
         first_step_seconds=first,
         step_seconds=tuple(steps),
         uneven=epoch is not None,
@@ -65,6 +65,15 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     )
     flags = (*(() if settled else ("unsettled",)), *(("noisy",) if noisy else ()))
     return Record(status="error" if evidence else "ok", evidence=evidence, flags=flags, times=figures)
+
+
+def _reset_mark() -> bool:
+    """Reset the mark of the host's memory; return whether the kernel did."""
+    try:
+        reset_peak()
+    except OSError:
+        return False
+    return mark_is_low()
 
 
 def _lateness(steps: list[float], wall: float | None) -> dict[str, Any]:

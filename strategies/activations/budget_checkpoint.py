@@ -143,7 +143,8 @@ def on_torch(parts: Parts, budget_mib: float = 0.0) -> Parts:
             buffers[x_BTD.untyped_storage()._cdata] = x_BTD.untyped_storage()
             inner(parts, ps[:1], x_BTD)
         saved = sum(storage.nbytes() for storage in buffers.values())
-        return Costs(saved, size_of(x_BTD), gradients=sum(size_of(leaf) for _, leaf in tree.leaves(ps[0])))
+        trained = (leaf for _, leaf in tree.leaves(ps[0]) if leaf.requires_grad)
+        return Costs(saved, size_of(x_BTD), gradients=sum(map(size_of, trained)))
 
     def checkpointed(parts: Parts, every: int) -> Parts:
         return checkpoint.on_torch(replace(parts, stack=inner), every)
@@ -174,9 +175,10 @@ def on_jax(parts: Parts, budget_mib: float = 0.0) -> Parts:
         return total
 
     def costs_of(parts: Parts, ps: Any, x_BTD: Any) -> Costs:
-        # The second layer counts: what all layers share, as masks are, is saved once.
-        saved = residuals(parts, ps, x_BTD, 2) - residuals(parts, ps, x_BTD, 1)
-        return Costs(saved, size_of(x_BTD), copied=sum(map(size_of, jax.tree.leaves(ps))))
+        # The second layer counts, where there is one: what all layers share, as masks are, is saved once.
+        leaves, first = jax.tree.leaves(ps), residuals(parts, ps, x_BTD, 1)
+        saved = residuals(parts, ps, x_BTD, 2) - first if len(leaves[0]) > 1 else first
+        return Costs(saved, size_of(x_BTD), copied=sum(map(size_of, leaves)))
 
     def checkpointed(parts: Parts, every: int) -> Parts:
         return checkpoint.on_jax(replace(parts, stack=inner), every)

@@ -2,8 +2,9 @@
 
 Peak: one wide tensor a layer instead of two under GELU, two instead of four under SwiGLU; no matrix product is computed
 twice, so the time is that of an elementwise pass. Liger's SwiGLU and Megatron's recomputation of the activation
-function do the same by kernels. In torch a policy saves the products whose result is wider than the model; in JAX
-`dots_with_no_batch_dims_saveable` saves products of weights, of which the backward pass needs no others.
+function do the same by kernels. In torch a policy saves the products whose result is wider than the model, and of
+experts the last ones too, which the gradient of their router reads; in JAX `dots_with_no_batch_dims_saveable` saves
+products of weights, of which the backward pass needs no others.
 """
 
 from dataclasses import replace
@@ -24,7 +25,8 @@ def on_torch(parts: Parts) -> Parts:
 
     def policy(width: int, context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         wide = function in products and args[-1].shape[-1] != width
-        return CheckpointPolicy.MUST_SAVE if wide else CheckpointPolicy.PREFER_RECOMPUTE
+        saved = wide or function is aten._grouped_mm.default
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     def feed(parts: Parts, p: Any, x_BTD: Any) -> Any:
         contexts = partial(create_selective_checkpoint_contexts, partial(policy, x_BTD.shape[-1]))

@@ -22,6 +22,7 @@ def on_torch(parts: Parts) -> Parts:
         aten.mm.default,
         aten.bmm.default,
         aten.addmm.default,
+        aten._grouped_mm.default,  # of experts
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_efficient_attention.default,

@@ -21,6 +21,10 @@ def on_torch(parts: Parts, rows: int = 4096) -> Parts:
     import torch
 
     def step(parts: Parts, state: Any, x: Any, y: Any) -> Any:
+        if "frozen" in state:
+            raise ValueError(
+                "sparse_embedding_gradient: the embedding is frozen beside adapters, and has no gradient: leave it out"
+            )
         if "head" not in state["params"]:
             raise ValueError(
                 "sparse_embedding_gradient: the head is tied to the embedding, so that every row of it has a gradient: "

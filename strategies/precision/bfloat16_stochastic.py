@@ -85,7 +85,7 @@ def on_jax(parts: Parts, seed: int = 0) -> Parts:
                 p, m, v, of = (jax.lax.dynamic_slice_in_dim(each, start, size) for each in (*arrays, g))
                 new = move(p, of, m, v, jax.random.fold_in(key, start))
                 return tuple(
-                    jax.lax.dynamic_update_slice_in_dim(each, value, start, 0)
+                    jax.lax.dynamic_update_slice_in_dim(each, value.astype(each.dtype), start, 0)
                     for each, value in zip(arrays, new, strict=True)
                 )
 

@@ -6,10 +6,14 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import harness
 
@@ -99,6 +103,57 @@ def test_wheels_to_carry_have_the_versions_of_the_lock_or_their_own() -> None:
         name.lower().replace("_", "-") for name in [*versions("requirements.lock"), *versions("requirements-gpu.lock")]
     }
     assert all("==" in name or name.lower().replace("_", "-") in locked for name in names)
+
+
+THERE = {"torch", "triton", "jax", "jaxlib", "numpy"}
+"""What the machine has, with what these need."""
+LEFT_OUT = {"huggingface-hub"}
+"""What tokenizers asks for files of others alone."""
+
+
+def needed(name: str) -> set[str]:
+    """Return what an installed package requires without extras; nothing of one that is not installed."""
+    try:
+        texts = requires(name) or []
+    except PackageNotFoundError:
+        return set()
+    asked = [Requirement(text) for text in texts]
+    return {canonicalize_name(each.name) for each in asked if not each.marker or each.marker.evaluate({"extra": ""})}
+
+
+def test_what_the_wheels_need_is_carried_too() -> None:
+    lines = (ROOT / "gpu" / "wheels.txt").read_text().splitlines()
+    carried = {canonicalize_name(line.partition("==")[0]) for line in lines if line and line[0] != "#"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    wanted = {canonicalize_name(Requirement(text).name) for text in project} | {"pytest", "pytest-xdist"}
+    for name in carried:
+        wanted |= needed(name)
+    assert not LEFT_OUT & carried
+    assert not wanted - carried - THERE - LEFT_OUT, "these are missing in gpu/wheels.txt"
+    assert needed("pytest") and needed("pydantic"), "requirements can be read"
+
+
+def test_a_shape_that_does_not_fit_is_a_reason_and_the_others_are_measured(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.path.insert(0, 'gpu'); import losses\n"
+        "def figures(turn, n, D, V):\n"
+        "    if V > 1000: raise MemoryError('out of memory')\n"
+        "    return {'peak_bytes': 1 << 20, 'milliseconds': 2.0}\n"
+        "losses.figures, losses.errors = figures, lambda loss, device: [0.0, 0.0]\n"
+        "losses.losses = lambda device: [('some', None)]\n"
+        f"sys.argv = ['losses', {str(tmp_path / 'out.json')!r}, '8,4,2000', '8,4,500']; sys.exit(losses.main())"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+    rows = json.loads((tmp_path / "out.json").read_text())
+    assert [row["loss"] for row in rows] == ["the three products alone", "some"]
+    assert all(row["8,4,2000"] == {"error": "MemoryError: out of memory"} for row in rows)
+    assert all(row["8,4,500"]["milliseconds"] == 2.0 for row in rows)
+    document = tmp_path / "document.md"
+    document.write_text("<!-- losses alone -->\n<!-- end of losses alone -->\n")
+    command = [sys.executable, "gpu/losses_table.py", str(tmp_path / "out.json"), "--into", str(document)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+    cells = [cell.strip() for cell in document.read_text().splitlines()[5].strip("|").split("|")]
+    assert cells == ["some", "", "", "", "2.0", "1.00", "1", "0.0e+00", "0.0e+00"]
 
 
 def test_the_probe_goes_on_after_a_fact_that_fails(tmp_path: Path) -> None:

@@ -287,8 +287,9 @@ def test_a_full_disk_is_one_sentence_and_the_run_is_continued(
         ),
     ],
 )
-def test_a_plugin_that_raises_is_one_sentence(text: str, words: str, tmp_path: Path) -> None:
+def test_a_plugin_that_raises_is_one_sentence(
+    text: str, words: str, here: Callable[..., tuple[object, str, str]], tmp_path: Path
+) -> None:
     (tmp_path / "bad.py").write_text(text)
-    command = [sys.executable, "-m", "harness", "list", "--plugin", "bad.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+    status, _, told = here(tmp_path, "list", "--plugin", "bad.py")
+    assert status == 2 and words in told and "Traceback" not in told, told

@@ -17,6 +17,8 @@ KEPT = Contract(LOADED)
 SECOND = "temporal", "jax"
 THE_SAME = "documents"
 """A workload that trains the parts of another: what is not for its data is tried there when there is time."""
+OF_THE_DECODER = {"causal_lm", "scoring"}
+"""Workloads whose data are the decoder's: strategies of data are tried there when there is time, on it always."""
 OF_DATA = {"rows", "source", "windows", "order", "batches", "transfer"}
 COMPILED = {"compiled_block", "compiled_budget", "compiled_step"}
 """Each compiles for minutes on every workload. `test_compile.py` holds `compiled_block` to the decoder's answers in
@@ -34,7 +36,8 @@ def everywhere():
     """Every strategy on every workload and backend that takes it.
 
     Slow are those that compile long: torch's compiler, and XLA for the second workload of what is no strategy of data,
-    unless of its scan. Nor do strategies of data ask which model is trained: on published ones they are slow too.
+    unless of its scan. Nor do strategies of data ask what is done with a batch: where the data are the decoder's they
+    are slow too.
     """
     for name in sorted(LOADED.strategies):
         rewrites = set(LOADED.strategies[name].rewrites)
@@ -42,7 +45,7 @@ def everywhere():
             for backend in place.NAMES:
                 trains = not rewrites <= OF_DATA | {"scan"}
                 again = workload == THE_SAME and LOADED.strategies[name].data != THE_SAME
-                again = again or (not trains and workload == "causal_lm")
+                again = again or (not trains and workload in OF_THE_DECODER)
                 again = again or (name == "compiled_loss" and workload != "decoder")  # torch's compiler, a minute each
                 slow = name in COMPILED or again or (trains and (workload, backend) == SECOND)
                 marks = [pytest.mark.slow] if slow else []
@@ -81,6 +84,11 @@ def test_keeps_its_contract(name, workload, backend, request):
 @pytest.mark.parametrize("order", [("checkpoint", "fused_loss"), ("fused_loss", "checkpoint")], ids="+".join)
 def test_a_composition_equals_the_baseline_in_either_order(order, backend):
     assert not list(KEPT.of_composition(order, "decoder", backend))
+
+
+@pytest.mark.parametrize("name", ["lora", "qlora"])
+def test_rounded_updates_of_wide_adapters_keep_their_contract(name):
+    assert not list(KEPT.of_composition(("bfloat16_stochastic", name), "decoder", "jax"))
 
 
 DRAWING = [

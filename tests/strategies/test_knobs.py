@@ -47,6 +47,14 @@ ABOVE_0 = [
 ]
 
 
+SIZES = [
+    (name, knob.name)
+    for name, strategy in sorted(LOADED.strategies.items())
+    for knob in strategy.knobs.values()
+    if knob.type in (int, float) and (name, knob.name) not in ANY | LATER
+]
+
+
 @cache
 def parts_of(workload, backend):
     made = LOADED.workloads[workload]
@@ -67,15 +75,13 @@ def applied(name, **knobs):
         yield backend, lambda function=strategy.on[backend], at=(workload, backend): function(parts_of(*at), **knobs)
 
 
-@pytest.mark.parametrize("name", sorted(LOADED.strategies))
-def test_a_size_below_0_is_refused(name):
-    for knob in LOADED.strategies[name].knobs.values():
-        if knob.type not in (int, float) or (name, knob.name) in ANY | LATER:
-            continue
-        for backend, apply in applied(name, **{knob.name: knob.type(-1)}):
-            with pytest.raises(ValueError, match="-1"):
-                apply()
-                pytest.fail(f"{name} takes {knob.name} -1 on {backend}")
+@pytest.mark.parametrize(("name", "knob"), SIZES)
+def test_a_size_below_0_is_refused(name, knob):
+    below = LOADED.strategies[name].knobs[knob].type(-1)
+    for backend, apply in applied(name, **{knob: below}):
+        with pytest.raises(ValueError, match="-1"):
+            apply()
+            pytest.fail(f"{name} takes {knob} -1 on {backend}")
 
 
 @pytest.mark.parametrize(("name", "knob"), ABOVE_0)

@@ -46,7 +46,9 @@ def altair() -> Any:
         import altair
         import vl_convert  # noqa: F401
     except ImportError as error:
-        raise PicturesError(f"pictures need the package {error.name}: pip install '.[pictures]'") from None
+        raise PicturesError(
+            f"pictures need the package {error.name}: pip install 'memory-strategy-harness[pictures]'"
+        ) from None
     return altair
 
 

@@ -68,6 +68,7 @@ FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 """Keys that say how many layers at the beginning are of another kind than those after them."""
 UNWRITTEN: dict[str, Values] = {
     "gemma2": {"sliding_window_pattern": 2},
+    "gemma3_text": {"sliding_window_pattern": 6},
     "qwen3_next": {"full_attention_interval": 4},
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
 }
@@ -151,11 +152,10 @@ def with_sizes(values: Values, layers: int, vocabulary: int, soft_cap: float) ->
     for name in BY_LAYER:
         if isinstance(kinds := values.get(name), list) and kinds:
             values[name] = [kinds[at % len(kinds)] for at in range(layers)]
-    values.setdefault("pad_token_id", None)
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        token = values.get(name)
+    for name, other in (("pad_token_id", None), ("bos_token_id", 0), ("eos_token_id", 0)):
+        token = values.setdefault(name, other)  # what an architecture takes by itself may lie beyond the vocabulary
         if isinstance(token, list) or (isinstance(token, int) and token >= vocabulary):
-            values[name] = None
+            values[name] = other
     return values
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from harness.contract.parts import Parts
+from harness.workloads.decoder._torch import shared_heads
 
 ATTENTION = "harness"
 """The name under which the attention of the parts is known to transformers."""
@@ -172,12 +173,12 @@ def experts(module: nn.Module, x_ND: torch.Tensor, *routing: torch.Tensor) -> to
 def mask(*, kv_length: int, local_size: int | None = None, **others: Any) -> torch.Tensor | None:
     """Return the mask [B, 1, T, T] of rows without padding; None where it is causal and nothing else.
 
-    So does transformers where it can read positions. On tensors without data it cannot rule out that a row holds
-    several texts, and would make a mask that no run has.
+    So does transformers where it can read positions, but for a window of just the row's length, which hides nothing. On
+    tensors without data it cannot rule out that a row holds several texts, and would make a mask that no run has.
     """
     from transformers.masking_utils import sdpa_mask
 
-    if local_size is None or kv_length < local_size:
+    if local_size is None or kv_length <= local_size:
         return None
     return sdpa_mask(kv_length=kv_length, local_size=local_size, **others)
 
@@ -201,15 +202,13 @@ def attention(
     scaling = K**-0.5 if scaling is None else scaling
     if softcap:
         return capped(q_BHTK, k_BGTK, v_BGTK, attention_mask, scaling, softcap), None
+    parts = _running[-1].parts
     if attention_mask is not None:
-        grouped = k_BGTK.shape[1] < q_BHTK.shape[1]
-        y_BHTK = F.scaled_dot_product_attention(
-            q_BHTK, k_BGTK, v_BGTK, attention_mask, scale=scaling, enable_gqa=grouped
-        )
+        k, v, grouped = shared_heads(parts.place, q_BHTK, k_BGTK, v_BGTK, masked=True)
+        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k, v, attention_mask, scale=scaling, enable_gqa=grouped)
         return y_BHTK.transpose(1, 2).contiguous(), None
     factor = scaling * K**0.5  # `attend` scales by the root of the width
     q_BHTK = q_BHTK if abs(factor - 1) < 1e-6 else q_BHTK * factor
-    parts = _running[-1].parts
     return parts.attend(parts, *(each.transpose(1, 2) for each in (q_BHTK, k_BGTK, v_BGTK))), None
 
 

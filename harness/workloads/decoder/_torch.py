@@ -12,6 +12,7 @@ from harness.contract.objective import Objective
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.toolkit import optimizers, trees
+from harness.refusal import Refusal
 from harness.workloads import parameters as drawing
 from harness.workloads import undivided
 from harness.workloads.data import rows
@@ -109,14 +110,16 @@ def attend(parts: Parts, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: tor
 
 
 def shared_heads(
-    place: Place, q_BHTK: torch.Tensor, k_BGSK: torch.Tensor, v_BGSK: torch.Tensor
+    place: Place, q_BHTK: torch.Tensor, k_BGSK: torch.Tensor, v_BGSK: torch.Tensor, masked: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
     """Return keys and values for torch's attention, and whether it is to let groups of queries share them.
 
-    On a GPU no fused kernel of 32 bits can: torch would keep all scores [B, H, T, S]. So each head gets its own there.
+    On a GPU no fused kernel of 32 bits can, nor one that takes a mask, but for cuDNN's on some cards: torch would keep
+    all scores [B, H, T, S]. So each head gets its own there.
     """
     grouped = k_BGSK.shape[1] < q_BHTK.shape[1]
-    if not grouped or place.device != "cuda" or q_BHTK.dtype in (torch.float16, torch.bfloat16):
+    fused = q_BHTK.dtype in (torch.float16, torch.bfloat16) and not masked
+    if not grouped or place.device != "cuda" or fused:
         return k_BGSK, v_BGSK, grouped
     times = q_BHTK.shape[1] // k_BGSK.shape[1]
     return k_BGSK.repeat_interleave(times, 1), v_BGSK.repeat_interleave(times, 1), False
@@ -179,10 +182,17 @@ def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) 
 
 
 def gradients(value: torch.Tensor, params: Any) -> tuple[torch.Tensor, Any]:
-    """Return a loss, and its gradient for every parameter: zeros without memory for one that requires none."""
-    leaves = _values(params)
-    grads = iter(torch.autograd.grad(value, [p for p in leaves if p.requires_grad]))
-    every = (next(grads) if p.requires_grad else p.new_zeros(()).expand(p.shape) for p in leaves)
+    """Return a loss, and its gradient for every parameter: zeros without memory for one that requires none.
+
+    Raises Refusal where a parameter that does has no part in the loss.
+    """
+    trained = {name: p for name, p in trees.leaves(params) if p.requires_grad}
+    grads = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+    unused = [name for name, grad in zip(trained, grads, strict=True) if grad is None]
+    if unused:
+        raise Refusal(f"the parameter '{unused[0]}' has no part in the loss: use it in the model, or leave it out")
+    own = iter(grads)
+    every = (next(own) if p.requires_grad else p.new_zeros(()).expand(p.shape) for p in _values(params))
     return value.detach(), trees.rebuilt(params, every)
 
 

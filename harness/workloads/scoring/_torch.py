@@ -42,7 +42,7 @@ def attention(
         return y.reshape(B, 1, H, K)
     if seen_TS is None and S > T:
         seen_TS = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-    k, v, grouped = decoder.shared_heads(place, q, k, v)
+    k, v, grouped = decoder.shared_heads(place, q, k, v, masked=seen_TS is not None)
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen_TS, is_causal=seen_TS is None, enable_gqa=grouped)
     return y.transpose(1, 2)
 

@@ -39,7 +39,8 @@ def evaluate(
         sums, counts = [], []
         for x, y in batches:
             counts.append((y != IGNORED).sum())
-            sums.append(forward(parts, params, x, y) * counts[-1])
+            loss = forward(parts, params, x, y)
+            sums.append(torch.where(counts[-1] > 0, loss * counts[-1], 0))  # the mean of no losses is no number
         return torch.stack(sums).sum() / torch.stack(counts).sum()
     logits, targets = [], []
     for x, y in batches:

@@ -4,7 +4,8 @@ Peak: a byte for each number that a product with a weight keeps for its backward
 `group` of them; what norms, softmax and gates keep stays as it is, since their errors would spread to the layers below.
 The products themselves and the gradients of the inputs are exact. A number is round(127 x / max |x|) of its group, each
 input is rounded once however many weights it meets, and is wide again for one product at a time. (GACT: Liu et al.,
-2022, arXiv:2206.11357; groups as in COAT: Xi et al., 2024, arXiv:2410.19313.) torch only: a compiled step of JAX shows
+2022, arXiv:2206.11357; groups as in COAT: Xi et al., 2024, arXiv:2410.19313.) Inputs of a mixture's experts stay wide:
+one grouped product, which is not replaced, multiplies them with all matrices. torch only: a compiled step of JAX shows
 no single products to a strategy.
 """
 

@@ -9,14 +9,15 @@ arXiv:2001.04451). The layers must be deterministic.
 """
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl
 
 
-def nothing(parts: Parts, p: Any, x_BTD: Any) -> int:
-    """Stand in for a branch that is left out."""
-    return 0
+def nothing(parts: Parts, p: Any, x_BTD: Any) -> Any:
+    """Stand in for a branch that is left out: zeros, which a block may normalise."""
+    return import_module("jax.numpy" if parts.place.backend == "jax" else "torch").zeros_like(x_BTD)
 
 
 def branches(parts: Parts) -> tuple[Any, Any]:

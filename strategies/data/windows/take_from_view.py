@@ -19,7 +19,7 @@ def on_any(parts: Parts) -> Parts:
 
 
 def holds(extent: Extent) -> Holding:
-    return Holding(batches=extent.count * extent.window * max(extent.input_bytes, extent.target_bytes))
+    return Holding(fetching=extent.count * extent.window * max(extent.input_bytes, extent.target_bytes))
 
 
 @hookimpl

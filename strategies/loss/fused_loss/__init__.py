@@ -6,10 +6,10 @@ share of both gradients at once and their buffer is used again. Nothing is compu
 the gradients of the hidden states and of the classifier live from the end of the forward pass, and that
 neither the second derivative nor a second backward pass through the same loss exists.
 
-Unlike its model, the weight gradient is summed in float32 whatever the inputs are (on a GPU in their own type, where
-there are no more than eight chunks), and both gradients are held *unscaled*: the factor (upstream gradient / number of
-targets that count) is applied in float32 in the backward pass, so a loss scale keeps float16 gradients from
-underflowing. A soft cap needs the slopes of a quarter of a chunk besides.
+Unlike its model, the weight gradient is summed in float32 whatever the inputs are (on a GPU in bfloat16 for weights of
+bfloat16, where there are no more than eight chunks), and both gradients are held *unscaled*: the factor (upstream
+gradient / number of targets that count) is applied in float32 in the backward pass, so a loss scale keeps float16
+gradients from underflowing. A soft cap needs the slopes of a quarter of a chunk besides.
 
 Knobs, the same in both frameworks:
     chunk         rows of logits alive at once; 0 chooses: their bytes are a quarter of the bytes of the two

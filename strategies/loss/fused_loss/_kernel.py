@@ -8,6 +8,7 @@ gradients. All is computed in float32. Its sizes are fixed, so nothing is tuned 
 import triton
 import triton.language as tl
 
+DEVICE = "cuda"
 BLOCK, WARPS = 4096, 8
 LEAST = tl.constexpr(-3.0e38)
 """Below every logit, and finite: the difference of two is no NaN."""

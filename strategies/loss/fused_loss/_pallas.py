@@ -16,6 +16,7 @@ from jax.experimental.pallas import triton
 from harness import Objective
 from strategies.loss.fused_loss import HALF
 
+DEVICE = "cuda"
 Array = jax.Array
 BLOCK, WARPS = 4096, 8
 LEAST = -3.0e38

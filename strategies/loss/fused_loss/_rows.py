@@ -1,8 +1,9 @@
 """The fused loss on a GPU: one kernel between three products of a library, about 2,048 rows at a time.
 
 A product with a 16-bit weight is bound by arithmetic from some 300 rows on, but each chunk also reads and writes the
-weight's gradient: at 2,048 rows that is less than a tenth of its time. That gradient is summed in float32, or in the
-type of 16-bit weights where there are at most `ROUNDINGS` chunks.
+weight's gradient: at 2,048 rows that is less than a tenth of its time. That gradient is summed in float32, or in
+bfloat16 for weights of bfloat16 where there are at most `ROUNDINGS` chunks. In float16 a sum that is not scaled yet may
+overflow: 65,504 are 8,000 rows of inputs of 8.
 
 What Triton and cuBLAS do stands here as operators with a form for fake tensors, so that the step can be predicted,
 counted and compiled where there is neither.
@@ -18,6 +19,7 @@ from torch.utils.flop_counter import register_flop_formula
 from harness import Objective, alike
 from strategies.loss.fused_loss import HALF, TILE
 
+DEVICE = "cuda"
 ROWS = 2048
 ROUNDINGS = 8
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,7 +33,8 @@ def differentiate_(
     from strategies.loss.fused_loss import _kernel
 
     seen_C2 = torch.empty(len(z_CV), 2, device=z_CV.device)
-    _kernel.launch(z_CV, y_C, seen_C2, ignored, cap, smoothing, z_loss, HALF, apart)
+    with torch.cuda.device_of(z_CV):  # Triton launches on the current device; on the CPU this does nothing
+        _kernel.launch(z_CV, y_C, seen_C2, ignored, cap, smoothing, z_loss, HALF, apart)
     return seen_C2
 
 
@@ -84,7 +87,7 @@ def loss_and_gradients(
     """Return the loss, the number of rows in it, and the gradients of the *sum*: dx, dw (or its tiles)."""
     n, V = len(x_nD), len(w_VD)
     chunk = min(chunk or ROWS, max(n, 1))
-    w, y_n = w_VD.to(dtype), y_n.long()
+    w, y_n = w_VD.to(dtype), y_n.long().contiguous()  # the kernel reads one target after the other
     settings = ignore_index, objective.soft_cap, objective.label_smoothing, objective.z_loss
     apart = dtype == w_VD.dtype == torch.float32 and not objective.soft_cap
     dx_nD = torch.empty_like(x_nD, memory_format=torch.contiguous_format) if needs[0] else None
@@ -114,7 +117,7 @@ def loss_and_gradients(
 
 def weight_sums(w_VD: Tensor, dtype: torch.dtype, chunks: int) -> list[Tensor]:
     """Allocate the sum of the weight's gradient: whole in the weight's type, or float32 tiles to be freed in turn."""
-    if w_VD.dtype == torch.float32 or (w_VD.dtype == dtype and chunks <= ROUNDINGS):
+    if w_VD.dtype == torch.float32 or (w_VD.dtype == dtype == torch.bfloat16 and chunks <= ROUNDINGS):
         return [torch.zeros_like(w_VD, memory_format=torch.contiguous_format)]
     return [torch.zeros(tile.shape, device=tile.device) for tile in w_VD.split(TILE)]
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from harness import IGNORED, Parts
+from harness import IGNORED, Parts, tree
 from strategies.scan.chunked_recurrence import lengths
 from strategies.scan.truncated_bptt import WITHOUT
 
@@ -17,6 +17,7 @@ def truncated(parts: Parts, steps: int) -> Parts:
 
     def grad(parts: Parts, state: Any, x_BTF: Any, y_BT: Any) -> Any:
         params, total = state["params"], (y_BT != IGNORED).sum()
+        whole = tree.merged(state["frozen"], params) if "frozen" in state else params
 
         def segment(so_far: Any, rows: Any) -> Any:
             loss, sums, before = so_far
@@ -28,7 +29,7 @@ def truncated(parts: Parts, steps: int) -> Parts:
                 return jnp.where(count > 0, of * weight.astype(of.dtype), 0)  # a mean of none is no number
 
             sums = jax.tree.map(lambda sum_, g: sum_ + weighed(g, count / total), sums, grads)
-            after = _states_after(parts, params["layers"], parts.embed(parts, params, x_BCF), before)
+            after = _states_after(parts, whole["layers"], parts.embed(parts, whole, x_BCF), before)
             return (loss + weighed(value, count), sums, after), None
 
         first, *others = lengths(x_BTF.shape[1], steps)

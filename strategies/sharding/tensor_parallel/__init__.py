@@ -7,6 +7,8 @@ batch. The heads must be multiples of the ranks, in torch those of keys as well.
 batch. (Megatron-LM: Shoeybi et al., 2019, arXiv:1909.08053.)
 """
 
+from typing import Any
+
 from harness import Parts
 
 COLUMNS, ROWS = ("wq", "wk", "wv", "gate", "up"), ("wo", "down")
@@ -14,9 +16,9 @@ DIM = {**dict.fromkeys(COLUMNS, 1), **dict.fromkeys((f"b{name}" for name in COLU
 """The dimension by which a parameter of a layer is parted."""
 
 
-def refuse_added(known: bool) -> None:
-    """Refuse a matrix that a strategy adds beside those of the model."""
-    if not known:
+def refuse_added(known: bool, value: Any) -> None:
+    """Refuse a matrix that a strategy adds beside those of the model, and one that it has packed."""
+    if not known or isinstance(value, dict):
         raise ValueError(
             "tensor_parallel and megatron_sequence_parallel divide the model's own matrices: beside lora or qlora take "
             "fsdp, or leave out the adapters"

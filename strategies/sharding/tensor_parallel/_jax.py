@@ -42,8 +42,8 @@ def in_columns_and_rows(parts: Parts, before: Callable[..., Any], after: Callabl
     inner_draw, inner_mix, inner_feed = parts.draw, parts.mix, parts.feed
 
     def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
-        refuse_added(name in sizes(parts))
         value = inner_draw(parts, name, shape, deviation)
+        refuse_added(name in sizes(parts), value)
         short = name.removeprefix("layers.")
         if short == name or lies_divided(value):
             return value

@@ -34,8 +34,8 @@ def in_columns_and_rows(
     inner_gather_parameters = parts.gather_parameters
 
     def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Tensor:
-        refuse_added(own_name(name) in sizes(parts))
         value, R, dim = inner_draw(parts, name, shape, deviation), dist.get_world_size(), _dim(name)
+        refuse_added(own_name(name) in sizes(parts), value)
         if dim is None:
             return value
         if value.shape != shape:

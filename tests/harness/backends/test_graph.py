@@ -58,7 +58,7 @@ def predicted(number: int, checkpointed: bool) -> int:
     "checkpointed", [pytest.param(False, id="plain"), pytest.param(True, id="checkpoint", marks=pytest.mark.long)]
 )
 def test_a_graph_takes_what_is_predicted(checkpointed: bool) -> None:
-    number = 300
+    number = 100
     command = [sys.executable, "-c", MEASURED, str(number), "checkpoint" if checkpointed else "plain"]
     done = subprocess.run(
         command, env={**os.environ, **environment.PINS}, capture_output=True, text=True, check=True, timeout=120

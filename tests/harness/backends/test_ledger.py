@@ -35,6 +35,12 @@ def test_what_stands_is_told_by_maker_and_the_largest_first(
     assert list(ledger.standing(changes)) == standing
 
 
+def test_what_stands_in_one_memory_is_told_apart_from_another(ledger: Ledger) -> None:
+    ledger.began(40, Maker("init", "parameters", "empty", "pinned"))
+    assert list(ledger.standing(len(ledger.changes), "pinned")) == [("parameters", "empty", 40, 1)]
+    assert list(ledger.standing(len(ledger.changes))) == [("parameters", "empty", 100, 1)]
+
+
 def test_the_most_of_a_kind_is_at_its_own_time_and_a_phase_names_what_nobody_named(ledger: Ledger) -> None:
     assert ledger.most() == {"parameters": 100, "activations": 80, "workspace": 7}
     assert ledger.changes[:2] == [Change(0, 100), Change(1, 30)]

@@ -120,10 +120,12 @@ print(attend(*map(int, sys.argv[1:])), attend(*map(int, sys.argv[1:])))
 
 
 HALF = facts.facts()["half_precision"] or ()
+of_known_kernels = pytest.mark.skipif("avx512_bf16" not in HALF, reason="another CPU, other kernels")
+of_no_tiles = pytest.mark.skipif("amx_bf16" in HALF, reason="with AMX a kernel takes 0.3 to 1 MiB, by its size")
 
 
-@pytest.mark.skipif("avx512_bf16" not in HALF, reason="another CPU, other kernels")
-@pytest.mark.skipif("amx_bf16" in HALF, reason="with AMX a kernel takes 0.3 to 1 MiB, by its size")
+@of_known_kernels
+@of_no_tiles
 @pytest.mark.parametrize(("tokens", "features"), [(1024, 64), (1000, 64)])
 def test_attention_in_bfloat16_keeps_what_is_predicted(tokens: int, features: int) -> None:
     env = {**os.environ, **environment.PINS}
@@ -161,6 +163,8 @@ print(sum(grown[10:]))
 """
 
 
+@of_known_kernels
+@of_no_tiles
 @pytest.mark.skipif(not BFLOAT16, reason="the library has no products in bfloat16 for this CPU")
 def test_a_process_grows_by_what_is_counted_for_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten calls go before: in the first the library is loaded. Rows are routed at random here, each by itself."""

@@ -112,13 +112,24 @@ def test_what_compiling_took_in_jax_is_no_peak_of_the_run(allocator):
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
         "Triton Error [CUDA]: out of memory",
-        "NCCL error: unhandled cuda error, out of memory",
+        "NCCL error in: ProcessGroupNCCL.cpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
+        "Last error:\nCuda failure 2 'out of memory'",
         REFUSED,
     ],
 )
 def test_libraries_on_the_device_run_out_of_its_memory(text):
     assert on_torch.ran_out(RuntimeError(text)) == "device"
     assert on_torch.ran_out(RuntimeError("CUDA error: an illegal memory access was encountered")) is None
+
+
+@pytest.mark.parametrize("text", ["std::bad_alloc", "[enforce fail] DefaultCPUAllocator: not enough memory: you tried"])
+def test_libraries_of_the_cpu_run_out_of_the_memory_of_the_host(text):
+    assert on_torch.ran_out(RuntimeError(text)) == "host"
+
+
+@pytest.mark.parametrize(("where", "status"), [(TORCH, "oom_host"), (Place("torch", "cpu"), "oom_budget")])
+def test_a_budget_of_the_device_bounds_nothing_of_the_host(where, status):
+    assert failure(MemoryError(), where, limit=GIB, data_bytes=GIB - MIB)[0] == status
 
 
 def test_page_locked_memory_is_that_of_the_host(card):

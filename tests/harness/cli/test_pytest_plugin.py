@@ -38,8 +38,8 @@ def harness_strategies():
 '''
 
 
-def run_pytest(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "error", "-rA", *words]
+def run_pytest(folder: Path, *words: str, xdist: str = "no:xdist") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", xdist, "-W", "error", "-rA", *words]
     env = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
     }  # of the tests around it
@@ -132,6 +132,17 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, text, words, told):
     (tmp_path / "small.yaml").write_text(text)
     done = run_pytest(tmp_path, "small.yaml", *words)
     assert done.returncode == 2 and told in done.stdout and "Traceback" not in done.stdout, done.stdout
+
+
+def test_workers_of_xdist_measure_nothing_and_say_what_to_do(tmp_path):
+    pytest.importorskip("xdist", reason="needs the package pytest-xdist")
+    (tmp_path / "small.yaml").write_text(SUITE)
+    words = ("small.yaml", "--harness-against", "nowhere.jsonl")  # what would fail each test
+    done = run_pytest(tmp_path, *words, "-n", "2", xdist="xdist")
+    assert done.returncode and "give -n 0, or -p no:xdist" in done.stdout and "1 error in" in done.stdout, done.stdout
+    assert "Traceback" not in done.stdout and not (tmp_path / "results").exists()
+    done = run_pytest(tmp_path, *words, "-n", "0", xdist="xdist")
+    assert "3 failed" in done.stdout and "no:xdist" not in done.stdout, done.stdout
 
 
 def test_the_control_joins_the_rounds_that_are_asked_for(tmp_path):

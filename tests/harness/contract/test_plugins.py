@@ -116,6 +116,10 @@ def test_a_plugin_that_offers_no_strategy_is_none_the_worse(file_of: Any) -> Non
         (offering(USED.replace("same}", "3}")), ["'mine'", "not a callable"]),
         (offering(USED.replace('{"torch": same}', "same")), ["'mine'", "on"]),
         (offering(USED.replace('"torch"', '"pytorch"')), ["'mine'", "'pytorch'", "torch"]),
+        (
+            offering(USED).replace("harness_strategies()", "harness_strategies(wrong)"),
+            ["cannot be registered", "wrong"],
+        ),
     ],
 )
 def test_a_plugin_that_cannot_be_used_is_named_in_one_sentence(file_of: Any, text: str, words: "list[str]") -> None:
@@ -155,6 +159,9 @@ def test_obstacles_are_said_in_one_sentence(file_of: Any) -> None:
     torch = Place("torch", "cpu")
     assert "it is written for torch" in str(strategy.obstacle(Place("jax", "cpu")))
     assert "needs the package no_such_package: install it" in str(strategy.obstacle(torch))
+    named_otherwise = replace(strategy, needs=("yaml>=3", "no_such_package.part"))
+    assert "needs the package no_such_package.part" in str(named_otherwise.obstacle(torch))
+    assert "yaml 99 or newer, and 6" in str(replace(strategy, needs=("yaml>=99",)).obstacle(torch))
     useless = replace(strategy, needs=(), excludes={"torch/cpu": "a CPU has one memory"})
     assert useless.obstacle(torch) == "'mine' does not run on torch/cpu: a CPU has one memory"
     assert useless.obstacle(Place("torch", "cuda")) is None

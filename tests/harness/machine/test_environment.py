@@ -1,6 +1,7 @@
-"""Programs that were compiled before: quicker, and never another figure."""
+"""What a worker finds: programs that were compiled before, and modules of the folder it runs in or not."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,18 @@ def test_a_worker_whose_compiling_is_measured_compiles(backend: str, name: str) 
     assert name not in environment.variables("memory", place, "run", 1, None)
     for kind in environment.COMPILED_BEFORE:
         assert name in environment.variables(kind, place, "run", 1, None)
+
+
+def test_a_worker_imports_from_the_folder_it_runs_in_only_where_the_harness_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").write_text("raise ImportError('of somebody else')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
+    case = Case(workload="decoder", shape=SHAPE, place="torch/cpu", corpus="drawn", tokenizer="none")
+    task = Task(kind="predict", cases=(case,), run_id="folder", parent=os.getpid(), folder="")
+    (record,) = runner.run(task, 1, 120.0)
+    assert record.status == "ok" and record.prediction.predicted_peak_bytes, record
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "PYTHONSAFEPATH" not in environment.variables("memory", case.place, "run", 1, None)

@@ -18,6 +18,7 @@ ANSWERS = {
     "driver_version": "580.159.04",
     "memory.reserved": "551",
     "mig.mode.current": "Disabled",
+    "compute_mode": "Default",
     "clocks_event_reasons_counters.hw_thermal_slowdown": "7",
     "clocks_event_reasons_counters.sw_thermal_slowdown": "0",
     "clocks_event_reasons_counters.hw_power_brake_slowdown": "[N/A]",
@@ -25,7 +26,7 @@ ANSWERS = {
 UUIDS = ("GPU-8932f937-d72c", "GPU-8a56ab03-11e0")
 TOOL = """#!/usr/bin/env python3
 import sys
-answers, running, uuids = {answers!r}, {running!r}, {uuids!r}
+answers, running, on_the_second, uuids = {answers!r}, {running!r}, {on_the_second!r}, {uuids!r}
 for word in sys.argv[1:]:
     if word == "--query-gpu=index,uuid":
         print("\\n".join(", ".join(map(str, each)) for each in enumerate(uuids)))
@@ -35,7 +36,7 @@ for word in sys.argv[1:]:
             sys.exit(2)
         print(", ".join(answers[field] for field in fields))
     if word.startswith("--query-compute-apps"):
-        print("\\n".join(running))
+        print("\\n".join(running if "--id=0" in sys.argv else running + on_the_second))
     if word.startswith("--id=") and word != "--id=0":
         sys.exit(6)
 """
@@ -48,10 +49,15 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpu.usable_bytes.cache_clear()
 
-    def put(running: tuple[str, ...] = (), without: tuple[str, ...] = (), **changed: str) -> None:
+    def put(
+        running: tuple[str, ...] = (),
+        without: tuple[str, ...] = (),
+        on_the_second: tuple[str, ...] = (),
+        **changed: str,
+    ) -> None:
         answers = {name: value for name, value in (ANSWERS | changed).items() if name not in without}
         path = tmp_path / "nvidia-smi"
-        path.write_text(TOOL.format(answers=answers, running=running, uuids=UUIDS))
+        path.write_text(TOOL.format(answers=answers, running=running, on_the_second=on_the_second, uuids=UUIDS))
         path.chmod(0o700)
         gpu.usable_bytes.cache_clear()
 
@@ -148,6 +154,26 @@ def test_other_programs_and_a_slowed_clock_disturb_a_time(tool: Callable[..., No
     flags = interference.disturbances(before, interference.snapshot(place))
     assert {"gpu_shared", "gpu_throttled"} <= set(flags)
     assert interference.snapshot(Place("torch", "cpu")).of_gpu is None, "a time on the CPU asks no GPU"
+
+
+@pytest.mark.parametrize("visible", [None, "0"])
+def test_programs_on_other_gpus_disturb_nothing(
+    tool: Callable[..., None], visible: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(running=("4711",), on_the_second=("4712", "4713"))
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu.state() == State(1, 7)
+
+
+@pytest.mark.parametrize(
+    ("mode", "exclusive"), [("Default", False), ("Prohibited", False), ("Exclusive_Process", True)]
+)
+def test_a_gpu_that_takes_one_process_at_a_time_says_so(tool: Callable[..., None], mode: str, exclusive: bool) -> None:
+    tool(compute_mode=mode)
+    assert gpu.is_exclusive() is exclusive
+    tool(without=("compute_mode",))
+    assert gpu.is_exclusive() is False
 
 
 # Workers

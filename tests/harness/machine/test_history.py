@@ -7,8 +7,11 @@ from pathlib import Path, PurePath
 import pytest
 
 from harness.contract import plugins
+from harness.contract.place import Place
 from harness.machine import history
 from harness.records import Case
+
+TORCH, JAX = Place.parse("torch/cpu"), Place.parse("jax/cpu")
 
 
 @pytest.fixture
@@ -118,15 +121,24 @@ def test_each_file_that_decides_has_one_role_and_counts_only_where_it_runs() -> 
         "harness/backends/torch_memory.py",
         "harness/worker/calibration.py",
     ]
-    torch = history.roles(names, ["decoder"], ["torch"])
+    torch = history.roles(names, ["decoder"], [TORCH])
     assert torch.run == ("harness/workloads/decoder/_torch.py", "harness/workloads/halves.py")
     assert torch.measuring == ("harness/worker/memory.py",)
     assert torch.predicting == ("harness/worker/prediction.py", "harness/backends/torch_memory.py")
-    jax = history.roles(names, ["scoring"], ["jax"])
+    jax = history.roles(names, ["scoring"], [JAX])
     assert jax.run == ("strategies/loss/cut_loss/_jax.py", "harness/workloads/halves.py"), "no part of torch"
     assert "harness/backends/jax.py" in jax.measuring
-    assert "harness/workloads/scoring/_torch.py" in history.roles(names, ["scoring"], ["torch"]).run
-    assert "harness/workloads/decoder/_torch.py" in history.roles(names, ["scoring"], ["torch"]).run, "it is a decoder"
+    assert "harness/workloads/scoring/_torch.py" in history.roles(names, ["scoring"], [TORCH]).run
+    assert "harness/workloads/decoder/_torch.py" in history.roles(names, ["scoring"], [TORCH]).run, "it is a decoder"
+
+
+@pytest.mark.parametrize("name", ["_rows", "_kernel", "_pallas"])
+def test_what_only_a_gpu_runs_counts_for_places_with_one(name: str) -> None:
+    kernel = f"strategies/loss/fused_loss/{name}.py"
+    assert (history.ROOT / kernel).is_file()
+    assert history.roles([kernel], ["decoder"], [TORCH, JAX]).run == ()
+    assert history.roles([kernel], ["decoder"], [TORCH, Place.parse("torch/cuda")]).run == (kernel,)
+    assert history.roles(["strategies/loss/fused_loss/_torch.py"], ["decoder"], [TORCH]).run
 
 
 USERS = {"user_model": {"causal_lm"}, "whole_run": {"decoder"}}
@@ -152,8 +164,8 @@ def test_rooms_that_are_apart_count_where_cases_need_them() -> None:
         assert history.rooms([plain.model_copy(update={"workload": workload})]) == {workload, "user_model"}
     assert set(history.OF_THE_DECODER) | {"causal_lm"} == set(plugins.load().workloads)
     names = ["harness/workloads/user_model/_torch.py", "harness/workloads/whole_run/_torch.py"]
-    assert history.roles(names, history.rooms([plain]), ["torch"]).run == ()
-    assert history.roles(names, {"mine", "user_model"}, ["torch"]).run == (names[0],)
+    assert history.roles(names, history.rooms([plain]), [TORCH]).run == ()
+    assert history.roles(names, {"mine", "user_model"}, [TORCH]).run == (names[0],)
 
 
 @pytest.mark.parametrize("name", ["memory", "timing", "numerics", "process", "ranks"])
@@ -165,7 +177,7 @@ def test_what_measures_uses_nothing_that_is_said_to_predict(name: str) -> None:
     }
     assert "harness.records" in {module[:15] for module in modules}, "imports were read"
     files = [f"{module.replace('.', '/')}.py" for module in modules]
-    assert not history.roles(files, history.APART, ["torch", "jax"]).predicting
+    assert not history.roles(files, history.APART, [TORCH, JAX]).predicting
 
 
 @pytest.mark.parametrize(("tool", "user"), [*zip(history.TOOLS, ["mapped_cache", "muon"], strict=True)])
@@ -181,7 +193,7 @@ def test_a_tool_of_strategies_counts_where_one_of_theirs_names_it(tool: str, use
     assert tool not in without and tool not in history.digests(without)
     older = history.digests(with_it) | {tool: "0" * 10}
     assert history.differing(older, without) == () and history.differing(older, with_it) == (tool,)
-    assert history.roles([tool], ["decoder"], ["torch"]).run == (tool,)
+    assert history.roles([tool], ["decoder"], [TORCH]).run == (tool,)
 
 
 def test_every_file_that_is_said_to_predict_or_to_check_is_there() -> None:

@@ -11,11 +11,14 @@ import torch
 
 from harness import Place
 from harness.backends.torch_calls import text_of
-from harness.machine import interference, throughput
+from harness.machine import gpu, interference, throughput
+from harness.machine.gpu import Gpu
 from harness.records.roofline import Operations, Rates
+from harness.worker import operators
 from harness.worker import throughput as measuring
 
 TORCH = Place("torch", "cpu")
+ON_GPU = Place("torch", "cuda")
 RATES = Rates(bandwidth=1e9, flops={"float32": 1e9})
 
 
@@ -101,6 +104,17 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interference, "disturbances", lambda before, after: ())
 
 
+@pytest.fixture
+def timed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time calls in this process: another one loads torch first."""
+
+    def answer(module: str, device: str, calls: str, spent: str, env: dict[str, str]) -> dict[str, float | None]:
+        assert module == "harness.worker.operators"
+        return operators.timed(device, json.loads(Path(calls).read_text()), float(spent))
+
+    monkeypatch.setattr(throughput, "answer_of", answer)
+
+
 @pytest.mark.usefixtures("quiet")
 def test_a_call_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = product(64), product(512)
@@ -111,7 +125,7 @@ def test_a_call_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert throughput.with_calls(RATES, TORCH, [Operations("float32", 1e9, 10)], tmp_path).calls == {}
 
 
-@pytest.mark.usefixtures("quiet")
+@pytest.mark.usefixtures("quiet", "timed_here")
 def test_what_cannot_be_made_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Operations("float32", 10.0, 10, json.dumps(["aten.nothing.default", [], {"options": {}}]))
     assert throughput.with_calls(RATES, TORCH, [wrong], tmp_path).calls == {}
@@ -129,8 +143,36 @@ def test_a_call_that_takes_long_or_moves_much_is_left_out(tmp_path: Path, monkey
     assert throughput.with_calls(RATES, TORCH, [product(8)], tmp_path).calls == {}, "too much for this container"
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("quiet")
+def test_a_call_on_a_gpu_may_move_a_part_of_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = product(64)
+    monkeypatch.setattr(throughput, "answer_of", lambda *words, **options: {one.call: 1.0})
+    enough, much = 8 * one.moved, 1 << 40
+    for host, device, timed in ((much, enough - 1, False), (1, enough, True), (enough - 1, None, False)):
+        monkeypatch.setattr(throughput.facts, "total_bytes", lambda host=host: host)
+        monkeypatch.setattr(gpu, "usable_bytes", lambda device=device: device)
+        calls = throughput.with_calls(RATES, ON_GPU, [one], tmp_path / str(device)).calls
+        assert bool(calls) is timed, (host, device)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_figures_of_a_gpu_are_those_of_one_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, asked = product(64), []
+
+    def answer(module: str, *words: str, env: dict[str, str]) -> dict[str, float]:
+        asked.append(module)
+        return {one.call if module.endswith("operators") else "bandwidth": float(len(asked))}
+
+    monkeypatch.setattr(throughput.backends, "absent", lambda *place: None)
+    monkeypatch.setattr(throughput, "answer_of", answer)
+    for card, figure in (("NVIDIA L4", 1.0), ("NVIDIA H200", 3.0), ("NVIDIA L4", 1.0)):
+        monkeypatch.setattr(gpu, "detect", lambda card=card: Gpu(card, 1 << 40, 1 << 40, "580.1"))
+        assert throughput.of_place(ON_GPU, tmp_path) == {"bandwidth": figure}
+        assert throughput.with_calls(RATES, ON_GPU, [one], tmp_path).calls == {one.call: figure + 1}
+    assert len(asked) == 4
+
+
+@pytest.mark.usefixtures("quiet", "timed_here")
 def test_timing_ends_in_time_and_the_next_prediction_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = [product(side) for side in (512, 8, 64)]
     monkeypatch.setattr(throughput, "SPENT_SECONDS", 1e-9)
@@ -139,6 +181,7 @@ def test_timing_ends_in_time_and_the_next_prediction_goes_on(tmp_path: Path, mon
     assert set(throughput.with_calls(RATES, TORCH, work, tmp_path).calls) == {each.call for each in work}
 
 
+@pytest.mark.usefixtures("timed_here")
 def test_what_was_timed_beside_something_else_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interference, "disturbances", lambda before, after: ("crowded",))
     assert throughput.with_calls(RATES, TORCH, [product(64)], tmp_path).calls == {}

@@ -34,6 +34,16 @@ def test_a_product_is_counted_by_its_three_lengths():
     assert moved(counted(torch.mm, a, b)) == 4 * (48 + 80 + 60)
 
 
+def test_updates_of_many_tensors_at_once_move_all_of_them():
+    p, g, m, v = ([torch.ones(1000), torch.ones(500)] for _ in range(4))
+    assert moved(counted(lambda: torch._foreach_mul_(p, 0.5))) == 2 * 4 * 1500
+    steps, none = [torch.ones(()) for _ in p], []
+    rates = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
+    kinds = {"amsgrad": False, "maximize": False, "grad_scale": None, "found_inf": None}
+    fused = counted(lambda: torch._fused_adamw_(p, g, m, v, none, steps, **rates, **kinds))
+    assert moved(fused) >= 7 * 4 * 1500
+
+
 def test_views_move_nothing_and_a_gather_only_what_it_takes():
     table, ids = torch.ones(1000, 4), torch.arange(3)
     assert counted(lambda: table.view(4, 1000).T[:2]) == ()

@@ -53,8 +53,12 @@ def test_a_frame_of_records_has_one_row_a_process(report: Any) -> None:
 
 
 def test_results_come_with_the_harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Which files they are; that each of them can be read is tested with the store."""
+    files = []
+    monkeypatch.setattr(store, "read", lambda file, aliases: files.append(file) or ([], []))
     monkeypatch.chdir(tmp_path)
     assert {each.folder for each in harness.read().results} >= {"losses", "long_context"}
+    assert sorted(files) == sorted(store.newest(ROOT / "results"))
 
 
 def test_several_folders_are_read_together() -> None:
@@ -190,7 +194,7 @@ def test_the_door_costs_an_author_of_plugins_nothing() -> None:
 
 def test_without_pandas_a_sentence_says_what_to_install(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(frame.FrameError, match=r"pip install '\.\[frame\]'"):
+    with pytest.raises(frame.FrameError, match=r"pip install 'memory-strategy-harness\[frame\]'"):
         report.frame()
 
 

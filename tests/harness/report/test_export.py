@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -398,28 +397,21 @@ def test_pictures_are_files_whose_text_is_inert(tmp_path):
 
 def test_without_the_package_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(PicturesError, match=r"pip install '\.\[pictures\]'"):
+    with pytest.raises(PicturesError, match=r"pip install 'memory-strategy-harness\[pictures\]'"):
         charts.tradeoff(rows_of(row(), row("a", peak_ratio=0.9)))
 
 
-def reported(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "harness", "report", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def test_the_command_writes_every_form(tmp_path):
+def test_the_command_writes_every_form(here, tmp_path):
     losses = str(ROOT / "results" / "losses")
-    as_json, as_csv = reported(losses, "--format", "json"), reported(losses, "--format", "csv")
-    rows = json.loads(as_json.stdout)
-    assert len(rows) == len(list(csv.DictReader(io.StringIO(as_csv.stdout)))) > 10
+    (_, as_json, _), (_, as_csv, _) = (here(tmp_path, "report", losses, "--format", form) for form in ("json", "csv"))
+    rows = json.loads(as_json)
+    assert len(rows) == len(list(csv.DictReader(io.StringIO(as_csv)))) > 10
     assert {each["suite"] for each in rows} == {"losses"}
-    drawn = reported(losses, "--pictures", str(tmp_path / "pictures"))
-    assert drawn.returncode == 0 and drawn.stdout == ""
+    assert here(tmp_path, "report", losses, "--pictures", "pictures")[:2] == (0, "")
     assert {path.suffix for path in (tmp_path / "pictures").iterdir()} == {".svg", ".png"}
-    for options in ((), ("--pictures", str(tmp_path / "pictures"))):
-        refused = reported(losses, "--into", str(tmp_path / "missing.md"), *options)
-        assert refused.returncode == 2 and "missing.md' cannot be read" in refused.stderr
-        assert "Traceback" not in refused.stderr
+    for options in ((), ("--pictures", "pictures")):
+        status, _, told = here(tmp_path, "report", losses, "--into", "missing.md", *options)
+        assert status == 2 and "missing.md' cannot be read" in told and "Traceback" not in told
     (tmp_path / "file").write_text("")
-    refused = reported(losses, "--pictures", str(tmp_path / "file"))
-    assert refused.returncode == 2 and "name another" in refused.stderr
+    status, _, told = here(tmp_path, "report", losses, "--pictures", "file")
+    assert status == 2 and "name another" in told

@@ -6,10 +6,10 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
-from html import unescape
+from collections.abc import Callable, Iterator
+from html import escape, unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import pytest
@@ -20,6 +20,18 @@ from harness.verdicts.claims import Answer
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
+Once = Callable[[str, Callable[[Path], Any]], Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bundled(once: Once) -> Iterator[None]:
+    """Bundle the library of pictures once for all pages: that takes seconds, and it is the same in each."""
+    import vl_convert
+
+    library = once("library", lambda folder: vl_convert.javascript_bundle(page.BUNDLED))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vl_convert, "javascript_bundle", {page.BUNDLED: library}.__getitem__)
+        yield
 
 
 @pytest.fixture
@@ -42,8 +54,12 @@ def row(**changes: Any) -> dict[str, Any]:
     return given | changes
 
 
+def query(asked: dict[str, Any]) -> str:
+    return urlencode({name: "" if value is True else value for name, value in asked.items()})
+
+
 def browser(path: Path, *options: str, **asked: Any) -> "subprocess.CompletedProcess[str]":
-    """Open the page at these settings; refuse a page that says something is wrong."""
+    """Open the page at these settings."""
     if BROWSER is None:
         pytest.skip("needs a browser: chromium")
     command = [
@@ -55,17 +71,102 @@ def browser(path: Path, *options: str, **asked: Any) -> "subprocess.CompletedPro
         "--hide-scrollbars",
     ]
     command += ["--enable-logging=stderr", f"--user-data-dir={path.parent / f'profile-{os.getpid()}'}", *options]
-    query = urlencode({name: "" if value is True else value for name, value in asked.items()})
-    done = subprocess.run([*command, f"{path.as_uri()}?{query}"], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*command, f"{path.as_uri()}?{query(asked)}"], capture_output=True, text=True, timeout=120)
+
+
+def faults(done: "subprocess.CompletedProcess[str]") -> list[str]:
+    """Return what the console says is wrong."""
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    faults = [line for line in said if re.search("Uncaught|Error|Refused|violates", line)]
-    assert not faults, faults
-    return done
+    return [line for line in said if re.search("Uncaught|Error|Refused|violates", line)]
 
 
-def dom_of(path: Path, *options: str, **asked: Any) -> str:
+def dom_of(path: Path, **asked: Any) -> str:
     """Return what a browser makes of the page."""
-    return browser(path, "--window-size=1280,1500", *options, "--dump-dom", **asked).stdout
+    done = browser(path, "--window-size=1280,1500", "--dump-dom", **asked)
+    assert not faults(done), faults(done)
+    return done.stdout
+
+
+FRAME = '<iframe src="{src}" style="border:0;width:{width}px;height:900px"></iframe>'
+"""A page in a frame of a width, since a window cannot be as narrow as a phone."""
+COLLECT = """<pre id="said"></pre><script>
+addEventListener("message", event => document.getElementById("said").append(JSON.stringify(event.data) + "\\n"));
+</script>"""
+
+
+def framed(folder: Path, sources: dict[str, int], *options: str) -> tuple[list[str], list[Any]]:
+    """Open pages of a folder, each at its width, in one browser; return its faults, and what the pages' scripts say."""
+    path = folder / "frames.html"
+    frames = "".join(FRAME.format(src=escape(source), width=width) for source, width in sources.items())
+    path.write_text(f"<!doctype html>{frames}{COLLECT}")
+    done = browser(path, "--window-size=1400,1000", "--allow-file-access-from-files", "--dump-dom", *options)
+    said = done.stdout.split('<pre id="said">')[1].split("</pre>")[0]
+    return faults(done), [json.loads(line) for line in unescape(said).split("\n") if line]
+
+
+def with_script(text: str, script: str) -> str:
+    """Return a page that runs a script when all of it is there."""
+    head, _, tail = text.rpartition("</body>")
+    return f"{head}<script>{script}</script></body>{tail}"
+
+
+class Small(NamedTuple):
+    """A small page, what a link to it asks for, and what reads something of it once it is opened."""
+
+    rows: list[dict[str, Any]]
+    about: page.About
+    asked: dict[str, Any]
+    script: str
+
+
+class Shown(NamedTuple):
+    """What a browser makes of a small page, and what its script has read."""
+
+    dom: str
+    read: Any
+
+
+SMALL: list[Small] = []
+
+
+def small(rows: list[dict[str, Any]], script: str = "", about: page.About | None = None, **asked: Any) -> int:
+    """Have a small page opened beside all others, and give it a number."""
+    SMALL.append(Small(rows, about or page.About(), asked, script))
+    return len(SMALL) - 1
+
+
+SHOW = """
+const read = (() => {{{script}}})();
+setTimeout(() => {{
+  document.querySelectorAll("script").forEach(each => each.remove());  // they are most of a page, and have run
+  parent.postMessage([{number}, document.documentElement.outerHTML, read], "*");
+}}, 2500);
+"""
+
+
+def opened(folder: Path) -> tuple[list[str], dict[int, Shown]]:
+    """Open all small pages in one browser: to start it takes longer. Return its faults, and what it makes of them."""
+    sources = {}
+    for number, each in enumerate(SMALL):
+        text = page.html("mine", each.rows, {}, about=each.about)
+        text = with_script(text, SHOW.format(number=number, script=each.script))
+        (folder / f"{number}.html").write_text(text, encoding="utf-8")
+        sources[f"{number}.html?{query(each.asked)}"] = 1280
+    try:
+        wrong, said = framed(folder, sources)
+    except subprocess.TimeoutExpired as hangs:
+        return [str(hangs)], {}  # so that not every test waits for it
+    return wrong, {number: Shown(dom, read) for number, dom, read in said}
+
+
+@pytest.fixture
+def shown(once: Once) -> dict[int, Shown]:
+    """What a browser makes of each small page."""
+    if BROWSER is None:
+        pytest.skip("needs a browser: chromium")
+    wrong, pages = once("small-pages", opened)
+    assert not wrong, wrong
+    return pages
 
 
 def lines_of(dom: str) -> list[list[str]]:
@@ -118,8 +219,11 @@ def test_texts_of_suites_and_plugins_are_inert() -> None:
     assert HOSTILE in embedded["texts"], "and none of it is lost"
 
 
-def test_hostile_text_does_nothing_in_a_browser(tmp_path: Path) -> None:
-    dom = dom_of(written(tmp_path, [row(strategy=HOSTILE, verdict="wins")]), open="0")
+HOSTILE_ROW = small([row(strategy=HOSTILE, verdict="wins")], open="0")
+
+
+def test_hostile_text_does_nothing_in_a_browser(shown: dict[int, Shown]) -> None:
+    dom = shown[HOSTILE_ROW].dom
     assert "<title>mine</title>" in dom and lines_of(dom)[0][0] == HOSTILE
 
 
@@ -131,36 +235,40 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("asked", "names"),
-    [
-        ({"filter": "wins torch/cpu"}, ["b"]),
-        ({"place": "jax/cpu"}, ["c"]),
-        ({"answer": "approximate"}, ["c"]),
-        ({"wins": True}, ["b", "c"]),
-        ({"filter": "oom_budget"}, ["d"]),
-        ({"against": "the logits"}, ["b"]),
-        ({"filter": "nothing of it"}, []),
-        ({"open": "0", "sort": "peak_bytes"}, ["a", "c", "b", "d"]),
-        ({"open": "0", "sort": "strategy", "down": True}, ["c", "b", "a", "d"]),
-        ({"open": "0", "place": "gone"}, ["a", "b", "c", "d"]),
-    ],
-    ids=str,
-)
-def test_a_browser_filters_and_sorts(asked: dict[str, Any], names: list[str], tmp_path: Path) -> None:
-    path = written(tmp_path, ROWS, about=page.About(against={"b": "the logits"}))
-    dom = dom_of(path, **asked)
+FILTERS = [
+    ({"filter": "wins torch/cpu"}, ["b"]),
+    ({"place": "jax/cpu"}, ["c"]),
+    ({"answer": "approximate"}, ["c"]),
+    ({"wins": True}, ["b", "c"]),
+    ({"filter": "oom_budget"}, ["d"]),
+    ({"against": "the logits"}, ["b"]),
+    ({"filter": "nothing of it"}, []),
+    ({"open": "0", "sort": "peak_bytes"}, ["a", "c", "b", "d"]),
+    ({"open": "0", "sort": "strategy", "down": True}, ["c", "b", "a", "d"]),
+    ({"open": "0", "place": "gone"}, ["a", "b", "c", "d"]),
+]
+FILTERED = [small(ROWS, about=page.About(against={"b": "the logits"}), **asked) for asked, _ in FILTERS]
+
+
+@pytest.mark.parametrize("at", range(len(FILTERS)), ids=lambda at: str(FILTERS[at][0]))
+def test_a_browser_filters_and_sorts(at: int, shown: dict[int, Shown]) -> None:
+    (asked, names), dom = FILTERS[at], shown[FILTERED[at]].dom
     assert names_of(dom) == names
     count = len(names) if "open" not in asked else 4
     assert f"{count} of 4 rows" in dom
 
 
-def test_a_row_opens_to_all_that_decided_it(tmp_path: Path) -> None:
-    shown = row(
+DECIDED = small(
+    [row(
         strategy="b + c", composition={"before the step": 1 << 20, "loss": 3 << 20}, round_ratios=[0.9, 1.0, 1.1],
         time_ratio=1.0, time_ratio_low=0.95, time_ratio_high=1.05, time="open", reasons="asked for 3 MiB more",
-    )  # fmt: skip
-    dom = dom_of(written(tmp_path, [shown]), open="0")
+    )],
+    open="0",
+)  # fmt: skip
+
+
+def test_a_row_opens_to_all_that_decided_it(shown: dict[int, Shown]) -> None:
+    dom = shown[DECIDED].dom
     more = dom.split('<tr class="more">')[1].split("</table>")[0]
     assert "before the step 1.0 MiB" in more and "loss 3.0 MiB" in more
     assert re.findall(r"width: ?([0-9.]+)%", more) == ["25", "75"]
@@ -169,95 +277,127 @@ def test_a_row_opens_to_all_that_decided_it(tmp_path: Path) -> None:
     assert "harness run mine --place torch/cpu -k 'b + c'" in unescape(more)
 
 
-def test_the_bound_and_the_residual_stand_beside_the_prediction(tmp_path: Path) -> None:
+BOUND = small(
+    [
+        row(strategy="a", peak_bytes=66 << 20, predicted_bytes=60 << 20, residual_bytes=6 << 20, residual_ratio=0.1,
+            at_most_bytes=72 << 20, at_most_coverage=395 / 396),
+        row(strategy="b", peak_bytes=3 << 20, predicted_bytes=2 << 20, residual_bytes=1 << 20, residual_ratio=0.5),
+    ],
+    sort="residual_ratio", down=True, open="1",
+)  # fmt: skip
+
+
+def test_the_bound_and_the_residual_stand_beside_the_prediction(shown: dict[int, Shown]) -> None:
     """As in the tables: the residual of a peak below 32 MiB is in bytes."""
-    bound = {"at_most_bytes": 72 << 20, "at_most_coverage": 395 / 396}
-    large = row(strategy="a", peak_bytes=66 << 20, predicted_bytes=60 << 20, residual_bytes=6 << 20, residual_ratio=0.1)
-    small = row(strategy="b", peak_bytes=3 << 20, predicted_bytes=2 << 20, residual_bytes=1 << 20, residual_ratio=0.5)
-    dom = dom_of(written(tmp_path, [large | bound, small]), sort="residual_ratio", down=True, open="1")
+    dom = shown[BOUND].dom
     names = [unescape(name) for name in re.findall(r'<th scope="col"[^>]*><button>(.*?)</button>', dom)]
     cells = [dict(zip(names, line, strict=True)) for line in lines_of(dom)]
-    shown = [[line[name] for name in ("strategy", "predicted", "at most", "residual")] for line in cells]
-    assert shown == [["b", "2.0", "", "+1.0 MiB"], ["a", "60.0", "72.0", "+10.0%"]]
+    told = [[line[name] for name in ("strategy", "predicted", "at most", "residual")] for line in cells]
+    assert told == [["b", "2.0", "", "+1.0 MiB"], ["a", "60.0", "72.0", "+10.0%"]]
     assert "72.0 MiB, with a probability of 99.7 %" in dom
 
 
-def test_two_rows_lie_beside_each_other(tmp_path: Path) -> None:
-    dom = dom_of(written(tmp_path, ROWS), beside="0,1")
+BESIDE = small(ROWS, beside="0,1")
+
+
+def test_two_rows_lie_beside_each_other(shown: dict[int, Shown]) -> None:
+    dom = shown[BESIDE].dom
     panel = dom.split('id="beside"')[1].split("</aside>")[0]
-    assert "a - here" in panel and "b - here" in panel and "0.50 x less" in panel
+    assert "a - here" in panel and "b - here" in panel and "0.50 x, less" in panel
     assert "hidden" not in panel.split(">")[0]
 
 
-def test_a_time_of_one_round_has_no_interval(tmp_path: Path) -> None:
+SEVERAL = row(strategy="c", time_ratio=1.19, rounds=2, time="open", round_ratios=[1.1, 1.28])
+TIMED = small(
+    [
+        row(strategy="b", time_ratio=1.19, rounds=1, time="open", round_ratios=[1.19]),
+        SEVERAL,
+        SEVERAL | {"strategy": "d", "time_ratio_low": 1.1, "time_ratio_high": 1.3, "time": "slower"},
+    ],
+    open="0",
+)
+
+
+def test_a_time_of_one_round_has_no_interval(shown: dict[int, Shown]) -> None:
     """As in the tables."""
-    once = row(strategy="b", time_ratio=1.19, rounds=1, time="open", round_ratios=[1.19])
-    several = row(strategy="c", time_ratio=1.19, rounds=2, time="open", round_ratios=[1.1, 1.28])
-    known = several | {"strategy": "d", "time_ratio_low": 1.1, "time_ratio_high": 1.3, "time": "slower"}
-    dom = dom_of(written(tmp_path, [once, several, known]), open="0")
+    dom = shown[TIMED].dom
     times = [line[7] for line in lines_of(dom)]
-    assert times == ["1.19 x, 1 round: open", "1.19 x, 2 rounds: open", "1.19 x (1.10-1.30) slower"]
+    assert times == ["1.19 x, 1 round: open", "1.19 x, 2 rounds: open", "1.19 x (1.10-1.30), slower"]
     more = dom.split('<tr class="more">')[1].split("</table>")[0]
     assert "Step times of 1 round<" in more and more.count("<line") == 1, "the baseline's line, and no interval"
 
 
+DIVIDED = {
+    strategy: small([row(strategy=strategy, round_ratios=[0.9, 1.1])], open="0") for strategy in ("b", "nothing")
+}
+
+
 @pytest.mark.parametrize(("strategy", "partner"), [("b", "mean of baseline and control"), ("nothing", "baseline")])
-def test_rounds_say_what_they_are_divided_by(strategy: str, partner: str, tmp_path: Path) -> None:
-    dom = dom_of(written(tmp_path, [row(strategy=strategy, round_ratios=[0.9, 1.1])]), open="0")
+def test_rounds_say_what_they_are_divided_by(strategy: str, partner: str, shown: dict[int, Shown]) -> None:
+    dom = shown[DIVIDED[strategy]].dom
     assert f"each divided by the {partner} of its round" in dom and f">{partner}</text>" in dom
     assert "times are step times divided by the mean of baseline and control" in dom
 
 
-def test_a_row_without_phases_opens_without_a_bar(tmp_path: Path) -> None:
-    dom = dom_of(written(tmp_path, [row(place="torch/cuda")]), open="0", beside="0")
-    shown = dom.split("<main>")[1].split("</aside>")[0]
-    assert '<tr class="more">' in shown and "What the peak is made of" not in shown and 'class="bar"' not in shown
+WITHOUT_PHASES = small([row(place="torch/cuda")], open="0", beside="0")
 
 
-def read(path: Path, script: str, **asked: Any) -> Any:
-    """Return what a script reads on the page, once that is opened."""
-    head, _, tail = path.read_text().rpartition("</body>")
-    path.write_text(f"{head}<script>document.title = JSON.stringify((() => {{{script}}})());</script></body>{tail}")
-    return json.loads(unescape(re.findall("<title>(.*?)</title>", dom_of(path, **asked))[0]))
+def test_a_row_without_phases_opens_without_a_bar(shown: dict[int, Shown]) -> None:
+    told = shown[WITHOUT_PHASES].dom.split("<main>")[1].split("</aside>")[0]
+    assert '<tr class="more">' in told and "What the peak is made of" not in told and 'class="bar"' not in told
 
 
-def test_the_header_that_sorts_keeps_the_focus(tmp_path: Path) -> None:
-    script = """
+SORTED = small(
+    [*ROWS[:3], row(strategy="e", comparison="there")],
+    """
       const headers = () => [...document.querySelectorAll(".rows th button")];
       const at = headers().findLastIndex(each => each.textContent === "peak MiB");
       headers()[at].focus();
       headers()[at].click();
       return [at, headers().indexOf(document.activeElement), document.activeElement.parentElement.ariaSort];
-    """
-    rows = [*ROWS[:3], row(strategy="e", comparison="there")]
-    assert read(written(tmp_path, rows), script, open=True) == [11, 11, "ascending"], "in the second table"
-
-
-@pytest.mark.parametrize(
-    ("asked", "names"),
-    [("0,9999", ["a"]), ("9999", []), ("x,-1,1.5,,1,0", ["b", "a"]), ("1,1", ["b"])],
+    """,
+    open=True,
 )
-def test_a_stale_link_lays_beside_what_is_there(asked: str, names: list[str], tmp_path: Path) -> None:
-    script = """
-      const panel = document.getElementById("beside");
-      const names = [...panel.querySelectorAll("tr:first-child th")].map(each => each.textContent.split(" - ")[0]);
-      return panel.hidden ? [] : names.slice(1);
+
+
+def test_the_header_that_sorts_keeps_the_focus(shown: dict[int, Shown]) -> None:
+    assert shown[SORTED].read == [11, 11, "ascending"], "in the second table"
+
+
+LAID = """
+  const panel = document.getElementById("beside");
+  const names = [...panel.querySelectorAll("tr:first-child th")].map(each => each.textContent.split(" - ")[0]);
+  return panel.hidden ? [] : names.slice(1);
+"""
+STALE = {"0,9999": ["a"], "9999": [], "x,-1,1.5,,1,0": ["b", "a"], "1,1": ["b"]}
+STALE_LINKS = {asked: small(ROWS, LAID, beside=asked) for asked in STALE}
+
+
+@pytest.mark.parametrize("asked", STALE)
+def test_a_stale_link_lays_beside_what_is_there(asked: str, shown: dict[int, Shown]) -> None:
+    assert shown[STALE_LINKS[asked]].read == STALE[asked]
+
+
+SELECTED = small(
+    ROWS,
     """
-    assert read(written(tmp_path, ROWS), script, beside=asked) == names
-
-
-def test_a_select_shows_what_filters(tmp_path: Path) -> None:
-    script = """
       const selects = ["place", "against", "answer"].map(name => document.getElementById(name));
       return [selects.map(each => each.selectedIndex >= 0 ? each.value : "nothing selected"),
         document.getElementById("count").textContent];
+    """,
+    place="gone",
+    against="gone",
+    answer="approximate",
+)
+
+
+def test_a_select_shows_what_filters(shown: dict[int, Shown]) -> None:
+    assert shown[SELECTED].read == [["", "", "approximate"], "1 of 4 rows"]
+
+
+BUTTONS = small(
+    ROWS[:3],
     """
-    shown = read(written(tmp_path, ROWS), script, place="gone", against="gone", answer="approximate")
-    assert shown == [["", "", "approximate"], "1 of 4 rows"]
-
-
-def test_every_button_says_whether_its_row_lies_beside(tmp_path: Path) -> None:
-    script = """
       document.querySelectorAll("tr.row[aria-expanded=false]").forEach(each => each.click());
       const buttons = [...document.querySelectorAll("button[data-row]")];
       const words = () => buttons.map(each => each.textContent.startsWith("Take away"));
@@ -265,13 +405,19 @@ def test_every_button_says_whether_its_row_lies_beside(tmp_path: Path) -> None:
       const three = words();
       document.querySelector("#beside button").click();
       return [three, words()];
+    """,
+    open=True,
+)
+
+
+def test_every_button_says_whether_its_row_lies_beside(shown: dict[int, Shown]) -> None:
+    assert shown[BUTTONS].read == [[False, True, True], [False, False, False]]
+
+
+LONG = small(
+    [row(strategy=f"s{at}", comparison=f"comparison {at // 150}") for at in range(450)]
+    + [row(suite="other", strategy=f"s{at}") for at in range(401)],
     """
-    shown = read(written(tmp_path, ROWS[:3]), script, open=True)
-    assert shown == [[False, True, True], [False, False, False]]
-
-
-def test_a_long_section_is_cut_between_comparisons_until_all_of_it_is_wanted(tmp_path: Path) -> None:
-    script = """
       const count = () => document.querySelectorAll("#mine tr.row").length;
       const named = words => [...document.querySelectorAll("#mine button")].find(each => each.textContent === words);
       const click = words => named(words).click();
@@ -282,10 +428,13 @@ def test_a_long_section_is_cut_between_comparisons_until_all_of_it_is_wanted(tmp
       counts.push(count());
       click("strategy");
       return [...counts, count(), document.querySelectorAll("#other tr.row").length];
-    """
-    long = [row(strategy=f"s{at}", comparison=f"comparison {at // 150}") for at in range(450)]
-    whole = [row(suite="other", strategy=f"s{at}") for at in range(401)]
-    assert read(written(tmp_path, long + whole), script, open=True) == [300, 300, 450, 450, 401]
+    """,
+    open=True,
+)
+
+
+def test_a_long_section_is_cut_between_comparisons_until_all_of_it_is_wanted(shown: dict[int, Shown]) -> None:
+    assert shown[LONG].read == [300, 300, 450, 450, 401]
 
 
 def test_only_pictures_that_there_would_be_are_counted_as_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,16 +450,12 @@ def test_only_pictures_that_there_would_be_are_counted_as_left_out(monkeypatch: 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_no_cell_is_cut_off_at_any_width(dark: bool, committed: Path, tmp_path: Path) -> None:
     """The page measures itself: nothing is wider than the window, no cell hides what it holds, letters can be read."""
-    head, _, tail = committed.read_text().rpartition("</body>")
-    path = tmp_path / "measured.html"
-    path.write_text(f"{head}<script>{MEASURE}</script></body>{tail}")
-    frames = path.with_name("frames.html")
-    source = f"{path.name}?filter=long_context&open=1"
-    frames.write_text("<!doctype html>" + "".join(FRAME.format(src=source, width=width) for width in WIDTHS) + COLLECT)
+    (tmp_path / "measured.html").write_text(with_script(committed.read_text(), MEASURE))
+    sources = {f"measured.html?filter=long_context&open=1&width={width}": width for width in WIDTHS}
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    options = [scheme, "--window-size=1400,1000", "--allow-file-access-from-files"]
-    said = re.findall(r"MEASURED(.*?)END", browser(frames, *options, "--dump-dom").stdout)
-    measured = {sizes["window"]: sizes for sizes in (json.loads(unescape(each)) for each in said)}
+    wrong, said = framed(tmp_path, sources, scheme)
+    assert not wrong, wrong
+    measured = {sizes["window"]: sizes for sizes in said}
     assert set(measured) == set(WIDTHS)
     for width, sizes in measured.items():
         assert sizes["rows"] > 10
@@ -331,14 +476,10 @@ setTimeout(() => {
     what: widest.tagName + "." + widest.className,
     cut: cut.slice(0, 3).map(each => each.textContent), rows: document.querySelectorAll("tr.row").length,
     ground: style.backgroundColor, ink: style.color};
-  parent.postMessage("MEASURED" + JSON.stringify(sizes) + "END", "*");
+  parent.postMessage(sizes, "*");
 }, 2500);
 """
 WIDTHS = (390, 820, 1280)
-FRAME = '<iframe src="{src}" style="border:0;width:{width}px;height:900px"></iframe>'
-"""A page in a frame of a width, since a window cannot be as narrow as a phone."""
-COLLECT = """<pre id="said"></pre>
-<script>addEventListener("message", event => document.getElementById("said").append(event.data))</script>"""
 
 
 @pytest.fixture(scope="module")
@@ -370,8 +511,10 @@ def test_a_page_of_10_000_rows_opens_in_two_seconds(large: Path) -> None:
 
     def seconds(path: Path) -> float:
         begun = time.perf_counter()
-        browser(path, "--dump-dom", "--virtual-time-budget=1")
-        return time.perf_counter() - begun
+        done = browser(path, "--dump-dom", "--virtual-time-budget=1")
+        seconds = time.perf_counter() - begun
+        assert not faults(done), faults(done)
+        return seconds
 
     seconds(small)
     assert seconds(large) - seconds(small) < 2.0

@@ -79,13 +79,13 @@ def test_a_row_holds_its_figures_rounded() -> None:
     assert checkpoint == {
         "strategy": "`checkpoint`",
         "peak MiB": "513",
-        "memory": "0.50 x less",
+        "memory": "0.50 x, less",
         "predicted": "500",
         "residual": "+2.5%",
         "x floor": "5.1",
         "peak in": "loss",
         "tokens/s": "16,384",
-        "time": "1.25 x (1.20-1.30) slower",
+        "time": "1.25 x (1.20-1.30), slower",
         "answer": "bit_exact",
         "verdict": "trades",
     }
@@ -203,10 +203,10 @@ def speed(word: str, more_rounds: "int | None" = None, rounds: int = 4, inferred
 @pytest.mark.parametrize(
     ("seen", "shown"),
     [
-        (speed("open", 12), "1.04 x (0.97-1.10) open, about 12 more rounds"),
-        (speed("open"), "1.04 x (0.97-1.10) open"),
-        (speed("within 5 %", 7), "1.04 x (0.97-1.10) within 5 %"),
-        (speed("at most 5 % slower"), "1.04 x (0.97-1.10) at most 5 % slower"),
+        (speed("open", 12), "1.04 x (0.97-1.10), open: about 12 more rounds"),
+        (speed("open"), "1.04 x (0.97-1.10), open"),
+        (speed("within 5 %", 7), "1.04 x (0.97-1.10), within 5 %"),
+        (speed("at most 5 % slower"), "1.04 x (0.97-1.10), at most 5 % slower"),
         (speed("open", rounds=1, inferred=False), "1.04 x, 1 round: open"),
         (speed("open", rounds=3, inferred=False), "1.04 x, 3 rounds: open"),
     ],

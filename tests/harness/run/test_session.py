@@ -3,6 +3,7 @@
 import os
 import random
 import threading
+import time
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,8 +78,9 @@ def measuring(smallest, tmp_path, monkeypatch):
         begin.blocks.append([(task.case.label, task.turns) for task in tasks])
         return [runner.run(task, threads, deadline, watch)[0] for task in tasks]
 
-    def begin(workers, keys="rounds: 24", strategies="checkpoint, chunked_loss, fused_loss"):
-        text = smallest.replace("[checkpoint]", f"[{strategies}]") + f"warmup: 1\nsteps: 2\n{keys}\n"
+    def begin(workers, keys="rounds: 24", strategies="checkpoint, chunked_loss, fused_loss", place="torch/cpu"):
+        text = smallest.replace("[checkpoint]", f"[{strategies}]").replace("torch/cpu", place)
+        text += f"warmup: 1\nsteps: 2\n{keys}\n"
         path.write_text(text)
         monkeypatch.setattr(runner, "run", workers)
         monkeypatch.setattr(turns, "run", in_turns)
@@ -681,6 +683,24 @@ def test_answers_are_worked_on_at_once_after_that_of_the_baseline(measuring, mon
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     measuring(Meeting(), "rounds: 0", "checkpoint, fused_loss").measure()
     assert set(order[:-2]) == {"baseline"} and set(order[-2:]) == {"checkpoint", "fused_loss"}
+    assert all(record.numerics == EXACT for record in answers_of(measuring.records).values())
+
+
+@pytest.mark.parametrize(("place", "exclusive"), [("torch/cpu", True), ("torch/cuda", False), ("torch/cuda", True)])
+def test_answers_are_worked_on_one_at_a_time_on_a_gpu_that_takes_one_process(measuring, monkeypatch, place, exclusive):
+    class Noting(Workers):
+        def __call__(self, task, *rest):
+            if task.kind == "numerics" and task.case.strategies:
+                at_work.append(threading.get_ident())
+                time.sleep(0.05)
+            return super().__call__(task, *rest)
+
+    at_work = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(schedules.backends, "absent", lambda *place: None)
+    monkeypatch.setattr(session.gpu, "is_exclusive", lambda: exclusive)
+    measuring(Noting(), "rounds: 0", "checkpoint, fused_loss", place).measure()
+    assert len(at_work) == 2 and len(set(at_work)) == (1 if place == "torch/cuda" and exclusive else 2)
     assert all(record.numerics == EXACT for record in answers_of(measuring.records).values())
 
 

@@ -66,7 +66,7 @@ def left() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_workers_are_forked_where_templates_are_kept_and_nobody_is_left() -> None:
+def test_workers_are_forked_where_templates_are_kept_one_that_was_killed_is_replaced_and_nobody_is_left() -> None:
     before = left()
     assert run() == "fresh"
     with template.forking():
@@ -75,41 +75,7 @@ def test_workers_are_forked_where_templates_are_kept_and_nobody_is_left() -> Non
         most = 400 if "cpu" in facts.versions()["torch"] else 800  # a build for GPUs is larger
         assert memory.read(pid).rss < most * MIB
         assert left() - before == {pid}
-    assert left() <= before
 
-
-def test_a_worker_of_a_gpu_is_forked_before_anything_has_started_it() -> None:
-    with template.forking():
-        (record,) = runner.run(task(kind="memory", place="torch/cuda"), 1, 60.0)
-    assert record.origin.start == "forked"
-
-
-@pytest.mark.parametrize("kind", ["predict", "contract"])
-@pytest.mark.parametrize("start", ["fresh", "forked"])
-def test_a_plugin_is_executed_once_in_each_process(kind: str, start: str, tmp_path) -> None:
-    (tmp_path / "counting.py").write_text(COUNTING)
-    with template.forking() if start == "forked" else template.suspended():
-        starts = [run(str(tmp_path / "counting.py"), kind=kind) for _ in range(2)]
-    assert starts == [start] * 2
-    assert len((tmp_path / "counting.count").read_text()) == {"fresh": 2, "forked": 1}[start]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("code", [THREAD, CHILD, DEAD], ids=["thread", "child", "death"])
-def test_a_plugin_that_cannot_be_forked_is_measured_in_fresh_workers(code: str, tmp_path) -> None:
-    (tmp_path / "odd.py").write_text(code)
-    before = left()
-    with template.forking():
-        assert run(str(tmp_path / "odd.py")) == "fresh"
-        assert left() <= before, "a template that is of no use is kept, or what it started"
-        assert run(str(tmp_path / "odd.py")) == "fresh"
-        assert run() == "forked"
-
-
-def test_a_template_that_was_killed_is_replaced() -> None:
-    with template.forking():
-        assert run() == "forked"
-        (pid,) = template.processes()
         os.kill(pid, signal.SIGKILL)
         while not orphans._over(pid):
             time.sleep(0.01)
@@ -124,6 +90,36 @@ def test_a_template_that_was_killed_is_replaced() -> None:
 
         (record,) = runner.run(task(kind="memory", steps=5), 1, 60.0, kill)
         assert record.status == "ok" and killed, "a worker outlives its template"
+    assert left() <= before
+
+
+def test_a_worker_of_a_gpu_is_forked_before_anything_has_started_it() -> None:
+    with template.forking():
+        (record,) = runner.run(task(kind="memory", place="torch/cuda"), 1, 60.0)
+    assert record.origin.start == "forked"
+
+
+@pytest.mark.parametrize("kind", ["predict", "contract"])
+@pytest.mark.parametrize("start", ["fresh", "forked"])
+def test_a_plugin_is_executed_once_in_each_process(kind: str, start: str, tmp_path) -> None:
+    (tmp_path / "counting.py").write_text(COUNTING)
+    times = {"fresh": 1, "forked": 2}[start]
+    with template.forking() if start == "forked" else template.suspended():
+        starts = [run(str(tmp_path / "counting.py"), kind=kind) for _ in range(times)]
+    assert starts == [start] * times
+    assert len((tmp_path / "counting.count").read_text()) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("code", [THREAD, CHILD, DEAD], ids=["thread", "child", "death"])
+def test_a_plugin_that_cannot_be_forked_is_measured_in_fresh_workers(code: str, tmp_path) -> None:
+    (tmp_path / "odd.py").write_text(code)
+    before = left()
+    with template.forking():
+        assert run(str(tmp_path / "odd.py")) == "fresh"
+        assert left() <= before, "a template that is of no use is kept, or what it started"
+        assert run(str(tmp_path / "odd.py")) == "fresh"
+        assert run() == "forked"
 
 
 def test_a_worker_that_somebody_else_has_waited_for_has_ended() -> None:

@@ -438,7 +438,7 @@ ANY_MAPPING = st.dictionaries(st.sampled_from(KEYS) | st.text("abc<\x00\x1b", ma
 GOOD = {"title": "t", "workload": "decoder", "corpus": "zipf", "strategies": ["nothing"], "shape": {"preset": "tiny"}}
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ANY_MAPPING, st.sets(st.sampled_from(sorted(GOOD))))
 def test_any_mapping_is_a_plan_or_is_refused(
     loaded: plugins.Plugins, tmp_path: Path, mapping: "dict[str, Any]", kept: "set[str]"

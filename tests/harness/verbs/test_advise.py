@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from harness import backends
 from harness.cli import commands
 from harness.contract import plugins
-from harness.run import bench
+from harness.machine import gpu, throughput
+from harness.machine.gpu import Gpu
+from harness.run import bench, session
 from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
@@ -62,6 +65,29 @@ def test_where_no_place_has_a_strategy_to_combine_advice_is_refused(path: Path) 
         advised(path, notes)
     assert notes == []
     assert len(advised(path, notes, ("lower_precision",))) == 2 and notes == []
+
+
+@pytest.mark.parametrize(
+    ("card", "words", "measures"), [("h200", (), False), ("h200", ("--predict-only",), False), ("l4", (), True)]
+)
+def test_on_another_gpu_than_the_one_here_nothing_is_measured(
+    path: Path, monkeypatch: pytest.MonkeyPatch, card: str, words: Sequence[str], measures: bool
+) -> None:
+    def run(*rest: object) -> Path:
+        raise SuiteError("it is measured")
+
+    here = Gpu("NVIDIA L4", 22 << 30, 22 << 30, "580.1")
+    monkeypatch.setattr(gpu, "detect", lambda: here)
+    monkeypatch.setattr(gpu, "usable_bytes", lambda: here.usable_bytes)
+    monkeypatch.setattr(throughput, "of_place", lambda place, cache: None)
+    monkeypatch.setattr(backends, "absent", lambda *place: None)
+    monkeypatch.setattr(session, "run", run)
+    path.write_text(SUITE.replace("[torch/cpu, jax/cpu]", "[torch/cuda]"))
+    done = CliRunner().invoke(commands.app, ["advise", str(path), "--gpu", card, *words])
+    assert ("it is measured" in str(done.exception)) == measures
+    assert ("Use **baseline**" in done.output and "Nothing was measured." in done.output) != measures
+    said = f"{path}: nothing is measured on torch/cuda: another GPU is asked for than the one here"
+    assert (said in done.output.replace("\n", "")) == (not measures and not words)
 
 
 def test_what_is_chosen_by_name_is_chosen_of_all_strategies_too(path: Path) -> None:

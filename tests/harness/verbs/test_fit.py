@@ -10,11 +10,12 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from harness import backends
 from harness.backends.cards import CARDS
 from harness.cli import commands
 from harness.contract import plugins
 from harness.contract.place import Place
-from harness.machine import facts, gpu
+from harness.machine import facts, gpu, throughput
 from harness.machine.gpu import Gpu
 from harness.records import Applied, Case, Claim, Fit, Origin, Prediction, Record, store
 from harness.report.fit import limits, text
@@ -308,6 +309,39 @@ def test_a_search_is_for_the_gpu_that_is_named_or_else_for_that_which_is_there(
     assert {machine.card for machine in machines} == {card} and all(not machine.rates for machine in machines)
     (file,) = tmp_path.rglob("*.jsonl")
     assert {record.limits.budget_bytes for record in store.read(file)[0] if record.limits} == {budget}
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        ((), True),
+        (("--gpu", "l4"), True),
+        (("--gpu", "h200"), False),
+        (("--gpu", "t4"), False),
+        (("--gpu", "h200", "--budget", "1GiB"), False),
+    ],
+)
+def test_on_another_gpu_than_the_one_here_nothing_is_run(tmp_path, monkeypatch, words, runs):
+    def of_cases(cases, plan, plugins, names, machine, **more):
+        return [PlanRow(case, 10_000 * case.shape["tokens"], "", None, machine.limit(case), None) for case in cases]
+
+    here, ran = Gpu("NVIDIA L4", CARDS["l4"].memory_bytes, 20 << 30, "580.1"), []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fit, "of_cases", of_cases)
+    monkeypatch.setattr(gpu, "detect", lambda: here)
+    monkeypatch.setattr(gpu, "usable_bytes", lambda: here.usable_bytes)
+    monkeypatch.setattr(backends, "absent", lambda *place: None)
+    monkeypatch.setattr(throughput, "of_place", lambda place, cache: ran.append(place))
+    monkeypatch.setattr(Search, "measured", lambda self, case: ran.append(case) or Record(case=case))
+    plan(tmp_path, SUITE.replace("[torch/cpu]", "[torch/cuda]"))
+    done = CliRunner().invoke(commands.app, ["fit", "small.yaml", "--over", "tokens", *words])
+    assert done.exit_code == 0, done.output
+    (file,) = tmp_path.rglob("*.jsonl")
+    found = [record.limits for record in store.read(file)[0] if record.limits]
+    assert len(found) == 2 and all(limit.predicted for limit in found)
+    assert bool(ran) == runs and {bool(limit.runs) for limit in found} == {runs}
+    said = "- checkpoint: not run: another GPU is asked for than the one here"
+    assert (said in done.output.splitlines()) != runs
 
 
 def test_a_card_that_nobody_knows_is_refused(tmp_path, monkeypatch):

@@ -15,7 +15,8 @@ from harness.backends.cards import CARDS
 from harness.cli.inputs import Room
 from harness.contract import plugins
 from harness.contract.place import Place
-from harness.machine import facts, throughput
+from harness.machine import facts, gpu, throughput
+from harness.machine.gpu import Gpu
 from harness.records import Applied, Case, Memory, Prediction, Record, Slot, Times, store
 from harness.records.record import Verdict
 from harness.refusal import Refusal
@@ -161,6 +162,54 @@ def test_of_a_budget_and_a_named_card_the_narrower_counts_and_is_said() -> None:
     assert larger == by_budget
     assert "; may use 90 B, by its budget\n" in table([by_budget])
     assert "; may use 95 B, by the memory that is named\n" in table([by_card])
+
+
+L4 = Gpu("NVIDIA L4", CARDS["l4"].memory_bytes, 20 << 30, "580.1")
+UNKNOWN = Gpu("NVIDIA RTX PRO 6000", 95 << 30, 95 << 30, "580.1")
+
+
+@pytest.mark.parametrize(
+    ("here", "room", "elsewhere"),
+    [
+        (L4, Room(), False),
+        (L4, Room(memory="8TiB", budget="8TiB"), False),
+        (L4, Room(card="l4"), False),
+        (L4, Room(gpu_memory="20GiB"), False),
+        (L4, Room(gpu_memory="23GiB"), False),  # a case may take 95 % of it
+        (L4, Room(gpu_memory="24GiB"), True),
+        (L4, Room(card="l4", gpu_memory="24GiB"), True),
+        (L4, Room(card="h200"), True),
+        (L4, Room(card="t4"), True),
+        (replace(L4, mig=True), Room(gpu_memory="24GiB"), False),  # the memory of an instance is not known
+        (UNKNOWN, Room(gpu_memory="95GiB"), False),
+        (UNKNOWN, Room(card="h100"), True),
+        (None, Room(card="h200"), False),
+    ],
+)
+def test_no_rates_are_measured_for_another_gpu_than_the_one_here(
+    path: Path, monkeypatch: pytest.MonkeyPatch, here: Gpu | None, room: Room, elsewhere: bool
+) -> None:
+    rates = {"bandwidth": 1e9, "flops": {"float32": 1e9}}
+    measured: list[Place] = []
+    monkeypatch.setattr(gpu, "detect", lambda: here)
+    monkeypatch.setattr(gpu, "usable_bytes", lambda: here and here.usable_bytes)
+    monkeypatch.setattr(throughput, "of_place", lambda place, cache: measured.append(place) or rates)
+    on_host, on_gpu = Place("torch", "cpu"), Place("torch", "cuda")
+    machine = room.machine((on_host, on_gpu))
+    assert (machine.is_elsewhere(on_host), machine.is_elsewhere(on_gpu)) == (False, elsewhere)
+    assert measured == list(machine.rates or {}) == ([on_host] if elsewhere else [on_host, on_gpu])
+
+
+def test_a_plan_for_a_card_that_nobody_knows_says_which_was_supposed(path: Path) -> None:
+    path.write_text(SUITE[: SUITE.index("strategies:")].replace("torch/cpu", "torch/cuda") + "strategies: [nothing]\n")
+    note = "predicted for one NVIDIA H100 80GB HBM3, whichever runs it"
+    unknown, known = (
+        table(of_plan(plan(path), LOADED, (), Machine(device_bytes=8 << 30, card=card))[0])
+        for card in (UNKNOWN.name, L4.name)
+    )
+    assert unknown.splitlines().count(f"- gpu: {note}") == 1 and "predicted for one" not in known
+    on_gpu, record = case(place="torch/cuda"), Record(notes={"gpu": note})
+    assert [row_of(on_gpu, record, Machine(card=card)).supposed for card in ("", "l4")] == [note, ""]
 
 
 def test_what_names_a_memory_that_is_not_known_is_said_by_device() -> None:

@@ -586,7 +586,7 @@ def test_residuals_of_another_place_say_nothing():
 # What was measured on a GPU
 
 
-def gpu_run(name, *peaks, reserved=0):
+def gpu_run(name, *peaks, reserved=0, base=None):
     """Make the records of a case on a GPU of 16 processors beside it: its peaks, and the host's phases."""
     host = (
         Phase(name="source", entry_bytes=0, peak_bytes=MIB, exit_bytes=MIB, anon_bytes=MIB, file_bytes=0),
@@ -594,7 +594,10 @@ def gpu_run(name, *peaks, reserved=0):
     )
     case = case_of(*name.split()).model_copy(update={"place": Place("torch", "cuda")})
     forecast = Prediction(
-        predicted_peak_bytes=peaks[0], predicted_phases=(host[1],), predicted_reserved_bytes=reserved or None
+        predicted_peak_bytes=peaks[0],
+        predicted_phases=(host[1],),
+        predicted_reserved_bytes=reserved + (base or 0) or None,
+        predicted_base_bytes=base,
     )
     return [
         Record(slot=Slot(case=case.digest(), kind="predict"), case=case, prediction=forecast),
@@ -688,6 +691,13 @@ def test_what_rests_on_predicted_segments_says_so_and_a_cpu_has_none():
     ):
         absent = verdict(f"{figure}(baseline) > 0", here)
         assert (absent.verdict, absent.reason) == ("untested", reason)
+
+
+@pytest.mark.parametrize("base", [None, 64 * MIB])
+def test_segments_are_predicted_above_the_base_as_they_are_measured(base):
+    tables = judge(gpu_run("", 200 * MIB, reserved=100 * MIB, base=base))
+    said = verdict("predicted_reserved(baseline) < 120 * 1048576", tables).reason
+    assert said == "predicted: 100 MiB, below 120 MiB"
 
 
 def test_segments_are_measured_again_where_a_claim_may_turn():

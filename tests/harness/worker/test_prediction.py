@@ -99,7 +99,8 @@ def test_torch_measures_what_was_predicted(names):
 
 
 def test_a_second_run_measures_the_same():
-    first, second = (measured("torch/cpu", PLAIN, again).memory.peak_host_bytes for again in (False, True))
+    runs = measured("torch/cpu", PLAIN), measured("torch/cpu", PLAIN, again=True)
+    first, second = (record.memory.peak_host_bytes for record in runs)
     assert abs(first - second) <= 0.005 * first
 
 
@@ -168,9 +169,9 @@ def test_jax_measures_arguments_and_temporaries_and_outputs(names, shape):
 
 
 def test_programs_that_draw_the_state_are_in_no_peak_of_jax():
-    """JAX compiles one for each shape: drawn for the first time after the base they took 18 MiB."""
+    """JAX compiles one for each shape: drawn for the first time after the base they took 38 MiB."""
     names = ("bfloat16", "qlora", "checkpoint", "fused_loss")
-    shape = {"layers": 4, "width": 512, "heads": 8, "vocabulary": 4096, "batch": 1, "tokens": 512}
+    shape = {"layers": 4, "width": 128, "heads": 8, "vocabulary": 4096, "batch": 1, "tokens": 64}
     kinds = ("predict", "memory")
     forecast, record = (runner.run(task(kind, "jax/cpu", names, shape=shape), 2, 120.0)[0] for kind in kinds)
     assert record.memory.peak_host_bytes - forecast.prediction.predicted_peak_bytes < 10 * MIB

@@ -253,10 +253,13 @@ AGAIN = {
 
 A library of the CPU keeps kernels for groups, and a graph counts there.
 """
+ON_GPUS = ("the same", "in all memories", "scratch of a kernel", "groups", "a graph")
+"""What a GPU has a part in: how turns are compared is the same for both."""
 
 
-@pytest.mark.parametrize("place", ["torch/cpu", "torch/cuda"])
-@pytest.mark.parametrize("name", AGAIN)
+@pytest.mark.parametrize(
+    ("name", "place"), [*((name, "torch/cpu") for name in AGAIN), *((name, "torch/cuda") for name in ON_GPUS)]
+)
 def test_a_loop_is_repeated_where_it_does_what_it_did(name, place, forecasts, repeated, monkeypatch, tmp_path):
     body, size, times = AGAIN[name]
     path = tmp_path / "unlike.py"

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness import Place
 from harness.contract import plugins
 from harness.machine import orphans
 from harness.records import Applied, Case, Claim, Memory, Phase, Rank, Record, Slot, Task, Times, store
 from harness.run import runner, session, template
 from harness.run.schedule import Summary
 from harness.verdicts import claims, judge
-from harness.worker import ranks
+from harness.worker import process, ranks
 
 pytest.importorskip("torch", reason="the ranks are torch's")
 
@@ -282,6 +283,31 @@ def test_together_the_largest_rank_counts():
 def test_together_the_slowest_steps_count():
     alone = [Record(times=Times(step_seconds=steps)) for steps in ((1.0, 5.0), (2.0, 4.0))]
     assert ranks.together(alone).times.step_seconds == (2.0, 5.0)
+
+
+def test_together_the_largest_native_peak_and_the_latest_first_step_count():
+    alone = [
+        Record(times=Times(step_seconds=(1.0,), native_peak_host_bytes=peak, first_step_seconds=first))
+        for peak, first in ((10, 3.0), (30, 2.0), (None, None))
+    ]
+    times = ranks.together(alone).times
+    assert (times.native_peak_host_bytes, times.first_step_seconds) == (30, 3.0)
+
+
+def test_a_rank_that_cannot_join_says_why(tmp_path: Path, monkeypatch):
+    """Where this process sees no GPU, two ranks of a GPU cannot join."""
+    two = case("fsdp").model_copy(update={"place": Place("torch", "cuda")})
+    task = Task(kind="memory", cases=(two,), run_id="test", parent=os.getppid(), folder=str(tmp_path))
+    (tmp_path / "spec.json").write_text(task.model_dump_json())
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("CUDA_VISIBLE_DEVICES", "")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(process, "arm", lambda parent: None)
+    assert process.work(tmp_path / "spec.json", tmp_path / "rank-1.jsonl", plugins.load()) == 1
+    record = store.parse((tmp_path / "rank-1.jsonl").read_bytes())
+    assert (record.status, record.evidence["message"]) == (
+        "unsupported",
+        "2 ranks need as many GPUs, and torch finds 0",
+    )
 
 
 def rows(*cases_and_peaks):

@@ -105,6 +105,16 @@ def slow_at_first(tmp_path_factory):
     return pilot, pacing, timed
 
 
+def test_a_sandbox_that_resets_no_mark_leaves_the_times(monkeypatch, thawed, loaded):
+    def absent():
+        raise FileNotFoundError("/proc/self/clear_refs")
+
+    monkeypatch.setattr(timing, "reset_peak", absent)
+    record = timing.measure(make("time", steps=2, warmup=0), loaded, backends.load("torch"))
+    assert record.status == "ok", record.evidence
+    assert len(record.times.step_seconds) == 2 and record.times.native_peak_host_bytes is None
+
+
 @alone
 def test_what_comes_before_the_first_step_is_no_time_of_the_pilot(monkeypatch):
     clock = count(0.0, 4.0).__next__  # 4 seconds go by with every look

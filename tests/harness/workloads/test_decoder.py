@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from harness import Parts, Place, Source, backends, tree
 from harness.contract import place, plugins
-from harness.contract.data import windows_in
+from harness.contract.data import IGNORED, windows_in
 from harness.contract.loop import training
 from harness.workloads import decoder
 from harness.workloads.data import rows
@@ -393,6 +393,15 @@ def test_a_head_with_a_bias_has_one_column_more_and_is_no_embedding():
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_decoder_with_a_bias_of_the_head_trains(backend):
     assert len(set(losses(backend, SMALL.model_copy(update={"head_bias": True}), 3))) == 3
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_batch_without_a_counted_target_adds_nothing_to_an_evaluation(keep):
+    parts = BUILD["torch"](SMALL)
+    state = parts.init(parts)
+    x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
+    loss = parts.evaluate(parts, state, [(x, y), (x, torch.full_like(y, IGNORED))], keep)
+    assert float(loss) == pytest.approx(float(parts.evaluate(parts, state, [(x, y)])), rel=1e-6)
 
 
 def test_a_corpus_holds_at_least_one_batch():

@@ -1,5 +1,6 @@
 """A decoder with learned positions is GPT-2's model, and strategies that touch the embedding leave it what it is."""
 
+from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -73,8 +74,9 @@ def test_loss_and_gradients_are_those_of_gpt_2():
     torch.testing.assert_close(wide, model.transformer.h[0].attn.c_attn.weight.grad, rtol=1e-4, atol=1e-6)
 
 
-def trained(backend, *names, workload="decoder", steps=4, **sizes):
-    """Return losses and parameters after some steps of strategies with their probes' knobs."""
+@cache
+def trained(workload, backend, *names, steps=4, **sizes):
+    """Return losses and parameters after some steps of strategies with their probes' knobs; each is run once."""
     module, of = backends.load(backend), LOADED.workloads[workload]
     module.start(Place(backend, "cpu"))
     case = Case(
@@ -114,18 +116,18 @@ ALIKE = {
     ("workload", "backend", "name"), [(workload, *each) for workload, cases in ALIKE.items() for each in cases]
 )
 def test_strategies_around_the_embedding_train_its_positions_as_well(workload, backend, name):
-    losses, params = trained(backend, name, workload=workload)
-    due, reference = trained(backend, workload=workload)
+    losses, params = trained(workload, backend, name)
+    due, reference = trained(workload, backend)
     assert losses == pytest.approx(due, rel=1e-5)
     np.testing.assert_allclose(params["position"], reference["position"], rtol=1e-4, atol=2e-6)
-    rotary, _ = trained(backend, workload=workload, positions="rotary")
+    rotary, _ = trained(workload, backend, positions="rotary")
     assert due != pytest.approx(rotary, rel=1e-5), "positions make a difference"
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_positions_are_learned(backend):
-    _, few = trained(backend, steps=1)
-    _, more = trained(backend, steps=4)
+    _, few = trained("decoder", backend, steps=1)
+    _, more = trained("decoder", backend)
     assert few["position"].shape == (37, 48)
     assert (few["position"] != more["position"]).all()
 
@@ -134,4 +136,4 @@ def test_positions_are_learned(backend):
 @pytest.mark.parametrize("name", ["rope_cache", "rope_on_the_fly"])
 def test_strategies_for_angles_are_refused(backend, name):
     with pytest.raises(ValueError, match="positions of this model are learned"):
-        trained(backend, name)
+        trained("decoder", backend, name)

@@ -9,9 +9,12 @@ import torch.nn.functional as F
 
 from harness import Parts, Place
 from harness.backends import cards, jax_cuda
+from harness.backends.torch_cuda_operators import attention_kernel
 from harness.workloads import parameters
+from harness.workloads.causal_lm import stand_ins
 from harness.workloads.decoder import _jax as on_jax
 from harness.workloads.decoder import _torch as on_torch
+from harness.workloads.scoring import _torch as scoring
 
 CPU, GPU = Place("torch", "cpu"), Place("torch", "cuda")
 
@@ -44,6 +47,34 @@ def test_heads_of_32_bits_share_no_keys_on_a_gpu_where_no_kernel_could(asked, pl
     y = on_torch.attend(Parts(None, place), q, k, k)
     assert asked == [call]
     torch.testing.assert_close(y, on_torch.attend(Parts(None, CPU), q, k, k))
+
+
+def by_scoring(place, q, k, mask):
+    return scoring.attention(place, q, k, k, mask)
+
+
+def by_a_stand_in(place, q, k, mask):
+    with stand_ins.running(Parts(None, place), None, {}):
+        return stand_ins.attention(None, *(x.transpose(1, 2) for x in (q, k, k)), mask)[0]
+
+
+@pytest.mark.parametrize("attend", [by_scoring, by_a_stand_in])
+@pytest.mark.parametrize(("place", "kernel"), [(GPU, "efficient"), (CPU, "math")], ids=["cuda", "cpu"])
+def test_heads_under_a_mask_share_no_keys_on_a_gpu_where_few_kernels_could(monkeypatch, attend, place, kernel):
+    chosen = []
+    inner = F.scaled_dot_product_attention
+
+    def attention(q, k, v, attn_mask, **options):
+        chosen.append(attention_kernel(q, k, v, attn_mask, cards.CARDS["a100"]))
+        return inner(q, k, v, attn_mask, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 16, 8, 8, dtype=torch.bfloat16), torch.randn(1, 16, 2, 8, dtype=torch.bfloat16)
+    mask = torch.ones(16, 16, dtype=torch.bool).tril().triu(-3)
+    y = attend(place, q, k, mask)
+    assert chosen == [kernel]
+    torch.testing.assert_close(y, attend(CPU, q, k, mask))
 
 
 @pytest.mark.parametrize(

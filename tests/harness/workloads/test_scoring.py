@@ -54,9 +54,10 @@ def scored(backend, shape, steps=1, parts=None):
     return [float(loss) for loss, _ in turns], observed
 
 
-def whole(backend, shape):
+@cache
+def whole(backend, preset, **changes):
     """Losses [B, T] and last logits [B, V] of one forward pass of the decoder over whole rows."""
-    module = backends.load(backend)
+    module, shape = backends.load(backend), PROBES[preset].model_copy(update=changes)
     plain = decoder.Shape(**shape.model_dump(exclude={"prompt"}))
     parts = sharp(WHOLE[backend](plain, Place(backend, "cpu"), None))
     taken = []
@@ -70,13 +71,16 @@ def whole(backend, shape):
     return np.log(np.exp(logits_BTV).sum(-1)) - picked_BT, logits_BTV[:, -1]
 
 
-@pytest.mark.parametrize("backend", NAMES)
-@pytest.mark.parametrize("prompt", [1, 13, 36])
-@pytest.mark.parametrize("preset", PROBES)
+PROMPTS = [(preset, prompt, "torch") for preset in PROBES for prompt in (1, 13, 36)]
+PROMPTS += [(preset, 13, "jax") for preset in PROBES] + [("llama-3-8b", prompt, "jax") for prompt in (1, 36)]
+"""In JAX, which compiles for each, all prompts of one preset alone."""
+
+
+@pytest.mark.parametrize(("preset", "prompt", "backend"), PROMPTS)
 def test_every_token_has_the_loss_of_one_forward_pass(preset, prompt, backend):
     shape = PROBES[preset].model_copy(update={"prompt": prompt})
     [loss], observed = scored(backend, shape)
-    losses_BT, logits_BV = whole(backend, shape)
+    losses_BT, logits_BV = whole(backend, preset)
     np.testing.assert_allclose(observed["losses"], losses_BT[:, prompt:], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(observed["logits"], logits_BV, rtol=1e-4, atol=1e-4)
     assert loss == pytest.approx(losses_BT[:, prompt:].mean(), rel=1e-5)
@@ -87,7 +91,7 @@ def test_every_token_has_the_loss_of_one_forward_pass(preset, prompt, backend):
 def test_logits_are_bent_as_those_of_the_decoder(backend):
     shape = SMALL.model_copy(update={"soft_cap": 1.0})
     _, observed = scored(backend, shape)
-    _, logits_BV = whole(backend, shape)
+    _, logits_BV = whole(backend, "llama-3-8b", soft_cap=1.0)
     np.testing.assert_allclose(observed["logits"], logits_BV, rtol=1e-4, atol=1e-4)
     assert 0.8 < np.abs(observed["logits"]).max() <= 1.0
 

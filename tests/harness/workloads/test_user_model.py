@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,12 @@ def case(name, *strategies, **sizes):
     )
 
 
-def outcome(name, *strategies, draw=None):
+@cache
+def outcome(name, *strategies):
+    """What four updates gave; each is run once for all tests."""
     backend = backends.load(MODELS[name])
     backend.start(Place(MODELS[name], "cpu"))
-    return numerics.observer(LOADED, case(name, *strategies), backend, draw, updates=4)(0)
+    return numerics.observer(LOADED, case(name, *strategies), backend, updates=4)(0)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -292,6 +295,25 @@ def test_floating_buffers_have_the_type_of_what_is_computed(dtype):
     parts = replace(parts, draw=lambda *args: inner(*args).to(dtype))
     loss, _ = parts.grad(parts, parts.init(parts, None), IDS[:, :-1], IDS[:, 1:])
     assert loss.item() == pytest.approx(loss_of_modules(make).item(), rel=2e-2 if dtype == torch.bfloat16 else 1e-6)
+
+
+class WithMore(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.more = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_a_parameter_that_the_model_does_not_use_is_refused_by_its_name():
+    def make(shape):
+        embed = nn.Embedding(11, 16)
+        return embed, [WithMore() for _ in range(3)], nn.Identity(), embed.weight
+
+    sentence = "'layers.0.layer.more.weight' has no part in the loss: use it in the model, or leave it out"
+    with pytest.raises(Refusal, match=sentence):
+        loss_in_parts(make)
 
 
 def one_block_twice(shape):

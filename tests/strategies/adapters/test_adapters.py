@@ -1,6 +1,7 @@
 """Adapters: nothing but them is trained, they begin as nothing, 4 bits are the paper's, and combinations hold."""
 
 import os
+from functools import cache
 
 import pytest
 
@@ -8,6 +9,7 @@ from harness import backends, tree
 from harness.contract import plugins
 from harness.contract.assembly import assemble
 from harness.records import Applied, Case, Task
+from harness.run.schedule import conflict
 from harness.worker import numerics, prediction
 
 LOADED = plugins.load()
@@ -35,10 +37,20 @@ def qlora(**knobs):
     return Applied(name="qlora", knobs={"rank": 4, **knobs})
 
 
-def outcome(case, updates=3, draw=None):
+def outcome(case, draw=None):
+    """What three updates gave; a case that draws its parameters as usual is run once for all tests."""
+    return observed(case, draw) if draw is not None else of_text(case.model_dump_json())
+
+
+@cache
+def of_text(case):
+    return observed(Case.model_validate_json(case))
+
+
+def observed(case, draw=None):
     backend = backends.load(case.place.backend)
     backend.start(case.place)
-    return numerics.observer(LOADED, case, backend, draw, updates=updates)(0)
+    return numerics.observer(LOADED, case, backend, draw, updates=3)(0)
 
 
 def state_of(case):
@@ -71,10 +83,10 @@ def test_what_is_combined_with_adapters_leaves_their_answer_as_it_is(workload, b
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
-@pytest.mark.parametrize("adapter", ["lora", "qlora"])
+@pytest.mark.parametrize("adapter", [lora, qlora])
 def test_adapters_learn_under_autocast(adapter, backend):
-    wide = outcome(case("decoder", backend, adapter))
-    narrow = outcome(case("decoder", backend, adapter, "bfloat16_autocast"))
+    wide = outcome(case("decoder", backend, adapter()))
+    narrow = outcome(case("decoder", backend, adapter(), "bfloat16_autocast"))
     assert narrow.gradients.keys() == wide.gradients.keys()
     for name, gradient in wide.gradients.items():
         if name.endswith(".b"):
@@ -189,6 +201,26 @@ def test_targets_are_named_by_the_end_of_their_names():
 def test_an_optimizer_before_adapters_is_refused_in_a_sentence(backend):
     with pytest.raises(ValueError, match="name lora or qlora before the optimizer"):
         state_of(case("decoder", backend, "sgd_momentum", lora()))
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel", "megatron_sequence_parallel"])
+def test_what_divides_the_matrices_of_layers_refuses_packed_ones_in_a_sentence(name):
+    with pytest.raises(ValueError, match="take fsdp, or leave out the adapters"):
+        state_of(case("decoder", "jax", qlora(), name))
+    pair = [LOADED.strategies[each] for each in ("qlora", name)]
+    assert "take fsdp" in str(conflict(pair)) and "take fsdp" in str(conflict(pair[::-1]))
+
+
+def test_a_type_is_named_before_what_packs():
+    bfloat16, stochastic, packs = (LOADED.strategies[name] for name in ("bfloat16", "bfloat16_stochastic", "qlora"))
+    assert "name it after" in str(conflict([packs, bfloat16])) and conflict([bfloat16, packs]) is None
+    assert "name bfloat16 before" in str(conflict([packs, stochastic]))
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_matrices_of_16_bits_are_packed(backend):
+    narrow = outcome(case("decoder", backend, "bfloat16", qlora()))
+    assert narrow.trajectory == pytest.approx(outcome(case("decoder", backend, qlora())).trajectory, rel=1e-3)
 
 
 @pytest.mark.parametrize("workload", ["decoder", "causal_lm"])

@@ -12,6 +12,7 @@ from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.records import Applied, Case, Task
 from harness.run import runner
+from harness.run.schedule import conflict
 from harness.verdicts.observed import of_steps
 from harness.worker import batch_sizes
 from harness.workloads.data import documents
@@ -111,12 +112,30 @@ def test_a_document_sees_no_other(backend):
     assert losses_of(backend, leaky, 2)[0] != pytest.approx(right[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["accumulate", "update_in_backward"])
+@pytest.mark.parametrize("name", ["update_in_backward"])
 def test_packed_goes_with_what_rewrites_the_step(name):
     for names in (("packed", name), (name, "packed")):
         assert losses_of("torch", parts_of("torch", *names), 3) == pytest.approx(
             losses_of("torch", parts_of("torch"), 3), rel=1e-5
         )
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_packed_is_refused_an_evaluation_which_would_mix_the_documents(backend):
+    with pytest.raises(ValueError, match="packed tells documents apart where the gradient is taken"):
+        parts_of(backend, "packed", evaluations=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        *((name, "whole rows") for name in ("ring_attention", "ulysses", "megatron_sequence_parallel")),
+        ("accumulate", "is one row, which is not cut"),
+    ],
+)
+def test_packed_is_refused_what_cuts_its_row_and_what_cannot(name, reason):
+    pair = [LOADED.strategies[each] for each in ("packed", name)]
+    assert reason in str(conflict(pair)) and reason in str(conflict(pair[::-1]))
 
 
 # Order

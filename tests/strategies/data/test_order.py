@@ -1,6 +1,7 @@
 """Every shuffle takes each window once an epoch, in an order that a seed and an epoch determine."""
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -148,16 +149,22 @@ def test_knobs_that_mean_nothing_are_refused(name, knobs, message):
         order_of(name, 4, knobs=knobs)
 
 
-def test_they_hold_what_they_say():
-    extent = Extent(1_000_000, 4, 4, 1, 1, 8)
-    declared = {name: STRATEGIES[name].holds(extent).batches for name in STRATEGIES if name in SHUFFLES}
-    assert declared == {
-        "global_shuffle": whole("global_shuffle", 1_000_000).nbytes,
-        "bijective_shuffle": 0,
-        "chunked_shuffle": 8 * (16 + 8 + 2 * 65536),
-        "buffered_shuffle": 8 * 10000,
-    }
-    assert STRATEGIES["random_crop"].holds(extent).batches == 0
+@pytest.mark.parametrize(("name", "knobs"), [*EVERY, ("chunked_shuffle", {"chunk": 4000, "held": 1})])
+def test_what_an_order_keeps_is_what_it_says(name, knobs):
+    count = 40_000
+    parts, source = STRATEGIES[name].on["torch"](PLAIN, **knobs), source_of(count)
+    says = STRATEGIES[name].holds(Extent(count, 1, 1, 1, 1, 8), **knobs)
+    whole(name, 40, knobs=knobs)  # what is imported at first use is not charged
+    tracemalloc.start()
+    try:
+        at = parts.order(parts, source, 0)
+        for start in (count // 2, 0, 8):
+            at(start, start + 8)
+        size = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert size == pytest.approx(says.batches, rel=0.05, abs=8 << 10)
+    assert (says.source, says.windows, says.making) == (None, 0, 0)
 
 
 def test_they_say_how_far_their_batches_differ():

@@ -75,7 +75,7 @@ def test_the_chunks_of_this_test_would_show_a_mean_of_means():
 
 # What it keeps
 
-LOGITS = Shape(layers=1, width=16, heads=1, hidden=16, vocabulary=4096, batch=16, tokens=128)
+LOGITS = Shape(layers=1, width=16, heads=1, hidden=16, vocabulary=8192, batch=64, tokens=64)
 WORKLOAD = plugins.load().workloads["decoder"]
 NV = LOGITS.batch * LOGITS.tokens * LOGITS.vocabulary * 4
 

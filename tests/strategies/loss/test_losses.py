@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -67,9 +68,8 @@ def with_gradients(name, backend, x, w, y, upstream=1.0, **knobs):
         return [value.item(), *(g.numpy() for g in gradients)]
     with jax.enable_x64(True):
         loss = loss_of(name, backend, **knobs)
-        value, gradients = jax.value_and_grad(lambda x, w: loss(x, w, jnp.asarray(y)) * upstream, argnums=(0, 1))(
-            jnp.asarray(x), jnp.asarray(w)
-        )
+        both = jax.jit(jax.value_and_grad(lambda x, w: loss(x, w, jnp.asarray(y)) * upstream, argnums=(0, 1)))
+        value, gradients = both(jnp.asarray(x), jnp.asarray(w))
         return [float(value) / upstream, *(np.asarray(g) for g in gradients)]
 
 
@@ -84,17 +84,25 @@ CORNERS = {
 }
 
 
+def drawn_at(corner):
+    x, w, y = drawn(**CORNERS[corner])
+    if corner == "one valid row":
+        y[:, 1:] = -100
+    return x, w, y
+
+
+@cache
+def plain_at(corner, backend):
+    return with_gradients("plain", backend, *drawn_at(corner))
+
+
 @pytest.mark.parametrize("corner", CORNERS)
 @pytest.mark.parametrize(
     ("name", "backend"), [*((name, "torch") for name in IN_TORCH), *((name, "jax") for name in IN_JAX)]
 )
 def test_loss_and_gradients_are_the_plain_ones(name, backend, corner):
-    x, w, y = drawn(**CORNERS[corner])
-    if corner == "one valid row":
-        y[:, 1:] = -100
-    for answer, plain in zip(
-        with_gradients(name, backend, x, w, y), with_gradients("plain", backend, x, w, y), strict=True
-    ):
+    actual = with_gradients(name, backend, *drawn_at(corner))
+    for answer, plain in zip(actual, plain_at(corner, backend), strict=True):
         np.testing.assert_allclose(answer, plain, rtol=1e-9, atol=1e-12)
 
 
@@ -102,10 +110,8 @@ def test_loss_and_gradients_are_the_plain_ones(name, backend, corner):
     ("name", "backend"), [*((name, "torch") for name in IN_TORCH), *((name, "jax") for name in IN_JAX)]
 )
 def test_what_comes_from_above_scales_the_gradients(name, backend):
-    x, w, y = drawn()
-    for answer, plain in zip(
-        with_gradients(name, backend, x, w, y, 3.0)[1:], with_gradients("plain", backend, x, w, y)[1:], strict=True
-    ):
+    actual = with_gradients(name, backend, *drawn_at("ragged"), 3.0)
+    for answer, plain in zip(actual[1:], plain_at("ragged", backend)[1:], strict=True):
         np.testing.assert_allclose(answer, 3 * plain, rtol=1e-9, atol=1e-12)
 
 

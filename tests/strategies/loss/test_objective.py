@@ -32,6 +32,8 @@ SETTINGS = {
 }
 ROWS, WIDTH, VOCABULARY = 41, 12, 23
 BOUND = {"float64": 1e-14, "float32": 3e-6, "bfloat16": 1.5e-2}
+ROUNDED = [*((settings, "float64") for settings in SETTINGS), ("all", "float32"), ("all", "bfloat16")]
+"""Each setting in the type that shows a wrong term, and where types round, all three terms at once."""
 
 
 def problem(scale=1.0):
@@ -81,7 +83,8 @@ def computed(name, backend, dtype, x, w, y, settings):
         return [leaf.detach().double().numpy() for leaf in leaves], [result.double().numpy() for result in actual]
     with jax.enable_x64(dtype == "float64"):
         leaves = [jnp.asarray(array, dtype) for array in (x, w)]
-        value, gradients = jax.value_and_grad(lambda x, w: loss(x, w, jnp.asarray(y)), argnums=(0, 1))(*leaves)
+        both = jax.jit(jax.value_and_grad(lambda x, w: loss(x, w, jnp.asarray(y)), argnums=(0, 1)))
+        value, gradients = both(*leaves)
         return [np.asarray(leaf, np.float64) for leaf in leaves], [
             np.asarray(result, np.float64) for result in (value, *gradients)
         ]
@@ -92,8 +95,7 @@ def assert_close(actual, due, bound):
         assert np.linalg.norm(answer - true) <= bound * np.linalg.norm(true), name
 
 
-@pytest.mark.parametrize("dtype", BOUND)
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize(("settings", "dtype"), ROUNDED)
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 @pytest.mark.parametrize("name", KNOBS)
 def test_every_strategy_computes_the_same_function(name, backend, settings, dtype):
@@ -195,7 +197,7 @@ def test_logits_of_ten_thousand_stay_finite(name, backend):
     assert_close(actual, oracle(x, w, y, **settings), 2e-3)
 
 
-@pytest.mark.parametrize("settings", ["none", "smoothing", "all"])
+@pytest.mark.parametrize("settings", ["none", "all"])
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 @pytest.mark.parametrize("name", KNOBS)
 def test_without_a_target_the_loss_is_nan_and_the_gradients_are_zero(name, backend, settings):

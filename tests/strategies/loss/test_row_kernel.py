@@ -33,7 +33,8 @@ def patched(tensor, scope):  # numpy 2.4 makes no number of an array of one elem
 interpreter._patch_lang_tensor = patched
 
 _rows.takes = lambda x, dtype: dtype in _rows.TYPES
-dtypes = {"float32": (torch.float32,) * 2, "bfloat16": (torch.bfloat16,) * 2, "mixed": (torch.bfloat16, torch.float32)}
+dtypes = {name: (getattr(torch, name),) * 2 for name in ("float32", "bfloat16", "float16")}
+dtypes["mixed"] = torch.bfloat16, torch.float32
 
 def problem(kind):
     torch.manual_seed(0)
@@ -69,6 +70,16 @@ for kind in dtypes:
 x, w, y = problem("float32")
 none = _torch.fused_loss(x, w, torch.full_like(y, IGNORED), 16, IGNORED, Objective())
 rows["nothing counts"] = {"nan": bool(none.isnan()), "zero": float(sum(g.abs().sum() for g in gradients(none, x, w)))}
+x, w, y = problem("float32")
+pairs = torch.stack((torch.full_like(y, 7), y), 1)
+values = [_torch.fused_loss(x, w, each, 16, IGNORED, Objective()) for each in (y, pairs[:, 1])]
+close, strided = ([value.detach(), *gradients(value, x, w)] for value in values)
+rows["strided"] = {"stride": pairs[:, 1].stride(0), "same": all(map(torch.equal, close, strided))}
+x, w = torch.full((1200, 8), 60.0, dtype=torch.float16), torch.zeros(16, 8, dtype=torch.float16)
+x, w, y = x.requires_grad_(), w.requires_grad_(), torch.zeros(1200, dtype=torch.int64)
+due = gradients(F.cross_entropy(x @ w.T, y), x, w)[1]
+actual = gradients(_torch.fused_loss(x, w, y, 1024, IGNORED, Objective()), x, w)[1]
+rows["large"] = {"due": float(due.abs().max()), "error": float((actual - due).norm() / due.norm())}
 print(json.dumps(rows))
 """
 
@@ -117,9 +128,11 @@ def answer_of(program, **variables):
 @needs_triton
 def test_the_interpreted_kernel_is_as_exact_as_plain_code():
     rows = answer_of(INTERPRETED, TRITON_INTERPRET="1")
-    nothing = rows.pop("nothing counts")
+    nothing, strided, large = (rows.pop(name) for name in ("nothing counts", "strided", "large"))
     assert nothing == {"nan": True, "zero": 0.0}
-    assert len(rows) == 6
+    assert strided == {"stride": 2, "same": True}
+    assert large["due"] > 50 and large["error"] < 1e-3, "the sum of 1,200 rows is beyond float16, their mean is not"
+    assert len(rows) == 8
     for name, row in rows.items():
         assert row["finite"], name
         assert row["loss"] < (1e-6 if name.startswith("float32") else 1e-2), (name, row)
@@ -177,7 +190,12 @@ def test_the_kernel_is_for_gpus_and_for_types_that_it_computes_in(monkeypatch):
     assert _rows.takes(meta, torch.bfloat16) and not _rows.takes(meta, torch.float64)
 
 
-def test_a_16_bit_weight_is_summed_in_its_type_only_where_few_chunks_round():
+def test_a_weight_in_float16_is_summed_in_float32():
+    tiles = _rows.weight_sums(torch.empty(9000, 8, dtype=torch.float16), torch.float16, 1)
+    assert {tile.dtype for tile in tiles} == {torch.float32} and sum(map(len, tiles)) == 9000
+
+
+def test_a_weight_in_bfloat16_is_summed_in_its_type_only_where_few_chunks_round():
     w = torch.empty(9000, 8, dtype=torch.bfloat16)
     (few,) = _rows.weight_sums(w, torch.bfloat16, _rows.ROUNDINGS)
     many = _rows.weight_sums(w, torch.bfloat16, _rows.ROUNDINGS + 1)

@@ -103,6 +103,12 @@ def test_a_tied_head_is_refused():
         trained("torch", "sparse_embedding_gradient", steps=1, tied=True)
 
 
+@pytest.mark.parametrize("names", [("lora", "sparse_embedding_gradient"), ("sparse_embedding_gradient", "qlora")])
+def test_an_embedding_that_is_frozen_has_no_gradient(names):
+    with pytest.raises(ValueError, match="frozen beside adapters"):
+        trained("torch", *names, steps=1)
+
+
 @pytest.mark.parametrize(
     "names", [("sparse_embedding_gradient", "checkpoint"), ("fused_loss", "sparse_embedding_gradient")]
 )

@@ -1,6 +1,7 @@
 """Strategies of the gradient, of precision and of the update: equal to what they stand for, step by step."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -51,6 +52,17 @@ def states_of(parts, backend, steps):
     return seen, losses
 
 
+@cache
+def ten_plain(backend, **shape):
+    return states_of(parts_of(backend, **shape), backend, 10)
+
+
+def plain_states(backend, steps, **shape):
+    """The same of the untouched parts: ten steps, of which each test takes the first, are run once for all."""
+    seen, losses = ten_plain(backend, **shape)
+    return seen[:steps], losses[:steps]
+
+
 def away(actual, expected):
     off = sum(float(np.sum((actual[name] - expected[name]) ** 2)) for name in expected)
     return (off / sum(float(np.sum(expected[name] ** 2)) for name in expected)) ** 0.5
@@ -64,7 +76,7 @@ def away(actual, expected):
 def test_pieces_add_up_to_the_gradient_of_the_batch_however_targets_are_ignored(backend, pieces):
     changes = {"batch": 5, "ignored": 0.5}
     actual, _ = states_of(parts_of(backend, ("accumulate", {"pieces": pieces}), **changes), backend, 2)
-    expected, _ = states_of(parts_of(backend, **changes), backend, 2)
+    expected, _ = plain_states(backend, 2, **changes)
     assert away(actual[-1], expected[-1]) < 1e-5
 
 
@@ -102,7 +114,7 @@ def test_the_loop_runs_the_model_once_for_each_piece():
 @pytest.mark.parametrize("rows", [1, 16, 111, 1000])
 def test_a_feed_of_tiles_is_the_feed(backend, rows):
     actual, _ = states_of(parts_of(backend, ("tiled_feed", {"rows": rows})), backend, 2)
-    expected, _ = states_of(parts_of(backend), backend, 2)
+    expected, _ = plain_states(backend, 2)
     assert away(actual[-1], expected[-1]) < 1e-5
 
 
@@ -140,7 +152,7 @@ def test_a_selective_checkpoint_keeps_less():
 
 def test_a_selective_checkpoint_trains_bit_for_bit_in_torch():
     actual, _ = states_of(parts_of("torch", ("selective_checkpoint", {})), "torch", 3)
-    expected, _ = states_of(parts_of("torch"), "torch", 3)
+    expected, _ = plain_states("torch", 3)
     assert all(np.array_equal(actual[-1][name], expected[-1][name]) for name in expected[-1])
 
 
@@ -148,7 +160,7 @@ def test_offloaded_tensors_come_back_and_leave_no_file(tmp_path):
     knobs = {"least_kib": 1, "folder": str(tmp_path)}
     parts = parts_of("torch", ("offload_activations", knobs), width=64, tokens=128)
     actual, _ = states_of(parts, "torch", 2)
-    expected, _ = states_of(parts_of("torch", width=64, tokens=128), "torch", 2)
+    expected, _ = plain_states("torch", 2, width=64, tokens=128)
     assert all(np.array_equal(actual[-1][name], expected[-1][name]) for name in expected[-1])
     assert list(tmp_path.iterdir()) == []
 
@@ -168,7 +180,7 @@ def test_tensors_are_really_offloaded(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["foreach_adamw", "fused_adamw"])
 def test_torch_s_own_adamw_makes_the_same_steps(name):
     actual, _ = states_of(parts_of("torch", (name, {}), weight_decay=0.1), "torch", 10)
-    expected, _ = states_of(parts_of("torch", weight_decay=0.1), "torch", 10)
+    expected, _ = plain_states("torch", 10, weight_decay=0.1)
     assert away(actual[-1], expected[-1]) < 1e-5
 
 
@@ -301,7 +313,7 @@ def test_jax_scales_as_torch_does_and_a_bad_step_changes_nothing(name):
 @pytest.mark.parametrize(("name", "stored"), [("float16_scaled", "float32"), ("float16_master", "float16")])
 def test_training_in_float16_stays_near_float32(name, stored, backend):
     actual, losses = states_of(parts_of(backend, (name, {})), backend, 5)
-    expected, plain = states_of(parts_of(backend), backend, 5)
+    expected, plain = plain_states(backend, 5)
     assert losses == pytest.approx(plain, rel=5e-3)
     assert losses != plain
     assert {str(array.dtype) for array in actual[-1].values()} == {stored}
@@ -333,7 +345,7 @@ def test_autocast_multiplies_in_16_bit_and_keeps_float32(dtype, backend):
 
     _, losses = states_of(replace(inner, attend=attend, loss=loss, update=update), backend, 1)
     assert (multiplied, stored) == ({dtype}, {"float32"})
-    _, plain = states_of(parts_of(backend), backend, 1)
+    _, plain = plain_states(backend, 1)
     assert losses != plain and losses == pytest.approx(plain, rel=5e-3)
 
 
@@ -341,7 +353,7 @@ def test_autocast_multiplies_in_16_bit_and_keeps_float32(dtype, backend):
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_float32_master_keeps_updates_that_bfloat16_loses(backend):
     shape = {"learning_rate": 1e-5, "weight_decay": 0.0}
-    expected, _ = states_of(parts_of(backend, **shape), backend, 4)
+    expected, _ = plain_states(backend, 4, **shape)
     actual, _ = states_of(parts_of(backend, ("float32_master", {}), **shape), backend, 4)
     lost, _ = states_of(parts_of(backend, ("bfloat16", {}), **shape), backend, 4)
 

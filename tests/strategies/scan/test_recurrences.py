@@ -153,6 +153,17 @@ def test_truncated_goes_with_recomputed_layers():
 
 
 @pytest.mark.parametrize("backend", place.NAMES)
+@pytest.mark.parametrize("adapter", ["lora", "qlora"])
+def test_truncated_goes_with_adapters(backend, adapter):
+    named = (adapter, {"rank": 2})
+    loss, grads = gradient(parts_of(backend, probe("lstm"), named, ("truncated_bptt", {"steps": 5})))
+    due_loss, due = gradient(parts_of(backend, probe("lstm"), named))
+    assert loss == pytest.approx(due_loss, rel=1e-6)
+    assert grads.keys() == due.keys() and all(".adapters." in name for name in grads)
+    assert all(np.abs(grads[name]).max() > 0 for name in grads if name.endswith(".b"))
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
 def test_a_network_without_a_recurrence_is_refused(backend):
     with pytest.raises(ValueError, match="this network has none"):
         gradient(parts_of(backend, probe("mamba"), ("truncated_bptt", {"steps": 5})))

@@ -1,7 +1,7 @@
 """Runs on several devices in JAX train as one device does, and each holds the part that it should.
 
-How many devices a process has is fixed when JAX is imported, and the tests' own process has one. So each test asks this
-file, as a program, for what it wants to know.
+How many devices a process has is fixed when JAX is imported, and the tests' own process has one. So the tests ask this
+file, as a program, for what they want to know.
 """
 
 import json
@@ -62,7 +62,7 @@ ONE_ROW = {"batch": 1, "ignored": 0.8}
 """All ranks but one have no target, and of the one that has some there is no room for as many as there are tokens."""
 
 
-def asked(question: str, *arguments: object) -> dict[str, float]:
+def asked(question: str, *arguments: object) -> dict:
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, __file__, question, *map(json.dumps, arguments)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
@@ -102,8 +102,14 @@ def test_wrong_ones_are_caught():
     assert all(off > 10 * EXACT for off in figures.values()), figures
 
 
-def test_each_device_holds_its_part():
-    figures = asked("bytes")
+@pytest.fixture
+def programs(once):
+    """What one process says of compiled programs and their states."""
+    return once("programs-of-ranks", lambda folder: asked("programs"))
+
+
+def test_each_device_holds_its_part(programs):
+    figures = programs["bytes"]
     state = figures["state"]  # of parameters, gradients and moments
     assert figures["fsdp on 2"] <= 0.55 * state
     assert figures["fsdp on 4"] <= 0.30 * state
@@ -115,13 +121,13 @@ def test_each_device_holds_its_part():
     assert figures["vocabulary_parallel_loss, logits on 2"] <= 0.75 * figures["logits"]
 
 
-def test_parameters_are_gathered_within_the_layers_forward_and_backward():
-    figures = asked("gathers")
+def test_parameters_are_gathered_within_the_layers_forward_and_backward(programs):
+    figures = programs["gathers"]
     assert figures["fsdp"] == 2 and figures["ddp"] == 0
 
 
-def test_a_state_stays_as_it_lies_and_is_compiled_for_once():
-    assert asked("steps") == dict.fromkeys(("ddp", "fsdp", "zero1"), 1)
+def test_a_state_stays_as_it_lies_and_is_compiled_for_once(programs):
+    assert programs["steps"] == dict.fromkeys(("ddp", "fsdp", "zero1"), 1)
 
 
 def test_ranks_share_what_their_process_holds():
@@ -381,7 +387,11 @@ def steps() -> dict[str, int]:
     return counts
 
 
+def programs_of_ranks() -> dict[str, dict]:
+    return {"bytes": bytes_of_one(), "gathers": gathers(), "steps": steps()}
+
+
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = QUICK
-    questions = {"answers": answers, "mutants": mutants, "bytes": bytes_of_one, "gathers": gathers, "steps": steps}
+    questions = {"answers": answers, "mutants": mutants, "programs": programs_of_ranks}
     print(json.dumps(questions[sys.argv[1]](*map(json.loads, sys.argv[2:]))))

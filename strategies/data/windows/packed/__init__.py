@@ -43,7 +43,12 @@ def end_to_end(source: Documents, length: int | None = None) -> Windows:
 
 
 def rewritten(parts: Parts, windows: Callable[..., Windows], by_document: Callable[..., Parts]) -> Parts:
-    """Rewrite the windows, and what reads of a token its id and its position."""
+    """Rewrite the windows, and what reads of a token its id and its position; raise ValueError for an evaluation."""
+    if getattr(parts.shape, "evaluations", 0):
+        raise ValueError(
+            "packed tells documents apart where the gradient is taken, and an evaluation takes none: leave out "
+            "`evaluations`, or packed"
+        )
     inner, look_up = parts.grad, parts.embed
 
     def grad(parts: Parts, state: Any, x_1T2: Any, y_1T: Any) -> Any:
@@ -103,5 +108,12 @@ def harness_strategies() -> list[Strategy]:
             feeds="arranged",
             data="documents",
             holds=holds,
+            conflicts={
+                **dict.fromkeys(
+                    ("ring_attention", "ulysses", "megatron_sequence_parallel"),
+                    "documents are told apart in whole rows, and each rank has a stretch of one",
+                ),
+                "accumulate": "a packed batch is one row, which is not cut",
+            },
         )
     ]

@@ -433,7 +433,15 @@ def test_two_processes_at_once_are_harmless(text: Corpus, tmp_path: Path) -> Non
         ({"extra": 1}, "write exactly corpus"),
     ],
 )
-def test_command_prints_one_error(text: Corpus, tmp_path: Path, change: dict[str, object], says: str) -> None:
+def test_command_prints_one_error(
+    text: Corpus,
+    tmp_path: Path,
+    change: dict[str, object],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")  # main sets it where it is not
     spec = {
         "corpus": "a.txt",
         "root": str(tmp_path),
@@ -442,11 +450,19 @@ def test_command_prints_one_error(text: Corpus, tmp_path: Path, change: dict[str
         "needed": 1,
         "seed": 0,
     }
-    done = run(spec | {"cache": str(tmp_path / "c")} | change, tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stdout.splitlines()
+    (tmp_path / "spec.json").write_text(json.dumps(spec | {"cache": str(tmp_path / "c")} | change))
+    assert module.main([str(tmp_path / "spec.json")]) == 2
+    printed = capsys.readouterr()
+    (line,) = printed.out.splitlines()
     assert says in json.loads(line)["error"]
-    assert done.stderr == ""
+    assert printed.err == ""
+
+
+def test_a_process_ends_with_that_error(tmp_path: Path) -> None:
+    done = run({"corpus": "a.txt"}, tmp_path)
+    assert (done.returncode, done.stderr) == (2, "")
+    (line,) = done.stdout.splitlines()
+    assert "write exactly corpus" in json.loads(line)["error"]
 
 
 def test_command_needs_one_readable_file(
