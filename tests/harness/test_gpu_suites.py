@@ -1,6 +1,7 @@
 """Suites of a GPU: what is timed there has a baseline that fits, and what cannot fit is skipped, not tried."""
 
 import dataclasses
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from harness.records import Case, Prediction, Record, Slot
 from harness.run import bench, predictions, session
 from harness.run.schedule import Summary
 from harness.suite import reader
+from harness.suite.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADED = plugins.load()
@@ -27,38 +29,44 @@ SUITES = [
 ]
 
 
-def predicted(case: Case) -> int:
-    ((_, record),) = predictions.of_cases([case], {}, LOADED)
-    assert record.prediction.predicted_peak_bytes is not None, record.missing
-    return record.prediction.predicted_peak_bytes
+SLOW = {"kv_cache"}
+"""Suites whose predictions take seconds."""
+
+
+@cache
+def plan_of(path: Path) -> Plan:
+    return reader.read(path, LOADED)
 
 
 def timed(path: Path) -> list[Case]:
     """List the baselines on torch/cuda with which rows of a suite are compared in time."""
-    plan = reader.read(path, LOADED)
+    plan = plan_of(path)
     if not plan.suite.rounds or path.stem in PREDICTED:
         return []
     return [each.baseline for each in plan.comparisons if str(each.baseline.place) == "torch/cuda"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=pytest.mark.slow if path.stem == "kv_cache" else (), id=path.stem) for path in SUITES],
-)
-def test_a_baseline_with_which_times_are_compared_fits_a_card_of_80_gb(path: Path) -> None:
-    for case in timed(path):
-        assert predicted(case) <= facts.DEVICE_SHARE * CARD, f"{case.label} at {case.shape}"
-
-
-def test_some_suites_are_timed_on_a_gpu() -> None:
-    assert {"gpu", "gpu_losses"} <= {path.stem for path in SUITES if timed(path)}
+@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", *SLOW])
+def test_baselines_with_which_times_are_compared_fit_a_card_of_80_gb(slow: bool) -> None:
+    suites = {path.stem: timed(path) for path in SUITES if (path.stem in SLOW) == slow}
+    assert {name for name, cases in suites.items() if cases} >= (SLOW if slow else {"gpu", "gpu_losses"})
+    cases = [case for each in suites.values() for case in each]
+    predicted = list(predictions.of_cases(cases, {}, LOADED))
+    assert len(predicted) == len(cases)
+    for case, record in predicted:
+        assert record.prediction.predicted_peak_bytes is not None, record.missing
+        fits = record.prediction.predicted_peak_bytes <= facts.DEVICE_SHARE * CARD
+        assert fits, f"{case.label} at {case.shape}"
 
 
 def test_peers_whose_kernels_take_16_bits_stand_with_them() -> None:
+    seen = 0
     for path in SUITES:
-        for case in reader.read(path, LOADED).cases:
+        for case in plan_of(path).cases:
             names = [applied.name for applied in case.strategies]
+            seen += "cce_loss" in names
             assert "cce_loss" not in names or "bfloat16" in names, f"{path.stem}: {case.label}"
+    assert seen
 
 
 # What does not fit
