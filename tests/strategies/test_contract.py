@@ -86,9 +86,8 @@ def test_a_composition_equals_the_baseline_in_either_order(order, backend):
     assert not list(KEPT.of_composition(order, "decoder", backend))
 
 
-@pytest.mark.parametrize("name", ["lora", "qlora"])
-def test_rounded_updates_of_wide_adapters_keep_their_contract(name):
-    assert not list(KEPT.of_composition(("bfloat16_stochastic", name), "decoder", "jax"))
+def test_rounded_updates_of_wide_adapters_keep_their_contract():
+    assert not list(KEPT.of_composition(("bfloat16_stochastic", "qlora"), "decoder", "jax"))
 
 
 DRAWING = [
