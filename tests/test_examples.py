@@ -41,11 +41,14 @@ def test_every_example_is_here() -> None:
     assert set(EXAMPLES.rglob("*.yaml")) == set(SUITES)
 
 
-def of_plan(suite: Path, text: str) -> None:
-    tables = text.count("## ")
-    assert tables == (2 if suite.stem == "checkpoint_mix" else 1)
-    assert text.count("| baseline") == tables and text.count("+ fused_loss`") == tables
-    assert text.count("| yes") == 3 * tables, "each is predicted, and fits"
+def counts(text: str) -> list[int]:
+    """Count the tables of a plan, their baselines, their compositions, and the rows that fit."""
+    return [text.count(each) for each in ("## ", "| baseline", "+ fused_loss`", "| yes")]
+
+
+def due(suite: Path) -> list[int]:
+    tables = 2 if suite.stem == "checkpoint_mix" else 1
+    return [tables, tables, tables, 3 * tables]
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.stem)
@@ -55,14 +58,14 @@ def test_an_example_is_predicted(
     """Without the rates of this machine, and the times of calls: to measure them takes most of a plan."""
     monkeypatch.setattr(throughput, "of_place", lambda place, cache: {"flops": {"float32": 1e11}, "bandwidth": 1e10})
     monkeypatch.setattr(throughput, "with_calls", lambda rates, *_: rates)
-    status, text, told = here(tmp_path, *words_of("plan", suite))
-    assert status == 0, told
-    of_plan(suite, text)
+    status, text, errors = here(tmp_path, *words_of("plan", suite))
+    assert status == 0, errors
+    assert counts(text) == due(suite), "each is predicted, and fits"
 
 
 def test_the_command_predicts_an_example(tmp_path: Path) -> None:
     suite = EXAMPLES / "own_jax_model.yaml"
-    of_plan(suite, harness("plan", suite, tmp_path))
+    assert counts(harness("plan", suite, tmp_path)) == due(suite), "each is predicted, and fits"
 
 
 @pytest.mark.slow

@@ -142,8 +142,8 @@ def test_a_mark_that_chooses_nothing_or_has_no_end_is_refused(
 ) -> None:
     document = tmp_path / "document.md"
     document.write_text(text := f"<!-- generated: losses{words} -->\n{end}\n", encoding="utf-8")
-    status, _, told = here(tmp_path, "report", results / "losses", "--into", document)
-    assert status == 2 and refusal in told
+    status, _, errors = here(tmp_path, "report", results / "losses", "--into", document)
+    assert status == 2 and refusal in errors
     assert document.read_text(encoding="utf-8") == text
 
 
@@ -154,8 +154,8 @@ def test_a_mark_chooses_tables_and_rows(here: Here, results: Path, tmp_path: Pat
         place.format(" place=torch/cpu tokens=2560") + place.format(" place=torch/cpu rows=checkpoint+fused_loss"),
         encoding="utf-8",
     )
-    status, _, told = here(tmp_path, "report", results / "long_context", "--into", document)
-    assert status == 0, told
+    status, _, errors = here(tmp_path, "report", results / "long_context", "--into", document)
+    assert status == 0, errors
     first, second = document.read_text(encoding="utf-8").split("<!-- end: long_context -->\n")[:2]
     assert "old" not in first + second
     assert (

@@ -42,9 +42,7 @@ UNSEEN = "priming and compiling took more of the device than the run, and the al
 
 
 class _Watch(NamedTuple):
-    """What watches the parts of a run: the meter of its phases, and of a device if it has one, what it holds, calls of
-    parts, digests of batches.
-    """
+    """What watches a run: meters of its phases and of its device, its contents, calls of parts, digests of batches."""
 
     meter: memory.PhaseMeter
     device: DevicePeaks | None

@@ -291,5 +291,5 @@ def test_a_plugin_that_raises_is_one_sentence(
     text: str, words: str, here: Callable[..., tuple[object, str, str]], tmp_path: Path
 ) -> None:
     (tmp_path / "bad.py").write_text(text)
-    status, _, told = here(tmp_path, "list", "--plugin", "bad.py")
-    assert status == 2 and words in told and "Traceback" not in told, told
+    status, _, errors = here(tmp_path, "list", "--plugin", "bad.py")
+    assert status == 2 and words in errors and "Traceback" not in errors, errors

@@ -117,14 +117,14 @@ def floors() -> str:
 
 def faults(modules: "dict[str, Path]", known: "dict[str, Path]", fault: "Callable[[str, Import], str]") -> list[str]:
     """Return what is wrong with the imports of all modules; `fault` says it of one, or nothing."""
-    found = []
+    sentences = []
     for module, path in modules.items():
         try:
-            told = [(each.line, fault(module, each)) for each in imports(path.read_text(), known)]
+            answers = [(each.line, fault(module, each)) for each in imports(path.read_text(), known)]
         except AssertionError as error:
-            told = [(0, str(error))]
-        found += [f"{module}:{line} {words}" for line, words in told if words]
-    return found
+            answers = [(0, str(error))]
+        sentences += [f"{module}:{line} {words}" for line, words in answers if words]
+    return sentences
 
 
 def test_a_module_imports_only_from_below() -> None:

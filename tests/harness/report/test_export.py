@@ -410,8 +410,8 @@ def test_the_command_writes_every_form(here, tmp_path):
     assert here(tmp_path, "report", losses, "--pictures", "pictures")[:2] == (0, "")
     assert {path.suffix for path in (tmp_path / "pictures").iterdir()} == {".svg", ".png"}
     for options in ((), ("--pictures", "pictures")):
-        status, _, told = here(tmp_path, "report", losses, "--into", "missing.md", *options)
-        assert status == 2 and "missing.md' cannot be read" in told and "Traceback" not in told
+        status, _, errors = here(tmp_path, "report", losses, "--into", "missing.md", *options)
+        assert status == 2 and "missing.md' cannot be read" in errors and "Traceback" not in errors
     (tmp_path / "file").write_text("")
-    status, _, told = here(tmp_path, "report", losses, "--pictures", "file")
-    assert status == 2 and "name another" in told
+    status, _, errors = here(tmp_path, "report", losses, "--pictures", "file")
+    assert status == 2 and "name another" in errors

@@ -292,8 +292,8 @@ def test_the_bound_and_the_residual_stand_beside_the_prediction(shown: dict[int,
     dom = shown[BOUND].dom
     names = [unescape(name) for name in re.findall(r'<th scope="col"[^>]*><button>(.*?)</button>', dom)]
     cells = [dict(zip(names, line, strict=True)) for line in lines_of(dom)]
-    told = [[line[name] for name in ("strategy", "predicted", "at most", "residual")] for line in cells]
-    assert told == [["b", "2.0", "", "+1.0 MiB"], ["a", "60.0", "72.0", "+10.0%"]]
+    shown_cells = [[line[name] for name in ("strategy", "predicted", "at most", "residual")] for line in cells]
+    assert shown_cells == [["b", "2.0", "", "+1.0 MiB"], ["a", "60.0", "72.0", "+10.0%"]]
     assert "72.0 MiB, with a probability of 99.7 %" in dom
 
 
@@ -343,8 +343,8 @@ WITHOUT_PHASES = small([row(place="torch/cuda")], open="0", beside="0")
 
 
 def test_a_row_without_phases_opens_without_a_bar(shown: dict[int, Shown]) -> None:
-    told = shown[WITHOUT_PHASES].dom.split("<main>")[1].split("</aside>")[0]
-    assert '<tr class="more">' in told and "What the peak is made of" not in told and 'class="bar"' not in told
+    main = shown[WITHOUT_PHASES].dom.split("<main>")[1].split("</aside>")[0]
+    assert '<tr class="more">' in main and "What the peak is made of" not in main and 'class="bar"' not in main
 
 
 SORTED = small(
