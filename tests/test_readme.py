@@ -147,6 +147,35 @@ def test_a_mark_that_chooses_nothing_or_has_no_end_is_refused(
     assert document.read_text(encoding="utf-8") == text
 
 
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ("<!-- generated: losses rows=a | b -->\n<!-- end: losses -->\n", "cannot be read: write NAME"),
+        ("<!-- generated: looses -->\n<!-- end: looses -->\n", "has no mark for these results"),
+        ("no mark\n", "has no mark for these results"),
+    ],
+)
+def test_a_document_into_which_nothing_goes_is_refused(
+    text: str, refusal: str, here: Here, results: Path, tmp_path: Path
+) -> None:
+    document = tmp_path / "document.md"
+    document.write_text(text, encoding="utf-8")
+    status, _, errors = here(tmp_path, "report", results / "losses", "--into", document)
+    assert status == 2 and refusal in errors and document.read_text(encoding="utf-8") == text
+
+
+def test_results_are_named_by_their_folder_from_inside_it_as_well(here: Here, results: Path, tmp_path: Path) -> None:
+    document = tmp_path / "document.md"
+    document.write_text("<!-- generated: losses -->\n<!-- end: losses -->\n", encoding="utf-8")
+    status, _, errors = here(results / "losses", "report", ".", "--into", document)
+    assert status == 0 and "| baseline" in document.read_text(encoding="utf-8"), errors
+
+
+def test_limits_have_no_rows_to_export(here: Here, results: Path, tmp_path: Path) -> None:
+    status, shown, errors = here(tmp_path, "report", results / "long_context_fit", "--format", "csv")
+    assert status == 2 and not shown and "print them as markdown" in errors
+
+
 def test_a_mark_chooses_tables_and_rows(here: Here, results: Path, tmp_path: Path) -> None:
     document = tmp_path / "document.md"
     place = "<!-- generated: long_context{} -->\nold\n<!-- end: long_context -->\n"

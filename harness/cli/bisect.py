@@ -7,8 +7,10 @@ import typer
 
 from harness.cli.options import OnlyOption, PlaceOption
 from harness.cli.screen import note, out
+from harness.report.words import short
 from harness.verbs.bisect import Attempt, BisectError, search
-from harness.verbs.compare import LEAST_ROUNDS, Condition
+from harness.verbs.compare import Condition
+from harness.verdicts.times import LEAST_ROUNDS
 
 
 def command(
@@ -55,4 +57,4 @@ def _or_before(first: Attempt) -> str:
 
 def _log(tried: Attempt) -> None:
     word = {True: "worse", False: "good", None: "skipped"}[tried.worse]
-    note(f"{tried.commit[:12]} {word}{f': {tried.why}' if tried.why else ''}")
+    note(f"{short(tried.commit)} {word}{f': {tried.why}' if tried.why else ''}")

@@ -11,7 +11,7 @@ from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.records.store import StoreError
 from harness.report.compare import text
-from harness.verbs.compare import Condition, compare, differences
+from harness.verbs.compare import Condition, absent, compare, differences
 from harness.verdicts.judge import Comparison, judge
 
 
@@ -35,10 +35,11 @@ def command(
     if not any(change.figure != "missing" for change in changes):
         raise StoreError(_why_nothing(old, new, *tables))
     notes = differences(*([record for each in run for record in each.records] for run in (before, after)))
+    notes += absent(*tables)
     out.print(text(changes, notes, everything), end="")
     failing = [change for change in changes if any(condition.met(change) for condition in conditions)]
     if failing:
-        note(f"harness: {len(failing)} figures became worse than --fail-on allows")
+        note(f"harness: figures that became worse than --fail-on allows: {len(failing)}")
         raise typer.Exit(1)
 
 

@@ -35,7 +35,9 @@ def command(
     A peak steps by more than 1 % and the meters' resolution; a time by more than 5 % and its noise.
     """
     loaded = plugins.load()
-    files = sorted(folder.rglob("*.jsonl"), key=lambda file: file.name) if folder.exists() else []
+    if folder.is_file():
+        raise StoreError(f"'{folder}' is a file, of one run: name the folder that it lies in")
+    files = sorted(folder.rglob("*.jsonl"), key=lambda file: file.name)
     if not files:
         raise StoreError(f"there are no results in '{folder}': run a suite first")
     results = read(files, lambda problem: note(f"warning: {problem}"), loaded.aliases)

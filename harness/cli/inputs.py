@@ -31,6 +31,7 @@ from harness.suite.plan import Plan, selected
 from harness.suite.schema import SuiteError
 from harness.suite.units import size
 from harness.verbs.plan import Machine, card_of, this_machine, with_budget
+from harness.verdicts import claims
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Cases:
             raise SuiteError("name either a SUITE, which is a YAML file, or a model: --model NAME")
         if self.path is not None:
             plan = reader.read(shipped.suite(self.path), loaded, rounds=rounds)
+            claims.refuse(plan.suite.claims, [each.cases for each in plan.comparisons], str(self.path))
         else:
             assert model is not None
             on_gpu = on_gpu or gpu.usable_bytes() is not None

@@ -111,9 +111,9 @@ class SuiteFile(pytest.File):
         rounds = self.config.getoption("--harness-rounds")
         folder = Path(self.config.getoption("--harness-results"))
         options = bench.Options(folder, self.names, rounds, fresh=True)
-        before = self._earlier()
         asked = self.plan.having(lambda case: case.digest() in wanted)
         plan = prepare_data.closed(asked, self.loaded, options.cache)
+        before = self._earlier(plan)
         pairs = zip(asked.cases, plan.cases, strict=True)
         self._measured_as = {case.digest(): measured.digest() for case, measured in pairs}
         path = session.run(plan, self.loaded, options, bench.Progress())
@@ -122,7 +122,7 @@ class SuiteFile(pytest.File):
         for table in tables:
             yield from table.rows
 
-    def _earlier(self) -> Sequence[Any] | None:
+    def _earlier(self, plan: Any) -> Sequence[Any] | None:
         """Judge earlier results, before new ones can take their place."""
         from harness.records import store
         from harness.verdicts import judge
@@ -131,7 +131,11 @@ class SuiteFile(pytest.File):
         if against is None:
             return None
         files = store.newest(Path(against))
-        return [table for file in files for table in judge.judge(store.read(file, self.loaded.aliases)[0])]
+        tables = [table for file in files for table in judge.judge(store.read(file, self.loaded.aliases)[0])]
+        known = {row.case.digest() for table in tables for row in table.rows}
+        if not any(case.digest() in known for case in plan.cases):
+            raise store.StoreError(f"'{against}' has no case of {self.path.name}: name results of this suite")
+        return tables
 
     def _compared(self, before: Sequence[Any] | None, after: Sequence[Any]) -> dict[str, list[str]]:
         from harness.verbs import compare

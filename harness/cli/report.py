@@ -10,6 +10,8 @@ from harness.cli.inputs import results_of
 from harness.cli.options import PluginOption
 from harness.cli.screen import note, out
 from harness.contract import plugins
+from harness.records import store
+from harness.records.store import StoreError
 from harness.refusal import Refusal
 from harness.report.report import Report
 from harness.verdicts import documents
@@ -47,15 +49,18 @@ def command(
     With --documents the claims are those of the suites beside that file, as they stand now; else those that a run was
     made for.
 
-    With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`, and
-    the answers to --documents between those of `documents`; with --pictures as well, draw those that the documents link
-    to. The marks `use`, `advice`, `sentences` and `suites` are what a first page needs. The first mark may choose
-    tables and rows of a suite: `generated: SUITE place=torch/cpu tokens=1024 rows=baseline|checkpoint`. As csv and
-    json there is one row or object for each strategy, with every figure as a number. Where something is written to a
-    file, nothing is printed but what --format asks for.
+    With --into, put each suite's tables between the marks `<!-- generated: SUITE -->` and `<!-- end: SUITE -->`,
+    and the answers to --documents between those of `documents`; with --pictures as well, draw those that the
+    documents link to. The marks `use`, `advice`, `trust`, `sentences` and `suites` are what a first page needs. The
+    first mark may choose tables and rows of a suite: `generated: SUITE place=torch/cpu tokens=1024
+    rows=baseline|checkpoint`. As csv and json there is one row or object for each strategy, with every figure as a
+    number. Where something is written to a file, nothing is printed but what --format asks for.
     """
     if only is not None and pictures is None:
         raise Refusal("-k chooses among the charts to draw: give --pictures FOLDER as well")
+    for file in (file for path in paths if path.is_dir() for file in store.newest(path)):
+        if (more := store.larger_before(file)) is not None:
+            note(f"note: {file} has only a part of the rows of '{more.name}' beside it: name that file to see them all")
     letter = documents.read(sentences) if sentences is not None else None
     loaded = plugins.load(tuple(plugin or ()))
     suites = sentences.parent if sentences is not None else None
@@ -66,6 +71,8 @@ def command(
     if page is not None:
         whole.write_page(page)
         note(f"page: {page}")
+    if (parquet is not None or form not in (None, Form.markdown)) and not whole.figures:
+        raise StoreError("these results have no rows, as limits and advice have none: print them as markdown")
     if parquet is not None:
         whole.write_parquet(parquet)
         note(f"parquet: {parquet}")

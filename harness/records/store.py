@@ -145,6 +145,21 @@ def newest(path: Path) -> list[Path]:
     ]
 
 
+def larger_before(file: Path) -> Path | None:
+    """Return the results file before this one in its folder where that has all the rows of this one, and more.
+
+    So a run of a part of a suite lies before the whole of it.
+    """
+    before = max((each for each in file.parent.glob("*.jsonl") if each.name < file.name), default=None)
+    return before if before is not None and _measured(file) < _measured(before) else None
+
+
+def _measured(file: Path) -> set[str]:
+    """Return the cases, by their digests, of which a file has a memory measurement, however that ended."""
+    records = (record for record in read(file)[0] if record.slot is not None and record.slot.kind == "memory")
+    return {record.case.digest() for record in records if record.case is not None}
+
+
 def _written(file: Path) -> datetime:
     """Return when a file was written to: when its last record was, or where that is earlier, when its name says."""
     times = [datetime.min.replace(tzinfo=UTC)]

@@ -86,7 +86,7 @@ def _in_memory(predicted: Sequence[tuple[Case, Record]], size: int) -> str:
         return ""
     advice = of_predictions(rows)
     if advice.chosen is not None:
-        return f"{row_name(advice.chosen.case.label)}: {shown(advice.chosen.peak_bytes or 0)}"
+        return f"{row_name(advice.chosen.case.label)}: {shown(advice.chosen.need_bytes or 0)}"
     row = leanest(rows)
     return "not known" if row is None else f"nothing fits; {row_name(row.case.label)} takes {need(row)}"
 

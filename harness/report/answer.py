@@ -4,10 +4,13 @@ from collections.abc import Sequence
 
 from harness.records.record import EXACT, OUT_OF_MEMORY
 from harness.report.text import escaped
-from harness.report.words import key_of, mib, titles
+from harness.report.words import each_rank, key_of, mib, titles
 from harness.verdicts.choice import Choice, choice
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.times import rounds
+
+INEXACT = {"lower_precision": "lower precision", "approximate": "another algorithm"}
+"""What a row that answers otherwise has, by its answer."""
 
 
 def sentence(table: Comparison) -> str:
@@ -22,7 +25,7 @@ def sentence(table: Comparison) -> str:
     elif absence := _without_exact(table, best):
         pieces.append(absence)
     if best.inexact is not None:
-        kind = escaped((best.inexact.answer or "").replace("_", " "))
+        kind = INEXACT.get(best.inexact.answer or "", "another answer")
         pieces.append(f"with {kind} **{escaped(best.inexact.label)}**: {cost(best.inexact)}")
     text = "; ".join(pieces)
     return f"{text[0].upper()}{text[1:]}." if text else ""
@@ -68,7 +71,9 @@ def last_lines(tables: Sequence[Comparison]) -> str:
 
 def cost(row: Row) -> str:
     """Return the memory and the time of a row as multiples of the baseline's, as far as they are known."""
-    memory = f"{mib(row.peak_bytes)} MiB" if row.peak_ratio is None else f"{row.peak_ratio:.2f} x the memory"
+    memory = (
+        f"{mib(row.peak_bytes)} MiB" if row.peak_ratio is None else f"{row.peak_ratio:.2f} x the memory{each_rank(row)}"
+    )
     speed = row.speed
     if speed is None:
         return memory

@@ -59,11 +59,9 @@ def _rank(change: Change) -> tuple[int, float]:
 def _cells(change: Change) -> tuple[str, ...]:
     verdict = f"{change.verdict} ({escaped(change.reason)})" if change.reason else change.verdict
     ratio = "" if change.ratio is None else f"{change.ratio:.2f} x"
-    before, after = _shown(change, change.before), _shown(change, change.after)
+    before, after = _shown(change.before), _shown(change.after)
     return row_name(change.case.label), change.figure, before, after, ratio, verdict
 
 
-def _shown(change: Change, value: float | str | None) -> str:
-    if isinstance(value, float | int):
-        return f"{mib(int(value))} MiB" if change.figure == "peak" else f"{value * 1e3:,.1f} ms"
-    return escaped(value or "")
+def _shown(value: int | str | None) -> str:
+    return f"{mib(value)} MiB" if isinstance(value, int) else escaped(value or "")

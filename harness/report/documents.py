@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
-from harness.report.text import escaped
+from harness.report.text import escaped, with_code
 from harness.verdicts.documents import Documents, Judgement
 
 HEADERS = ("", "it says", "verdict", "measured", "suite")
@@ -25,7 +25,7 @@ def text(documents: Documents, judgements: Sequence[Judgement], level: str = "##
         rows = [row for each in members for row in _rows(each)]
         pieces.append(tabulate(rows, HEADERS, tablefmt="pipe", disable_numparse=True))
         sentences = [each.sentence for each in members if each.sentence.why]
-        pieces.append("\n".join(f"- {escaped(sentence.id)}: {escaped(sentence.why)}" for sentence in sentences))
+        pieces.append("\n".join(f"- {escaped(sentence.id)}: {with_code(sentence.why)}" for sentence in sentences))
     return "\n\n".join(filter(None, pieces)) + "\n"
 
 

@@ -8,7 +8,8 @@ from harness.contract.strategy import Strategy
 from harness.machine import history
 from harness.report.provenance import of_records
 from harness.report.results import Results
-from harness.report.text import escaped, row_name
+from harness.report.text import escaped, row_name, with_code
+from harness.report.words import each_rank, short
 from harness.verdicts.documents import Judgement
 from harness.verdicts.judge import Row
 from harness.verdicts.remedies import JudgedRow, Remedy
@@ -18,7 +19,7 @@ USE = ("what sets your peak", "use", "on", "memory", "as started", "time", "answ
 SAID = ("", "it says", "verdict", "measured", "why")
 INDEX = ("suite", "what it compares", "rows", "when", "commit", "code since")
 SHOWN_IDLE = 2
-"""Comparisons in which a strategy saves nothing that are named; the others are counted."""
+"""Suites of rows in which a strategy saves nothing that are named; the others are counted."""
 
 
 def use(remedies: Sequence[Remedy], results: str) -> str:
@@ -44,7 +45,7 @@ def effect(remedy: Remedy) -> tuple[str, ...]:
     row = remedy.best.row
     return (
         remedy.backend,
-        f"{row.peak_ratio:.2f} x" if row.peak_ratio is not None else "",
+        "" if row.peak_ratio is None else f"{row.peak_ratio:.2f} x{each_rank(row)}",
         f"{row.native_ratio:.2f} x" if row.native_ratio is not None else "",
         _time(row),
         (row.answer or "").replace("_", " "),
@@ -72,7 +73,7 @@ def _where(judged: JudgedRow, results: str) -> str:
 
 
 def _helps(remedy: Remedy, results: str) -> str:
-    """Say in how many comparisons it saves memory, and in which it does not."""
+    """Say in how many rows it saves memory, and of which suites it does not."""
     text = f"{remedy.count - len(remedy.idle)} of {remedy.count}"
     if not remedy.idle:
         return text
@@ -91,7 +92,7 @@ def _tokenizer(judged: JudgedRow) -> str:
 def sentences(judgements: Sequence[Judgement]) -> str:
     """Write every sentence of the documents in one row: its verdict, the figure that decided it, and the reason."""
     rows = [
-        (escaped(sentence.id), escaped(sentence.says), each.verdict, escaped(_figure(each)), escaped(sentence.why))
+        (escaped(sentence.id), escaped(sentence.says), each.verdict, escaped(_figure(each)), with_code(sentence.why))
         for each in judgements
         for sentence in [each.sentence]
     ]
@@ -126,7 +127,7 @@ def index(results: Iterable[Results], strategies: Mapping[str, Strategy], where:
                 escaped(title),
                 str(sum(len(table.rows) for each in members for table in each.tables)),
                 origin.when,
-                " ".join(f"`{escaped(commit[:7])}`" for commit in origin.commits),
+                " ".join(f"`{escaped(short(commit))}`" for commit in origin.commits),
                 since(members, strategies),
             )
         )

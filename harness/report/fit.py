@@ -1,16 +1,18 @@
 """The longest values that fit a budget, as tables."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from harness.records import Case, Record
+from harness.records import Case, Fit, Record
 from harness.report.table import claimed, filled_columns
 from harness.report.text import escaped, row_name
 from harness.report.words import AT_MOST, PREDICTED, Key, mib, titles
 from harness.suite.units import shown
 from harness.verdicts.claims import Answer, answered
+from harness.verdicts.figures import most
 from harness.verdicts.judge import searched
 from harness.verdicts.observed import machine_of
 
@@ -82,9 +84,7 @@ def text(records: Sequence[Record], level: str = "##", answers: Sequence[Answer]
 def _fit_cells(row: Record, baseline: Record | None) -> tuple[str, ...]:
     assert row.case is not None and row.limits is not None
     limit = row.limits
-    longest = limit.longest
-    baseline_longest = baseline.limits.longest if baseline is not None and baseline.limits is not None else None
-    ratio = f"{longest / baseline_longest:.2f} x" if longest and baseline_longest and row is not baseline else ""
+    of_baseline = baseline.limits if baseline is not None and row is not baseline else None
     return (
         row.case.label,
         _predicted(row),
@@ -92,8 +92,26 @@ def _fit_cells(row: Record, baseline: Record | None) -> tuple[str, ...]:
         mib(limit.at_most_bytes),
         "" if limit.passed is None else f"{limit.passed:,}",
         "" if limit.failed is None else f"{limit.failed:,} ({limit.how})",
-        ratio,
+        "" if of_baseline is None else _ratio(limit, of_baseline),
         str(limit.runs or ""),
+    )
+
+
+def _ratio(own: Fit, baseline: Fit) -> str:
+    """Write how a longest value compares with the baseline's, like with like: both as they ran, or both predicted.
+
+    A search that ended without a value that is too large gives a bound, and two of them nothing.
+    """
+    if not (own.runs and baseline.runs):
+        if not (own.predicted and baseline.predicted):
+            return ""
+        return f"{own.predicted / baseline.predicted:.2f} x" + (", predicted" if own.runs or baseline.runs else "")
+    if not (own.passed and baseline.passed):
+        return ""
+    ends = {True: " or more", False: " or less"}
+    open_, its_open = (math.isinf(most(each, each.passed or 0)) for each in (own, baseline))
+    return (
+        "" if open_ and its_open else f"{own.passed / baseline.passed:.2f} x{ends[open_] if open_ or its_open else ''}"
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from harness.report.text import escaped, row_name
-from harness.report.words import mib, titles
+from harness.report.words import mib, short, titles
 from harness.verbs.history import Point, Series, Step
 
 HEADERS = ("row", "figure", "before", "after", "change", "commits")
@@ -19,7 +19,7 @@ def text(series: Sequence[Series], everything: bool = False) -> str:
     stepped.sort(key=lambda pair: _rank(pair[1]))
     worse = sum(step.worse for _, step in stepped)
     several = sum(len(each.points) > 1 for each in series)
-    counts = f"{worse} steps to worse, {len(stepped) - worse} to better"
+    counts = f"steps to worse: {worse}, to better: {len(stepped) - worse}"
     title_of = titles({(each.case.comparison_key, each.machine): each.case for each in series})
     pieces = [f"{len(series)} rows, {several} of them in more than one run: {counts}."]
     if stepped:
@@ -41,7 +41,7 @@ def _rank(step: Step) -> tuple[bool, float]:
 def _step(series: Series, step: Step, title: str) -> tuple[str, ...]:
     before, after = (_figure(step, point) for point in (step.before, step.after))
     change = "" if step.ratio is None else f"{step.ratio:.2f} x"
-    where = f"`{escaped(step.before.commit[:7])}` to `{escaped(step.after.commit[:7])}`"
+    where = f"`{escaped(short(step.before.commit))}` to `{escaped(short(step.after.commit))}`"
     row = f"{row_name(series.case.label)} of {escaped(series.suite)}: {escaped(title)}"
     return row, step.figure, before, after, change, where
 
@@ -49,15 +49,18 @@ def _step(series: Series, step: Step, title: str) -> tuple[str, ...]:
 def _figure(step: Step, point: Point) -> str:
     if step.figure == "peak":
         return f"{mib(point.peak_bytes)} MiB"
-    return f"{point.time_ratio:.2f} x" if step.figure == "time" else point.status
+    return _time(point) if step.figure == "time" else point.status
+
+
+def _time(point: Point) -> str:
+    return "" if point.speed is None else f"{point.speed.ratio:.2f} x"
 
 
 def _point(point: Point) -> tuple[str, ...]:
-    time = "" if point.time_ratio is None else f"{point.time_ratio:.2f} x"
     return (
-        f"`{escaped(point.commit[:12])}`",
+        f"`{escaped(short(point.commit))}`",
         point.utc[:16].replace("T", " "),
         mib(point.peak_bytes),
-        time,
+        _time(point),
         point.status,
     )

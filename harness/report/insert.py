@@ -1,13 +1,16 @@
 """Insert generated text between its two marks in a document, so that no figure is typed by hand."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from harness.refusal import Refusal
 
 Text = Callable[[Mapping[str, str]], str]
 """What writes the text of a place, from the choice that its mark makes."""
+
+
+MARK = re.compile(r" [^ =]+(?: [^ =]+=[^ ]+)* ")
 
 
 class InsertError(Refusal):
@@ -31,6 +34,20 @@ def insert(document: str, name: str, text: Text) -> str:
 
     begin, end = rf"<!-- generated: {re.escape(name)}((?: [^ =]+=[^ ]+)*) -->", f"<!-- end: {re.escape(name)} -->"
     return re.sub(rf"({begin}).*?({end}|(?=<!-- generated: )|\Z)", filled, document, flags=re.DOTALL)
+
+
+def check(path: Path, names: Collection[str]) -> None:
+    """Raise InsertError for a mark that cannot be read, and for a document without a mark of any of these names."""
+    marks = re.findall(r"<!-- generated:(.*?)-->", text_of(path))
+    for mark in marks:
+        if not MARK.fullmatch(mark):
+            raise InsertError(
+                f"'{path}': '<!-- generated:{mark}-->' cannot be read: write NAME, then KEY=VALUE without blanks"
+            )
+    if not any(mark.split()[0] in names for mark in marks):
+        raise InsertError(
+            f"'{path}' has no mark for these results: add '<!-- generated: NAME -->' and '<!-- end: NAME -->'"
+        )
 
 
 def text_of(path: Path) -> str:

@@ -131,7 +131,7 @@ function facts(at) {
 function command(at) {
   const [suite, place, strategy] = ["suite", "place", "strategy"].map(name => text(name, at));
   const quoted = strategy === "baseline" ? "" : ` -k '${strategy.replaceAll("'", "'\\''")}'`;
-  return `harness run ${suite} --place ${place}${quoted}`;
+  return `harness run ${suite} --place ${place}${quoted} --results again`;  // a part of a suite beside the whole of it
 }
 
 const besideWords = at => state.beside.includes(at) ? "Take away again" : "Lay beside another row";
@@ -305,8 +305,8 @@ const words = document.getElementById("words"), wins = document.getElementById("
 words.addEventListener("input", () => { state.words = words.value; show(); });
 wins.addEventListener("change", () => { state.wins = wins.checked; show(); });
 for (const section of sections) section.addEventListener("toggle", () => { if (section.open !== Boolean(section.filled)) fill(section); });
-addEventListener("hashchange", () => { const section = document.getElementById(location.hash.slice(1)); if (section && "open" in section) section.open = true; });
-addEventListener("beforeprint", () => { for (const section of sections) if (section.matched.length) { section.open = true; fill(section, true); } });
+addEventListener("hashchange", () => { const section = document.getElementById(decodeURIComponent(location.hash.slice(1))); if (section && "open" in section) section.open = true; });
+addEventListener("beforeprint", () => { for (const fold of document.querySelectorAll("details.fold")) fold.open = true; for (const section of sections) if (section.matched.length) { section.open = true; fill(section, true); } });
 dark.addEventListener("change", () => document.querySelectorAll("figure").forEach(figure => { if (figure.offsetParent) draw(figure); }));
 
 // A link can hold what is shown: page.html?filter=fused&place=torch/cpu&answer=bit_exact&wins&sort=peak_bytes&down&open

@@ -25,6 +25,8 @@ WORDS = {
 }  # fmt: skip
 """Texts of a row by their name on the page, and in its figures."""
 BYTES = {"peak": "peak_bytes", "predicted": "predicted_bytes", "atMost": "at_most_bytes", "floor": "floor_bytes"}
+OWN = frozenset(["data", "specs", "words", "place", "against", "answer", "wins", "count", "all", "documents", "beside"])
+"""Names that parts of the page have, beside its suites."""
 RATIOS = {"ratio": "peak_ratio", "native": "native_peak_ratio", "time": "time_ratio", "low": "time_ratio_low",
           "high": "time_ratio_high", "coverage": "at_most_coverage", "residualRatio": "residual_ratio"}  # fmt: skip
 
@@ -77,6 +79,7 @@ def html(
         title=title,
         origin=about.origin,
         suites=suites,
+        anchors={suite: f"suite-{suite}" if suite in OWN else suite for suite in suites},
         counts={suite: len(members) for suite, members in by_suite.items()},
         titles={suite: about.titles.get(suite, "") for suite in suites},
         origins={suite: about.origins.get(suite, "") for suite in suites},

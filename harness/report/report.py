@@ -17,7 +17,7 @@ from harness.report.export import Figures, as_csv, as_json, of_tables
 from harness.report.provenance import line
 from harness.report.results import Results
 from harness.report.text import escaped, plain
-from harness.report.words import Key, key_of, titles
+from harness.report.words import Key, key_of, short, titles
 from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Documents, Judgement, SuiteResults, answered
 from harness.verdicts.judge import Comparison
@@ -148,6 +148,7 @@ class Report:
         by_folder: dict[str, list[Results]] = {}
         for each in self.measured:
             by_folder.setdefault(each.folder, []).append(each)
+        insert.check(path, {*by_folder, *self._places()})
         for name, results in by_folder.items():
             insert.insert_into(path, name, partial(self._chosen, results))
         for name, text in self._places().items():
@@ -176,7 +177,9 @@ class Report:
         records = [record for each in self.results if each.advice for record in each.records]
         if not records:
             return "No advice is stored among these results: `harness advise SUITE --predict-only --save` stores it."
-        return f"{line(records)}\n\n{advise.for_memories(records, MEMORIES, self.plugins.workloads)}"
+        since = first.since([each for each in self.results if each.advice], self.plugins.strategies)
+        origin = line(records) if since == "the same" else f"{line(records)} Since then: {since}."
+        return f"{origin}\n\n{advise.for_memories(records, MEMORIES, self.plugins.workloads)}"
 
     def pictures(self, folder: Path, only: str = "", linked: Sequence[Path] = ()) -> Iterator[Path]:
         """Draw the charts of each suite, or those whose name contains `only`, or that documents link to; yield files.
@@ -269,7 +272,7 @@ def _machines(results: Results) -> str:
 def _of_run(machine: str, results: Results) -> str:
     """Return a machine with when a run of it began, and at which commit."""
     origin = next((record.origin for record in results.records if record.origin.utc), None)
-    run = f"{origin.utc[:19].replace('T', ' ')} at {origin.commit[:12]}" if origin is not None else ""
+    run = f"{origin.utc[:19].replace('T', ' ')} at {short(origin.commit)}" if origin is not None else ""
     return ", ".join(filter(None, (machine, run)))
 
 

@@ -49,7 +49,7 @@ class Results:
         """The answers to the claims of the run. Raises ClaimError for one that cannot be read."""
         if self.asked is None:
             return claims.answered(self.records, self.tables)
-        return [claims.answer(claim, self.tables) for claim in self.asked]
+        return [claims.answer(claim, self.tables) for claim in claims.answerable(self.asked, self.records)]
 
 
 def read(
@@ -70,7 +70,7 @@ def read(
         for problem in problems:
             warn(problem)
         name = next((record.origin.suite for record in records if record.origin.suite), file.stem)
-        folder = file.parent.parent.name
+        folder = file.resolve().parent.parent.name
         results.append(Results(name, folder, tuple(records), _asked(suites, folder)))
     return results
 

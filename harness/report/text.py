@@ -20,6 +20,11 @@ def escaped(text: str) -> str:
     return visible(text).translate(MARKUP)
 
 
+def with_code(text: str) -> str:
+    """Return text as `escaped` does, but what stands between two backticks stays code."""
+    return re.sub(r"\\`([^\\`]+)\\`", r"`\1`", escaped(text))
+
+
 def cell(text: str) -> str:
     """Return text that is harmless in a spreadsheet and on a terminal: no formula, no control characters."""
     line = visible(text, allowed="\n")

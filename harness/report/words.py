@@ -1,15 +1,18 @@
 """How bytes, phases and comparisons are written."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.records import Case
-from harness.verdicts.judge import Comparison
+from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.observed import machine_of
 from harness.verdicts.remarks import LEAST_FOR_PERCENT
 from harness.workloads.data.frames import GENERATED
 
 MIB = 1 << 20
+HEAD = re.compile(r"[0-9a-f]{7,40}")
+"""How git names a commit."""
 COUNTED = ("corpus_tokens", "tokens", "frames", "features")
 PREDICTED, AT_MOST = "predicted MiB", "at most"
 """Columns of several tables."""
@@ -86,6 +89,17 @@ def _grouped(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def each_rank(row: Row) -> str:
+    """Return that a peak is of each rank, where there are several; else an empty text."""
+    return " on each rank" if row.case.ranks > 1 else ""
+
+
+def short(commit: str) -> str:
+    """Return a commit by its first seven digits, with `-dirty`; what is no commit of git stays whole."""
+    digits, dash, rest = commit.partition("-")
+    return (digits[:7] if HEAD.fullmatch(digits) else digits) + dash + rest
 
 
 def mib(value: int | None) -> str:

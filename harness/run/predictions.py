@@ -11,7 +11,7 @@ from harness.contract.plugins import Plugins
 from harness.machine import facts
 from harness.records import Case, Record, Task
 from harness.run import runner, side_by_side
-from harness.run.schedule import PREDICTING_SECONDS, obstacle
+from harness.run.schedule import PREDICTING_SECONDS, misfit
 
 STEPS = 2
 """Steps of a run whose number nobody says."""
@@ -83,9 +83,5 @@ def as_many_ranks(cases: Sequence[Case]) -> Sequence[Case]:
 
 
 def impossible(plugins: Plugins, case: Case) -> str | None:
-    """Return why a case cannot be predicted here: a GPU may be absent, the framework may not."""
-    at = case.place
-    if (absent := backends.absent(at.backend, "cpu")) is not None:
-        return absent
-    reason = obstacle(plugins, case)
-    return None if reason == backends.absent(at.backend, at.device, case.ranks) else reason
+    """Return why a case cannot be predicted here, or nowhere be run: a GPU may be absent, the framework may not."""
+    return backends.absent(case.place.backend, "cpu") or misfit(plugins, case)

@@ -284,18 +284,21 @@ class Schedule:
 
 def names(case: Case) -> set[str]:
     """Return how an expression may name the row of a case."""
-    return {plain_label(case.strategies_label), "+".join(applied.name for applied in case.strategies)}
+    return {plain_label(case.strategies_label), plain_label("+".join(applied.name for applied in case.strategies))}
 
 
 def obstacle(plugins: Plugins, case: Case) -> str | None:
     """Return why a case cannot run on this machine: no such place, or strategies that do not go there or together."""
     place = case.place
     absent = backends.absent(place.backend, place.device, case.ranks)
-    if absent is not None:
-        return absent
+    return absent if absent is not None else misfit(plugins, case)
+
+
+def misfit(plugins: Plugins, case: Case) -> str | None:
+    """Return why the strategies of a case do not go to its place or together, whatever machine it is on."""
     workload = plugins.workloads[case.workload]
     strategies = [plugins.strategies[applied.name] for applied in case.strategies]
-    reasons = (strategy.obstacle(place, workload) for strategy in strategies)
+    reasons = (strategy.obstacle(case.place, workload) for strategy in strategies)
     return next((reason for reason in reasons if reason), None) or conflict(strategies)
 
 

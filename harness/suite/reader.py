@@ -104,12 +104,16 @@ class _Reader:
         total = len(rows) * sum(each.combinations for _, each in chosen)
         if total > MAX_CASES:
             raise self.too_many((), total)
-        comparisons = [
-            self.comparison(suite, place, setting, rows)
-            for place, each in chosen
-            for setting in self.settings(each, workload)
-        ]
-        return Plan(self.path.stem, self.path, suite, tuple(comparisons))
+        comparisons: dict[str, Comparison] = {}
+        for place, each in chosen:
+            for setting in self.settings(each, workload):
+                comparison = self.comparison(suite, place, setting, rows)
+                if (key := comparison.baseline.comparison_key) in comparisons:
+                    raise self.refusal(
+                        each.location, "this makes a comparison that is in the suite already: remove one"
+                    )
+                comparisons[key] = comparison
+        return Plan(self.path.stem, self.path, suite, tuple(comparisons.values()))
 
     def corpus(self, name: Any, workload: Workload, location: Location) -> str:
         """Return the name of the corpus, the workload's usual one for None; refuse one that is not there."""

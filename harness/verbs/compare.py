@@ -1,6 +1,5 @@
 """Compare two runs of the same cases: what became better or worse, what stayed, and what is unresolved."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,15 +12,17 @@ from harness.refusal import Refusal
 from harness.suite.units import shown
 from harness.verdicts.judge import MEMORY_MARGIN, Comparison, Row
 from harness.verdicts.observed import machine_of, step_time
-from harness.verdicts.pooled import LEAST_EFFECT
+from harness.verdicts.pooled import word_of
 from harness.verdicts.remarks import DOUBTFUL
 
 CONDITION = re.compile(r"(?:(peak|time)\s*>\s*(\d+(?:\.\d+)?)\s*%)|(answer|status|missing)")
-LEAST_ROUNDS = 3
-"""From this many rounds on each, two runs are compared in time: their rounds are no pairs."""
+ERROR = 0.001
+"""The chance at which the time of an unchanged row would be called better or worse."""
 Key = tuple[str, str, str]
 """What a row is of: the suite, the machine and the case, by its digest."""
 BETTER, WORSE, SAME, UNRESOLVED = "better", "worse", "same", "unresolved"
+OF_WORD = {"faster": BETTER, "slower": WORSE, "within 5 %": SAME}
+"""The verdict on a change of time, by the word that the clock has for its interval."""
 
 
 class ConditionError(Refusal):
@@ -32,14 +33,15 @@ class ConditionError(Refusal):
 class Change:
     """One figure of one case before and after; `ratio` is after over before, None where it is not a number.
 
-    `figure` is peak (bytes), time (seconds), answer, status or missing; `verdict` better, worse, same or unresolved.
+    `figure` is peak (bytes), time, answer, status or missing; `verdict` better, worse, same or unresolved. A time is a
+    multiple of its own run's baselines, of these themselves the seconds of a step, with its unit.
     `suite` and `machine` are those of the new run, where it has the case or others of that machine.
     """
 
     case: Case
     figure: str
-    before: float | str | None
-    after: float | str | None
+    before: int | str | None
+    after: int | str | None
     verdict: str
     ratio: float | None = None
     reason: str = ""
@@ -52,11 +54,9 @@ class Change:
         more = f"{self.ratio:.3f} x" if self.ratio is not None else self.reason
         return f"{self._said(self.before)} before, {self._said(self.after)} now{f' ({more})' if more else ''}"
 
-    def _said(self, value: float | str | None) -> str:
+    def _said(self, value: int | str | None) -> str:
         """Write a figure with its unit."""
-        if isinstance(value, float | int):
-            return shown(int(value)) if self.figure == "peak" else f"{value * 1e3:,.1f} ms"
-        return value or "unknown"
+        return shown(value) if isinstance(value, int) else value or "unknown"
 
 
 @dataclass(frozen=True)
@@ -88,24 +88,23 @@ def compare(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[C
     """Pair the rows of two runs and judge each figure; cases of one run alone are changes as well.
 
     Rows are paired by suite, machine and case; what is left by suite and case, the newest of the old run, then by case,
-    where each run has one. A case is missing where the new run has it on no machine.
+    where each run has one. A case is missing where the new run has it on no machine, but has its suite; see `absent`.
     """
     old, new = _rows(before), _rows(after)
-    pairs = _pairs({key: _written(row) for key, (row, _) in old.items()}, new)
+    pairs = _pairs({key: _written(row) for key, row in old.items()}, new)
     partners = set(pairs.values())
     covered = {(suite, case) for suite, _, case in pairs}
     moved = {key[:2]: other[:2] for key, other in pairs.items()}
+    there = _suites(new) | {suite for suite, _, _ in pairs}
     changes: list[Change] = []
-    for key, (row, table) in old.items():
+    for key, row in old.items():
         suite, machine, case = key
         if key in pairs:
-            other, its_table = new[pairs[key]]
-            of_case = _of_case(row, other, max(_margin(table), _margin(its_table)))
-            changes += _placed(of_case, pairs[key][:2])
-        elif (suite, case) not in covered:
+            changes += _placed(_of_case(row, new[pairs[key]]), pairs[key][:2])
+        elif suite in there and (suite, case) not in covered:
             lost = Change(row.case, "missing", row.status, None, WORSE, reason="the new run does not have it")
             changes += _placed([lost], moved.get((suite, machine), (suite, machine)))
-    for key, (row, _) in new.items():
+    for key, row in new.items():
         if key not in partners:
             gained = Change(row.case, "missing", None, row.status, BETTER, reason="only the new run has it")
             changes += _placed([gained], key[:2])
@@ -116,6 +115,14 @@ def _placed(changes: Iterable[Change], where: tuple[str, str]) -> list[Change]:
     """Return changes with their suite and machine."""
     suite, machine = where
     return [replace(change, suite=suite, machine=machine) for change in changes]
+
+
+def absent(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[str]:
+    """Return the suites of which the new run has nothing, in a sentence: it was not asked for them."""
+    old, new = _rows(before), _rows(after)
+    paired = {suite for suite, _, _ in _pairs({key: _written(row) for key, row in old.items()}, new)}
+    suites = sorted(filter(None, _suites(old) - _suites(new) - paired))
+    return [f"The new run has no results of {', '.join(suites)}: nothing is said of them."] if suites else []
 
 
 def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
@@ -151,9 +158,13 @@ def _listed(values: set[str] | None) -> str:
     return ", ".join(sorted(values or ())) or "unknown"
 
 
-def _rows(tables: Sequence[Comparison]) -> dict[Key, tuple[Row, Comparison]]:
+def _rows(tables: Sequence[Comparison]) -> dict[Key, Row]:
     """Return the rows of a run by suite, machine and case; of equal ones the last."""
-    return {_key(row): (row, table) for table in tables for row in table.rows}
+    return {_key(row): row for table in tables for row in table.rows}
+
+
+def _suites(keys: Iterable[Key]) -> set[str]:
+    return {suite for suite, _, _ in keys}
 
 
 def _key(row: Row) -> Key:
@@ -192,13 +203,7 @@ def _alone(keys: Collection[Key], same: Callable[[Key], object]) -> dict[object,
     return {same(key): key for key in keys if counts[same(key)] == 1}
 
 
-def _margin(table: Comparison) -> float:
-    """Return the noise of a comparison: by how much its control, which changes nothing, differed."""
-    ratio = table.control.ratio if table.control is not None else 1.0
-    return max(LEAST_EFFECT - 1, ratio - 1, 1 / ratio - 1)
-
-
-def _of_case(old: Row, new: Row, margin: float) -> Iterator[Change]:
+def _of_case(old: Row, new: Row) -> Iterator[Change]:
     if old.status != new.status:
         verdict = WORSE if old.status == "ok" else BETTER if new.status == "ok" else UNRESOLVED
         yield Change(old.case, "status", old.status, new.status, verdict, reason=next(iter(new.reasons), ""))
@@ -209,12 +214,12 @@ def _of_case(old: Row, new: Row, margin: float) -> Iterator[Change]:
     if old.peak_bytes and old.status == "ok":
         known = new.peak_bytes and new.status == "ok"
         yield _of_peaks(old, new) if known else _lost(old, new, "peak", old.peak_bytes)
-    if before := _medians(old):
-        after = _medians(new)
-        yield _of_times(old, before, after, margin) if after else _lost(old, new, "time", median(before))
+    if before := _seconds(old):
+        after = _seconds(new)
+        yield _of_times(old, new, before, after) if after else _lost(old, new, "time", _milliseconds(before))
 
 
-def _lost(old: Row, new: Row, figure: str, before: float | str) -> Change:
+def _lost(old: Row, new: Row, figure: str, before: int | str) -> Change:
     """Return a figure that was known and is not any more: what nobody measured must not pass for what is as good."""
     why = new.answer_reason if figure == "answer" else ""
     reason = why or next(iter(new.reasons), "") or "the new run does not have it"
@@ -244,24 +249,29 @@ def _of_peaks(old: Row, new: Row) -> Change:
     return Change(old.case, "peak", old.peak_bytes, new.peak_bytes, verdict, ratio, ", ".join(doubts))
 
 
-def _medians(row: Row) -> list[float]:
+def _seconds(row: Row) -> list[float]:
     """Return the step time of each process in seconds."""
     return [seconds for record in row.records if (seconds := step_time(record)) is not None]
 
 
-def _of_times(old: Row, before: list[float], after: list[float], margin: float) -> Change:
-    """Judge step times by the ranges of the rounds: they must lie apart by more than equal things did."""
-    ratio = median(after) / median(before)
-    low, high = min(after) / max(before), max(after) / min(before)
-    reason = ""
-    if min(len(before), len(after)) < LEAST_ROUNDS:
-        verdict, reason = UNRESOLVED, f"fewer than {LEAST_ROUNDS} rounds"
-    elif low > 1 + margin:
-        verdict = WORSE
-    elif high < 1 / (1 + margin):
-        verdict = BETTER
-    elif 1 / (1 + margin) < low and high < 1 + margin:
-        verdict = SAME
-    else:
-        verdict, reason = UNRESOLVED, f"±{(math.sqrt(high / low) - 1) * 100:.0f} %"
-    return Change(old.case, "time", median(before), median(after), verdict, ratio, reason)
+def _milliseconds(seconds: Sequence[float]) -> str:
+    return f"{median(seconds) * 1e3:,.1f} ms"
+
+
+def _of_times(old: Row, new: Row, before: list[float], after: list[float]) -> Change:
+    """Judge a time as a multiple of its own run's baselines: machines are slower on some days than on others.
+
+    So that the baselines themselves take longer shows as unresolved: it may be the machine, or all that was run.
+    """
+    was, now = old.speed, new.speed
+    if was is None or now is None:
+        ratio = median(after) / median(before)
+        apart = min(after) > max(before) or max(after) < min(before)
+        reason = "this machine's hour, or all that was run: other rows are compared as multiples of it" if apart else ""
+        verdict = UNRESOLVED if apart else SAME
+        return Change(old.case, "time", _milliseconds(before), _milliseconds(after), verdict, ratio, reason)
+    ratio, interval = now.ratio / was.ratio, now.change_since(was, ERROR)
+    verdict = OF_WORD.get(word_of(ratio, interval), UNRESOLVED) if interval is not None else UNRESOLVED
+    reason = "too few rounds" if interval is None else f"{interval.low:.2f} to {interval.high:.2f} x"
+    reason = reason if verdict == UNRESOLVED else ""
+    return Change(old.case, "time", f"{was.ratio:.2f} x", f"{now.ratio:.2f} x", verdict, ratio, reason)

@@ -36,7 +36,7 @@ USABLE = "import torch; raise SystemExit(not torch.cuda.is_available())"
 
 def examine(plugins: Plugins, tell: Callable[[str], None] = lambda text: None, noise: bool = True) -> Checkup:
     """Examine this machine; `tell` hears what is going on. Takes one or two minutes, most of it for the noise."""
-    calibrations = []
+    faults, calibrations = findings(), []  # before its own processes load the machine
     for way in ("anonymous", "mapped file", "child", "torch", "jax", "cuda"):
         tell(f"known bytes: {way}")
         calibrations.append(calibrate(way))
@@ -44,9 +44,8 @@ def examine(plugins: Plugins, tell: Callable[[str], None] = lambda text: None, n
     if noise:
         tell(f"noise: {ROUNDS} rounds of four equal cases")
         measured = aa_noise(plugins)
-    return Checkup(
-        datetime.now(UTC).isoformat(timespec="seconds"), facts.name(), tuple(calibrations), measured, findings()
-    )
+    utc = datetime.now(UTC).isoformat(timespec="seconds")
+    return Checkup(utc, facts.name(), tuple(calibrations), measured, faults)
 
 
 class Failure(Calibration):
@@ -213,8 +212,9 @@ def _frameworks() -> list[Finding]:
 
 
 def _gpu() -> list[Finding]:
-    if backends.absent("torch", "cuda") is not None:
-        fault = "no GPU: places on cuda become untested rows"
+    absences = [backends.absent(name, "cuda") for name in NAMES if backends.absent(name, "cpu") is None]
+    if None not in absences:
+        fault = f"{absences[0] if absences else 'no framework is here'}: places on cuda become untested rows"
         return [Finding(fault, "run the same suite on a machine with one; records of both are reported together")]
     seen = gpu.detect()
     if seen is None:

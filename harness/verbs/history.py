@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.records import Case, Record
-from harness.verdicts import dunnett
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.observed import machine_of
+from harness.verdicts.pooled import Speed
 
 PEAK_STEP = 0.01
 TIME_STEP = 0.05
@@ -26,20 +26,14 @@ ERROR = 0.001
 
 @dataclass(frozen=True)
 class Point:
-    """A row in one run: its commit and hour, its peak in bytes, and its time as a multiple of its baselines'.
-
-    `spread` is the standard error of the logarithm of that multiple, with its `degrees` of freedom; None where it was
-    not timed in enough rounds.
-    """
+    """A row in one run: its commit and hour, its peak in bytes, and its time as a multiple of its baselines'."""
 
     commit: str
     utc: str
     status: str
     peak_bytes: int | None
     resolution: int
-    time_ratio: float | None
-    spread: float | None
-    degrees: int
+    speed: Speed | None
 
 
 @dataclass(frozen=True)
@@ -102,7 +96,7 @@ def series(runs: Iterable[Run]) -> list[Series]:
 def steps(points: Sequence[Point]) -> list[Step]:
     """Return where a figure differs by more than noise from that of the run before which has one."""
     ran = [point for point in points if point.status == "ok" and point.peak_bytes]
-    timed = [point for point in points if point.spread is not None]
+    timed = [point for point in points if point.speed is not None and point.speed.inferred is not None]
     decided = [point for point in points if point.status not in UNDECIDED]
     return [
         *(
@@ -133,14 +127,12 @@ def peak_step(before: Point, after: Point) -> float | None:
 
 def time_step(before: Point, after: Point) -> float | None:
     """Return the ratio of two times where it is a step, else None."""
-    if before.time_ratio is None or after.time_ratio is None or before.spread is None or after.spread is None:
+    if before.speed is None or after.speed is None:
         return None
-    difference = math.log(after.time_ratio / before.time_ratio)
-    error = math.hypot(before.spread, after.spread)
-    margin = dunnett.quantile(1, 0.0, max(1, min(before.degrees, after.degrees)), ERROR) * error
-    if abs(difference) <= max(margin, math.log1p(TIME_STEP)):
-        return None
-    return math.exp(difference)
+    ratio, interval = after.speed.ratio / before.speed.ratio, after.speed.change_since(before.speed, ERROR)
+    return (
+        ratio if interval is not None and 1 not in interval and abs(math.log(ratio)) > math.log1p(TIME_STEP) else None
+    )
 
 
 def _machine(row: Row) -> str:
@@ -150,14 +142,4 @@ def _machine(row: Row) -> str:
 
 
 def _point(row: Row, commit: str, utc: str) -> Point:
-    speed = row.speed
-    return Point(
-        commit,
-        utc,
-        row.status,
-        row.peak_bytes,
-        row.resolution,
-        speed.ratio if speed is not None else None,
-        speed.standard_error if speed is not None else None,
-        speed.degrees if speed is not None else 0,
-    )
+    return Point(commit, utc, row.status, row.peak_bytes, row.resolution, row.speed)

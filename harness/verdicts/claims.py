@@ -22,9 +22,12 @@ from harness.records import Case, Claim, Record
 from harness.verdicts import times
 from harness.verdicts.expressions import (
     COUNTED,
+    LIMITS,
     MEASURED_MEMORY,
+    NAMES,
     OPERATIONS,
     TIMES,
+    ClaimError,
     Figure,
     Open,
     Unknown,
@@ -37,6 +40,7 @@ from harness.verdicts.expressions import (
     listed,
     parsed,
     plain_label,
+    unit_of,
 )
 from harness.verdicts.figures import FIGURES, OF_SEGMENTS, rests_on_prediction, usual_residuals
 from harness.verdicts.judge import Comparison, Row
@@ -115,12 +119,35 @@ def _corrected(tree: ast.expr, tables: "_Tables", settings: Sequence[Where]) -> 
     return [decided[place] for place in range(len(settings))]
 
 
+def refuse(claims: Iterable[Claim], comparisons: Sequence[Sequence[Case]], suite: str) -> None:
+    """Raise ClaimError for the first claim of a suite that no run of it can answer: it names what no comparison has."""
+    sized = any(case.budget_bytes for cases in comparisons for case in cases)  # else a search brings its own budgets
+    tables = [Comparison(cases[0], tuple(Row(case, "open") for case in cases)) for cases in comparisons]
+    by_sizes = _Tables(tables)
+    for claim in claims:
+        where = {key: value for key, value in claim.where.items() if sized or key != "budget_gib"}
+        settings = list(_settings(claim.model_copy(update={"where": where}), tables))
+        if not settings:
+            raise ClaimError(f"{suite}: claim '{claim.id}': no comparison has {_shown(where)}: mend its `where`")
+        for call in calls(parsed(claim.that), NAMES):
+            try:
+                for setting in settings:
+                    _Evaluation(by_sizes, setting, ERROR).row(ast.unparse(call.args[0]), keywords(call)[0])
+            except Unknown as reason:
+                raise ClaimError(f"{suite}: claim '{claim.id}': {reason}: mend it, or leave it out") from None
+
+
 def answered(records: Sequence[Record], tables: Sequence[Comparison]) -> list[Answer]:
-    """Decide the claims that the newest run among records was made for."""
-    claims: tuple[Claim, ...] = next(
-        (record.heading.claims for record in reversed(records) if record.slot is None and record.heading.claims), ()
-    )
-    return [answer(claim, tables) for claim in claims]
+    """Decide the claims that the newest run among records was made for: none, where it had none."""
+    headings = (record.heading for record in reversed(records) if record.slot is None)
+    claims: tuple[Claim, ...] = next((each.claims for each in headings if each.title or each.claims), ())
+    return [answer(claim, tables) for claim in answerable(claims, records)]
+
+
+def answerable(claims: Iterable[Claim], records: Iterable[Record]) -> list[Claim]:
+    """Return the claims that records are about: of limits that were searched those that ask for limits, else all."""
+    searched = any(record.limits is not None for record in records)
+    return [claim for claim in claims if not searched or calls(parsed(claim.that), LIMITS)]
 
 
 def asked(claims: Iterable[Claim], case: Case, figures: Collection[str]) -> set[str]:
@@ -251,14 +278,10 @@ class _Evaluation:
         rows = [self.row(ast.unparse(call.args[0]), keywords(call)[0]) for call in timed]
         labels = [row.label for _, row in rows]
         self.anchor = None
-        if len({(ast.unparse(call.func), id(table)) for call, (table, _) in zip(timed, rows, strict=True)}) == 1:
+        of_one = len({(ast.unparse(call.func), id(table)) for call, (table, _) in zip(timed, rows, strict=True)}) == 1
+        if of_one and len({unit_of(side).seconds for side in sides}) == 1:
             self.anchor = BASELINES[0] if BASELINES[0] in labels else labels[len(labels) // 2]
-        terms = [self.value(side) for side in sides]
-        units = {term.unit for term in terms if isinstance(term, Figure)}
-        if self.anchor is not None and "s" in units and len(units) > 1:
-            self.anchor = None
-            terms = [self.value(side) for side in sides]
-        return terms
+        return [self.value(side) for side in sides]
 
     def value(self, node: ast.expr) -> Figure | str:
         if isinstance(node, ast.Constant):
@@ -301,11 +324,11 @@ class _Evaluation:
         wanted = plain_label(label)
         asked = [row for row in tables[0].rows if ranks is None or row.case.ranks in (1, ranks)]
         rows = [row for row in asked if plain_label(row.case.strategies_label) == wanted] or [
-            row for row in asked if [applied.name for applied in row.case.strategies] == wanted.split("+")
+            row for row in asked if plain_label("+".join(each.name for each in row.case.strategies)) == wanted
         ]
         if len(rows) != 1:
             name = label.strip("'")
-            raise Unknown(f"{len(rows)} rows are '{name}'" if rows else f"no rows are '{name}' in these results")
+            raise Unknown(f"{len(rows)} rows are '{name}'" if rows else f"there is no row '{name}'")
         return tables[0], rows[0]
 
 

@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.refusal import Refusal
 
@@ -45,13 +45,15 @@ class Figure:
 
     def __mul__(self, other: "Figure") -> "Figure":
         corners = [0.0 if 0 in (x, y) else x * y for x in (self.low, self.high) for y in (other.low, other.high)]
-        return Figure(min(corners), self.value * other.value, max(corners), self.unit or other.unit)
+        unit = "" if self.unit and other.unit else self.unit or other.unit
+        return Figure(min(corners), self.value * other.value, max(corners), unit)
 
     def __truediv__(self, other: "Figure") -> "Figure":
         if other.low <= 0 <= other.high:
-            raise Unknown("it divides by what may be zero")
+            reason = "it divides by what may be zero"
+            raise Open(reason) if other.low < other.high else Unknown(reason)
         quotient = self * Figure(1 / other.high, 1 / other.value, 1 / other.low)
-        return replace(quotient, unit="" if self.unit == other.unit else self.unit)
+        return replace(quotient, unit="" if other.unit else self.unit)
 
     def __pow__(self, other: "Figure") -> "Figure":
         if self.low <= 0 or other.low != other.high:
@@ -76,6 +78,8 @@ def parsed(expression: str) -> ast.expr:
         raise ClaimError(f"'{expression}' is not an expression: write for example peak(x) <= 0.5 * peak(y)") from None
     comparisons = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
     for each in comparisons:
+        if isinstance(each, ast.BoolOp) or (isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not)):
+            raise ClaimError(f"'{expression}': comparisons are joined by `and` alone, without brackets, `or` and `not`")
         if not isinstance(each, ast.Compare):
             raise ClaimError(f"'{expression}' compares nothing: write for example peak(x) <= 0.5 * peak(y)")
         if not all(isinstance(op, tuple(COMPARISONS)) for op in each.ops):
@@ -154,32 +158,37 @@ def _check_numbers(nodes: Sequence[ast.expr], expression: str, depth: int) -> No
             raise ClaimError(f"{ast.unparse(node)[:60]} is a word: only == compares it")
 
 
-Unit = tuple[float, float]
-"""The powers of bytes and of seconds in a figure."""
-PLAIN: Unit = (0.0, 0.0)
+class Unit(NamedTuple):
+    """The powers of bytes and of seconds in a figure."""
+
+    bytes: float
+    seconds: float
 
 
-def _unit(node: ast.expr) -> Unit:
+PLAIN = Unit(0.0, 0.0)
+
+
+def unit_of(node: ast.expr) -> Unit:
     """Return the unit of an expression that was checked; a plain number, beside bytes, counts bytes."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return float(node.func.id in IN_BYTES), float(node.func.id in TIMES)
+        return Unit(float(node.func.id in IN_BYTES), float(node.func.id in TIMES))
     if isinstance(node, ast.UnaryOp):
-        return _unit(node.operand)
+        return unit_of(node.operand)
     if not isinstance(node, ast.BinOp):
         return PLAIN
     if isinstance(node.op, ast.Add | ast.Sub):
         return _common_unit(node.left, node.right)
-    left, right = _unit(node.left), _unit(node.right)
+    left, right = unit_of(node.left), unit_of(node.right)
     if isinstance(node.op, ast.Pow):
         power = node.right.value if isinstance(node.right, ast.Constant) else 0
-        return (left[0] * power, left[1] * power) if isinstance(power, int | float) else PLAIN
+        return Unit(left.bytes * power, left.seconds * power) if isinstance(power, int | float) else PLAIN
     sign = 1 if isinstance(node.op, ast.Mult) else -1
-    return left[0] + sign * right[0], left[1] + sign * right[1]
+    return Unit(left.bytes + sign * right.bytes, left.seconds + sign * right.seconds)
 
 
 def _common_unit(left: ast.expr, right: ast.expr) -> Unit:
     """Return the unit of two sides that are added or compared; raise ClaimError where they have two."""
-    units = dict.fromkeys(unit for unit in (_unit(left), _unit(right)) if unit != PLAIN)
+    units = dict.fromkeys(unit for unit in (unit_of(left), unit_of(right)) if unit != PLAIN)
     if len(units) > 1:
         sides = f"{ast.unparse(left)[:60]} and {ast.unparse(right)[:60]}"
         raise ClaimError(f"{sides} are of two units, as bytes and seconds are: they are neither added nor compared")
@@ -231,6 +240,10 @@ WAITS = ("fetch_seconds", "prepare_seconds")
 PREDICTED = ("predicted", "predicted_reserved", "predicted_stage", "predicted_kind", "foretold")
 COUNTED = ("predicted_stage", "predicted_kind", "noted")
 """Figures that are exact where they are predicted: sums of the sizes of arrays, and choices."""
+
+
+LIMITS = ("longest", "foretold")
+"""Figures of what `harness fit` searched."""
 
 
 PARTS = {
@@ -312,8 +325,13 @@ def in_words(links: "list[tuple[ast.cmpop, Figure | str, Figure | str]]", holds:
         text = f"{shown[0]}, {_BOUND[outcome]}{WORDS[type(ops[0])]} {shown[1]}"
     if outcome is not None:
         return text
-    endless = any(isinstance(side, Figure) and math.isinf(side.high) for side in sides)
-    beyond = "one of them ran out of its budget" if unit == "B" else "one of them has no upper bound"
+    endless = any(isinstance(side, Figure) and math.isinf(side.high - side.low) for side in sides)
+    above = any(isinstance(side, Figure) and math.isinf(side.high) for side in sides)
+    beyond = (
+        "one of them ran out of its budget"
+        if unit == "B"
+        else f"one of them has no {'upper' if above else 'lower'} bound"
+    )
     reason = beyond if endless else _span(unit, sides)
     return f"{text}: undecided, {reason}"
 
@@ -335,6 +353,8 @@ def _shown_in(unit: str, side: Figure | str) -> str:
         return side.replace("_", " ")
     if math.isinf(side.high):
         return f"more than {_figure(side.low, unit)}" if unit == "B" else f"{_figure(side.low, unit)} or more"
+    if math.isinf(side.low):
+        return f"{_figure(side.high, unit)} or less"
     return _figure(side.value, unit)
 
 

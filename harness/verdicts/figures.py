@@ -7,8 +7,8 @@ from statistics import quantiles
 from typing import Any
 
 from harness.records import Case, Fit, Phase, Prediction, Record
-from harness.verdicts.expressions import PREDICTED, Figure, Unknown, exact
-from harness.verdicts.judge import Row
+from harness.verdicts.expressions import PREDICTED, Figure, Open, Unknown, exact
+from harness.verdicts.judge import UNJUDGED, Row
 
 USUAL_RESIDUALS = (-0.12, 0.12)
 """Between these lie nine of ten residuals of predictions; used where too few rows were measured to say."""
@@ -184,17 +184,26 @@ def _longest(row: Row, field: str) -> Figure:
         raise Unknown(f"{row.label}: no limit was searched: run `harness fit`")
     value = getattr(fit, field)
     known = _known(value, f"{field} limit of {fit.over}", row)
-    return replace(known, high=_most(fit, known.value)) if field == "longest" and fit.runs else known
+    return replace(known, high=most(fit, known.value)) if field == "longest" and fit.runs else known
 
 
-def _most(fit: Fit, passed: float) -> float:
+def most(fit: Fit, passed: float) -> float:
     """Return what the longest value may be at most, by how its search ended.
 
     A run that ended for its time or an error, or for want of memory that was not its budget, says nothing of that.
     """
     if fit.failed is not None and fit.how == "oom_budget":
-        return fit.failed
+        return fit.failed - 1
     return passed if fit.reason == f"the workload takes no {fit.over} of {passed + 1:,.0f}" else math.inf
+
+
+def _verdict(row: Row) -> str:
+    """Return the word that a row earned; raise Unknown where it has none, Open where its time is not decided."""
+    if row.verdict.endswith("time open"):
+        raise Open(f"{row.label}: {row.verdict}")
+    if row.verdict in UNJUDGED:
+        raise _unknown("verdict", row)
+    return row.verdict
 
 
 def rests_on_prediction(name: str, row: Row) -> bool:
@@ -230,5 +239,5 @@ FIGURES: dict[str, Callable[[Row, dict[str, Any]], Figure | str]] = {
     "loss": lambda row, own: _loss(row),
     "answer": lambda row, own: _rung(row),
     "outcome": lambda row, own: _outcome(row),
-    "verdict": lambda row, own: row.verdict,
+    "verdict": lambda row, own: _verdict(row),
 }

@@ -13,6 +13,11 @@ from harness.verdicts.pooled import MARGIN, Pooled, Speed
 MIB = 1 << 20
 MEMORY_MARGIN = 0.02
 """The share of the baseline's peak by which memory must differ."""
+LEAST_NATIVE = 4 * MIB
+"""What a baseline takes at least, above its base, where peaks of the usual allocator have a ratio: below it they are of
+what threads and libraries keep."""
+UNJUDGED = frozenset({"", "untested", "skipped", "withheld"})
+"""What stands for the verdict of a row that was not measured, or of which nothing can be said."""
 CONTROL_FACTOR = 2
 """Memory must differ by so many times as much as the control, which changes nothing, differed."""
 LOSS_MARGIN = 1e-4
@@ -76,12 +81,14 @@ class Comparison:
     """The rows of one comparison, the baseline first, and notes about all of them.
 
     `control` is the step time of the control as a multiple of the baseline's: by how much equal things differed.
+    `rounds` are those that were planned at most; 0 where that is not known.
     """
 
     case: Case
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     control: Speed | None = None
+    rounds: int = 0
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -116,7 +123,8 @@ def _judged(group: list[Observed], planned: int) -> Comparison:
     speeds = looks.concluded(times, looks.planned(rounds)) if any(times.values()) else Pooled({})
     least = _least_difference(baseline, control)
     rows = tuple(_row(observed, baseline, control, speeds, least) for observed in group)
-    return Comparison(group[0].case, rows, (*_mixed(group), *_control_notes(speeds, control, baseline)), speeds.control)
+    notes = (*_mixed(group), *_control_notes(speeds, control, baseline))
+    return Comparison(group[0].case, rows, notes, speeds.control, rounds)
 
 
 def _mixed(group: list[Observed]) -> list[str]:
@@ -236,7 +244,7 @@ def _native_ratio(observed: Observed, baseline: Observed | None) -> float | None
     if baseline is None or observed is baseline or not (observed.natives and baseline.natives):
         return None
     other = median(baseline.natives)
-    return median(observed.natives) / other if other > 0 else None
+    return median(observed.natives) / other if other >= LEAST_NATIVE else None
 
 
 def _fetch(observed: Observed) -> float | None:

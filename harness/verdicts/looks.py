@@ -74,7 +74,7 @@ def look(
         for row, speed in judged.speeds.items()
         if (before is not None and row in before.decided) or (at_look and speed.word in final)
     )
-    undecided = [row for row in judged.speeds if row not in decided]
+    undecided = [row for row in times if times[row] and row not in baselines and row not in decided]
     finished = last or not undecided
     remaining = () if finished else tuple(name for name in times if times[name] and name not in decided)
     return Look(judged, decided, remaining, None if finished else next(each for each in looks if each > rounds))

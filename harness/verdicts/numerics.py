@@ -233,7 +233,13 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
     """
     if not verdicts:
         raise ValueError("no verdict to choose from: compare at least one seed")
-    lowest = max(verdicts, key=lambda v: (LADDER.index(v.verdict), v.grad_error_ratio or 0.0))
+
+    def wrongness(verdict: Verdict) -> tuple[int, float]:
+        ratio = verdict.grad_error_ratio
+        unbounded = math.inf if verdict.verdict == "diverged" else 0.0  # no ratio is finite, or none was formed
+        return LADDER.index(verdict.verdict), unbounded if ratio is None else ratio
+
+    lowest = max(verdicts, key=wrongness)
     return replace(lowest, warnings=tuple(dict.fromkeys(warning for v in verdicts for warning in v.warnings)))
 
 

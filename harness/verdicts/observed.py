@@ -201,4 +201,10 @@ def _observed(records: Sequence[Record], answers: Mapping[tuple[str, str], Recor
     times = {(record.slot.round, record.slot.block): record for record in by_kind["time"] if record.slot}
     case = records[0].case
     assert case is not None
-    return Observed(case, next(iter(by_kind["predict"]), None), answer, tuple(by_kind["memory"]), times)
+    memory = tuple(record for record in by_kind["memory"] if not _is_withdrawn(record))
+    return Observed(case, next(iter(by_kind["predict"]), None), answer, memory, times)
+
+
+def _is_withdrawn(record: Record) -> bool:
+    """Check whether a repetition of a measurement ended from outside: the first one stands without it."""
+    return record.slot is not None and record.slot.repeat > 0 and record.status == "killed_unknown"

@@ -96,6 +96,14 @@ class Speed:
         factor = math.exp(dunnett.quantile(1, 0.0, self.degrees, error) * self.standard_error)
         return Interval(self.ratio / factor, self.ratio * factor)
 
+    def change_since(self, other: "Speed", error: float) -> Interval | None:
+        """Return where this ratio over that of another run lies but for a chance of `error`; None as above."""
+        if self.standard_error is None or other.standard_error is None:
+            return None
+        both, degrees = math.hypot(self.standard_error, other.standard_error), min(self.degrees, other.degrees)
+        factor = math.exp(dunnett.quantile(1, 0.0, max(1, degrees), error) * both)
+        return Interval(self.ratio / other.ratio / factor, self.ratio / other.ratio * factor)
+
 
 @dataclass(frozen=True)
 class Pooled:

@@ -116,7 +116,8 @@ def notes(observed: Observed, growth: float | None) -> tuple[str, ...]:
     if record.child_peak_bound_bytes:
         low, high = (record.child_peak_bytes or 0) / MIB, record.child_peak_bound_bytes / MIB
         whose = "it" if observed.case.place.device == "cpu" else "the host's memory"
-        texts.append(f"its child processes take {min(low, high):,.0f} to {high:,.0f} MiB of {whose}")
+        span = " to ".join(dict.fromkeys((f"{min(low, high):,.0f}", f"{high:,.0f}")))
+        texts.append(f"its child processes take {span} MiB of {whose}")
     if growth:
         texts.append(f"it grew by {growth / MIB:,.1f} MiB with each step")
     if observed.impossible:

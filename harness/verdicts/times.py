@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median, stdev
 from typing import Any
 
-from harness.verdicts import dunnett, remarks
+from harness.verdicts import dunnett, looks, remarks
 from harness.verdicts.expressions import WAITS, Figure, Open, Unknown, exact
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.observed import of_steps, possible, step_time
-from harness.verdicts.pooled import BASELINES, SHORTEST_SECONDS, pooled
+from harness.verdicts.pooled import BASELINES, ERROR, SHORTEST_SECONDS, pooled
 
 LEAST_ROUNDS = 3
 """Rounds that a time by itself needs for an interval."""
@@ -53,10 +53,24 @@ def beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -
         return _ratio(times[row.label], times[anchor], row.label, error) * reference
     group = pooled(times, baselines)
     speed = group.control if row.label in baselines else group.speeds.get(row.label)
-    interval = speed.interval_at(error) if speed is not None else None
+    interval = speed.interval_at(_of_looks(times, row.label, table.rounds, error)) if speed is not None else None
     if speed is None or interval is None:
         raise Open(f"{row.label} was timed in {rounds(len(times[row.label]))} beside too few others")
     return Figure(interval.low, speed.ratio, interval.high) * reference
+
+
+def _of_looks(times: Mapping[str, Mapping[Any, float]], label: str, planned: int, error: float) -> float:
+    """Return the error at which a row is to be judged so that it is `error` over all looks that were taken at it.
+
+    A row that left had a look's share of it; one that stayed has what the looks before the last one left of it.
+    """
+    if planned < 2:
+        return error
+    planned_looks = looks.planned(planned)
+    made = 1 + max(at[0] for each in times.values() for at in each)
+    own = 1 + max(at[0] for at in times[label])
+    share = looks.nominal_error(planned_looks) if own < made else looks.last_error(planned_looks, made)
+    return error * share / ERROR
 
 
 def by_itself(row: Row, table: Comparison, field: str, error: float) -> Figure:
@@ -72,10 +86,10 @@ def by_itself(row: Row, table: Comparison, field: str, error: float) -> Figure:
     if len(times[label]) < LEAST_ROUNDS:
         raise Open(f"{label} was timed in {rounds(len(times[label]))}, and times apart need {LEAST_ROUNDS}")
     logs = [math.log(seconds) for seconds in times[label].values()]
-    own = _of_mean(logs, error, "s")
     if enough:
-        return own
-    return own * (beside(row, table, field, error, label) / exact(median(times[label].values()), "s"))
+        return _of_mean(logs, error, "s")
+    ratio = beside(row, table, field, error / 2, label) / exact(median(times[label].values()), "s")
+    return _of_mean(logs, error / 2, "s") * ratio  # each may miss half as often
 
 
 def _ratio(own: Mapping[Any, float], others: Mapping[Any, float], label: str, error: float) -> Figure:

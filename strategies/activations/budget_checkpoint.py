@@ -6,9 +6,9 @@ of the backward pass at k A and the gradients made by then. The whole layers are
 freed before the first segment is recomputed and needs the room. The largest t that fits `budget_mib` is taken: no
 choice that fits recomputes fewer layers. Where none fits, or with 0, no layer stays whole, since it would lie beside
 what the loss takes, and k is the one with the lowest peak, about the square root of L x / A. A is not assumed: torch
-runs one block once more, at the first step, and counts what it saves; JAX asks for the shapes, and its stacked weights
-are copied where they are cut. The loss and scratch within a block come on top. Sources: Chen et al., "Training Deep
-Nets with Sublinear Memory Cost" (2016); Jain et al., "Checkmate" (2020, arXiv:1910.02653).
+runs one block once more, at the first step, and counts what it saves for itself alone; JAX asks for the shapes,
+and its stacked weights are copied where they are cut. The loss and scratch within a block come on top. Sources: Chen et
+al., "Training Deep Nets with Sublinear Memory Cost" (2016); Jain et al., "Checkmate" (2020, arXiv:1910.02653).
 """
 
 from collections.abc import Callable
@@ -90,7 +90,7 @@ def share_of_activations(budget: float, shape: Any, small: Any) -> float:
 
 def _hidden(shape: Any) -> int:
     tokens = getattr(shape, "tokens", getattr(shape, "window", 1))
-    return int(shape.layers * shape.batch * tokens * shape.width)
+    return int(shape.layers * shape.batch * tokens * getattr(shape, "width", 1))
 
 
 def over_two(parts: Parts, costs_of: Callable[..., Costs], checkpointed: Any, budget: int) -> Parts:
@@ -123,28 +123,27 @@ def over_two(parts: Parts, costs_of: Callable[..., Costs], checkpointed: Any, bu
 def on_torch(parts: Parts, budget_mib: float = 0.0) -> Parts:
     import torch
     from torch.autograd.graph import saved_tensors_hooks
+    from torch.multiprocessing.reductions import StorageWeakRef
 
     from strategies.activations import checkpoint
 
     inner = parts.stack
 
     def costs_of(parts: Parts, ps: Any, x_BTD: Any) -> Costs:
-        weights = {leaf.untyped_storage()._cdata for _, leaf in tree.leaves(ps)}
-        buffers: dict[int, Any] = {}  # holds the storages, so that no later one gets the place of an earlier one
+        saved: dict[StorageWeakRef, int] = {}
 
         def pack(tensor: Any) -> Any:
             storage = tensor.untyped_storage()
-            if storage._cdata not in weights:
-                buffers[storage._cdata] = storage
+            saved[StorageWeakRef(storage)] = storage.nbytes()  # a reference keeps its number from another storage
             return tensor.detach()  # an output that held its own graph would live on
 
         with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
             x_BTD = x_BTD.detach().requires_grad_()
-            buffers[x_BTD.untyped_storage()._cdata] = x_BTD.untyped_storage()
             inner(parts, ps[:1], x_BTD)
-        saved = sum(storage.nbytes() for storage in buffers.values())
+        # What outlives the layer is not saved for it: weights, their copies in autocast, what all layers share.
+        own = sum(size for storage, size in saved.items() if storage.expired())
         trained = (leaf for _, leaf in tree.leaves(ps[0]) if leaf.requires_grad)
-        return Costs(saved, size_of(x_BTD), gradients=sum(map(size_of, trained)))
+        return Costs(own + size_of(x_BTD), size_of(x_BTD), gradients=sum(map(size_of, trained)))
 
     def checkpointed(parts: Parts, every: int) -> Parts:
         return checkpoint.on_torch(replace(parts, stack=inner), every)

@@ -139,9 +139,13 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             approximate=True,
             probe={"available_gib": 1e-6},
-            conflicts=dict.fromkeys(
-                ("ring_attention", "ulysses", "megatron_sequence_parallel"),
-                "each rank has a stretch of every row, and would cut its windows out of that",
-            ),
+            conflicts={
+                **sequence_windows.conflicts,
+                **dict.fromkeys(
+                    ("ddp", "zero1", "zero2", "fsdp", "tensor_parallel", "vocabulary_parallel_loss"),
+                    "each rank would read by itself how much memory is free, and ranks with windows of two lengths may "
+                    "wait for each other without end: use sequence_windows",
+                ),
+            },
         )
     ]

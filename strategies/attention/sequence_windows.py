@@ -1,12 +1,13 @@
 """Keep the activations of one window of a sequence and merge overlapping outputs; tokens see no further than a window.
 
 The whole stack is applied to `window` tokens every `stride`, the last window ending with the sequence, and again in the
-backward pass; positions restart in each window, which relative ones (rotary) do not notice. Where windows overlap their
-outputs are merged in float32 by `merge`: `average` (their sum over their number) or `max` (elementwise). Peak: what the
-stack saves of one window, and the outputs of all windows, about window / stride times the sequence; so the activations
-do not grow with the sequence, and time grows in proportion to it. A sequence that fits one window is left alone. Not
-the same function: in the first half of a window the tokens attend to less than they did. Related: Beltagy et al.,
-"Longformer" (2020, arXiv:2004.05150), where layers and not the stack are windowed.
+backward pass. Rotary positions restart in each window, which they do not notice, being relative; learned ones are added
+before the stack and stay those of the sequence. Where windows overlap their outputs are merged in float32 by `merge`:
+`average` (their sum over their number) or `max` (elementwise). Peak: what the stack saves of one window, and the
+outputs of all windows, about window / stride times the sequence; so the activations do not grow with the sequence, and
+time grows in proportion to it. A sequence that fits one window is left alone. Not the same function: in the first half
+of a window the tokens attend to less than they did. Related: Beltagy et al., "Longformer" (2020, arXiv:2004.05150),
+where layers and not the stack are windowed.
 """
 
 from dataclasses import replace
@@ -17,6 +18,17 @@ from typing import Any
 from harness import Parts, Strategy, hookimpl
 
 MERGES = ("average", "max")
+conflicts: dict[str, str] = {
+    **dict.fromkeys(
+        ("ring_attention", "ulysses", "megatron_sequence_parallel"),
+        "each rank has a stretch of every row, and would cut its windows out of that",
+    ),
+    **dict.fromkeys(
+        ("before checkpoint", "before nested_checkpoint", "before budget_checkpoint"),
+        "outputs would be merged after each segment of layers, and not after all layers: name it after",
+    ),
+}
+"""Strategies with which no windows over a sequence go together, or not in that order."""
 
 
 def checked(window: int, stride: int, merge: str) -> None:
@@ -85,6 +97,11 @@ def on_jax(parts: Parts, window: int = 4096, stride: int = 2048, merge: str = "a
         if window >= T:
             parts.notes["unchanged"] = f"{T:,} tokens fit one window of {window:,}"
             return inner(parts, ps, x_BTD)
+        if len(jax.tree.leaves(ps)[0]) < parts.shape.layers:
+            raise ValueError(
+                "sequence_windows and automatic_windows merge windows after all layers, and another strategy runs the "
+                "layers one by one, as update_in_backward and lomo do in JAX: leave out one of the two"
+            )
         begins = np.array(starts(T, window, stride))
         wide = jnp.promote_types(x_BTD.dtype, jnp.float32)
         one = jax.checkpoint(partial(inner, parts), prevent_cse=False)
@@ -117,9 +134,6 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             approximate=True,
             probe={"window": 16, "stride": 8},
-            conflicts=dict.fromkeys(
-                ("ring_attention", "ulysses", "megatron_sequence_parallel"),
-                "each rank has a stretch of every row, and would cut its windows out of that",
-            ),
+            conflicts=conflicts,
         )
     ]

@@ -35,6 +35,8 @@ def ready() -> Any:
     try:
         folder: Any = os.environ["TORCHINDUCTOR_CACHE_DIR"]
         os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(folder)
     except (KeyError, OSError):
         folder = tempfile.TemporaryDirectory(prefix="harness-compiled-", ignore_cleanup_errors=True)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name

@@ -3,8 +3,8 @@
 The rows are read where they take at most half of the available memory, and mapped where they take more (`mapped`).
 With `eager` "auto" every window is copied up front (`numpy_copy`) where rows and copies take at most half of it, and
 gathered when its batch is asked for (`strided_view`) where they take more; "always" and "never" leave no choice, and
-mapped rows are never copied by choice. `available_gib` sets the available memory; 0 stands for that of this machine.
-The choice and its reason are noted.
+mapped rows are never copied by choice. `available_gib` sets the available memory; 0 stands for that of this machine. Of
+several processes, as ranks of torch are, each counts on an equal share of it. The choice and its reason are noted.
 """
 
 from dataclasses import replace
@@ -52,7 +52,8 @@ def checked(eager: str) -> None:
 def on_any(parts: Parts, available_gib: float = 0.0, eager: str = "auto") -> Parts:
     knobs.at_least_0("automatic", available_gib=available_gib)
     checked(eager)
-    available = available_bytes(available_gib)
+    processes = parts.ranks if parts.place.backend == "torch" else 1  # in JAX ranks are devices of one
+    available = available_bytes(available_gib) // processes
     plain = parts
 
     def rows(parts: Parts, path: Path) -> Any:

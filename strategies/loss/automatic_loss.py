@@ -26,7 +26,7 @@ def share_of_logits(threshold_gib: float, shape: Any, small: Any) -> float:
 
 
 def _logits(shape: Any) -> int:
-    rows = shape.batch * getattr(shape, "tokens", 1)
+    rows = shape.batch * getattr(shape, "tokens", getattr(shape, "window", 1))
     return int(rows * getattr(shape, "vocabulary", getattr(shape, "classes", 1)))
 
 

@@ -14,6 +14,7 @@ from functools import cache, partial
 from typing import Any
 
 from harness import IGNORED, Parts, Strategy, alike, hookimpl, knobs
+from strategies.loss.fused_loss import TILE
 
 OfRows = Callable[..., Any]
 """The mean loss of some rows: `(x_CD, w_VD, y_C)`."""
@@ -82,12 +83,23 @@ def _function() -> Any:
             count, *gradients = ctx.saved_tensors
             factor = upstream / count.clamp(min=1)  # without a target that counts all gradients are 0
             scaled = (
-                None if grad is None else (grad * factor).to(dtype)
+                None if grad is None else _scaled_in_torch(grad, factor, dtype)
                 for grad, dtype in zip(gradients, ctx.types, strict=True)
             )
             return *scaled, None, None, None, None
 
     return ChunkedBackward
+
+
+def _scaled_in_torch(grad_ND: Any, factor: Any, dtype: Any) -> Any:
+    """Return the gradients of the mean from those of the sum, in a type.
+
+    The products are formed in the type of the factor, some rows at a time: a GPU would round it to 16 bits first.
+    """
+    scaled_ND = grad_ND.new_empty(grad_ND.shape, dtype=dtype)
+    for rows, scaled in zip(grad_ND.split(TILE), scaled_ND.split(TILE), strict=True):
+        scaled.copy_(rows.to(factor.dtype) * factor)
+    return scaled_ND
 
 
 def _summed(of_rows: OfRows, x_CD: Any, w_VD: Any, y_C: Any, aimed_C: Any) -> Any:

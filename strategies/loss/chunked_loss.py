@@ -3,7 +3,8 @@
 Peak: 3 C V elements with recomputation, and beside the gradient of the weight that of one chunk, V D elements, which is
 added to it in the type of the weight; without recomputation every chunk's log-probabilities stay for the backward pass
 (n V elements), which is how the method is often written and why it then saves little. Chunk sums are divided by the
-count of all targets that carry loss, never averaged chunk by chunk. `chunk` is C, in tokens.
+count of all targets that carry loss, never averaged chunk by chunk. `chunk` is C, in tokens. Under torch's autocast
+each chunk makes a copy of the weight in 16 bits, which stays for the backward pass where nothing is recomputed.
 """
 
 from dataclasses import replace

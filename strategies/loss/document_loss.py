@@ -4,7 +4,8 @@ Whole: all logits in the type of the hidden states, shifted by one and made cont
 that type. Peak: 2 n V elements after it and 3 n V in its backward pass, the log-probabilities and two gradients. With
 `chunk` (0: none) logits and loss are taken so many tokens at a time and added up; every chunk's log-probabilities stay
 for the backward pass, n V elements. No sum is widened: in bfloat16 it is added up with 8 bits. The shift leaves out the
-last token of each row, which has a target here, so the loss is that of other tokens than the baseline's.
+last token of each row, which has a target here, so the loss is that of other tokens than the baseline's. Under torch's
+autocast each chunk keeps a 16-bit copy of the classifier of its own.
 """
 
 from dataclasses import replace
@@ -56,6 +57,10 @@ def on_jax(parts: Parts, chunk: int = 0) -> Parts:
         return -jnp.where(y_C == IGNORED, 0, picked_C).sum()
 
     def loss(parts: Parts, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
+        if y_BT.shape[1] < 2:
+            raise ValueError(
+                "document_loss leaves out the last token of each row, and these have no other: take two tokens or more"
+            )
         x_ND, y_N = x_BTD[:, :-1].reshape(-1, x_BTD.shape[-1]), y_BT[:, :-1].reshape(-1)
         size = chunk or len(y_N)
         totals = [summed(x_ND[at : at + size], w_VD, y_N[at : at + size]) for at in range(0, len(y_N), size)]
@@ -82,6 +87,7 @@ def harness_strategies() -> list[Strategy]:
                 ),
                 "chunked_backward_loss": "it would leave out the last token of each chunk",
                 "drop_ignored": "of all rows in one it would leave out the last token alone",
+                "truncated_bptt": "it would leave out the last frame of each segment, whose target the weights count",
             },
         )
     ]

@@ -3,7 +3,7 @@
 Peak: activations of a `pieces`-th of the batch, and one more set of gradients while they are added. Each piece counts
 by the targets in it that carry loss, so that the mean over the pieces is the mean over the tokens: a mean of means is
 wrong as soon as rows are padded. A batch of fewer rows than `pieces` is cut into rows. Gradients are added in their own
-type: with bfloat16 parameters name `float32_master` before it, so that sums are wide.
+type: where sums are to be wide take `float32_master`, named before it, in place of bfloat16 parameters.
 """
 
 from dataclasses import replace
@@ -86,5 +86,8 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             probe={"pieces": 2},
+            conflicts={
+                "before truncated_bptt": "each piece would begin with the states of another piece's rows: name it after"
+            },
         )
     ]

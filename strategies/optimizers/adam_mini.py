@@ -63,7 +63,8 @@ def on_torch(parts: Parts) -> Parts:
         del squares
         scale = v.repeat_interleave(width(p, tuple(v.shape)), -1)
         scale = (scale / (1 - optimizers.BETA_2**turn.steps)).sqrt_().add_(optimizers.EPSILON)
-        p.mul_(turn.shrink()).addcdiv_(m, scale, value=-turn.rate / (1 - optimizers.BETA_1**turn.steps))
+        rate = turn.rate / (1 - optimizers.BETA_1**turn.steps)
+        torch.atleast_1d(p).mul_(turn.shrink()).addcdiv_(m, scale, value=-rate)
 
     return update_rules.in_torch(parts, begin, move)
 
@@ -85,7 +86,7 @@ def on_jax(parts: Parts) -> Parts:
         scale = jnp.repeat(v, width(p, v.shape), -1)
         scale = jnp.sqrt(scale / (1 - optimizers.BETA_2**count)) + optimizers.EPSILON
         new = p * turn.shrink() - turn.rate / (1 - optimizers.BETA_1**count) * m / scale
-        return new.astype(p.dtype), {"m": m.astype(p.dtype), "v": v.astype(p.dtype)}
+        return new.reshape(p.shape).astype(p.dtype), {"m": m.astype(p.dtype), "v": v.astype(p.dtype)}
 
     return update_rules.in_jax(parts, begin, move)
 

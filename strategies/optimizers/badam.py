@@ -90,9 +90,10 @@ def harness_strategies() -> list[Strategy]:
                     "they update one parameter after the other, and which block's turn it is shows in all of them",
                 ),
                 **dict.fromkeys(
-                    ("accumulate", "float16_scaled", "float16_master"),
+                    ("accumulate", "truncated_bptt", "float16_scaled", "float16_master"),
                     "gradients of blocks that wait take no memory, and cannot be written to",
                 ),
+                "float32_master": "it makes a gradient of 32 bits for every block, also for those that wait",
                 **dict.fromkeys(
                     ("before foreach_adamw", "before fused_adamw", "before bfloat16_stochastic"),
                     "their update takes the place of its own, and knows no blocks",

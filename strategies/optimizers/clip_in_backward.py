@@ -11,7 +11,7 @@ from typing import Any
 
 from harness import Parts, Strategy, hookimpl, knobs, tree
 from strategies.optimizers import update_in_backward
-from strategies.optimizers.clip_gradients import TINY
+from strategies.optimizers.clip_gradients import TINY, norm_of
 
 
 def on_torch(parts: Parts, norm: float = 1.0) -> Parts:
@@ -24,7 +24,7 @@ def on_torch(parts: Parts, norm: float = 1.0) -> Parts:
         squares: list[Any] = []
 
         def measured(parts: Parts, state: Any, grads: Any) -> Any:
-            squares.extend(torch.square(g.norm()) for _, g in tree.leaves(grads))
+            squares.extend(torch.square(norm_of(g)) for _, g in tree.leaves(grads))
             return state
 
         inner = parts.update

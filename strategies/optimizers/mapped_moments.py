@@ -16,7 +16,18 @@ from typing import Any
 from harness import Parts, Strategy, hookimpl, knobs, mapped_files, optimizers, tree
 
 
+def refuse_others(name: str, p: Any, moments: Any) -> None:
+    """Refuse moments of a parameter, or of a slice of it, that are not of its sizes."""
+    if any(of.shape != p.shape for of in moments):
+        raise ValueError(
+            f"'mapped_moments' updates slice by slice, but the update keeps something of '{name}' that is not one "
+            "number for each parameter: combine it with SGD or Adam"
+        )
+
+
 def on_torch(parts: Parts, folder: str = mapped_files.FOLDER, elements: int = 1 << 20) -> Parts:
+    import torch
+
     knobs.above_0("mapped_moments", elements=elements)
     inner = parts.update
 
@@ -30,8 +41,9 @@ def on_torch(parts: Parts, folder: str = mapped_files.FOLDER, elements: int = 1 
         return {**optimizers.joined(state, alone), "mapped": folder}
 
     def sliced(parts: Parts, name: str, state: Any, g: Any, mapped: bool) -> Any:
-        p = state["params"][name].detach()
-        moments = None if state["moments"] is None else state["moments"][name]
+        p, g = torch.atleast_1d(state["params"][name].detach(), g)
+        moments = None if state["moments"] is None else [torch.atleast_1d(of) for of in state["moments"][name]]
+        refuse_others(name, p, moments or ())
         files = moments if mapped else None
         rows = max(1, elements * len(p) // p.numel())
         after = state
@@ -43,17 +55,13 @@ def on_torch(parts: Parts, folder: str = mapped_files.FOLDER, elements: int = 1 
             results = after["moments"]
             if results is None:
                 continue
-            if any(of.shape != p[part].shape for of in results[name]):
-                raise ValueError(
-                    f"'mapped_moments' updates slice by slice, but the update keeps something of '{name}' "
-                    "that is not one number for each parameter: combine it with SGD or Adam"
-                )
+            refuse_others(name, p[part], results[name])
             if files is None:
                 files = [mapped_files.in_torch("mapped_moments", folder, p.shape, of.dtype) for of in results[name]]
             for file, of in zip(files, results[name], strict=True):
                 if file[part].data_ptr() != of.data_ptr():
                     file[part].copy_(of)
-        return {**after, "params": {name: state["params"][name]}, "moments": files and {name: files}}
+        return {**after, "params": {name: state["params"][name]}, "moments": None if files is None else {name: files}}
 
     return replace(parts, update=update)
 
@@ -64,8 +72,13 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "mapped_moments",
             rewrites=("update",),
+            calls=("update",),
             on={"torch": on_torch},
             about=__doc__,
             probe={"elements": 1000},
+            conflicts=dict.fromkeys(
+                ("foreach_adamw", "fused_adamw"),
+                "each tensor has a count of steps of its own there, which is not one number for each parameter",
+            ),
         )
     ]

@@ -15,6 +15,15 @@ from harness import Parts, Strategy, hookimpl, optimizers, tree
 NAME = "embed"
 
 
+def refuse_others(moments: Any, rows: int) -> None:
+    """Refuse moments that do not have a row for each row of what they belong to."""
+    if any(each.dim() == 0 or len(each) != rows for each in moments):
+        raise ValueError(
+            "sparse_embedding_gradient updates some rows at a time, and this optimizer keeps something that is not "
+            "in rows: combine it with AdamW, SGD or Lion"
+        )
+
+
 def on_torch(parts: Parts, rows: int = 4096) -> Parts:
     if rows < 1:
         raise ValueError(f"sparse_embedding_gradient: {rows} rows cannot be updated at a time: set rows to 1 or more")
@@ -52,11 +61,7 @@ def on_torch(parts: Parts, rows: int = 4096) -> Parts:
     def in_slices(parts: Parts, state: Any, ids_N: Any, g_ND: Any) -> Any:
         """Update the embedding a few rows at a time, in place; its moments may begin with that."""
         p_VD, moments = state["params"][NAME], state["moments"] and state["moments"][NAME]
-        if any(each.dim() == 0 or len(each) != len(p_VD) for each in moments or ()):
-            raise ValueError(
-                "sparse_embedding_gradient updates some rows at a time, and this optimizer keeps something that is not "
-                "in rows: combine it with AdamW, SGD or Lion"
-            )
+        refuse_others(moments or (), len(p_VD))
         after, pieces = state, []
         for start in range(0, len(p_VD), rows):
             p = p_VD.detach()[start : start + rows]
@@ -65,7 +70,9 @@ def on_torch(parts: Parts, rows: int = 4096) -> Parts:
             g.index_add_(0, torch.where(within, ids_N - start, len(p)), g_ND)
             of_rows = {NAME: [each[start : start + rows] for each in moments]} if moments else None
             after = parts.update(parts, {**state, "params": {NAME: p}, "moments": of_rows}, {NAME: g[: len(p)]})
-            pieces.append((p, after["params"][NAME], (after["moments"] or {NAME: []})[NAME]))
+            made = (after["moments"] or {NAME: []})[NAME]
+            refuse_others(made, len(p))
+            pieces.append((p, after["params"][NAME], made))
         moved = all(new is p for p, new, _ in pieces)
         begun = moments or [torch.cat(each) for each in zip(*(made for *_, made in pieces), strict=True)] or None
         whole = p_VD if moved else torch.cat([new for _, new, _ in pieces])
@@ -84,6 +91,16 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_torch},
             about=__doc__,
             probe={"rows": 13},
-            conflicts={"accumulate": "the rows that were read are those of the whole batch, and not of its pieces"},
+            conflicts={
+                "accumulate": "the rows that were read are those of the whole batch, and not of its pieces",
+                **dict.fromkeys(
+                    ("offloaded_moments", "mapped_moments"),
+                    "the embedding's moments begin in slices, which are joined in memory and not where it keeps them",
+                ),
+                **dict.fromkeys(
+                    ("tensor_parallel", "vocabulary_parallel_loss"),
+                    "the gradient of the rows that were read is not summed over the ranks",
+                ),
+            },
         )
     ]

@@ -4,8 +4,9 @@ Peak: 8 bytes for each parameter under AdamW as in plain bfloat16, without a flo
 of 256 Ki elements, in JAX those of a layer's whole matrix. A value between two neighbours is rounded up with a
 probability equal to its distance from the lower one, so that the mean over many steps is right. Rounding to nearest
 would lose every update below 1/256 of a weight, and the second moment would never decay. The random bits follow from
-`seed`, the step and the name of the parameter, so a run can be repeated. Source: Zamirai et al., 2021,
-arXiv:2010.06192.
+`seed`, the step, the name of the parameter and where in its memory an update begins, so a run can be repeated. Parts
+of a parameter on several ranks may get the same bits, and in JAX layers that are updated one by one do. Source: Zamirai
+et al., 2021, arXiv:2010.06192.
 """
 
 import zlib
@@ -23,9 +24,10 @@ def on_torch(parts: Parts, seed: int = 0) -> Parts:
     import torch
 
     def rounded(wide: Any, bits: Any) -> Any:
-        """Round float32 to bfloat16: add random bits below the last that stays, and cut them off."""
+        """Round float32 to bfloat16: add random bits below the last that stays, and cut them off. NaN stays."""
         noise = torch.randint(0, 1 << 16, wide.shape, dtype=torch.int32, device=wide.device, generator=bits)
-        return noise.add_(wide.view(torch.int32)).bitwise_and_(-1 << 16).view(torch.float32)
+        narrow = noise.add_(wide.view(torch.int32)).bitwise_and_(-1 << 16).view(torch.float32)
+        return narrow.masked_fill_(wide.isnan(), torch.nan)
 
     @torch.no_grad()
     def update(parts: Parts, state: Any, grads: Any) -> Any:
@@ -35,9 +37,11 @@ def on_torch(parts: Parts, seed: int = 0) -> Parts:
             state["moments"] = tree.mapped(lambda p: [torch.zeros_like(p), torch.zeros_like(p)], state["params"])
 
         def move(p: Any, name: str, g: Any, moments: list[Any]) -> None:
-            bits = torch.Generator(p.device).manual_seed(zlib.crc32(f"{seed} {steps} {name}".encode()))
-            rows = max(1, SLICE * len(p) // p.numel())
-            for p_, g_, m_, v_ in zip(*(each.split(rows) for each in (p, g, *moments)), strict=True):
+            key = f"{seed} {steps} {name} {p.storage_offset()}"  # slices of one tensor come one by one
+            bits = torch.Generator(p.device).manual_seed(zlib.crc32(key.encode()))
+            arrays = [torch.atleast_1d(each) for each in (p, g, *moments)]
+            rows = max(1, SLICE * len(arrays[0]) // p.numel())
+            for p_, g_, m_, v_ in zip(*(each.split(rows) for each in arrays), strict=True):
                 g_ = g_.to(torch.float32)
                 m = m_.to(torch.float32).lerp_(g_, 1 - BETA_1)
                 v = v_.to(torch.float32).mul_(BETA_2).addcmul_(g_, g_, value=1 - BETA_2)
@@ -58,10 +62,11 @@ def on_jax(parts: Parts, seed: int = 0) -> Parts:
     import jax.numpy as jnp
 
     def rounded(wide: Any, key: Any) -> Any:
-        """Round float32 to bfloat16: add random bits below the last that stays, and cut them off."""
+        """Round float32 to bfloat16: add random bits below the last that stays, and cut them off. NaN stays."""
         noise = jax.random.bits(key, wide.shape, jnp.uint16).astype(jnp.uint32)
         bits = (jax.lax.bitcast_convert_type(wide, jnp.uint32) + noise) & jnp.uint32(0xFFFF0000)
-        return jax.lax.bitcast_convert_type(bits, jnp.float32).astype(jnp.bfloat16)
+        narrow = jax.lax.bitcast_convert_type(bits, jnp.float32)
+        return jnp.where(jnp.isnan(wide), wide, narrow).astype(jnp.bfloat16)
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
         steps = state["steps"] + 1
@@ -78,6 +83,8 @@ def on_jax(parts: Parts, seed: int = 0) -> Parts:
             return tuple(rounded(each, of) for each, of in zip((wide, m, v), jax.random.split(key, 3), strict=True))
 
         def leaf(p: Any, name: str, g: Any, m: Any, v: Any) -> Any:
+            if not p.ndim:
+                return tuple(each[0] for each in leaf(p[None], name, g[None], m[None], v[None]))
             key = jax.random.fold_in(of_step, zlib.crc32(name.encode()))
             rows = min(len(p), max(1, SLICE * len(p) // p.size))  # a layer is a row of its stack
 

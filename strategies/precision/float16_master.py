@@ -40,6 +40,12 @@ def on_torch(parts: Parts, scale: float = 65536.0, interval: int = 2000) -> Part
         return value / state["scale"], tree.rebuilt(state["params"], wide)
 
     def update(parts: Parts, state: Any, grads: Any) -> Any:
+        if "layers" not in grads:
+            raise ValueError(
+                "float16_master decides by all gradients whether a step has overflowed, and another strategy updates "
+                "one tensor at a time: name it after offloaded_moments or mapped_moments, and leave out "
+                "sparse_embedding_gradient"
+            )
         finite = _loss_scale.is_finite_in_torch(grads)
         scaling = _loss_scale.after_step_in_torch(state, finite, interval)
         if not finite:
@@ -91,6 +97,7 @@ def harness_strategies() -> list[Strategy]:
             precision="float16",
             conflicts={
                 **_loss_scale.conflicts,
+                **dict.fromkeys(("bfloat16", "bfloat16_stochastic"), "its masters would be drawn in bfloat16"),
                 **dict.fromkeys(
                     ("lora", "qlora", "peft_lora"),
                     "what is frozen stays as wide as it is: name bfloat16 before the adapters",

@@ -53,9 +53,12 @@ def harness_strategies() -> list[Strategy]:
             on=on,
             about=__doc__,
             precision="bfloat16",
-            conflicts=dict.fromkeys(
-                ("lora", "qlora", "peft_lora"),
-                "what is frozen stays as wide as it is: name bfloat16 before the adapters",
-            ),
+            conflicts={
+                **dict.fromkeys(("bfloat16", "bfloat16_stochastic"), "its masters would be drawn in bfloat16"),
+                **dict.fromkeys(
+                    ("lora", "qlora", "peft_lora"),
+                    "what is frozen stays as wide as it is: name bfloat16 before the adapters",
+                ),
+            },
         )
     ]

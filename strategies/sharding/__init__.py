@@ -23,7 +23,12 @@ conflicts: dict[str, dict[str, str]] = {
             *("galore", "lion", "muon", "sgd_momentum", "soap"),
         ),
         "it divides the moments of AdamW, and makes no others",
-    ),
+    )
+    | dict.fromkeys(
+        ("before badam", "before bfloat16_stochastic", "before foreach_adamw", "before fused_adamw"),
+        "their update takes the place of its own, and knows no parts: name it after",
+    )
+    | {"before mapped_moments": "whole parameters would be cut into slices, and gradients in parts: name it after"},
     "fsdp": dict.fromkeys(
         ("adafactor", "adam_mini", "apollo", "galore", "muon", "soap"),
         "the rule looks at whole matrices, and each rank has a flat part of them",

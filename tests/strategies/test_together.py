@@ -10,12 +10,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness import Parts, Place, backends
+from harness import Parts, Place, backends, tree
 from harness.contract import plugins
 from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.records import Applied, Case
 from harness.run.schedule import conflict
+from harness.verbs.advise import combinations
 
 LOADED = plugins.load()
 SHAPE = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 61, "batch": 2, "tokens": 24}
@@ -36,22 +37,24 @@ def losses_of(parts, steps=3):
     return [float(loss) for loss, _ in islice(training(parts, module.prepare(parts), finish=module.wait), steps)]
 
 
-@pytest.mark.parametrize("rule", ["adam_8bit", "adam_4bit", "adafactor"])
+@pytest.mark.parametrize("rule", ["adam_8bit", "adam_4bit", "adafactor", "fused_adamw", "foreach_adamw"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_an_optimizer_that_keeps_no_rows_is_not_given_rows_of_the_embedding(rule, turned):
-    names = [(rule, {"least": 16}) if rule != "adafactor" else rule, ("sparse_embedding_gradient", {"rows": 13})]
+    names = [(rule, {"least": 16}) if rule.startswith("adam_") else rule, ("sparse_embedding_gradient", {"rows": 13})]
     with pytest.raises(ValueError, match="not in rows"):
         losses_of(parts_of("torch", *(reversed(names) if turned else names)))
 
 
+@pytest.mark.parametrize("name", ["float16_scaled", "float16_master"])
 @pytest.mark.parametrize("other", ["offloaded_moments", "mapped_moments", "sparse_embedding_gradient"])
-def test_an_overflow_is_not_decided_by_one_tensor(other):
-    with pytest.raises(ValueError, match="one tensor at a time"):
-        losses_of(parts_of("torch", "float16_scaled", other))
+def test_an_overflow_is_not_decided_by_one_tensor(name, other):
+    with pytest.raises(ValueError, match=f"{name} decides by all gradients .* one tensor at a time"):
+        losses_of(parts_of("torch", name, other))
 
 
-def test_an_overflow_is_decided_by_all_tensors_in_the_other_order():
-    assert losses_of(parts_of("torch", "mapped_moments", "float16_scaled"))[-1] < 5
+@pytest.mark.parametrize("name", ["float16_scaled", "float16_master"])
+def test_an_overflow_is_decided_by_all_tensors_in_the_other_order(name):
+    assert losses_of(parts_of("torch", "mapped_moments", name))[-1] < 5
 
 
 def test_a_frozen_model_that_would_stay_wide_is_refused():
@@ -235,3 +238,96 @@ def test_streams_that_are_restored_need_the_parts_of_a_layer(backend):
 def test_an_embedding_is_not_shared_with_a_head_that_has_a_bias():
     with pytest.raises(ValueError, match="leave `head_bias` out"):
         parts_of("torch", "tied", head_bias=True)
+
+
+WINDOWS = ("sequence_windows", "automatic_windows")
+CHECKPOINTS = ("checkpoint", "nested_checkpoint", "budget_checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("names", "word"),
+    [
+        *(((windows, name), "after each segment of layers") for windows in WINDOWS for name in CHECKPOINTS),
+        *((("reversible", name), "keeps nothing of them") for name in CHECKPOINTS),
+        *(((name, "reversible"), "keeps nothing of them") for name in CHECKPOINTS),
+        *(((name, "truncated_bptt"), "one by one") for name in (*WINDOWS, "reversible", "budget_checkpoint")),
+        *(((windows, "packed"), "in whole rows") for windows in WINDOWS),
+        (("accumulate", "truncated_bptt"), "states of another piece's rows"),
+        (("document_loss", "truncated_bptt"), "last frame of each segment"),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_would_be_another_network_without_a_word_is_refused(names, word):
+    assert word in str(conflict([LOADED.strategies[name] for name in names]))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [*((name, windows) for windows in WINDOWS for name in CHECKPOINTS), ("truncated_bptt", "accumulate")],
+    ids="+".join,
+)
+def test_the_order_that_a_refusal_asks_for_is_allowed(names):
+    assert conflict([LOADED.strategies[name] for name in names]) is None
+
+
+@pytest.mark.parametrize("name", [name for name, strategy in sorted(LOADED.strategies.items()) if strategy.ranks])
+def test_ranks_do_not_each_choose_windows_of_their_own(name):
+    assert conflict([LOADED.strategies[name], LOADED.strategies["automatic_windows"]]) is not None
+
+
+@pytest.mark.parametrize(
+    ("whole", "layerwise"),
+    [
+        (("sequence_windows", {"window": 8, "stride": 4}), "update_in_backward"),
+        (("automatic_windows", {"available_gib": 1e-6}), "lomo"),
+        ("reversible", "update_in_backward"),
+    ],
+    ids=str,
+)
+def test_a_stack_that_is_a_whole_is_not_run_layer_by_layer(whole, layerwise):
+    with pytest.raises(ValueError, match="runs the layers one by one"):
+        losses_of(parts_of("jax", whole, layerwise))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "word"),
+    [
+        *(
+            ("sparse_embedding_gradient", other, "joined in memory")
+            for other in ("offloaded_moments", "mapped_moments")
+        ),
+        ("sparse_embedding_gradient", "tensor_parallel", "not summed over the ranks"),
+        ("sparse_embedding_gradient", "vocabulary_parallel_loss", "not summed over the ranks"),
+        *(("mapped_moments", other, "a count of steps") for other in ("foreach_adamw", "fused_adamw")),
+        ("mapped_moments", "soap", "whole matrices"),
+        ("badam", "float32_master", "for those that wait"),
+        ("badam", "truncated_bptt", "cannot be written to"),
+        *((name, "bfloat16", "drawn in bfloat16") for name in ("float16_master", "float32_master")),
+    ],
+)
+def test_a_pair_that_is_wrong_in_either_order_says_why(one, other, word):
+    pair = [LOADED.strategies[name] for name in (one, other)]
+    assert word in str(conflict(pair)) and word in str(conflict(pair[::-1]))
+
+
+@pytest.mark.parametrize("adapter", ["lora", "qlora", "peft_lora"])
+@pytest.mark.parametrize("products", ["float8_matmul", "naive_product", "tiled_product"])
+def test_products_that_know_no_adapters_are_named_before_them(products, adapter):
+    pair = [LOADED.strategies[name] for name in (adapter, products)]
+    assert "name the adapters after it" in str(conflict(pair)) and conflict(pair[::-1]) is None
+
+
+@pytest.mark.parametrize("adapter", ["lora", "qlora"])
+def test_adapters_have_a_gradient_beside_products_in_8_bits(adapter):
+    parts = parts_of("torch", "float8_matmul", (adapter, {"rank": 4}))
+    x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
+    _, grads = parts.grad(parts, parts.init(parts, None), x, y)
+    assert all(g.abs().max() > 0 for name, g in tree.leaves(grads) if name.endswith(".b"))
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"), [("float32_master", "clip_gradients"), ("sgd_momentum", "mapped_moments")], ids="+".join
+)
+def test_what_calls_the_part_that_it_rewrites_is_tried_on_top_of_another(inner, outer):
+    rows = combinations([Applied(name=inner), Applied(name=outer)], LOADED)
+    assert [inner, outer] in [[applied.name for applied in row] for row in rows]

@@ -54,5 +54,9 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,
+            conflicts=dict.fromkeys(
+                ("checkpoint", "nested_checkpoint", "budget_checkpoint"),
+                "both run the layers in a way of their own, and reversible keeps nothing of them: leave the other out",
+            ),
         )
     ]

@@ -11,6 +11,11 @@ from strategies.activations.reversible import branches
 
 def stack(parts: Parts, ps: Any, x_BTD: Any) -> Any:
     """Apply all layers to two streams, keeping their last states; return the mean of both."""
+    if len(jax.tree.leaves(ps)[0]) < parts.shape.layers:
+        raise ValueError(
+            "reversible carries two streams through all layers, and another strategy runs the layers one by one, as "
+            "update_in_backward and lomo do in JAX: leave out one of the two"
+        )
     f, g = branches(parts)
     dtype = x_BTD.dtype
     wide = jnp.promote_types(dtype, jnp.float32)

@@ -85,6 +85,10 @@ def harness_strategies() -> list[Strategy]:
             conflicts={
                 "packed": "adapters are tried on ids alone, and packed rows carry positions",
                 **dict.fromkeys(
+                    ("before float8_matmul", "before naive_product", "before tiled_product"),
+                    "its products take the place of those with adapters: name the adapters after it",
+                ),
+                **dict.fromkeys(
                     ("tensor_parallel", "megatron_sequence_parallel"),
                     "whole matrices are divided, and not packed ones: take fsdp",
                 ),

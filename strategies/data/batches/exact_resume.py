@@ -1,10 +1,11 @@
-"""Write the position to a file after every batch and begin where such a file ends; pay under a kilobyte of disk.
+"""Write the position to a file after every batch, from where a run can go on; pay under a kilobyte of disk.
 
 Peak: nothing in memory. A batch counts as consumed when the next one is asked for, or when the iterator is closed.
 After a process was killed, at most the last `every` batches come again, and none is left out. The file lies in
-`folder`, by default a temporary one that is removed with the iterator. A file of another source, order or size of
-windows raises an error. List this strategy after those that prefetch, so that it sees what the step consumes. OLMo-core
-and Grain save the same few numbers.
+`folder`, by default a temporary one that is removed with the iterator. With `resume` a run begins where the file there
+ends, and one of another source, order or size of windows raises an error; without, it begins anew and writes over it,
+as every process of a row that is measured must, to train on the batches of the baseline. List this strategy after those
+that prefetch, so that it sees what the step consumes. OLMo-core and Grain save the same few numbers.
 """
 
 import hashlib
@@ -69,7 +70,7 @@ def read(path: Path, run: dict[str, Any]) -> int:
 def write(path: Path, batches: int, run: dict[str, Any]) -> int:
     """Replace the file in one step, so that the old or the new file is always whole; return its bytes."""
     text = json.dumps({"batches": batches, **run}).encode()
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(f".{os.getpid()}")  # ranks are processes, and all of them write
     with partial.open("wb") as file:
         file.write(text)
         file.flush()
@@ -78,15 +79,17 @@ def write(path: Path, batches: int, run: dict[str, Any]) -> int:
     return len(text)
 
 
-def on_any(parts: Parts, folder: str = "", every: int = 1) -> Parts:
+def on_any(parts: Parts, folder: str = "", every: int = 1, resume: bool = False) -> Parts:
     if every < 1:
         raise ValueError(f"exact_resume: the position cannot be written every {every} batches: set every to 1 or more")
+    if resume and not folder:
+        raise ValueError("exact_resume: without a folder there is no position to resume from: set folder")
     inner = parts.batches
 
     def batches(parts: Parts, windows: Windows) -> Iterator[tuple[Any, Any]]:
         source, run = windows.source, fingerprint(parts, windows.source)
         path = Path(folder, NAME) if folder else None
-        start = read(path, run) if path is not None and path.exists() else source.start
+        start = read(path, run) if resume and path is not None and path.exists() else source.start
         flow = inner(parts, replace(windows, source=replace(source, start=start)))
         return noted(parts, flow, path, start, run)
 
@@ -114,7 +117,7 @@ def on_any(parts: Parts, folder: str = "", every: int = 1) -> Parts:
     return replace(parts, batches=batches)
 
 
-def holds(extent: Extent, folder: str = "", every: int = 1) -> Holding:
+def holds(extent: Extent, folder: str = "", every: int = 1, resume: bool = False) -> Holding:
     """Count nothing: the position lies in a file."""
     return Holding()
 
@@ -122,5 +125,13 @@ def holds(extent: Extent, folder: str = "", every: int = 1) -> Holding:
 @hookimpl
 def harness_strategies() -> list[Strategy]:
     return [
-        Strategy("exact_resume", rewrites=("batches",), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds)
+        Strategy(
+            "exact_resume",
+            rewrites=("batches",),
+            on={"torch": on_any, "jax": on_any},
+            about=__doc__,
+            probe={"folder": "", "resume": False},
+            holds=holds,
+            conflicts={"before hf_datasets": "the blocks have no rows by which a run is known: name it after"},
+        )
     ]

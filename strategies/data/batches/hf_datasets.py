@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 from harness import Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
+from strategies.data.batches.torch_dataloader import refuse_other_windows
 
 LISTED = 80
 """Bytes of one row in the lists of a map batch: slots, and ints, of both columns."""
@@ -29,6 +30,7 @@ def on_any(parts: Parts, document: int = 1000, examples: int = 1000) -> Parts:
         from tempfile import TemporaryDirectory
 
         source = windows.source
+        refuse_other_windows("hf_datasets", source)
         with TemporaryDirectory(prefix="hf-datasets-") as folder:
             blocks = grouped(source, folder, document, examples)
             if not len(blocks):
@@ -97,5 +99,9 @@ def harness_strategies() -> list[Strategy]:
             feeds="other",
             data="tokens",
             holds=holds,
+            conflicts=dict.fromkeys(
+                ("grain_loader", "keras_timeseries", "prefetch_process", "prefetch_shared", "torch_dataloader"),
+                "it cuts the windows from the rows itself, and they would not be these blocks",
+            ),
         )
     ]

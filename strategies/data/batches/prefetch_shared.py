@@ -1,10 +1,11 @@
 """Gather batches in worker processes that share the source, through fixed slots; pay one copy out of each slot.
 
 Peak: the source once, for all workers together, `workers` x `depth` slots of a batch, and the batch in use. The rows
-are read into the shared memory; a source that lies elsewhere (ignored targets, drawn rows) is copied to it. That memory
-has no name (memfd): the kernel frees it with the last process that has it open, even when all are killed, and nothing
-must be unlinked. A worker is a fresh interpreter that loads numpy and nothing else, ends with its input, and cuts plain
-windows itself: windows of other values raise an error. Grain shares its batches in a similar way.
+are read into the shared memory; what lies elsewhere is copied to it, and is there twice: ignored targets, and rows that
+another strategy has made, as `int8_rows` does, which a prediction counts once. That memory has no name (memfd): the
+kernel frees it with the last process that has it open, even when all are killed, and nothing must be unlinked. A worker
+is a fresh interpreter that loads numpy and nothing else, ends with its input, and cuts plain windows itself: windows of
+other values raise an error. Grain shares its batches in a similar way.
 """
 
 import mmap
@@ -200,8 +201,9 @@ def answer(worker: Any) -> None:
 
 
 def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Holding:
-    """Count the slots; the source is there once."""
-    return Holding(batches=workers * depth * (extent.batch_bytes + 8 * extent.batch))
+    """Count the slots, and the copy of what lies in no file: targets of tokens that are no view of the inputs."""
+    copied = extent.rows * extent.target_bytes if extent.values else 0
+    return Holding(batches=copied + workers * depth * (extent.batch_bytes + 8 * extent.batch))
 
 
 @hookimpl

@@ -77,9 +77,14 @@ def refuse_other_windows(name: str, source: Source) -> None:
 
 
 def in_order(parts: Parts, inner: Any, source: Source) -> Any:
-    """Yield the indices [B] of each batch: the inner batches, of windows that are their own index."""
+    """Yield the indices [B] of each batch: the inner batches, of windows that are their own index.
+
+    Raises ValueError where the inner batches are of other windows than they are asked for.
+    """
     bare = replace(parts, transfer=lambda parts, x, y: (x, y))
     for indices_B, _ in inner(bare, Windows(source, lambda indices_B: (indices_B, indices_B))):
+        if indices_B.shape != (source.batch,):
+            raise ValueError("two strategies of batches cut the windows, each by itself: leave one of the two out")
         yield indices_B
 
 

@@ -1,9 +1,10 @@
 """Put documents of like lengths into one batch; pay an order that is random within `pool` batches alone.
 
 The documents of `pool` batches in the order of the other parts are sorted by length and cut into batches, which then
-come in random order: every epoch has the same documents. Peak: still B times the longest, in a batch where nearly all
-is text; what is saved is the padding, its time and the peak of the other batches. Transformers' `group_by_length` sorts
-so, in pools of 50. torch only: a step of JAX is compiled for one size, to which every batch is padded.
+come in random order. What fills no batch is left out as it would be without: what the order of the other parts has
+last. Peak: still B times the longest, in a batch where nearly all is text; what is saved is the padding, its time and
+the peak of the other batches. Transformers' `group_by_length` sorts so, in pools of 50. torch only: a step of JAX is
+compiled for one size, to which every batch is padded.
 """
 
 from collections.abc import Callable
@@ -25,12 +26,12 @@ def on_torch(parts: Parts, pool: int = 50) -> Parts:
         lengths_N = source.lengths_N
         order_N = np.asarray(inner(parts, source, epoch)(0, source.count), np.int64)
         random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(source.seed, spawn_key=(epoch,))))
-        for start in range(0, len(order_N), pool * source.batch):
-            pooled = order_N[start : start + pool * source.batch]
-            pooled[:] = pooled[np.argsort(-lengths_N[pooled], kind="stable")]
         whole = len(order_N) // source.batch
-        batches = order_N[: whole * source.batch].reshape(whole, source.batch)
-        random.shuffle(batches)  # what fills no batch stays at the end
+        batched = order_N[: whole * source.batch]  # else what fills no batch would always be the shortest
+        for start in range(0, len(batched), pool * source.batch):
+            pooled = batched[start : start + pool * source.batch]
+            pooled[:] = pooled[np.argsort(-lengths_N[pooled], kind="stable")]
+        random.shuffle(batched.reshape(whole, source.batch))
         return lambda start, stop: order_N[start:stop]
 
     return replace(parts, order=order)

@@ -1,7 +1,7 @@
 """Keep the `size` most frequent words and replace all others by the unknown word; pay the meaning of those words.
 
 Peak: embedding and head (and their gradients and moments) have `size` rows instead of the vocabulary's; the ids keep
-their type. Source: the capped vocabularies of torchtext and Keras.
+their type, and lie in memory, where they are changed. Source: the capped vocabularies of torchtext and Keras.
 
 Ids are ranked by frequency with 0 for the unknown word, as in the tokenizer `words`, so that ids from `size` on become
 0. Losses over different vocabularies are not comparable. A vocabulary of `size` words or fewer stays as it is, which is
@@ -91,5 +91,9 @@ def harness_strategies() -> list[Strategy]:
             feeds="other",
             data="tokens",
             holds=holds,
+            conflicts=dict.fromkeys(
+                ("mapped", "pread", "reservoir", "streaming"),
+                "it changes the ids, for which all of them are read into memory: leave one of the two out",
+            ),
         )
     ]

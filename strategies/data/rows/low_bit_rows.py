@@ -14,10 +14,14 @@ from harness import Extent, Holding, Parts, RowsOnDisk, Strategy, hookimpl, rows
 
 
 class Narrowing(NamedTuple):
-    """How rows are stored: `narrow(rows_CF, out)` fills the narrow rows, `widen(x_BWF)` returns float32 again."""
+    """How rows are stored: `narrow(rows_CF, out)` fills the narrow rows, `widen(x_BWF)` returns float32 again.
+
+    `widen_tensor` does so for a tensor of torch, on its own device.
+    """
 
     narrow: Callable[[Any, Any], None]
     widen: Callable[[Any], Any]
+    widen_tensor: Callable[[Any], Any]
 
 
 def as_float16(rows: RowsOnDisk) -> Narrowing:
@@ -30,7 +34,7 @@ def as_float16(rows: RowsOnDisk) -> Narrowing:
         if not np.isfinite(out).all():
             raise ValueError("float16_rows: a value lies beyond 65504; scale the frames, or use bfloat16_rows")
 
-    return Narrowing(narrow, lambda x_BWF: x_BWF.astype(np.float32))
+    return Narrowing(narrow, lambda x_BWF: x_BWF.astype(np.float32), lambda x_BWF: x_BWF.float())
 
 
 def as_bfloat16(rows: RowsOnDisk) -> Narrowing:
@@ -41,7 +45,12 @@ def as_bfloat16(rows: RowsOnDisk) -> Narrowing:
         bits = rows_CF.astype(np.float32).view(np.uint32)
         out[:] = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
 
-    return Narrowing(narrow, lambda x_BWF: (x_BWF.astype(np.uint32) << 16).view(np.float32))
+    def widen_tensor(x_BWF: Any) -> Any:
+        import torch
+
+        return (x_BWF.view(torch.int16).to(torch.int32) << 16).view(torch.float32)  # torch hardly knows unsigned types
+
+    return Narrowing(narrow, lambda x_BWF: (x_BWF.astype(np.uint32) << 16).view(np.float32), widen_tensor)
 
 
 def as_int8(rows: RowsOnDisk) -> Narrowing:
@@ -59,13 +68,18 @@ def as_int8(rows: RowsOnDisk) -> Narrowing:
     def narrow(rows_CF: Any, out: Any) -> None:
         out[:] = np.rint(rows_CF / scale_F)
 
-    return Narrowing(narrow, lambda x_BWF: x_BWF * scale_F)
+    def widen_tensor(x_BWF: Any) -> Any:
+        import torch
+
+        return x_BWF * torch.as_tensor(scale_F, device=x_BWF.device)
+
+    return Narrowing(narrow, lambda x_BWF: x_BWF * scale_F, widen_tensor)
 
 
 def on_any(dtype: str, fit: Callable[[RowsOnDisk], Narrowing], parts: Parts) -> Parts:
     """Store the floating rows of each file as `dtype`."""
     inner_rows, inner_transfer = parts.rows, parts.transfer
-    newest: list[Callable[[Any], Any]] = []
+    newest: list[Narrowing] = []
 
     def rows(parts: Parts, path: Path) -> Any:
         import numpy as np
@@ -73,15 +87,15 @@ def on_any(dtype: str, fit: Callable[[RowsOnDisk], Narrowing], parts: Parts) -> 
         stored = RowsOnDisk(path)
         if stored.dtype.kind != "f":
             return inner_rows(parts, path)
-        narrow, widen = fit(stored)
-        newest[:] = [widen]
+        newest[:] = [fit(stored)]
         narrow_rows = np.empty(stored.shape, dtype)
         for first, piece in rows_on_disk.in_pieces(stored):
-            narrow(piece, narrow_rows[first : first + len(piece)])
+            newest[-1].narrow(piece, narrow_rows[first : first + len(piece)])
         return narrow_rows
 
     def transfer(parts: Parts, x: Any, y: Any) -> tuple[Any, Any]:
-        return inner_transfer(parts, newest[-1](x), y)
+        widen = newest[-1].widen_tensor if hasattr(x, "cpu") else newest[-1].widen
+        return inner_transfer(parts, widen(x), y)
 
     return replace(parts, rows=rows, transfer=transfer)
 

@@ -1,8 +1,9 @@
 """Keep a block of rows that moves along the file; pay with a shuffle that mixes only within the block.
 
-Peak: `rows` rows of inputs and targets, or those of one batch where it needs more, whatever the size of the corpus. The
-file is read from its beginning to its end. A source that is shuffled is shuffled within each block: its windows are
-permuted among themselves, one block after the other. A batch that spans more than a block is read window by window.
+Peak: `rows` rows of inputs and targets, or those of one batch where it needs more, whatever the size of the corpus;
+where they are shuffled, 24 bytes more for each window of the block, which a prediction counts in any case. The file is
+read from its beginning to its end. A source that is shuffled is shuffled within each block: its windows are permuted
+among themselves, one block after the other. A batch that spans more than a block is read window by window.
 """
 
 from collections.abc import Callable
@@ -84,8 +85,10 @@ class Block:
 
 
 def holds(extent: Extent, rows: int = 65536) -> Holding:
+    """Count the block; and where windows come in no order two permutations of its windows, and a copy of one."""
     size = min(extent.rows, capacity(rows, extent))
-    return Holding(source=0, windows=size * extent.row_bytes, batches=8 * extent.batch * extent.window)
+    windows = 0 if extent.in_order else (size - extent.window) // extent.stride + 1
+    return Holding(source=0, windows=size * extent.row_bytes, batches=8 * extent.batch * extent.window + 24 * windows)
 
 
 @hookimpl

@@ -20,8 +20,9 @@ from typing import Any
 from harness import Parts, Strategy, hookimpl
 
 REFUSED = (
-    "'update_in_backward' applies each gradient at once, but another strategy {how}: "
-    "leave out one of the two (accumulate, float16_scaled and float32_master do not go with it)"
+    "an update in the backward pass ('update_in_backward', 'clip_in_backward', 'lomo') applies each gradient at once, "
+    "but another strategy {how}: leave out one of the two (accumulate, clip_gradients, float16_scaled, float16_master "
+    "and float32_master do not go with it)"
 )
 
 

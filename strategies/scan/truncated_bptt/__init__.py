@@ -44,5 +44,13 @@ def harness_strategies() -> list[Strategy]:
             calls=("recur",),
             approximate=True,
             probe={"steps": 5},
+            conflicts={
+                "reversible": "it runs the layers one by one, and the two streams would begin anew in each",
+                **dict.fromkeys(
+                    ("sequence_windows", "automatic_windows"),
+                    "it runs the layers one by one, and windows are merged after all of them",
+                ),
+                "budget_checkpoint": "it runs layers one by one, and each would get the whole budget: use checkpoint",
+            },
         )
     ]

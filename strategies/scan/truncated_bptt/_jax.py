@@ -58,7 +58,8 @@ def _beginning(parts: Parts, before: Any) -> Parts:
             p, states = layer
 
             def recur(parts: Parts, p: Any, x_BCD: Any, _: Any) -> Any:
-                return recur_(parts, p, x_BCD, states)
+                cast = jax.tree.map(lambda of: of.astype(x_BCD.dtype), states)  # those of layers that were not
+                return recur_(parts, p, x_BCD, cast)
 
             alone = jax.tree.map(lambda of: of[None], p)
             return stack_(replace(parts, recur=recur), alone, x_BCD), None

@@ -17,6 +17,7 @@ from strategies.sharding._jax import (
     drawn_divided,
     gathered,
     in_turn,
+    lies_divided,
     rows_axis,
     sizes,
 )
@@ -58,10 +59,16 @@ def fsdp(parts: Parts) -> Parts:
 
         return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
 
-    inner_draw, gather_parameters = drawn_divided(parts.draw), gathered(parts.gather_parameters)
+    inner_draw, gather_parameters = parts.draw, gathered(parts.gather_parameters)
+
+    def of_whole_layers(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+        value = inner_draw(parts, name, shape, deviation)
+        if name.startswith("layers.") and not isinstance(value, dict) and lies_divided(value):
+            raise ValueError("fsdp parts what another strategy has parted already: leave out one of the two")
+        return value
 
     def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
-        value = inner_draw(parts, name, shape, deviation)
+        value = drawn_divided(of_whole_layers)(parts, name, shape, deviation)
         return {**value, "codes": divided(parts, name, value["codes"])} if isinstance(value, dict) else value
 
     parts = replace(parts, draw=draw, grad=grad, gather_parameters=gather_parameters)

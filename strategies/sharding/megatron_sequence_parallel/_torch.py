@@ -20,7 +20,8 @@ def megatron_sequence_parallel(parts: Parts) -> Parts:
         return inner(replace(parts, positions=in_a_stretch), params, x_BTD)
 
     parts = replace(parts, add_positions=add_positions)
-    return dividing(in_columns_and_rows(parts, _all_tokens, _own_tokens), tokens_by(in_order), TOKENS)
+    parts = in_columns_and_rows("megatron_sequence_parallel", parts, _all_tokens, _own_tokens)
+    return dividing(parts, tokens_by(in_order), TOKENS)
 
 
 def _all_tokens(parts: Parts, x_BTD: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ KEYS = ("wk", "wv")
 
 def tensor_parallel(parts: Parts) -> Parts:
     """Hold some heads of attention and some columns of the feed part; sum what each adds to the tokens of all."""
-    return dividing(in_columns_and_rows(parts, _same_tokens, over_ranks), for_all, WHOLE)
+    return dividing(in_columns_and_rows("tensor_parallel", parts, _same_tokens, over_ranks), for_all, WHOLE)
 
 
 def _same_tokens(parts: Parts, x_BTD: Any) -> Any:
@@ -37,7 +37,7 @@ def _same_tokens(parts: Parts, x_BTD: Any) -> Any:
     return x_BTD
 
 
-def in_columns_and_rows(parts: Parts, before: Callable[..., Any], after: Callable[..., Any]) -> Parts:
+def in_columns_and_rows(strategy: str, parts: Parts, before: Callable[..., Any], after: Callable[..., Any]) -> Parts:
     """Hold some heads and columns of every layer: `before` gives a part all tokens, `after` sums what the ranks add."""
     inner_draw, inner_mix, inner_feed = parts.draw, parts.mix, parts.feed
 
@@ -45,8 +45,10 @@ def in_columns_and_rows(parts: Parts, before: Callable[..., Any], after: Callabl
         value = inner_draw(parts, name, shape, deviation)
         refuse_added(name in sizes(parts), value)
         short = name.removeprefix("layers.")
-        if short == name or lies_divided(value):
+        if short == name:
             return value
+        if lies_divided(value):
+            raise ValueError(f"{strategy} parts what another strategy has parted already: leave out one of the two")
         if short.removeprefix("b") in KEYS and parts.shape.key_heads % parts.ranks:
             return value
         if short.removeprefix("b") in COLUMNS:
@@ -61,11 +63,14 @@ def in_columns_and_rows(parts: Parts, before: Callable[..., Any], after: Callabl
     def mix(parts: Parts, p: Any, x_BTD: Any) -> Any:
         shape, ranks = parts.shape, parts.ranks
         if shape.heads % ranks:
-            raise ValueError(f"tensor_parallel: {shape.heads} heads cannot be divided among {ranks} ranks")
+            raise ValueError(f"{strategy} gives each of {ranks} ranks as many of {shape.heads} heads: take a divisor")
         own = {"heads": shape.heads // ranks, "head_width": shape.head, "kv_heads": shape.key_heads // ranks}
         if shape.key_heads % ranks:
             if ranks % shape.key_heads:
-                raise ValueError(f"tensor_parallel: {ranks} ranks cannot share {shape.key_heads} heads of keys")
+                raise ValueError(
+                    f"{strategy} cannot share {shape.key_heads} heads for keys and values among {ranks} ranks: take a "
+                    "divisor or a multiple of them"
+                )
             start = own_rank(parts) * shape.key_heads // ranks * shape.head
             of_keys = [name for name in p if name.removeprefix("b") in KEYS]
             p = p | {name: lax.dynamic_slice_in_dim(p[name], start, shape.head, -1) for name in of_keys}

@@ -16,7 +16,7 @@ from strategies.sharding.tensor_parallel import DIM, refuse_added
 
 def tensor_parallel(parts: Parts) -> Parts:
     """Hold some heads of attention and some columns of the feed part; sum what each adds to the tokens of all."""
-    return dividing(in_columns_and_rows(parts, _same_tokens, over_ranks), for_all, WHOLE)
+    return dividing(in_columns_and_rows("tensor_parallel", parts, _same_tokens, over_ranks), for_all, WHOLE)
 
 
 def _same_tokens(parts: Parts, x_BTD: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def _same_tokens(parts: Parts, x_BTD: Tensor) -> Tensor:
 
 
 def in_columns_and_rows(
-    parts: Parts, before: Callable[[Parts, Tensor], Tensor], after: Callable[[Tensor], Tensor]
+    strategy: str, parts: Parts, before: Callable[[Parts, Tensor], Tensor], after: Callable[[Tensor], Tensor]
 ) -> Parts:
     """Hold some heads and columns of every layer: `before` gives a part all tokens, `after` sums what the ranks add."""
     inner_draw, inner_mix, inner_feed = parts.draw, parts.mix, parts.feed
@@ -39,12 +39,12 @@ def in_columns_and_rows(
         if dim is None:
             return value
         if value.shape != shape:
-            raise ValueError("tensor_parallel parts what another strategy has parted already: leave out one of the two")
+            raise ValueError(f"{strategy} parts what another strategy has parted already: leave out one of the two")
         size = -(-shape[dim] // R)  # columns of nothing add nothing, and stay nothing
         return filled(value, size * R, dim, 0).chunk(R, dim)[dist.get_rank()].clone()
 
     def mix(parts: Parts, p: Any, x_BTD: Tensor) -> Tensor:
-        return after(inner_mix(_of_own_heads(parts), _on_first(p, "bwo"), before(parts, x_BTD)))
+        return after(inner_mix(_of_own_heads(strategy, parts), _on_first(p, "bwo"), before(parts, x_BTD)))
 
     def feed(parts: Parts, p: Any, x_BTD: Tensor) -> Tensor:
         return after(inner_feed(parts, _on_first(p, "bdown"), before(parts, x_BTD)))
@@ -72,13 +72,13 @@ def _on_first(p: Any, bias: str) -> Any:
     return {**p, bias: p[bias] * float(dist.get_rank() == 0)} if bias in p else p
 
 
-def _of_own_heads(parts: Parts) -> Parts:
+def _of_own_heads(strategy: str, parts: Parts) -> Parts:
     """Set the heads of the layer to those of this rank; raise ValueError where they cannot be divided."""
     shape, R = parts.shape, dist.get_world_size()
     if shape.heads % R or shape.key_heads % R:
         raise ValueError(
-            f"tensor_parallel gives each of {R} ranks as many of {shape.heads} heads and of {shape.key_heads} for "
-            "keys and values: take a divisor of both"
+            f"{strategy} gives each of {R} ranks as many of {shape.heads} heads and of {shape.key_heads} for keys and "
+            "values: take a divisor of both"
         )
     heads = {"heads": shape.heads // R, "kv_heads": shape.key_heads // R, "head_width": shape.head}
     return replace(parts, shape=shape.model_copy(update=heads))

@@ -30,9 +30,23 @@ def zero1(parts: Parts) -> Parts:
     inner_init, inner_update = parts.init, parts.update
 
     def init(parts: Parts, source: Any = None) -> Any:
-        state = inner_init(replace(parts, draw=drawn_divided(parts.draw)), source)
-        whole = {key: parts.gather_parameters(parts, state[key]) for key in ("params", "frozen") if key in state}
-        return {**state, **whole}
+        drawn, own = parts.draw, set[str]()
+
+        def draw(parts: Parts, name: str, shape: Size, deviation: float) -> Any:
+            value = drawn(parts, name, shape, deviation)
+            part = drawn_divided(lambda *_: value)(parts, name, shape, deviation)
+            if part is not value:
+                own.add(name)
+            return part
+
+        def whole(params: Any) -> Any:
+            """Gather what was divided for the moments alone: what another strategy has divided stays so."""
+            those = {name: part for name, part in tree.leaves(params) if name in own}
+            again = parts.gather_parameters(parts, those)
+            return tree.mapped(lambda part, name: again.get(name, part), params, tree.names(params))
+
+        state = inner_init(replace(parts, draw=draw), source)
+        return {**state, **{key: whole(state[key]) for key in ("params", "frozen") if key in state}}
 
     def reduce_gradients(parts: Parts, loss: Any, grads: Any) -> Any:
         names = {name for name, grad, size in leaves(parts, grads) if size is None or grad.shape == size}

@@ -41,6 +41,8 @@ def zero2(parts: Parts) -> Parts:
             return loss_(parts, x_BTD, of(w_VD), y_BT)
 
         def embed(parts: Parts, params: Any, x_BT: Tensor) -> Tensor:
+            if whole and params["embed"].dim() == 1 and id(params["embed"]) not in whole:
+                raise ValueError("zero2: another strategy computes in copies of its parts: name it after zero2")
             return embed_(parts, {**params, **{name: of(params[name]) for name in OF_EMBED if name in params}}, x_BT)
 
         params = tree.mapped(stand_in, state["params"], sized(parts, state["params"]))

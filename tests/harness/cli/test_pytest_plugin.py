@@ -151,11 +151,16 @@ def test_the_control_joins_the_rounds_that_are_asked_for(tmp_path):
     assert done.returncode == 0 and "[torch/cpu-nothing]" in done.stdout, done.stdout
 
 
-def test_what_cannot_be_measured_fails_each_test_with_one_sentence(tmp_path):
+@pytest.mark.parametrize(
+    ("against", "refusal"),
+    [("nowhere.jsonl", "there is no 'nowhere.jsonl'"), ("empty", "'empty' has no case of small.yaml")],
+)
+def test_what_cannot_be_measured_fails_each_test_with_one_sentence(tmp_path, against, refusal):
     (tmp_path / "small.yaml").write_text(SUITE)
-    done = run_pytest(tmp_path, "small.yaml", "--harness-against", "nowhere.jsonl")
+    (tmp_path / "empty").mkdir()
+    done = run_pytest(tmp_path, "small.yaml", "--harness-against", against)
     assert done.returncode == 1 and "3 failed" in done.stdout, done.stdout
-    assert "there is no 'nowhere.jsonl'" in done.stdout and "Traceback" not in done.stdout
+    assert refusal in done.stdout and "Traceback" not in done.stdout
     assert not (tmp_path / "results").exists(), "before anything is measured"
 
 

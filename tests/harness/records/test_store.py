@@ -288,6 +288,20 @@ def test_newest_is_the_file_that_was_written_to_last_though_another_was_begun_si
     assert store.newest(tmp_path) == [part]
 
 
+def test_a_part_of_a_suite_that_was_run_after_the_whole_is_seen_as_one(tmp_path: Path) -> None:
+    def run(name: str, *tokens: int) -> Path:
+        path = tmp_path / f"{name}.jsonl"
+        for each in tokens:
+            case = Case(workload="decoder", shape={"tokens": each}, place="torch/cpu", corpus="x", tokenizer="bytes")
+            store.append(path, Record(slot=Slot(case=f"{each} by {name}", kind="memory"), case=case))
+        return path
+
+    whole, part = run("20260101T000000Z-x", 64, 128), run("20260102T000000Z-x", 128)
+    assert store.larger_before(part) == whole and store.larger_before(whole) is None
+    assert store.larger_before(run("20260103T000000Z-x", 64, 128)) is None, "it has more than the one before"
+    assert store.larger_before(run("20260104T000000Z-x", 256)) is None, "another suite by now"
+
+
 def test_a_run_is_named_after_the_last_record_that_is_there(tmp_path: Path) -> None:
     earlier = recorded(tmp_path / "30000101T000000Z-x.jsonl", "3000-01-01T05:00:00+00:00")
     later = store.next_file(tmp_path, "aaa")

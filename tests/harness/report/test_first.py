@@ -1,11 +1,15 @@
 """The first page: whether what decided a result has changed since, and which figure stands for a sentence."""
 
+import pytest
+
 from harness.contract import plugins
 from harness.machine import history
 from harness.records import Applied, Case, Heading, Origin, Record
 from harness.records.case import Claim
 from harness.report import first
+from harness.report.answer import cost
 from harness.report.results import Results
+from harness.report.words import short
 from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Judgement, Sentence
 from harness.verdicts.judge import Comparison, Row
@@ -47,6 +51,28 @@ def test_the_figure_of_a_sentence_that_holds_in_part_is_one_that_failed():
     assert "the second: figure of A1 too" in first.sentences([in_part])
     holds = Judgement(said, (answer("A1", "verified"), answer("A1 too", "verified")))
     assert "figure of A1 " in first.sentences([holds])
+
+
+@pytest.mark.parametrize(("ranks", "memory"), [(1, "0.50 x"), (4, "0.50 x on each rank")])
+def test_a_share_of_a_rank_is_no_share_of_all(ranks, memory):
+    case = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bytes")
+    ranked = case.model_copy(update={"strategies": (Applied(name="fsdp"),), "ranks": ranks})
+    row = Row(ranked, status="ok", peak_bytes=50 << 20, peak_ratio=0.5)
+    best = JudgedRow("sharding", Comparison(case, (Row(case, status="ok"), row)), row)
+    assert first.effect(Remedy("one process", "torch", best, (), 1, True))[1] == memory
+    assert cost(row) == memory.replace("0.50 x", "0.50 x the memory")
+
+
+@pytest.mark.parametrize(
+    ("commit", "shown"),
+    [
+        ("0123456789ab", "0123456"),
+        ("0123456789ab-dirty", "0123456-dirty"),
+        ("unversioned", "unversioned"),
+    ],
+)
+def test_a_commit_is_shortened_and_what_is_none_is_not(commit, shown):
+    assert short(commit) == shown
 
 
 def test_where_it_does_not_help_is_told_apart_from_where_it_does():

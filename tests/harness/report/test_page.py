@@ -274,7 +274,7 @@ def test_a_row_opens_to_all_that_decided_it(shown: dict[int, Shown]) -> None:
     assert re.findall(r"width: ?([0-9.]+)%", more) == ["25", "75"]
     assert more.count("<circle") == 3 and "3 rounds" in more
     assert "asked for 3 MiB more" in more
-    assert "harness run mine --place torch/cpu -k 'b + c'" in unescape(more)
+    assert "harness run mine --place torch/cpu -k 'b + c' --results again" in unescape(more)
 
 
 BOUND = small(
@@ -389,6 +389,14 @@ SELECTED = small(
     against="gone",
     answer="approximate",
 )
+
+
+def test_no_suite_has_the_name_of_a_part_of_the_page() -> None:
+    names = ("data", "beside", "mine")
+    text = page.html("t", [row | {"suite": name} for name in names for row in ROWS[:1]], {})
+    assert {f'id="{name}"' for name in ("suite-data", "suite-beside", "mine")} <= set(re.findall(r'id="[^"]+"', text))
+    ids = re.findall(r'\bid="([^"]+)"', text.partition("<script>")[0])
+    assert len(ids) == len(set(ids))
 
 
 def test_a_select_shows_what_filters(shown: dict[int, Shown]) -> None:

@@ -53,6 +53,13 @@ def test_side_by_side_gives_each_case_what_one_after_another_gives(two_cores, mo
     assert peaks[0] == peaks[1] and len(peaks[0]) == 5 and None not in peaks[0].values()
 
 
+def test_what_no_machine_runs_is_not_predicted_for_a_device_that_is_absent():
+    gpu = {"workload": "scoring", "shape": {}, "place": "torch/cuda", "corpus": "drawn", "tokenizer": "none"}
+    reason = predictions.impossible(LOADED, Case(**gpu, strategies=(Applied(name="mapped_cache"),)))
+    assert reason is not None and "mapped_cache" in reason
+    assert predictions.impossible(LOADED, Case(**gpu, strategies=(Applied(name="int8_cache"),))) is None
+
+
 def test_under_a_quota_there_are_fewer_processes_of_fewer_threads(two_cores, monkeypatch):
     started: list[int] = []
 

@@ -269,6 +269,7 @@ MISTAKES = {
         "'checkpoint + nothing'",
         "twice",
     ),
+    "a comparison twice": ("shape: {tokens: 64}\neach:\n- {}\n- {tokens: 64}", 4, "in the suite already", "remove one"),
     "a place twice": ("places: [torch/cpu, jax/cpu, torch/cpu]", 1, "'torch/cpu'", "twice"),
     "a size twice": ("shape:\n  tokens: [64, 64]", 2, "64", "twice"),
     "a key twice": ("title: x\ntitle: y", 2, "'title'", "keep one"),

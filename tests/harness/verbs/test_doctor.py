@@ -39,6 +39,24 @@ def test_known_bytes_are_seen_in_every_way_and_kept_for_later_runs(monkeypatch, 
     assert abs(checkups.latest(tmp_path / "harness")["calibration_error_bytes"]) <= checkups.TOLERANCE
 
 
+def test_what_spoils_figures_is_looked_for_before_the_doctor_loads_the_machine(monkeypatch):
+    order = []
+    monkeypatch.setattr(doctor, "findings", lambda: order.append("findings") or ())
+    monkeypatch.setattr(doctor, "calibrate", lambda way: order.append(way) or checkups.Calibration(way, 1, 1))
+    doctor.examine(LOADED, noise=False)
+    assert order[0] == "findings" and len(order) == 7
+
+
+def test_a_gpu_is_there_where_one_framework_finds_it(monkeypatch):
+    monkeypatch.setattr(doctor.backends, "absent", lambda name, device: None if name == "jax" else "no torch")
+    monkeypatch.setattr(doctor.gpu, "detect", lambda: None)
+    assert "nvidia-smi" in doctor._gpu()[0].what
+    monkeypatch.setattr(
+        doctor.backends, "absent", lambda name, device: None if device == "cpu" else f"{name} sees none"
+    )
+    assert doctor._gpu()[0].what == "torch sees none: places on cuda become untested rows"
+
+
 def test_a_meter_that_sees_half_ends_with_status_1(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     half = checkups.SIZE // 2

@@ -500,6 +500,26 @@ def test_a_limit_lies_between_what_passed_and_what_failed():
     assert told == "predicted: 4,587,520, at least 8,192", "tokens are no bytes"
 
 
+@pytest.mark.parametrize(
+    ("own", "ratio"),
+    [
+        ({"passed": 300, "failed": 301, "how": "oom_budget", "runs": 3}, "3.00 x"),
+        ({"passed": 300, "reason": "not finished after 600 s", "runs": 3}, "3.00 x or more"),
+        ({}, "2.00 x, predicted"),
+        ({"passed": None, "failed": 1, "how": "error", "runs": 1}, ""),
+    ],
+)
+def test_longest_values_are_compared_as_they_ran_or_as_they_are_predicted(own, ratio):
+    def searched_row(*names, **ends):
+        case = CASE.model_copy(update={"strategies": tuple(Applied(name=name) for name in names)})
+        return Record(case=case, limits=Fit(over="tokens", budget_bytes=1 << 30, **ends))
+
+    baseline = searched_row(predicted=120, passed=100, failed=101, how="oom_budget", runs=2)
+    (table,) = limits([baseline, searched_row("checkpoint", predicted=240, **own)])
+    shown = dict(zip(table.headers, table.rows[1], strict=True))
+    assert shown.get("of baseline", "") == ratio
+
+
 def test_each_comparison_has_a_table_of_its_own_and_its_own_baseline():
     def longest_of(layers, longest, machine, *names, tokens=64):
         shape = {"tokens": tokens, "layers": layers}

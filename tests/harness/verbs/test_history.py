@@ -129,7 +129,7 @@ def test_text_and_picture_name_the_commits_of_a_step() -> None:
     runs = [run_of(recorded(draw, number, peak=1.0 if number < 2 else 1.3)) for number in range(4)]
     found = series(runs)
     shown = text(found)
-    assert "1 steps to worse, 0 to better" in shown
+    assert "steps to worse: 1, to better: 0" in shown
     row = "`fused_loss` of mine: decoder on torch/cpu, 64 tokens, bytes of x"
     assert f"| {row} | peak     | 60" in shown and "`c001` to `c002`" in shown
     values = commits(found, "mine").to_dict()["layer"][1]["data"]["values"]
@@ -165,8 +165,8 @@ def test_rows_of_one_name_say_of_which_comparison_they_are() -> None:
 
 
 def test_a_row_that_runs_no_longer_stands_before_a_peak_that_grew() -> None:
-    point = Point("c1", "2026-01-01", "ok", MIB, 4096, None, None, 0)
-    failed = Point("c2", "2026-01-02", "crash", None, 4096, None, None, 0)
+    point = Point("c1", "2026-01-01", "ok", MIB, 4096, None)
+    failed = Point("c2", "2026-01-02", "crash", None, 4096, None)
     steps = (
         Step("peak", point, point, 0.5),
         Step("status", failed, point, None),
@@ -277,9 +277,10 @@ def test_the_command_reads_all_files_of_a_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness", "history", "results", "--by", "commit"]
     done = subprocess.run([*command, "--pictures", "pictures"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "1 steps to worse" in done.stdout and (tmp_path / "pictures" / "mine-history.svg").is_file()
-    done = subprocess.run([*command[:-3], "nowhere"], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2 and "run a suite first" in done.stderr
+    assert "steps to worse: 1" in done.stdout and (tmp_path / "pictures" / "mine-history.svg").is_file()
+    for name, refusal in (("nowhere", "run a suite first"), (str(file), "name the folder that it lies in")):
+        done = subprocess.run([*command[:-3], name], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 2 and refusal in done.stderr
 
 
 @pytest.mark.parametrize("by", ["day", ""])

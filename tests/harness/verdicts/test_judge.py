@@ -102,6 +102,30 @@ def test_memory_that_grows_with_each_step_is_told_where_the_baseline_does_not() 
     assert "growing" not in row_of(pages).flags, "the kernel takes them back"
 
 
+def test_a_repetition_that_was_ended_from_outside_spoils_nothing() -> None:
+    baseline, strategy = member("baseline"), member("checkpoint", 50 * MIB)
+    (first,) = (
+        each for each in strategy if each.slot is not None and each.slot.kind == "memory" and not each.slot.repeat
+    )
+    slot = first.slot.model_copy(update={"repeat": 1})
+    withdrawn = first.model_copy(update={"slot": slot, "status": "killed_unknown", "memory": Memory()})
+    assert row_of([*strategy, withdrawn], baseline).verdict == row_of(strategy, baseline).verdict != "fails"
+
+
+def test_a_ratio_of_what_libraries_take_is_none() -> None:
+    def native(name: str, peak: int) -> list[Record]:
+        records = member(name)
+        return [
+            each.model_copy(update={"times": each.times.model_copy(update={"native_peak_host_bytes": peak})})
+            if each.times.step_seconds else each
+            for each in records
+        ]  # fmt: skip
+
+    assert row_of(native("checkpoint", 40 * MIB), native("baseline", 80 * MIB)).native_ratio == 0.5
+    small = row_of(native("checkpoint", 21 * MIB), native("baseline", 8192))
+    assert small.native_ratio is None and small.native_bytes == (21 * MIB, 21 * MIB)
+
+
 def test_what_is_not_known_of_the_host_withholds_no_verdict_about_a_device() -> None:
     flags = {"flags": ("child_processes", "native_regime")}
 

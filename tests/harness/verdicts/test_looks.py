@@ -104,6 +104,12 @@ def test_members_that_failed_are_not_timed_on():
     assert remaining == ("baseline", "nothing", "checkpoint", "remat")
 
 
+def test_without_baselines_every_planned_round_is_timed():
+    times = {name: each for name, each in timed(4).items() if name not in model.BASELINES}
+    seen = look(times, 4, LOOKS)
+    assert seen.remaining == ("checkpoint", "remat", "offload") and seen.next_round == 6
+
+
 def test_an_interval_at_a_look_is_wider_than_without_looks():
     times = timed(6)
     plain = model.pooled(times).speeds["remat"]

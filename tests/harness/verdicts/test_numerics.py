@@ -559,6 +559,7 @@ def test_the_lowest_rung_of_all_seeds_counts():
     for better, worse in itertools.pairwise(LADDER):
         assert worst([seed(better, 9.0), seed(worse), seed(better)]).reason == f"{worse} 1.0"
     assert worst([seed("reassociated", 1.0), seed("reassociated", 1.5)]).grad_error_ratio == 1.5
+    assert worst([seed("diverged", 2.1), seed("diverged", None)]).grad_error_ratio is None, "infinite is the worst"
     assert worst([seed("invalid", None), seed("diverged", 7.0)]).verdict == "invalid"
     assert worst([seed("bit_exact", 1, "x"), seed("diverged", 9, "y"), seed("diverged", 2, "x")]).warnings == ("x", "y")
     with pytest.raises(ValueError, match="at least one seed"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, Unpredictable, backends, tree
+from harness import Place, Sizes, Unpredictable, backends, tree
 from harness.backends import jax as on_jax
 from harness.backends import torch_graph
 from harness.contract import place, plugins
@@ -166,6 +166,25 @@ def test_a_budget_counts_what_autograd_saves_of_a_block():
     saved = budgeted("torch", 1e6, shape)["predicted_activation_bytes"] / shape.layers
     hidden = 4 * shape.tokens * shape.width
     assert 14 * hidden < saved < 20 * hidden
+
+
+def test_a_budget_counts_nothing_that_outlives_a_layer():
+    """The copies of weights that autocast makes stay: what is counted grows with the tokens alone."""
+
+    def predicted(tokens):
+        shape = Shape(layers=2, width=64, heads=2, hidden=256, vocabulary=32, tokens=tokens)
+        parts = parts_of("torch", shape, ("budget_checkpoint", {"budget_mib": 1e6}), ("bfloat16_autocast", {}))
+        first_gradient(parts)
+        return parts.notes["predicted_activation_bytes"]
+
+    assert predicted(32) == pytest.approx(2 * predicted(16), rel=0.02)
+
+
+def test_a_budget_is_shared_out_where_the_width_of_a_model_has_no_name():
+    shape = Sizes(layers=12, batch=2, tokens=512)
+    small = shape.model_copy(update={"layers": 3, "batch": 3, "tokens": 37})
+    probed = LOADED.strategies["budget_checkpoint"].probed({"budget_mib": 8.0}, shape, small)
+    assert probed["budget_mib"] == pytest.approx(8.0 * (3 * 3 * 37) / (12 * 2 * 512))
 
 
 def test_layers_before_the_last_run_twice_under_a_budget():
@@ -606,6 +625,15 @@ def test_activations_do_not_grow_with_the_sequence_but_for_outputs(backend):
         plain = [activations(backend, None, (), size) for size in sizes]
         assert (high - middle) < 0.1 * (plain[2] - plain[1])
     assert (high - middle) == pytest.approx(2 * (middle - low), rel=0.25)
+
+
+def test_layers_are_recomputed_within_each_window():
+    every, windows = ("checkpoint", {"every": 2}), ("sequence_windows", {"window": 8, "stride": 4})
+    loss, grads = first_gradient(parts_of("torch", LONG, windows))
+    actual, found_grads = first_gradient(parts_of("torch", LONG, every, windows))
+    assert actual == loss and all(np.array_equal(found_grads[name], grads[name]) for name in grads)
+    turned, _ = first_gradient(parts_of("torch", LONG, windows, every))
+    assert turned != loss, "windows that are merged after every second layer make another network"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from harness import Place, Unpredictable, backends
 from harness.contract import plugins
 from harness.machine.memory import children
 from harness.workloads.decoder import Shape
+from strategies.compilation import compiled_block
 
 LOADED = plugins.load()
 DECODER = LOADED.workloads["decoder"]
@@ -135,6 +136,13 @@ def test_a_folder_that_is_named_has_the_code_of_the_next_process(tmp_path):
     _, after, again = compiled_in(tmp_path, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "programs"))
     assert (before, after) == (0, 2), "the forward and the backward pass"
     assert loss == again
+
+
+def test_a_folder_that_cannot_be_written_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: path != str(tmp_path))
+    with compiled_block.ready.__wrapped__() as folder:
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == folder != str(tmp_path)
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1])

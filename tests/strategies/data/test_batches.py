@@ -19,7 +19,9 @@ import pytest
 
 from harness import Extent, Parts, Place, Source, Windows
 from harness.contract import plugins
+from harness.run.schedule import conflict
 from harness.workloads.data import rows
+from strategies.data.batches import exact_resume
 
 alone = pytest.mark.alone
 """For what measures time."""
@@ -278,6 +280,15 @@ def test_windows_with_other_values_are_refused(name):
 
 
 @pytest.mark.parametrize("name", PROCESSES)
+def test_other_values_are_seen_where_a_batch_is_one_window(name):
+    """The first window, which alone would fill a batch, is as it should be."""
+    parts, source = with_strategies(name), frames(batch=1)
+    plain = rows.plain_windows(PLAIN, source)
+    with pytest.raises(ValueError, match=f"{name}: its workers cut plain windows"):
+        parts.batches(parts, Windows(source, lambda indices: plain.batch(np.minimum(indices, 2))))
+
+
+@pytest.mark.parametrize("name", PROCESSES)
 def test_workers_load_numpy_alone(name):
     before = running()[1]
     batches = flow(with_strategies(name), tokens())
@@ -344,6 +355,21 @@ def test_rows_are_read_into_shared_memory_once(tmp_path):
         batches.close()
         del read, source, batches
         assert memory_files() == before
+
+
+def test_targets_that_lie_in_no_file_are_copied_to_shared_memory(tmp_path):
+    ids = tokens().inputs
+    np.save(tmp_path / "ids.npy", ids)
+    parts = with_strategies("prefetch_shared")
+    read = parts.rows(parts, tmp_path / "ids.npy")
+    source = Source(read, np.where(ids % 5, ids.astype(np.int32), -100), 4, 1, 3)
+    of_rows = memory_files()
+    batches = flow(parts, source)
+    assert_equal([next(batches)], first(PLAIN, source, 1))
+    taken = sum(size for _, size in memory_files() - of_rows)
+    batches.close()
+    says = STRATEGIES["prefetch_shared"].holds(replace(extent_of(source), values=60_000))
+    assert taken == 2 * says.batches, "of each a descriptor and the map's own"
 
 
 def memory_files():
@@ -544,7 +570,8 @@ def test_a_position_is_written_after_each_batch(tmp_path):
     assert json.loads((tmp_path / "position.json").read_text())["batches"] == 4  # closed: the last one, too
     assert [file.name for file in tmp_path.iterdir()] == ["position.json"]
     assert parts.notes["state_bytes"] == (tmp_path / "position.json").stat().st_size < 1024
-    assert_equal(first(parts, source, 5), first(PLAIN, source, 9)[4:])
+    again = with_strategies("exact_resume", folder=str(tmp_path), resume=True)
+    assert_equal(first(again, source, 5), first(PLAIN, source, 9)[4:])
 
 
 def test_a_position_is_written_every_so_often(tmp_path):
@@ -569,7 +596,7 @@ def test_a_position_is_written_every_so_often(tmp_path):
     ],
 )
 def test_a_position_of_another_run_is_refused(tmp_path, other, name):
-    parts = with_strategies("exact_resume", folder=str(tmp_path))
+    parts = with_strategies("exact_resume", folder=str(tmp_path), resume=True)
     first(parts, tokens(), 2)
     with pytest.raises(ValueError, match=f"written for another run: its {name} is"):
         flow(parts, other)
@@ -581,7 +608,41 @@ def test_a_position_of_another_run_is_refused(tmp_path, other, name):
 def test_a_spoilt_position_is_refused(tmp_path, text):
     (tmp_path / "position.json").write_text(text)
     with pytest.raises(ValueError, match="is no position of exact_resume: remove it"):
-        flow(with_strategies("exact_resume", folder=str(tmp_path)), tokens())
+        flow(with_strategies("exact_resume", folder=str(tmp_path), resume=True), tokens())
+
+
+def test_without_resume_a_run_begins_anew_whatever_ended_there(tmp_path):
+    """As the processes of a measured row must, which share the folder."""
+    parts = with_strategies("exact_resume", folder=str(tmp_path))
+    for source in (tokens(), tokens(), tokens(seed=1, shuffle=True)):
+        assert_equal(first(parts, source, 3), first(PLAIN, source, 3))
+        assert json.loads((tmp_path / "position.json").read_text())["batches"] == 3
+
+
+def test_an_answer_is_compared_without_a_position():
+    strategy = STRATEGIES["exact_resume"]
+    knobs = strategy.probed({"folder": "run", "resume": True, "every": 2}, None, None)
+    assert knobs == {"folder": "", "resume": False, "every": 2}
+
+
+def test_ranks_may_write_at_once(tmp_path, monkeypatch):
+    """Another process writes and is done while this one has not put its file in place."""
+    path = tmp_path / "position.json"
+
+    def other_rank(descriptor):
+        monkeypatch.undo()
+        exact_resume.write(path, 3, {})
+
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(os, "fsync", other_rank)
+    exact_resume.write(path, 3, {})
+    assert json.loads(path.read_text()) == {"batches": 3}
+    assert [file.name for file in tmp_path.iterdir()] == ["position.json"]
+
+
+def test_a_position_is_not_kept_of_blocks():
+    pair = [STRATEGIES[name] for name in ("exact_resume", "hf_datasets")]
+    assert "name it after" in str(conflict(pair)) and conflict(pair[::-1]) is None
 
 
 RESUMED = """
@@ -591,7 +652,7 @@ import test_batches as tests
 import numpy as np
 names, folder = {names!r}, {folder!r}
 parts = tests.with_strategies(*names)
-parts = tests.STRATEGIES["exact_resume"].on["torch"](parts, folder=folder)
+parts = tests.STRATEGIES["exact_resume"].on["torch"](parts, folder=folder, resume=True)
 log = open(folder + "/log", "a")
 print("begun", flush=True)
 for x, y in tests.flow(parts, tests.tokens(shuffle=True)):
@@ -644,6 +705,7 @@ def test_a_run_that_is_killed_again_and_again_consumes_what_one_does_that_is_not
         ("prefetch_process", {"workers": 0}, "workers and depth"),
         ("prefetch_shared", {"depth": 0}, "workers and depth"),
         ("exact_resume", {"every": 0}, "set every"),
+        ("exact_resume", {"resume": True}, "set folder"),
     ],
 )
 def test_knobs_that_mean_nothing_are_refused(name, knobs, message):

@@ -150,6 +150,15 @@ def test_every_epoch_has_every_document_once(name, shuffle):
         assert sorted(parts.order(parts, source, epoch)(0, source.count)) == list(range(source.count))
 
 
+def test_no_document_is_left_out_of_every_epoch():
+    """Of 11 documents three fill no batch of four: they must not be the shortest each time."""
+    parts = parts_of("torch", "bucketed_lengths", shuffle=True, documents=11, batch=4)
+    source, _ = opened(parts)
+    epochs = [set(parts.order(parts, source, epoch)(0, 8).tolist()) for epoch in range(12)]
+    assert {len(epoch) for epoch in epochs} == {8}
+    assert set.union(*epochs) == set(range(11))
+
+
 def test_buckets_have_documents_of_like_lengths():
     plain, sorted_ = (
         batch_sizes.of_epoch(DOCUMENTS, parts_of("torch", *names)) for names in ((), ("bucketed_lengths",))

@@ -14,6 +14,7 @@ import pytest
 from harness import Parts, Place, Source
 from harness.contract import plugins
 from harness.contract.data import Extent
+from harness.run.schedule import conflict
 from harness.workloads.data import rows
 
 STRATEGIES = plugins.load().strategies
@@ -181,11 +182,28 @@ def test_keras_shuffles_each_window_once_with_its_own_targets(make, monkeypatch)
     )
 
 
-@pytest.mark.parametrize("name", ["torch_dataloader", "grain_loader", "keras_timeseries"])
+@pytest.mark.parametrize(
+    "name",
+    ["torch_dataloader", "grain_loader", "keras_timeseries", "hf_datasets", "prefetch_process", "prefetch_shared"],
+)
 def test_windows_that_are_chosen_otherwise_are_refused(name, monkeypatch):
+    """Also where the first windows are those that lie one stride apart."""
     parts = STRATEGIES["document_windows"].on["torch"](parts_of(name, monkeypatch), end=400, tail="pad")
     with pytest.raises(ValueError, match="fixed stride: leave out the strategy"):
+        first_batches(parts, tokens(batch=1), 1)
+
+
+@pytest.mark.parametrize("name", ["prefetch_process", "prefetch_shared"])
+def test_what_cuts_windows_itself_does_not_say_which_they_are(name, monkeypatch):
+    parts = parts_of(name, monkeypatch, parts_of("torch_dataloader", monkeypatch))
+    with pytest.raises(ValueError, match="leave one of the two out"):
         first_batches(parts, tokens(), 1)
+
+
+@pytest.mark.parametrize("name", ["prefetch_shared", "torch_dataloader"])
+def test_blocks_are_refused_what_cuts_other_windows(name):
+    pair = [STRATEGIES[each] for each in ("hf_datasets", name)]
+    assert "would not be these blocks" in str(conflict(pair)) and conflict(pair) == conflict(pair[::-1])
 
 
 @pytest.mark.parametrize("name", ["torch_dataloader", "grain_loader", "keras_timeseries", "hf_datasets"])

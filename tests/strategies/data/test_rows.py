@@ -2,16 +2,18 @@
 
 import subprocess
 import tracemalloc
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from harness import Extent, Parts, Place, RowsOnDisk, Source, available_bytes
+from harness import Extent, Holding, Parts, Place, RowsOnDisk, Source, available_bytes
 from harness.contract import plugins
 from harness.machine.memory import read
 from harness.records.task import FrameFile
+from harness.run.schedule import conflict
 from harness.workloads.data import rows
 from harness.workloads.data.frames import drawn
 from strategies.data import automatic
@@ -135,6 +137,23 @@ def test_streaming_holds_a_block_whatever_the_corpus(tmp_path):
     assert peaks[1] == pytest.approx(declared.windows + declared.batches + 2 * extent.batch_bytes, rel=0.1)
 
 
+def test_streaming_holds_the_order_of_the_block_that_it_shuffles(tmp_path):
+    frames = 30_000
+    big = recorded(tmp_path, np.ones((frames, 1), np.float32), np.zeros(frames, np.int32))
+    parts = parts_of(big, "streaming", knobs={"rows": 20_000}, frames=frames, features=1, shuffle=True)
+    batches_of(parts, 1)  # what is imported at first use is not charged
+    tracemalloc.start()
+    try:
+        for _ in islice(loop_of(parts), 10):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    extent = Extent(frames, 4, 4, WINDOW, 1, BATCH, in_order=False)
+    declared = streaming.holds(extent, rows=20_000)
+    assert peak == pytest.approx(declared.windows + declared.batches + 2 * extent.batch_bytes, rel=0.1)
+
+
 def test_streaming_reads_the_file_about_once(corpus, monkeypatch):
     read_rows = []
     monkeypatch.setattr(streaming.rows_on_disk, "fill", lambda out, rows: read_rows.append(len(rows)))
@@ -206,6 +225,12 @@ def test_frames_in_fewer_bits_come_back_within_a_rounding(corpus, name):
     assert different
 
 
+@pytest.mark.parametrize("windows", ["torch_gather", "torch_unfold", "device_resident"])
+@pytest.mark.parametrize("name", ["bfloat16_rows", "float16_rows", "int8_rows"])
+def test_frames_that_are_tensors_come_back_as_those_that_are_arrays(corpus, name, windows):
+    assert_same(batches_of(parts_of(corpus, name, windows), 3), batches_of(parts_of(corpus, name), 3))
+
+
 @pytest.mark.parametrize(("name", "item"), [("bfloat16_rows", 2), ("float16_rows", 2), ("int8_rows", 1)])
 def test_frames_in_fewer_bits_never_are_wide_in_memory(tmp_path, name, item):
     frames = 60_000
@@ -230,10 +255,11 @@ def test_bfloat16_rounds_as_torch_does():
 
     values = np.random.Generator(np.random.Philox(key=2)).standard_normal((500, 9)).astype(np.float32)
     values[0] = [0, -0.0, 1, -1, 3.3895e38, 1e-30, 257, 1.00390625, 1.01171875]
-    narrow, widen = as_bfloat16(None)
+    narrow, widen, widen_tensor = as_bfloat16(None)
     out = np.empty(values.shape, np.uint16)
     narrow(values, out)
-    assert np.array_equal(widen(out), torch.from_numpy(values).bfloat16().float().numpy())
+    due = torch.from_numpy(values).bfloat16().float()
+    assert np.array_equal(widen(out), due.numpy()) and torch.equal(widen_tensor(torch.from_numpy(out)), due)
 
 
 def test_float16_refuses_what_is_beyond_its_range(tmp_path):
@@ -296,6 +322,15 @@ def test_automatic_does_what_it_notes(corpus, available_gib, eager, mapped, copi
     assert isinstance(source.inputs, np.memmap) == mapped
 
 
+@pytest.mark.parametrize(("backend", "ranks", "copied"), [("torch", 1, True), ("torch", 4, False), ("jax", 4, True)])
+def test_automatic_counts_on_the_share_of_a_process(corpus, backend, ranks, copied):
+    """Copies would take 1.9 MB with the rows, and half of 10.7 MB may be taken by all processes together."""
+    plain = replace(parts_of(corpus), place=Place(backend, "cpu"), ranks=ranks)
+    parts = STRATEGIES["automatic"].on[backend](plain, available_gib=0.01)
+    parts.windows(parts, parts.source(parts))
+    assert ("every window is copied" in parts.notes["choice"]) == copied
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "uint16", "int64"])
 def test_automatic_chooses_by_the_bytes_of_the_copies_that_are_made(dtype):
     inputs, labels = np.ones((90, 3), dtype), np.ones(90, np.int64)
@@ -318,6 +353,28 @@ def test_the_first_examples_alone_are_kept(corpus):
     many = parts_of(corpus, "max_examples", knobs={"count": 10**6})
     assert_same(batches_of(many, 2), batches_of(whole, 2))
     assert "no more than 1,000,000" in many.notes["unchanged"]
+
+
+@pytest.mark.parametrize("reader", ["mapped", "pread", "reservoir", "streaming"])
+def test_the_first_examples_are_read_of_rows_that_stay_on_disk(corpus, reader):
+    few, whole = STRATEGIES["max_examples"].on["torch"](parts_of(corpus, reader), count=20), parts_of(corpus)
+    source = few.source(few)
+    assert source.count == 20 and source.inputs.base is None
+    for actual, due in zip(
+        few.windows(few, source).batch(np.arange(20)),
+        whole.windows(whole, whole.source(whole)).batch(np.arange(20)),
+        strict=True,
+    ):
+        assert np.array_equal(actual, due)
+    pair = [STRATEGIES[name] for name in ("max_examples", reader)]
+    assert "lies in memory: name it after" in str(conflict(pair)) and conflict(pair[::-1]) is None
+
+
+def test_a_source_of_no_more_examples_is_not_copied():
+    holds, extent = STRATEGIES["max_examples"].holds, Extent(FRAMES, 4 * FEATURES, 4, WINDOW, 1, BATCH)
+    assert holds(extent, count=extent.count) == Holding()
+    fewer = holds(extent, count=extent.count - 1)
+    assert (fewer.source, fewer.making) == (extent.base - 4 * FEATURES - 4, extent.base)
 
 
 def test_a_cold_file_is_read_from_the_disk_again(corpus):

@@ -12,6 +12,7 @@ from harness.contract.assembly import assemble
 from harness.contract.data import Extent
 from harness.records import Applied, Case
 from harness.records.task import TokenFile
+from harness.run.schedule import conflict
 from harness.workloads.data import rows
 
 LOADED = plugins.load()
@@ -266,6 +267,13 @@ def test_embedding_and_head_have_as_many_rows_as_words(backend):
 def test_a_vocabulary_that_is_no_larger_changes_nothing(size):
     plain = decoder("torch")
     assert LOADED.strategies["capped_vocabulary"].on["torch"](plain, size=size) is plain
+
+
+@pytest.mark.parametrize("reader", ["mapped", "pread", "reservoir", "streaming"])
+@pytest.mark.parametrize("name", ["capped_vocabulary", "streaming_vocabulary"])
+def test_ids_that_are_changed_do_not_stay_in_their_file(name, reader):
+    pair = [LOADED.strategies[each] for each in (name, reader)]
+    assert "read into memory" in str(conflict(pair)) and conflict(pair) == conflict(pair[::-1])
 
 
 def test_a_vocabulary_of_less_than_a_word_is_refused():

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends, tree
+from harness import Parts, Place, backends, tree
 from harness.contract import place, plugins
 from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.records import Applied, Case
+from harness.run.schedule import conflict
 from strategies.optimizers import adam_4bit, adam_mini, badam
 
 LOADED = plugins.load()
@@ -217,6 +218,33 @@ def test_soap_is_adam_in_the_basis_of_the_preconditioners():
         assert np.array_equal(seen[0], p) and np.allclose(seen[1], expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("turns", [False, True])
+def test_soap_keeps_its_second_moment_with_the_directions_that_it_is_of(turns):
+    """One element has nearly all of each gradient, or from the second on: it moves by the rate, whatever is turned."""
+    p, *gradients = draws(2, 2, 5)
+    gradients = [0.01 * g for g in gradients]
+    gradients[0][(0, 0) if turns else (1, 1)] += 1 if turns else 100
+    for g in gradients[1:]:
+        g[1, 1] += 100
+    for seen in moved("soap", p, gradients, every=2):
+        steps = [before[1, 1] * (1 - 0.001) - now[1, 1] for before, now in pairwise(seen)]
+        assert steps == pytest.approx([0.01] * 3, rel=0.1)
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_soap_refuses_matrices_that_nothing_decomposes(backend):
+    parts = parts_of(backend, "bfloat16", "soap")
+    with pytest.raises(ValueError, match="is stored in 16 bits"):
+        parts.init(parts, None)
+
+
+def test_soap_takes_wide_adapters_of_a_narrow_model():
+    names = ("bfloat16", "lora", "soap")
+    assert conflict([LOADED.strategies[name] for name in names]) is None
+    _, losses, _ = trained("torch", *names, steps=4)
+    assert np.isfinite(losses).all()
+
+
 @pytest.mark.parametrize("name", sorted(set(RULES) - {"apollo", "soap"}))
 def test_a_rule_is_the_same_in_both_frameworks(name):
     (answer, losses, _), (reference, others, _) = trained("torch", name), trained("jax", name)
@@ -352,6 +380,44 @@ def test_gradients_are_shrunk_to_the_norm_and_no_smaller_ones(backend):
         total = sum(float((g.astype(np.float64) ** 2).sum()) for g in before.values()) ** 0.5
         share = min(1.0, norm / total)
         assert all(np.allclose(after[name], before[name] * share, rtol=1e-4, atol=1e-9) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [*(("clip_gradients", each) for each in place.NAMES), ("clip_in_backward", "torch")]
+)
+def test_the_norm_of_gradients_in_16_bits_is_taken_in_32(name, backend):
+    """A sum in 16 bits loses the small ones beside the large one; the wide one shows by what all are multiplied."""
+    import jax.numpy as jnp
+
+    values = {"wide": np.full(2, 0.5), "large": np.ones(1010)}
+    values |= {f"small{at}": np.full(3, 0.70703125) for at in range(200)}
+    total = sum(float((g**2).sum()) for g in values.values()) ** 0.5
+    dtypes = {key: "float32" if key == "wide" else "bfloat16" for key in values}
+    clipped, params = {}, {}
+    if backend == "torch":
+        slopes = {key: torch.tensor(g).to(getattr(torch, dtypes[key])) for key, g in values.items()}
+        params = {key: torch.zeros_like(g, requires_grad=True) for key, g in slopes.items()}
+    else:
+        slopes = {key: jnp.asarray(g, dtypes[key]) for key, g in values.items()}
+
+    def grad(parts, state, x, y):
+        if backend == "jax":
+            return 0.0, slopes
+        loss = sum((p * slopes[key]).sum() for key, p in params.items())
+        return loss, dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
+
+    def update(parts, state, grads):
+        clipped.update(grads)
+        return state
+
+    parts = Parts(None, Place(backend, "cpu"), grad=grad, update=update)
+    parts = LOADED.strategies[name].on[backend](parts, norm=1.0)
+    state = {"params": params, "moments": None, "steps": 0}
+    if name == "clip_in_backward":
+        parts.step(parts, state, None, None)
+    else:
+        clipped.update(parts.grad(parts, state, None, None)[1])
+    assert np.asarray(clipped["wide"]) == pytest.approx(0.5 / total, rel=1e-5)
 
 
 def test_two_backward_passes_clip_as_one_does():

@@ -152,6 +152,21 @@ def test_truncated_goes_with_recomputed_layers():
     assert all(np.array_equal(grads[name], due[name]) for name in due)
 
 
+def test_pieces_of_rows_each_carry_their_own_states():
+    cut = ("truncated_bptt", {"steps": 5})
+    loss, grads = gradient(parts_of("torch", probe("lstm"), cut, ("accumulate", {"pieces": 3})))
+    due_loss, due = gradient(parts_of("torch", probe("lstm"), cut))
+    assert loss == pytest.approx(due_loss, rel=1e-6)
+    for name, value in due.items():
+        np.testing.assert_allclose(grads[name], value, rtol=1e-4, atol=1e-5 * np.abs(value).max(), err_msg=name)
+
+
+@pytest.mark.parametrize(("precision", "network"), [("float32_master", "lstm"), ("float16_scaled", "gru")])
+def test_narrow_layers_of_jax_begin_with_the_states_of_wide_ones(precision, network):
+    loss, _ = gradient(parts_of("jax", probe(network), (precision, {}), ("truncated_bptt", {"steps": 5})))
+    assert loss == pytest.approx(plain("jax", network)[0], rel=1e-2)
+
+
 @pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("adapter", ["lora", "qlora"])
 def test_truncated_goes_with_adapters(backend, adapter):

@@ -23,11 +23,16 @@ LOADED = plugins.load()
 UPDATES = 3
 
 
+def applied(text):
+    """Read a strategy, or one "without" one of its settings."""
+    name, _, off = text.partition(" without ")
+    return Applied(name=name, knobs={**LOADED.strategies[name].probe, **({off: False} if off else {})})
+
+
 def case_of(names, sizes, ranks):
     decoder = LOADED.workloads["decoder"]
-    knobs = {name: dict(LOADED.strategies[name].probe) for name in names}
     shape = decoder.probe(decoder.shape()).model_copy(update=sizes)
-    strategies = tuple(Applied(name=name, knobs=knobs[name]) for name in names)
+    strategies = tuple(map(applied, names))
     case = Case(workload="decoder", shape=shape.model_dump(), place="torch/cpu", corpus="drawn", tokenizer="none")
     return case.model_copy(update={"strategies": strategies, "ranks": ranks})
 

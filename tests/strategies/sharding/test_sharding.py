@@ -16,6 +16,7 @@ import pytest
 from harness import Place, backends
 from harness.contract import plugins
 from harness.records import Applied, Case
+from harness.run.schedule import conflict
 from harness.worker import numerics
 from strategies.sharding.shares import folded, in_order
 
@@ -32,6 +33,8 @@ TOGETHER = [
     ["fsdp", "accumulate"],
     ["fsdp", "ring_attention"],
     ["ring_attention", "fsdp"],
+    ["ring_attention without zigzag"],
+    ["zero1", "megatron_sequence_parallel"],
     ["zero1", "ulysses"],
     ["ulysses", "zero1"],
     ["fsdp", "vocabulary_parallel_loss"],
@@ -65,12 +68,15 @@ CASES = {
         *[(names, sizes) for sizes in (TIED, EVERY_TERM) for names in [*ALONE, TOGETHER[-5]]],
         *[(names, ONE_ROW) for names in (["ddp"], ["fsdp"])],
     ],
-    4: [(names, {}) for names in [*ALONE, TOGETHER[-5], *ADAPTERS]],
+    4: [(names, {}) for names in [*ALONE, ["ring_attention without zigzag"], TOGETHER[-5], *ADAPTERS]],
 }
 REFUSED = [
     (["fsdp", "tensor_parallel"], {}, "leave out one of the two"),
     (["tensor_parallel", "fsdp"], {}, "leave out what divides the batch"),
     (["tensor_parallel"], {"heads": 3, "kv_heads": 3}, "take a divisor of both"),
+    (["megatron_sequence_parallel"], {"heads": 3, "kv_heads": 3}, "megatron_sequence_parallel gives each of 2 ranks"),
+    (["fsdp", "megatron_sequence_parallel"], {}, "megatron_sequence_parallel parts what another strategy has parted"),
+    (["float32_master", "zero2"], {}, "name it after zero2"),
     (["ulysses"], {"heads": 3, "kv_heads": 3}, "ring_attention"),
     (["tensor_parallel", "lora"], {}, "take fsdp, or leave out the adapters"),
     (["fsdp", "qlora"], {}, "name it before fsdp"),
@@ -122,6 +128,13 @@ def test_what_does_not_go_together_is_refused_in_a_sentence(names, sizes, senten
     )
     with backend.pretended(2), pytest.raises(ValueError, match=re.escape(sentence)):
         numerics.observer(LOADED, case, backend, updates=1)(0)
+
+
+@pytest.mark.parametrize("later", ["badam", "bfloat16_stochastic", "foreach_adamw", "fused_adamw", "mapped_moments"])
+@pytest.mark.parametrize("name", ["zero1", "zero2"])
+def test_an_update_of_whole_parameters_is_not_put_around_one_of_parts(name, later):
+    pair = [LOADED.strategies[each] for each in (name, later)]
+    assert "name it after" in str(conflict(pair)) and conflict(pair[::-1]) is None
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])

@@ -45,6 +45,8 @@ TOGETHER = {
         "lora + ulysses",
         "qlora + fsdp",
         "zero1 + qlora + checkpoint",
+        "zero1 + vocabulary_parallel_loss",
+        "zero1 + megatron_sequence_parallel",
     ),
     4: (
         "bfloat16 + fsdp",
@@ -60,6 +62,16 @@ GROUPED = {"kv_heads": 2, "bias": True, "label_smoothing": 0.1, "z_loss": 1e-3, 
 TIED = {"tied": True, "norm": "layer", "parallel": True, "positions": "learned"}
 ONE_ROW = {"batch": 1, "ignored": 0.8}
 """All ranks but one have no target, and of the one that has some there is no room for as many as there are tokens."""
+REFUSED = (
+    ("fsdp + megatron_sequence_parallel", 4, 4, "megatron_sequence_parallel parts what another strategy has parted"),
+    ("megatron_sequence_parallel + fsdp", 4, 4, "fsdp parts what another strategy has parted already: leave out one"),
+    ("fsdp + tensor_parallel", 4, 4, "tensor_parallel parts what another strategy has parted already: leave out one"),
+    ("megatron_sequence_parallel", 6, 6, "megatron_sequence_parallel gives each of 4 ranks as many of 6 heads: take a"),
+    ("tensor_parallel", 12, 3, "tensor_parallel cannot share 3 heads for keys and values among 4 ranks: take a"),
+)
+"""Strategies that do not go together, or not with so many heads, of queries and of keys, on 4 devices; and why."""
+CLASSIFIERS = "vocabulary_parallel_loss", "zero1 + vocabulary_parallel_loss", "vocabulary_parallel_loss + zero1"
+"""Rows in which each of two devices is to have a half of the classifier."""
 
 
 def asked(question: str, *arguments: object) -> dict:
@@ -128,6 +140,15 @@ def test_parameters_are_gathered_within_the_layers_forward_and_backward(programs
 
 def test_a_state_stays_as_it_lies_and_is_compiled_for_once(programs):
     assert programs["steps"] == dict.fromkeys(("ddp", "fsdp", "zero1"), 1)
+
+
+def test_a_classifier_that_is_divided_stays_so_beside_divided_moments(programs):
+    assert programs["classifiers"] == dict.fromkeys(CLASSIFIERS, 0.5)
+
+
+def test_what_does_not_go_together_is_refused_in_a_sentence(programs):
+    for (*_, sentence), said in zip(REFUSED, programs["refusals"], strict=True):
+        assert sentence in said
 
 
 def test_ranks_share_what_their_process_holds():
@@ -387,8 +408,40 @@ def steps() -> dict[str, int]:
     return counts
 
 
-def programs_of_ranks() -> dict[str, dict]:
-    return {"bytes": bytes_of_one(), "gathers": gathers(), "steps": steps()}
+def classifiers() -> dict[str, float]:
+    """Give which share of the classifier the first of two devices has."""
+    from harness.contract.assembly import assemble
+
+    trial, shares = Trial(), {}
+    for names in CLASSIFIERS:
+        parts = assemble(trial.plugins, trial.case(names, 2, trial.decoder.probe(trial.decoder.shape()).model_dump()))
+        head = parts.init(parts, None)["params"]["head"]
+        shares[names] = head.addressable_shards[0].data.size / head.size
+    return shares
+
+
+def refusals() -> list[str]:
+    """Give what is said of each combination when its step is traced."""
+    trial, said = Trial(), []
+    for names, heads, key_heads, _ in REFUSED:
+        small = {"layers": 2, "width": 48, "vocabulary": 64, "batch": 4, "tokens": 8}
+        try:
+            trial.compiled(names, 4, **small, heads=heads, kv_heads=key_heads)
+        except ValueError as error:
+            said.append(str(error))
+        else:
+            said.append("nothing")
+    return said
+
+
+def programs_of_ranks() -> dict[str, object]:
+    return {
+        "bytes": bytes_of_one(),
+        "gathers": gathers(),
+        "steps": steps(),
+        "classifiers": classifiers(),
+        "refusals": refusals(),
+    }
 
 
 if __name__ == "__main__":

@@ -113,6 +113,10 @@ def harness_strategies() -> list[Strategy]:
                     ("ring_attention", "ulysses", "megatron_sequence_parallel"),
                     "documents are told apart in whole rows, and each rank has a stretch of one",
                 ),
+                **dict.fromkeys(
+                    ("sequence_windows", "automatic_windows"),
+                    "documents are told apart in whole rows, and windows are cut out of these",
+                ),
                 "accumulate": "a packed batch is one row, which is not cut",
             },
         )
