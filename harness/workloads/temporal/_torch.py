@@ -133,5 +133,5 @@ def build(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
         block=jamba_block if shape.network == "jamba" else parts.block,
         recur=gru if shape.network == "gru" else lstm,
         scan=scan,
-        outputs_first=lambda name: name.endswith((".wx", ".wh")),
+        outputs_first=lambda name: name.endswith((".wx", ".wh", ".conv")),
     )

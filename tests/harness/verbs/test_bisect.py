@@ -113,7 +113,7 @@ def test_the_commit_at_which_a_peak_doubled_is_found_by_measuring(
     doubled = "1 MiB before, 2 MiB now (2.000 x)"
     (last,) = re.findall(r"^(\w+) is the first that is worse: (.*)$", done.stdout, re.MULTILINE)
     assert last == (git(root, "rev-parse", "HEAD~2"), f"baseline: peak {doubled}; checkpoint: peak {doubled}")
-    tried = dict(re.findall(r"^(\w{12}) (worse|good|skipped)", done.stderr, re.MULTILINE))
+    tried = dict(re.findall(r"^(\w{7}) (worse|good|skipped)", done.stderr, re.MULTILINE))
     assert {git(root, "log", "-1", "--format=%s", commit): word for commit, word in tried.items()} == {
         "7": "worse",
         "3": "skipped",

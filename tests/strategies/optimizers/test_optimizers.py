@@ -177,12 +177,13 @@ def test_steps_are_counted_where_the_kernel_reads_them(name, device):
     assert [of.device.type for of in state["moments"]["head"]] == ["meta", "meta", device]
 
 
+@pytest.mark.parametrize(("network", "due"), [("lstm", {"wx", "wh"}), ("mamba", {"conv"})])
 @pytest.mark.parametrize("backend", place.NAMES)
-def test_gates_are_stored_outputs_by_inputs(backend):
-    parts = parts_of(backend, workload="temporal", network="lstm")
+def test_gates_and_taps_are_stored_outputs_by_inputs(backend, network, due):
+    parts = parts_of(backend, workload="temporal", network=network)
     state = parts.init(parts, None)
     first = {name: parts.outputs_first(name) for name, _ in tree.leaves(state["params"]) if name.startswith("layers.")}
-    assert {name.rpartition(".")[2] for name, outputs in first.items() if outputs} == {"wx", "wh"}
+    assert {name.rpartition(".")[2] for name, outputs in first.items() if outputs} == due
 
 
 @pytest.mark.parametrize("workload", ["decoder", "causal_lm"])
