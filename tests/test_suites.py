@@ -22,8 +22,6 @@ WAITS = "its rows or its shape changed after it was measured; it waits for the n
 STALE = {
     "advice": "`harness advise` answers it by predictions alone",
     "gpu": "a machine with a GPU was there for one round of times",
-    "large_context_float16": WAITS,
-    "large_context_masters": WAITS,
     "real_lengths": WAITS,
     "smoke": "it is a look at everything in a minute, and no table shows it",
 }
