@@ -217,7 +217,7 @@ def findings(monkeypatch: pytest.MonkeyPatch, path: Path) -> str:
 def test_the_doctor_names_what_stands_in_the_way(
     tool: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "no GPU" in findings(monkeypatch, tmp_path / "absent")
+    assert "this machine has no NVIDIA GPU" in findings(monkeypatch, tmp_path / "absent")
     assert "does not answer" in findings(monkeypatch, tmp_path)
     tool(running=("1", "2"), driver_version="470.57.02", **{"mig.mode.current": "Enabled"})
     faults = findings(monkeypatch, tmp_path)
