@@ -13,6 +13,7 @@ from harness.suite.plan import Plan
 from harness.suite.reader import read
 from harness.verdicts import documents
 from harness.verdicts.claims import refuse
+from harness.verdicts.expressions import ClaimError
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITES = sorted(path for path in (ROOT / "suites").glob("*.yaml") if path.name != "claims.yaml")
@@ -39,7 +40,12 @@ def plan(path: Path) -> Plan:
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
 def test_each_claim_names_rows_and_sizes_of_its_suite(path: Path) -> None:
-    refuse(plan(path).suite.claims, [group.cases for group in plan(path).comparisons], path.name)
+    cases = [group.cases for group in plan(path).comparisons]
+    refuse(plan(path).suite.claims, cases, path.name)
+    for claim in plan(path).suite.claims:
+        misspelt = claim.model_copy(update={"where": {**claim.where, "no_such_size": 1}})
+        with pytest.raises(ClaimError, match="no_such_size 1"):
+            refuse([misspelt], cases, path.name)
 
 
 def test_each_sentence_of_the_documents_is_answered_by_a_claim_of_a_suite() -> None:

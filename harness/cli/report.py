@@ -11,7 +11,6 @@ from harness.cli.options import PluginOption
 from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.records import store
-from harness.records.store import StoreError
 from harness.refusal import Refusal
 from harness.report.report import Report
 from harness.verdicts import documents
@@ -72,7 +71,7 @@ def command(
         whole.write_page(page)
         note(f"page: {page}")
     if (parquet is not None or form not in (None, Form.markdown)) and not whole.figures:
-        raise StoreError("these results have no rows, as limits and advice have none: print them as markdown")
+        raise store.StoreError("these results have no rows, as limits and advice have none: print them as markdown")
     if parquet is not None:
         whole.write_parquet(parquet)
         note(f"parquet: {parquet}")

@@ -148,10 +148,11 @@ class Report:
         by_folder: dict[str, list[Results]] = {}
         for each in self.measured:
             by_folder.setdefault(each.folder, []).append(each)
-        insert.check(path, {*by_folder, *self._places()})
+        places = self._places()
+        insert.check(path, {*by_folder, *places})
         for name, results in by_folder.items():
             insert.insert_into(path, name, partial(self._chosen, results))
-        for name, text in self._places().items():
+        for name, text in places.items():
             insert.insert_into(path, name, partial(_whole, text))
 
     def _places(self) -> dict[str, Callable[[], str]]:

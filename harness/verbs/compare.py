@@ -10,9 +10,10 @@ from harness.records import Case, Record
 from harness.records.record import LADDER, WRONG
 from harness.refusal import Refusal
 from harness.suite.units import shown
+from harness.verdicts.interval import Interval
 from harness.verdicts.judge import MEMORY_MARGIN, Comparison, Row
 from harness.verdicts.observed import machine_of, step_time
-from harness.verdicts.pooled import word_of
+from harness.verdicts.pooled import MARGIN, word_of
 from harness.verdicts.remarks import DOUBTFUL
 
 CONDITION = re.compile(r"(?:(peak|time)\s*>\s*(\d+(?:\.\d+)?)\s*%)|(answer|status|missing)")
@@ -265,10 +266,11 @@ def _of_times(old: Row, new: Row, before: list[float], after: list[float]) -> Ch
     """
     was, now = old.speed, new.speed
     if was is None or now is None:
+        seen = Interval(min(after) / max(before), max(after) / min(before))
+        verdict = SAME if seen.inside(1 / MARGIN, MARGIN) else UNRESOLVED
+        other = "this machine's hour, or all that was run: other rows are compared as multiples of it"
+        reason = "" if verdict == SAME else f"{seen.low:.2f} to {seen.high:.2f} x" if 1 in seen else other
         ratio = median(after) / median(before)
-        apart = min(after) > max(before) or max(after) < min(before)
-        reason = "this machine's hour, or all that was run: other rows are compared as multiples of it" if apart else ""
-        verdict = UNRESOLVED if apart else SAME
         return Change(old.case, "time", _milliseconds(before), _milliseconds(after), verdict, ratio, reason)
     ratio, interval = now.ratio / was.ratio, now.change_since(was, ERROR)
     verdict = OF_WORD.get(word_of(ratio, interval), UNRESOLVED) if interval is not None else UNRESOLVED

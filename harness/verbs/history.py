@@ -130,9 +130,8 @@ def time_step(before: Point, after: Point) -> float | None:
     if before.speed is None or after.speed is None:
         return None
     ratio, interval = after.speed.ratio / before.speed.ratio, after.speed.change_since(before.speed, ERROR)
-    return (
-        ratio if interval is not None and 1 not in interval and abs(math.log(ratio)) > math.log1p(TIME_STEP) else None
-    )
+    stepped = interval is not None and 1 not in interval and abs(math.log(ratio)) > math.log1p(TIME_STEP)
+    return ratio if stepped else None
 
 
 def _machine(row: Row) -> str:

@@ -366,8 +366,8 @@ def test_a_verdict_that_was_not_earned_decides_nothing(word, due):
 
 
 def test_a_strategy_may_have_capital_letters():
-    mine = [table(row(), row(Applied(name="MyLoss", knobs={"chunk": 64}), peak=50 * MIB))]
-    assert verdict("peak(MyLoss) < peak(baseline)", mine).verdict == "verified"
+    tables = [table(row(), row(Applied(name="MyLoss", knobs={"chunk": 64}), peak=50 * MIB))]
+    assert verdict("peak(MyLoss) < peak(baseline)", tables).verdict == "verified"
 
 
 def test_a_claim_has_the_error_that_the_looks_at_its_table_left():
