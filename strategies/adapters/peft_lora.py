@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl, knobs
-from strategies.adapters.lora import ADAPTERS, outputs_first
+from strategies.adapters.lora import ADAPTERS, CONFLICTS, outputs_first
 
 
 def on_torch(parts: Parts, rank: int = 16, alpha: float = 32.0, targets: str = "") -> Parts:
@@ -67,12 +67,6 @@ def harness_strategies() -> list[Strategy]:
             own_baseline=True,
             needs=("peft",),
             probe={"rank": 4},
-            conflicts={
-                "packed": "adapters are tried on ids alone, and packed rows carry positions",
-                **dict.fromkeys(
-                    ("before float8_matmul", "before naive_product", "before tiled_product"),
-                    "its products take the place of those with adapters: name the adapters after it",
-                ),
-            },
+            conflicts=CONFLICTS,
         )
     ]

@@ -13,6 +13,15 @@ from typing import Any
 
 from harness import Parts, Strategy, hookimpl, knobs
 
+CONFLICTS = {
+    "packed": "adapters are tried on ids alone, and packed rows carry positions",
+    **dict.fromkeys(
+        ("before float8_matmul", "before naive_product", "before tiled_product"),
+        "its products take the place of those with adapters: name the adapters after it",
+    ),
+}
+"""What no adapters go together with."""
+
 ADAPTERS = "adapters"
 """The key of a layer's parameters under which its adapters are, by the names of their matrices."""
 Sizes = dict[str, tuple[int, int]]
@@ -101,12 +110,6 @@ def harness_strategies() -> list[Strategy]:
             approximate=True,
             own_baseline=True,
             probe={"rank": 4},
-            conflicts={
-                "packed": "adapters are tried on ids alone, and packed rows carry positions",
-                **dict.fromkeys(
-                    ("before float8_matmul", "before naive_product", "before tiled_product"),
-                    "its products take the place of those with adapters: name the adapters after it",
-                ),
-            },
+            conflicts=CONFLICTS,
         )
     ]

@@ -11,7 +11,7 @@ of Mixtral 8x7B. The adapters are those of `lora`, with its knobs. Dettmers et a
 from typing import Any
 
 from harness import Parts, Strategy, hookimpl, knobs
-from strategies.adapters.lora import MATRICES
+from strategies.adapters.lora import CONFLICTS, MATRICES
 
 LEVELS = (
     -1.0,
@@ -83,11 +83,7 @@ def harness_strategies() -> list[Strategy]:
             own_baseline=True,
             probe={"rank": 4},
             conflicts={
-                "packed": "adapters are tried on ids alone, and packed rows carry positions",
-                **dict.fromkeys(
-                    ("before float8_matmul", "before naive_product", "before tiled_product"),
-                    "its products take the place of those with adapters: name the adapters after it",
-                ),
+                **CONFLICTS,
                 **dict.fromkeys(
                     ("tensor_parallel", "megatron_sequence_parallel"),
                     "whole matrices are divided, and not packed ones: take fsdp",
