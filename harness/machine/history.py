@@ -41,8 +41,8 @@ CHECKING = (
 """Those that test a plugin, a machine or a knob: no figure of a suite is theirs."""
 DEVICE = re.compile(r'^DEVICE = "(\w+)"$', re.MULTILINE)
 """How a module says that one kind of device alone runs it: figures of others do not depend on it."""
-STATED = ("holds", "Holding", "Held", "conflicts")  # Held: what Holding was called
-"""What a strategy states of its memory, in which form, and what it does not go together with: none of it runs."""
+STATED = ("holds", "Holding", "Held", "conflicts", "calls")  # Held: what Holding was called
+"""What a strategy states of its memory, in which form, and of what it goes together with: none of it runs."""
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -53,7 +53,10 @@ class DocumentFile(TokenFile):
 
 @dataclass(frozen=True)
 class FrameFile:
-    """Point at `frames` rows of `features` in `path`, and at a label below `classes` for each in `labels`."""
+    """Point at `frames` rows of `features` in `path`, and at a label below `classes` for each in `labels`.
+
+    A label takes `label_bytes`: 8 where numpy made it of Python's integers.
+    """
 
     path: Path
     labels: Path
@@ -62,6 +65,7 @@ class FrameFile:
     classes: int
     dtype: str
     digest: str
+    label_bytes: int = 4
 
 
 class Task(Value):

@@ -22,7 +22,7 @@ def of_run(parts: Any, task: Task, plugins: Plugins, peak_step: int | None) -> t
         at = {"peak": f"reached at step {peak_step}"} if peak_step else {}
         return words | of_batches | at, numbers | sizes
     if any("order" in plugins.strategies[applied.name].rewrites for applied in task.case.strategies):
-        numbers |= _of_order(parts, _extent(task, plugins))
+        numbers |= _of_order(parts, _extent(task, plugins), task.case.seed)
     return words, numbers
 
 
@@ -33,7 +33,7 @@ def _extent(task: Task, plugins: Plugins) -> Extent | None:
     return workload.extent(shape_of(plugins, task.case), task.corpus, task.steps)
 
 
-def _of_order(parts: Any, extent: Extent | None) -> dict[str, float]:
+def _of_order(parts: Any, extent: Extent | None, seed: int) -> dict[str, float]:
     """Compute how random the order of an epoch is, and the share of its windows that it has; nothing for a long one."""
     if extent is None or extent.count > ORDER_LIMIT:
         return {}
@@ -43,7 +43,7 @@ def _of_order(parts: Any, extent: Extent | None) -> dict[str, float]:
 
     rows = np.broadcast_to(np.zeros(1, np.uint8), extent.rows)
     shuffle = bool(getattr(parts.shape, "shuffle", False))
-    source = Source(rows, rows, extent.window, extent.stride, extent.batch, shuffle=shuffle)
+    source = Source(rows, rows, extent.window, extent.stride, extent.batch, seed, shuffle)
     epoch = parts.order(parts, source, 0)(0, extent.count)
     return {
         "shuffle_quality": shuffle_quality.quality(epoch),

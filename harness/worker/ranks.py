@@ -86,7 +86,7 @@ def lead(task: Task, work: Work | None) -> Record:
     codes = _launched(task, paths) if work is None else _forked(task, work, paths)
     records = _left(folder, task.case.ranks)
     if len(records) == task.case.ranks and all(record.status == "ok" for record in records.values()):
-        return together(list(records.values()))
+        return together([records[rank] for rank in range(task.case.ranks)])
     return cause(records, codes, task.case.ranks, kernel_kills() > kills)
 
 
@@ -186,7 +186,10 @@ def _without_record(rank: int, ranks: int, code: int | None, kernel_killed: bool
 
 
 def together(records: Sequence[Record]) -> Record:
-    """Join the records of all ranks: the peaks of the largest rank, each step as long as that of the slowest."""
+    """Join the records of all ranks, in their order: the peaks of the largest, each step as long as the slowest's.
+
+    Where the peak of one is not known there is no sum.
+    """
     first = min(records, key=lambda record: record.numerics is None)
     largest = max(records, key=lambda record: _peak(record.memory) or 0)
     flags = tuple(dict.fromkeys(flag for record in records for flag in record.flags))
@@ -194,7 +197,8 @@ def together(records: Sequence[Record]) -> Record:
     peaks = [peak for record in records if (peak := _peak(record.memory)) is not None]
     if peaks:
         ranks = tuple(_rank(record.memory) for record in records)
-        joined["memory"] = largest.memory.model_copy(update={"ranks": ranks, "all_ranks_bytes": sum(peaks)})
+        total = sum(peaks) if len(peaks) == len(records) else None
+        joined["memory"] = largest.memory.model_copy(update={"ranks": ranks, "all_ranks_bytes": total})
     if largest.times.step_seconds:
         times = [record.times for record in records]
         slowest: dict[str, Any] = {

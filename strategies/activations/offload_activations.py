@@ -85,6 +85,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "offload_activations",
             rewrites=("grad",),
+            calls=("grad",),
             on={"torch": on_torch},
             about=__doc__,
             probe={"least_kib": 1},

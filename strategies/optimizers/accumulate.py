@@ -83,6 +83,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "accumulate",
             rewrites=("grad",),
+            calls=("grad",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             probe={"pieces": 2},

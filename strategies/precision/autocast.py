@@ -59,9 +59,11 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             f"{dtype}_autocast",
             rewrites=("grad",),
+            calls=("grad",),
             on={"torch": partial(on_torch, dtype), "jax": partial(on_jax, dtype)},
             about=f"{line}\n\n{__doc__}",
             precision=dtype,
+            conflicts=dict.fromkeys((f"{each}_autocast" for each in more if each != dtype), "the inner one decides"),
         )
         for dtype, line in more.items()
     ]

@@ -50,6 +50,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "float32_master",
             rewrites=("grad",),
+            calls=("grad",),
             on=on,
             about=__doc__,
             precision="bfloat16",

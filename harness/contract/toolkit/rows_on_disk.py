@@ -22,7 +22,8 @@ class RowsOnDisk:
     def __init__(self, path: Path) -> None:
         import numpy as np
 
-        with Path(path).open("rb") as file:
+        self._path = Path(path).absolute()
+        with self._path.open("rb") as file:
             version = np.lib.format.read_magic(file)
             header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
             self.shape, fortran, self.dtype = header[version](file)
@@ -60,8 +61,12 @@ class RowsOnDisk:
         view = object.__new__(RowsOnDisk)
         view.shape, view.dtype = (max(0, last - first), *self.shape[1:]), self.dtype
         view._offset, view._file, view._first = self._offset, self._file, self._first + first
+        view._path = self._path
         view._owner = self._owner or self  # keeps the file open
         return view
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (self._path, self._first, len(self))  # another process has other descriptors
 
     def read_into(self, out: "np.ndarray") -> "np.ndarray":
         """Fill `out`, a contiguous array of this shape and dtype, and return it."""
@@ -79,6 +84,11 @@ class RowsOnDisk:
 
         rows = self.read_into(np.empty(self.shape, self.dtype))
         return rows if dtype is None else rows.astype(dtype, copy=False)
+
+
+def _opened(path: Path, first: int, count: int) -> RowsOnDisk:
+    """Open so many rows of a file again, as those that were pickled."""
+    return RowsOnDisk(path)[first : first + count]
 
 
 def fill(out: "np.ndarray", rows: Any) -> None:

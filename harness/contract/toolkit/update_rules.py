@@ -25,9 +25,11 @@ class Turn(NamedTuple):
 def is_hidden(name: str, dimensions: int) -> bool:
     """Return whether a tensor, by its whole name and its dimensions in one layer, is a matrix of a layer.
 
-    Embeddings, positions and the classifier stand outside of the layers of a state.
+    Embeddings, positions and the classifier stand outside of the layers of a state; taps of a convolution and decays of
+    a scan mix no features.
     """
-    return dimensions == 2 and optimizers.of_layers(name)
+    table = name.rpartition(".")[2].lower() in ("conv", "a_log")
+    return dimensions == 2 and optimizers.of_layers(name) and not table
 
 
 def in_torch(

@@ -56,8 +56,10 @@ def prepare(corpus: str, root: Path, frames: int, features: int, classes: int, s
             f"[{frames}, {features}]; set frames and features to what the file has"
         )
     _check_finite(corpus, path, rows)
-    _check_labels(corpus, labels, _mapped(corpus, labels), frames, classes)
-    return FrameFile(path, labels, frames, features, classes, rows.dtype.name, _digest(path, labels))
+    labels_N = _mapped(corpus, labels)
+    _check_labels(corpus, labels, labels_N, frames, classes)
+    digest, label_bytes = _digest(path, labels), labels_N.dtype.itemsize
+    return FrameFile(path, labels, frames, features, classes, rows.dtype.name, digest, label_bytes)
 
 
 def drawn(frames: int, features: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

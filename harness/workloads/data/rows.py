@@ -110,8 +110,8 @@ def frame_source(parts: Parts, seed: int) -> Source:
 
 def frame_extent(shape: Any, corpus: Any, steps: int) -> Extent:
     """Return the sizes of a source of frames and their labels."""
-    item = np.dtype(corpus.dtype).itemsize if corpus is not None else 4
-    return Extent(shape.frames, item * shape.features, 4, shape.window, shape.stride, shape.batch, steps)
+    item, label = (np.dtype(corpus.dtype).itemsize, corpus.label_bytes) if corpus is not None else (4, 4)
+    return Extent(shape.frames, item * shape.features, label, shape.window, shape.stride, shape.batch, steps)
 
 
 def with_note(parts: Parts, source: Source) -> Source:

@@ -1,5 +1,6 @@
 """The decoder's untouched parts in torch: plain functions over dicts of tensors."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -191,9 +192,18 @@ def gradients(value: torch.Tensor, params: Any) -> tuple[torch.Tensor, Any]:
     unused = [name for name, grad in zip(trained, grads, strict=True) if grad is None]
     if unused:
         raise Refusal(f"the parameter '{unused[0]}' has no part in the loss: use it in the model, or leave it out")
-    own = iter(grads)
+    own = _apart(grads)
     every = (next(own) if p.requires_grad else p.new_zeros(()).expand(p.shape) for p in _values(params))
     return value.detach(), trees.rebuilt(params, every)
+
+
+def _apart(grads: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield gradients that may each be changed in place: a copy of what autograd gives twice, as to terms of a sum."""
+    seen: set[int] = set()
+    for grad in grads:
+        storage = grad.untyped_storage()._cdata
+        yield grad.clone() if storage in seen else grad
+        seen.add(storage)
 
 
 @torch.no_grad()

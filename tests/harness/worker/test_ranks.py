@@ -280,6 +280,26 @@ def test_together_the_largest_rank_counts():
     assert [(rank.peak_bytes, rank.peak_phase) for rank in memory.ranks] == [(10, "init"), (30, "update")]
 
 
+def test_ranks_are_listed_by_their_number_whichever_ends_first(tmp_path: Path, monkeypatch):
+    def left(task, work, paths):
+        for rank, peak in ((1, 30), (0, 10)):
+            path = Path(paths[1].format(rank))
+            path.write_text(seen(peak, "init").model_dump_json() + "\n")
+            os.utime(path, ns=(2 - rank, 2 - rank))
+        return {}
+
+    monkeypatch.setattr(ranks, "_forked", left)
+    task = Task(kind="memory", cases=(case("fsdp"),), run_id="test", parent=os.getppid(), folder=str(tmp_path))
+    joined = ranks.lead(task, lambda spec, result: 0)
+    assert [rank.peak_bytes for rank in joined.memory.ranks] == [10, 30]
+
+
+def test_where_a_rank_shows_no_peak_there_is_no_sum():
+    memory = ranks.together([seen(10, "init"), Record()]).memory
+    assert (memory.peak_host_bytes, memory.all_ranks_bytes) == (10, None)
+    assert [rank.peak_bytes for rank in memory.ranks] == [10, None]
+
+
 def test_together_the_slowest_steps_count():
     alone = [Record(times=Times(step_seconds=steps)) for steps in ((1.0, 5.0), (2.0, 4.0))]
     assert ranks.together(alone).times.step_seconds == (2.0, 5.0)

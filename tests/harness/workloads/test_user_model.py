@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness import Place, backends
+from harness import Place, backends, tree
 from harness.contract import plugins
 from harness.contract.assembly import assemble
 from harness.contract.loop import training
@@ -100,6 +100,42 @@ def test_a_tied_head_is_one_parameter_and_its_gradient_the_sum_of_both_uses():
     hidden = hidden + nn.functional.linear(hidden, layer["weight"], layer["bias"])
     loss = nn.functional.cross_entropy((hidden @ weight.T).flatten(0, 1), y.flatten())
     assert torch.allclose(torch.autograd.grad(loss, weight)[0], grads["embed"]["weight"], atol=1e-6)
+
+
+class Sum(nn.Module):
+    """Two matrices of one size that are added before they multiply, as an adapter's change is to a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.change = (nn.Parameter(torch.randn(16, 16) / 4) for _ in range(2))
+
+    def forward(self, x):
+        return x @ (self.base + self.change)
+
+
+@pytest.mark.parametrize("strategies", [("accumulate",), ("clip_gradients",)], ids="+".join)
+def test_gradients_that_autograd_gives_twice_are_changed_once(strategies):
+    def make(shape):
+        head = nn.Parameter(torch.randn(shape.vocabulary, 16))
+        return nn.Embedding(shape.vocabulary, 16), [Sum()], nn.Identity(), head
+
+    loaded = replace(LOADED, workloads={**LOADED.workloads, "sums": of_torch("sums", make)})
+    sizes = {"layers": 1, "vocabulary": 11, "batch": 4, "tokens": 6}
+    x, y = torch.randint(0, 11, (4, 6)), torch.randint(0, 11, (4, 6))
+
+    def grads(*applied):
+        knobs = {"clip_gradients": {"norm": 1e-3}}
+        of = tuple(Applied(name=name, knobs=knobs.get(name, {})) for name in applied)
+        named = {"workload": "sums", "corpus": "drawn", "tokenizer": "none", "place": "torch/cpu"}
+        parts = assemble(loaded, Case(**named, shape=sizes, strategies=of))
+        return dict(tree.leaves(parts.grad(parts, parts.init(parts, None), x, y)[1]))
+
+    changed, plain = grads(*strategies), grads()
+    norm = torch.stack([gradient.norm() for gradient in plain.values()]).norm()
+    ratio = 1e-3 / norm if "clip_gradients" in strategies else 1.0
+    assert {name.rpartition(".")[2] for name in plain} >= {"base", "change"}
+    for name, gradient in changed.items():
+        torch.testing.assert_close(gradient, plain[name] * ratio, rtol=1e-4, atol=1e-7, msg=name)
 
 
 class Scaled(nn.Module):

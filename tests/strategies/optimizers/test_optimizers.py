@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends, optimizers, tree
+from harness import Place, backends, optimizers, tree, update_rules
 from harness.contract import place, plugins
 from harness.contract.assembly import assemble
 from harness.contract.loop import training
@@ -184,6 +184,14 @@ def test_gates_and_taps_are_stored_outputs_by_inputs(backend, network, due):
     state = parts.init(parts, None)
     first = {name: parts.outputs_first(name) for name, _ in tree.leaves(state["params"]) if name.startswith("layers.")}
     assert {name.rpartition(".")[2] for name, outputs in first.items() if outputs} == due
+
+
+def test_taps_and_decays_are_no_matrices_of_a_layer():
+    parts = parts_of("torch", workload="temporal", network="mamba")
+    leaves = [(name, p) for name, p in tree.leaves(parts.init(parts, None)["params"]) if name.startswith("layers.")]
+    two = {name.rpartition(".")[2] for name, p in leaves if p.dim() == 2}
+    hidden = {name.rpartition(".")[2] for name, p in leaves if update_rules.is_hidden(name, p.dim())}
+    assert hidden and two - hidden == {"conv", "a_log"}
 
 
 @pytest.mark.parametrize("workload", ["decoder", "causal_lm"])

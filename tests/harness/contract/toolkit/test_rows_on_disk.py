@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pickle
 import tracemalloc
 
 import numpy as np
@@ -28,6 +29,13 @@ def test_every_slice_reads_what_the_array_has(rows):
         assert np.array_equal(np.asarray(on_disk[part]), values[part])
         assert np.array_equal(np.asarray(on_disk[1:][part][1:]), values[1:][part][1:])
     assert np.array_equal(np.asarray(on_disk, np.float64), values.astype(np.float64))
+
+
+def test_pickled_rows_are_those_of_the_file_wherever_they_are_opened(rows):
+    values, on_disk = rows
+    whole, part = pickle.loads(pickle.dumps([on_disk, on_disk[5:][:9]]))
+    assert np.array_equal(np.asarray(whole), values) and np.array_equal(np.asarray(part), values[5:14])
+    assert whole._file not in (on_disk._file, part._file)
 
 
 def test_rows_are_read_into_an_array_that_is_there(rows):

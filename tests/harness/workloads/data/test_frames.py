@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from harness.records.task import FrameFile
+from harness.workloads import temporal
 from harness.workloads.data import frames
 from harness.workloads.data.frames import DELAY, prepare
+from harness.workloads.data.rows import frame_extent
 from harness.workloads.data.sources import CorpusError
 
 SIZES = {"frames": 50, "features": 7, "classes": 5, "seed": 3}
@@ -69,6 +71,14 @@ def test_own_frames_are_used_where_they_lie(tmp_path: Path) -> None:
     assert (file.path, file.labels) == (tmp_path / "mine.npy", tmp_path / "mine.labels.npy")
     assert (file.frames, file.features, file.dtype) == (50, 7, "float32")
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+def test_labels_count_with_the_bytes_they_have(tmp_path: Path, dtype: str) -> None:
+    save(tmp_path, rows_like(), (np.arange(50) % 5).astype(dtype))
+    shape = temporal.Shape(frames=50, features=7, classes=5, window=10, stride=10, batch=1)
+    sizes = frame_extent(shape, made(tmp_path, "mine.npy"), 3)
+    assert (sizes.input_bytes, sizes.target_bytes) == (7 * 4, np.dtype(dtype).itemsize)
 
 
 def spoilt(value: float) -> np.ndarray:
