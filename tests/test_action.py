@@ -83,8 +83,11 @@ def test_records_are_kept_on_a_branch_and_compared_with(checkout: Path) -> None:
 
 
 def test_a_suite_that_does_not_run_keeps_nothing(checkout: Path) -> None:
+    table = checkout.parent / "table.md"
+    table.write_text("of another suite")
     done = measured(checkout, SUITE="nobody", KEEP="1")
     assert done.returncode == 2 and "there is no suite 'nobody'" in done.stderr
+    assert not table.exists(), "it would be commented as that of this one"
     assert git(checkout, "ls-remote", "origin", "harness-records") == ""
 
 
@@ -145,7 +148,25 @@ def test_records_that_may_not_be_kept_fail_the_job_and_leave_the_table(checkout:
     hook.write_text("#!/bin/sh\nexit 1\n")
     hook.chmod(0o755)
     done = measured(checkout, MADE_UP, KEEP="1", LOG=str(tmp_path / "log"), MACHINE="a")
-    assert done.returncode and (tmp_path / "table.md").read_text().startswith("First records of `small`")
+    assert done.returncode == 1 and (tmp_path / "table.md").read_text().startswith("First records of `small`")
+    assert "the records cannot be put on the branch harness-records: " in done.stderr.splitlines()[-1]
+
+
+def test_records_that_cannot_be_read_fail_the_job_and_are_not_called_the_first(checkout: Path, tmp_path: Path) -> None:
+    settings = {"LOG": str(tmp_path / "log"), "MACHINE": "a"}
+    assert measured(checkout, MADE_UP, KEEP="1", **settings).returncode == 0
+    git(checkout, "remote", "set-url", "origin", str(tmp_path / "gone.git"))
+    done = measured(checkout, MADE_UP, **settings)
+    assert done.returncode == 1 and not (tmp_path / "table.md").exists()
+    assert "the records on the branch harness-records cannot be read: " in done.stderr.splitlines()[-1]
+
+
+def test_a_tag_of_the_name_of_the_branch_is_not_what_is_compared_with(checkout: Path, tmp_path: Path) -> None:
+    settings = {"LOG": str(tmp_path / "log"), "MACHINE": "a"}
+    assert measured(checkout, MADE_UP, KEEP="1", **settings).returncode == 0
+    git(checkout, "push", "--quiet", "origin", "HEAD:refs/tags/harness-records")
+    assert measured(checkout, MADE_UP, **settings).returncode == 0
+    assert "\ncompare " in (tmp_path / "log").read_text()
 
 
 OF_OTHER_SIZES = f"""#!/bin/sh
@@ -188,6 +209,7 @@ def commented(folder: Path, table: str, **given: str) -> "tuple[subprocess.Compl
     env = {
         "TABLE": str(folder / "table.md"),
         "SUITE": "suites/mine.yaml",
+        "BRANCH": "records",
         "NUMBER": "3",
         "GITHUB_REPOSITORY": "me/mine",
         "LOG": str(folder / "log"),
@@ -213,7 +235,7 @@ def test_the_table_goes_into_the_comment_of_its_suite(ids: str, call: str, tmp_p
     assert done.returncode == 0, done.stderr
     assert searched.startswith("api --paginate repos/me/mine/issues/3/comments") and "env.MARKER" in searched
     assert written.startswith(call)
-    assert Path(written.rpartition("@")[2]).read_text() == "<!-- harness: suites/mine.yaml -->\n\n| a |\n"
+    assert Path(written.rpartition("@")[2]).read_text() == "<!-- harness: suites/mine.yaml, records -->\n\n| a |\n"
 
 
 def test_where_it_may_not_comment_the_log_says_so_and_the_job_goes_on(tmp_path: Path) -> None:

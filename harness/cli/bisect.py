@@ -32,7 +32,8 @@ def command(
     """Find the commit at which a row of a suite became worse: measure it there and at commits between, in git.
 
     Each commit is checked out into a folder of its own; what lies here is left alone. Commits at which the suite does
-    not run are skipped. Ends with status 0 where one was found, with 1 where the bad commit is not worse.
+    not run, or has no case of the good commit, are skipped. Ends with status 0 where one was found, with 1 where the
+    bad commit is not worse.
     """
     conditions = [Condition.parse(each) for each in fail_on or ("peak>2%",)]
     if rounds < LEAST_ROUNDS and any(condition.figure == "time" for condition in conditions):

@@ -87,7 +87,9 @@ def _code(strategy: Strategy) -> list[str]:
     """Return the files of what a strategy rewrites, or the folders of packages; from here, where they lie below."""
     paths: dict[str, None] = {}
     for form in strategy.on.values():
-        path = Path(inspect.getsourcefile(history.written(form)) or "")
+        made = history.written(form)
+        made = made if inspect.isroutine(made) or inspect.isclass(made) else type(made)  # an object that is called
+        path = Path(inspect.getsourcefile(made) or "")
         path = path.parent if path.name == "__init__.py" else path
         paths[str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)] = None
     return list(paths)

@@ -14,6 +14,8 @@ from harness.machine import facts
 FACTS = ("name", "memory.total", "memory.free", "driver_version")
 MORE_FACTS = ("memory.reserved", "mig.mode.current")
 """What drivers of before 2021 do not know."""
+INSTANCE = "MIG-"
+"""How the name of an instance begins: the tool is asked for all cards then, and the first need not have it."""
 SLOWED = ("hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 """Counters, in microseconds since the driver was loaded, of what makes a clock slower than it was asked to be."""
 
@@ -48,7 +50,7 @@ def detect() -> Gpu | None:
     fields |= _asked(MORE_FACTS) or dict.fromkeys(MORE_FACTS, "")
     reserved = int(fields["memory.reserved"]) if fields["memory.reserved"].isdigit() else 0
     total, free = int(fields["memory.total"]), int(fields["memory.free"])
-    mig = fields["mig.mode.current"] == "Enabled"
+    mig = fields["mig.mode.current"] == "Enabled" or _first_visible().startswith(INSTANCE)
     return Gpu(fields["name"], (total - reserved) << 20, free << 20, fields["driver_version"], mig)
 
 
@@ -111,11 +113,16 @@ def _asked(fields: tuple[str, ...]) -> dict[str, str] | None:
 
 def _output(arguments: list[str]) -> str | None:
     """Run the driver's tool for the first visible GPU; None where it is absent or refuses, or no GPU is visible."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    first = _first_visible()
     if first in ("", "-1"):
         return None
-    chosen = [] if first.startswith("MIG-") else [f"--id={first}"]
+    chosen = [] if first.startswith(INSTANCE) else [f"--id={first}"]
     return _run([*chosen, *arguments])
+
+
+def _first_visible() -> str:
+    """Return what CUDA_VISIBLE_DEVICES calls the first visible GPU, or the instance."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
 
 
 def _run(arguments: list[str]) -> str | None:

@@ -41,6 +41,8 @@ CHECKING = (
 """Those that test a plugin, a machine or a knob: no figure of a suite is theirs."""
 DEVICE = re.compile(r'^DEVICE = "(\w+)"$', re.MULTILINE)
 """How a module says that one kind of device alone runs it: figures of others do not depend on it."""
+IMPORT = re.compile(r"^ *from (strategies\.[\w.]+) import (\([^)]*\)|[^(#\n]*)", re.MULTILINE)
+"""How a module imports from those of strategies."""
 STATED = ("holds", "Holding", "Held", "conflicts", "calls")  # Held: what Holding was called
 """What a strategy states of its memory, in which form, and of what it goes together with: none of it runs."""
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +56,10 @@ def written(form: Any) -> Any:
 
 
 def files_of(strategies: Iterable[Strategy]) -> tuple[str, ...]:
-    """Return the files and folders of strategies within this project, and what modules of their group share."""
+    """Return the files and folders of strategies within this project, and what their modules share with others.
+
+    Those are the private modules of a group, and what is imported from other strategies, directly or not.
+    """
     places: dict[str, None] = {}
     for strategy in strategies:
         for form in strategy.on.values():
@@ -63,11 +68,39 @@ def files_of(strategies: Iterable[Strategy]) -> tuple[str, ...]:
                 continue
             path = Path(module.__file__)
             home = path.parent if path.name == "__init__.py" else path
+            named = home.parent / f"{strategy.name}.py"  # it may pass its settings to what its group shares
             shared = (file for file in home.parent.glob("_*.py") if file.name != "__init__.py")
-            places |= {str(each.relative_to(ROOT)): None for each in (home, *shared)}
-            texts = [each.read_text(encoding="utf-8") for each in _modules(home)]
+            used = _with_imports((home, *shared, *filter(Path.is_file, (named,))))
+            places |= {str(each.relative_to(ROOT)): None for each in used}
+            texts = [_text(file) for each in used for file in _modules(each)]
             places |= {tool: None for tool in TOOLS if any(PurePath(tool).stem in text for text in texts)}
     return tuple(places)
+
+
+def _with_imports(paths: Iterable[Path]) -> list[Path]:
+    """Return files and folders, and after them what their modules import from strategies, each once."""
+    used: list[Path] = []
+    left = list(paths)
+    while left:
+        path = left.pop(0)
+        if not any(path.is_relative_to(each) for each in used):
+            used.append(path)
+            left += [each for file in _modules(path) for each in _imports(_text(file))]
+    return used
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")  # it may lie beside a plugin that is installed
+
+
+def _imports(text: str) -> Iterator[Path]:
+    """Yield the modules of strategies from which a text imports: those of a package by name, or else its own."""
+    for name, imported in IMPORT.findall(text):
+        base = ROOT.joinpath(*name.split("."))
+        for each in re.findall(r"(\w+)(?: as \w+)?", imported):
+            ways = (base.with_suffix(".py"), base / f"{each}.py", base / each / "__init__.py", base / "__init__.py")
+            if (file := next(filter(Path.is_file, ways), None)) is not None:
+                yield file
 
 
 def digests(files: Iterable[str]) -> dict[str, str]:
@@ -195,8 +228,12 @@ def _meaning_of_blob(blob: str) -> str | None:
 
 @cache
 def _of_text(source: str) -> str:
-    """Return a digest of what a module does."""
-    return hashlib.sha256(_of_source(source).encode()).hexdigest()
+    """Return a digest of what a module does; of one that is no Python, as it may be half written, of its text."""
+    try:
+        meaning = _of_source(source)
+    except (SyntaxError, ValueError):
+        meaning = source
+    return hashlib.sha256(meaning.encode()).hexdigest()
 
 
 def _of_source(source: str) -> str:

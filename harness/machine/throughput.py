@@ -83,14 +83,14 @@ def _seconds(work: Operations, rates: Rates, most: float) -> float | None:
 
 
 def _timed(place: Place, calls: list[str]) -> dict[str, Any]:
-    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
-        json.dump(calls, file)
-        file.flush()
-        try:
+    try:
+        with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+            json.dump(calls, file)
+            file.flush()
             words = place.device, file.name, str(SPENT_SECONDS)
             return answer_of("harness.worker.operators", *words, env=_environment(place))
-        except AnswerError:
-            return {}
+    except (AnswerError, OSError):  # a disk that is full, say: the next prediction times them
+        return {}
 
 
 def _environment(place: Place) -> dict[str, str]:

@@ -149,7 +149,7 @@ def _refuse(address: str, client: Any, schedule: Schedule, names: tuple[str, ...
     except TimeoutError:
         remedy = f"start one with `dask worker {client.scheduler.address} --nthreads 1`"
         raise ClusterError(f"the cluster at '{address}' has no worker: {remedy}") from None
-    workers = client.scheduler_info()["workers"]
+    workers = client.scheduler_info(n_workers=-1)["workers"]  # some versions tell of the first five alone
     offered = any(worker["resources"].get(GPU) for worker in workers.values())
     for place in dict.fromkeys(comparison.baseline.place for comparison in schedule.plan.comparisons):
         if _on_gpu(place) and not offered:

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness.contract.plugins import printable
+from harness.contract.plugins import PluginError, load, printable
 from harness.records import store
 from harness.refusal import Refusal
 from harness.verbs.compare import Condition, compare
@@ -36,7 +36,9 @@ class Attempt:
 
 def between(root: Path, good: str, bad: str) -> list[str]:
     """List the commits after `good` up to `bad`, oldest first; raise BisectError where there is no way between them."""
-    _asked(root, "there is no repository of git here: run it in the one of the suite", "rev-parse", "--git-dir")
+    if (asked := _ran(root, "rev-parse", "--git-dir")).returncode:
+        why = printable(next(iter(asked.stderr.splitlines()), "git does not say why"))
+        raise BisectError(f"there is no repository of git here ({why}): run it in the one of the suite")
     for name in (good, bad):
         unknown = f"there is no commit '{printable(name)[:80]}' here: `git log` lists them"
         _asked(root, unknown, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
@@ -69,7 +71,7 @@ def first_worse(
     last = try_(high)
     if last is None:
         why = attempts[commits[high]].why
-        raise BisectError(f"the suite does not run at '{commits[high]}' ({why}): name another bad commit")
+        raise BisectError(f"the suite shows nothing at '{commits[high]}' ({why}): name another bad commit")
     if not last:
         return None
     while high - low > 1:
@@ -82,15 +84,28 @@ def first_worse(
     return replace(attempts[commits[high]], unmeasured=high - low - 1)
 
 
-def measured(root: Path, commit: str, suite: str, options: Sequence[str], folder: Path) -> list[Comparison] | str:
-    """Measure a suite with the code of a commit, in a work tree of its own; return its comparisons, or why not."""
+def measured(
+    root: Path,
+    commit: str,
+    suite: str,
+    options: Sequence[str],
+    folder: Path,
+    aliases: Mapping[str, str] | None = None,
+) -> list[Comparison] | str:
+    """Measure a suite with the code of a commit, in a work tree of its own; return its comparisons, or why not.
+
+    It runs in the folder of the tree that `root` is of the repository. Strategies have one name by `aliases`.
+    """
+    prefix = _git(root, "rev-parse", "--show-prefix")
     with _tree(root, commit) as tree:
+        if not (tree / prefix).is_dir():
+            return f"there is no folder '{printable(prefix)}'"
         command = [sys.executable, "-m", "harness", "run", suite, "--results", str(folder / commit), *options]
-        done = subprocess.run(command, cwd=tree, env=_environment(tree), capture_output=True, text=True)
+        done = subprocess.run(command, cwd=tree / prefix, env=_environment(tree), capture_output=True, text=True)
     files = store.newest(folder / commit) if (folder / commit).exists() else []
     if done.returncode or not files:
         return _last_line(done.stderr)
-    return [table for file in files for table in judge(store.read(file)[0])]
+    return [table for file in files for table in judge(store.read(file, aliases)[0])]
 
 
 def search(
@@ -107,18 +122,22 @@ def search(
     Raises BisectError where the good or the bad commit cannot be measured.
     """
     commits = between(root, good, bad)
+    aliases: Mapping[str, str] = {}
+    with suppress(PluginError):  # what lies here may be broken, and is not what is measured
+        aliases = load().aliases
     with TemporaryDirectory() as name:
-        before = measured(root, good, suite, options, Path(name))
+        before = measured(root, good, suite, options, Path(name), aliases)
         if isinstance(before, str):
             raise BisectError(f"the suite does not run at '{good}' ({before}): name another good commit")
 
         def worse(commit: str) -> Attempt:
-            after = measured(root, commit, suite, options, Path(name))
+            after = measured(root, commit, suite, options, Path(name), aliases)
             if isinstance(after, str):
                 return Attempt(commit, None, after)
-            met = [
-                change for change in compare(before, after) if any(condition.met(change) for condition in conditions)
-            ]
+            changes = compare(before, after)
+            met = [change for change in changes if any(condition.met(change) for condition in conditions)]
+            if not met and all(change.figure == "missing" for change in changes):
+                return Attempt(commit, None, "none of its cases has a figure that the good commit has")
             why = "; ".join(f"{change.case.label}: {change.figure} {change.how}" for change in met)
             return Attempt(commit, bool(met), why)
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -178,9 +179,10 @@ def _governor() -> list[Finding]:
 
 def _turbo() -> list[Finding]:
     for path, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")):
-        file = Path("/sys/devices/system/cpu") / path
-        if file.is_file() and file.read_text().strip() == on:
-            return [Finding("turbo is on, so a hot machine is slower", "compare within one run only, or switch it off")]
+        with suppress(OSError):  # it is not there, or its driver is off and answers nothing
+            if (Path("/sys/devices/system/cpu") / path).read_text().strip() == on:
+                remedy = "compare within one run only, or switch it off"
+                return [Finding("turbo is on, so a hot machine is slower", remedy)]
     return []
 
 
@@ -216,6 +218,9 @@ def _gpu() -> list[Finding]:
     if None not in absences:
         fault = f"{absences[0] if absences else 'no framework is here'}: places on cuda become untested rows"
         return [Finding(fault, "run the same suite on a machine with one; records of both are reported together")]
+    if not gpu.visible():
+        fault = "CUDA_VISIBLE_DEVICES names no GPU: places on cuda become untested rows"
+        return [Finding(fault, "name a GPU there, or unset it")]
     seen = gpu.detect()
     if seen is None:
         fault = "a driver is there, but nvidia-smi does not answer: budgets in JAX, and what is free, are not known"

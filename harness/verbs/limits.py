@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.contract.plugins import Plugins
-from harness.machine import facts, orphans
+from harness.machine import facts, gpu, orphans
 from harness.records import Case, Record, Trial, store
 from harness.run import alone, bench, locks, template
 from harness.run.rounds import OF_A_PROCESS
@@ -91,12 +91,14 @@ def trials(rows: Sequence[PlanRow], measured: Callable[[Case, int], Record]) -> 
 
 
 def too_large(row: PlanRow) -> str:
-    """Return why a case is not run: all its ranks need more than is free here; else an empty text.
+    """Return why a case is not run: it needs more than is free here, for all its ranks on the host; else an empty text.
 
-    What is free may be taken whole, since each run is held to a budget.
+    What is free of the host may be taken whole, since each run is held to a budget. A GPU, of which each rank has one,
+    ends a run that needs more, whatever the budget.
     """
-    free = facts.free_bytes()
-    need = row.case.ranks * ((row.need_bytes or 0) + OF_A_PROCESS)
-    if row.case.place.device != "cpu" or need <= free:
+    on_host = row.case.place.device == "cpu"
+    need = row.case.ranks * ((row.need_bytes or 0) + OF_A_PROCESS) if on_host else row.need_bytes or 0
+    free = facts.free_bytes() if on_host else gpu.free_to_use()
+    if free is None or need <= free:
         return ""
     return f"not run: it needs {need >> 20:,} MiB, and {free >> 20:,} MiB are free here"

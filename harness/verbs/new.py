@@ -2,6 +2,8 @@
 
 import inspect
 import keyword
+import os
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +85,7 @@ def strategy(name: str, folder: Path, plugins: Plugins) -> New:
     path, test, suite = folder / f"{name}.py", folder / f"test_{name}.py", folder / f"{name}.yaml"
     files = {path: _example(name, plugins), test: TEST.format(name=name), suite: SUITE.format(name=name)}
     _refuse_existing(files)
-    return New(files, f"harness check {path}")
+    return New(files, f"harness check {shlex.quote(str(path))}")
 
 
 def write(new: New) -> None:
@@ -107,5 +109,5 @@ def _example(name: str, plugins: Plugins) -> str:
 
 def _refuse_existing(paths: Iterable[Path]) -> None:
     for path in paths:
-        if path.exists():
+        if os.path.exists(path):  # False where it cannot be asked: to write it says what is wrong
             raise NewError(f"'{path}' is there already: choose another name or --folder")

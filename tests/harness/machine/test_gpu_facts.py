@@ -89,6 +89,14 @@ def test_the_memory_of_an_instance_is_not_that_of_the_card(tool: Callable[..., N
     assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == f"{facts.DEVICE_SHARE:.6f}", "no share of an unknown memory"
 
 
+def test_an_instance_of_another_card_has_not_the_memory_of_the_first(
+    tool: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1f")
+    assert gpu.usable_bytes() is None and gpu.free_to_use() is None
+
+
 @pytest.mark.parametrize("visible", ["1", "GPU-other"])
 def test_the_visible_gpu_is_asked_for(tool: Callable[..., None], visible: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tool()
@@ -224,6 +232,16 @@ def test_the_doctor_names_what_stands_in_the_way(
     assert "MIG" in faults and "the driver is 470.57.02" in faults and "2 other program(s)" in faults
     tool()
     assert "MIG" not in findings(monkeypatch, tmp_path) and "driver is" not in findings(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("visible", ["", "-1"])
+def test_the_doctor_says_that_no_gpu_is_visible(
+    tool: Callable[..., None], visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    faults = findings(monkeypatch, tmp_path)
+    assert faults == "CUDA_VISIBLE_DEVICES names no GPU: places on cuda become untested rows"
 
 
 # Presence, and the commit of a copy

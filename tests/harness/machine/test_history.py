@@ -75,6 +75,12 @@ def test_what_a_file_does_is_a_change_committed_or_not(project: Path) -> None:
     assert history.changed(after, ()) == ("harness/worker/memory.py",)
 
 
+def test_a_file_that_is_half_written_is_a_change(project: Path) -> None:
+    before = git(project, "rev-parse", "HEAD")
+    (project / "harness" / "worker" / "memory.py").write_text("def peak(\n")
+    assert history.changed(before, ()) == ("harness/worker/memory.py",)
+
+
 def test_files_of_strategies_are_asked_for_by_name(project: Path) -> None:
     before = git(project, "rev-parse", "HEAD")
     for name in ("mine.py", "other.py"):
@@ -107,6 +113,23 @@ def test_a_strategy_is_its_file_or_its_folder_and_what_its_group_shares() -> Non
     assert "strategies/loss/chunked_loss.py" in history.files_of([strategies["chunked_loss"]])
     assert "strategies/loss/fused_loss" in history.files_of([strategies["fused_loss"]])
     assert "strategies/sharding/_torch.py" in history.files_of([strategies["fsdp"]])
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("fsdp", "strategies/sharding/shares.py"),
+        ("nested_checkpoint", "strategies/activations/checkpoint.py"),
+        ("automatic_loss", "strategies/loss/fused_loss/_torch.py"),
+        ("adam_8bit", "strategies/optimizers/adam_8bit.py"),
+        ("adam_8bit", "strategies/optimizers/_coded"),
+    ],
+)
+def test_what_a_strategy_imports_and_what_sets_it_count_as_well(name: str, file: str) -> None:
+    assert (history.ROOT / file).exists()
+    files = history.files_of([plugins.load().strategies[name]])
+    assert file in files
+    assert "strategies/sharding/__init__.py" not in files and "strategies/optimizers/muon.py" not in files
 
 
 def test_each_file_that_decides_has_one_role_and_counts_only_where_it_runs() -> None:

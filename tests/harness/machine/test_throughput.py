@@ -94,6 +94,17 @@ def test_a_disk_that_is_full_leaves_the_figures_of_before(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == [file] and file.read_bytes() == before
 
 
+@pytest.mark.usefixtures("quiet")
+def test_calls_are_not_timed_where_no_temporary_file_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*words: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(throughput.tempfile, "NamedTemporaryFile", full)
+    assert throughput.with_calls(RATES, TORCH, [product(64)], tmp_path).calls == {}
+
+
 def product(side: int) -> Operations:
     x = torch.empty(side, side)
     return Operations("float32", 2.0 * side**3, 12 * side**2, text_of(torch.ops.aten.mm.default, (x, x), {}))

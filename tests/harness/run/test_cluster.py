@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from harness.machine import facts, orphans
 from harness.records import Record, Slot, store
 from harness.run import cluster_worker, schedule
 from harness.run.bench import Options, Progress
-from harness.run.cluster import FanOut, finished
+from harness.run.cluster import FanOut, _refuse, finished
 from harness.run.schedule import Schedule, Summary
 from harness.suite import reader
 
@@ -209,7 +210,7 @@ def told(text: str) -> str:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with rates of this machine, which are worth no measurement here."""
     folder = tmp_path_factory.mktemp("cache")
-    key = f"torch/cpu {facts.versions()['torch']} {len(os.sched_getaffinity(0))} threads"
+    key = f"torch/cpu {facts.versions()['torch']} {facts.threads()} threads"
     (folder / "harness").mkdir()
     (folder / "harness" / f"rates-{facts.name()}.json").write_text(json.dumps({key: {}}))
     return folder
@@ -434,6 +435,23 @@ def test_code_of_another_plugin_is_refused(place: Place) -> None:
     plugin.write_text("from harness import hookimpl  # another\n")
     with pytest.raises(cluster_worker.ClusterError, match=r"the worker has other code \(digest is "):
         here.refuse_other(cluster_worker.Code.here(plugins.load((str(plugin),))), "the worker")
+
+
+def test_every_worker_is_asked_whether_it_offers_a_gpu(place: Place) -> None:
+    class Client:
+        def wait_for_workers(self, *rest: object, **options: object) -> None: ...
+
+        def scheduler_info(self, n_workers: int = 5) -> dict[str, Any]:
+            workers = [(f"tcp://{number}", {"resources": {"gpu": 1} if number == 5 else {}}) for number in range(6)]
+            return {"workers": dict(workers if n_workers == -1 else workers[:n_workers])}
+
+        def run(self, *rest: object, **options: object) -> dict[str, object]:
+            return {}
+
+    (place.folder / "small.yaml").write_text(WITH_CUDA)
+    loaded = plugins.load()
+    there = Schedule(reader.read(place.folder / "small.yaml", loaded), loaded, 1, elsewhere=True)
+    _refuse("tcp://host", Client(), there, ())
 
 
 # A cluster that is there already

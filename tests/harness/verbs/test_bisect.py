@@ -3,6 +3,7 @@
 import math
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from harness.cli import bisect as verb
 from harness.cli import commands
-from harness.records import Case
+from harness.records import Applied, Case, Memory, Record, Slot, store
 from harness.verbs import bisect
 from harness.verbs.bisect import Attempt, BisectError, between, first_worse
 from harness.verbs.compare import Condition
@@ -37,7 +38,7 @@ def test_nothing_is_found_where_the_last_commit_is_good() -> None:
 
 
 def test_a_bad_commit_that_cannot_be_measured_is_refused() -> None:
-    with pytest.raises(BisectError, match=r"does not run at 'b' \(no such suite\): name another bad commit"):
+    with pytest.raises(BisectError, match=r"shows nothing at 'b' \(no such suite\): name another bad commit"):
         first_worse(["a", "b"], lambda commit: Attempt(commit, None, "no such suite"), lambda tried: None)
 
 
@@ -183,6 +184,62 @@ def test_the_code_of_a_commit_comes_before_the_modules_of_the_user(
     assert bisect.measured(project, "HEAD", "any.yaml", (), own / "results") == "that of the commit"
 
 
+RECORDED = """
+import sys
+from pathlib import Path
+
+folder = Path(sys.argv[4]) / "mine" / "m"
+folder.mkdir(parents=True)
+(folder / "1.jsonl").write_bytes(Path("records.jsonl").read_bytes())
+"""
+"""A harness whose results are there before it is asked for them."""
+
+
+@pytest.fixture
+def record(project: Path) -> Callable[..., None]:
+    """Commit results below the project: the peak of a strategy in MiB, beside a baseline that stays as it is."""
+    (project / "harness").mkdir()
+    (project / "harness" / "__init__.py").touch()
+    (project / "harness" / "__main__.py").write_text(RECORDED)
+    file = project / "below" / "records.jsonl"
+    file.parent.mkdir()
+
+    def commit(name: str, mib: int, tokens: int = 64) -> None:
+        file.unlink(missing_ok=True)
+        plain = Case(workload="decoder", shape={"tokens": tokens}, place="torch/cpu", corpus="x", tokenizer="bytes")
+        for case, peak in ((plain, 300), (plain.model_copy(update={"strategies": (Applied(name=name),)}), mib)):
+            memory = Memory(peak_host_bytes=peak << 20, losses=(1.0,), regime="glibc-pinned")
+            store.append(file, Record(slot=Slot(case=case.digest(), kind="memory"), case=case, memory=memory))
+        git(project, "add", ".")
+        git(project, "commit", "--quiet", "-m", "results")
+
+    return commit
+
+
+def searched(root: Path) -> Attempt | None:
+    return bisect.search(root, "any.yaml", "HEAD~1", "HEAD", [Condition.parse("peak>2%")], (), lambda tried: None)
+
+
+def test_a_row_is_followed_to_its_new_name_from_a_folder_below(project: Path, record: Callable[..., None]) -> None:
+    record("documents", 100)
+    record("document_windows", 200)
+    first = searched(project / "below")
+    assert first is not None and first.why == "document_windows: peak 100 MiB before, 200 MiB now (2.000 x)"
+
+
+def test_a_commit_of_other_cases_is_neither_good_nor_worse(project: Path, record: Callable[..., None]) -> None:
+    record("checkpoint", 100)
+    record("checkpoint", 200, tokens=128)
+    with pytest.raises(BisectError, match="none of its cases has a figure that the good commit has"):
+        searched(project / "below")
+
+
+def test_where_a_commit_lacks_the_folder_it_is_said(project: Path, record: Callable[..., None]) -> None:
+    record("checkpoint", 100)
+    with pytest.raises(BisectError, match=r"does not run at 'HEAD~1' \(there is no folder 'below/'\)"):
+        searched(project / "below")
+
+
 @pytest.mark.parametrize(("good", "bad"), [("HEAD", "HEAD~2"), ("HEAD", "HEAD")])
 def test_commits_that_are_no_way_are_refused(good: str, bad: str, project: Path) -> None:
     with pytest.raises(bisect.BisectError, match="name two"):
@@ -201,7 +258,7 @@ def test_without_a_repository_or_without_git_a_sentence_says_so(
     outside = tmp_path / "outside"
     outside.mkdir()
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    with pytest.raises(BisectError, match="there is no repository of git here"):
+    with pytest.raises(BisectError, match=r"there is no repository of git here \(fatal: .+\): run it in"):
         between(outside, "HEAD~1", "HEAD")
     monkeypatch.setenv("PATH", str(outside))
     with pytest.raises(BisectError, match=r"git cannot be run \(No such file or directory\): install it"):

@@ -1,9 +1,11 @@
 """Known bytes are seen; of equal cases no more is said than their interval, and never equal on a noisy machine."""
 
+import errno
 import json
 import random
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -48,6 +50,7 @@ def test_what_spoils_figures_is_looked_for_before_the_doctor_loads_the_machine(m
 
 
 def test_a_gpu_is_there_where_one_framework_finds_it(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor.backends, "absent", lambda name, device: None if name == "jax" else "no torch")
     monkeypatch.setattr(doctor.gpu, "detect", lambda: None)
     assert "nvidia-smi" in doctor._gpu()[0].what
@@ -55,6 +58,20 @@ def test_a_gpu_is_there_where_one_framework_finds_it(monkeypatch):
         doctor.backends, "absent", lambda name, device: None if device == "cpu" else f"{name} sees none"
     )
     assert doctor._gpu()[0].what == "torch sees none: places on cuda become untested rows"
+
+
+@pytest.mark.parametrize(("answer", "shown"), [("0\n", True), ("1\n", False), (OSError(errno.EAGAIN, ""), False)])
+def test_turbo_is_asked_for_where_its_driver_answers(monkeypatch, answer, shown):
+    def read(path):
+        if not str(path).endswith("/intel_pstate/no_turbo"):
+            raise FileNotFoundError
+        if isinstance(answer, OSError):  # as the kernel does while the driver is off
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+    monkeypatch.setattr(Path, "read_text", read)
+    assert bool(doctor._turbo()) is shown
 
 
 def test_a_meter_that_sees_half_ends_with_status_1(monkeypatch, tmp_path):

@@ -115,6 +115,16 @@ def test_what_is_more_than_the_machine_has_is_not_run() -> None:
     assert too_large(row("a", 1)) == ""
 
 
+@pytest.mark.parametrize(
+    ("free", "said"), [(1 << 30, "not run: it needs 2,048 MiB, and 1,024 MiB are"), (3 << 30, ""), (None, "")]
+)
+def test_what_is_more_than_the_gpu_has_is_not_run(monkeypatch: pytest.MonkeyPatch, free: int | None, said: str) -> None:
+    monkeypatch.setattr(gpu, "free_to_use", lambda: free)
+    large = row("a", 1 << 30, 2 << 30)
+    large = replace(large, case=large.case.model_copy(update={"place": Place("torch", "cuda"), "ranks": 2}))
+    assert too_large(large).startswith(said) and bool(too_large(large)) == bool(said)
+
+
 @pytest.mark.long
 def test_the_doctor_runs_each_case_within_its_prediction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smallest: str, cache: Path

@@ -1,5 +1,6 @@
 """A new strategy keeps its contract as it is written."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,14 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(new.NewError, match=r"mine\.yaml' is there already"):
         new.strategy("mine", tmp_path, plugins.load())
     assert not (tmp_path / "mine.py").exists()
+
+
+def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    made = new.strategy("mine", tmp_path / ("a" * 300), plugins.load())
+    with pytest.raises(new.NewError, match=r"cannot be written \(File name too long\): choose another --folder"):
+        new.write(made)
+
+
+def test_the_command_that_tests_it_can_be_pasted(tmp_path: Path) -> None:
+    made = new.strategy("mine", tmp_path / "my folder", plugins.load())
+    assert shlex.split(made.check) == ["harness", "check", str(tmp_path / "my folder" / "mine.py")]
