@@ -9,6 +9,7 @@ whatever became worse than there fails its test.
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import pytest
 
@@ -49,6 +50,7 @@ class SuiteFile(pytest.File):
         from harness.contract import plugins
         from harness.suite import reader, schema
         from harness.verbs import compare
+        from harness.verdicts import claims, expressions
 
         if hasattr(self.config, "workerinput"):
             raise self.CollectError(
@@ -56,17 +58,22 @@ class SuiteFile(pytest.File):
             )
         if not self.config.pluginmanager.hasplugin("benchmark"):
             raise self.CollectError(
-                f"{self.path}: suites are tests with pytest-benchmark: pip install pytest-benchmark"
+                f"{self.path}: suites are tests with pytest-benchmark: "
+                "pip install pytest-benchmark, or leave out -p no:benchmark"
             )
         try:
             self.names = tuple(self.config.getoption("--harness-plugin"))
             self.loaded = plugins.load(self.names)
             self.plan = reader.read(self.path, self.loaded, rounds=self.config.getoption("--harness-rounds"))
-            conditions = self.config.getoption("--harness-fail-on") or FAIL_ON
-            self.conditions = [compare.Condition.parse(each) for each in conditions]
+            cases = [group.cases for group in self.plan.comparisons]
+            claims.refuse(self.plan.suite.claims, cases, str(self.path))
+            asked = self.config.getoption("--harness-fail-on")
+            self.conditions = [compare.Condition.parse(each) for each in asked or FAIL_ON]
             if any(condition.figure == "missing" for condition in self.conditions):
                 raise compare.ConditionError("a case that is missing has no test to fail: use `harness compare` for it")
-        except (plugins.PluginError, schema.SuiteError, compare.ConditionError) as error:
+            if asked and self.config.getoption("--harness-against") is None:
+                raise compare.ConditionError("--harness-fail-on is by earlier results: name them by --harness-against")
+        except (plugins.PluginError, schema.SuiteError, expressions.ClaimError, compare.ConditionError) as error:
             raise self.CollectError(str(error)) from None
         settings = [_settings(group.baseline) for group in self.plan.comparisons]
         varying = _varying(settings)
@@ -131,7 +138,12 @@ class SuiteFile(pytest.File):
         if against is None:
             return None
         files = store.newest(Path(against))
-        tables = [table for file in files for table in judge.judge(store.read(file, self.loaded.aliases)[0])]
+        tables: list[Any] = []
+        for file in files:
+            records, problems = store.read(file, self.loaded.aliases)
+            tables += judge.judge(records)
+            for problem in problems:
+                warn(problem, stacklevel=2)
         known = {row.case.digest() for table in tables for row in table.rows}
         if not any(case.digest() in known for case in plan.cases):
             raise store.StoreError(f"'{against}' has no case of {self.path.name}: name results of this suite")
@@ -171,11 +183,17 @@ class Clock:
 def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
     """Pass the steps of a case and its figures to the benchmark; fail where it is wrong or became worse."""
     from harness.records.record import WRONG
+    from harness.verdicts.observed import step_time
 
     case, clock, file = request.node.case, request.node.clock, request.node.parent
-    row = file.row(case)
+    try:
+        row = file.row(case)
+    except pytest.fail.Exception:
+        _keep_nothing(benchmark)
+        raise
     assert row is not None, f"{case.label} was not measured"
-    seconds = [step for record in row.records if record.status == "ok" for step in record.times.step_seconds]
+    timed = [record.times.step_seconds for record in row.records if step_time(record) is not None]
+    seconds = [step for steps in timed for step in steps]
     benchmark.extra_info.update(
         {
             "strategy": row.label,
@@ -193,7 +211,7 @@ def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
         clock.steps = iter(seconds)
         benchmark.pedantic(clock.step, rounds=len(seconds))
     else:
-        benchmark.skipped = True
+        _keep_nothing(benchmark)
     reason = "; ".join(row.reasons) or row.status
     worse = file.worse(case)
     if worse:
@@ -204,6 +222,12 @@ def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
         pytest.fail(f"{row.status}: {reason}", pytrace=False)
     if row.answer in WRONG:
         pytest.fail(f"the answer is {row.answer}: {row.answer_reason}", pytrace=False)
+
+
+def _keep_nothing(benchmark: Any) -> None:
+    """Use the benchmark without a step: one that is not used warns of it."""
+    benchmark.disabled = True
+    benchmark.pedantic(lambda: None)
 
 
 def _settings(case: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from harness.suite import reader, shipped
 from harness.suite.plan import Plan, selected
 from harness.suite.units import size
 from harness.verbs.plan import PlanRow, card_of, of_plan, this_machine, with_budget
+from harness.verdicts import claims
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -48,7 +49,7 @@ def read(*paths: str | Path, plugins: Sequence[str] = ()) -> Report:
     Without paths it reads the results that come with the harness. Lines that are no records are left out with a
     warning. Raises StoreError where there is nothing to read, PluginError for a plugin that cannot be loaded.
     """
-    loaded = doors.load(tuple(plugins))
+    loaded = doors.load(_several(plugins))
     places = [Path(path) for path in paths] or [shipped.folder("results")]
     files = [file for place in places for file in store.newest(place)]
     if not files:
@@ -69,10 +70,12 @@ def run(
     """Measure a suite, given by its file or its name, in fresh processes; return its results.
 
     `results` is where records are kept: called again, it goes on where it stopped. `place` and `only` choose places and
-    strategies, `rounds` replaces the suite's. Raises SuiteError, PluginError or StoreError with what to mend.
+    strategies, `rounds` replaces the suite's. Raises SuiteError, ClaimError, PluginError or StoreError with what to
+    mend.
     """
-    loaded = doors.load(tuple(plugins))
-    options = bench.Options(Path(results), tuple(plugins), rounds, fresh)
+    names = _several(plugins)
+    loaded = doors.load(names)
+    options = bench.Options(Path(results), names, rounds, fresh)
     plan = _plan(suite, loaded, place, only, None, rounds)
     return _report([session.run(plan, loaded, options, bench.Progress())], loaded)
 
@@ -95,12 +98,13 @@ def predict(
     machine of which it may take a part; by default those of this one. Times need the rates of a machine, which `harness
     plan` measures: here they are None. Raises Refusal for a size or a card that nobody knows.
     """
-    loaded = doors.load(tuple(plugins))
+    names = _several(plugins)
+    loaded = doors.load(names)
     card = card_of(gpu, "gpu") if gpu else None
     here = replace(this_machine((), cache_folder()), cache=None)  # no rates: nothing is timed
     machine = here.supposing(memory, gpu_memory, card)
     plan = _plan(suite, loaded, place, only, budget)
-    return Predictions(tuple(map(tuple, of_plan(plan, loaded, tuple(plugins), machine))))
+    return Predictions(tuple(map(tuple, of_plan(plan, loaded, names, machine))))
 
 
 def _plan(
@@ -111,8 +115,14 @@ def _plan(
     budget: str | None,
     rounds: int | None = None,
 ) -> Plan:
-    plan = selected(reader.read(shipped.suite(Path(suite)), loaded, rounds=rounds), list(place) or None, only)
-    return with_budget(plan, size(budget) if budget else None)
+    plan = reader.read(shipped.suite(Path(suite)), loaded, rounds=rounds)
+    claims.refuse(plan.suite.claims, [each.cases for each in plan.comparisons], str(suite))
+    return with_budget(selected(plan, list(_several(place)) or None, only), size(budget) if budget else None)
+
+
+def _several(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names as a tuple; one by itself needs no list."""
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _report(files: Sequence[Path], loaded: Plugins) -> Report:

@@ -34,7 +34,7 @@ def of_records(records: Sequence[Record]) -> "DataFrame":
 
     Lists stay lists (`step_seconds`), with their median beside them; phases have a column each for their peak.
     """
-    shown = (record for record in records if record.slot is not None or record.limits is not None)
+    shown = (record for record in records if record.slot or record.limits or record.trial)
     with uncollected():
         return _frame([_of_record(record) for record in shown])
 
@@ -65,8 +65,8 @@ def of_predictions(comparisons: Sequence[Sequence[PlanRow]]) -> "DataFrame":
 def write_parquet(rows: Sequence[Figures], path: Path) -> None:
     """Write one row a strategy as parquet; what is nested deeper than a column is JSON, and what is empty missing.
 
-    Raises FrameError without pandas or pyarrow, or where a column has values of several kinds; StoreError where the
-    file cannot be written.
+    Raises FrameError without pandas or pyarrow, or where a column has values of several kinds, or a number beyond 64
+    bits; StoreError where the file cannot be written.
     """
     frame = _frame([{name: _stored(value) for name, value in _flat(row).items()} for row in rows])
     try:
@@ -75,7 +75,7 @@ def write_parquet(rows: Sequence[Figures], path: Path) -> None:
         raise FrameError("parquet needs the package pyarrow: pip install 'memory-strategy-harness[frame]'") from None
     try:
         Path(path).write_bytes(frame.to_parquet(engine="pyarrow"))
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OverflowError) as error:
         reason = "; ".join(str(each) for each in error.args)
         raise FrameError(f"parquet cannot hold these rows ({reason}): write them as csv or json") from None
     except OSError as error:
@@ -128,13 +128,12 @@ def _of_record(record: Record) -> dict[str, Any]:
         row |= _of_case({**fields, "place": str(case.place)}, case.label)
     row |= {"status": record.status, "message": record.evidence.get("message"), "flags": ", ".join(record.flags)}
     row |= {f"extra.{name}": value for name, value in record.extra.items()}
-    return row | _figures(record)
+    return _with_figures(row, record)
 
 
-def _figures(record: Record) -> dict[str, Any]:
-    """Return the figures of a record's room, each under its own name."""
-    row: dict[str, Any] = {}
-    for room in (record.prediction, record.memory, record.times, record.numerics, record.limits):
+def _with_figures(row: dict[str, Any], record: Record) -> dict[str, Any]:
+    """Return a row with the figures of a record's room, each under its own name; None replaces nothing."""
+    for room in (record.prediction, record.memory, record.times, record.numerics, record.limits, record.trial):
         if room is None:
             continue
         for name, value in vars(room).items():

@@ -38,8 +38,8 @@ const COLUMNS = [
   ["answer", at => text("answer", at).replaceAll("_", " "), at => text("answer", at)],
   ["verdict", at => text("verdict", at), at => text("verdict", at)],
 ];
-const SORTS = {strategy: "strategy", peak_bytes: "peak MiB", peak_ratio: "memory", predicted_bytes: "predicted",
-  at_most_bytes: "at most", residual_ratio: "residual", time_ratio: "time", answer: "answer", verdict: "verdict"};
+const SORTS = {strategy: "strategy", peak_bytes: "peak MiB", peak_ratio: "memory", native_peak_ratio: "as started",
+  predicted_bytes: "predicted", at_most_bytes: "at most", residual_ratio: "residual", time_ratio: "time", answer: "answer", verdict: "verdict"};
 
 const state = {words: "", place: "", against: "", answer: "", wins: false, sort: -1, down: false, open: new Set(), beside: []};
 const searched = [];
@@ -128,10 +128,13 @@ function facts(at) {
   return list;
 }
 
+const quoted = word => /^[\w.\/-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+
 function command(at) {
   const [suite, place, strategy] = ["suite", "place", "strategy"].map(name => text(name, at));
-  const quoted = strategy === "baseline" ? "" : ` -k '${strategy.replaceAll("'", "'\\''")}'`;
-  return `harness run ${suite} --place ${place}${quoted} --results again`;  // a part of a suite beside the whole of it
+  const only = strategy === "baseline" ? "" : ` -k ${quoted(strategy)}`;
+  // a part of a suite beside the whole of it
+  return `harness run ${quoted(suite)} --place ${quoted(place)}${only} --results again`;
 }
 
 const besideWords = at => state.beside.includes(at) ? "Take away again" : "Lay beside another row";

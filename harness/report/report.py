@@ -186,10 +186,11 @@ class Report:
         """Draw the charts of each suite, or those whose name contains `only`, or that documents link to; yield files.
 
         Raises InsertError where a document cannot be read, or links to a picture that no results have; with `only`,
-        other links are not looked for.
+        other links are not looked for. Raises PicturesError where no name contains `only`.
         """
         wanted = {name for document in linked for name in LINKED.findall(insert.text_of(document))}
         known: set[str] = set()
+        drawn = False
         for suite in dict.fromkeys(row["suite"] for row in self.figures):
             rows = [row for row in self.figures if row["suite"] == suite]
             if linked and not any(name.startswith(f"{suite}-") for name in wanted):
@@ -201,9 +202,12 @@ class Report:
                 if only in name and (not linked or f"{suite}-{name}" in wanted)
             }
             known |= {f"{suite}-{name}" for name in of_suite}
+            drawn = drawn or bool(chosen)
             yield from charts.save(chosen, folder, suite)
         if absent := sorted(name for name in wanted - known if only in name):
             raise insert.InsertError(f"there is no picture '{absent[0]}': mend the link in the document")
+        if only and not (drawn or linked):
+            raise charts.PicturesError(f"no picture's name contains '{only}': leave it out to draw all of them")
 
     def write_page(self, path: Path) -> None:
         """Write everything as one offline page; raise StoreError where the file cannot be written."""
@@ -221,7 +225,8 @@ class Report:
             raise StoreError(f"the page cannot be written to '{path}' ({error.strerror}): name another file") from None
 
     def _about(self) -> page.About:
-        """Collect what the page says around its rows."""
+        """Collect what the page says around its rows; what to use leads to suites by their names, as rows do."""
+        to_use = remedies([(each.suite, _judged(each)) for each in self.measured], self.plugins.strategies)
         answers = {
             (each.suite, title_of[key_of(compared)]): plain(sentence(compared))
             for each, title_of in zip(self.measured, self.titles, strict=True)
@@ -234,7 +239,7 @@ class Report:
             by_suite.setdefault(each.suite, []).extend(each.records)
         origins = {suite: plain(line(records)) for suite, records in by_suite.items()}
         everything = [record for each in self.measured for record in each.records]
-        return page.About(self.remedies, answers, against, origins, titles, plain(line(everything)))
+        return page.About(to_use, answers, against, origins, titles, plain(line(everything)))
 
     def _chosen(self, results: Sequence[Results], choice: Mapping[str, str]) -> str:
         if not choice:

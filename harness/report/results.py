@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from harness.records import Claim, Record, store
+from harness.report.text import visible
 from harness.suite.claims import claims_of
 from harness.verdicts import claims, judge
 from harness.verdicts.judge import Comparison
@@ -69,7 +70,7 @@ def read(
         records, problems = store.read(file, aliases)
         for problem in problems:
             warn(problem)
-        name = next((record.origin.suite for record in records if record.origin.suite), file.stem)
+        name = visible(next((record.origin.suite for record in records if record.origin.suite), file.stem))
         folder = file.resolve().parent.parent.name
         results.append(Results(name, folder, tuple(records), _asked(suites, folder)))
     return results

@@ -3,6 +3,7 @@
 They are altair charts made of the flat figures of rows (`harness.report.export`).
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -63,12 +64,15 @@ def of_rows(rows: Sequence[Figures]) -> dict[str, Any]:
 
 
 def save(charts: dict[str, Any], folder: Path, prefix: str) -> Iterator[Path]:
-    """Write each chart as SVG and PNG; yield the paths. Raises PicturesError where the folder cannot be written."""
+    """Write each chart as SVG and PNG; yield the paths, all in the folder whatever the prefix has.
+
+    Raises PicturesError where the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, chart in charts.items():
             for kind, options in (("svg", {}), ("png", {"scale_factor": 2})):
-                path = folder / f"{prefix}-{name}.{kind}"
+                path = folder / re.sub(r"[/\0]", "-", f"{prefix}-{name}.{kind}")
                 chart.configure(**SETTINGS).save(path, **options)
                 yield path
     except OSError as error:

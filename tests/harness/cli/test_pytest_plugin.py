@@ -5,8 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from harness.cli import pytest_plugin
+from harness.records import Case, Record, Times
+from harness.verdicts.judge import Row
 
 SUITE = """
 title: Small
@@ -19,6 +24,7 @@ rounds: 1
 warmup: 1
 steps: 3
 """
+CLAIMED = SUITE + 'claims: [{id: X, says: so, that: "peak(chekpoint) < 1"}]\n'
 WRONG = '''
 """Forget the last token; keep nothing."""
 
@@ -97,7 +103,7 @@ def test_a_case_that_became_worse_fails(ran, tmp_path, made_up):
     words = ["small.yaml", "-k", "checkpoint", "--harness-plugin", str(made_up), "--harness-against", str(earlier)]
     done = run_pytest(tmp_path, *words)
     assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout
-    assert "peak became worse" in done.stdout and "2.0" in done.stdout
+    assert "peak became worse" in done.stdout and "(2.000 x)" in done.stdout
     done = run_pytest(tmp_path, *words, "--harness-fail-on", "peak>500%")
     assert done.returncode == 0 and "1 passed, 2 deselected" in done.stdout, done.stdout
 
@@ -109,6 +115,34 @@ def test_a_vocabulary_of_all_words_is_looked_up_as_it_was_measured(tmp_path, mad
     (tmp_path / "small.yaml").write_text(text.replace(", jax_vmap", ""))
     done = run_pytest(tmp_path, "small.yaml", "--harness-plugin", str(made_up))
     assert done.returncode == 0 and "2 passed" in done.stdout and "[torch/cpu-baseline]" in done.stdout, done.stdout
+
+
+class Benchmark:
+    """What a test passes to the fixture of pytest-benchmark."""
+
+    def __init__(self):
+        self.extra_info, self.disabled, self.rounds = {}, False, 0
+
+    def pedantic(self, target, rounds=1):
+        self.rounds = rounds
+
+
+@pytest.mark.parametrize(
+    ("times", "steps", "disabled"),
+    [
+        (((0.1, 0.2), (0.1, -3600.0)), [0.1, 0.2], False),  # its clock jumped
+        ((), [], True),
+    ],
+)
+def test_a_benchmark_has_the_times_that_steps_can_take_and_is_used_where_there_are_none(times, steps, disabled):
+    case = Case(workload="decoder", shape={}, place="torch/cpu", corpus="x", tokenizer="bytes")
+    row = Row(case, "ok", answer="bit_exact", records=tuple(Record(times=Times(step_seconds=each)) for each in times))
+    suite = SimpleNamespace(row=lambda case: row, worse=lambda case: [])
+    benchmark = Benchmark()
+    node = SimpleNamespace(case=case, clock=pytest_plugin.Clock(), parent=suite)
+    pytest_plugin.measured(benchmark, SimpleNamespace(node=node))
+    assert (benchmark.rounds, list(node.clock.steps)) == (len(steps) or 1, steps)
+    assert benchmark.disabled == disabled
 
 
 def test_a_wrong_answer_fails(tmp_path):
@@ -125,7 +159,10 @@ def test_a_wrong_answer_fails(tmp_path):
         (SUITE.replace("checkpoint", "checkpont"), (), "did you mean 'checkpoint'"),
         (SUITE, ("--harness-fail-on", "peak"), "use peak>5%"),
         (SUITE, ("--harness-fail-on", "missing"), "harness compare"),
+        (SUITE, ("--harness-fail-on", "peak>5%"), "name them by --harness-against"),
         (SUITE, ("--harness-plugin", "none.py"), "none.py"),
+        (SUITE, ("-p", "no:benchmark"), "leave out -p no:benchmark"),
+        (CLAIMED, (), "claim 'X': there is no row 'chekpoint': mend it"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(tmp_path, text, words, told):
@@ -159,9 +196,17 @@ def test_what_cannot_be_measured_fails_each_test_with_one_sentence(tmp_path, aga
     (tmp_path / "small.yaml").write_text(SUITE)
     (tmp_path / "empty").mkdir()
     done = run_pytest(tmp_path, "small.yaml", "--harness-against", against)
-    assert done.returncode == 1 and "3 failed" in done.stdout, done.stdout
+    assert done.returncode == 1 and "3 failed in" in done.stdout, done.stdout
     assert refusal in done.stdout and "Traceback" not in done.stdout
     assert not (tmp_path / "results").exists(), "before anything is measured"
+
+
+def test_lines_of_earlier_results_that_are_no_records_are_warned_of(tmp_path):
+    (tmp_path / "small.yaml").write_text(SUITE)
+    (tmp_path / "torn.jsonl").write_text('{"status": "o')
+    done = run_pytest(tmp_path, "small.yaml", "--harness-against", "torn.jsonl", "-W", "default")
+    assert "torn.jsonl:1: this line is not a record" in done.stdout, done.stdout
+    assert "3 failed" in done.stdout and "'torn.jsonl' has no case of small.yaml" in done.stdout
 
 
 def test_other_yaml_files_are_left_alone(tmp_path):

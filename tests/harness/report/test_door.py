@@ -22,6 +22,7 @@ from harness.refusal import Refusal
 from harness.report import door, formats, frame
 from harness.report.insert import InsertError
 from harness.verbs.plan import Machine, PlanRow
+from harness.verdicts.expressions import ClaimError
 
 pandas = pytest.importorskip("pandas", reason="needs the package pandas")
 ROOT = Path(__file__).resolve().parents[3]
@@ -182,6 +183,27 @@ def test_a_suite_is_run_and_its_results_are_a_report(made_up: Path, smallest: st
     (tmp_path / "small.yaml").write_text(f"{smallest}rounds: 0\n")
     timed = harness.run(tmp_path / "small.yaml", results=tmp_path / "timed", rounds=2, plugins=[str(made_up)])
     assert list(timed.frame().strategy) == ["baseline", "nothing", "checkpoint"], "the control joins its rounds"
+
+
+@pytest.mark.parametrize("verb", ["run", "predict"])
+def test_a_claim_that_names_no_row_is_refused_as_by_the_commands(
+    verb: str, smallest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(f'{smallest}claims: [{{id: X, says: so, that: "peak(chekpoint) < 1"}}]\n')
+    with pytest.raises(ClaimError, match=r"^small.yaml: claim 'X': there is no row 'chekpoint': mend it"):
+        getattr(harness, verb)("small.yaml")
+    assert not Path("results").exists(), "before anything is measured"
+
+
+def test_one_place_and_one_plugin_need_no_list(monkeypatch: pytest.MonkeyPatch, smallest: str, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(smallest)
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("")
+    asked: list[Any] = []
+    monkeypatch.setattr(door, "of_plan", lambda plan, loaded, names, machine: asked.append((plan.places, names)) or [])
+    harness.predict(tmp_path / "small.yaml", place="torch/cpu", plugins=str(plugin))
+    assert asked == [((harness.Place("torch", "cpu"),), (str(plugin),))]
 
 
 def test_the_door_costs_an_author_of_plugins_nothing() -> None:

@@ -21,6 +21,7 @@ from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
 
+pytestmark = pytest.mark.usefixtures("pictures")
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -393,6 +394,22 @@ def test_pictures_are_files_whose_text_is_inert(tmp_path):
     svg = (tmp_path / "new" / "mine-tradeoff-1.svg").read_text()
     assert "<svg" in svg and "<script" not in svg and "alert" in svg
     assert (tmp_path / "new" / "mine-phases-1.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Blank:
+    """A chart that takes no time to draw."""
+
+    def configure(self, **settings):
+        return self
+
+    def save(self, path, **options):
+        path.write_text("")
+
+
+def test_no_name_of_a_suite_leads_out_of_the_folder_for_pictures(tmp_path):
+    paths = list(charts.save({"phases-1": Blank()}, tmp_path / "new", "../mine\0"))
+    assert [path.name for path in paths] == ["..-mine--phases-1.svg", "..-mine--phases-1.png"]
+    assert {path.parent for path in paths} == {tmp_path / "new"}
 
 
 def test_without_the_package_a_sentence_says_what_to_install(monkeypatch):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.records import Case, Prediction
+from harness.records import Case, Prediction, Record, Slot, Times, Trial
 from harness.report import frame
 from harness.verbs.plan import PlanRow
 
@@ -48,9 +48,23 @@ def test_a_column_of_several_kinds_is_refused_in_a_sentence_and_leaves_no_file(t
     assert not list(tmp_path.iterdir())
 
 
+def test_a_number_beyond_64_bits_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(frame.FrameError, match=r"parquet cannot hold these rows .*: write them as csv"):
+        written(tmp_path, {"peak_bytes": 10**30})
+
+
 def test_a_frame_of_predictions_has_what_decides_whether_a_case_fits() -> None:
     case = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="x", tokenizer="bytes")
     forecast = Prediction(predicted_peak_bytes=100, at_most_bytes=250)
     rows = frame.of_predictions([[PlanRow(case, 100, "loss", 1, 200, None, prediction=forecast)]])
     assert (rows.peak_bytes[0], rows.at_most_bytes[0], rows.need_bytes[0], rows.limit_bytes[0]) == (100, 250, 250, 200)
     assert not rows.fits[0]
+
+
+def test_a_record_has_the_budget_of_its_case_and_the_figures_of_its_room() -> None:
+    case = Case(workload="decoder", shape={}, place="torch/cpu", corpus="x", tokenizer="bytes", budget_bytes=1 << 30)
+    timed = Record(slot=Slot(case="c", kind="time"), case=case, times=Times(step_seconds=(0.1,)))
+    trial = Trial(predicted_peak_bytes=100, at_most_bytes=150, at_point="oom_budget", at_most="ok", peak_bytes=120)
+    rows = frame.of_records([timed, Record(case=case, trial=trial)])
+    assert list(rows.budget_bytes) == [1 << 30] * 2
+    assert (rows.at_point[1], rows.predicted_peak_bytes[1], rows.peak_bytes[1]) == ("oom_budget", 100, 120)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from html import escape, unescape
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 
@@ -24,7 +24,7 @@ Once = Callable[[str, Callable[[Path], Any]], Any]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def bundled(once: Once) -> Iterator[None]:
+def bundled(once: Once, pictures: None) -> Iterator[None]:
     """Bundle the library of pictures once for all pages: that takes seconds, and it is the same in each."""
     import vl_convert
 
@@ -228,8 +228,8 @@ def test_hostile_text_does_nothing_in_a_browser(shown: dict[int, Shown]) -> None
 
 
 ROWS = [
-    row(strategy="a", verdict="baseline"),
-    row(strategy="b", peak_bytes=30 << 20, verdict="wins", peak_ratio=0.5, memory="less"),
+    row(strategy="a", verdict="baseline", native_peak_ratio=1.0),
+    row(strategy="b", peak_bytes=30 << 20, verdict="wins", peak_ratio=0.5, memory="less", native_peak_ratio=0.9),
     row(strategy="c", peak_bytes=10 << 20, place="jax/cpu", answer="approximate", verdict="wins"),
     row(strategy="d", status="oom_budget", peak_bytes=None, suite="other", verdict="fails"),
 ]
@@ -245,6 +245,7 @@ FILTERS = [
     ({"filter": "nothing of it"}, []),
     ({"open": "0", "sort": "peak_bytes"}, ["a", "c", "b", "d"]),
     ({"open": "0", "sort": "strategy", "down": True}, ["c", "b", "a", "d"]),
+    ({"open": "0", "sort": "native_peak_ratio"}, ["b", "a", "c", "d"]),
     ({"open": "0", "place": "gone"}, ["a", "b", "c", "d"]),
 ]
 FILTERED = [small(ROWS, about=page.About(against={"b": "the logits"}), **asked) for asked, _ in FILTERS]
@@ -275,6 +276,33 @@ def test_a_row_opens_to_all_that_decided_it(shown: dict[int, Shown]) -> None:
     assert more.count("<circle") == 3 and "3 rounds" in more
     assert "asked for 3 MiB more" in more
     assert "harness run mine --place torch/cpu -k 'b + c' --results again" in unescape(more)
+
+
+QUOTED = small([row(suite="my suite; ls", strategy="b's")], open="0")
+
+
+def test_a_command_is_one_whatever_a_suite_is_called(shown: dict[int, Shown]) -> None:
+    (command,) = re.findall(r"Repeat it: <code>(.*?)</code>", shown[QUOTED].dom)
+    assert unescape(command) == r"harness run 'my suite; ls' --place torch/cpu -k 'b'\''s' --results again"
+
+
+EXAMPLE = re.findall(r"<code>\?(.*?)</code>", Path(page.__file__).with_name("page.html.j2").read_text(encoding="utf-8"))
+LINKED: dict[str, Any] = dict(parse_qsl(unescape(EXAMPLE[0]), keep_blank_values=True))
+BY_LINK = small(
+    [
+        row(strategy="fused_loss", peak_ratio=0.5),
+        row(strategy="checkpoint + fused_loss", peak_ratio=0.6),
+        row(strategy="checkpoint", peak_ratio=0.9),
+        row(strategy="fused_loss", place="jax/cpu", peak_ratio=0.7),
+    ],
+    **LINKED,
+)
+
+
+def test_a_link_shows_what_the_page_says_of_it(shown: dict[int, Shown]) -> None:
+    dom = shown[BY_LINK].dom
+    assert names_of(dom) == ["checkpoint + fused_loss", "fused_loss"]
+    assert re.findall(r'<tr class="row"[^>]* aria-expanded="(\w+)"', dom) == ["true", "false"]
 
 
 BOUND = small(
@@ -469,6 +497,7 @@ def test_no_cell_is_cut_off_at_any_width(dark: bool, committed: Path, tmp_path: 
         assert sizes["rows"] > 10
         assert sizes["wide"] <= width, f"{sizes['what']} is wider than {width} pixels"
         assert sizes["cut"] == []
+        assert sizes["unseen"] == 0, f"a table cannot be sorted at {width} pixels"
         ground, ink = (sum(map(int, re.findall(r"[0-9]+", sizes[name])[:3])) for name in ("ground", "ink"))
         assert (ground < 150 and ink > 600) if dark else (ground > 700 and ink < 150)
 
@@ -479,10 +508,12 @@ setTimeout(() => {
   const widest = all.reduce((a, b) => a.getBoundingClientRect().right > b.getBoundingClientRect().right ? a : b);
   const cells = [...document.querySelectorAll("td, th")].filter(each => each.offsetParent);
   const cut = cells.filter(each => each.scrollWidth > each.clientWidth + 1);
+  const sorts = [...document.querySelectorAll(".rows th button")];
   const style = getComputedStyle(document.body);
   const sizes = {window: innerWidth, wide: Math.floor(widest.getBoundingClientRect().right),
     what: widest.tagName + "." + widest.className,
     cut: cut.slice(0, 3).map(each => each.textContent), rows: document.querySelectorAll("tr.row").length,
+    unseen: sorts.filter(each => each.getBoundingClientRect().left < 0).length,
     ground: style.backgroundColor, ink: style.color};
   parent.postMessage(sizes, "*");
 }, 2500);

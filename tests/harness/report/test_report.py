@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from harness.contract import plugins
-from harness.records import Applied, Case, Heading, Memory, Origin, Record, Slot
+from harness.records import Applied, Case, Heading, Memory, Origin, Record, Slot, store
 from harness.records.case import Claim
-from harness.records.record import Fit
-from harness.report import charts, page
+from harness.records.record import Fit, Verdict
+from harness.report import charts, page, results
+from harness.report.charts import PicturesError
 from harness.report.insert import InsertError
 from harness.report.report import Report
 from harness.report.results import Results
@@ -103,6 +104,25 @@ def test_a_page_says_of_which_machine_claims_and_limits_are(monkeypatch: pytest.
     assert [limit.title.rpartition(", ")[2] for limit in limits["mine_fit"]] == ["on m", "on n"]
 
 
+def test_what_to_use_leads_to_the_suite_of_results_in_any_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(page, "html", lambda *arguments: shown.append(arguments) or "")
+    heading, baseline, checkpoint = run("m").records
+    memory = checkpoint.memory.model_copy(update={"peak_host_bytes": 50 << 20})
+    answer = Verdict("bit_exact", 1.0, None, None, None, (), "it is")
+    records = (
+        heading,
+        baseline,
+        checkpoint.model_copy(update={"memory": memory, "probe": "p"}),
+        Record(slot=Slot(case="p", kind="numerics"), case=CASES[1], origin=origin("m"), numerics=answer),
+    )
+    Report((Results("mine", "moved", records),), LOADED).write_page(tmp_path / "page.html")
+    ((*_, about),) = shown
+    assert [remedy.best.folder for remedy in about.use] == ["mine"], "under which its rows stand"
+
+
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charts of two names for any suite, which take no time."""
@@ -131,3 +151,18 @@ def test_links_to_pictures_count_where_their_names_are_asked_for(
             list(pictures)
     else:
         assert [*pictures][:1] == [tmp_path / "mine-lengths-torch-cpu"]
+
+
+def test_a_name_that_no_picture_has_is_refused(drawn: None, tmp_path: Path) -> None:
+    pictures = Report((run("m"),), LOADED).pictures
+    assert [*pictures(tmp_path, "phases")] == [tmp_path / "mine-phases-1"]
+    with pytest.raises(PicturesError, match=r"^no picture's name contains 'mine-phases': leave it out"):
+        list(pictures(tmp_path, "mine-phases"))
+
+
+def test_the_name_of_a_suite_is_the_same_in_every_form(tmp_path: Path) -> None:
+    """A page reads a return in an attribute as a new line, and a terminal obeys an escape."""
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(store.encoded(Record(origin=Origin(suite="a\r\x1bb"))))
+    (named,) = results.read([path], print)
+    assert named.suite == "a  b"
