@@ -20,9 +20,11 @@ from harness.verbs.plan import named, of_cases, of_plan, remedies
 def command(
     cases: Cases,
     room: Room,
-    explain: Annotated[str | None, typer.Option(help="A case, as the table names it: what stands at its peak.")] = None,
+    explain: Annotated[
+        str | None, typer.Option(help="A case, as the table names it: what stands at its peak, in torch.")
+    ] = None,
 ) -> None:
-    """Predict every case of a suite without running any: its peak, whether it fits, the time of a step."""
+    """Predict every case of a suite without running any: its peak, whether it fits, how times of a step compare."""
     names = cases.plugins
     loaded = plugins.load(names)
     plan = cases.plan(loaded, room.budget, room.on_gpu)

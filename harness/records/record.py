@@ -174,7 +174,7 @@ class Prediction(Value):
     predicted_kinds: dict[str, int] = Field(default_factory=dict, description="the most of each kind, bytes")
     predicted_reserved_bytes: int | None = Field(None, description="predicted peak of a GPU's segments, base included")
     predicted_base_bytes: int | None = Field(None, description="allocated on a GPU before the run, in no peak, bytes")
-    predicted_driver_bytes: int | None = Field(None, description="the same with the context of the process, bytes")
+    predicted_driver_bytes: int | None = Field(None, description="predicted segments and context of the process, bytes")
     predicted_host_bytes: int | None = Field(None, description="predicted memory of the host beside a GPU, bytes")
     predicted_standing: tuple[Standing, ...] = Field((), description="what stands at the predicted peak, by maker")
     error: str | None = Field(None, description="the error that its step, tried without data, ended with")

@@ -100,7 +100,8 @@ class _Reader:
         self.corpus(suite.corpus, workload, ("corpus",))
         self.refuse_patterns(suite)
         rows = self.on_ranks(suite, self.rows(suite, workload))
-        chosen = [(place, each) for place in self.places(suite) for each in self.choices(suite, workload, place)]
+        places = self.places(suite, workload)
+        chosen = [(place, each) for place in places for each in self.choices(suite, workload, place)]
         total = len(rows) * sum(each.combinations for _, each in chosen)
         if total > MAX_CASES:
             raise self.too_many((), total)
@@ -149,7 +150,7 @@ class _Reader:
         sentence = first["msg"][0].lower() + first["msg"][1:]
         return self.refusal(location, f"{sentence}, not {_shown(first['input'])}")
 
-    def places(self, suite: Suite) -> list[Place]:
+    def places(self, suite: Suite, workload: Workload) -> list[Place]:
         places = []
         for index, text in enumerate(suite.places):
             try:
@@ -160,6 +161,10 @@ class _Reader:
                 raise self.refusal(("places", index), f"there is no place '{text}'{nearest(text, PLACES)}")
             if place in places:
                 raise self.refusal(("places", index), f"the place '{text}' is named twice: remove one")
+            if place.backend not in workload.on:
+                others = " or ".join(each for each in PLACES if Place.parse(each).backend in workload.on)
+                sentence = f"the workload '{workload.name}' has no form for {place.backend}: write {others}"
+                raise self.refusal(("places", index), sentence)
             places.append(place)
         return places
 

@@ -25,16 +25,18 @@ class Suite(Model):
     """What a suite file may say."""
 
     title: str = Field(min_length=1, max_length=200, description="heading of the tables")
-    workload: str = Field(description="what is trained: decoder, scoring, temporal, or a plugin's")
+    workload: str = Field(description="what is trained: decoder, documents, causal_lm, scoring, temporal, or your own")
     places: list[str] = Field(["torch/cpu"], min_length=1, max_length=16, description="backend/device of each")
     corpus: str | None = Field(None, description="by default standard_library for tokens, generated for frames")
     tokenizer: Literal["bytes", "words", "bpe"] = Field("bpe", description="how a text becomes tokens")
     shape: dict[str, Any] = Field(default_factory=dict, description="sizes of the workload, or a preset of them")
-    at: dict[str, dict[str, Any]] = Field(default_factory=dict, description="shapes for places that match a pattern")
+    at: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="other settings for places that match a pattern"
+    )
     each: list[dict[str, Any]] = Field(
         default_factory=list,
         max_length=100,
-        description="shapes to take in turn, with a corpus or tokenizer of their own",
+        description="settings to take in turn: shapes, with a corpus, tokenizer or budget of their own",
     )
     budget_gib: float | None = Field(None, ge=1 / 64, le=1 << 16, description="memory above the settled base")
     strategies: list[Any] = Field(

@@ -2,7 +2,8 @@
 
 Peak of what is allocated: unchanged. What is reserved comes nearer to it where there are gaps, and it is that which a
 budget and the card bound: a run that ends without memory though enough is free in pieces may fit. Predictions replay
-both allocators, so the difference shows under `reserved`. JAX has no such allocator.
+both allocators, so the difference shows under `reserved`. To use it outside of the harness, set
+`PYTORCH_ALLOC_CONF=expandable_segments:True` in the environment of your training process. JAX has no such allocator.
 
 Source: PyTorch, "CUDA semantics", PYTORCH_ALLOC_CONF.
 """

@@ -14,7 +14,7 @@ from harness.contract import plugins
 from harness.suite import reader
 from harness.suite.plan import Plan, selected
 from harness.suite.reader import read
-from harness.suite.schema import SuiteError
+from harness.suite.schema import Suite, SuiteError
 
 ROOT = Path(__file__).resolve().parents[3]
 SUITES = sorted(path for path in (ROOT / "suites").glob("*.yaml") if path.name != "claims.yaml")
@@ -96,6 +96,11 @@ def test_every_suite_of_the_project_is_valid(path: Path) -> None:
 
 def test_there_are_suites() -> None:
     assert SUITES
+
+
+def test_the_schema_names_every_workload_that_ships() -> None:
+    described = Suite.model_fields["workload"].description or ""
+    assert [name for name in plugins.load().workloads if name not in described] == []
 
 
 def test_lists_in_shape_mean_each_value_in_turn(plan_of: Any) -> None:
@@ -223,6 +228,12 @@ MISTAKES = {
         "put these sizes into the entries",
     ),
     "misspelt place": ("places:\n- torch/cpu\n- torch/cdua", 3, "'torch/cdua'", "did you mean 'torch/cuda'?"),
+    "a place for which a workload has no form": (
+        "workload: causal_lm\nplaces: [torch/cpu, jax/cpu]",
+        2,
+        "'causal_lm' has no form for jax",
+        "write torch/cpu or torch/cuda",
+    ),
     "misspelt place in at": ('at: {"*/cdua": {tokens: 64}}', 1, "*/cdua", "place"),
     "no place at all": ("places: [cpu]", 1, "'cpu'", "write backend/device"),
     "no places": ("places: []", 1, "places", "at least 1"),
