@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,15 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 
 @pytest.fixture(scope="session")
-def reported(once: Callable[[str, Callable[[Path], Any]], Any]) -> Reported:
+def pictures() -> None:
+    """Skip where what draws is not installed, as on a machine that has what `gpu/wheels.txt` names alone."""
+    for package in ("altair", "jinja2", "vl_convert"):
+        if find_spec(package) is None:
+            pytest.skip(f"needs the package {package}")
+
+
+@pytest.fixture(scope="session")
+def reported(once: Callable[[str, Callable[[Path], Any]], Any], pictures: None) -> Reported:
     """Report on all committed results: it takes half a minute, so one process of the tests does it for all."""
     return once("reported", report_within)
 

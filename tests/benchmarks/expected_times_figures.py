@@ -3,9 +3,9 @@
     python tests/benchmarks/expected_times_figures.py SUITE.yaml [SUITE.yaml ...] [--results results]
 
 The cases of each suite are predicted as `harness plan` does it, their operators timed on this machine, and the ratios
-to the baseline compared with the measured ones of the committed results that were decided or lie in an interval of at
-most a fifth. Run it on the machine of the results, with nothing beside it. "No change" is the error of someone who
-expects every ratio to be 1.
+to the baseline compared with the measured ones of the committed results whose intervals end at most a fifth above where
+they begin: a row of too few rounds to infer an interval from is left out. Run it on the machine of the results, with
+nothing beside it. "No change" is the error of someone who expects every ratio to be 1.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> int:
             for results in read(files, print, loaded.aliases)
             for table in results.tables
             for row in table.rows
-            if row.speed is not None and row.speed.high / row.speed.low <= WIDE
+            if row.speed is not None and (seen := row.speed.inferred) is not None and seen.high / seen.low <= WIDE
         }
         machine = this_machine(plan.places, cache_folder())
         for rows in of_plan(plan, loaded, (), machine):

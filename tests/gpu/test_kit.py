@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -55,6 +56,20 @@ def test_records_of_the_stages_that_ended_are_there_when_the_script_is_killed(tm
     subprocess.run(["bash", "-c", program], env=env, capture_output=True, timeout=30)
     with tarfile.open(tmp_path / "results.tar.gz") as archive:
         assert "results/suite/machine/x.jsonl" in archive.getnames()
+
+
+def test_tests_of_the_kit_see_the_repositories_that_they_make(tmp_path: Path) -> None:
+    """What a copy has of git is passed over where its records ask for the commit, and there alone."""
+    shutil.copytree(ROOT / "gpu", tmp_path / "gpu", ignore=shutil.ignore_patterns("wheels", "out"))
+    (tmp_path / ".commit").write_text("0123456789ab\n")
+    (tmp_path / "python").write_text('#!/bin/sh\necho "${GIT_DIR-none}"\n')
+    (tmp_path / "python").chmod(0o755)
+    out = tmp_path / "out"
+    env = {"PATH": "/usr/bin:/bin", "OUT": str(out), "PYTHON": str(tmp_path / "python")}
+    command = ["bash", tmp_path / "gpu" / "2-jax.sh"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(out / f"{name}.log").read_text() for name in ("meters-jax", "tests")] == ["/dev/null\n", "none\n"]
 
 
 @pytest.fixture

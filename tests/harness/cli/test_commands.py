@@ -129,6 +129,22 @@ def test_show_tells_what_a_strategy_keeps_and_its_knobs(tmp_path: Path) -> None:
     assert (tmp_path / package / "__init__.py").is_file(), "a package is named by its folder"
 
 
+def test_show_names_the_file_of_a_strategy_whose_form_is_an_object(tmp_path: Path) -> None:
+    plugin = tmp_path / "kept.py"
+    plugin.write_text(
+        "from harness import Strategy, hookimpl\n"
+        "class Same:\n"
+        "    def __call__(self, parts):\n"
+        "        return parts\n"
+        "@hookimpl\n"
+        "def harness_strategies():\n"
+        "    return [Strategy('kept', rewrites=(), on={'torch': Same()}, about='Keep all.')]\n"
+    )
+    words = ["show", "kept", "--plugin", str(plugin), "--results", str(tmp_path)]
+    done = CliRunner().invoke(commands.app, words)
+    assert done.exit_code == 0 and f"\ncode: {plugin}\n" in done.stdout, done.output
+
+
 def test_show_finds_results_under_a_former_name(tmp_path: Path) -> None:
     (file,) = store.newest(ROOT / "results" / "token_windows")
     folder = tmp_path / "token_windows" / "machine"

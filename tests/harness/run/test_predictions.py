@@ -34,7 +34,7 @@ def cases(count: int) -> list[Case]:
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(predictions.facts, "threads", lambda: 2)
 
 
 def test_side_by_side_gives_each_case_what_one_after_another_gives(two_cores, monkeypatch):
@@ -44,7 +44,7 @@ def test_side_by_side_gives_each_case_what_one_after_another_gives(two_cores, mo
     monkeypatch.setattr(predictions.runner, "run", lambda task, *rest: started.append(task.cases) or run(task, *rest))
     together = list(predictions.of_cases(given, {}, LOADED))
     assert sorted(map(len, started)) == [2, 3], "two processes"
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(predictions.facts, "threads", lambda: 1)
     alone = list(predictions.of_cases(given, {}, LOADED))
     assert len(started) == 3, "a third"
     peaks = [
@@ -107,8 +107,9 @@ def test_what_was_predicted_is_read_from_its_folder(tmp_path: Path, monkeypatch:
     assert peaks(3).items() > first.items() and sum(started) == 3, "the third alone"
     assert peaks(2, calls=True) == first and sum(started) == 5, "call by call is another prediction"
     assert peaks(2, calls=True) == first and sum(started) == 5
+    more = predictions.facts.threads() + 1
     with monkeypatch.context() as patch:
-        patch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+        patch.setattr(predictions.facts, "threads", lambda: more)
         assert peaks(1).items() <= first.items() and sum(started) == 6, "with more threads it may be another"
     for path in tmp_path.iterdir():
         path.write_text("{")

@@ -1,6 +1,5 @@
 """A whole run with workers that are made up: who is timed how often, what an interruption costs, what a record says."""
 
-import os
 import random
 import threading
 import time
@@ -283,10 +282,12 @@ def test_ranks_that_are_processes_and_gpus_are_not_stopped(measuring, place, ran
 
 def test_time_that_is_spent_ends_it_after_the_round(measuring):
     measuring(Workers(scatter=0.2, lives=20.0), keys="rounds: 24\ntiming_minutes: 8").measure()
-    rounds = rounds_by_row(measuring.records)
-    assert len(set(rounds["nothing"])) < 24
-    assert {max(each) for each in rounds.values()} >= {max(rounds["baseline"])}
     assert judge(measuring.records)[0].rows[3].speed.word == "open"
+    rounds = rounds_by_row(measuring.records)
+    assert set(rounds["chunked_loss"]) == set(rounds["nothing"]) == set(rounds["baseline"]), "each round is whole"
+    processes = Counter(number for each in rounds.values() for number in each)
+    last = processes.pop(max(processes))
+    assert 20.0 * processes.total() <= 8 * 60 < 20.0 * (processes.total() + last)
 
 
 def test_a_process_that_was_disturbed_is_run_again_once_and_both_are_written(measuring, monkeypatch):
@@ -680,7 +681,7 @@ def test_answers_are_worked_on_at_once_after_that_of_the_baseline(measuring, mon
             return super().__call__(task, *rest)
 
     order, both = [], threading.Barrier(2, timeout=20)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(session.facts, "threads", lambda: 2)
     measuring(Meeting(), "rounds: 0", "checkpoint, fused_loss").measure()
     assert set(order[:-2]) == {"baseline"} and set(order[-2:]) == {"checkpoint", "fused_loss"}
     assert all(record.numerics == EXACT for record in answers_of(measuring.records).values())
@@ -696,7 +697,7 @@ def test_answers_are_worked_on_one_at_a_time_on_a_gpu_that_takes_one_process(mea
             return super().__call__(task, *rest)
 
     at_work = []
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(session.facts, "threads", lambda: 2)
     monkeypatch.setattr(schedules.backends, "absent", lambda *place: None)
     monkeypatch.setattr(session.gpu, "is_exclusive", lambda: exclusive)
     measuring(Noting(), "rounds: 0", "checkpoint, fused_loss", place).measure()

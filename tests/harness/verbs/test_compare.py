@@ -3,7 +3,6 @@
 import json
 import math
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -246,9 +245,14 @@ def test_the_text_shows_the_worst_first_and_hides_what_stayed():
     assert "| baseline" in changed.text(compare(tables, after), [], everything=True)
 
 
-def compared(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "harness", "compare", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+@pytest.fixture
+def compared(here, tmp_path):
+    """Compare as the command line does, but within this process: to start another one takes longer."""
+
+    def compared(*words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.CompletedProcess(words, *here(tmp_path, "compare", *words))
+
+    return compared
 
 
 def heavier(path: Path, to: Path, factor: float) -> Path:
@@ -274,7 +278,7 @@ def test_comparisons_that_differ_in_heads_stay_apart():
     assert [line[-7:] for line in shown.splitlines() if line.startswith("####")] == ["heads 4", "heads 8"]
 
 
-def test_a_build_fails_on_what_became_worse_and_on_nothing_else(tmp_path):
+def test_a_build_fails_on_what_became_worse_and_on_nothing_else(compared, tmp_path):
     (old,) = store.newest(ROOT / "results" / "losses")
     new = heavier(old, tmp_path / "new.jsonl", 1.2)
     same = compared(str(old), str(old), "--fail-on", "peak>5%", "--fail-on", "answer", "--fail-on", "status")
@@ -294,7 +298,7 @@ def elsewhere(path: Path, to: Path, machine: str, factor: float) -> None:
     to.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_each_machine_is_compared_with_itself(tmp_path):
+def test_each_machine_is_compared_with_itself(compared, tmp_path):
     (path,) = store.newest(ROOT / "results" / "losses")
     for name, factor in (("old", 1.0), ("new", 1.2)):
         elsewhere(path, tmp_path / name / "a" / "x.jsonl", "a", factor)
@@ -305,11 +309,16 @@ def test_each_machine_is_compared_with_itself(tmp_path):
     assert moved.returncode == 1 and "10.00 x" in moved.stdout, "one machine of each is compared, whatever its name"
 
 
-def test_what_cannot_be_compared_is_refused_in_one_sentence(tmp_path):
+def test_what_cannot_be_compared_is_refused_in_one_sentence(compared, tmp_path):
     losses, windows = (str(ROOT / "results" / name) for name in ("losses", "windowing"))
-    for words in ((losses, windows), (losses, str(tmp_path / "none")), (losses, losses, "--fail-on", "peak")):
+    for words, why in (
+        ((losses, windows), "have no case in common"),
+        ((losses, str(tmp_path / "none")), "name a results file or folder"),
+        ((losses, losses, "--fail-on", "peak"), "use peak>5%"),
+    ):
         refused = compared(*words)
         assert refused.returncode == 2 and refused.stderr.startswith("harness: ") and refused.stderr.count("\n") == 1
+        assert why in refused.stderr
 
 
 def of(each: Row, suite: str = "mine", machine: str = "m", utc: str = "") -> Row:
@@ -371,7 +380,7 @@ def test_a_machine_that_measures_again_is_compared_with_itself_and_a_case_that_i
 
 
 @pytest.mark.parametrize("limits", [True, False], ids=["limits", "predictions"])
-def test_runs_without_a_figure_are_refused_as_such(limits, tmp_path):
+def test_runs_without_a_figure_are_refused_as_such(limits, compared, tmp_path):
     plain = case()
     record = (
         Record(case=plain, limits=Fit(over="tokens", budget_bytes=MIB, predicted=64))

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,7 @@ def test_rows_of_equal_headings_are_told_apart_by_their_sizes_and_machines() -> 
     assert titles == [", heads 4: baseline", ", heads 8, on m: baseline", ", heads 8, on n: baseline"]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_text_and_picture_name_the_commits_of_a_step() -> None:
     draw = random.Random(3)
     runs = [run_of(recorded(draw, number, peak=1.0 if number < 2 else 1.3)) for number in range(4)]
@@ -145,6 +147,7 @@ def sized(tokens: int, number: int, machine: str = "m") -> Run:
     return run_of([Record(slot=Slot(case=case.digest(), kind="memory"), case=case, origin=origin, memory=memory)])
 
 
+@pytest.mark.usefixtures("pictures")
 def test_rows_of_one_name_say_of_which_comparison_they_are() -> None:
     wheres = [(64, "m"), (128, "m"), (128, "n")]
     found = series([sized(tokens, number, machine) for number in (1, 2) for tokens, machine in wheres])
@@ -240,6 +243,7 @@ def test_what_the_machine_did_to_a_run_is_no_step_of_its_rows(status: str, stepp
     assert bool(row.steps) == stepped
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_row_that_joined_later_stands_at_its_own_runs() -> None:
     draw = random.Random(3)
     spans = {"fused_loss": range(10, 12), "checkpoint": range(11)}
@@ -260,6 +264,7 @@ def test_a_row_that_joined_later_stands_at_its_own_runs() -> None:
     assert names == {"baseline": last, "nothing": last, "fused_loss": last, "checkpoint": "11 c010"}
 
 
+@pytest.mark.usefixtures("pictures")
 def test_rows_of_one_name_are_lines_of_their_own() -> None:
     draw = random.Random(3)
     runs = [run_of(recorded(draw, number, peak=1.0)) for number in range(2)]
@@ -267,6 +272,7 @@ def test_rows_of_one_name_are_lines_of_their_own() -> None:
     assert len({value["id"] for value in lines}) == 2 * len({value["row"] for value in lines})
 
 
+@pytest.mark.usefixtures("pictures")
 def test_the_command_reads_all_files_of_a_folder(tmp_path: Path) -> None:
     draw = random.Random(3)
     folder = tmp_path / "results" / "mine" / "m"
@@ -284,6 +290,6 @@ def test_the_command_reads_all_files_of_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["day", ""])
-def test_another_order_is_refused(by: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness", "history", str(tmp_path), "--by", by]
-    assert subprocess.run(command, capture_output=True).returncode == 2
+def test_another_order_is_refused(by: str, here: Callable[..., tuple[object, str, str]], tmp_path: Path) -> None:
+    status, _, errors = here(tmp_path, "history", ".", "--by", by)
+    assert status == 2 and "--by" in errors, "and not because there are no results"

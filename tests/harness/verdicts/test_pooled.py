@@ -6,7 +6,7 @@ from subprocess import run
 
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.verdicts import dunnett
@@ -213,6 +213,7 @@ def test_times_that_no_step_can_take_are_refused(seconds):
         pooled(times)
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from((*NAMES, "a", "b")),

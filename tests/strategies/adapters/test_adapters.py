@@ -65,6 +65,7 @@ def test_the_first_loss_is_that_of_the_model_and_then_adapters_alone_learn(workl
     assert adapted.loss == pytest.approx(plain.loss, rel=1e-7)
     assert adapted.trajectory[-1] < adapted.trajectory[0]
     assert adapted.gradients and all(".adapters." in name for name in adapted.gradients)
+    assert {name[-2:] for name in adapted.gradients} == {".a", ".b"}
     # B is zero at first, so A cannot have a gradient yet, and B must have one
     assert all(abs(g).max() == 0 for name, g in adapted.gradients.items() if name.endswith(".a"))
     assert all(abs(g).max() > 0 for name, g in adapted.gradients.items() if name.endswith(".b"))
