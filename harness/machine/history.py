@@ -68,13 +68,21 @@ def files_of(strategies: Iterable[Strategy]) -> tuple[str, ...]:
                 continue
             path = Path(module.__file__)
             home = path.parent if path.name == "__init__.py" else path
-            named = home.parent / f"{strategy.name}.py"  # it may pass its settings to what its group shares
-            shared = (file for file in home.parent.glob("_*.py") if file.name != "__init__.py")
-            used = _with_imports((home, *shared, *filter(Path.is_file, (named,))))
-            places |= {str(each.relative_to(ROOT)): None for each in used}
-            texts = [_text(file) for each in used for file in _modules(each)]
-            places |= {tool: None for tool in TOOLS if any(PurePath(tool).stem in text for text in texts)}
+            places |= dict.fromkeys(_files(home, home.parent / f"{strategy.name}.py", ROOT))
     return tuple(places)
+
+
+@cache
+def _files(home: Path, named: Path, root: Path) -> tuple[str, ...]:
+    """Return what decides a form that lies at `home`; the file `named` may pass its settings to what its group shares.
+
+    It is read once: what a process has imported stays as it was.
+    """
+    shared = (file for file in home.parent.glob("_*.py") if file.name != "__init__.py")
+    used = _with_imports((home, *shared, *filter(Path.is_file, (named,))))
+    texts = [_text(file) for each in used for file in _modules(each)]
+    tools = (tool for tool in TOOLS if any(PurePath(tool).stem in text for text in texts))
+    return (*(str(each.relative_to(root)) for each in used), *tools)
 
 
 def _with_imports(paths: Iterable[Path]) -> list[Path]:

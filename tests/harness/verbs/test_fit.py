@@ -325,7 +325,8 @@ def test_on_another_gpu_than_the_one_here_nothing_is_run(tmp_path, monkeypatch, 
     def of_cases(cases, plan, plugins, names, machine, **more):
         return [PlanRow(case, 10_000 * case.shape["tokens"], "", None, machine.limit(case), None) for case in cases]
 
-    here, ran = Gpu("NVIDIA L4", CARDS["l4"].memory_bytes, 20 << 30, "580.1"), []
+    whole = CARDS["l4"].memory_bytes
+    here, ran = Gpu("NVIDIA L4", whole, whole, "580.1"), []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fit, "of_cases", of_cases)
     monkeypatch.setattr(gpu, "detect", lambda: here)
