@@ -285,20 +285,25 @@ function option(id, name) {
   select.addEventListener("change", () => { state[id] = select.value; show(); });
 }
 
+const LEAST = 600;  // pixels that the letters of a picture need: a narrower figure scrolls
+
 const dark = matchMedia("(prefers-color-scheme: dark)");
 function draw(figure) {
   const spec = structuredClone((specs[figure.dataset.suite] || {})[figure.dataset.chart]);
   if (!spec || figure.drawn === dark.matches || !window.vegaEmbed) return;
   figure.drawn = dark.matches;
+  const room = document.createElement("div"), across = Math.max(LEAST, figure.clientWidth);
+  room.style.width = `${across}px`;
+  figure.replaceChildren(room);
   const style = getComputedStyle(document.documentElement);
   const ink = style.getPropertyValue("--ink"), grid = style.getPropertyValue("--line");
   const words = {labelColor: ink, titleColor: ink};
   const config = {background: "transparent", axis: {...words, gridColor: grid, domainColor: grid, tickColor: grid},
-    axisY: {labelLimit: 0.4 * figure.clientWidth}, legend: {...words, labelLimit: 240}, text: {color: ink}, title: {color: ink, fontSize: 12, anchor: "start", limit: figure.clientWidth}, view: {stroke: grid}};
+    axisY: {labelLimit: 0.4 * across}, legend: {...words, labelLimit: 240}, text: {color: ink}, title: {color: ink, fontSize: 12, anchor: "start", limit: across}, view: {stroke: grid}};
   const named = figure.dataset.chart.startsWith("lengths");
-  spec.width = named ? Math.max(140, figure.clientWidth - 330) : "container";
+  spec.width = named ? Math.max(140, across - 330) : "container";
   if (!named) spec.autosize = {type: "fit-x", contains: "padding"};
-  vegaEmbed(figure, spec, {config, actions: false, renderer: "svg", logLevel: 1}).catch(error => { figure.textContent = String(error); });
+  vegaEmbed(room, spec, {config, actions: false, renderer: "svg", logLevel: 1}).catch(error => { figure.textContent = String(error); });
 }
 
 option("place", "place");

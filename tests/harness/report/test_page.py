@@ -497,6 +497,7 @@ def test_no_cell_is_cut_off_at_any_width(dark: bool, committed: Path, tmp_path: 
         assert sizes["rows"] > 10
         assert sizes["wide"] <= width, f"{sizes['what']} is wider than {width} pixels"
         assert sizes["cut"] == []
+        assert sizes["drawn"] and not sizes["beyond"], f"letters of a picture are cut off at {width} pixels"
         assert sizes["unseen"] == 0, f"a table cannot be sorted at {width} pixels"
         ground, ink = (sum(map(int, re.findall(r"[0-9]+", sizes[name])[:3])) for name in ("ground", "ink"))
         assert (ground < 150 and ink > 600) if dark else (ground > 700 and ink < 150)
@@ -504,15 +505,19 @@ def test_no_cell_is_cut_off_at_any_width(dark: bool, committed: Path, tmp_path: 
 
 MEASURE = """
 setTimeout(() => {
-  const all = [...document.querySelectorAll("body *")].filter(each => each.offsetParent && !each.closest("svg"));
+  const all = [...document.querySelectorAll("body *")].filter(each => each.offsetParent && !each.closest("figure *"));
   const widest = all.reduce((a, b) => a.getBoundingClientRect().right > b.getBoundingClientRect().right ? a : b);
   const cells = [...document.querySelectorAll("td, th")].filter(each => each.offsetParent);
   const cut = cells.filter(each => each.scrollWidth > each.clientWidth + 1);
   const sorts = [...document.querySelectorAll(".rows th button")];
+  const letters = [...document.querySelectorAll("figure svg text")].filter(each => each.getBoundingClientRect().width);
+  const right = each => each.getBoundingClientRect().right;
   const style = getComputedStyle(document.body);
   const sizes = {window: innerWidth, wide: Math.floor(widest.getBoundingClientRect().right),
     what: widest.tagName + "." + widest.className,
     cut: cut.slice(0, 3).map(each => each.textContent), rows: document.querySelectorAll("tr.row").length,
+    beyond: letters.filter(each => right(each) > right(each.closest("figure > *")) + 1).map(each => each.textContent),
+    drawn: letters.length,
     unseen: sorts.filter(each => each.getBoundingClientRect().left < 0).length,
     ground: style.backgroundColor, ink: style.color};
   parent.postMessage(sizes, "*");
