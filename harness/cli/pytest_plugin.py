@@ -72,7 +72,7 @@ class SuiteFile(pytest.File):
             if any(condition.figure == "missing" for condition in self.conditions):
                 raise compare.ConditionError("a case that is missing has no test to fail: use `harness compare` for it")
             if asked and self.config.getoption("--harness-against") is None:
-                raise compare.ConditionError("--harness-fail-on is by earlier results: name them by --harness-against")
+                raise compare.ConditionError("--harness-fail-on needs earlier results: name them by --harness-against")
         except (plugins.PluginError, schema.SuiteError, expressions.ClaimError, compare.ConditionError) as error:
             raise self.CollectError(str(error)) from None
         settings = [_settings(group.baseline) for group in self.plan.comparisons]

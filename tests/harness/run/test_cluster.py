@@ -437,12 +437,14 @@ def test_code_of_another_plugin_is_refused(place: Place) -> None:
         here.refuse_other(cluster_worker.Code.here(plugins.load((str(plugin),))), "the worker")
 
 
-def test_every_worker_is_asked_whether_it_offers_a_gpu(place: Place) -> None:
+@pytest.mark.parametrize("offering", [5, None], ids=["the sixth", "none"])
+def test_every_worker_is_asked_whether_it_offers_a_gpu(place: Place, offering: int | None) -> None:
     class Client:
         def wait_for_workers(self, *rest: object, **options: object) -> None: ...
 
         def scheduler_info(self, n_workers: int = 5) -> dict[str, Any]:
-            workers = [(f"tcp://{number}", {"resources": {"gpu": 1} if number == 5 else {}}) for number in range(6)]
+            resources = [{"gpu": 1} if number == offering else {} for number in range(6)]
+            workers = [(f"tcp://{number}", {"resources": each}) for number, each in enumerate(resources)]
             return {"workers": dict(workers if n_workers == -1 else workers[:n_workers])}
 
         def run(self, *rest: object, **options: object) -> dict[str, object]:
@@ -451,7 +453,12 @@ def test_every_worker_is_asked_whether_it_offers_a_gpu(place: Place) -> None:
     (place.folder / "small.yaml").write_text(WITH_CUDA)
     loaded = plugins.load()
     there = Schedule(reader.read(place.folder / "small.yaml", loaded), loaded, 1, elsewhere=True)
-    _refuse("tcp://host", Client(), there, ())
+    try:
+        _refuse("tcp://host", Client(), there, ())
+    except cluster_worker.ClusterError as error:
+        assert offering is None and "no worker of 'tcp://host' offers the resource gpu" in str(error)
+    else:
+        assert offering == 5
 
 
 # A cluster that is there already
