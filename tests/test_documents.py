@@ -21,6 +21,8 @@ from harness.contract.parts import PART_NAMES, Parts
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import Strategy
 from harness.records import Case
+from harness.report import fit, limits
+from harness.report.plan import HEADERS
 from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import Suite
@@ -260,6 +262,21 @@ def test_every_word_of_a_table_is_explained(document: str) -> None:
     assert judged == len(re.findall(r"\| verdict +\|$", text, re.MULTILINE)), "a table that is not read"
     assert shown - {""} or not judged
     assert shown - {""} <= explained
+
+
+@pytest.mark.parametrize("document", TABLES)
+def test_every_column_of_a_table_is_explained(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    heads = re.findall(r"^\| (strategy .*)\|\n\|[:|-]+\n", text, re.MULTILINE)
+    shown = {name.strip() for head in heads for name in head.split("|")}
+    assert shown | {*fit.COLUMNS, *limits.COLUMNS, *HEADERS} <= columns()
+
+
+def columns() -> set[str]:
+    """Collect the columns that `docs/tables.md` explains; a row may explain several."""
+    text = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| column \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return {name.strip() for rows in tables for row in rows.splitlines() for name in row.split("|")[1].split(",")}
 
 
 def test_every_flag_is_explained(tmp_path: Path) -> None:

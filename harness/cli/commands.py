@@ -1,6 +1,7 @@
 """The command line: every verb, and how it ends. A verb is imported when it is called: `--help` waits for none."""
 
 import ast
+import errno
 import importlib
 import importlib.util
 import signal
@@ -33,6 +34,8 @@ VERBS = {
 """The function of each verb: its module and its name."""
 REFUSED = 2
 """The status of a refusal."""
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""What is wrong with a path that a user has named, where nothing says it in other words."""
 
 
 class Verbs(TyperGroup):
@@ -88,6 +91,11 @@ def main() -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except Refusal as error:
         err.print(f"harness: {error}")
+        sys.exit(REFUSED)
+    except OSError as error:
+        if error.filename is None or error.errno not in UNUSABLE:
+            raise
+        err.print(f"harness: {str(error.filename)!r} cannot be used ({error.strerror}): name another path")
         sys.exit(REFUSED)
     except (typer.Exit, typer.Abort) as stop:
         sys.exit(getattr(stop, "exit_code", 1))

@@ -71,7 +71,7 @@ class Cases:
             text = model.suite(self.place or ["torch/cuda" if on_gpu else "torch/cpu"])
             out.print(f"```yaml\n{text}```\n")
             plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text, rounds=rounds)
-        return with_budget(selected(plan, self.place, self.only), size(budget) if budget else None)
+        return with_budget(selected(plan, self.place, self.only), None if budget is None else size(budget))
 
     def _model(self) -> Model | None:
         if self.model is not None:
@@ -98,7 +98,7 @@ class Room:
 
     def machine(self, places: Sequence[Place]) -> Machine:
         """Return the machine that cases must fit, with the rates of places; raise Refusal for an unknown card."""
-        card = card_of(self.card, "--gpu") if self.card else None
+        card = None if self.card is None else card_of(self.card, "--gpu")
         return this_machine((), cache_folder()).supposing(self.memory, self.gpu_memory, card).rated(places)
 
 

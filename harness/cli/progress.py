@@ -190,7 +190,7 @@ class Watcher(bench.Progress):
         if rows < len(comparison.cases):
             return
         self.printed.add(comparison.baseline.comparison_key)
-        self.out(table.markdown(tables, table.tokens_per_step(tables, self.plugins)))
+        self.out(table.markdown(tables, self.plugins))
 
     def _count(self) -> None:
         """Count the open results: rounds by group and round, all others by kind and case."""

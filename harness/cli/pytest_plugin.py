@@ -89,7 +89,8 @@ class SuiteFile(pytest.File):
     def row(self, case: Any) -> Any:
         """Return the judged row of a case; at the first call measure all cases that were selected.
 
-        What cannot be measured for a reason that a user can mend fails every test with that reason.
+        What cannot be measured for a reason that a user can mend fails every test with that reason, as a warning does
+        that `filterwarnings` makes an error.
         """
         from harness.records import store
         from harness.suite import schema
@@ -98,7 +99,7 @@ class SuiteFile(pytest.File):
         if self._rows is None and self._refusal is None:
             try:
                 self._rows = {row.case.digest(): row for row in self._measure()}
-            except (schema.SuiteError, expressions.ClaimError, store.StoreError) as error:
+            except (schema.SuiteError, expressions.ClaimError, store.StoreError, Warning) as error:
                 self._refusal = str(error)
         if self._rows is None:
             pytest.fail(self._refusal or "", pytrace=False)

@@ -68,6 +68,8 @@ def command(
         for picture in whole.pictures(pictures, only or "", into or ()):
             note(f"picture: {picture}")
     if page is not None:
+        if not whole.measured:
+            raise store.StoreError("these results are advice, which a page has no room for: print them as markdown")
         whole.write_page(page)
         note(f"page: {page}")
     if (parquet is not None or form not in (None, Form.markdown)) and not whole.figures:

@@ -18,13 +18,16 @@ from harness.report import answer, table
 from harness.report.results import Results
 from harness.report.text import escaped
 from harness.run import bench, cluster, session
+from harness.suite.schema import MAX_ROUNDS
 
 
 @together
 def command(
     cases: Cases,
     results: ResultsOption = Path("results"),
-    rounds: Annotated[int | None, typer.Option(help="Time rounds, in place of the suite's.", min=0, max=100)] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Time rounds, in place of the suite's.", min=0, max=MAX_ROUNDS)
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of resuming.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Measure nothing that this code has measured.")] = False,
     max_bytes: Annotated[int | None, typer.Option(help="Skip cases predicted to need more than this.", min=1)] = None,
@@ -60,7 +63,7 @@ def command(
         if each.answers:
             show(f"## Claims\n\n{table.claimed(each.answers)}\n")
         note(f"records: {file}")
-        out.print(answer.last_lines(each.tables))
+        out.print(answer.last_lines(each.tables, loaded.strategies))
 
 
 def _titled(title: str) -> Callable[[str], None]:
@@ -81,4 +84,4 @@ def _show_rest(
     """Print the tables that were not printed as they came."""
     tables = [each for each in results.tables if each.case.comparison_key not in printed]
     if tables:
-        show(table.markdown(tables, table.tokens_per_step(tables, loaded)))
+        show(table.markdown(tables, loaded))

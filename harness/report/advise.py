@@ -8,6 +8,7 @@ from tabulate import tabulate
 from harness.contract.workload import Workload
 from harness.records import Case, Record
 from harness.records.case import CONTROL
+from harness.records.record import OUT_OF_MEMORY
 from harness.report.answer import cost
 from harness.report.plan import by_segments, grid
 from harness.report.text import escaped, row_name
@@ -92,9 +93,16 @@ def _in_memory(predicted: Sequence[tuple[Case, Record]], size: int) -> str:
 
 
 def _shown(advice: Advice) -> list[PlanRow]:
-    """Return the front without the baseline; where no times are known, what fits, the plainest first."""
+    """Return the front without the baseline; where no times are known, what fits, the plainest first.
+
+    The choice is always among it: where times are rough it is the plainest, which others may beat.
+    """
     rows = advice.front or sorted((row for row in advice.predicted if row.fits), key=preference)
-    return [row for row in rows if not row.case.is_baseline][:FRONT]
+    shown = [row for row in rows if not row.case.is_baseline][:FRONT]
+    chosen = advice.chosen
+    if chosen is None or chosen.case.is_baseline or chosen in shown:
+        return shown
+    return [chosen, *shown[: FRONT - 1]]
 
 
 def _sentence(advice: Advice) -> str:
@@ -133,15 +141,19 @@ def _measured_sentence(advice: Advice, count: int) -> str:
     tried = sum(not each.case.is_control for each in advice.rows)
     best = "the fastest that fits" if all(_faster(row, each) for each in others) else "among the fastest that fit"
     sentence = f"Use **{escaped(row.label)}**: of the {tried} that were measured of {count} combinations it was {best}"
-    if row.case.budget_bytes:
-        sentence += f" {shown(row.case.budget_bytes)}"
+    if row.case.budget_bytes and advice.chosen is not None:
+        sentence += f" {shown(advice.chosen.limit_bytes or row.case.budget_bytes)}"
     sentence += f", with a peak of {mib(row.peak_bytes)} MiB and {(row.step_seconds or 0.0) * 1e3:,.0f} ms a step"
     if plain is not None and row is not plain:
-        does_fit = plain.peak_bytes and plain.status == "ok"
-        sentence += f"; against the baseline {cost(row)}" if does_fit else "; the baseline does not fit"
+        sentence += f"; against the baseline {cost(row)}" if plain.status == "ok" else f"; the baseline {_ended(plain)}"
     sentence += f". Its answer is {escaped(row.answer)}." if row.answer else "."
     second = next((each for each in others if not each.case.is_baseline), None)
     return sentence + (f" Next best: {escaped(second.label)}, {cost(second)}." if second is not None else "")
+
+
+def _ended(plain: Row) -> str:
+    """Say how the baseline ended, where it has no figures to compare with."""
+    return "does not fit" if plain.status in (*OUT_OF_MEMORY, "skipped_guard") else f"did not finish: {plain.status}"
 
 
 def _faster(row: Row, other: Row) -> bool:

@@ -1,7 +1,8 @@
 """One sentence for a comparison: what to use, what it saves and what it costs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from harness.contract.strategy import Strategy
 from harness.records.record import EXACT, OUT_OF_MEMORY
 from harness.report.text import escaped
 from harness.report.words import each_rank, key_of, mib, titles
@@ -13,9 +14,9 @@ INEXACT = {"lower_precision": "lower precision", "approximate": "another algorit
 """What a row that answers otherwise has, by its answer."""
 
 
-def sentence(table: Comparison) -> str:
+def sentence(table: Comparison, strategies: Mapping[str, Strategy]) -> str:
     """Return the answer of a comparison, or an empty text where what was measured gives none."""
-    best = choice(table)
+    best = choice(table, strategies)
     if best is None:
         return _without_choice(table)
     pieces = []
@@ -54,26 +55,26 @@ def _answers_otherwise(row: Row) -> bool:
 
 def _without_choice(table: Comparison) -> str:
     """Return why no row can be chosen: all ran out of memory, or the baseline ended otherwise."""
-    if all(row.status in OUT_OF_MEMORY for row in table.rows):
-        return f"Nothing here fits {'the budget' if table.case.budget_bytes else 'this machine'}."
+    statuses = {row.status for row in table.rows}
+    if statuses <= OUT_OF_MEMORY:
+        return f"Nothing here fits {'the budget' if 'oom_budget' in statuses else 'this machine'}."
     status = next((row.status for row in table.rows if row.case.is_baseline), "open")
     if status in ("open", *OUT_OF_MEMORY) or not any(row.status == "ok" for row in table.rows):
         return ""
     return f"The rows cannot be compared: the baseline ended with {status}."
 
 
-def last_lines(tables: Sequence[Comparison]) -> str:
+def last_lines(tables: Sequence[Comparison], strategies: Mapping[str, Strategy]) -> str:
     """Return the answers of a run, one line for each comparison."""
     title_of = titles({key_of(table): table.case for table in tables})
-    lines = [f"- {escaped(title_of[key_of(table)])}: {text}" for table in tables if (text := sentence(table))]
-    return "\n".join(lines)
+    answers = [(title_of[key_of(table)], sentence(table, strategies)) for table in tables]
+    return "\n".join(f"- {escaped(title)}: {text}" for title, text in answers if text)
 
 
 def cost(row: Row) -> str:
     """Return the memory and the time of a row as multiples of the baseline's, as far as they are known."""
-    memory = (
-        f"{mib(row.peak_bytes)} MiB" if row.peak_ratio is None else f"{row.peak_ratio:.2f} x the memory{each_rank(row)}"
-    )
+    memory = f"{mib(row.peak_bytes)} MiB" if row.peak_ratio is None else f"{row.peak_ratio:.2f} x the memory"
+    memory += each_rank(row)
     speed = row.speed
     if speed is None:
         return memory

@@ -100,7 +100,7 @@ def predict(
     """
     names = _several(plugins)
     loaded = doors.load(names)
-    card = card_of(gpu, "gpu") if gpu else None
+    card = card_of(gpu, "gpu") if gpu is not None else None
     here = replace(this_machine((), cache_folder()), cache=None)  # no rates: nothing is timed
     machine = here.supposing(memory, gpu_memory, card)
     plan = _plan(suite, loaded, place, only, budget)
@@ -117,7 +117,8 @@ def _plan(
 ) -> Plan:
     plan = reader.read(shipped.suite(Path(suite)), loaded, rounds=rounds)
     claims.refuse(plan.suite.claims, [each.cases for each in plan.comparisons], str(suite))
-    return with_budget(selected(plan, list(_several(place)) or None, only), size(budget) if budget else None)
+    chosen = selected(plan, list(_several(place)) or None, only)
+    return with_budget(chosen, None if budget is None else size(budget))
 
 
 def _several(names: Sequence[str]) -> tuple[str, ...]:

@@ -79,8 +79,8 @@ def _helps(remedy: Remedy, results: str) -> str:
         return text
     alike = any(_where(judged, results) == _where(remedy.best, results) for judged in remedy.idle)
     named = list(dict.fromkeys(_where(judged, results) + _tokenizer(judged) * alike for judged in remedy.idle))
-    more = f" and {len(named) - SHOWN_IDLE} more" if len(named) > SHOWN_IDLE else ""
-    return f"{text}; not in {', '.join(named[:SHOWN_IDLE])}{more}"
+    more = [f"{len(named) - SHOWN_IDLE} more"] if len(named) > SHOWN_IDLE else []
+    return f"{text}; not in {', and '.join([*named[:SHOWN_IDLE], *more])}"
 
 
 def _tokenizer(judged: JudgedRow) -> str:
@@ -100,8 +100,10 @@ def sentences(judgements: Sequence[Judgement]) -> str:
 
 
 def _figure(judgement: Judgement) -> str:
-    """Return what was measured, of an answer that came out as the whole sentence did, else of one that was refuted."""
-    answers = [answer for answer, _ in judgement.answers if answer.claim.id in judgement.sentence.deciding]
+    """Return what was measured, of the first answer that came out as the whole sentence did, else that was refuted."""
+    deciding = judgement.sentence.deciding
+    answers = [answer for answer, _ in judgement.answers if answer.claim.id in deciding]
+    answers.sort(key=lambda answer: deciding.index(answer.claim.id))
     same = [answer for answer in answers if answer.verdict == judgement.verdict]
     refuted = [answer for answer in answers if answer.verdict == "refuted"]
     answer = next(iter(same or refuted or answers), None)

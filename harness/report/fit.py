@@ -24,7 +24,7 @@ ALIGNED = ("left", "right", "right", "right", "right", "left", "right", "right")
 class Limits:
     """The longest value of each row of a comparison in one budget, and why there is no more; all as plain text.
 
-    Columns of which no row has anything are left out.
+    `predicted MiB` and `at most` are left out where no row has one.
     """
 
     title: str

@@ -285,6 +285,20 @@ function option(id, name) {
   select.addEventListener("change", () => { state[id] = select.value; show(); });
 }
 
+// A link leads to its suite: where the filters hide that, they are taken away.
+function follow() {
+  const section = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!section || !("open" in section)) return;
+  if (section.hidden) {
+    for (const control of [words, ...["place", "against", "answer"].map(id => document.getElementById(id))]) control.value = "";
+    wins.checked = false;
+    Object.assign(state, {words: "", place: "", against: "", answer: "", wins: false});
+    show();
+  }
+  section.open = true;
+  section.scrollIntoView();
+}
+
 const LEAST = 600;  // pixels that the letters of a picture need: a narrower figure scrolls
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -313,7 +327,8 @@ const words = document.getElementById("words"), wins = document.getElementById("
 words.addEventListener("input", () => { state.words = words.value; show(); });
 wins.addEventListener("change", () => { state.wins = wins.checked; show(); });
 for (const section of sections) section.addEventListener("toggle", () => { if (section.open !== Boolean(section.filled)) fill(section); });
-addEventListener("hashchange", () => { const section = document.getElementById(decodeURIComponent(location.hash.slice(1))); if (section && "open" in section) section.open = true; });
+addEventListener("hashchange", follow);
+for (const link of document.querySelectorAll('a[href^="#"]')) link.addEventListener("click", () => { if (link.hash === location.hash) follow(); });
 addEventListener("beforeprint", () => { for (const fold of document.querySelectorAll("details.fold")) fold.open = true; for (const section of sections) if (section.matched.length) { section.open = true; fill(section, true); } });
 dark.addEventListener("change", () => document.querySelectorAll("figure").forEach(figure => { if (figure.offsetParent) draw(figure); }));
 
@@ -337,4 +352,4 @@ if (asked.has("open")) {
 const beside = (asked.get("beside") || "").split(",").filter(each => /^\d+$/.test(each)).map(Number);
 for (const at of new Set(beside)) if (at < data.count) lay(at);
 document.querySelectorAll(".front figure").forEach(draw);
-if (location.hash) dispatchEvent(new Event("hashchange"));
+follow();

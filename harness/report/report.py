@@ -228,7 +228,7 @@ class Report:
         """Collect what the page says around its rows; what to use leads to suites by their names, as rows do."""
         to_use = remedies([(each.suite, _judged(each)) for each in self.measured], self.plugins.strategies)
         answers = {
-            (each.suite, title_of[key_of(compared)]): plain(sentence(compared))
+            (each.suite, title_of[key_of(compared)]): plain(sentence(compared, self.plugins.strategies))
             for each, title_of in zip(self.measured, self.titles, strict=True)
             for compared in _judged(each)
         }

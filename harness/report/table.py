@@ -20,18 +20,18 @@ from harness.verdicts.times import rounds
 
 MIB = 1 << 20
 FETCH = "fetch ms"
-NATIVE = "as started"
+NATIVE, HOST = "as started", "host MiB"
 HEADERS = (
-    "strategy", "peak MiB", "memory", NATIVE, "predicted", AT_MOST, "residual", "x floor", "peak in", "tokens/s", FETCH,
-    "time", "answer", "verdict",
+    "strategy", "peak MiB", "memory", HOST, NATIVE, "predicted", AT_MOST, "residual", "x floor", "peak in", "tokens/s",
+    FETCH, "time", "answer", "verdict",
 )  # fmt: skip
 ALIGNED = (
-    "left", "right", "left", "left", "right", "right", "right", "right", "left", "right", "right", "left", "left",
-    "left",
+    "left", "right", "left", "right", "left", "right", "right", "right", "right", "left", "right",
+    "right", "left", "left", "left",
 )  # fmt: skip
-BRIEF = ("strategy", "peak MiB", "memory", NATIVE, "predicted", AT_MOST, "time", "answer", "verdict")
+BRIEF = ("strategy", "peak MiB", "memory", HOST, NATIVE, "predicted", AT_MOST, "time", "answer", "verdict")
 """The columns of some chosen rows."""
-SPARSE = (NATIVE, AT_MOST, PREDICTED)
+SPARSE = (HOST, NATIVE, AT_MOST, PREDICTED)
 """Columns that are left out where they would be empty."""
 FETCH_SHARE = 0.02
 """The share of a step from which on the wait for its batch is worth a column."""
@@ -42,11 +42,10 @@ def of_results(results: Results, plugins: Plugins, headed: bool = True, title: s
 
     Each names its machine where there are `several` of the suite.
     """
-    tokens = tokens_per_step(results.tables, plugins)
     if not headed:  # within a section of another document
-        return markdown(results.tables, tokens, level="####", answers=results.answers, several=several)
+        return markdown(results.tables, plugins, level="####", answers=results.answers, several=several)
     name = title or (results.suite if results.records else "no records")
-    return markdown(results.tables, tokens, name, answers=results.answers, several=several)
+    return markdown(results.tables, plugins, name, answers=results.answers, several=several)
 
 
 def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str], several: bool = False) -> str:
@@ -62,9 +61,9 @@ def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str], sev
         for table in results.tables
         if all(str({**table.case.shape, "place": table.case.place}.get(key)) == value for key, value in sizes.items())
     ]
-    tokens = tokens_per_step(tables, plugins)
     if "rows" not in choice:
-        return markdown(tables, tokens, level="####", several=several) if tables else ""
+        return markdown(tables, plugins, level="####", several=several) if tables else ""
+    tokens = tokens_per_step(tables, plugins)
     labels = set(choice["rows"].split("|"))
     title_of = _titles(tables)
     pieces = []
@@ -100,7 +99,7 @@ def tokens_of(row: Row, tokens_per_step: Mapping[str, int]) -> float | None:
 
 def markdown(
     tables: Sequence[Comparison],
-    tokens_per_step: "dict[str, int]",
+    plugins: Plugins,
     title: str = "",
     level: str = "##",
     answers: Sequence[Answer] = (),
@@ -112,14 +111,14 @@ def markdown(
     """
     pieces = [f"# {escaped(title)}"] if title else []
     machines = dict.fromkeys(name for table in tables for name in table.machines)
-    title_of = _titles(tables)
+    title_of, tokens = _titles(tables), tokens_per_step(tables, plugins)
     for table in tables:
         pieces.append(f"{level} {escaped(title_of[table.case.comparison_key])}")
         if several or (len(machines) > 1 and table.machines):
             pieces += _origin(table)
         reason = _untested(table)
         if reason is None:
-            pieces += [*filter(None, [sentence(table)]), _grid(table, tokens_per_step)]
+            pieces += [*filter(None, [sentence(table, plugins.strategies)]), _grid(table, tokens)]
             pieces += [*table.notes, *_remarks(table)]
         else:
             pieces += [f"Untested: {escaped(reason)}.", *_predicted(table)]
@@ -173,7 +172,20 @@ def _predicted(table: Comparison) -> list[str]:
     headers = ("strategy", PREDICTED, AT_MOST, "peak in", "x floor")
     aligned = ("left", "right", "right", "left", "right")
     sure = sureness(row.at_most_coverage for row in table.rows)
-    return [each for each in (_pipe(headers, aligned, rows), sure) if each] if rows else []
+    shown = [each for each in (_pipe(headers, aligned, rows), sure) if each] if rows else []
+    return [*shown, *_unpredicted(table)]
+
+
+def _unpredicted(table: Comparison) -> list[str]:
+    """Say of the rows without a prediction why they have none, those of one reason together."""
+    labels: dict[str, list[str]] = {}
+    for row in table.rows:
+        missing = row.prediction.missing if row.prediction is not None else {}
+        if (reason := missing.get("predicted_peak_bytes")) is not None:
+            labels.setdefault(reason, []).append(row.label)
+    names = [(", ".join(each) if len(each) < len(table.rows) else "all", reason) for reason, each in labels.items()]
+    lines = [f"- {escaped(name)}: no prediction: {escaped(reason)}" for name, reason in names]
+    return ["\n".join(lines)] if lines else []
 
 
 def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
@@ -182,6 +194,7 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
         row_name(row.label),
         _peak(row),
         _memory(row),
+        _host(row),
         _native(row),
         mib(row.predicted_bytes),
         mib(row.at_most_bytes),
@@ -228,6 +241,13 @@ def _peak(row: Row) -> str:
     if row.status == "oom_budget" and row.case.budget_bytes:
         return f"> {row.case.budget_bytes / MIB:,.0f}"
     return row.status
+
+
+def _host(row: Row) -> str:
+    """Show what a run on a device held of the host's memory: what was moved there has its price there."""
+    if row.case.place.device == "cpu":
+        return ""
+    return mib(max((record.memory.peak_host_bytes or 0 for record in row.records), default=0) or None)
 
 
 def _native(row: Row) -> str:

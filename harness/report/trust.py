@@ -8,7 +8,7 @@ from tabulate import tabulate
 from harness.records.record import Fit
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import DECIDED
-from harness.verdicts.remarks import DOUBTFUL, LEAST_FOR_PERCENT
+from harness.verdicts.remarks import LEAST_FOR_PERCENT, unsure
 
 COLUMNS = ("figure", "compared with", "cases", "outcome")
 ALIGNED = ("left", "left", "right", "left")
@@ -100,7 +100,7 @@ def _times(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, ...]]:
 
 def _sure(row: Row) -> bool:
     """Check that a peak was measured and has no flag that withholds it."""
-    return row.status == "ok" and not set(row.flags) & DOUBTFUL
+    return row.status == "ok" and not unsure(row.flags, row.case.place)
 
 
 def _count(cases: Sequence[object]) -> str:

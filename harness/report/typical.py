@@ -7,8 +7,9 @@ def line(typical: Typical) -> str:
     """Write the median ratios of memory and time, the range of memory, and in how many rows memory was less."""
     time = f" at {typical.time_ratio:.2f} x the time" if typical.time_ratio is not None else ""
     span = f" ({typical.lowest:.2f}-{typical.highest:.2f})" if typical.count > 1 else ""
+    each = " on each rank" if typical.on_ranks else ""
     rows = f"{typical.count} row{'s' if typical.count > 1 else ''}"
     return (
-        f"measured in {typical.backend}: typically {typical.peak_ratio:.2f} x the memory{span}{time}; "
+        f"measured in {typical.backend}: typically {typical.peak_ratio:.2f} x the memory{each}{span}{time}; "
         f"less in {typical.less} of {rows}"
     )

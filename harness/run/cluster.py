@@ -267,10 +267,13 @@ class FanOut:
             self.handle(message["comparison"], message)
 
     def refuse_without_workers(self) -> None:
-        """Raise ClusterError where no worker is left."""
-        if not self.client.scheduler_info()["workers"]:
+        """Raise ClusterError where no worker is left that could measure one of the comparisons."""
+        workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
+        on_gpu = all(_on_gpu(self.comparisons[number].baseline.place) for number in self.tasks)
+        if not any(worker["resources"].get(GPU) or not on_gpu for worker in workers):
+            what = f"no worker that offers the resource {GPU}" if on_gpu else "no worker"
             remedy = "what is measured is kept; start workers, and the same command resumes"
-            raise ClusterError(f"no worker is left at '{self.address}': {remedy}")
+            raise ClusterError(f"{what} is left at '{self.address}': {remedy}")
 
     def handle(self, number: int, message: dict[str, Any]) -> None:
         """Take what the worker of a comparison sent: that it began, a warning, a task that starts, or a record."""

@@ -1,10 +1,13 @@
 """Digests of what decides a figure and has no version: the code of plugins, and the files of a corpus."""
 
+import ast
 import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,13 +15,17 @@ from typing import Any
 import pluggy
 
 from harness.contract.plugins import Plugins
-from harness.machine import history
+from harness.machine import facts, history
 from harness.workloads.data import sources
 
 FROM_FILE = "harness_plugin_"
 """How the module of a plugin is named that was given as a file."""
 END_BYTES = 1 << 20
 """How much of the beginning and of the end of a corpus's file is read."""
+COUNTED = {"harness", *facts.PACKAGES, *sys.stdlib_module_names}
+"""Packages that count by themselves: by the rooms that decide a figure, or by their version."""
+INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of packages that nobody works on."""
 STRATEGIES, WORKLOADS = "harness_strategies", "harness_workloads"
 """The hooks by which plugins register what they offer."""
 
@@ -77,14 +84,55 @@ def _group(module: ModuleType) -> ModuleType:
 def of_module(module: ModuleType | None) -> str:
     """Return the digest of a module's code as its files are now: of its file, and of its folder within a package.
 
-    A plugin that was given as a file, and a module that is in no package, is that file alone, whatever lies beside it.
+    A plugin that was given as a file, and a module that is in no package, is that file, and what it imports that is not
+    installed; whatever else lies beside it does not count.
     """
     if module is None or getattr(module, "__file__", None) is None:
         return ""
     path = Path(str(module.__file__))
     in_package = "." in module.__name__ or path.name == "__init__.py"
     alone = module.__name__.startswith(FROM_FILE) or not in_package
-    return of_files([path] if alone else path.parent.rglob("*.py"))
+    return of_files(_with_imports(path) if alone else path.parent.rglob("*.py"))
+
+
+def _with_imports(path: Path) -> set[Path]:
+    """Return a file, and those of what it imports, directly or through another file, that is not installed."""
+    files, left = {path}, [path]
+    while left:
+        homes = {home for name in _imported(left.pop()) if (home := _home(name)) is not None}
+        for home in homes - files:
+            files.add(home)
+            if home.is_dir():
+                files |= set(home.rglob("*.py"))
+            else:
+                left.append(home)
+    return files
+
+
+def _imported(file: Path) -> set[str]:
+    """Return the outermost packages that a file imports, within functions too; none for what is no Python."""
+    names: set[str] = set()
+    with suppress(OSError, SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                names |= {each.name for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+                names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+def _home(name: str) -> Path | None:
+    """Return the file of a module, or the folder of a package; None where it counts by itself or is installed."""
+    if name in COUNTED:
+        return None
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError, AttributeError):  # a module that was made by hand has no place
+        return None
+    place = next(iter(spec.submodule_search_locations or ()), spec.origin) if spec is not None else None
+    if place is None or INSTALLED.intersection(Path(place).parts) or not Path(place).exists():
+        return None
+    return Path(place)
 
 
 def of_files(paths: Iterable[Path]) -> str:

@@ -18,7 +18,10 @@ from harness.machine import facts
 from harness.records import Case, Record
 from harness.run import digests, predictions
 
-PREDICTING = ("run/predictions.py", "worker/prediction.py", "worker/batch_sizes.py", "worker/tasks.py")
+PREDICTING = (
+    *("run/predictions.py", "worker/prediction.py", "worker/batch_sizes.py", "worker/ranks.py", "worker/tasks.py"),
+    *("machine/environment.py", "machine/page_faults.py"),
+)
 BOUNDS = ("verdicts/bound.py", "verdicts/residuals.json")
 ROOMS = ("backends", "contract", "workloads", *PREDICTING, *BOUNDS, "records/forecast.py", "records/roofline.py")
 """Files of the harness that a prediction depends on; of a folder its code."""
@@ -48,7 +51,8 @@ def of_cases(
     open_: Sequence[Case] = cases
     if within is not None:
         versions = facts.versions() | dict(plugins.versions)
-        here = (facts.threads(), facts.vendor())  # what a library takes within a call follows them
+        # what a library takes within a call follows the threads, the maker, and in which types it multiplies
+        here = (facts.threads(), facts.vendor(), facts.facts()["half_precision"])
         open_ = []
         code = cache(digests.of_module)  # read anew by each call: a notebook may have edited it
         for case in cases:

@@ -14,7 +14,8 @@ USUAL = ("checkpoint", "fused_loss", "checkpoint,fused_loss", "checkpoint,fused_
 """The rows of a suite that says nothing about strategies."""
 USUAL_TOKENS = 2048
 MEMBER = re.compile(r"\s*([\w.-]+)\s*(?:\(([^()]*)\))?\s*(?:,|$)")
-KNOB = re.compile(r"\s*(\w+)\s*=\s*([\w.+-]+)\s*")
+KNOB = re.compile(r"\s*(\w+)\s*=\s*([\w.+/-]+)\s*")
+VALUE = re.compile(r"\s*([\w.+/-]+)\s*")
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,14 @@ def row(text: str) -> str:
 def _member(name: str, knobs: str | None, text: str) -> str:
     if not knobs:
         return name
-    settings = []
-    for knob in knobs.split(","):
-        match = KNOB.fullmatch(knob)
-        if match is None:
-            raise SuiteError(f"--with: '{knob.strip()}' in '{text}' sets no knob: write knob=value")
-        settings.append(f"{match[1]}: {match[2]}")
-    return f"{{{name}: {{{', '.join(settings)}}}}}"
+    settings: list[tuple[str, list[str]]] = []
+    for piece in knobs.split(","):
+        knob, more = KNOB.fullmatch(piece), VALUE.fullmatch(piece)
+        if knob is not None:
+            settings.append((knob[1], [knob[2]]))
+        elif more is not None and settings:  # of a value that has commas itself: targets=q_proj,v_proj
+            settings[-1][1].append(more[1])
+        else:
+            raise SuiteError(f"--with: '{piece.strip()}' in '{text}' sets no knob: write knob=value")
+    written = (f"{key}: {each[0] if len(each) == 1 else json.dumps(','.join(each))}" for key, each in settings)
+    return f"{{{name}: {{{', '.join(written)}}}}}"

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,7 +18,7 @@ from harness.records import Applied, Case, Claim
 from harness.records.case import CONTROL, VERDICT_ROUNDS
 from harness.suite import yaml
 from harness.suite.plan import CONTRIBUTIONS, Comparison, Plan, contributions
-from harness.suite.schema import MAX_CASES, MAX_RANKS, Suite, SuiteError
+from harness.suite.schema import MAX_CASES, MAX_RANKS, MAX_ROUNDS, Suite, SuiteError
 from harness.workloads.data import sources
 from harness.workloads.data.frames import GENERATED
 from harness.workloads.data.tokens import TOKENIZERS
@@ -35,6 +35,8 @@ def read(path: Path, plugins: Plugins, text: str | None = None, rounds: int | No
 
     It is for the `rounds` that it will run, by default those that it says itself.
     """
+    if rounds is not None and not 0 <= rounds <= MAX_ROUNDS:
+        raise SuiteError(f"{rounds} rounds cannot be run: ask for 0 to {MAX_ROUNDS}")
     try:
         document = yaml.load(path) if text is None else yaml.loads(text, str(path))
     except yaml.YamlError as error:
@@ -212,6 +214,9 @@ class _Reader:
             except ValidationError as error:
                 key = str(next(iter(error.errors()[0]["loc"]), ""))  # none where sizes do not fit each other
                 raise self.explained(error, choices.locations.get(key, choices.location), workload.shape) from None
+            if at := _not_finite(shape.model_dump()):
+                location = (*choices.locations.get(str(at[0]), choices.location), *at)
+                raise self.refusal(location, "a number that is not finite, which no result can hold: give a finite one")
             yield _Setting(shape, choices.budget_bytes, choices.corpus, choices.tokenizer)
 
     def checked(self, key: str, value: Any, workload: Workload, location: Location) -> Any:
@@ -369,6 +374,18 @@ def _turns(lists: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
     """Yield each combination of values, the last one fastest."""
     for combination in itertools.product(*lists.values()):
         yield dict(zip(lists, combination, strict=True))
+
+
+def _not_finite(value: Any) -> Location | None:
+    """Return where in a value a number stands that is not finite, as in the file of a configuration; None for none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ()
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list | tuple):
+        inner = enumerate(value)
+    return next(((key, *at) for key, each in inner if (at := _not_finite(each)) is not None), None)
 
 
 def _shown(value: Any) -> str:

@@ -9,6 +9,7 @@ from harness.refusal import Refusal
 
 MAX_CASES = 10_000
 MAX_RANKS = 1024
+MAX_ROUNDS = 100
 
 
 class SuiteError(Refusal):
@@ -43,7 +44,9 @@ class Suite(Model):
         min_length=1, max_length=1000, description="rows: a name, {name: knobs}, or a list that is applied in order"
     )
     ranks: int | list[int] = Field(2, description="on how many ranks rows run whose strategies divide the run")
-    rounds: int = Field(3, ge=0, le=100, description="time rounds at most; rows whose time is decided leave earlier")
+    rounds: int = Field(
+        3, ge=0, le=MAX_ROUNDS, description="time rounds at most; rows whose time is decided leave earlier"
+    )
     timing_minutes: float = Field(
         10, gt=0, le=1440, description="worker minutes that the times of a comparison may take"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.contract.parts import DATA_PARTS
 from harness.contract.plugins import Plugins, printable
-from harness.contract.strategy import DECLARED
+from harness.contract.strategy import DECLARED, Strategy
 from harness.machine import facts
 from harness.records import Applied, Case, Record, Slot, store
 from harness.records.case import CONTROL
@@ -88,20 +88,40 @@ def members(
 
 
 def combinations(members: Sequence[Applied], plugins: Plugins) -> Iterator[tuple[Applied, ...]]:
-    """Yield every subset, in order, whose members go together: none hides a part that one before it rewrites."""
+    """Yield every subset whose members go together, in an order in which none hides a part that another rewrites."""
 
-    def subsets(rest: Sequence[Applied], rewritten: frozenset[str]) -> Iterator[tuple[Applied, ...]]:
-        yield ()
+    def subsets(rest: Sequence[Applied], chosen: tuple[Applied, ...]) -> Iterator[tuple[Applied, ...]]:
+        if (ordered := _ordered(chosen, plugins)) is None:
+            return
+        yield ordered
         for at, applied in enumerate(rest):
-            strategy = plugins.strategies[applied.name]
-            if not rewritten.intersection(strategy.hides):
-                for others in subsets(rest[at + 1 :], rewritten.union(strategy.rewrites)):
-                    yield (applied, *others)
+            yield from subsets(rest[at + 1 :], (*chosen, applied))
 
-    def together(chosen: Sequence[Applied]) -> bool:
-        return conflict([plugins.strategies[applied.name] for applied in chosen]) is None
+    return subsets(members, ())
 
-    return filter(together, subsets(members, frozenset()))
+
+def _ordered(members: Sequence[Applied], plugins: Plugins) -> tuple[Applied, ...] | None:
+    """Return strategies in the order in which they go together, as listed where they may; None where they do not."""
+    if len({applied.name for applied in members}) < len(members):
+        return None
+    rest = list(members)
+    ordered: list[Applied] = []
+    while rest:
+        strategies = [plugins.strategies[applied.name] for applied in rest]
+        first = next((at for at, one in enumerate(strategies) if not _is_after(one, strategies)), None)
+        if first is None:
+            return None
+        ordered.append(rest.pop(first))
+    return None if conflict([plugins.strategies[applied.name] for applied in ordered]) else tuple(ordered)
+
+
+def _is_after(strategy: Strategy, others: Sequence[Strategy]) -> bool:
+    """Check whether a strategy has to be named after one of some others: it would be hidden, or says so itself."""
+    return any(
+        other.hides.intersection(strategy.rewrites) or f"before {other.name}" in strategy.conflicts
+        for other in others
+        if other is not strategy
+    )
 
 
 def group_of(

@@ -14,7 +14,7 @@ from harness.verdicts.interval import Interval
 from harness.verdicts.judge import MEMORY_MARGIN, Comparison, Row
 from harness.verdicts.observed import machine_of, step_time
 from harness.verdicts.pooled import MARGIN, word_of
-from harness.verdicts.remarks import DOUBTFUL
+from harness.verdicts.remarks import unsure
 
 CONDITION = re.compile(r"(?:(peak|time)\s*>\s*(\d+(?:\.\d+)?)\s*%)|(answer|status|missing)")
 ERROR = 0.001
@@ -242,7 +242,7 @@ def _of_peaks(old: Row, new: Row) -> Change:
     assert old.peak_bytes and new.peak_bytes
     ratio = new.peak_bytes / old.peak_bytes
     resolution = max(old.resolution, new.resolution)
-    doubts = sorted(DOUBTFUL & {*old.flags, *new.flags})
+    doubts = sorted(unsure((*old.flags, *new.flags), old.case.place))
     if abs(new.peak_bytes - old.peak_bytes) <= max(resolution, MEMORY_MARGIN * old.peak_bytes):
         verdict = SAME
     else:

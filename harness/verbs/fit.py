@@ -141,8 +141,9 @@ def limit_of(bracket: Bracket, over: str) -> Fit:
     if bracket.fits is None and bracket.fails is not None:
         value, need = bracket.fails
         reason = f"{over} {value:,} is predicted to take up to {shown(need)} already"
-    elif bracket.fits is not None and LARGEST > bracket.most == bracket.fits[0]:
-        reason = refusal(over, bracket.most + 1)
+    elif bracket.fits is not None and bracket.fits[0] >= bracket.most:
+        value = bracket.fits[0]
+        reason = refusal(over, value + 1) if bracket.most < LARGEST else f"nothing above {over} {value:,} is predicted"
     return Fit(
         over=over,
         budget_bytes=bracket.budget,
@@ -222,6 +223,9 @@ class Search:
         """
         machine = completed(self.machine)
         rows = brackets(self.plan, self.over, budget, machine)
+        for place in self.plan.places:
+            if all(row.case.place != place for row in rows):
+                self.log(f"{place} is left out, as its memory is not known: give --budget or --gpu")
         for row in {at(row.case, self.over, 1).comparison_key: row for row in rows}.values():
             self.refuse_gaps(row)
         while True:

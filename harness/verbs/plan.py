@@ -55,8 +55,8 @@ class Machine:
         devices = {"cpu": memory, "cuda": gpu_memory or card}
         return replace(
             self,
-            host_bytes=size(memory) if memory else self.host_bytes,
-            device_bytes=size(gpu_memory) if gpu_memory else device_bytes,
+            host_bytes=self.host_bytes if memory is None else size(memory),
+            device_bytes=device_bytes if gpu_memory is None else size(gpu_memory),
             card=card or self.card,
             named=self.named | {device for device, name in devices.items() if name},
         )
@@ -204,16 +204,23 @@ def of_cases(
     on_case: Callable[[Case], None] = lambda case: None,
     calls: bool = True,
 ) -> list[PlanRow]:
-    """Predict cases, in their order, and call `on_case` after each; the data that they read are supposed, not made.
+    """Predict cases, in their order, and call `on_case` after each; the data that they read are supposed.
 
-    Only a vocabulary of 0 needs the corpus: such cases come back with as many tokens as it has, as a run measures them.
+    Documents are made, and a vocabulary of 0 needs the corpus: such cases come back with as many tokens as it has, as a
+    run measures them. The row of a case whose corpus cannot be made says why.
     With `calls` the operators of the steps are timed where they are not known yet, if the machine has a cache and a
     step fits.
     """
     cases, records = _closed(cases, plan, plugins)
+    of_key = {case.comparison_key: case for case in reversed(cases) if case.digest() not in records}  # its first case
+    supposed = {}
+    for key, case in of_key.items():
+        try:
+            supposed[key] = prepare_data.supposed(plan, case, plugins)
+        except SuiteError as error:
+            refused = _refused(error)
+            records |= {each.digest(): refused for each in cases if each.comparison_key == key}
     open_ = [case for case in cases if case.digest() not in records]
-    of_key = {case.comparison_key: case for case in reversed(open_)}  # its first case
-    supposed = {key: prepare_data.supposed(plan, case, plugins) for key, case in of_key.items()}
     within = None if machine.cache is None else prediction_cache.folder(machine.cache)
     calls = calls and machine.cache is not None
     predicted = prediction_cache.of_cases(
@@ -245,12 +252,17 @@ def _closed(cases: Sequence[Case], plan: Plan, plugins: Plugins) -> tuple[list[C
         try:
             (comparison,) = prepare_data.closed(alone, plugins, environment.cache_folder()).comparisons
         except SuiteError as error:
-            refused[key] = Record(status="unsupported", evidence={"message": str(error)})
+            refused[key] = _refused(error)
         else:
             shapes[key] = comparison.baseline.shape
     records = {case.digest(): refused[key] for case in cases if (key := case.comparison_key) in refused}
     whole = [case.model_copy(update={"shape": shapes.get(case.comparison_key, case.shape)}) for case in cases]
     return whole, records
+
+
+def _refused(error: SuiteError) -> Record:
+    """Return the record of a case whose corpus cannot be made."""
+    return Record(status="unsupported", evidence={"message": str(error)})
 
 
 def _with_calls(machine: Machine, predicted: Sequence[tuple[Case, Record]]) -> Machine:

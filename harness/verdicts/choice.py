@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from harness.contract.strategy import Strategy
 from harness.records import Applied, Case
 from harness.records.record import EXACT, OUT_OF_MEMORY, WRONG
+from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 
 NEAR = 1.02
@@ -28,10 +30,11 @@ class Choice:
     baseline_fits: bool
 
 
-def choice(table: Comparison) -> Choice | None:
+def choice(table: Comparison, strategies: Mapping[str, Strategy]) -> Choice | None:
     """Choose among the rows of a comparison; None where nothing of it was measured, or its baseline ended otherwise.
 
-    Others can be compared with a baseline that ran, or that ran out of memory.
+    Others can be compared with a baseline that ran, or that ran out of memory. What is a default of one of `strategies`
+    is no setting.
     """
     baseline = next((row for row in table.rows if row.case.is_baseline), None)
     if baseline is None or baseline.status not in ("ok", *OUT_OF_MEMORY):
@@ -42,10 +45,10 @@ def choice(table: Comparison) -> Choice | None:
     rows = [row for row in table.rows if _usable(row) and not row.case.is_baseline and not row.case.is_control]
     lean = [row for row in rows if not fits or row.memory == "less"]
     exact = [row for row in lean if row.answer in EXACT]
-    chosen = _best([row for row in exact if cheap(row)] or exact)
+    chosen = _best([row for row in exact if cheap(row)] or exact, strategies)
     limit = chosen.peak_bytes if chosen is not None else None
     rest = [row for row in lean if row.answer not in EXACT and (limit is None or (row.peak_bytes or 0) < 0.98 * limit)]
-    return Choice(chosen, _best([row for row in rest if cheap(row)] or rest), fits)
+    return Choice(chosen, _best([row for row in rest if cheap(row)] or rest, strategies), fits)
 
 
 def _usable(row: Row) -> bool:
@@ -65,11 +68,18 @@ def cheap(row: Row) -> bool:
     return interval is not None and interval.high < CHEAP
 
 
-def _best(rows: Sequence[Row]) -> Row | None:
-    """Return the leanest row; of those as lean, the one with the fewest strategies and settings."""
+def _best(rows: Sequence[Row], strategies: Mapping[str, Strategy]) -> Row | None:
+    """Return the leanest row; of those as lean and not surely slower the one with the fewest members and settings."""
     least = min((row.peak_bytes or 0 for row in rows), default=0)
     near = [row for row in rows if (row.peak_bytes or 0) <= NEAR * least]
-    return min(near, key=lambda row: (*plainness(row.case), row.peak_bytes or 0), default=None)
+    latest = min((time_span(row).high for row in near), default=inf)
+    equal = [row for row in near if time_span(row).low <= latest]
+    return min(equal, key=lambda row: (*plainness(row.case, strategies), row.peak_bytes or 0), default=None)
+
+
+def time_span(row: Row) -> Interval:
+    """Return the interval of a row's ratio of times; all there are, where too few rounds were timed."""
+    return (row.speed.inferred if row.speed is not None else None) or Interval(0.0, inf)
 
 
 def plainness(case: Case, strategies: Mapping[str, Strategy] | None = None) -> tuple[int, int]:

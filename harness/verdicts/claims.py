@@ -7,10 +7,10 @@ label of a row, as the tables have it, or the one row of that strategy. Keywords
 parsed, never executed.
 
 Every figure has an interval: a peak that of its repetitions and child processes, and the resolution of its meter beside
-it, a case that exceeded its budget everything from there up, a prediction what residuals of its backend have shown.
-Times of one table are ratios, those of `pooled`, with the interval that the claim needs, corrected over its
-comparisons: Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6 (1979),
-65-70. What the intervals do not decide is inconclusive.
+it, a case that ran out of its budget everything from there up (on a GPU from what it was seen to take), a prediction
+what residuals of its backend have shown. Times of one table are ratios, those of `pooled`, with the interval that the
+claim needs, corrected over its comparisons: Holm, A simple sequentially rejective multiple test procedure, Scandinavian
+Journal of Statistics 6 (1979), 65-70. What the intervals do not decide is inconclusive.
 """
 
 import ast
@@ -295,13 +295,14 @@ class _Evaluation:
         table, row = self.row(ast.unparse(node.args[0]), where)
         self.rows.append(row)
         if name in TIMES:
+            times.check(row, TIMES[name])
             if self.anchor is None:
                 return times.by_itself(row, table, TIMES[name], self.error)
             return times.beside(row, table, TIMES[name], self.error, self.anchor)
         value = FIGURES[name](row, own)
         if self.doubt and name in MEASURED_MEMORY and isinstance(value, Figure):
             value = replace(value, low=(1 - self.doubt) * value.low, high=(1 + self.doubt) * value.high)
-        if not rests_on_prediction(name, row):
+        if not rests_on_prediction(name, row, keywords(node)[1]):
             return value
         self.predicted = True
         if isinstance(value, str) or name in COUNTED:

@@ -17,9 +17,10 @@ from harness.verdicts.judge import Comparison
 class Sentence(Value):
     """One sentence of a document, and in a line why it is so, or why it was not tested.
 
-    All claims whose id is its own, alone or with words after it, are shown with it; those that `by` lists, or else the
-    one of just its id, decide it, and `figures` says in words what the figures of each of these are. With a `suite` (a
-    folder of results) and an expression `that` it asks those results a question of its own.
+    All claims whose id is its own, alone or with words after it, are shown with it, unless another sentence has more of
+    those words; those that `by` lists, or else the one of just its id, decide it, and `figures` says in words what the
+    figures of each of these are. With a `suite` (a folder of results) and an expression `that` it asks those results a
+    question of its own.
     """
 
     id: str = Field(min_length=1, max_length=64)
@@ -103,15 +104,21 @@ def read(path: Path) -> Documents:
 
 def answered(documents: Documents, results: Sequence[SuiteResults]) -> list[Judgement]:
     """Answer each sentence by all results; raise ClaimError where an expression cannot be read."""
-    return [Judgement(sentence, tuple(_answers(sentence, results))) for sentence in documents.sentences]
+    ids = [sentence.id for sentence in documents.sentences]
+    return [Judgement(sentence, tuple(_answers(sentence, results, ids))) for sentence in documents.sentences]
 
 
-def _answers(sentence: Sentence, results: Sequence[SuiteResults]) -> Iterator[tuple[Answer, str]]:
+def _answers(sentence: Sentence, results: Sequence[SuiteResults], ids: Sequence[str]) -> Iterator[tuple[Answer, str]]:
     for result in results:
         if sentence.that and result.folder == sentence.suite:
             claim = Claim(id=sentence.id, says=sentence.says, that=sentence.that, where=sentence.where)
             yield claims.answer(claim, result.tables), result.folder
     for result in results:
         for answer in result.answers:
-            if answer.claim.id == sentence.id or answer.claim.id.startswith(f"{sentence.id} "):
+            if answer.claim.id in sentence.deciding or _owner(answer.claim.id, ids) == sentence.id:
                 yield answer, result.folder
+
+
+def _owner(claim: str, ids: Sequence[str]) -> str | None:
+    """Return which of the ids a claim's begins with, the longest; None where there is none."""
+    return max((each for each in ids if f"{claim} ".startswith(f"{each} ")), key=len, default=None)

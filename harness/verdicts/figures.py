@@ -1,7 +1,7 @@
 """Figures of rows that claims can ask for, each with its interval."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import quantiles
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from harness.records import Case, Fit, Phase, Prediction, Record
 from harness.verdicts.expressions import PREDICTED, Figure, Open, Unknown, exact
 from harness.verdicts.judge import UNJUDGED, Row
+from harness.verdicts.remarks import WITHHELD
 
 USUAL_RESIDUALS = (-0.12, 0.12)
 """Between these lie nine of ten residuals of predictions; used where too few rows were measured to say."""
@@ -28,13 +29,22 @@ def _records(row: Row) -> tuple[Record, ...]:
     return row.records
 
 
+def _reliable(row: Row) -> tuple[Record, ...]:
+    """Return the records of a measured row whose peak can be relied on; raise Unknown for another."""
+    records = _records(row)
+    if row.doubts:
+        raise Unknown(f"{row.label}: {WITHHELD[row.doubts[0]]}")
+    return records
+
+
 def _memory(row: Row, phase: str | None, field: str) -> Figure:
     """Return a byte figure of one phase, or the peak of all."""
     whole = phase is None and field == "peak_bytes"
     if whole and row.status == "oom_budget" and row.case.budget_bytes:
-        beyond = row.case.budget_bytes + 1
-        return Figure(beyond, beyond, math.inf, "B")
-    records = _records(row)
+        # on a device it bounds the segments, which have gaps between what is allocated
+        least = row.case.budget_bytes + 1 if row.case.place.device == "cpu" else row.peak_bytes or 0
+        return Figure(least, least, math.inf, "B")
+    records = _reliable(row)
     if not whole:
         _check_phases(row)
     runs = [[each for each in record.memory.phases if _is_named(each, phase)] for record in records]
@@ -120,7 +130,7 @@ def _predicted_reserved(row: Row) -> Figure:
 
 def _all_ranks(row: Row) -> Figure:
     """Return what all ranks of a row hold together."""
-    sums = [total for record in row.records if (total := record.memory.all_ranks_bytes) is not None]
+    sums = [total for record in _reliable(row) if (total := record.memory.all_ranks_bytes) is not None]
     if not sums:
         raise _unknown("sum over ranks", row)
     return _metered(sums, row.resolution)
@@ -173,7 +183,7 @@ def _predicted_part(row: Row, what: str, name: str | None) -> Figure:
 
 def _loss(row: Row) -> Figure:
     """Return the loss of the last step of the measured run."""
-    losses = row.records[0].memory.losses if row.records else ()
+    losses = _records(row)[0].memory.losses
     return _known(losses[-1] if losses else None, "loss", row)
 
 
@@ -206,10 +216,10 @@ def _verdict(row: Row) -> str:
     return row.verdict
 
 
-def rests_on_prediction(name: str, row: Row) -> bool:
-    """Check whether a figure was predicted and not measured."""
+def rests_on_prediction(name: str, row: Row, part: Mapping[str, Any]) -> bool:
+    """Check whether a figure was predicted and not measured; `part` are the keywords that say which part is meant."""
     limits = row.records[0].limits if row.records else None
-    supposed = name == "noted" and not row.records
+    supposed = name == "noted" and not any(part.get("figure") in record.extra for record in row.records)
     tried = name == "outcome" and row.status not in ENDED
     return supposed or tried or name in PREDICTED or (name == "longest" and limits is not None and not limits.runs)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
+from harness.contract.instruments import WHOLE
 from harness.records import Case, Prediction, Record
 from harness.records.record import OUT_OF_MEMORY, WRONG
 from harness.verdicts import looks, remarks
@@ -33,7 +34,7 @@ class Row:
     it may have, by its repetitions and child processes; the largest is `peak_bytes`. `native_bytes` are the smallest
     and the largest peak of the timed processes, whose allocator is as the system has it, and `native_ratio` the ratio
     of their medians. `at_most_bytes` is what it was to take at most, with the probability `at_most_coverage`, before it
-    was measured.
+    was measured. `doubts` are those of its flags for which its peak cannot be relied on.
     """
 
     case: Case
@@ -62,6 +63,7 @@ class Row:
     fetch_seconds: float | None = None
     notes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     records: tuple[Record, ...] = field(default=(), repr=False)
     prediction: Record | None = field(default=None, repr=False)
@@ -221,7 +223,12 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         loss_difference=difference,
         verdict=verdict,
         flags=remarks.flags(observed, growth),
-        notes=(*remarks.notes(observed, growth), *remarks.saving_note(ratio, native_ratio)),
+        doubts=tuple(remarks.doubts(observed)),
+        notes=(
+            *remarks.notes(observed, growth),
+            *remarks.saving_note(ratio, native_ratio),
+            *remarks.warnings(observed, answer),
+        ),
         reasons=(
             *remarks.reasons(observed),
             *(remarks.withheld(observed, baseline, memory) if verdict == "withheld" else ()),
@@ -240,11 +247,19 @@ def _step_seconds(observed: Observed, baseline: Observed | None, speed: Speed | 
 
 
 def _native_ratio(observed: Observed, baseline: Observed | None) -> float | None:
-    """Return how peaks compare where the allocator is as the system has it."""
+    """Return how peaks compare where the allocator is as the system has it; None where timed processes lack a peak."""
     if baseline is None or observed is baseline or not (observed.natives and baseline.natives):
+        return None
+    if _is_beyond_steps(observed) or _is_beyond_steps(baseline):
         return None
     other = median(baseline.natives)
     return median(observed.natives) / other if other >= LEAST_NATIVE else None
+
+
+def _is_beyond_steps(observed: Observed) -> bool:
+    """Check whether a peak has what a timed process has not, or does not count: child processes, or a run's end."""
+    ends = any(record.memory.peak_phase in WHOLE for record in observed.memory)
+    return ends or observed.children is not None
 
 
 def _fetch(observed: Observed) -> float | None:

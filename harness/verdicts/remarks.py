@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from statistics import mode
 
 from harness.contract.parts import BESIDE
+from harness.contract.place import Place
 from harness.records import Prediction, Record
-from harness.records.record import OUT_OF_MEMORY
+from harness.records.record import OPEN_STATUSES, OUT_OF_MEMORY
 from harness.verdicts.observed import Observed
 
 MIB = 1 << 20
@@ -36,6 +37,14 @@ VAGUE = (
 )
 HANGING = "whether it takes more hangs on what its child processes share, see their bounds"
 """Why peaks of which each is known give no word."""
+AGAIN = "run the suite again, which goes on where it stopped"
+ANEW = "mend that, and run the suite with --fresh"
+OPEN_BASELINE = {
+    "open": f"the baseline was not measured yet: {AGAIN}",
+    "killed_unknown": f"the baseline was killed, nobody can say by what: {AGAIN}",
+    "skipped_guard": "the baseline was not started: run the suite again with --try-all, and without --max-bytes",
+}
+"""Statuses of a baseline whose measurement a later run tries again, and what to do about each."""
 DOUBTFUL = {"unstable", *WITHHELD}
 """Flags of a peak that is not to be compared as one number."""
 
@@ -50,6 +59,11 @@ def doubts(observed: Observed) -> list[str]:
     return [flag for flag in WITHHELD if flag in flagged]
 
 
+def unsure(flags: Iterable[str], place: Place) -> set[str]:
+    """Return those flags of a row for which its peak is not to be compared as one number."""
+    return set(flags) & DOUBTFUL - (set() if place.device == "cpu" else OF_THE_HOST)
+
+
 def _unstable(observed: Observed) -> bool:
     """Check whether repetitions differ by more than 1 % and the meter's resolution."""
     peaks = observed.peaks
@@ -57,8 +71,12 @@ def _unstable(observed: Observed) -> bool:
 
 
 def flags(observed: Observed, growth: float | None) -> tuple[str, ...]:
-    """Return the flags of a row: those of its records, and what only all of them show."""
-    flagged = [flag for record in (*observed.memory, *observed.times.values()) for flag in record.flags]
+    """Return the flags of a row: those of its records, and what only all of them show.
+
+    What is doubtful about the memory of a timed process says nothing of the peak, which is of another.
+    """
+    flagged = [flag for record in observed.memory for flag in record.flags]
+    flagged += [flag for record in observed.times.values() for flag in record.flags if flag not in WITHHELD]
     flagged += ["unstable"] if _unstable(observed) else []
     flagged += ["impossible_times"] if observed.impossible else []
     if observed.status == "ok" and observed.own_peak and observed.predict is not None:
@@ -110,16 +128,20 @@ def notes(observed: Observed, growth: float | None) -> tuple[str, ...]:
         texts.append(f"{pages / MIB:,.0f} MiB are pages of a file, which the kernel can take back")
     if record.memory.all_ranks_bytes:
         peaks = [rank.peak_bytes / MIB for rank in record.memory.ranks if rank.peak_bytes is not None]
-        each = f"{min(peaks):,.1f} to {max(peaks):,.1f} MiB" if peaks else "in one process that was measured whole"
-        together = f"{record.memory.all_ranks_bytes / MIB:,.0f} MiB"
-        texts.append(f"each of {observed.case.ranks} ranks holds {each}, together {together}")
+        ranks, together = observed.case.ranks, f"{record.memory.all_ranks_bytes / MIB:,.0f} MiB"
+        texts.append(
+            f"each of {ranks} ranks holds {min(peaks):,.1f} to {max(peaks):,.1f} MiB, together {together}"
+            if peaks
+            else f"the {ranks} ranks are devices of one process, which holds {together} for all of them"
+        )
     if record.child_peak_bound_bytes:
         low, high = (record.child_peak_bytes or 0) / MIB, record.child_peak_bound_bytes / MIB
         whose = "it" if observed.case.place.device == "cpu" else "the host's memory"
         span = " to ".join(dict.fromkeys((f"{min(low, high):,.0f}", f"{high:,.0f}")))
         texts.append(f"its child processes take {span} MiB of {whose}")
     if growth:
-        texts.append(f"it grew by {growth / MIB:,.1f} MiB with each step")
+        whose = "it" if observed.case.place.device == "cpu" else "the host's memory"
+        texts.append(f"{whose} grew by {growth / MIB:,.1f} MiB with each step")
     if observed.impossible:
         processes = "process" if observed.impossible == 1 else "processes"
         texts.append(f"{observed.impossible} timed {processes} left out: their clock gave times that no step can take")
@@ -145,6 +167,12 @@ def saving_note(ratio: float | None, native_ratio: float | None) -> tuple[str, .
     return (f"it saves {1 - ratio:.0%} of the peak, but {reached} with the usual allocator",)
 
 
+def warnings(observed: Observed, answer: str | None) -> tuple[str, ...]:
+    """Return what the comparison of its answer warned of; none of an approximate one, which is not judged."""
+    verdict = observed.answer.numerics if observed.answer else None
+    return verdict.warnings if verdict is not None and answer != "approximate" else ()
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -156,6 +184,9 @@ def _number(value: float) -> str:
 def reasons(observed: Observed) -> tuple[str, ...]:
     """Return why a row did not end well, and why it has no prediction."""
     why = [_failure(record) for record in observed.memory if record.status != "ok"]
+    if not why and observed.status == "oom_budget":
+        over = (observed.own_peak or 0) + (observed.children or (0, 0))[0] - (observed.case.budget_bytes or 0)
+        why = [f"with its child processes it took at least {over / MIB:,.1f} MiB more than its budget"]
     if observed.status != "unsupported" and observed.predict is not None:
         missing = observed.predict.missing.get("predicted_peak_bytes")
         why += [f"no prediction: {missing}"] if missing else []
@@ -166,7 +197,8 @@ def _failure(record: Record) -> str:
     """Return in a few words why a run ended: what was asked for and where, or the message of the error."""
     evidence, where = record.evidence, record.evidence.get("phase")
     if record.status in OUT_OF_MEMORY and _is_number(evidence.get("request_bytes")):
-        reason = f"asked for {evidence['request_bytes'] / MIB:,.0f} MiB more"
+        size = evidence["request_bytes"] / MIB
+        reason = f"asked for {size:,.0f} MiB more" if size >= 1 else f"asked for {size:.2g} MiB more"
     else:
         reason = str(evidence.get("message", record.status))
     return f"{reason} in {where}" if where else reason
@@ -179,11 +211,11 @@ def withheld(observed: Observed, baseline: Observed | None, compared: str | None
     """
     if baseline is None:
         return ["no verdict: its baseline is not among these records: run the whole suite"]
-    if baseline.status == "open":
-        return ["no verdict: the baseline was not measured yet: run the suite again, which goes on where it stopped"]
+    if baseline.status in OPEN_BASELINE:
+        return [f"no verdict: {OPEN_BASELINE[baseline.status]}"]
     enabled = baseline.status in OUT_OF_MEMORY
     if baseline.status != "ok" and not enabled:
-        return [f"no verdict: the baseline ended with {baseline.status}: mend that, and run the suite with --fresh"]
+        return [f"no verdict: the baseline ended with {baseline.status}: {ANEW}"]
     remedies = [f"no verdict: {WITHHELD[flag]}" for flag in doubts(observed)]
     if not enabled:
         remedies += [f"no verdict: of the baseline, {WITHHELD[flag]}" for flag in doubts(baseline)]
@@ -192,7 +224,8 @@ def withheld(observed: Observed, baseline: Observed | None, compared: str | None
     if not remedies and not enabled and compared is None:
         remedies.append(f"no verdict: {VAGUE if observed.children is None else HANGING}")
     if observed.answer is None:
-        remedies.append("no verdict: its answer was not compared: run the suite again, which goes on where it stopped")
+        remedies.append(f"no verdict: its answer was not compared: {AGAIN}")
     elif observed.answer.numerics is None:
-        remedies.append("no verdict: its answer could not be compared: mend that, and run the suite with --fresh")
+        how = AGAIN if observed.answer.status in OPEN_STATUSES else ANEW
+        remedies.append(f"no verdict: its answer could not be compared: {how}")
     return remedies

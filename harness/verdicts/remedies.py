@@ -7,20 +7,23 @@ from statistics import median
 
 from harness.contract.strategy import Strategy
 from harness.records.record import EXACT, WRONG
-from harness.verdicts.choice import NEAR, cheap, plainness, stands_in
-from harness.verdicts.interval import Interval
+from harness.verdicts.choice import NEAR, cheap, plainness, stands_in, time_span
 from harness.verdicts.judge import Comparison, Row
 
+LAYERS = "what layers keep for the backward pass"
 SETS: tuple[tuple[str, frozenset[str]], ...] = (
     ("the logits of the loss", frozenset({"loss"})),
-    ("what layers keep for the backward pass", frozenset({"stack", "block", "feed", "mix", "grad"})),
+    (LAYERS, frozenset({"stack", "block", "feed", "mix"})),
     ("the scores of attention", frozenset({"attend"})),
     ("the states of a scan", frozenset({"scan"})),
     ("moments and gradients", frozenset({"update", "init", "step"})),
     ("keys and values of a cache", frozenset({"cache"})),
     ("rows, windows and batches of the data", frozenset({"rows", "source", "windows", "order", "batches", "transfer"})),
 )
-"""What sets a peak, by the parts that a strategy rewrites against it; the first that fits is taken."""
+"""What sets a peak, by the parts that a strategy rewrites against it; the first that fits is taken.
+
+Who rewrites the whole gradient and none of these is against what layers keep.
+"""
 NARROW = "the width of all numbers"
 DIVIDED = "one process for all of it"
 LEAST = 0.95
@@ -63,7 +66,8 @@ class Remedy:
 class Typical:
     """What a strategy does alone, over all rows in which it was measured on one backend: medians and ranges.
 
-    `time_ratio` is None where no row was timed in enough rounds; `less` counts the rows that saved memory.
+    `time_ratio` is None where no row was timed in enough rounds; `less` counts the rows that saved memory. Where they
+    ran on several ranks (`on_ranks`), the memory is that of each.
     """
 
     backend: str
@@ -73,6 +77,7 @@ class Typical:
     lowest: float
     highest: float
     time_ratio: float | None
+    on_ranks: bool
 
 
 def sets(strategy: Strategy) -> str | None:
@@ -82,7 +87,8 @@ def sets(strategy: Strategy) -> str | None:
         return DIVIDED
     if strategy.precision and parts & {"draw", "grad"}:
         return NARROW
-    return next((what for what, rewritten in SETS if parts & rewritten), NARROW if "draw" in parts else None)
+    others = LAYERS if "grad" in parts else NARROW if "draw" in parts else None
+    return next((what for what, rewritten in SETS if parts & rewritten), others)
 
 
 def alone(results: Iterable[tuple[str, Sequence[Comparison]]]) -> dict[tuple[str, str], list[JudgedRow]]:
@@ -142,7 +148,9 @@ def typical(name: str, results: Iterable[tuple[str, Sequence[Comparison]]]) -> l
             times = [speed.ratio for speed in speeds if speed.standard_error is not None]
             less = sum(each.row.memory == "less" for each in rows)
             middle = median(times) if times else None
-            answers.append(Typical(backend, len(rows), less, median(ratios), min(ratios), max(ratios), middle))
+            on_ranks = any(each.row.case.ranks > 1 for each in rows)
+            span = min(ratios), max(ratios)
+            answers.append(Typical(backend, len(rows), less, median(ratios), *span, middle, on_ranks))
     return answers
 
 
@@ -154,24 +162,22 @@ def _counts(row: Row) -> bool:
 def _best(rows: Sequence[JudgedRow], near: float, strategies: Mapping[str, Strategy]) -> JudgedRow | None:
     """Return the row with the largest saving among those that surely cost little time, or else among all.
 
-    Of rows that take at most `near` times that peak and do not surely take longer it is the one with the fewest
-    settings, then the fastest.
+    Of rows that take at most `near` times that peak, and do not surely take longer than it or than another of them, it
+    is the one with the fewest settings, then the fastest.
     """
     preferred = [each for each in rows if cheap(each.row)] or rows
     leanest = min(preferred, key=lambda each: each.peak_ratio, default=None)
     if leanest is None:
         return None
-    _, _, latest = _time(leanest.row)
-    equal = [each for each in rows if each.peak_ratio <= near * leanest.peak_ratio and _time(each.row)[0] <= latest]
-    return min(equal, key=lambda each: (plainness(each.row.case, strategies), _time(each.row)[1], each.peak_ratio))
+    close = [each for each in rows if each.peak_ratio <= near * leanest.peak_ratio]
+    latest = min(time_span(each.row).high for each in close)
+    equal = [each for each in close if time_span(each.row).low <= latest]
+    return min(equal, key=lambda each: (plainness(each.row.case, strategies), _time(each.row), each.peak_ratio))
 
 
-def _time(row: Row) -> tuple[float, float, float]:
-    """Return the least, the likeliest and the largest ratio of a row's time; any, where too few rounds were timed."""
-    if row.speed is None:
-        return 0.0, inf, inf
-    interval = row.speed.inferred or Interval(0.0, inf)
-    return interval.low, row.speed.ratio, interval.high
+def _time(row: Row) -> float:
+    """Return the likeliest ratio of a row's time; any, where it was not timed."""
+    return inf if row.speed is None else row.speed.ratio
 
 
 def _remedy(what: str, backend: str, best: JudgedRow, rows: Mapping[tuple[str, str], Sequence[JudgedRow]]) -> Remedy:

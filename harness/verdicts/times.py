@@ -15,6 +15,12 @@ LEAST_ROUNDS = 3
 """Rounds that a time by itself needs for an interval."""
 
 
+def check(row: Row, field: str) -> None:
+    """Raise Unknown for the waits of a row on a device, where a copy to it waits for the step before."""
+    if field == "fetch_seconds" and row.case.place.device != "cpu":
+        raise Unknown(f"{row.label}: the wait for a batch on a GPU is that for the step before: ask about it on a CPU")
+
+
 def of_rows(table: Comparison, field: str) -> dict[str, dict[Any, float]]:
     """Return a time of each process of a comparison in seconds, by row, round and block.
 

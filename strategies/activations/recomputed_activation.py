@@ -2,9 +2,9 @@
 
 Peak: one wide tensor a layer instead of two under GELU, two instead of four under SwiGLU; no matrix product is computed
 twice, so the time is that of an elementwise pass. Liger's SwiGLU and Megatron's recomputation of the activation
-function do the same by kernels. In torch a policy saves the products whose result is wider than the model, and of
-experts the last ones too, which the gradient of their router reads; in JAX `dots_with_no_batch_dims_saveable` saves
-products of weights, of which the backward pass needs no others.
+function do the same by kernels. In torch a policy saves the products whose result has another width than the model (of
+the same width they are computed twice), and of experts the last ones too, which the gradient of their router reads; in
+JAX `dots_with_no_batch_dims_saveable` saves products of weights, of which the backward pass needs no others.
 """
 
 from dataclasses import replace

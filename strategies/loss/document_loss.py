@@ -20,6 +20,8 @@ def checked(parts: Parts, chunk: int) -> None:
         raise ValueError(f"document_loss: chunk is {chunk}: give a number of tokens, or 0 for all at once")
     if Objective.of(parts.shape) != Objective():
         raise ValueError("document_loss: it has no z_loss, soft_cap or label_smoothing: leave them at 0")
+    if getattr(parts.shape, "tokens", 2) < 2:
+        raise ValueError("document_loss: it leaves out the last token of each row: take two tokens or more")
 
 
 def on_torch(parts: Parts, chunk: int = 0) -> Parts:

@@ -63,4 +63,12 @@ def on_jax(parts: Parts) -> Parts:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [Strategy("drop_ignored", rewrites=("loss",), on={"torch": on_torch, "jax": on_jax}, about=__doc__)]
+    return [
+        Strategy(
+            "drop_ignored",
+            rewrites=("loss",),
+            calls=("loss",),
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+        )
+    ]

@@ -97,6 +97,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "adam_mini",
             rewrites=("init", "update"),
+            calls=("init",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,

@@ -87,6 +87,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "apollo",
             rewrites=("init", "update"),
+            calls=("init",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,

@@ -73,6 +73,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "badam",
             rewrites=("init", "grad", "update"),
+            calls=("init", "grad"),
             on={"torch": on_torch},
             about=__doc__,
             approximate=True,

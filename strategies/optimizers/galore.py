@@ -94,6 +94,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "galore",
             rewrites=("init", "update"),
+            calls=("init",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,

@@ -91,6 +91,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "offloaded_moments",
             rewrites=("init", "update"),
+            calls=("init", "update"),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
         )

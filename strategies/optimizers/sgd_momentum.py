@@ -60,6 +60,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "sgd_momentum",
             rewrites=("init", "update"),
+            calls=("init",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,

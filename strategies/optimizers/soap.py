@@ -126,6 +126,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "soap",
             rewrites=("init", "update"),
+            calls=("init",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,

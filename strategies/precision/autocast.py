@@ -63,7 +63,10 @@ def harness_strategies() -> list[Strategy]:
             on={"torch": partial(on_torch, dtype), "jax": partial(on_jax, dtype)},
             about=f"{line}\n\n{__doc__}",
             precision=dtype,
-            conflicts=dict.fromkeys((f"{each}_autocast" for each in more if each != dtype), "the inner one decides"),
+            conflicts=dict.fromkeys(
+                ("bfloat16_autocast", "bfloat16", "bfloat16_stochastic") if dtype == "float16" else (),
+                "each decides the type that products are made in",
+            ),
         )
         for dtype, line in more.items()
     ]

@@ -92,6 +92,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "float16_master",
             rewrites=("init", "grad", "update"),
+            calls=("init", "grad", "update"),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             precision="float16",

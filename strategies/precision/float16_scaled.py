@@ -79,9 +79,13 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "float16_scaled",
             rewrites=("init", "grad", "update"),
+            calls=("init", "grad", "update"),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             precision="float16",
-            conflicts=_loss_scale.conflicts,
+            conflicts={
+                **_loss_scale.conflicts,
+                **dict.fromkeys(("bfloat16", "bfloat16_stochastic"), "each decides the type that products are made in"),
+            },
         )
     ]

@@ -326,8 +326,30 @@ def test_adapters_have_a_gradient_beside_products_in_8_bits(adapter):
 
 
 @pytest.mark.parametrize(
-    ("inner", "outer"), [("float32_master", "clip_gradients"), ("sgd_momentum", "mapped_moments")], ids="+".join
+    ("inner", "outer"),
+    [
+        ("float32_master", "clip_gradients"),
+        ("sgd_momentum", "mapped_moments"),
+        ("lion", "offloaded_moments"),
+        ("fused_loss", "drop_ignored"),
+        ("lora", "adam_8bit"),
+        ("lora", "float16_scaled"),
+    ],
+    ids="+".join,
 )
 def test_what_calls_the_part_that_it_rewrites_is_tried_on_top_of_another(inner, outer):
     rows = combinations([Applied(name=inner), Applied(name=outer)], LOADED)
     assert [inner, outer] in [[applied.name for applied in row] for row in rows]
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("rule", ["adam_8bit", "adam_4bit", "adam_mini", "lion", "sgd_momentum"])
+def test_a_rule_keeps_moments_of_the_adapters_alone(rule, backend):
+    parts = parts_of(backend, "lora", (rule, {"least": 64} if rule.startswith("adam_") and "bit" in rule else {}))
+    state = parts.init(parts, None)
+    trained = {name for name, _ in tree.leaves(state["params"])}
+    assert trained and all("adapters" in name for name in trained)
+    x, y = next(parts.batches(parts, parts.windows(parts, parts.source(parts))))
+    _, grads = parts.grad(parts, state, x, y)
+    moved = parts.update(parts, state, grads)
+    assert all(abs(p).max() > 0 for name, p in tree.leaves(moved["params"]) if name.endswith(".b"))

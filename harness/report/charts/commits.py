@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.report import words
 from harness.report.charts.style import BLUE, HEIGHT, MIB, RED, WIDTH, altair, short
 from harness.report.words import Key, titles
 from harness.verbs.history import Series
@@ -16,7 +17,7 @@ def commits(series: Sequence[Series], title: str) -> Any:
     """
     runs = sorted({(point.utc, point.commit) for each in series for point in each.points})
     digits = len(str(len(runs)))
-    name_of = {run: f"{at:0{digits}d} {run[1][:7]}" for at, run in enumerate(runs, start=1)}
+    name_of = {run: f"{at:0{digits}d} {words.short(run[1])}" for at, run in enumerate(runs, start=1)}
     telling = _telling(titles({(each.case.comparison_key, each.machine): each.case for each in series}))
     values = [
         {
@@ -52,11 +53,11 @@ def commits(series: Sequence[Series], title: str) -> Any:
 
 def _telling(title_of: Mapping[Key, str]) -> dict[Key, str]:
     """Return the words of each title that are not in all of them."""
-    words = {key: title.split(", ") for key, title in title_of.items()}
-    shared = set.intersection(*map(set, words.values())) if words else set()
-    return {key: ", ".join(word for word in each if word not in shared) for key, each in words.items()}
+    parts = {key: title.split(", ") for key, title in title_of.items()}
+    shared = set.intersection(*map(set, parts.values())) if parts else set()
+    return {key: ", ".join(part for part in each if part not in shared) for key, each in parts.items()}
 
 
 def _name(series: Series, telling: Mapping[Key, str]) -> str:
-    words = telling[series.case.comparison_key, series.machine]
-    return f"{short(series.case.label)}: {words}" if words else short(series.case.label)
+    title = telling[series.case.comparison_key, series.machine]
+    return f"{short(series.case.label)}: {title}" if title else short(series.case.label)

@@ -63,8 +63,11 @@ def on_any(parts: Parts, end: int = 10, tail: str = "drop") -> Parts:
         parts.notes["documents"] = len(used_D)
         parts.notes.pop("unused", None)  # it counts the rows after windows that lie one stride apart
 
+        values = {field.name: getattr(source, field.name) for field in fields(source)}
+        documents = Documents(**values, number=int(upto_D[-1]))
+
         def batch(indices_B: Any) -> tuple[Any, Any]:
-            indices_B = np.asarray(indices_B, np.int64)
+            indices_B = documents.checked(indices_B)
             document_B = np.searchsorted(upto_D, indices_B, side="right")
             before_B = np.where(document_B > 0, upto_D[document_B - 1], 0)
             starts_B = first_D[document_B] + (indices_B - before_B) * stride
@@ -79,8 +82,7 @@ def on_any(parts: Parts, end: int = 10, tail: str = "drop") -> Parts:
                 x_BW[row, : b - a], y_BW[row, : b - a] = source.inputs[a:b], source.targets[a:b]
             return x_BW, y_BW
 
-        values = {field.name: getattr(source, field.name) for field in fields(source)}
-        return Windows(Documents(**values, number=int(upto_D[-1])), batch)
+        return Windows(documents, batch)
 
     return replace(parts, windows=windows)
 

@@ -86,6 +86,7 @@ def strategy(name: str, codes: Codes, about: str) -> Strategy:
     return Strategy(
         name,
         rewrites=("init", "update"),
+        calls=("init",),
         on={"torch": partial(on_torch, codes), "jax": partial(on_jax, codes)},
         about=about,
         approximate=True,

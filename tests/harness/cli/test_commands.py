@@ -276,6 +276,10 @@ def document_without_marks(folder: Path) -> None:
     (folder / "README.md").write_text("no marks")
 
 
+def stored_advice(folder: Path) -> None:
+    shutil.copytree(ROOT / "results" / "advice", folder / "advice")
+
+
 def broken_plugin(folder: Path) -> None:
     suite_in(folder)
     (folder / "broken.py").write_text("raise ValueError('two\\nlines')\n")
@@ -301,6 +305,8 @@ REFUSALS: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
     "a missing plugin": (fine_suite, "run small.yaml --plugin gone.py", ["gone.py", "give the path"]),
     "a broken plugin": (broken_plugin, "list --plugin broken.py", ["broken.py", "ValueError", "mend it"]),
     "no results": (results_of_nobody, "report results", ["'results'", "run a suite first"]),
+    "a name that no file can have": (nothing, f"plan {'x' * 300}", ["File name too long", "name another path"]),
+    "a page of advice": (stored_advice, "report advice --page page.html", ["no room for", "as markdown"]),
     "a missing document": (document_without_marks, "report r.jsonl --into gone.md", ["gone.md"]),
     "nowhere": (nothing, "report nowhere", ["'nowhere'", "name a results file"]),
     "tokens without a model": (nothing, "plan --tokens 64", ["--tokens", "goes with --model"]),
@@ -320,6 +326,20 @@ def test_a_mistake_is_one_sentence_with_place_and_remedy(tmp_path: Path, name: s
     told = sentence(*here(tmp_path, *arguments.split()))
     for word in words:
         assert word in told
+
+
+def test_a_path_without_rights_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Here) -> None:
+    exists = Path.exists
+
+    def refused(path: Path) -> bool:
+        if "closed" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    with monkeypatch.context() as patch:  # root has all rights
+        patch.setattr(Path, "exists", refused)
+        code, out, err = here(tmp_path, "report", "closed/results")
+    assert sentence(code, out, err) == "harness: 'closed/results' cannot be used (Permission denied): name another path"
 
 
 @pytest.mark.parametrize("name", ["a misspelt name", "a bad value", "a misspelt strategy"])

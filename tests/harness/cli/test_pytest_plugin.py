@@ -201,12 +201,14 @@ def test_what_cannot_be_measured_fails_each_test_with_one_sentence(tmp_path, aga
     assert not (tmp_path / "results").exists(), "before anything is measured"
 
 
-def test_lines_of_earlier_results_that_are_no_records_are_warned_of(tmp_path):
+@pytest.mark.parametrize("warnings", ["default", "error:torn:UserWarning"])
+def test_lines_of_earlier_results_that_are_no_records_are_warned_of(tmp_path, warnings):
     (tmp_path / "small.yaml").write_text(SUITE)
     (tmp_path / "torn.jsonl").write_text('{"status": "o')
-    done = run_pytest(tmp_path, "small.yaml", "--harness-against", "torn.jsonl", "-W", "default")
-    assert "torn.jsonl:1: this line is not a record" in done.stdout, done.stdout
-    assert "3 failed" in done.stdout and "'torn.jsonl' has no case of small.yaml" in done.stdout
+    done = run_pytest(tmp_path, "small.yaml", "--harness-against", "torn.jsonl", "-W", warnings)
+    assert "torn.jsonl:1: this line is not a record" in done.stdout and "3 failed" in done.stdout, done.stdout
+    assert ("'torn.jsonl' has no case of small.yaml" in done.stdout) is (warnings == "default")
+    assert "Traceback" not in done.stdout and "\n>  " not in done.stdout, "no line of code is shown"
 
 
 def test_other_yaml_files_are_left_alone(tmp_path):

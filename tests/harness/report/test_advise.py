@@ -92,6 +92,23 @@ def test_what_is_fastest_is_said_only_of_times_that_rest_on_timed_operators(time
     assert f"predicted to be the {'fastest' if timed else 'plainest'} that fits" in text([advice])
 
 
+def test_the_choice_is_in_the_table_where_another_row_beats_it() -> None:
+    machine = Machine(host_bytes=40 * GIB)
+    rows = []
+    for name, peak, seconds, answer in (
+        ("", 60, 2.0, "exact"),
+        ("checkpoint", 30, 3.0, "exact"),
+        ("bfloat16", 20, 1.0, "lower_precision"),
+    ):
+        case, record = predicted(name, peak)
+        prediction = record.prediction.model_copy(update={"declared_answer": answer})
+        row = row_of(case, record.model_copy(update={"prediction": prediction}), machine)
+        rows.append(replace(row, seconds=seconds))
+    advice = of_predictions(rows)
+    assert advice.choice == "checkpoint" and [row.case.label for row in advice.front] == ["bfloat16"]
+    assert "| `checkpoint` " in text([advice]) and "| `bfloat16` " in text([advice])
+
+
 def test_a_published_model_has_its_name_whatever_its_rows() -> None:
     decoder = plugins.load().workloads["decoder"]
     shape = decoder.shape(**decoder.presets["qwen3-4b"] | {"tokens": 512, "batch": 3}).model_dump()
@@ -211,6 +228,26 @@ def test_what_the_intervals_do_not_tell_apart_is_among_the_fastest(rows: tuple[R
     assert f"of the {len(rows)} that were measured of 4 combinations it was among the fastest that fit, " in text(
         [advice_of(*rows)]
     )
+
+
+def test_of_a_budget_and_a_memory_that_is_named_the_narrower_is_what_the_fastest_fits() -> None:
+    row = measured("checkpoint", 0.8)
+    within = replace(row, case=row.case.model_copy(update={"budget_bytes": 90 * GIB}))
+    assert "it was the fastest that fits 80 GiB, " in text([advice_of(within)]), "of 100 GiB a case may take as much"
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("oom_budget", "; the baseline does not fit."),
+        ("skipped_guard", "; the baseline does not fit."),
+        ("timeout", "; the baseline did not finish: timeout."),
+        ("crash", "; the baseline did not finish: crash."),
+    ],
+)
+def test_a_baseline_that_ended_otherwise_is_not_said_to_need_too_much(status: str, said: str) -> None:
+    row, plain = measured("checkpoint", 0.8), replace(measured("", 1.0), status=status, peak_bytes=None)
+    assert said in text([replace(advice_of(row), rows=(row, plain))])
 
 
 def test_a_range_that_was_seen_is_no_interval() -> None:

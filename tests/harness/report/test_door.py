@@ -21,6 +21,7 @@ from harness.records.store import StoreError
 from harness.refusal import Refusal
 from harness.report import door, formats, frame
 from harness.report.insert import InsertError
+from harness.suite.schema import SuiteError
 from harness.verbs.plan import Machine, PlanRow
 from harness.verdicts.expressions import ClaimError
 
@@ -153,6 +154,12 @@ def test_a_suite_is_predicted_for_this_machine_or_for_what_is_named(monkeypatch:
         supposed(monkeypatch, gpu="h1000")
 
 
+@pytest.mark.parametrize("name", ["budget", "memory", "gpu_memory", "gpu"])
+def test_an_empty_text_is_no_size_and_no_card(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Refusal):
+        supposed(monkeypatch, **{name: ""})
+
+
 def row(place: str, limit: int | None = None) -> PlanRow:
     case = Case(workload="decoder", shape={}, place=place, corpus="x", tokenizer="bytes")
     return PlanRow(case, 100, "", None, limit, None)
@@ -194,6 +201,14 @@ def test_a_claim_that_names_no_row_is_refused_as_by_the_commands(
     with pytest.raises(ClaimError, match=r"^small.yaml: claim 'X': there is no row 'chekpoint': mend it"):
         getattr(harness, verb)("small.yaml")
     assert not Path("results").exists(), "before anything is measured"
+
+
+@pytest.mark.parametrize("rounds", [-1, 101])
+def test_as_many_rounds_as_a_suite_may_have(rounds: int, smallest: str, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(smallest)
+    with pytest.raises(SuiteError, match=rf"^{rounds} rounds cannot be run: ask for 0 to 100$"):
+        harness.run(tmp_path / "small.yaml", results=tmp_path / "results", rounds=rounds)
+    assert not (tmp_path / "results").exists()
 
 
 def test_one_place_and_one_plugin_need_no_list(monkeypatch: pytest.MonkeyPatch, smallest: str, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The first page: whether what decided a result has changed since, and which figure stands for a sentence."""
 
+from dataclasses import replace
+
 import pytest
 
 from harness.contract import plugins
@@ -61,6 +63,7 @@ def test_a_share_of_a_rank_is_no_share_of_all(ranks, memory):
     best = JudgedRow("sharding", Comparison(case, (Row(case, status="ok"), row)), row)
     assert first.effect(Remedy("one process", "torch", best, (), 1, True))[1] == memory
     assert cost(row) == memory.replace("0.50 x", "0.50 x the memory")
+    assert cost(replace(row, peak_ratio=None)) == memory.replace("0.50 x", "50.0 MiB"), "the baseline does not fit"
 
 
 @pytest.mark.parametrize(
@@ -90,3 +93,5 @@ def test_where_it_does_not_help_is_told_apart_from_where_it_does():
     assert helps(judged("bytes", "losses")) == elsewhere, "a page alone says which"
     of_bytes = "3 of 4; not in [vocabulary](vocabulary/README.md), 64 tokens, bytes"
     assert helps(judged("bytes")) == of_bytes, "the best row is of that page and length"
+    both = f"2{of_bytes[1:]}, and [vocabulary](vocabulary/README.md), 64 tokens, bpe"
+    assert helps(judged("bytes"), judged("bpe")) == both

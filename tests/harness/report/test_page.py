@@ -392,6 +392,25 @@ def test_the_header_that_sorts_keeps_the_focus(shown: dict[int, Shown]) -> None:
     assert shown[SORTED].read == [11, 11, "ascending"], "in the second table"
 
 
+HIDDEN = small(
+    [row(), row(suite="other")],
+    """
+      const section = document.getElementById("mine"), before = section.hidden;
+      location.hash = "mine";
+      dispatchEvent(new Event("hashchange"));
+      const controls = ["words", "place", "against", "answer"].map(name => document.getElementById(name).value);
+      return [before, section.hidden, section.open, controls.join(""), document.getElementById("count").textContent];
+    """,
+    filter="other",
+    place="torch/cpu",
+    wins=True,
+)
+
+
+def test_a_link_leads_to_a_suite_that_the_filters_hide(shown: dict[int, Shown]) -> None:
+    assert shown[HIDDEN].read == [True, False, True, "", "2 of 2 rows"]
+
+
 LAID = """
   const panel = document.getElementById("beside");
   const names = [...panel.querySelectorAll("tr:first-child th")].map(each => each.textContent.split(" - ")[0]);

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import Place
-from harness.records import Applied, Case, Origin, Record, Slot
+from harness.contract import plugins
+from harness.records import Applied, Case, Memory, Origin, Record, Slot
 from harness.records.case import Claim
 from harness.report.answer import last_lines
-from harness.report.table import FETCH, HEADERS, NATIVE, SPARSE, markdown
+from harness.report.table import FETCH, HEADERS, HOST, NATIVE, SPARSE, markdown
 from harness.report.text import escaped
 from harness.verdicts.claims import Answer
 from harness.verdicts.interval import Interval
@@ -27,7 +28,8 @@ CASE = Case(
     corpus="zipf",
     tokenizer="bytes",
 )
-TOKENS = {CASE.comparison_key: 2048}
+LOADED = plugins.load()
+UNKNOWN = plugins.Plugins(LOADED.manager, {}, {})
 
 
 SLOWER = Speed(1.25, Interval(1.2, 1.3), "slower", 6, None, 0.01, 15)
@@ -61,7 +63,7 @@ BASELINE = row(memory=None, speed=None, verdict="baseline", peak_ratio=1.0)
 
 
 def text_of(*rows: Row, notes: "tuple[str, ...]" = (), title: str = "") -> str:
-    return markdown([Comparison(rows[0].case, rows, notes)], TOKENS, title)
+    return markdown([Comparison(rows[0].case, rows, notes)], LOADED, title)
 
 
 def cells_of(text: str) -> list[dict[str, str]]:
@@ -134,15 +136,15 @@ def test_headings_that_would_be_equal_name_the_sizes_in_which_they_differ() -> N
         size = {"shape": CASE.shape | {"heads": heads}}
         rows = tuple(replace(each, case=each.case.model_copy(update=size)) for each in (BASELINE, row("checkpoint")))
         tables.append(Comparison(rows[0].case, rows))
-    heads = [line for line in markdown(tables, {}).splitlines() if line.startswith("#")]
+    heads = [line for line in markdown(tables, LOADED).splitlines() if line.startswith("#")]
     assert [line.partition(", zipf")[2] for line in heads] == [", heads 4", ", heads 8"]
-    lines = last_lines(tables).splitlines()
+    lines = last_lines(tables, {}).splitlines()
     assert ["heads 4:" in lines[0], "heads 8:" in lines[1]] == [True, True]
 
 
 def test_the_tables_follow_each_other_and_end_with_one_line_end() -> None:
     other = CASE.model_copy(update={"place": Place("jax", "cpu")})
-    text = markdown([Comparison(CASE, (BASELINE,)), Comparison(other, (replace(BASELINE, case=other),))], {})
+    text = markdown([Comparison(CASE, (BASELINE,)), Comparison(other, (replace(BASELINE, case=other),))], UNKNOWN)
     assert [line for line in text.splitlines() if line.startswith("## ")][1].startswith("## decoder on jax/cpu")
     assert text.endswith("|\n")
     assert not text.endswith("\n\n")
@@ -180,6 +182,14 @@ def test_a_failure_is_a_row_and_not_a_gap(status: str, budget: "int | None", sho
     cells = cells_of(text)[1]
     assert (cells["peak MiB"], cells["verdict"], cells["peak in"]) == (shown, "fails", "loss")
     assert "\n- checkpoint: no memory left in steady_step/loss\n" in text
+
+
+def test_on_a_device_stands_what_the_host_holds_beside_it() -> None:
+    on_gpu = {"case": CASE.model_copy(update={"place": Place("torch", "cuda")})}
+    peaks = tuple(Record(memory=Memory(peak_host_bytes=size * MIB)) for size in (1041, 1042))
+    text = text_of(replace(BASELINE, **on_gpu), replace(row("offload", records=(*peaks, Record())), **on_gpu))
+    assert [cells[HOST] for cells in cells_of(text)] == ["", "1,042"]
+    assert HOST not in text_of(replace(BASELINE, records=peaks)), "on a CPU that is the peak"
 
 
 def test_a_place_that_is_missing_is_said_once() -> None:
@@ -378,6 +388,15 @@ def test_a_combination_on_ranks_is_held_against_its_members_on_as_many() -> None
     ], "tensor_parallel did not run on 4 ranks"
 
 
+def test_a_place_that_is_missing_says_of_which_rows_there_is_no_prediction_and_why() -> None:
+    away = {"status": "unsupported", "verdict": "untested", "reasons": ("no GPU",)}
+    unknown = away | {"predicted_bytes": None, "prediction": Record(missing={"predicted_peak_bytes": "it\nbranches"})}
+    text = text_of(replace(BASELINE, **away), row("mapped", **unknown), row("branching", **unknown))
+    assert text.endswith("\n\n- mapped, branching: no prediction: it branches\n")
+    assert text_of(row("mapped", **unknown)).endswith("Untested: no GPU.\n\n- all: no prediction: it branches\n")
+    assert "no prediction" not in text_of(replace(BASELINE, **away))
+
+
 def test_a_bound_stands_beside_the_prediction_with_its_probability() -> None:
     bounded = row("checkpoint", at_most_bytes=530 * MIB, at_most_coverage=0.99)
     text = text_of(BASELINE, bounded)
@@ -393,7 +412,7 @@ def test_where_others_of_the_suite_are_of_another_machine_tables_and_claims_name
     record = Record(slot=Slot(case="c", kind="memory"), origin=Origin(machine={"name": "m"}))
     table = Comparison(CASE, (replace(BASELINE, records=(record,)),))
     answer = Answer(Claim(id="A1", says="it is", that="peak(baseline) > 0"), "verified", "it is")
-    text = markdown([table], {}, answers=[answer], several=True)
+    text = markdown([table], LOADED, answers=[answer], several=True)
     assert "\n\nMeasured on m.\n\n" in text and "## Claims, measured on m\n" in text
-    alone = markdown([table], {}, answers=[answer])
+    alone = markdown([table], LOADED, answers=[answer])
     assert "## Claims\n" in alone and "Measured on" not in alone

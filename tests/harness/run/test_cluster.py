@@ -461,6 +461,38 @@ def test_every_worker_is_asked_whether_it_offers_a_gpu(place: Place, offering: i
         assert offering == 5
 
 
+@pytest.mark.parametrize(
+    ("workers", "open_", "words"),
+    [
+        ([], {0, 2}, "no worker is left at 'tcp://host': what is measured is kept"),
+        ([{}], {2, 3}, "no worker that offers the resource gpu is left at 'tcp://host': what is measured is kept"),
+        ([{}], {0, 2}, None),
+        ([{}] * 5 + [{"gpu": 1}], {2, 3}, None),
+        ([{"gpu": 1}], {0, 1}, None),
+    ],
+)
+def test_a_run_ends_where_no_worker_is_left_for_what_is_open(
+    place: Place, workers: list[dict[str, int]], open_: set[int], words: str | None
+) -> None:
+    class Client:
+        def scheduler_info(self, n_workers: int = 5) -> dict[str, Any]:
+            known = [(f"tcp://{number}", {"resources": each}) for number, each in enumerate(workers)]
+            return {"workers": dict(known if n_workers == -1 else known[:n_workers])}
+
+    (place.folder / "small.yaml").write_text(WITH_CUDA)
+    loaded = plugins.load()
+    there = Schedule(reader.read(place.folder / "small.yaml", loaded), loaded, 1, elsewhere=True)
+    assert [each.baseline.place.device for each in there.plan.comparisons] == ["cpu"] * 2 + ["cuda"] * 2
+    fan_out = FanOut("tcp://host", Client(), there, Options(place.folder), Progress(), "run", place.folder / "r", {})
+    fan_out.tasks |= dict.fromkeys(open_)
+    try:
+        fan_out.refuse_without_workers()
+    except cluster_worker.ClusterError as error:
+        assert words is not None and str(error).startswith(words)
+    else:
+        assert words is None
+
+
 # A cluster that is there already
 
 

@@ -1,5 +1,6 @@
 """Predictions side by side: the same as one after another, and nothing left when nobody waits for them."""
 
+import ast
 import errno
 import os
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import harness
 from harness.contract import plugins
 from harness.records import Applied, Case, Origin, Prediction, Record
 from harness.run import prediction_cache, predictions, template
@@ -235,7 +237,23 @@ def test_the_strategies_of_the_harness_depend_on_their_group_alone(name: str, gr
     assert sorted(read) == ["harness.workloads", f"strategies.{group}"]
 
 
-def test_on_a_processor_of_another_maker_cases_are_predicted_anew(tmp_path: Path, monkeypatch) -> None:
+def test_what_the_predictor_imports_of_the_harness_is_what_a_prediction_depends_on() -> None:
+    root = Path(harness.__file__).parent
+    predictor = ast.parse((root / "worker" / "prediction.py").read_text(encoding="utf-8"))
+    imported: set[Path] = set()
+    for node in ast.walk(predictor):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("harness."):
+            base = root.joinpath(*str(node.module).split(".")[1:])
+            for each in node.names:
+                ways = (base / f"{each.name}.py", base.with_suffix(".py"), base / "__init__.py")
+                imported.add(next(filter(Path.is_file, ways)))
+    imported.remove(root / "records" / "__init__.py")  # types of what is written
+    rooms = [root / room for room in prediction_cache.ROOMS]
+    assert len(imported) > 10 and all(room.exists() for room in rooms)
+    assert [path for path in imported if not any(path.is_relative_to(room) for room in rooms)] == []
+
+
+def test_on_a_processor_of_another_maker_or_other_types_cases_are_predicted_anew(tmp_path: Path, monkeypatch) -> None:
     predicted: list[int] = []
 
     def of_cases(open_, *rest, **options):
@@ -243,10 +261,12 @@ def test_on_a_processor_of_another_maker_cases_are_predicted_anew(tmp_path: Path
         return ((case, Record(prediction=Prediction(predicted_peak_bytes=1))) for case in open_)
 
     monkeypatch.setattr(predictions, "of_cases", of_cases)
-    for vendor in ("GenuineIntel", "GenuineIntel", "AuthenticAMD", "GenuineIntel"):
+    intel, amd = "GenuineIntel", "AuthenticAMD"
+    for vendor, types in ((intel, []), (intel, []), (amd, []), (intel, []), (intel, ["avx512_bf16"])):
         monkeypatch.setattr(prediction_cache.facts, "vendor", lambda vendor=vendor: vendor)
+        monkeypatch.setattr(prediction_cache.facts, "facts", lambda types=types: {"half_precision": types})
         list(prediction_cache.of_cases(cases(2), tmp_path, {}, LOADED))
-    assert predicted == [2, 0, 2, 0]
+    assert predicted == [2, 0, 2, 0, 2]
 
 
 def test_code_is_read_once_for_all_cases_of_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +276,30 @@ def test_code_is_read_once_for_all_cases_of_a_call(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(predictions, "of_cases", lambda cases, *rest, **options: iter(()))
     list(prediction_cache.of_cases(cases(6), tmp_path, {}, LOADED))
     assert len(read) == len(set(read)) == 2, "of the workload, and of a strategy"
+
+
+def test_a_plugin_file_depends_on_what_it_imports_of_code_that_is_worked_on(tmp_path: Path, monkeypatch) -> None:
+    """As a model of one's own, in a package that is installed to be edited; nothing of it is imported for that."""
+    files = {
+        "scaling_by_hand.py": "import scaling_kit.deep, numpy\n",
+        "scaling_kit/__init__.py": "",
+        "scaling_kit/deep.py": "raise NotImplementedError\n",
+        "scaling_folder/deep.py": "",
+        "scaling_alone.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    imports = "    import scaling_folder.deep\n    from scaling_by_hand import kernel\n"
+    path = tmp_path / "mine.py"
+    path.write_text(PLAIN.replace("def scaled(parts):\n", f"def scaled(parts):\n{imports}"))
+    for name in files:
+        before = keyed(path)
+        assert keyed(path) == before
+        (tmp_path / name).write_text("another = 1")
+        assert (keyed(path) != before) == (name != "scaling_alone.py"), name
+        (tmp_path / name).write_text(files[name])
 
 
 def test_what_lies_beside_a_plugin_file_is_not_read(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A model on the command line is a suite that can be kept."""
 
 import json
+import math
 
 import pytest
 
@@ -24,6 +25,21 @@ def test_a_model_with_rows_is_a_suite(tmp_path):
     shape = plan.cases[0].shape
     assert (shape["config"], shape["tokens"], shape["batch"], shape["layers"]) == ("qwen3-8b", 32768, 2, 36)
     assert model.stem == "qwen3-8b" and str(plan.cases[0].place) == "torch/cuda"
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "lora(rank=8, targets=q_proj,v_proj) + checkpoint",
+        "lora(targets=q_proj,v_proj, rank=8)",
+        "mapped_moments(folder=/mnt/an-ssd, elements=1000)",
+        "fused_loss(chunk=64)",
+    ],
+)
+def test_a_row_is_read_as_a_table_writes_it(tmp_path, label):
+    model = Model("qwen3-8b", rows=(label.replace(" + ", ","),))
+    plan = reader.read(tmp_path / "suite.yaml", LOADED, model.suite(["torch/cpu"]))
+    assert [case.label for case in plan.cases] == ["baseline", label]
 
 
 def test_a_path_is_named_for_the_folder_of_its_file(tmp_path):
@@ -64,7 +80,12 @@ def test_every_model_of_a_folder_has_a_name_of_its_own(tmp_path, monkeypatch, na
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("", "is no list of strategies"), ("a,,b", "is no list of strategies"), ("a(b)", "'b' in 'a(b)' sets no knob")],
+    [
+        ("", "is no list of strategies"),
+        ("a,,b", "is no list of strategies"),
+        ("a(b)", "'b' in 'a(b)' sets no knob"),
+        ("a(b=1,)", "'' in 'a(b=1,)' sets no knob"),
+    ],
 )
 def test_a_row_that_is_none_is_refused(text, sentence):
     with pytest.raises(SuiteError) as error:
@@ -75,3 +96,10 @@ def test_a_row_that_is_none_is_refused(text, sentence):
 def test_a_model_that_is_not_there_is_refused():
     with pytest.raises(SuiteError, match="did you mean 'gpt2-xl'"):
         Model("gpt2-xxl").suite(["torch/cpu"])
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+def test_a_configuration_with_a_number_that_is_not_finite_is_refused(tmp_path, number):
+    (tmp_path / "config.json").write_text(json.dumps(configs.read("gpt2") | {"time_step_limit": [0.0, number]}))
+    with pytest.raises(SuiteError, match=r"line 5: shape\.config\.time_step_limit\.1: a number that is not finite"):
+        reader.read(tmp_path / "suite.yaml", LOADED, Model(str(tmp_path)).suite(["torch/cpu"]))

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from harness import Place
 from harness.records import Applied, Case, Memory, Origin, Record, Slot, Times, store
 from harness.records.record import Fit
 from harness.report import compare as changed
@@ -69,6 +70,15 @@ def test_a_peak_changes_beyond_two_percent(peak, told):
 
 def test_a_peak_that_its_own_run_withholds_decides_nothing():
     assert verdicts(row(), row(peak=300 * MIB, flags=("unstable",)))["peak"] == "unresolved"
+
+
+@pytest.mark.parametrize(("place", "due"), [("torch/cpu", "unresolved"), ("torch/cuda", "worse")])
+def test_what_is_not_known_of_the_host_says_nothing_of_a_peak_on_a_device(place, due):
+    old, new = (
+        replace(each, case=each.case.model_copy(update={"place": Place(*place.split("/"))}))
+        for each in (row(), row(peak=300 * MIB, flags=("child_processes",)))
+    )
+    assert verdicts(old, new)["peak"] == due
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,12 @@ def test_what_never_fits_says_what_the_least_value_takes():
     assert limit_of(bracket, "tokens").reason == "tokens 64 is predicted to take up to 2 GiB already"
 
 
-def test_what_always_fits_ends_at_the_largest_value():
-    bracket, _ = searched(lambda value: 10, 1 << 30)
-    assert bracket.fits is not None and bracket.fits[0] == fit.LARGEST and bracket.fails is None
+@pytest.mark.parametrize("least", [64, fit.LARGEST, fit.LARGEST + 5])
+def test_what_always_fits_ends_at_the_largest_value_and_says_so(least):
+    bracket, _ = searched(lambda value: 10, 1 << 30, least)
+    value = max(least, fit.LARGEST)
+    assert bracket.fits is not None and bracket.fits[0] == value and bracket.fails is None
+    assert limit_of(bracket, "corpus_tokens").reason == f"nothing above corpus_tokens {value:,} is predicted"
 
 
 def test_what_cannot_be_predicted_ends_with_the_reason():
@@ -262,6 +265,20 @@ def test_without_a_budget_each_place_has_the_memory_there_is(tmp_path, monkeypat
     budgets = {row.case.place.device: row.budget for row in brackets(on_both, "tokens", None)}
     assert budgets.pop("cpu") > 1 << 30
     assert budgets == ({} if gpu is None else {"cuda": round(gpu * facts.DEVICE_SHARE)})
+
+
+@pytest.mark.parametrize("budget", [None, 1 << 30])
+def test_a_place_of_which_no_memory_is_known_is_said_to_be_left_out(tmp_path, monkeypatch, budget):
+    def of_cases(cases, *rest, **more):
+        return [PlanRow(case, 1 << 60, "", None, 1, None) for case in cases]
+
+    monkeypatch.setattr(fit.gpu, "usable_bytes", lambda: None)
+    monkeypatch.setattr(fit, "of_cases", of_cases)
+    said = []
+    on_both = plan(tmp_path, SUITE.replace("[torch/cpu]", "[torch/cpu, torch/cuda]"))
+    Search(on_both, LOADED, (), "tokens", tmp_path, said.append).predicted(budget)
+    left_out = ["torch/cuda is left out, as its memory is not known: give --budget or --gpu"] * (budget is None)
+    assert [sentence for sentence in said if "left out" in sentence] == left_out
 
 
 def test_a_gpu_that_is_not_seen_needs_a_budget(tmp_path, monkeypatch):

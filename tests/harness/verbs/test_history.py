@@ -139,10 +139,10 @@ def test_text_and_picture_name_the_commits_of_a_step() -> None:
     assert commits(series(runs[:1]), "mine") is None
 
 
-def sized(tokens: int, number: int, machine: str = "m") -> Run:
+def sized(tokens: int, number: int, machine: str = "m", commit: str = "") -> Run:
     """A run of one row, whose peak grows from run to run."""
     case = PLAIN.model_copy(update={"shape": {"tokens": tokens}})
-    origin = Origin(commit=f"c{number}", utc=f"2026-01-0{number}T00:00:00+00:00", machine={"name": machine})
+    origin = Origin(commit=commit or f"c{number}", utc=f"2026-01-0{number}T00:00:00+00:00", machine={"name": machine})
     memory = Memory(peak_host_bytes=tokens * number * MIB, losses=(1.0,), regime="glibc-pinned", resolution_bytes=4096)
     return run_of([Record(slot=Slot(case=case.digest(), kind="memory"), case=case, origin=origin, memory=memory)])
 
@@ -165,6 +165,13 @@ def test_rows_of_one_name_say_of_which_comparison_they_are() -> None:
     ]
     ends = commits(found[:1], "mine").to_dict()["layer"][2]["data"]["values"]
     assert [end["row"] for end in ends] == ["baseline"], "of one comparison there is nothing to tell"
+
+
+@pytest.mark.usefixtures("pictures")
+def test_a_picture_names_code_that_was_never_committed_in_full() -> None:
+    runs = [sized(64, number, commit=name) for number, name in enumerate(["0123456789ab-dirty", "unversioned"], 1)]
+    values = commits(series(runs), "mine").to_dict()["layer"][1]["data"]["values"]
+    assert [value["run"] for value in values] == ["1 0123456-dirty", "2 unversioned"]
 
 
 def test_a_row_that_runs_no_longer_stands_before_a_peak_that_grew() -> None:

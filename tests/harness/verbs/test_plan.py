@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from harness.backends.cards import CARDS
-from harness.cli.inputs import Room
+from harness.cli.inputs import Cases, Room
 from harness.contract import plugins
 from harness.contract.place import Place
 from harness.machine import facts, gpu, throughput
@@ -22,7 +22,7 @@ from harness.records.record import Verdict
 from harness.refusal import Refusal
 from harness.report.advise import text as advice_text
 from harness.report.plan import SEGMENTS, table
-from harness.run import bench, prepare_data, session
+from harness.run import bench, prediction_cache, prepare_data, session
 from harness.suite import reader
 from harness.suite.plan import Plan, selected
 from harness.suite.schema import SuiteError
@@ -78,6 +78,13 @@ def test_a_card_that_is_not_there_is_supposed_with_its_memory(path: Path) -> Non
     assert Room(card="l4", gpu_memory="10GiB").machine(places).device_bytes == 10 << 30
     with pytest.raises(Refusal, match=r"--gpu: there is no card 'h1000'; did you mean 'h100'\?"):
         Room(card="h1000").machine(places)
+
+
+@pytest.mark.parametrize("room", [{"memory": ""}, {"gpu_memory": ""}, {"card": ""}, {"budget": ""}])
+def test_an_empty_text_as_of_a_variable_that_is_not_set_is_refused(path: Path, room: dict[str, str]) -> None:
+    with pytest.raises(Refusal, match=r"'' is not a size|no card ''"):
+        Cases(path).plan(LOADED, Room(**room).budget)
+        Room(**room).machine(())
 
 
 def test_cases_must_fit_the_container(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,6 +276,12 @@ def test_a_part_that_is_wrapped_goes_on_top_of_a_rewritten_one_and_not_beneath_i
 
     assert labels("bfloat16", "qlora") == {"", "bfloat16", "qlora", "bfloat16 + qlora"}
     assert labels("tied", "vocabulary_parallel_loss") == {"", "tied", "vocabulary_parallel_loss"}, "a wrong loss"
+    assert labels("qlora", "bfloat16") == {"", "bfloat16", "qlora", "bfloat16 + qlora"}, "in the order that works"
+    assert "fused_loss + drop_ignored" in labels("drop_ignored", "fused_loss")
+    assert "checkpoint + lion + offloaded_moments" in labels("offloaded_moments", "checkpoint", "lion")
+    assert "qlora + adam_8bit" in labels("qlora", "adam_8bit")
+    twice = [Applied(name="mapped_moments", knobs={"elements": size}) for size in (1000, 2000)]
+    assert len(list(combinations(twice, LOADED))) == 3, "no strategy beside itself"
     assert "qlora + bfloat16_stochastic" not in labels("qlora", "bfloat16_stochastic"), "it would cast what is packed"
 
 
@@ -453,6 +466,30 @@ def test_without_its_corpus_a_vocabulary_of_all_words_has_no_prediction_and_says
     (rows,) = of_plan(whole, LOADED, (), Machine(1 << 40), counted.append)
     assert {(row.peak_bytes, row.fits) for row in rows} == {(None, None)} and len(counted) == len(rows)
     assert all("words.txt" in (row.reason or "") for row in rows)
+
+
+def test_rows_whose_documents_cannot_be_made_say_why_beside_those_that_can(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents are made for a prediction, since a peak follows their lengths."""
+    supposed = prepare_data.supposed
+
+    def made(plan: Plan, case: Case, *rest: object) -> object:
+        if case.shape["tokens"] == 256:
+            raise SuiteError("corpus 'texts': document 3 has 300 tokens")
+        return supposed(plan, case, LOADED)
+
+    one_byte = Record(prediction=Prediction(predicted_peak_bytes=1))
+    monkeypatch.setattr(prepare_data, "supposed", made)
+    monkeypatch.setattr(prediction_cache, "of_cases", lambda cases, *rest, **more: ((each, one_byte) for each in cases))
+    path.write_text(SUITE.replace("tokens: 512", "tokens: [256, 512]"))
+    refused, predicted = of_plan(plan(path), LOADED, (), Machine(1 << 40))
+    assert {(row.peak_bytes, row.reason) for row in refused} == {(None, "corpus 'texts': document 3 has 300 tokens")}
+    assert "Not predicted: corpus 'texts': document 3 has 300 tokens." in table(refused)
+    assert all(row.fits for row in predicted)
+    lean = [replace(row, limit_bytes=0) for row in predicted]
+    halves = remedies(lean, plan(path), LOADED, (), Machine(1 << 40))
+    assert [each.change.split()[0] for each in halves] == ["layers"], "half of the tokens cannot be made"
 
 
 def test_what_a_comparison_reads_is_described_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ STANDS_IN = (Record(notes={"offloading": "stands in for a GPU"}),)
 
 
 def chosen(*rows: Row, baseline: Row = BASELINE) -> "tuple[str | None, str | None]":
-    made = choice(Comparison(BASELINE.case, (baseline, *rows)))
+    made = choice(Comparison(BASELINE.case, (baseline, *rows)), {})
     assert made is not None
     return (made.row and made.row.label, made.inexact and made.inexact.label)
 
@@ -85,12 +85,13 @@ def test_of_rows_as_lean_the_plainest(peak: int) -> None:
         ("oom_budget", {"answer": None}, ""),
         ("oom_budget", {"status": "error"}, ""),
         ("oom_budget", {"status": "oom_budget"}, "Nothing here fits the budget."),
+        ("oom_host", {"status": "oom_host"}, "Nothing here fits this machine."),
     ],
 )
 def test_the_answer_says_no_more_than_the_baseline_allows(baseline: str, other: dict[str, Any], due: str) -> None:
     case = BASELINE.case.model_copy(update={"budget_bytes": 1 << 30})
     rows = (row(peak=1000, status=baseline), row("lean", peak=500, **other))
-    said = sentence(Comparison(case, rows))
+    said = sentence(Comparison(case, rows), {})
     assert said.startswith(due) and bool(said) == bool(due)
 
 
@@ -116,12 +117,18 @@ def test_beside_an_inexact_row_no_more_is_said_of_the_others_than_is_known(
     status: str, other: dict[str, Any], lead: str
 ) -> None:
     rows = (row(peak=1000, status=status), row("low", peak=500, answer="lower_precision"), row("x", peak=400, **other))
-    said = sentence(Comparison(BASELINE.case, rows))
+    said = sentence(Comparison(BASELINE.case, rows), {})
     assert said.startswith(f"{lead} lower precision **low**: ") and said.endswith("."), said
 
 
 def test_where_no_strategy_was_measured_beside_the_baseline_nothing_is_said() -> None:
-    assert sentence(Comparison(BASELINE.case, (BASELINE,))) == ""
+    assert sentence(Comparison(BASELINE.case, (BASELINE,)), {}) == ""
+
+
+def test_of_rows_as_lean_none_that_is_surely_slower() -> None:
+    faster = row(Applied(name="chunked", knobs={"chunk": 512}), peak=505, time=0.95)
+    assert chosen(row("plain", peak=500, time=1.04), faster) == ("chunked(chunk=512)", None)
+    assert chosen(row("plain", peak=500, time=0.97), faster) == ("plain", None), "they may take as long"
 
 
 @pytest.mark.parametrize(("every", "settings"), [(1, 0), (2, 1)])
@@ -133,4 +140,4 @@ def test_a_default_counts_as_no_setting_where_strategies_are_known(every: int, s
     applied = Applied(name="checkpoint", knobs={"every": every}), Applied(name="stranger", knobs={"every": 1})
     case = row(*applied, peak=500).case
     assert plainness(case, known) == (2, settings + 1)
-    assert plainness(case) == (2, 2)
+    assert plainness(case, {}) == (2, 2)

@@ -16,6 +16,7 @@ from harness.verdicts import figures
 from harness.verdicts.claims import answer, answerable, answered, near, refuse
 from harness.verdicts.expressions import ClaimError, Figure, parsed
 from harness.verdicts.judge import Comparison, Row, judge, searched
+from harness.verdicts.remarks import WITHHELD
 
 MIB = 1 << 20
 
@@ -320,6 +321,26 @@ def test_how_a_step_ends_is_tried_without_data_where_it_cannot_run(prediction, d
         assert answers[0].reason.startswith("predicted: ")
 
 
+def test_a_number_that_only_the_prediction_wrote_down_is_predicted():
+    forecast = Record(extra={"switched": 1}, prediction=Prediction(predicted_peak_bytes=MIB))
+    absent = Record(slot=Slot(case="c", kind="memory"), status="unsupported")
+    untested = row("checkpoint", status="unsupported", prediction=forecast, records=(absent,))
+    said = verdict("noted(checkpoint, figure='switched') == 1", [table(row(), untested)])
+    assert (said.verdict, said.reason) == ("verified", "predicted: 1")
+    measured = [table(row(), row("checkpoint", prediction=forecast, records=(Record(extra={"switched": 0}),)))]
+    assert verdict("noted(checkpoint, figure='switched') == 0", measured).reason == "0"
+
+
+@pytest.mark.parametrize("figure", ["loss", "all_ranks"])
+def test_what_a_run_showed_that_did_not_end_well_decides_nothing(figure):
+    """The losses are those up to the step in which it failed, and the sum that of the memory until then."""
+    partial = Record(memory=Memory(losses=(6.5,), all_ranks_bytes=MIB))
+    ended, failed = (row("checkpoint", status=status, records=(partial,)) for status in ("ok", "oom_host"))
+    assert verdict(f"{figure}(checkpoint) > 1", [table(row(), ended)]).verdict == "verified"
+    said = verdict(f"{figure}(checkpoint) > 1", [table(row(), failed)])
+    assert (said.verdict, said.reason) == ("untested", "checkpoint: oom_host")
+
+
 def test_what_ran_out_of_its_budget_took_at_least_that():
     assert verdict("peak(checkpoint) <= 0.5 * peak(baseline)", tokens=4096).verdict == "verified"
     assert "more than 256 MiB" in verdict("peak(checkpoint) <= 0.5 * peak(baseline)", tokens=4096).reason
@@ -567,6 +588,16 @@ def test_a_peak_shows_the_largest_repetition_and_the_span_of_all():
     assert said == "101 MiB, to be at most 100 MiB: undecided, 101 MiB may be 94.9 MiB to 101 MiB"
 
 
+@pytest.mark.parametrize("flag", WITHHELD)
+def test_a_peak_that_cannot_be_relied_on_decides_nothing(flag):
+    doubtful = [record.model_copy(update={"flags": (flag,)}) for record in runs_of("checkpoint", 50 * MIB)]
+    tables = judge([*runs_of("", 200 * MIB), *doubtful])
+    for figure in ("peak", "held", "all_ranks"):
+        said = verdict(f"{figure}(checkpoint) < {figure}(baseline)", tables)
+        assert (said.verdict, said.reason) == ("untested", f"checkpoint: {WITHHELD[flag]}")
+        assert verdict(f"{figure}(baseline) > 1", tables).verdict == "verified"
+
+
 def test_what_child_processes_may_share_is_in_doubt():
     tables = judge([*runs_of("", 200 * MIB), *runs_of("checkpoint", 50 * MIB, children=(10 * MIB, 40 * MIB))])
     bounds = ((59, "refuted"), (61, "inconclusive"), (89, "inconclusive"), (91, "verified"))
@@ -787,6 +818,34 @@ def test_segments_are_measured_again_where_a_claim_may_turn():
     claim = Claim(id="X", says="so", that="reserved(baseline) <= 301 * 1048576")
     assert [each.label for each in near([claim], tables, 0.02)] == ["baseline"]
     assert near([claim], tables, 0.001) == []
+
+
+def on_gpu(own):
+    return replace(own, case=own.case.model_copy(update={"place": Place("torch", "cuda")}))
+
+
+def test_what_ran_out_of_the_budget_of_a_gpu_may_have_allocated_less():
+    """The budget bounds the segments, and gaps between what is allocated in them can end a run."""
+    over = row("checkpoint", status="oom_budget", budget=512 * MIB, peak=400 * MIB)
+    for limit, here, there in ((390, "verified", "verified"), (450, "verified", "inconclusive")):
+        that = f"peak(checkpoint) > {limit} * 1048576"
+        assert verdict(that, [table(over)]).verdict == here
+        assert verdict(that, [table(on_gpu(over))]).verdict == there
+    unseen = verdict("peak(checkpoint) > 1", [table(on_gpu(replace(over, peak_bytes=None)))])
+    assert (unseen.verdict, unseen.reason.rpartition(", ")[2]) == ("inconclusive", "one of them ran out of its budget")
+
+
+def test_the_wait_for_a_batch_on_a_gpu_is_no_figure():
+    rows = (row(), row("nothing"), row("checkpoint"), row("fused_loss"))
+    here, there = [table(*rows)], [table(*map(on_gpu, rows))]
+    for that in ("fetch_seconds(checkpoint) <= 2 * fetch_seconds(baseline)", "fetch_seconds(checkpoint) < 1"):
+        assert verdict(that, here).verdict == "verified"
+        refused = verdict(that, there)
+        assert (refused.verdict, refused.reason) == (
+            "untested",
+            "checkpoint: the wait for a batch on a GPU is that for the step before: ask about it on a CPU",
+        )
+    assert verdict("seconds(checkpoint) <= 2 * seconds(baseline)", there).verdict == "verified"
 
 
 # The limits of a search

@@ -54,6 +54,23 @@ def test_each_sentence_is_decided_by_its_own_claims(tmp_path: Path) -> None:
     assert "- A1: because" in text and "### B. Models" in text
 
 
+def test_a_claim_stands_with_the_sentence_that_names_most_of_its_words(tmp_path: Path) -> None:
+    more = TEXT + "  - {id: A1 slow, says: it is slow}\n  - {id: A4, says: so it is, by: [A1 slow twice]}\n"
+    results = found(("A1", "verified"), ("A1 slow", "verified"), ("A1 slow twice", "refuted"), ("A1 slower", "refuted"))
+    ids = {
+        each.sentence.id: [answer.claim.id for answer, _ in each.answers]
+        for each in documents.answered(read(tmp_path, more), [results])
+    }
+    assert ids["A1"] == ["A1", "A1 slower"] and ids["A1 slow"] == ["A1 slow", "A1 slow twice"]
+    assert ids["A4"] == ["A1 slow twice"], "what decides a sentence stands with it too"
+
+
+def test_the_first_page_shows_the_figure_of_the_claim_that_is_named_first(tmp_path: Path) -> None:
+    results = [found(("A2 right", "verified"), folder="a", peak=1), found(("A2 fast", "verified"), folder="b", peak=1)]
+    text = first.sentences(documents.answered(read(tmp_path), results))
+    assert "| its time: told |" in " ".join(text.split())
+
+
 def test_the_first_page_says_what_the_deciding_figure_is(tmp_path: Path) -> None:
     def row(*verdicts: tuple[str, str]) -> str:
         return first.sentences(documents.answered(read(tmp_path), [found(*verdicts)])).splitlines()[3]

@@ -100,6 +100,9 @@ def test_memory_that_grows_with_each_step_is_told_where_the_baseline_does_not() 
     assert "growing" not in row_of(few).flags, "three steps are no proof"
     pages = member("checkpoint", slope_bytes_per_step=4.0 * MIB, flags=("file_backed",), **five)
     assert "growing" not in row_of(pages).flags, "the kernel takes them back"
+    there: dict[str, Any] = {"case": case_of("checkpoint", place=Place("torch", "cuda")), "peak_device_bytes": 9 * MIB}
+    (row,) = judged(member("checkpoint", slope_bytes_per_step=6.0 * MIB, **there, **five)).rows
+    assert "the host's memory grew by 6.0 MiB with each step" in row.notes
 
 
 def test_a_repetition_that_was_ended_from_outside_spoils_nothing() -> None:
@@ -324,6 +327,26 @@ def test_a_small_saving_is_not_noted_and_a_device_has_no_such_peak() -> None:
     assert (row.native_bytes, row.native_ratio, row.notes) == (None, None, ())
 
 
+@pytest.mark.parametrize(
+    "beyond", [{"peak_phase": "evaluate"}, {"peak_phase": "save"}, {"flags": ("child_processes",), "children": 8}]
+)
+def test_timed_processes_are_not_compared_where_they_lack_what_sets_the_peak(beyond: dict[str, Any]) -> None:
+    def of(name: str, peak: int, children: int = 0, **more: Any) -> list[Record]:
+        seen = {"child_peak_bytes": children * MIB, "child_peak_bound_bytes": children * MIB} if children else {}
+        records = with_natives(member(name, peak * MIB, **more), 100)
+        return [each.model_copy(update=seen) if each.slot and each.slot.kind == "memory" else each for each in records]
+
+    for one, other in (({}, beyond), (beyond, {}), (beyond, beyond)):
+        row = row_of(of("checkpoint", 50, **one), of("baseline", 100, **other))
+        assert row.native_ratio is None and not any("saves" in note for note in row.notes)
+        assert row.native_bytes == (100 * MIB, 100 * MIB)
+
+
+def test_ranks_in_one_process_are_said_to_be_in_one() -> None:
+    whole = row_of(member("checkpoint", all_ranks_bytes=200 * MIB, case=case_of("checkpoint", ranks=2)))
+    assert "the 2 ranks are devices of one process, which holds 200 MiB for all of them" in whole.notes
+
+
 def test_the_largest_of_the_repeats_is_the_peak() -> None:
     row = row_of(member("checkpoint", (50 * MIB, 50 * MIB + 9, 50 * MIB + 5)))
     assert row.peak_bytes == 50 * MIB + 9
@@ -394,11 +417,24 @@ def test_one_repeat_that_fails_fails_the_case() -> None:
     assert (row.status, row.verdict, row.reasons) == ("crash", "fails", ("at random",))
 
 
-def test_a_baseline_that_crashed_enables_nothing() -> None:
-    baseline = member("baseline", None, (), None, status="crash")
-    row = row_of(member("checkpoint"), baseline)
-    assert row.verdict == "withheld"
-    assert row.reasons == ("no verdict: the baseline ended with crash: mend that, and run the suite with --fresh",)
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ("crash", "ended with crash: mend that, and run the suite with --fresh"),
+        ("skipped_guard", "was not started: run the suite again with --try-all, and without --max-bytes"),
+        ("killed_unknown", "was killed, nobody can say by what: run the suite again, which goes on where it stopped"),
+    ],
+)
+def test_a_baseline_that_did_not_end_well_enables_nothing(status: str, reason: str) -> None:
+    row = row_of(member("checkpoint"), member("baseline", None, (), None, status=status))
+    assert (row.verdict, row.reasons) == ("withheld", (f"no verdict: the baseline {reason}",))
+
+
+@pytest.mark.parametrize(("asked", "shown"), [(160 * MIB, "160"), (MIB, "1"), (MIB // 4, "0.25"), (512, "0.00049")])
+def test_what_was_asked_for_when_memory_ran_out_is_never_nothing(asked: int, shown: str) -> None:
+    evidence = {"request_bytes": asked, "phase": "loss"}
+    row = row_of(member("checkpoint", None, (), None, status="oom_budget", evidence=evidence))
+    assert row.reasons == (f"asked for {shown} MiB more in loss",)
 
 
 @pytest.mark.parametrize(("status", "verdict"), [("unsupported", "untested"), ("skipped_guard", "skipped")])
@@ -467,21 +503,39 @@ def test_losses_apart_are_expected_of_what_declares_it(answer: str) -> None:
     assert row.loss_difference == pytest.approx(0.01 / 5.8)
 
 
-def test_an_answer_that_could_not_be_compared_withholds_the_verdict() -> None:
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        ("crash", "mend that, and run the suite with --fresh"),
+        ("killed_unknown", "run the suite again, which goes on where it stopped"),
+    ],
+)
+def test_an_answer_that_could_not_be_compared_withholds_the_verdict(status: Any, remedy: str) -> None:
     strategy = member("checkpoint", 10 * MIB, answer=None)
     probe = next(record.probe for record in strategy if record.probe)
     failed = Record(
         slot=Slot(case=probe, kind="numerics"),
         case=case_of("checkpoint"),
-        status="crash",
+        status=status,
         evidence={"message": "SIGSEGV"},
     )
     row = row_of([*strategy, failed])
     assert (row.answer, row.answer_reason) == (None, "SIGSEGV")
     assert row.verdict == "withheld", "nobody knows whether its answer is right"
-    assert row.reasons == ("no verdict: its answer could not be compared: mend that, and run the suite with --fresh",)
+    assert row.reasons == (f"no verdict: its answer could not be compared: {remedy}",)
     (reason,) = row_of(strategy).reasons
     assert reason.startswith("no verdict: its answer was not compared: run the suite again")
+
+
+@pytest.mark.parametrize(("answer", "shown"), [("reassociated", True), ("diverged", True), ("approximate", False)])
+def test_what_the_comparison_of_an_answer_warned_of_is_noted_where_it_is_judged(answer: str, shown: bool) -> None:
+    warning = "bias is 0.74 of the gradient error: a small wrong scale may hide in it"
+    verdict = Verdict(answer, 1.0, 0.74, None, None, (warning,), "why")
+    records = [
+        record.model_copy(update={"numerics": verdict}) if record.numerics is not None else record
+        for record in member("checkpoint", answer=answer)
+    ]
+    assert (warning in row_of(records).notes) is shown
 
 
 # What is withheld
@@ -541,6 +595,12 @@ def test_a_doubtful_figure_earns_no_verdict_and_the_row_says_what_to_do(flag: st
     assert row_of(member("checkpoint", 50 * MIB, flags=("noisy",))).verdict == "wins"
 
 
+def test_what_is_doubtful_about_the_memory_of_a_timed_process_is_no_flag_of_the_peak() -> None:
+    flags = [(*WITHHELD, "noisy"), *[()] * 5]
+    row = row_of(rounds_of(member("checkpoint", 99 * MIB), flags=flags, status=["crash", *["ok"] * 5]))
+    assert (row.flags, row.memory, row.verdict) == (("noisy",), "same", "same")
+
+
 def test_child_processes_are_no_reason_where_the_word_for_memory_is_known() -> None:
     children = {"child_peak_bytes": 10 * MIB, "child_peak_bound_bytes": 40 * MIB}
 
@@ -559,6 +619,17 @@ def test_child_processes_are_no_reason_where_the_word_for_memory_is_known() -> N
         None,
         ("no verdict: whether it takes more hangs on what its child processes share, see their bounds",),
     )
+
+
+def test_a_row_that_ran_out_of_its_budget_by_its_child_processes_says_so() -> None:
+    children = {"child_peak_bytes": 30 * MIB, "child_peak_bound_bytes": 40 * MIB}
+    records = [
+        record.model_copy(update=children) if record.slot and record.slot.kind == "memory" else record
+        for record in member("checkpoint", 90 * MIB, case=case_of("checkpoint", budget_bytes=100 * MIB))
+    ]
+    (row,) = judged(records).rows
+    assert (row.status, row.verdict) == ("oom_budget", "fails")
+    assert row.reasons == ("with its child processes it took at least 20.0 MiB more than its budget",)
 
 
 # Grouping

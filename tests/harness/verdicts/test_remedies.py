@@ -9,6 +9,7 @@ import pytest
 from harness import Strategy
 from harness.contract.place import Place
 from harness.records import Applied, Case, Record
+from harness.report.typical import line
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
@@ -67,6 +68,8 @@ def table(*rows: Row) -> Comparison:
         (strategy("a", "grad"), "what layers keep for the backward pass"),
         (strategy("a", "grad", precision="bfloat16"), NARROW),
         (strategy("a", "init", "update"), "moments and gradients"),
+        (strategy("a", "init", "grad", "update"), "moments and gradients"),
+        (strategy("a", "grad", "draw"), "what layers keep for the backward pass"),
         (strategy("a", "rows", "windows", "order"), "rows, windows and batches of the data"),
         (strategy("a", "step", ranks=True), DIVIDED),
         (strategy("a"), None),
@@ -105,6 +108,9 @@ def test_of_rows_that_save_as_much_the_plainest_is_named_and_then_the_fastest() 
     assert best.best.row is set_by_hand, "more than 2 % less"
     (best,) = remedies([("losses", [table(set_by_hand, row("chunked", ratio=0.2, time=1.3))])], STRATEGIES)
     assert best.best.row is set_by_hand, "it surely takes longer"
+    leanest, faster = row("chunked", ratio=0.2, time=1.04), row("cut", ratio=0.202, time=0.95, knobs={"chunk": 512})
+    (best,) = remedies([("losses", [table(leanest, faster)])], STRATEGIES)
+    assert best.best.row is faster, "the leanest surely takes longer, however plain it is"
 
 
 def test_a_row_of_one_round_does_not_surely_take_longer() -> None:
@@ -175,6 +181,16 @@ def test_what_is_typical_is_the_median_of_rows_alone() -> None:
     assert (torch.count, torch.less, torch.peak_ratio, torch.lowest, torch.highest) == (3, 2, 0.6, 0.2, 1.0)
     assert torch.time_ratio == pytest.approx(1.1)
     assert typical("nobody", [("losses", [table(*rows)])]) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"), [(1, "0.50 x the memory at 1.00 x"), (2, "0.50 x the memory on each rank at 1.00 x")]
+)
+def test_what_is_typical_on_ranks_is_of_each(ranks: int, words: str) -> None:
+    alone = row("cut", ratio=0.5)
+    own = replace(alone, case=alone.case.model_copy(update={"ranks": ranks}))
+    (torch,) = typical("cut", [("losses", [table(own)])])
+    assert words in line(torch)
 
 
 def test_rows_on_a_gpu_stand_apart() -> None:

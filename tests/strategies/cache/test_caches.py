@@ -113,6 +113,7 @@ ENDING = [
     ("torch", "int8_cache"),
     ("jax", "int8_cache"),
     ("torch", "mapped_cache"),
+    ("jax", "mapped_cache"),
     ("torch", "offloaded_cache"),
 ]
 

@@ -110,6 +110,15 @@ def test_indices_may_come_in_any_order_and_type():
     assert windows.batch(some)[0].dtype == windows.batch(some)[1].dtype == np.uint16
 
 
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_a_window_of_documents_that_does_not_exist_is_refused(tail):
+    parts = parts_of("document_windows", end=END, tail=tail)
+    windows = parts.windows(parts, stream([9, 1, 4, 5, 30, 2], 4, 3))
+    for wrong in (-1, len(windows)):
+        with pytest.raises(IndexError, match=f"window {wrong} is not among the {len(windows)} of the source"):
+            windows.batch(np.array([0, wrong]))
+
+
 def test_batches_of_documents_are_a_permutation_of_them():
     source = replace(stream(CORPORA[3], 4, 2), shuffle=True, batch=4, start=3)
     parts = replace(parts_of("document_windows", end=END), transfer=lambda parts, x, y: (x, y))

@@ -246,6 +246,13 @@ def test_functional_updates_are_refused_beyond_their_limit():
         windows_of("jax_row_updates", source, "jax", limit_mib=64)
 
 
+@pytest.mark.parametrize("name", ["device_resident", "jax_gather", "jax_slices", "jax_vmap"])
+def test_more_rows_than_jax_can_count_are_refused(name):
+    rows = np.broadcast_to(np.zeros(1, np.uint8), (1 << 31,))  # of one byte, seen as so many
+    with pytest.raises(ValueError, match="counts to 2,147,483,647 and the source has 2,147,483,648 rows"):
+        windows_of(name, Source(rows, rows, 7, 3, batch=4), "jax")
+
+
 @pytest.mark.parametrize(("name", "backend", "kind"), BY_JAX)
 def test_one_compilation_serves_an_epoch(name, backend, kind, caplog):
     import jax

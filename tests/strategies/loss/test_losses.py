@@ -349,6 +349,7 @@ def test_the_printed_loss_is_the_plain_one_of_all_tokens_but_the_last_of_each_ro
         ({"z_loss": 0.1}, 0, "it has no z_loss, soft_cap or label_smoothing: leave them at 0"),
         ({"soft_cap": 3.0}, 7, "it has no z_loss, soft_cap or label_smoothing: leave them at 0"),
         ({"label_smoothing": 0.1}, 0, "it has no z_loss, soft_cap or label_smoothing: leave them at 0"),
+        ({"tokens": 1}, 0, "it leaves out the last token of each row: take two tokens or more"),
     ],
 )
 @pytest.mark.parametrize("backend", ["torch", "jax"])

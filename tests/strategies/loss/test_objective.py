@@ -255,6 +255,21 @@ def test_the_cut_loss_computes_in_the_type_of_autocast():
         assert answer.dtype == torch.float32 and torch.equal(answer, half.float())
 
 
+@pytest.mark.parametrize("name", KNOBS)
+def test_under_autocast_the_loss_is_that_of_narrow_inputs_and_gradients_are_wide(name):
+    x, w, y = (torch.from_numpy(array) for array in problem())
+    loss = loss_of(name, "torch", SETTINGS["all"])
+    leaves = [x.float().requires_grad_(), w.float().requires_grad_()]
+    with torch.autocast("cpu", torch.bfloat16):
+        value = loss(*leaves, y)
+    halves = [x.bfloat16().requires_grad_(), w.bfloat16().requires_grad_()]
+    due = loss(*halves, y)
+    assert value.dtype == torch.float32 and value.item() == pytest.approx(due.item(), rel=1e-5)
+    for answer, half in zip(torch.autograd.grad(value, leaves), torch.autograd.grad(due, halves), strict=True):
+        assert answer.dtype == torch.float32
+        assert (answer - half.float()).norm() <= BOUND["bfloat16"] * half.float().norm()
+
+
 def test_the_cut_loss_has_no_second_derivative():
     x, w, y = (torch.from_numpy(array) for array in problem())
     value = loss_of("cut_loss", "torch", {})(x.requires_grad_(), w, y)
