@@ -248,3 +248,13 @@ def test_where_it_may_not_comment_the_log_says_so_and_the_job_goes_on(tmp_path: 
 def test_without_a_table_there_is_no_comment(tmp_path: Path) -> None:
     done, calls = commented(tmp_path, "")
     assert (done.returncode, calls) == (0, [])
+
+
+def test_a_table_that_no_comment_holds_ends_with_a_whole_line(tmp_path: Path) -> None:
+    line = "| one thing – another |"  # of more bytes than letters
+    done, (_, written) = commented(tmp_path, f"{line}\n" * 3000)
+    assert done.returncode == 0, done.stderr
+    text = Path(written.rpartition("@")[2]).read_text(encoding="utf-8")
+    rows = text.split("\n\n")[1].splitlines()
+    assert set(rows) == {line} and 59_900 < len(f"{line}\n".encode()) * len(rows) <= 60_000
+    assert text.endswith("\n\nThe rest is in the log of this run.\n")

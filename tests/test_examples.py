@@ -51,6 +51,7 @@ def due(suite: Path) -> list[int]:
     return [tables, tables, tables, 3 * tables]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.stem)
 def test_an_example_is_predicted(
     suite: Path, here: Callable[..., tuple[object, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,7 @@ from harness.suite.schema import SuiteError
 from harness.suite.units import size
 from harness.verbs.plan import Machine, card_of, this_machine, with_budget
 from harness.verdicts import claims
+from harness.workloads.causal_lm import configs
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Cases:
 
     def _model(self) -> Model | None:
         if self.model is not None:
-            return Model(self.model, self.tokens, self.batch, tuple(self.rows or ()))
+            return Model(configs.named(self.model) or self.model, self.tokens, self.batch, tuple(self.rows or ()))
         for option, value in (("--tokens", self.tokens), ("--batch", self.batch), ("--with", self.rows)):
             if value:
                 raise SuiteError(f"{option} goes with --model: a suite says it itself")

@@ -18,6 +18,7 @@ def text(findings: Sequence[Finding]) -> str:
     faults = sum(len(finding.faults) for finding in findings)
     untried = sum(bool(finding.untested) for finding in findings)
     summary = {0: "the contract is kept", 1: "1 promise is broken"}.get(faults, f"{faults} promises are broken")
-    summary += f"; {len(findings) - untried} trials"
+    trials = len(findings) - untried
+    summary += f"; {trials} trial{'' if trials == 1 else 's'}"
     summary += f", {untried} not tried" if untried else ""
     return "\n".join([*lines, summary]) + "\n"

@@ -80,6 +80,7 @@ def _of_row(suite: str, title: str, table: Comparison, row: Row, tokens: float |
         "peak_ratio": row.peak_ratio,
         "peak_phase": row.peak_phase,
         "memory": row.memory,
+        "host_bytes": row.host_bytes,
         "native_peak_bytes_low": row.native_bytes[0] if row.native_bytes else None,
         "native_peak_bytes_high": row.native_bytes[1] if row.native_bytes else None,
         "native_peak_ratio": row.native_ratio,

@@ -122,8 +122,8 @@ function bound(at) {
 function facts(at) {
   const list = element("dl");
   const lines = [["status", text("status", at)], ["peak in", text("phase", at)], ["at most", bound(at)],
-    ["floor MiB", mib(number("floor", at))], ["against", text("against", at)], ["evidence", text("reasons", at)],
-    ["notes", text("notes", at)], ["flags", text("flags", at)], ["machine", text("machine", at)], ["commit", text("commit", at)]];
+    ["host MiB", mib(number("host", at))], ["floor MiB", mib(number("floor", at))], ["against", text("against", at)],
+    ["evidence", text("reasons", at)], ["notes", text("notes", at)], ["flags", text("flags", at)], ["machine", text("machine", at)], ["commit", text("commit", at)]];
   for (const [name, value] of lines) if (value) list.append(element("dt", name), element("dd", value));
   return list;
 }

@@ -24,7 +24,8 @@ WORDS = {
     "notes": "notes", "reasons": "reasons", "flags": "flags", "machine": "machine", "commit": "commit",
 }  # fmt: skip
 """Texts of a row by their name on the page, and in its figures."""
-BYTES = {"peak": "peak_bytes", "predicted": "predicted_bytes", "atMost": "at_most_bytes", "floor": "floor_bytes"}
+BYTES = {"peak": "peak_bytes", "host": "host_bytes", "predicted": "predicted_bytes", "atMost": "at_most_bytes",
+         "floor": "floor_bytes"}  # fmt: skip
 OWN = frozenset(["data", "specs", "words", "place", "against", "answer", "wins", "count", "all", "documents", "beside"])
 """Names that parts of the page have, beside its suites."""
 RATIOS = {"ratio": "peak_ratio", "native": "native_peak_ratio", "time": "time_ratio", "low": "time_ratio_low",

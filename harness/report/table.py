@@ -163,14 +163,15 @@ def _predicted(table: Comparison) -> list[str]:
             row_name(row.label),
             mib(peak),
             mib(row.at_most_bytes),
+            mib(row.prediction.prediction.predicted_host_bytes if row.prediction is not None else None),
             escaped(phase_name(row.predicted_phase)),
             f"{peak / row.floor_bytes:.1f}" if row.floor_bytes else "",
         )
         for row in table.rows
         if (peak := row.predicted_bytes) is not None
     ]
-    headers = ("strategy", PREDICTED, AT_MOST, "peak in", "x floor")
-    aligned = ("left", "right", "right", "left", "right")
+    headers = ("strategy", PREDICTED, AT_MOST, HOST, "peak in", "x floor")
+    aligned = ("left", "right", "right", "right", "left", "right")
     sure = sureness(row.at_most_coverage for row in table.rows)
     shown = [each for each in (_pipe(headers, aligned, rows), sure) if each] if rows else []
     return [*shown, *_unpredicted(table)]
@@ -194,7 +195,7 @@ def _cells(row: Row, tokens_per_step: "dict[str, int]") -> list[str]:
         row_name(row.label),
         _peak(row),
         _memory(row),
-        _host(row),
+        mib(row.host_bytes),
         _native(row),
         mib(row.predicted_bytes),
         mib(row.at_most_bytes),
@@ -241,13 +242,6 @@ def _peak(row: Row) -> str:
     if row.status == "oom_budget" and row.case.budget_bytes:
         return f"> {row.case.budget_bytes / MIB:,.0f}"
     return row.status
-
-
-def _host(row: Row) -> str:
-    """Show what a run on a device held of the host's memory: what was moved there has its price there."""
-    if row.case.place.device == "cpu":
-        return ""
-    return mib(max((record.memory.peak_host_bytes or 0 for record in row.records), default=0) or None)
 
 
 def _native(row: Row) -> str:

@@ -10,8 +10,9 @@ from pathlib import Path
 from harness.suite.schema import SuiteError
 from harness.workloads.causal_lm import configs
 
-USUAL = ("checkpoint", "fused_loss", "checkpoint,fused_loss", "checkpoint,fused_loss,bfloat16")
-"""The rows of a suite that says nothing about strategies."""
+LEAN = "checkpoint,fused_loss"
+USUAL = ("checkpoint", "fused_loss", LEAN, f"{LEAN},bfloat16", f"bfloat16,qlora,{LEAN}")
+"""The rows of a suite that says nothing about strategies: full training, and what most take where that does not fit."""
 USUAL_TOKENS = 2048
 MEMBER = re.compile(r"\s*([\w.-]+)\s*(?:\(([^()]*)\))?\s*(?:,|$)")
 KNOB = re.compile(r"\s*(\w+)\s*=\s*([\w.+/-]+)\s*")

@@ -1,21 +1,32 @@
 """Check a plugin: what it says of itself, what it does in workers of its own, and what its instruments cost."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel
 
 from harness import backends
 from harness.contract.data import DATA, FEEDS
 from harness.contract.parts import PART_NAMES
 from harness.contract.place import NAMES, Place
-from harness.contract.plugins import Plugins
+from harness.contract.plugins import Plugins, nearest
 from harness.contract.strategy import Strategy
+from harness.contract.workload import Workload
 from harness.machine import facts
 from harness.records import Applied, Case, Kind, Record, Task
 from harness.run import runner, template
 from harness.run.schedule import conflict
+from harness.suite.reader import PLACES
+from harness.verdicts.numerics import UNIT_ROUNDOFF
 
 FRAMEWORKS = ("torch", "jax", "numpy", "triton", "tensorflow")
+HOOKS = ("harness_strategies", "harness_workloads", "harness_measure")
+TUPLES = ("calls", "needs")
+DICTS = ("excludes", "conflicts", "probe", "scaled", "alone", "environment")
+"""Fields of a strategy, by what they are; those of `TUPLES` hold texts."""
 RANKS = 2
 """Ranks on which a strategy is tried that divides the run."""
 NEIGHBOURS = ("checkpoint", "fused_loss")
@@ -46,29 +57,60 @@ def check(loaded: Plugins, names: Sequence[str], extra: Sequence[str], log: Log 
     """Check all that the plugins named offer; `extra` are those to load in workers beside the installed ones."""
     findings = []
     for name in names:
-        module = loaded.manager.get_plugin(name)
-        strategies = [each.name for each in getattr(module, "harness_strategies", list)()]
-        workloads = [each.name for each in getattr(module, "harness_workloads", list)()]
-        instruments = [
-            implementation
-            for implementation in loaded.manager.hook.harness_measure.get_hookimpls()
-            if implementation.plugin_name == name
-        ]
-        if not strategies and not workloads and not instruments:
-            hooks = "harness_strategies, harness_workloads or harness_measure"
-            fault = f"it implements no hook: decorate {hooks} with @hookimpl"
-            findings.append(Finding(f"plugin '{name}'", faults=(fault,)))
+        if faults := tuple(_uncalled(loaded, name)):
+            findings.append(Finding(f"plugin '{name}'", faults=faults))
+        strategies = [each.name for each in _offered(loaded, name, "harness_strategies")]
+        workloads = [each.name for each in _offered(loaded, name, "harness_workloads")]
+        instruments = _implemented(loaded, name, "harness_measure")
         for strategy in strategies:
-            findings.append(Finding(f"strategy '{strategy}'", faults=tuple(described(loaded.strategies[strategy]))))
-            findings += _of_strategy(loaded, strategy, extra, log)
+            own = loaded.strategies[strategy]
+            findings.append(Finding(f"strategy '{strategy}'", faults=tuple(described(own))))
+            if not any(_misformed(own)):
+                findings += _of_strategy(loaded, strategy, extra, log)
         for workload in workloads:
             findings += _of_workload(loaded, workload, extra, log)
         findings += [_of_instrument(loaded, implementation, extra, log) for implementation in instruments]
     return findings
 
 
+def _implemented(loaded: Plugins, name: str, hook: str) -> list[Any]:
+    """Return what a plugin implements of a hook."""
+    return [each for each in getattr(loaded.manager.hook, hook).get_hookimpls() if each.plugin_name == name]
+
+
+def _offered(loaded: Plugins, name: str, hook: str) -> list[Any]:
+    """Return what a plugin returns for a hook."""
+    return [item for implementation in _implemented(loaded, name, hook) for item in implementation.function()]
+
+
+def _uncalled(loaded: Plugins, name: str) -> Iterator[str]:
+    """Yield which functions of a plugin nothing calls, though they look like hooks; or that it has nothing like one."""
+    module = loaded.manager.get_plugin(name)
+    marked = {hook.name for hook in loaded.manager.get_hookcallers(module) or ()}
+    unmarked = [hook for hook in HOOKS if hasattr(module, hook) and hook not in marked]
+    for hook in sorted(marked - set(HOOKS)):
+        yield f"there is no hook '{hook}'{nearest(hook, HOOKS)}"
+    for hook in unmarked:
+        yield f"nothing calls its function '{hook}': decorate it with @hookimpl"
+    if not marked and not unmarked:
+        yield "it implements no hook: decorate harness_strategies, harness_workloads or harness_measure with @hookimpl"
+
+
+def _misformed(strategy: Strategy) -> Iterator[str]:
+    """Yield which fields of a strategy are of another kind than they are read as."""
+    for name in TUPLES:
+        if isinstance(value := getattr(strategy, name), str):
+            yield f"`{name}` is a text: make it a tuple, ('{value}',)"
+    for name in DICTS:
+        if not isinstance(value := getattr(strategy, name), Mapping):
+            yield f"`{name}` is a {type(value).__name__}: make it a dict"
+
+
 def described(strategy: Strategy) -> Iterator[str]:
     """Yield what is wrong with what a strategy says of itself."""
+    if wrong := list(_misformed(strategy)):
+        yield from wrong
+        return
     summary = strategy.summary
     if len(summary) > LONGEST:
         yield f"the first line of `about` has {len(summary)} characters: describe in {LONGEST} what it keeps and pays"
@@ -79,6 +121,9 @@ def described(strategy: Strategy) -> Iterator[str]:
             yield f"the knob '{knob.name}' is a {knob.type.__name__}: use bool, int, float or str"
         elif type(knob.default) is not knob.type:
             yield f"the default of the knob '{knob.name}' is no {knob.type.__name__}"
+    first, *others = [replace(strategy, on={backend: form}).knobs for backend, form in strategy.on.items()] or [{}]
+    if any(other != first for other in others):
+        yield f"its knobs for {' and '.join(strategy.on)} differ: give them the same names, types and defaults"
     for name, value in strategy.probe.items():
         if name not in strategy.knobs:
             yield f"`probe` sets '{name}', which is no knob"
@@ -87,6 +132,14 @@ def described(strategy: Strategy) -> Iterator[str]:
     for name in strategy.scaled:
         if name not in strategy.knobs or name in strategy.probe:
             yield f"`scaled` has '{name}', which is no knob, or which `probe` sets already"
+    for name in strategy.alone:
+        if name not in strategy.knobs:
+            yield f"`alone` names '{name}', which is no knob"
+    for place in strategy.excludes:
+        if place not in PLACES:
+            yield f"`excludes` names '{place}', which is no place: use {', '.join(PLACES)}"
+    if strategy.precision is not None and strategy.precision not in UNIT_ROUNDOFF:
+        yield f"`precision` is {strategy.precision!r}: use one of {', '.join(UNIT_ROUNDOFF)}"
     if unknown := [part for part in strategy.calls if part not in PART_NAMES]:
         yield f"`calls` names '{unknown[0]}', which is no part"
     if strategy.feeds not in FEEDS or strategy.data not in (None, *DATA):
@@ -120,6 +173,24 @@ def _of_strategy(loaded: Plugins, name: str, extra: Sequence[str], log: Log) -> 
         yield Finding(f"strategy '{name}'", untested=obstacles[0] if obstacles else "it is for no backend")
 
 
+def _sized(workload: Workload) -> Iterator[str]:
+    """Yield what is wrong with the sizes at which a workload is tried."""
+    model: Any = workload.shape
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        yield "`shape` is no pydantic model: make it a subclass of `harness.Sizes`"
+        return
+    sizes = model.model_fields
+    if required := [name for name, size in sizes.items() if size.is_required()]:
+        yield f"its size '{required[0]}' has no default, at which it would be tried: give it one"
+        return
+    strange: list[str] = []
+    with suppress(Exception):  # the trials say what it raises
+        small = vars(workload.probe(model()))
+        strange = [name for name in small if name not in sizes and not hasattr(model, name)]
+    if strange:
+        yield f"its small sizes name '{strange[0]}', which is no size{nearest(strange[0], sizes)}"
+
+
 def _orders(loaded: Plugins, name: str, other: str) -> list[tuple[str, str]]:
     """Return the orders in which two strategies go together, as they declare."""
     pairs = ((name, other), (other, name))
@@ -128,6 +199,9 @@ def _orders(loaded: Plugins, name: str, other: str) -> list[tuple[str, str]]:
 
 def _of_workload(loaded: Plugins, name: str, extra: Sequence[str], log: Log) -> Iterator[Finding]:
     workload = loaded.workloads[name]
+    if faults := tuple(_sized(workload)):
+        yield Finding(f"workload '{name}'", faults=faults)
+        return
     for backend in workload.on:
         if (reason := backends.absent(backend, "cpu")) is not None:
             yield Finding(f"workload '{name}'", backend, untested=reason)
@@ -157,7 +231,7 @@ def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], log: Log) -> 
     """Try cases of one backend in one worker, and yield a finding for each."""
     if not cases:
         return
-    log(f"{what} on {cases[0].place.backend}: {len(cases)} trials")
+    log(f"{what} on {cases[0].place.backend}: {len(cases)} trial{'s' if len(cases) > 1 else ''}")
     for case, record in zip(cases, _run("contract", cases, extra), strict=True):
         where = f"{case.workload} on {case.place.backend}"
         if len(case.strategies) > 1 or (case.strategies and what.startswith("workload")):

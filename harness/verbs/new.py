@@ -4,6 +4,7 @@ import inspect
 import keyword
 import os
 import shlex
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,12 +75,14 @@ class New:
 def strategy(name: str, folder: Path, plugins: Plugins) -> New:
     """Return the files of a strategy of that name: a file, its test and its suite, side by side in a folder.
 
-    The file is that of `EXAMPLE` under the new name. Raises NewError for a name that is taken or no Python name, for
-    files that are there, and where the example is not installed.
+    The file is that of `EXAMPLE` under the new name. Raises NewError for a name that is taken, no Python name or one of
+    its modules, for files that are there, and where the example is not installed.
     """
     if not (NAME.fullmatch(name) and name.isidentifier()) or keyword.iskeyword(name) or name != name.lower():
         remedy = "use at most 64 small letters, digits and '_', a letter first"
         raise NewError(f"'{name}' is no name for a strategy: {remedy}")
+    if name in sys.stdlib_module_names:
+        raise NewError(f"'{name}' is a module of Python, which the file '{name}.py' would hide: choose another name")
     if name in plugins.strategies or name in plugins.aliases:
         raise NewError(f"there is a strategy '{name}' already: choose another name")
     path, test, suite = folder / f"{name}.py", folder / f"test_{name}.py", folder / f"{name}.yaml"

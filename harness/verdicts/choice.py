@@ -1,15 +1,17 @@
 """Which row of a comparison to use: the leanest that does not cost time, and what lower precision brings on top."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import TypeVar
 
 from harness.contract.strategy import Strategy
 from harness.records import Applied, Case
-from harness.records.record import EXACT, OUT_OF_MEMORY, WRONG
+from harness.records.record import EXACT, LADDER, OUT_OF_MEMORY, WRONG
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 
+T = TypeVar("T")
 NEAR = 1.02
 """Peaks up to this many times the least are as good, so that the plainest of their strategies is named."""
 CHEAP = 1.10
@@ -69,15 +71,28 @@ def cheap(row: Row) -> bool:
 
 
 def _best(rows: Sequence[Row], strategies: Mapping[str, Strategy]) -> Row | None:
-    """Return the leanest row; of those as lean and not surely slower the one with the fewest members and settings."""
+    """Return the leanest row, or of those as lean the plainest of those that `as_good` leaves."""
     least = min((row.peak_bytes or 0 for row in rows), default=0)
-    near = [row for row in rows if (row.peak_bytes or 0) <= NEAR * least]
-    latest = min((time_span(row).high for row in near), default=inf)
-    equal = [row for row in near if time_span(row).low <= latest]
-    return min(equal, key=lambda row: (*plainness(row.case, strategies), row.peak_bytes or 0), default=None)
+    near = as_good([row for row in rows if (row.peak_bytes or 0) <= NEAR * least], lambda row: row)
+    return min(near, key=lambda row: (*plainness(row.case, strategies), row.peak_bytes or 0), default=None)
 
 
-def time_span(row: Row) -> Interval:
+def as_good(rows: Sequence[T], row_of: Callable[[T], Row]) -> list[T]:
+    """Return those with the closest answer, without those that are surely slower than another of these."""
+    closest = min((_distance(row_of(each)) for each in rows), default=0)
+    close = [each for each in rows if _distance(row_of(each)) == closest]
+    latest = min((_time_span(row_of(each)).high for each in close), default=inf)
+    return [each for each in close if _time_span(row_of(each)).low <= latest]
+
+
+def _distance(row: Row) -> int:
+    """Return how far an answer is from the baseline's: 0 where it is exact, else its rung of the ladder."""
+    if row.answer is None or row.answer in EXACT:
+        return 0
+    return LADDER.index(row.answer) if row.answer in LADDER else len(LADDER)
+
+
+def _time_span(row: Row) -> Interval:
     """Return the interval of a row's ratio of times; all there are, where too few rounds were timed."""
     return (row.speed.inferred if row.speed is not None else None) or Interval(0.0, inf)
 

@@ -73,6 +73,12 @@ class Row:
         return self.case.label
 
     @property
+    def host_bytes(self) -> int | None:
+        """What a run on a device held of the host's memory at most; None on a CPU, where that is the peak."""
+        seen = (record.memory.peak_host_bytes or 0 for record in self.records)
+        return (max(seen, default=0) or None) if self.case.place.device != "cpu" else None
+
+    @property
     def resolution(self) -> int:
         """The smallest difference in bytes that its meters resolve."""
         return resolution_of(self.case, self.records)

@@ -7,7 +7,7 @@ from statistics import median
 
 from harness.contract.strategy import Strategy
 from harness.records.record import EXACT, WRONG
-from harness.verdicts.choice import NEAR, cheap, plainness, stands_in, time_span
+from harness.verdicts.choice import NEAR, as_good, cheap, plainness, stands_in
 from harness.verdicts.judge import Comparison, Row
 
 LAYERS = "what layers keep for the backward pass"
@@ -162,16 +162,14 @@ def _counts(row: Row) -> bool:
 def _best(rows: Sequence[JudgedRow], near: float, strategies: Mapping[str, Strategy]) -> JudgedRow | None:
     """Return the row with the largest saving among those that surely cost little time, or else among all.
 
-    Of rows that take at most `near` times that peak, and do not surely take longer than it or than another of them, it
-    is the one with the fewest settings, then the fastest.
+    Of rows that take at most `near` times that peak, and that `as_good` leaves, it is the one with the fewest settings,
+    then the fastest.
     """
     preferred = [each for each in rows if cheap(each.row)] or rows
     leanest = min(preferred, key=lambda each: each.peak_ratio, default=None)
     if leanest is None:
         return None
-    close = [each for each in rows if each.peak_ratio <= near * leanest.peak_ratio]
-    latest = min(time_span(each.row).high for each in close)
-    equal = [each for each in close if time_span(each.row).low <= latest]
+    equal = as_good([each for each in rows if each.peak_ratio <= near * leanest.peak_ratio], lambda each: each.row)
     return min(equal, key=lambda each: (plainness(each.row.case, strategies), _time(each.row), each.peak_ratio))
 
 

@@ -89,6 +89,7 @@ def everything(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+@pytest.mark.long
 def test_a_damaged_suite_is_a_plan_or_refused_in_one_line(tmp_path: Path) -> None:
     texts = [path.read_bytes() for path in SUITES]
     path = tmp_path / "mine.yaml"
@@ -112,6 +113,7 @@ def few_lines(path: Path, chance: random.Random) -> bytes:
     return b"".join([lines[0], *lines[at : at + 12]])
 
 
+@pytest.mark.long
 def test_damaged_results_are_reported_as_far_as_they_go_and_write_nothing(tmp_path: Path) -> None:
     known = documents.read(ROOT / "suites" / "claims.yaml")
     folder = tmp_path / "results" / "suite" / "machine"

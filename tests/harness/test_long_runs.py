@@ -56,6 +56,7 @@ MADE = {
 }
 
 
+@pytest.mark.long
 def test_a_report_of_ten_thousand_records_takes_seconds_and_little_memory(tmp_path: Path) -> None:
     files = sorted((ROOT / "results").rglob("*.jsonl"))
     lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]

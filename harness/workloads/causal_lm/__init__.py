@@ -44,7 +44,7 @@ class Shape(Text):
         own: dict[str, Any] = {
             "layers": configs.of(values, "num_hidden_layers"),
             "vocabulary": configs.of(values, "vocab_size"),
-            "soft_cap": float(values.get("final_logit_softcapping") or 0.0),
+            "soft_cap": configs.number(values, "final_logit_softcapping"),
         }
         named = isinstance(config, str) and config in configs.published()
         return {**own, **settings, "config": config if named else configs.read(config)}

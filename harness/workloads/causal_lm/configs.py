@@ -84,6 +84,12 @@ def published() -> dict[str, dict[str, Any]]:
     return table
 
 
+def named(name: str) -> str | None:
+    """Return the published configuration that a name means: its own, or that of its repository on the Hub."""
+    sources = {entry["source"].lower(): known for known, entry in published().items()}
+    return name if name in published() else sources.get(name.lower())
+
+
 def read(config: str | Values) -> Values:
     """Return the values of a published name, of a `config.json` or its folder, or those given; of a model with
     several parts those of its text decoder.
@@ -99,7 +105,7 @@ def _of_file(path: str) -> Values:
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     if not file.is_file():
-        hint = nearest(path, published())
+        hint = nearest(named(path) or path, published())
         raise ValueError(f"there is no published configuration and no file '{path}'{hint}")
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -124,6 +130,14 @@ def _text(values: Values, name: str) -> Values:
 def key(values: Mapping[str, Any], size: str) -> str:
     """Return the name under which these values have a size; the usual one where they do not have it."""
     return next((name for name in NAMES[size] if name in values), size)
+
+
+def number(values: Mapping[str, Any], key: str) -> float:
+    """Return a number that a configuration may have, 0 where it has none. Raises ValueError for what is no number."""
+    value = values.get(key) or 0.0
+    if not isinstance(value, int | float):
+        raise ValueError(f"the configuration has a {key} of {value!r}: give a number")
+    return float(value)
 
 
 def of(values: Mapping[str, Any], size: str, name: str = "the configuration") -> int:

@@ -34,6 +34,8 @@ LEVELS = (
 """The 16 levels of NormalFloat: appendix E of the paper."""
 BLOCK, OUTER = 64, 256
 """Numbers with one scale, and scales with one of theirs."""
+ROUTERS = {"gate", "router"}
+"""What transformers calls the matrix that chooses experts: it does not multiply through `linear`."""
 OF_PARTS = "qlora packs whole matrices: name it before fsdp, and leave out whatever else divides them among ranks"
 """What is said of a part: its blocks would be others than those of the whole matrix."""
 LARGEST = 448.0
@@ -45,7 +47,7 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     if not name.startswith("layers.") or "adapters" in name or shape[-1] % 2:
         return False
     stacked = not name.split(".")[1].isdigit()
-    of_module = name.endswith(".weight") and not name.endswith(".gate.weight")  # the router of experts is none
+    of_module = name.endswith(".weight") and not ROUTERS.intersection(name.split("."))
     return len(shape) == 2 + stacked and (of_module or name.rpartition(".")[2] in MATRICES)
 
 

@@ -124,6 +124,7 @@ of_known_kernels = pytest.mark.skipif("avx512_bf16" not in HALF, reason="another
 of_no_tiles = pytest.mark.skipif("amx_bf16" in HALF, reason="with AMX a kernel takes 0.3 to 1 MiB, by its size")
 
 
+@pytest.mark.long
 @of_known_kernels
 @of_no_tiles
 @pytest.mark.parametrize(("tokens", "features"), [(1024, 64), (1000, 64)])
@@ -206,6 +207,7 @@ def grown(way: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.long
 def test_after_a_warm_start_no_product_makes_the_process_larger() -> None:
     if "mkl" not in torch.__config__.show().lower():
         pytest.skip("this torch has another library for products")

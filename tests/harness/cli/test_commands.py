@@ -622,6 +622,7 @@ def test_the_parent_process_stays_small(runs: Runs) -> None:
     assert runs.peak_kib < PARENT_LIMIT
 
 
+@pytest.mark.long
 def test_what_would_exceed_the_memory_is_said_before_anything_runs_and_skipped_or_tried(
     tmp_path: Path, cache: Path, made_up: Path
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_benchmark_has_the_times_that_steps_can_take_and_is_used_where_there_a
     assert benchmark.disabled == disabled
 
 
+@pytest.mark.long
 def test_a_wrong_answer_fails(tmp_path):
     (tmp_path / "small.yaml").write_text(SUITE.replace("checkpoint, jax_vmap", "forgetful"))
     (tmp_path / "forgetful.py").write_text(WRONG)

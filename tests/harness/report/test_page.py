@@ -45,6 +45,7 @@ def row(**changes: Any) -> dict[str, Any]:
         "suite": "mine", "comparison": "here", "workload": "decoder", "place": "torch/cpu", "strategy": "baseline",
         "status": "ok", "verdict": "baseline", "answer": "bit_exact", "peak_bytes": 1 << 20, "peak_ratio": None,
         "peak_phase": "loss", "memory": None, "native_peak_ratio": None, "predicted_bytes": 1 << 20, "floor_bytes": 1,
+        "host_bytes": None,
         "at_most_bytes": None, "at_most_coverage": None, "residual_bytes": None, "residual_ratio": None,
         "budget_bytes": None, "step_seconds": 1.0, "time_ratio": None, "time_ratio_low": None, "time_ratio_high": None,
         "rounds": None, "time": None, "composition": {}, "round_ratios": [], "ranks": 1, "rank_peaks": [],
@@ -263,6 +264,7 @@ DECIDED = small(
     [row(
         strategy="b + c", composition={"before the step": 1 << 20, "loss": 3 << 20}, round_ratios=[0.9, 1.0, 1.1],
         time_ratio=1.0, time_ratio_low=0.95, time_ratio_high=1.05, time="open", reasons="asked for 3 MiB more",
+        host_bytes=1042 << 20,
     )],
     open="0",
 )  # fmt: skip
@@ -274,7 +276,7 @@ def test_a_row_opens_to_all_that_decided_it(shown: dict[int, Shown]) -> None:
     assert "before the step 1.0 MiB" in more and "loss 3.0 MiB" in more
     assert re.findall(r"width: ?([0-9.]+)%", more) == ["25", "75"]
     assert more.count("<circle") == 3 and "3 rounds" in more
-    assert "asked for 3 MiB more" in more
+    assert "asked for 3 MiB more" in more and "<dt>host MiB</dt><dd>1,042</dd>" in more
     assert "harness run mine --place torch/cpu -k 'b + c' --results again" in unescape(more)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness import Place
 from harness.contract import plugins
-from harness.records import Applied, Case, Memory, Origin, Record, Slot
+from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Slot
 from harness.records.case import Claim
 from harness.report.answer import last_lines
 from harness.report.table import FETCH, HEADERS, HOST, NATIVE, SPARSE, markdown
@@ -190,6 +190,12 @@ def test_on_a_device_stands_what_the_host_holds_beside_it() -> None:
     text = text_of(replace(BASELINE, **on_gpu), replace(row("offload", records=(*peaks, Record())), **on_gpu))
     assert [cells[HOST] for cells in cells_of(text)] == ["", "1,042"]
     assert HOST not in text_of(replace(BASELINE, records=peaks)), "on a CPU that is the peak"
+    moved = Record(prediction=Prediction(predicted_host_bytes=900 * MIB))
+    away = {"status": "unsupported", "verdict": "untested", "reasons": ("no GPU",)}
+    offload = replace(row("offload", prediction=moved, **away), **on_gpu)
+    lines = [line for line in text_of(replace(BASELINE, **away, **on_gpu), offload).splitlines() if line[:1] == "|"]
+    head, _, *cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    assert [each[head.index(HOST)] for each in cells] == ["", "900"]
 
 
 def test_a_place_that_is_missing_is_said_once() -> None:

@@ -39,6 +39,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictions.facts, "threads", lambda: 2)
 
 
+@pytest.mark.long
 def test_side_by_side_gives_each_case_what_one_after_another_gives(two_cores, monkeypatch):
     given = cases(5)
     started = []

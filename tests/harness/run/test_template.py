@@ -129,6 +129,7 @@ def test_a_worker_that_somebody_else_has_waited_for_has_ended() -> None:
     assert template.Forked(process.pid).wait(timeout=5) == 0
 
 
+@pytest.mark.long
 def test_a_template_that_stops_answering_costs_seconds_and_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "ANSWER_SECONDS", 0.5)
     with template.forking():
@@ -139,6 +140,7 @@ def test_a_template_that_stops_answering_costs_seconds_and_no_figure(monkeypatch
         assert not template.processes()
 
 
+@pytest.mark.long
 def test_no_more_than_a_handful_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "KEPT", 1)
     with template.forking():
@@ -220,6 +222,7 @@ def test_templates_end_with_a_harness_that_is_killed(moment: str) -> None:
     assert carriers() == []
 
 
+@pytest.mark.long
 def test_many_workers_load_once_what_a_workload_takes_long_to_load(tmp_path: Path) -> None:
     (tmp_path / "counted.py").write_text(COUNTING)
     (tmp_path / "slow.py").write_text(SLOW_TO_LOAD)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from harness.cli.inputs import Cases
 from harness.contract import plugins
 from harness.suite import reader
 from harness.suite.of_model import Model, row
@@ -25,6 +26,13 @@ def test_a_model_with_rows_is_a_suite(tmp_path):
     shape = plan.cases[0].shape
     assert (shape["config"], shape["tokens"], shape["batch"], shape["layers"]) == ("qwen3-8b", 32768, 2, 36)
     assert model.stem == "qwen3-8b" and str(plan.cases[0].place) == "torch/cuda"
+
+
+def test_a_model_may_be_named_as_its_repository_is(capsys):
+    plan = Cases(model="Qwen/Qwen3-0.6B", place=["torch/cpu"]).plan(LOADED)
+    assert {case.shape["config"] for case in plan.cases} == {"qwen3-0.6b"} and plan.name == "qwen3-0.6b"
+    assert plan.cases[-1].label == "bfloat16 + qlora + checkpoint + fused_loss", "what most take in the end"
+    assert 'preset: "qwen3-0.6b"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from harness.contract import plugins
 from harness.records import Applied, Case, Record, Task
+from harness.report import check as report
 from harness.verbs import check as verb
 from harness.worker.contract_checks import Contract, measure
 
@@ -149,6 +150,111 @@ def test_orders_that_a_strategy_excludes_itself_are_not_tried(
     monkeypatch.setattr(verb.runner, "run", run)
     findings = verb.check(plugins.load((str(path),)), (str(path),), (str(path),))
     assert tried == orders and not any(finding.faults for finding in findings)
+
+
+DIFFERENT = """Strategy("mine", rewrites=("loss",), about="Keep all.", on={
+    "torch": rewritten("loss", same), "jax": lambda parts: parts})"""
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("offered(rewritten('loss', same))", ""),
+        (
+            "offered(rewritten('loss', same), precision='float8', excludes={'jax/cuda': 'no kernel'}, "
+            "alone={'chunk': 8}, calls=('mix',), needs=('torch>=2',))",
+            "",
+        ),
+        (DIFFERENT, "its knobs for torch and jax differ"),
+        ("offered(rewritten('loss', same), precision='bf16')", "`precision` is 'bf16': use one of float64"),
+        ("offered(rewritten('loss', same), excludes={'jax/gpu': 'no'})", "'jax/gpu', which is no place: use torch/cpu"),
+        ("offered(rewritten('loss', same), alone={'cold': True})", "`alone` names 'cold', which is no knob"),
+        ("offered(rewritten('loss', same), needs=('torch'))", "`needs` is a text: make it a tuple, ('torch',)"),
+        ("offered(rewritten('loss', same), calls=('mix'))", "`calls` is a text: make it a tuple, ('mix',)"),
+        ("offered(rewritten('loss', same), conflicts=('checkpoint',))", "`conflicts` is a tuple: make it a dict"),
+        ("offered(rewritten('loss', same), probe=[8])", "`probe` is a list: make it a dict"),
+    ],
+)
+def test_what_a_strategy_says_of_itself_is_read_before_it_is_tried(item: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(offering(item))
+    said = list(verb.described(plugins.load((str(path),)).strategies["mine"]))
+    assert len(said) == (1 if words else 0) and words in "".join(said)
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every trial of a plugin end well."""
+    monkeypatch.setattr(verb.runner, "run", lambda task, *rest: [Record() for case in task.cases])
+
+
+def said_of(path: Path) -> str:
+    """Return the faults that a check finds in a plugin's file."""
+    name = str(path)
+    return " / ".join(fault for each in verb.check(plugins.load((name,)), (name,), (name,)) for fault in each.faults)
+
+
+MARKED = offering("offered(rewritten('loss', same))")
+RENAMED = MARKED.replace("@hookimpl\ndef harness_strategies", "@hookimpl(specname='harness_strategies')\ndef mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (MARKED, ""),
+        (RENAMED, ""),
+        (MARKED.replace("@hookimpl\n", ""), "nothing calls its function 'harness_strategies': decorate it"),
+        (MARKED + "\ndef harness_workloads():\n    return []\n", "nothing calls its function 'harness_workloads'"),
+        (MARKED.replace("def harness_strategies", "def harness_strategy"), "did you mean 'harness_strategies'?"),
+        (offering("offered(rewritten('loss', same), conflicts=('checkpoint',))"), "make it a dict"),
+    ],
+    ids=["a hook", "under another name", "not marked", "one of two not marked", "misspelt", "no dict"],
+)
+def test_a_function_that_would_be_a_hook_and_is_not_called_is_named(
+    text: str, words: str, tmp_path: Path, untried: None
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    assert words in said_of(path) if words else said_of(path) == ""
+
+
+OWN_MODEL = """
+from harness import Sizes, hookimpl, of_torch
+
+class MySizes(Sizes):
+    width: int{default}
+
+@hookimpl
+def harness_workloads():
+    return [of_torch("mine", lambda shape: None, MySizes, small={small})]
+"""
+
+
+@pytest.mark.parametrize(
+    ("default", "small", "words"),
+    [
+        (" = 64", "{'width': 32}", ""),
+        (" = 64", "{'widht': 32}", "its small sizes name 'widht', which is no size; did you mean 'width'?"),
+        ("", "{'width': 32}", "its size 'width' has no default"),
+    ],
+)
+def test_sizes_at_which_a_model_cannot_be_tried_are_named(
+    default: str, small: str, words: str, tmp_path: Path, untried: None
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(OWN_MODEL.format(default=default, small=small))
+    assert words in said_of(path) if words else said_of(path) == ""
+
+
+def test_a_workload_without_a_model_of_its_sizes_is_said(tmp_path: Path, untried: None) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(WORKLOAD.format(body="pass", more="shape=dict"))
+    assert "`shape` is no pydantic model" in said_of(path)
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "; 1 trial\n"), (2, "; 2 trials\n")])
+def test_the_trials_are_counted(count: int, words: str) -> None:
+    assert report.text([verb.Finding("instrument")] * count).endswith(f"the contract is kept{words}")
 
 
 def check(*names: str, **environment: str) -> "subprocess.CompletedProcess[str]":

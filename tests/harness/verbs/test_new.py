@@ -46,6 +46,7 @@ def test_its_test_passes_and_its_contract_is_kept(tmp_path: Path) -> None:
         ("two words", "is no name for a strategy"),
         ("../up", "is no name for a strategy"),
         ("lambda", "is no name for a strategy"),
+        ("mmap", "'mmap' is a module of Python"),
         ("_mine", "a letter first"),
         ("é", "is no name for a strategy"),
         ("a" * 65, "at most 64"),

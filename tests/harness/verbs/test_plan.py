@@ -207,6 +207,7 @@ def test_no_rates_are_measured_for_another_gpu_than_the_one_here(
     assert measured == list(machine.rates or {}) == ([on_host] if elsewhere else [on_host, on_gpu])
 
 
+@pytest.mark.long
 def test_a_plan_for_a_card_that_nobody_knows_says_which_was_supposed(path: Path) -> None:
     path.write_text(SUITE[: SUITE.index("strategies:")].replace("torch/cpu", "torch/cuda") + "strategies: [nothing]\n")
     note = "predicted for one NVIDIA H100 80GB HBM3, whichever runs it"
@@ -353,6 +354,7 @@ def test_plan_explains_what_stands_at_a_peak(path: Path, tmp_path: Path) -> None
         named(plan(path).cases, "baselin")
 
 
+@pytest.mark.long
 def test_fit_predicts_the_longest_context(path: Path, tmp_path: Path) -> None:
     done = ran(tmp_path, "fit", str(path), "--over", "tokens", "--budget", "256MiB", "--predict-only")
     assert done.returncode == 0, done.stderr

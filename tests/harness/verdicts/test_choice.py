@@ -129,6 +129,8 @@ def test_of_rows_as_lean_none_that_is_surely_slower() -> None:
     faster = row(Applied(name="chunked", knobs={"chunk": 512}), peak=505, time=0.95)
     assert chosen(row("plain", peak=500, time=1.04), faster) == ("chunked(chunk=512)", None)
     assert chosen(row("plain", peak=500, time=0.97), faster) == ("plain", None), "they may take as long"
+    narrow = row("narrow", peak=500, time=0.9, answer="lower_precision")
+    assert chosen(narrow, row("other", peak=495, time=0.7, answer="approximate")) == (None, "narrow"), "it is closer"
 
 
 @pytest.mark.parametrize(("every", "settings"), [(1, 0), (2, 1)])

@@ -168,6 +168,7 @@ def test_jax_measures_arguments_and_temporaries_and_outputs(names, shape):
     assert abs(found.memory.peak_host_bytes - due) <= max(4 * MIB, 0.02 * due)
 
 
+@pytest.mark.long
 def test_programs_that_draw_the_state_are_in_no_peak_of_jax():
     """JAX compiles one for each shape: drawn for the first time after the base they took 38 MiB."""
     names = ("bfloat16", "qlora", "checkpoint", "fused_loss")

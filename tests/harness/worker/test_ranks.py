@@ -129,6 +129,7 @@ def test_ranks_leave_one_record_of_all_of_them():
     )
 
 
+@pytest.mark.long
 def test_ranks_take_the_same_as_forks_of_their_leader_and_as_fresh_processes():
     with template.forking():
         forked = run("memory", "fsdp")
@@ -347,7 +348,7 @@ def test_rows_on_ranks_stand_beside_the_one_process_they_are_compared_to():
         ["baseline", "fsdp on 2 ranks", "fsdp on 4 ranks"]
     ]
     assert [row.peak_ratio for row in tables[0].rows] == [1.0, 0.52, 0.28]
-    assert any("together 104 MiB" in note for note in tables[0].rows[1].notes)
+    assert any("holds 104 MiB for all of them" in note for note in tables[0].rows[1].notes)
 
 
 @pytest.mark.parametrize(
@@ -388,6 +389,7 @@ def test_a_case_on_ranks_is_compared_to_one_process():
     assert read.case == case("fsdp") and read.memory.ranks[0].peak_bytes == 1
 
 
+@pytest.mark.long
 def test_a_prediction_is_that_of_each_rank():
     cases = (case(), case("fsdp"), case("fsdp", count=4), case("ring_attention"))
     task = Task(kind="predict", cases=cases, run_id="test", parent=os.getpid(), folder="", steps=2)

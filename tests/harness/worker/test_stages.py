@@ -21,6 +21,7 @@ def done(kind):
     return record
 
 
+@pytest.mark.long
 def test_updates_in_the_backward_pass_hide_nothing_of_the_loss():
     due, measured = done("predict").prediction.predicted_stages, done("memory").memory.stages
     logits = 4 * SHAPE["tokens"] * SHAPE["vocabulary"]

@@ -178,7 +178,9 @@ def test_a_window_as_long_as_the_row_hides_nothing(tokens, called):
 
 BAD = [
     ({"config": "qwen3-8c"}, "no published configuration and no file 'qwen3-8c'; did you mean 'qwen3-8b'?"),
+    ({"config": "Mistralai/mistral-7B-v0.3"}, "no file 'Mistralai/mistral-7B-v0.3'; did you mean 'mistral-7b'?"),
     ({"config": {"vocab_size": 5}}, "has no model_type"),
+    ({"config": {**configs.read("gemma-2-2b"), "final_logit_softcapping": [3]}}, "softcapping of [3]: give a number"),
     ({"config": {**configs.read("gpt2"), "n_layer": None}}, "has no num_hidden_layers: add it"),
     ({"config": {**configs.read("gpt2"), "n_layer": -3}}, "n_layer of -3: give a whole number from 1 to 1000"),
     ({"config": {**configs.read("gpt2"), "n_layer": True}}, "n_layer of True"),

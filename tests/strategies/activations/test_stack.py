@@ -134,6 +134,7 @@ def budgeted(backend, budget_mib, shape=DEEP, *before):
     return parts.notes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_larger_budget_recomputes_fewer_layers_and_is_kept(backend):
     notes = {mib: budgeted(backend, mib) for mib in (0.0, 0.1, 3.0, 6.0, 12.0, 400.0)}
@@ -147,6 +148,7 @@ def test_a_larger_budget_recomputes_fewer_layers_and_is_kept(backend):
     assert f"of {DEEP.layers} layers" in notes[3.0]["choice"] and "of a budget of 3.0" in notes[3.0]["choice"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_the_least_choice_is_within_5_percent_of_the_best_interval(backend):
     intervals = [activations(backend, "checkpoint", (("every", k),)) for k in (1, 2, 3, 4, 6, 12)]

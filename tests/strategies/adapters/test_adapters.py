@@ -109,6 +109,22 @@ def test_a_combination_is_judged_against_adapters_alone_in_twice_the_width(workl
     assert 0.1 < verdict.grad_error_ratio < 3, "the yardstick has no rounding of its own"
 
 
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [
+        ("layers.0.mlp.gate_proj.weight", True),
+        ("layers.0.mlp.gate.weight", False),
+        ("layers.0.feed_forward.router.weight", False),
+        ("layers.0.block_sparse_moe.router.layer.weight", False),
+        ("embed_tokens.weight", False),
+    ],
+)
+def test_a_router_is_not_packed(name, packed):
+    from strategies.adapters.qlora import is_matrix
+
+    assert is_matrix(name, (8, 64)) is packed
+
+
 @pytest.mark.parametrize(("workload", "backend"), CASES)
 def test_qlora_is_lora_on_the_rounded_model(workload, backend):
     rounded = outcome(case(workload, backend, qlora()))
@@ -218,6 +234,7 @@ def test_a_type_is_named_before_what_packs():
     assert "name bfloat16 before" in str(conflict([packs, stochastic]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_matrices_of_16_bits_are_packed(backend):
     narrow = outcome(case("decoder", backend, "bfloat16", qlora()))

@@ -124,6 +124,7 @@ def outcome(backend, name=None):
     return numerics.observer(LOADED, case, module, updates=4)(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["sequential_scan", "chunked_scan"])
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_mamba_is_trained_as_with_the_parallel_form(backend, name):

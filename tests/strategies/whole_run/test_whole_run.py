@@ -207,6 +207,7 @@ LARGER = SHAPE | {"vocabulary": 16384}
 """Phases of 115 MiB and more: of 70, what two readings of one process differ by is half of 3 %."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [(), ALL], ids=["usual", "streamed"])
 def test_phases_take_what_was_predicted(names):
     records = {}
