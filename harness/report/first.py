@@ -100,7 +100,7 @@ def sentences(judgements: Sequence[Judgement]) -> str:
 
 
 def _figure(judgement: Judgement) -> str:
-    """Return what was measured, of the first answer that came out as the whole sentence did, else that was refuted."""
+    """Return what was measured: of the first answer that is as the whole sentence, or else of the first refuted one."""
     deciding = judgement.sentence.deciding
     answers = [answer for answer, _ in judgement.answers if answer.claim.id in deciding]
     answers.sort(key=lambda answer: deciding.index(answer.claim.id))

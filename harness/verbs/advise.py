@@ -90,14 +90,17 @@ def members(
 def combinations(members: Sequence[Applied], plugins: Plugins) -> Iterator[tuple[Applied, ...]]:
     """Yield every subset whose members go together, in an order in which none hides a part that another rewrites."""
 
-    def subsets(rest: Sequence[Applied], chosen: tuple[Applied, ...]) -> Iterator[tuple[Applied, ...]]:
-        if (ordered := _ordered(chosen, plugins)) is None:
+    pairs = itertools.combinations(range(len(members)), 2)
+    together = {(a, b) for a, b in pairs if _ordered((members[a], members[b]), plugins) is not None}
+
+    def subsets(chosen: tuple[int, ...], rest: Sequence[int]) -> Iterator[tuple[Applied, ...]]:
+        if (ordered := _ordered([members[at] for at in chosen], plugins)) is None:
             return
         yield ordered
-        for at, applied in enumerate(rest):
-            yield from subsets(rest[at + 1 :], (*chosen, applied))
+        for number, at in enumerate(rest, start=1):
+            yield from subsets((*chosen, at), [later for later in rest[number:] if (at, later) in together])
 
-    return subsets(members, ())
+    return subsets((), range(len(members)))
 
 
 def _ordered(members: Sequence[Applied], plugins: Plugins) -> tuple[Applied, ...] | None:

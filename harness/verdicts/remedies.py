@@ -22,7 +22,7 @@ SETS: tuple[tuple[str, frozenset[str]], ...] = (
 )
 """What sets a peak, by the parts that a strategy rewrites against it; the first that fits is taken.
 
-Who rewrites the whole gradient and none of these is against what layers keep.
+One that rewrites the gradient and none of these is against what layers keep.
 """
 NARROW = "the width of all numbers"
 DIVIDED = "one process for all of it"
