@@ -60,11 +60,41 @@ CARDS = {
         (8, 0),
         Build(108, 64, 2048, 164 * KIB, 163 * KIB, 40 * MIB, 1.555e12, 1.41),
     ),
+    "l40s": Card(
+        "NVIDIA L40S",
+        45_467 * MIB,
+        (8, 9),
+        Build(142, 128, 1536, 100 * KIB, 99 * KIB, 96 * MIB, 8.64e11, 2.52),
+    ),
     "l4": Card(
         "NVIDIA L4",
         22_563 * MIB,
         (8, 9),
         Build(58, 128, 1536, 100 * KIB, 99 * KIB, 48 * MIB, 3.0e11, 2.04),
+    ),
+    "a10": Card(
+        "NVIDIA A10",
+        22_731 * MIB,
+        (8, 6),
+        Build(72, 128, 1536, 100 * KIB, 99 * KIB, 6 * MIB, 6.0e11, 1.7),
+    ),
+    "a10g": Card(
+        "NVIDIA A10G",
+        22_587 * MIB,
+        (8, 6),
+        Build(80, 128, 1536, 100 * KIB, 99 * KIB, 6 * MIB, 6.0e11, 1.71),
+    ),
+    "a6000": Card(
+        "NVIDIA RTX A6000",
+        48_538 * MIB,
+        (8, 6),
+        Build(84, 128, 1536, 100 * KIB, 99 * KIB, 6 * MIB, 7.68e11, 1.8),
+    ),
+    "a5000": Card(
+        "NVIDIA RTX A5000",
+        24_138 * MIB,
+        (8, 6),
+        Build(64, 128, 1536, 100 * KIB, 99 * KIB, 6 * MIB, 7.68e11, 1.7),
     ),
     "t4": Card(
         "Tesla T4",
@@ -72,6 +102,18 @@ CARDS = {
         (7, 5),
         Build(40, 64, 1024, 64 * KIB, 64 * KIB, 4 * MIB, 3.2e11, 1.59),
         context_bytes=147_718_144,
+    ),
+    "rtx5090": Card(
+        "NVIDIA GeForce RTX 5090",
+        32_109 * MIB,
+        (12, 0),
+        Build(170, 128, 1536, 100 * KIB, 99 * KIB, 96 * MIB, 1.792e12, 2.41),
+    ),
+    "rtx5080": Card(
+        "NVIDIA GeForce RTX 5080",
+        15_841 * MIB,
+        (12, 0),
+        Build(84, 128, 1536, 100 * KIB, 99 * KIB, 64 * MIB, 9.6e11, 2.62),
     ),
     "rtx4090": Card(
         "NVIDIA GeForce RTX 4090",
@@ -85,11 +127,35 @@ CARDS = {
         (8, 9),
         Build(76, 128, 1536, 100 * KIB, 99 * KIB, 64 * MIB, 7.168e11, 2.51),
     ),
+    "rtx4070": Card(
+        "NVIDIA GeForce RTX 4070",
+        11_866 * MIB,
+        (8, 9),
+        Build(46, 128, 1536, 100 * KIB, 99 * KIB, 36 * MIB, 5.04e11, 2.48),
+    ),
     "rtx4060": Card(
         "NVIDIA GeForce RTX 4060",
         8_318_222_336,
         (8, 9),
         Build(24, 128, 1536, 100 * KIB, 99 * KIB, 24 * MIB, 2.72e11, 2.46),
+    ),
+    "rtx3090-ti": Card(
+        "NVIDIA GeForce RTX 3090 Ti",
+        24_112 * MIB,
+        (8, 6),
+        Build(84, 128, 1536, 100 * KIB, 99 * KIB, 6 * MIB, 1.008e12, 1.86),
+    ),
+    "rtx3090": Card(
+        "NVIDIA GeForce RTX 3090",
+        24_123 * MIB,
+        (8, 6),
+        Build(82, 128, 1536, 100 * KIB, 99 * KIB, 6 * MIB, 9.36e11, 1.7),
+    ),
+    "rtx3080": Card(
+        "NVIDIA GeForce RTX 3080",
+        10_351_935_488,
+        (8, 6),
+        Build(68, 128, 1536, 100 * KIB, 99 * KIB, 5 * MIB, 7.6e11, 1.71),
     ),
     "rtx3060": Card(
         "NVIDIA GeForce RTX 3060",
@@ -101,21 +167,32 @@ CARDS = {
 """Cards by key.
 
 Builds are those of NVIDIA's data sheets, and of the tuning guides of the architectures for shared memory and threads.
+The memory is what torch or the driver says of such a card; it differs a little from driver to driver.
 The context of the T4 is that of runs that Anassbzdd/fitcheck published (see docs/gpu_predictions.md), that of the H200
 the larger one of results/gpu: in bfloat16, with torch 2.11 for CUDA 13.
 """
+VARIANTS = {"ti", "super", "laptop", "d", "max"}
+"""Words that make another card of a name: an RTX 4060 Ti, 4080 SUPER, 3080 Laptop GPU, 4090 D or 2080 with Max-Q."""
 DEFAULT = "h100"
 VARIABLE = "HARNESS_GPU"
 """The variable of a predicting process that names the card."""
 
 
 def chosen() -> Card:
-    """Return the card that the environment names; the default where it names none, or one that is not known."""
-    return CARDS[key_of(os.environ.get(VARIABLE, "")) or DEFAULT]
+    """Return the card that the environment names; the one that it is a variant of, or the default, where none is it."""
+    name = os.environ.get(VARIABLE, "")
+    return CARDS[key_of(name) or key_of(" ".join(_words(name) - VARIANTS)) or DEFAULT]
 
 
 def key_of(name: str) -> str | None:
-    """Return the longest key whose words stand in a card's name, as `NVIDIA L4` has `l4`; None for other cards."""
-    words = set(re.sub(r"[^a-z0-9]+", " ", name.lower()).replace("rtx ", "rtx").split())
-    keys = (key for key in CARDS if words.issuperset(key.split("-")))
+    """Return the longest key whose words stand in a card's name, as `NVIDIA L4` has `l4`; None for other cards.
+
+    A card of which the name has a variant is another one, unless the key has it as well.
+    """
+    words = _words(name)
+    keys = (key for key in CARDS if words & VARIANTS <= set(key.split("-")) <= words)
     return max(keys, key=len, default=None)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.sub(r"rtx (?=\d)", "rtx", re.sub(r"[^a-z0-9]+", " ", name.lower())).split())

@@ -18,6 +18,7 @@ class Libraries(NamedTuple):
 
 def libraries(card: Card, torch_version: tuple[int, int]) -> Libraries:
     """Return the workspaces of a version of torch on a card (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
-    hopper = card.capability == (9, 0)
-    workspace = 32 * MIB if hopper else 2 * 4 * MIB + 16 * 8 * 1024
+    major, _ = card.capability
+    large = major == 9 or (major > 9 and torch_version >= (2, 12))
+    workspace = 32 * MIB if large else 2 * 4 * MIB + 16 * 8 * 1024
     return Libraries(workspace, MIB, lt_stays=torch_version >= (2, 7))

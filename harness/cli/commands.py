@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +102,21 @@ def main() -> None:
         sys.exit(getattr(stop, "exit_code", 1))
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it changes nothing
-        resumes = sys.argv[1:2] == ["run"]  # the other verbs begin anew
-        err.print("interrupted: what is measured is kept; the same command resumes" if resumes else "interrupted")
+        err.print(_interrupted(sys.argv[1:]))
         sys.exit(signals.INTERRUPTED)
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "format_message"):
             err.print(f"harness: {error.format_message()}")
             sys.exit(REFUSED)
         raise
+
+
+def _interrupted(words: Sequence[str]) -> str:
+    """Return what to say of a command that was interrupted: `run` resumes, and the other verbs begin anew."""
+    if words[:1] != ["run"]:
+        return "interrupted"
+    same = "the same command without --fresh" if "--fresh" in words else "the same command"
+    return f"interrupted: what is measured is kept; {same} resumes"
 
 
 if __name__ == "__main__":

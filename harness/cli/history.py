@@ -43,10 +43,16 @@ def command(
     results = read(files, lambda problem: note(f"warning: {problem}"), loaded.aliases)
     runs = [Run(each.folder, each.records, each.tables) for each in results if not (each.searched or each.advice)]
     chosen = [each for each in series(runs) if only is None or only in each.case.label]
+    if only is not None and not chosen:
+        raise StoreError(f"no row in '{folder}' has a name that contains '{only}': leave out -k to see all of them")
     out.print(text(chosen, everything), end="")
     if pictures is not None:
+        drawn = False
         for suite in dict.fromkeys(each.suite for each in chosen):
-            drawn = commits([each for each in chosen if each.suite == suite], f"{suite} over commits")
-            if drawn is not None:
-                for path in charts.save({"history": drawn}, pictures, suite):
+            chart = commits([each for each in chosen if each.suite == suite], f"{suite} over commits")
+            if chart is not None:
+                drawn = True
+                for path in charts.save({"history": chart}, pictures, suite):
                     note(f"picture: {path}")
+        if not drawn:
+            note("note: nothing to draw: a picture needs the peak of a row that is in more than one run")

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import fmean
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,6 +14,7 @@ from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Slot
 from harness.records.roofline import Operations
 from harness.report import table
+from harness.report.text import visible
 from harness.run import bench
 from harness.run.schedule import worker_seconds
 from harness.suite.plan import Comparison
@@ -69,7 +71,7 @@ class Pace:
             return count * self.usual(kind)
         known = {case: many for case, many in cases.items() if case in self.step_seconds}
         if not (those := sum(known.values())):
-            return count * self.usual(kind)
+            return count * (fmean(self.ran.values()) if self.ran else self.usual(kind))
         steps = sum(many * self.step_seconds[case] for case, many in known.items())
         return count / those * (those * USUAL_SECONDS["memory"] + self._ratio() * steps)
 
@@ -99,10 +101,10 @@ class Watcher(bench.Progress):
     """Show how far a run is: a bar on a terminal, a line for each task elsewhere; print tables as they come."""
 
     def __init__(self, console: Console, plugins: Plugins, out: Callable[[str], None] = lambda text: None) -> None:
-        self.console, self.live = console, console.is_terminal
+        self.console, self.live = console, _is_watched(console)
         self.plugins, self.out = plugins, out
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # phases stand in brackets
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -152,14 +154,14 @@ class Watcher(bench.Progress):
         return self.done + len(self.open)
 
     def warn(self, sentence: str) -> None:
-        self.console.print(f"warning: {sentence}")
+        self.console.print(visible(f"warning: {sentence}"))
 
     def start(self, task: str, case: Case) -> None:
-        self.label = f"{task} {case.place} {case.label}"
+        self.label = visible(f"{task} {case.place} {case.label}")
         self.bar.update(self.id, description=self.label)
 
     def phase(self, name: str) -> None:
-        self.bar.update(self.id, description=f"{self.label} [{name}]")
+        self.bar.update(self.id, description=visible(f"{self.label} [{name}]"))
 
     def finish(self, record: Record, case: Case) -> None:
         slot = record.slot
@@ -181,7 +183,8 @@ class Watcher(bench.Progress):
         self._show()
         if not self.live and kind != "predict":
             left = f", {self._left()}" if self.open else ""
-            self.console.print(f"[{self.done}/{self.total}] {kind} {case.place} {case.label}: {record.status}{left}")
+            line = f"[{self.done}/{self.total}] {kind} {case.place} {case.label}: {record.status}{left}"
+            self.console.print(visible(line))
 
     def comparison(self, comparison: Comparison, records: Sequence[Record]) -> None:
         """Print the table of a comparison that this run measured whole; of others the run prints it at the end."""
@@ -230,9 +233,17 @@ class Watcher(bench.Progress):
         return seconds
 
 
+def _is_watched(console: Console) -> bool:
+    """Check whether a terminal shows what is printed, and not a file that FORCE_COLOR asks for colours in."""
+    return console.is_terminal and console.file.isatty()
+
+
 @contextmanager
 def counted(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
     """Show how many of a known number are done, while somebody watches; give the function that counts one more."""
+    if not _is_watched(console):
+        yield lambda: None
+        return
     done = 0
     with console.status(f"{what} 0 of {total}") as status:
 

@@ -65,11 +65,15 @@ def command(
     suites = sentences.parent if sentences is not None else None
     whole = Report(tuple(results_of(paths, loaded, suites)), loaded, letter)
     if pictures is not None:
+        drawn = False
         for picture in whole.pictures(pictures, only or "", into or ()):
+            drawn = True
             note(f"picture: {picture}")
+        if not (drawn or into):
+            note("note: nothing to draw: a picture needs two timed rows, two lengths, or the phases of a peak")
     if page is not None:
-        if not whole.measured:
-            raise store.StoreError("these results are advice, which a page has no room for: print them as markdown")
+        if all(each.tried for each in whole.measured):
+            raise store.StoreError("a page has no room for advice and tried limits: print these results as markdown")
         whole.write_page(page)
         note(f"page: {page}")
     if (parquet is not None or form not in (None, Form.markdown)) and not whole.figures:

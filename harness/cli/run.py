@@ -67,13 +67,17 @@ def command(
 
 
 def _titled(title: str) -> Callable[[str], None]:
-    """Return a function that prints text, the first under a title."""
+    """Return a function that prints text, the first under a title.
+
+    On a terminal it goes where the bar is, which then moves below: else it would begin within the line of the bar.
+    """
     titles = iter([f"# {escaped(title)}\n"])
 
     def show(text: str) -> None:
+        screen = err if out.file.isatty() and err.file.isatty() else out
         for line in titles:
-            out.print(line)
-        out.print(text)
+            screen.print(line)
+        screen.print(text)
 
     return show
 

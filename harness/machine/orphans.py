@@ -71,8 +71,8 @@ def _remove_folders() -> None:
     import shutil
     import tempfile  # not above: the guard starts in a moment without them
 
-    folder = Path(tempfile.gettempdir())
-    with suppress(OSError):
+    with suppress(OSError):  # there may be none at all
+        folder = Path(tempfile.gettempdir())
         for name in os.listdir(folder):
             if name.startswith(PREFIX) and _is_left(folder / name):
                 shutil.rmtree(folder / name, ignore_errors=True)

@@ -1,5 +1,7 @@
 """Files of records: one JSON line an attempt, appended and synced, never rewritten."""
 
+import codecs
+import errno
 import json
 import math
 import os
@@ -11,6 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from harness.records.case import Claim
 from harness.records.garbage import uncollected
 from harness.records.record import SCHEMA_VERSION, Record, upgraded
 from harness.refusal import Refusal
@@ -22,6 +25,8 @@ TAIL = 1 << 20
 WRITTEN = re.compile(rb'"utc": "([^"]{1,40})"')
 """When a record was written, in its line."""
 NAME = re.compile(r"[\w.-]+")
+ROW = re.compile(rf"(=\s*['\"]?)?({NAME.pattern}+)(?!\s*=(?!=))")
+"""A name in the expression of a claim, whole, that is no keyword; after `=` it is a value, and no row."""
 CURRENT = f'{{"schema_version": {SCHEMA_VERSION}, '.encode()
 """How a line of this format begins, as `encoded` writes it."""
 EXTREME = re.compile(rb"[\[:,]\s*-?(?:NaN|Infinity|\d+(?:\.\d+)?[eE]\+?\d{3})")
@@ -69,6 +74,9 @@ def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # file systems that are shared with a virtual machine sync no folder
+            raise
     finally:
         os.close(descriptor)
 
@@ -81,7 +89,7 @@ def read(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[list[Rec
     records: list[Record] = []
     problems: list[str] = []
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")  # an editor may have left it
     except OSError as error:
         raise StoreError(f"results cannot be read from '{path}' ({error.strerror})") from None
     with uncollected():
@@ -99,10 +107,6 @@ def read(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[list[Rec
 
 def renamed(record: Record, aliases: Mapping[str, str]) -> Record:
     """Replace former names of strategies, in the case and in the expressions of claims."""
-
-    def name(word: re.Match[str]) -> str:
-        return aliases.get(word[0], word[0])
-
     if record.case is not None and any(applied.name in aliases for applied in record.case.strategies):
         strategies = tuple(
             applied.model_copy(update={"name": aliases.get(applied.name, applied.name)})
@@ -110,9 +114,18 @@ def renamed(record: Record, aliases: Mapping[str, str]) -> Record:
         )
         record = record.model_copy(update={"case": record.case.model_copy(update={"strategies": strategies})})
     if aliases and record.heading.claims:
-        claims = tuple(claim.model_copy(update={"that": NAME.sub(name, claim.that)}) for claim in record.heading.claims)
+        claims = tuple(renamed_claim(claim, aliases) for claim in record.heading.claims)
         record = record.model_copy(update={"heading": record.heading.model_copy(update={"claims": claims})})
     return record
+
+
+def renamed_claim(claim: Claim, aliases: Mapping[str, str]) -> Claim:
+    """Replace former names of strategies in an expression; a size or a word in it may be called alike, and stays."""
+
+    def name(word: re.Match[str]) -> str:
+        return word[0] if word[1] else aliases.get(word[2], word[2])
+
+    return claim.model_copy(update={"that": ROW.sub(name, claim.that)})
 
 
 def next_file(folder: Path, commit: str) -> Path:

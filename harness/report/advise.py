@@ -15,7 +15,7 @@ from harness.report.text import escaped, row_name
 from harness.report.words import AT_MOST, mib, titles
 from harness.suite.units import shown
 from harness.verbs.advise import Advice, are_timed, of_predictions, preference
-from harness.verbs.plan import Machine, PlanRow, leanest, need, row_of, shortfall
+from harness.verbs.plan import Machine, PlanRow, leanest, need, none_fits, row_of, shortfall
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Row
 
@@ -89,7 +89,7 @@ def _in_memory(predicted: Sequence[tuple[Case, Record]], size: int) -> str:
     if advice.chosen is not None:
         return f"{row_name(advice.chosen.case.label)}: {shown(advice.chosen.need_bytes or 0)}"
     row = leanest(rows)
-    return "not known" if row is None else f"nothing fits; {row_name(row.case.label)} takes {need(row)}"
+    return "not known" if row is None else f"{none_fits(rows)}; {row_name(row.case.label)} takes {need(row)}"
 
 
 def _shown(advice: Advice) -> list[PlanRow]:
@@ -126,10 +126,11 @@ def _sentence(advice: Advice) -> str:
 
 def _why_none(advice: Advice, count: int) -> str:
     if advice.rows:
-        return f"Of {count} combinations none that was measured gave a right answer within its budget."
+        return f"Of {count} combinations none that was measured gave a right answer within what it may use."
     plain = advice.predicted[0]
     if plain.limit_bytes is None:
-        return f"Of {count} combinations it is not known which fit: no GPU is here, so give --gpu or --gpu-memory."
+        unknown = "the memory of the GPU is not known, so give --gpu or --gpu-memory"
+        return f"Of {count} combinations it is not known which fit: {unknown}."
     if all(row.need_bytes is None for row in advice.predicted):
         return f"None of {count} combinations can be predicted: {escaped(plain.reason or 'no reason is known')}."
     return f"Of {count} combinations, {escaped(shortfall(advice.predicted))}."

@@ -6,7 +6,7 @@ from harness.machine.checkups import Calibration, Checkup, Noise
 from harness.verbs.doctor import Failure
 
 MIB = 1 << 20
-DIFFERENT = "NOT equal, which times do not show by chance: see the findings below, and use a quiet machine"
+DIFFERENT = "NOT equal, which chance alone shows in 1 of 20 checkups: see the findings below, and use a quiet machine"
 WORDS = {"within 5 %": "equal within 5 %", "slower": DIFFERENT, "faster": DIFFERENT}
 """What the words of time say of equal cases."""
 

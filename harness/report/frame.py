@@ -34,7 +34,7 @@ def of_records(records: Sequence[Record]) -> "DataFrame":
 
     Lists stay lists (`step_seconds`), with their median beside them; phases have a column each for their peak.
     """
-    shown = (record for record in records if record.slot or record.limits or record.trial)
+    shown = (record for record in records if record.slot or record.case)
     with uncollected():
         return _frame([_of_record(record) for record in shown])
 

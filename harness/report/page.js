@@ -123,7 +123,7 @@ function facts(at) {
   const list = element("dl");
   const lines = [["status", text("status", at)], ["peak in", text("phase", at)], ["at most", bound(at)],
     ["host MiB", mib(number("host", at))], ["floor MiB", mib(number("floor", at))], ["against", text("against", at)],
-    ["evidence", text("reasons", at)], ["notes", text("notes", at)], ["flags", text("flags", at)], ["machine", text("machine", at)], ["commit", text("commit", at)]];
+    ["evidence", text("reasons", at)], ["answer", text("why", at)], ["notes", text("notes", at)], ["flags", text("flags", at)], ["machine", text("machine", at)], ["commit", text("commit", at)]];
   for (const [name, value] of lines) if (value) list.append(element("dt", name), element("dd", value));
   return list;
 }
@@ -329,7 +329,7 @@ wins.addEventListener("change", () => { state.wins = wins.checked; show(); });
 for (const section of sections) section.addEventListener("toggle", () => { if (section.open !== Boolean(section.filled)) fill(section); });
 addEventListener("hashchange", follow);
 for (const link of document.querySelectorAll('a[href^="#"]')) link.addEventListener("click", () => { if (link.hash === location.hash) follow(); });
-addEventListener("beforeprint", () => { for (const fold of document.querySelectorAll("details.fold")) fold.open = true; for (const section of sections) if (section.matched.length) { section.open = true; fill(section, true); } });
+addEventListener("beforeprint", () => { for (const fold of document.querySelectorAll("details.fold")) fold.open = true; for (const section of sections) if (!section.hidden) { section.open = true; fill(section, true); } });
 dark.addEventListener("change", () => document.querySelectorAll("figure").forEach(figure => { if (figure.offsetParent) draw(figure); }));
 
 // A link can hold what is shown: page.html?filter=fused&place=torch/cpu&answer=bit_exact&wins&sort=peak_bytes&down&open

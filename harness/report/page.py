@@ -21,7 +21,8 @@ KIB = 1 << 10
 WORDS = {
     "suite": "suite", "comparison": "comparison", "place": "place", "strategy": "strategy", "status": "status",
     "verdict": "verdict", "answer": "answer", "memory": "memory", "word": "time", "phase": "peak_phase",
-    "notes": "notes", "reasons": "reasons", "flags": "flags", "machine": "machine", "commit": "commit",
+    "notes": "notes", "reasons": "reasons", "why": "answer_reason", "flags": "flags", "machine": "machine",
+    "commit": "commit",
 }  # fmt: skip
 """Texts of a row by their name on the page, and in its figures."""
 BYTES = {"peak": "peak_bytes", "host": "host_bytes", "predicted": "predicted_bytes", "atMost": "at_most_bytes",

@@ -17,7 +17,7 @@ UNBOUNDED = (
     "- without a bound: too few cases of this kind were measured, or its data decide; "
     "what fits is judged by the prediction"
 )
-SEGMENTS = "- fits: by reserved bytes, which a budget and the card bound"
+SEGMENTS = "- fits: by reserved bytes, which a budget and the card bound; memory of the host is not judged"
 SEVERAL = 3
 OPTIONS = {"cpu": "--memory or --budget", "cuda": "--gpu, --gpu-memory or --budget"}
 """What names the memory that a case on each device may use."""

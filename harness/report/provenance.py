@@ -11,7 +11,7 @@ SHOWN = ("torch", "jax", "python")
 """Packages whose versions a reader asks for first."""
 UNKNOWN = "unknown"
 FEW = 3
-"""Commits that are named; of more than so many their number is, since each suite names its own."""
+"""Commits of all suites that are named; of more than so many their number is, since each suite names its own."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,18 @@ def of_records(records: Sequence[Record]) -> Provenance:
     )
 
 
-def line(records: Sequence[Record]) -> str:
-    """Write the sentence; an empty text for records that say nothing of it."""
+def line(records: Sequence[Record], of_suites: bool = False) -> str:
+    """Write the sentence; an empty text for records that say nothing of it.
+
+    Where they are those of all suites, many commits are counted.
+    """
     origin = of_records(records)
     if not origin.commits:
         return ""
     what = "Measured" if origin.measured else "Predicted"
     count = len(origin.commits)
     named = " and ".join(f"`{escaped(commit)}`" for commit in origin.commits)
-    commits = f"commit {named}" if count <= FEW else f"{count} commits, which stand at each suite"
+    commits = f"commit {named}" if count <= FEW or not of_suites else f"{count} commits, which stand at each suite"
     pieces = [f"{what} {origin.when} at {commits}"]
     if origin.versions:
         pieces.append(f"with {escaped(', '.join(origin.versions))}")

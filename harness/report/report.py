@@ -228,7 +228,7 @@ class Report:
         """Collect what the page says around its rows; what to use leads to suites by their names, as rows do."""
         to_use = remedies([(each.suite, _judged(each)) for each in self.measured], self.plugins.strategies)
         answers = {
-            (each.suite, title_of[key_of(compared)]): plain(sentence(compared, self.plugins.strategies))
+            (each.suite, title_of[key_of(compared)]): plain(_said(compared, self.plugins))
             for each, title_of in zip(self.measured, self.titles, strict=True)
             for compared in _judged(each)
         }
@@ -239,7 +239,7 @@ class Report:
             by_suite.setdefault(each.suite, []).extend(each.records)
         origins = {suite: plain(line(records)) for suite, records in by_suite.items()}
         everything = [record for each in self.measured for record in each.records]
-        return page.About(to_use, answers, against, origins, titles, plain(line(everything)))
+        return page.About(to_use, answers, against, origins, titles, plain(line(everything, of_suites=True)))
 
     def _chosen(self, results: Sequence[Results], choice: Mapping[str, str]) -> str:
         if not choice:
@@ -267,6 +267,11 @@ class Report:
 def _judged(results: Results) -> list[Comparison]:
     """Return the comparisons of rows; limits have none."""
     return [] if results.searched or results.tried else results.tables
+
+
+def _said(compared: Comparison, plugins: Plugins) -> str:
+    """Return what a comparison says as a whole: what to use, and what is to be known of all of its rows."""
+    return " ".join(filter(None, (sentence(compared, plugins.strategies), *compared.notes)))
 
 
 def _machines(results: Results) -> str:

@@ -31,9 +31,10 @@ class Results:
 
     @cached_property
     def advice(self) -> bool:
-        """Whether these are the predictions that `harness advise --save` kept."""
+        """Whether these are the predictions that `harness advise --save` kept, and not those that a run began with."""
         slots = [record.slot for record in self.records if record.slot is not None]
-        return bool(slots) and all(slot.kind == "predict" for slot in slots)
+        of_a_run = any(record.origin.plan for record in self.records)
+        return bool(slots) and not of_a_run and all(slot.kind == "predict" for slot in slots)
 
     @cached_property
     def tried(self) -> bool:

@@ -266,15 +266,18 @@ def _time(row: Row) -> str:
         return ""
     if speed.standard_error is None:
         return f"{speed.ratio:.2f} x, {rounds(speed.rounds)}: open"
-    more = f": about {speed.more_rounds} more rounds" if speed.word == "open" and speed.more_rounds else ""
+    more = ""
+    if speed.word == "open" and speed.more_rounds:
+        more = f": about {speed.more_rounds} more round{'s' if speed.more_rounds > 1 else ''}"
     return f"{speed}, {speed.word}{more}"
 
 
 def _remarks(table: Comparison) -> Iterable[str]:
     """Return the lines below a table, for what its cells cannot hold: failures, wrong answers, flags."""
     measured = [row for row in table.rows if row.status == "ok"]
-    shared = set.intersection(*(set(row.flags) for row in measured)) if measured else set()
-    common = [note for note in measured[0].notes if all(note in row.notes for row in measured)] if measured else []
+    several = len(measured) > 1  # what one row has is not of all
+    shared = set.intersection(*(set(row.flags) for row in measured)) if several else set()
+    common = [note for note in measured[0].notes if all(note in row.notes for row in measured)] if several else []
     everyone = [*common, *([f"flags: {', '.join(sorted(shared))}"] if shared else [])]
     lines = [line for line in (sureness(row.at_most_coverage for row in table.rows),) if line]
     lines += [f"- all: {escaped('; '.join(everyone))}"] if everyone else []

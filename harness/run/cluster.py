@@ -196,6 +196,11 @@ class FanOut:
     def comparisons(self) -> tuple[Comparison, ...]:
         return self.schedule.plan.comparisons
 
+    @property
+    def again(self) -> str:
+        """The command that goes on after a stop."""
+        return "the same command without --fresh" if self.options.fresh else "the same command"
+
     def run(self) -> None:
         """Hand out every comparison that is not finished, and write what comes until all of them are."""
         planned = list(dict.fromkeys(self.schedule.slots()))
@@ -272,7 +277,7 @@ class FanOut:
         on_gpu = all(_on_gpu(self.comparisons[number].baseline.place) for number in self.tasks)
         if not any(worker["resources"].get(GPU) or not on_gpu for worker in workers):
             what = f"no worker that offers the resource {GPU}" if on_gpu else "no worker"
-            remedy = "what is measured is kept; start workers, and the same command resumes"
+            remedy = f"what is measured is kept; start workers, and {self.again} resumes"
             raise ClusterError(f"{what} is left at '{self.address}': {remedy}")
 
     def handle(self, number: int, message: dict[str, Any]) -> None:
@@ -304,7 +309,7 @@ class FanOut:
         from distributed import KilledWorker
 
         if task.status == "cancelled":
-            remedy = "what is measured is kept; the same command resumes"
+            remedy = f"what is measured is kept; {self.again} resumes"
             raise ClusterError(f"the connection to '{self.address}' was lost: {remedy}")
         error = task.exception() if task.status == "error" else None
         if error is None and task.result() == self.received[self.attempts.get(number, "")] and self.is_answered(number):

@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -139,7 +140,7 @@ def of_files(paths: Iterable[Path]) -> str:
     """Return the digest of the names and the contents of files."""
     digest = hashlib.sha256()
     for path in sorted(path for path in paths if path.is_file()):  # a link may lead nowhere
-        digest.update(path.name.encode() + path.read_bytes())
+        digest.update(os.fsencode(path.name) + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -158,7 +159,7 @@ def of_corpus(name: str, root: Path) -> str:
     digest = hashlib.sha256()
     for path in (*corpus.files, *(each for each in labels if each.is_file())):
         known = path.stat()
-        digest.update(f"{path.name} {known.st_size} {known.st_mtime_ns} ".encode())
+        digest.update(os.fsencode(f"{path.name} {known.st_size} {known.st_mtime_ns} "))
         with path.open("rb") as file:
             digest.update(file.read(END_BYTES))
             file.seek(max(0, known.st_size - END_BYTES))

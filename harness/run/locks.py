@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from harness import backends
 from harness.contract.place import Place
 from harness.machine import gpu
 from harness.records.store import StoreError
+from harness.run import temporary
 
 PAUSE_SECONDS = 0.1
 ANOTHERS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -65,14 +66,20 @@ def _on(names: Sequence[str]) -> Iterator[None]:
     """Lock GPUs by their names, all or none."""
     with ExitStack() as locks:
         for name in names:
-            file = Path(tempfile.gettempdir()) / f"harness-gpu-{re.sub(r'[^A-Za-z0-9-]', '_', name)}.lock"
+            file = _temporary() / f"harness-gpu-{re.sub(r'[^A-Za-z0-9-]', '_', name)}.lock"
             reason = f"another harness measures on the GPU {name}, and two would spoil each other's figures"
             locks.enter_context(_locked(file, reason, "CUDA_VISIBLE_DEVICES"))
         yield
 
 
 def _machine() -> AbstractContextManager[None]:
-    return _locked(Path(tempfile.gettempdir()) / "harness-machine.lock", "another harness measures here", "TMPDIR")
+    return _locked(_temporary() / "harness-machine.lock", "another harness measures here", "TMPDIR")
+
+
+def _temporary() -> Path:
+    """Return the folder for temporary files; raise StoreError where none can be written."""
+    with temporary.refusing():
+        return Path(tempfile.gettempdir())
 
 
 def _in(folder: Path) -> Path:
@@ -119,6 +126,8 @@ def _opened(file: Path) -> int:
 
 
 def _unwritable(folder: Path, error: OSError) -> StoreError:
-    here = folder == Path(tempfile.gettempdir())
-    what, option = ("locks", "TMPDIR") if here else ("results", "--results")
+    what, option = "results", "--results"
+    with suppress(StoreError):  # where nothing can be written at all
+        if folder == _temporary():
+            what, option = "locks", "TMPDIR"
     return StoreError(f"{what} cannot be written to '{folder}' ({error.strerror}): name another folder with {option}")

@@ -16,6 +16,7 @@ from harness.contract.strategy import Strategy
 from harness.contract.workload import Workload
 from harness.records import Applied, Case, Claim
 from harness.records.case import CONTROL, VERDICT_ROUNDS
+from harness.records.store import renamed_claim
 from harness.suite import yaml
 from harness.suite.plan import CONTRIBUTIONS, Comparison, Plan, contributions
 from harness.suite.schema import MAX_CASES, MAX_RANKS, MAX_ROUNDS, Suite, SuiteError
@@ -27,6 +28,8 @@ GIB = 1 << 30
 MAX_MEMBERS = 64
 """The most strategies of one row."""
 PLACES = [f"{backend}/{device}" for backend in NAMES for device in DEVICES]
+BESIDE = ("budget_gib", "corpus", "tokenizer")
+"""What a setting may say that is no size."""
 Location = tuple[str | int, ...]
 
 
@@ -133,9 +136,11 @@ class _Reader:
 
     def validated(self) -> Suite:
         try:
-            return Suite.model_validate(self.document.data)
+            suite = Suite.model_validate(self.document.data)
         except ValidationError as error:
             raise self.explained(error, (), Suite) from None
+        claims = [renamed_claim(claim, self.plugins.aliases) for claim in suite.claims]
+        return suite.model_copy(update={"claims": claims})
 
     def explained(self, error: ValidationError, at: Location, model: type[BaseModel]) -> SuiteError:
         """Return the first error of pydantic as a sentence about its key."""
@@ -175,10 +180,12 @@ class _Reader:
         overrides: list[tuple[Location, dict[str, Any]]] = [
             (("at", pattern), override) for pattern, override in suite.at.items() if fnmatch(str(place), pattern)
         ]
-        if suite.shape and suite.each and all("preset" in override for override in suite.each):
-            raise self.refusal(
-                ("shape",), "the preset of every entry of `each` takes its place: put these sizes into the entries"
-            )
+        if suite.each and all("preset" in override for override in suite.each):
+            replaced: list[Location] = [("shape",)] if suite.shape else []
+            replaced += [location for location, override in overrides if override.keys() - BESIDE]
+            if replaced:
+                sentence = "the preset of every entry of `each` takes its place: put these sizes into the entries"
+                raise self.refusal(replaced[0], sentence)
         if not suite.each:
             yield self.overridden(suite, workload, overrides)
         for index, override in enumerate(suite.each):
@@ -190,7 +197,7 @@ class _Reader:
         """Return what these overrides lead to."""
         location: Location = ("shape",)
         values, locations = dict(suite.shape), dict.fromkeys(suite.shape, location)
-        beside: dict[str, Any] = {"budget_gib": suite.budget_gib, "corpus": suite.corpus, "tokenizer": suite.tokenizer}
+        beside: dict[str, Any] = {key: getattr(suite, key) for key in BESIDE}
         for location, override in overrides:
             sizes = {key: value for key, value in override.items() if key not in beside}
             for key in beside.keys() & override.keys():

@@ -301,6 +301,7 @@ def saved(answers: Sequence[Advice], plan: Plan, plugins: Plugins, results: Path
                 position=position,
                 case=row.case,
                 missing={"predicted_peak_bytes": row.reason} if row.reason else {},
+                notes={"gpu": row.supposed} if row.supposed else {},
                 prediction=row.prediction.model_copy(update={"predicted_work": ()}),
             )
             store.append(path, record)

@@ -88,13 +88,13 @@ class Condition:
 def compare(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[Change]:
     """Pair the rows of two runs and judge each figure; cases of one run alone are changes as well.
 
-    Rows are paired by suite, machine and case; what is left by suite and case, the newest of the old run, then by case,
+    Rows are paired by suite, machine and case; what is left by suite and case, the newest of each run, then by case,
     where each run has one. A case is missing where the new run has it on no machine, but has its suite; see `absent`.
     """
     old, new = _rows(before), _rows(after)
-    pairs = _pairs({key: _written(row) for key, row in old.items()}, new)
+    pairs = _pairs(_hours(old), _hours(new))
     partners = set(pairs.values())
-    covered = {(suite, case) for suite, _, case in pairs}
+    covered, known = set(map(_without_machine, pairs)), set(map(_without_machine, partners))
     moved = {key[:2]: other[:2] for key, other in pairs.items()}
     there = _suites(new) | {suite for suite, _, _ in pairs}
     changes: list[Change] = []
@@ -106,7 +106,7 @@ def compare(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[C
             lost = Change(row.case, "missing", row.status, None, WORSE, reason="the new run does not have it")
             changes += _placed([lost], moved.get((suite, machine), (suite, machine)))
     for key, row in new.items():
-        if key not in partners:
+        if key not in partners and _without_machine(key) not in known:
             gained = Change(row.case, "missing", None, row.status, BETTER, reason="only the new run has it")
             changes += _placed([gained], key[:2])
     return changes
@@ -121,7 +121,7 @@ def _placed(changes: Iterable[Change], where: tuple[str, str]) -> list[Change]:
 def absent(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[str]:
     """Return the suites of which the new run has nothing, in a sentence: it was not asked for them."""
     old, new = _rows(before), _rows(after)
-    paired = {suite for suite, _, _ in _pairs({key: _written(row) for key, row in old.items()}, new)}
+    paired = _suites(_pairs(_hours(old), _hours(new)))
     suites = sorted(filter(None, _suites(old) - _suites(new) - paired))
     return [f"The new run has no results of {', '.join(suites)}: nothing is said of them."] if suites else []
 
@@ -181,17 +181,25 @@ def _written(row: Row) -> str:
     return max((record.origin.utc for record in records), default="")
 
 
-def _pairs(old: Mapping[Key, str], new: Collection[Key]) -> dict[Key, Key]:
-    """Return for each key of an old row that of the new one to compare it with; `old` says when each was written."""
+def _hours(rows: Mapping[Key, Row]) -> dict[Key, str]:
+    """Return when each row was written."""
+    return {key: _written(row) for key, row in rows.items()}
+
+
+def _pairs(old: Mapping[Key, str], new: Mapping[Key, str]) -> dict[Key, Key]:
+    """Return for each key of an old row that of the new one to compare it with; both say when each was written."""
     pairs = {key: key for key in old if key in new}
     for same in (_without_machine, lambda key: key[2]):
-        left = sorted((key for key in old if key not in pairs), key=lambda key: old[key])
-        newest = {_without_machine(key): key for key in left}
-        taken = set(pairs.values())
-        lone = _alone(newest.values(), same)
-        others = _alone([key for key in new if key not in taken], same)
+        lone = _alone(_newest(old, pairs), same)
+        others = _alone(_newest(new, set(pairs.values())), same)
         pairs |= {lone[each]: others[each] for each in lone.keys() & others.keys()}
     return pairs
+
+
+def _newest(hours: Mapping[Key, str], taken: Collection[Key]) -> Collection[Key]:
+    """Return of those that are not taken the newest of each suite and case."""
+    left = sorted((key for key in hours if key not in taken), key=lambda key: hours[key])
+    return {_without_machine(key): key for key in left}.values()
 
 
 def _without_machine(key: Key) -> tuple[str, str]:
@@ -269,6 +277,7 @@ def _of_times(old: Row, new: Row, before: list[float], after: list[float]) -> Ch
         seen = Interval(min(after) / max(before), max(after) / min(before))
         verdict = SAME if seen.inside(1 / MARGIN, MARGIN) else UNRESOLVED
         other = "this machine's hour, or all that was run: other rows are compared as multiples of it"
+        other = other if new.case.is_baseline else "one of the runs has no time of its baselines"
         reason = "" if verdict == SAME else f"{seen.low:.2f} to {seen.high:.2f} x" if 1 in seen else other
         ratio = median(after) / median(before)
         return Change(old.case, "time", _milliseconds(before), _milliseconds(after), verdict, ratio, reason)

@@ -194,7 +194,7 @@ def brackets(plan: Plan, over: str, budget: int | None, machine: Machine | None 
         bracket = brackets.setdefault(at(case, over, 1).digest(), Bracket(case, value))
         bracket.least = min(bracket.least, value)
     if not brackets:
-        raise SuiteError("the memory of a GPU is not known, as this machine has none: give --budget or --gpu")
+        raise SuiteError("the memory of the GPU is not known here: give --budget or --gpu")
     return list(brackets.values())
 
 
@@ -344,7 +344,7 @@ def lasting(seconds: float) -> str:
 def following(passed: int | None, failed: int | None) -> int | None:
     """Return the value to run next: a step beyond what is known, or between; None when both are about a step apart."""
     if passed is None:
-        return None if failed is None or failed <= 1 else rounded(max(1, round(failed * (1 - STEP))))
+        return None if failed is None or failed <= 1 else rounded(min(failed - 1, round(failed * (1 - STEP))))
     step = max(grain(passed), round(passed * STEP))
     if failed is None:
         return rounded(passed + step)

@@ -26,7 +26,10 @@ ERROR = 0.001
 
 @dataclass(frozen=True)
 class Point:
-    """A row in one run: its commit and hour, its peak in bytes, and its time as a multiple of its baselines'."""
+    """A row in one run: its commit and hour, its time as a multiple of its baselines', and its peak in bytes.
+
+    What it had taken when it failed is no peak.
+    """
 
     commit: str
     utc: str
@@ -141,4 +144,5 @@ def _machine(row: Row) -> str:
 
 
 def _point(row: Row, commit: str, utc: str) -> Point:
-    return Point(commit, utc, row.status, row.peak_bytes, row.resolution, row.speed)
+    peak = row.peak_bytes if row.status == "ok" else None
+    return Point(commit, utc, row.status, peak, row.resolution, row.speed)

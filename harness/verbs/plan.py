@@ -368,12 +368,17 @@ def need(row: PlanRow) -> str:
     return f"{'' if row.at_most_bytes is None else 'at most '}{shown(row.need_bytes or 0)}"
 
 
+def none_fits(rows: Sequence[PlanRow]) -> str:
+    """Say that nothing of a comparison fits; where it is not known of some rows, nothing of the others."""
+    return f"nothing {'' if all(row.fits is not None for row in rows) else 'that can be predicted '}fits"
+
+
 def shortfall(rows: Sequence[PlanRow]) -> str:
     """Write in one sentence by how much the leanest row of a comparison is too large where nothing of it fits."""
     row = leanest(rows)
     assert row is not None and row.need_bytes is not None and row.limit_bytes is not None
     over = row.need_bytes - row.limit_bytes
     return (
-        f"nothing fits: the leanest, {row.case.label}, takes {need(row)} "
+        f"{none_fits(rows)}: the leanest, {row.case.label}, takes {need(row)} "
         f"and is {shown(over)} over {shown(row.limit_bytes)}"
     )

@@ -14,6 +14,7 @@ Journal of Statistics 6 (1979), 65-70. What the intervals do not decide is incon
 """
 
 import ast
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,6 +49,9 @@ from harness.verdicts.pooled import BASELINES, ERROR
 
 RANKS = "ranks"
 """The keyword that chooses among rows of one label, where they ran on several numbers of ranks."""
+BUDGET = "budget_gib"
+ON_RANKS = re.compile(r"on\d+ranks$")
+"""The end of the label of a row on several ranks, without blanks."""
 GIB = 1 << 30
 Where = Mapping[str, Any]
 
@@ -125,7 +129,7 @@ def refuse(claims: Iterable[Claim], comparisons: Sequence[Sequence[Case]], suite
     tables = [Comparison(cases[0], tuple(Row(case, "open") for case in cases)) for cases in comparisons]
     by_sizes = _Tables(tables)
     for claim in claims:
-        where = {key: value for key, value in claim.where.items() if sized or key != "budget_gib"}
+        where = {key: value for key, value in claim.where.items() if sized or key != BUDGET}
         settings = list(_settings(claim.model_copy(update={"where": where}), tables))
         if not settings:
             raise ClaimError(f"{suite}: claim '{claim.id}': no comparison has {_shown(where)}: mend its `where`")
@@ -151,9 +155,9 @@ def answerable(claims: Iterable[Claim], records: Iterable[Record]) -> list[Claim
 
 
 def asked(claims: Iterable[Claim], case: Case, figures: Collection[str]) -> set[str]:
-    """Return the labels, without blanks, of rows of a comparison, given by one of its cases, that claims ask about."""
+    """Return the labels, without blanks and ranks, of rows that claims ask for in a comparison, given by one case."""
     return {
-        plain_label(ast.unparse(call.args[0]))
+        ON_RANKS.sub("", plain_label(ast.unparse(call.args[0])))
         for claim in claims
         for call in calls(parsed(claim.that), figures)
         if fits(case, {**claim.where, **keywords(call)[0]})
@@ -187,14 +191,20 @@ def _settings(claim: Claim, tables: Sequence[Comparison]) -> Iterator[Where]:
 
 
 def _sizes(case: Case) -> dict[str, Any]:
-    budget = {} if case.budget_bytes is None else {"budget_gib": case.budget_bytes / GIB}
+    budget = {} if case.budget_bytes is None else {BUDGET: round(case.budget_bytes / GIB, 8)}
     return {**case.shape, **budget, "place": str(case.place), "corpus": case.corpus, "tokenizer": case.tokenizer}
 
 
 def fits(case: Case, where: Where) -> bool:
     """Check whether a comparison, given by one of its cases, has the sizes, place and corpus that are asked for."""
     sizes = _sizes(case)
-    return all(sizes.get(key) == value for key, value in where.items() if key != RANKS)
+    return all(sizes.get(key) == value for key, value in _asked(where).items())
+
+
+def _asked(where: Where) -> dict[str, Any]:
+    """Return what comparisons are chosen by, a budget as exactly as bytes can have it: 0.1 GiB are no whole bytes."""
+    sizes = {key: value for key, value in where.items() if key != RANKS}
+    return {**sizes, BUDGET: round(sizes[BUDGET], 8)} if isinstance(sizes.get(BUDGET), float) else sizes
 
 
 class _Tables:
@@ -212,10 +222,9 @@ class _Tables:
 
     def fitting(self, where: Where) -> list[Comparison]:
         """Return those that fit what is asked for, as `fits` says of one."""
-        asked = {key: value for key, value in where.items() if key != RANKS}
         having = [
             self.having.get((key, _hashable(value)), set())
-            for key, value in asked.items()
+            for key, value in _asked(where).items()
             if key in self.names or value is not None
         ]
         places = set.intersection(*sorted(having, key=len)) if having else range(len(self.all))
@@ -246,23 +255,28 @@ class _Evaluation:
         self.predicted = False
 
     def of(self, tree: ast.expr) -> _Outcome:
+        """Return what the parts come to: one that does not hold refutes them all, whatever nobody knows of others."""
         holds: list[bool | None] = []
         words: list[str] = []
-        try:
-            for each in joined(tree):
-                assert isinstance(each, ast.Compare)
-                try:
-                    terms = self.terms(each)
-                except Open as reason:
-                    holds.append(None)
-                    words.append(str(reason))
-                    continue
-                links = list(zip(each.ops, terms, terms[1:], strict=False))
-                outcomes = [compared(*link) for link in links]
-                holds += outcomes
-                words.append(in_words(links, outcomes))
-        except Unknown as reason:
-            return _Outcome("untested", str(reason), tuple(self.rows))
+        unknown: list[str] = []
+        for each in joined(tree):
+            assert isinstance(each, ast.Compare)
+            try:
+                terms = self.terms(each)
+            except Unknown as reason:
+                unknown.append(str(reason))
+                continue
+            except Open as reason:
+                holds.append(None)
+                words.append(str(reason))
+                continue
+            links = list(zip(each.ops, terms, terms[1:], strict=False))
+            outcomes = [compared(*link) for link in links]
+            holds += outcomes
+            words.append(in_words(links, outcomes))
+        if unknown and False not in holds:
+            return _Outcome("untested", unknown[0], tuple(self.rows))
+        words += unknown
         verdict = "refuted" if False in holds else "inconclusive" if None in holds else "verified"
         prefix = "predicted: " if self.predicted else ""
         return _Outcome(verdict, prefix + listed(words), tuple(self.rows))
@@ -324,12 +338,13 @@ class _Evaluation:
             raise Unknown(f"{len(tables)} comparisons have {_shown(keywords)}")
         wanted = plain_label(label)
         asked = [row for row in tables[0].rows if ranks is None or row.case.ranks in (1, ranks)]
-        rows = [row for row in asked if plain_label(row.case.strategies_label) == wanted] or [
+        rows = [row for row in asked if wanted in map(plain_label, (row.case.strategies_label, row.label))] or [
             row for row in asked if plain_label("+".join(each.name for each in row.case.strategies)) == wanted
         ]
         if len(rows) != 1:
-            name = label.strip("'")
-            raise Unknown(f"{len(rows)} rows are '{name}'" if rows else f"there is no row '{name}'")
+            name, counts = label.strip("'"), {row.case.ranks for row in rows}
+            how = f" (ranks={max(counts)} chooses one)" if len(counts) > 1 else ""
+            raise Unknown(f"{len(rows)} rows are '{name}'{how}" if rows else f"there is no row '{name}'")
         return tables[0], rows[0]
 
 

@@ -282,10 +282,18 @@ def plain_label(label: str) -> str:
     return label.replace(" ", "").replace("'", "").replace('"', "").lower()
 
 
+UNTIMED: dict[str, tuple[str, ...]] = {"saves": ("wins", "trades"), "costs": ("loses", "trades")}
+"""Verdicts of rows that were timed in too few rounds, and what more of them may make of each."""
+
+
 def compared(op: ast.cmpop, left: Figure | str, right: Figure | str) -> bool | None:
-    """Check whether a comparison that `parsed` let through holds; None where the intervals of its sides overlap."""
+    """Check whether a comparison that `parsed` let through holds.
+
+    None where the intervals of its sides overlap, or a verdict may yet become the other.
+    """
     if isinstance(left, str) or isinstance(right, str):
-        return left == right
+        may_be = right in UNTIMED.get(str(left), ()) or left in UNTIMED.get(str(right), ())
+        return left == right or (None if may_be else False)
     return COMPARISONS[type(op)](left, right)
 
 
@@ -302,16 +310,22 @@ _UP, _DOWN = (ast.LtE, ast.Lt), (ast.GtE, ast.Gt)
 _BETWEEN = {True: "within", False: "outside", None: "against"}
 _BOUND = {True: "", False: "not ", None: "to be "}
 """The words for what holds, does not, and is not decided."""
+_OF_EQUALS = (ast.LtE, ast.GtE, ast.Eq)
+"""The comparisons that hold between equal numbers."""
+DIGITS, MOST_DIGITS = 3, 9
+"""How many digits a figure has usually, and at most."""
 
 
 def in_words(links: "list[tuple[ast.cmpop, Figure | str, Figure | str]]", holds: list[bool | None]) -> str:
     """Put a comparison in words, all sides in the unit of any: a plain number is meant in that of the figure.
 
     The figure between two bounds comes first. What is equal stands alone. What is not decided gets its reason.
+    There are as many digits as it takes to see what was decided: 1.996 is outside 2 to 3, and 2.00 is not.
     """
     sides = [links[0][1], *(right for _, _, right in links)]
     unit = next((side.unit for side in sides if isinstance(side, Figure) and side.unit), "")
-    shown = [_shown_in(unit, side) for side in sides]
+    digits = next((each for each in range(DIGITS, MOST_DIGITS) if _is_seen(links, holds, unit, each)), MOST_DIGITS)
+    shown = [_shown_in(unit, side, digits) for side in sides]
     ops = [op for op, _, _ in links]
     outcome = False if False in holds else None if None in holds else True
     if len(ops) == 2 and any(all(isinstance(op, way) for op in ops) for way in (_UP, _DOWN)):
@@ -325,6 +339,8 @@ def in_words(links: "list[tuple[ast.cmpop, Figure | str, Figure | str]]", holds:
         text = f"{shown[0]}, {_BOUND[outcome]}{WORDS[type(ops[0])]} {shown[1]}"
     if outcome is not None:
         return text
+    if any(isinstance(side, str) for side in sides):
+        return f"{text}: undecided, its time was not measured in enough rounds"
     endless = any(isinstance(side, Figure) and math.isinf(side.high - side.low) for side in sides)
     above = any(isinstance(side, Figure) and math.isinf(side.high) for side in sides)
     beyond = (
@@ -348,22 +364,37 @@ def _span(unit: str, sides: "Sequence[Figure | str]") -> str:
     return f"{_figure(widest.value, unit)} may be {_figure(widest.low, unit)} to {_figure(widest.high, unit)}"
 
 
-def _shown_in(unit: str, side: Figure | str) -> str:
+def _is_seen(
+    links: "list[tuple[ast.cmpop, Figure | str, Figure | str]]", holds: list[bool | None], unit: str, digits: int
+) -> bool:
+    """Check that of sides which so many digits show as equal, none came out as only unequal ones do."""
+    return all(
+        hold in (None, isinstance(op, _OF_EQUALS)) or _shown_in(unit, left, digits) != _shown_in(unit, right, digits)
+        for (op, left, right), hold in zip(links, holds, strict=True)
+    )
+
+
+def _shown_in(unit: str, side: Figure | str, digits: int) -> str:
     if isinstance(side, str):
         return side.replace("_", " ")
     if math.isinf(side.high):
-        return f"more than {_figure(side.low, unit)}" if unit == "B" else f"{_figure(side.low, unit)} or more"
+        low = _figure(side.low, unit, digits)
+        return f"more than {low}" if unit == "B" else f"{low} or more"
     if math.isinf(side.low):
-        return f"{_figure(side.high, unit)} or less"
-    return _figure(side.value, unit)
+        return f"{_figure(side.high, unit, digits)} or less"
+    return _figure(side.value, unit, digits)
 
 
-def _figure(value: float, unit: str) -> str:
+def _figure(value: float, unit: str, digits: int = DIGITS) -> str:
     """Show bytes in MiB, seconds down to microseconds, all else as a number."""
     if unit == "B":
-        size = value / (1 << 20)
-        return f"{size:,.0f} MiB" if abs(size) >= 1000 else f"{size:.3g} MiB"
+        return f"{_number(value / (1 << 20), digits)} MiB"
     if unit == "s":
         factor, name = next((pair for pair in ((1, "s"), (1e3, "ms")) if abs(value) * pair[0] >= 1), (1e6, "us"))
-        return f"{value * factor:.3g} {name}"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.3g}"
+        return f"{_number(value * factor, digits)} {name}"
+    return _number(value, digits)
+
+
+def _number(value: float, digits: int) -> str:
+    """Write a number with so many digits, or with all that it has before its point."""
+    return f"{value:,.0f}" if 10**digits - 0.5 <= abs(value) < 1e15 else f"{value:,.{digits}g}"

@@ -25,20 +25,30 @@ LEAST_RESIDUALS = 20
 def _records(row: Row) -> tuple[Record, ...]:
     """Return the records of a row that was measured; raise Unknown for another."""
     if row.status != "ok" or not row.records:
-        raise Unknown(f"{row.label}: {row.status}" + (f" ({row.reasons[0]})" if row.reasons else ""))
+        raise _ended(row)
     return row.records
+
+
+def _ended(row: Row) -> Unknown:
+    return Unknown(f"{row.label}: {row.status}" + (f" ({row.reasons[0]})" if row.reasons else ""))
 
 
 def _reliable(row: Row) -> tuple[Record, ...]:
     """Return the records of a measured row whose peak can be relied on; raise Unknown for another."""
     records = _records(row)
-    if row.doubts:
-        raise Unknown(f"{row.label}: {WITHHELD[row.doubts[0]]}")
+    _check_doubts(row)
     return records
 
 
+def _check_doubts(row: Row, alone: bool = False) -> None:
+    """Raise Unknown for a row whose peak cannot be relied on, or that of its process `alone`, without its children."""
+    doubts = [flag for flag in row.doubts if not (alone and flag == "child_processes")]
+    if doubts:
+        raise Unknown(f"{row.label}: {WITHHELD[doubts[0]]}")
+
+
 def _memory(row: Row, phase: str | None, field: str) -> Figure:
-    """Return a byte figure of one phase, or the peak of all."""
+    """Return a byte figure of one phase, or of the run: the largest of all phases, or what is held at its end."""
     whole = phase is None and field == "peak_bytes"
     if whole and row.status == "oom_budget" and row.case.budget_bytes:
         # on a device it bounds the segments, which have gaps between what is allocated
@@ -47,7 +57,9 @@ def _memory(row: Row, phase: str | None, field: str) -> Figure:
     records = _reliable(row)
     if not whole:
         _check_phases(row)
-    runs = [[each for each in record.memory.phases if _is_named(each, phase)] for record in records]
+    at_end = phase is None and field == "exit_bytes"
+    phases = [_last(record.memory.phases) if at_end else record.memory.phases for record in records]
+    runs = [[each for each in run if _is_named(each, phase)] for run in phases]
     sizes = [[size for each in run if (size := getattr(each, field)) is not None] for run in runs]
     values = [max(each) for each in sizes if each]
     if whole:
@@ -55,6 +67,12 @@ def _memory(row: Row, phase: str | None, field: str) -> Figure:
     if not values:
         raise Unknown(f"{row.label} has no {field.replace('_', ' ')}" + (f" of the phase {phase}" if phase else ""))
     return _metered(values, row.resolution)
+
+
+def _last(phases: Sequence[Phase]) -> Sequence[Phase]:
+    """Return the last phase that is no part of another, alone: what is held at its end, is at the end of the run."""
+    names = {phase.name for phase in phases}
+    return [phase for phase in phases if phase.name.rpartition("/")[0] not in names][-1:]
 
 
 def _check_phases(row: Row) -> None:
@@ -86,6 +104,8 @@ def _unknown(what: str, row: Row) -> Unknown:
 
 ENDED = ("ok", "error")
 """The two ways in which a row may have ended that say something of its code."""
+NOT_BEGUN = frozenset({"unsupported", "skipped_guard", "open"})
+"""Statuses of a row that was not run, so that nothing is known of it but what its prediction showed."""
 
 
 def _rung(row: Row) -> str:
@@ -96,10 +116,12 @@ def _rung(row: Row) -> str:
 
 
 def _outcome(row: Row) -> str:
-    """Return how a row ended, measured or else tried without its data: "ok" or "error"."""
+    """Return how a row ended, "ok" or "error": measured, or where it was not run, tried without its data."""
     tried = row.prediction.prediction if row.prediction else Prediction()
     if row.status in ENDED:
         return row.status
+    if row.status not in NOT_BEGUN:
+        raise _ended(row)
     if tried.error is None and tried.predicted_peak_bytes is None:
         raise Unknown(f"{row.label}: {row.status}, and its step could not be tried without its data")
     return "ok" if tried.error is None else "error"
@@ -108,6 +130,7 @@ def _outcome(row: Row) -> str:
 def _residual(row: Row) -> Figure:
     """Return how far the measured peak lies from the predicted one, as a share of that."""
     known = _known(row.residual_ratio, "measured peak beside a predicted one", row)
+    _check_doubts(row, alone=True)
     doubt = row.resolution / row.predicted_bytes if row.predicted_bytes else 0.0
     return Figure(known.value - doubt, known.value, known.value + doubt)
 
@@ -166,11 +189,14 @@ def _part(row: Row, what: str, name: str | None) -> Figure:
     """Return what was measured of one `stage` or `kind`, as far as the meter resolves it."""
     if what == "kind" and name == "logits":
         _check_phases(row)  # they are what the phase of the loss adds
-    runs = [record.memory.stages if what == "stage" else record.memory.kinds for record in _records(row)]
+    metered = what == "stage" or name in ("activations", "logits")  # the others are sizes of arrays
+    records = _records(row)
+    if metered:
+        _check_doubts(row, alone=True)
+    runs = [record.memory.stages if what == "stage" else record.memory.kinds for record in records]
     values = [sizes[str(name)] for sizes in runs if str(name) in sizes]
     if not values:
         raise _unknown(f"{what} '{name}'", row)
-    metered = what == "stage" or name in ("activations", "logits")  # the others are sizes of arrays
     return _metered(values, row.resolution if metered else 0)
 
 

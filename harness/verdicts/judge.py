@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import median
 
 from harness.contract.instruments import WHOLE
@@ -23,6 +24,9 @@ CONTROL_FACTOR = 2
 """Memory must differ by so many times as much as the control, which changes nothing, differed."""
 LOSS_MARGIN = 1e-4
 """How far the losses of the measured run may lie from the baseline's when the answer is to be the same."""
+LOSS_STEPS = 10
+"""Steps whose losses are compared: training doubles what rounding differs by from one step to the next, or nearly."""
+FED_OTHERS = "it was fed other batches than the baseline"
 
 
 @dataclass(frozen=True)
@@ -232,7 +236,7 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         doubts=tuple(remarks.doubts(observed)),
         notes=(
             *remarks.notes(observed, growth),
-            *remarks.saving_note(ratio, native_ratio),
+            *(remarks.saving_note(ratio, native_ratio) if memory == "less" else ()),
             *remarks.warnings(observed, answer),
         ),
         reasons=(
@@ -282,23 +286,22 @@ def _answer(observed: Observed, baseline: Observed | None) -> tuple[str | None, 
     rung, reason = (verdict.verdict, verdict.reason) if verdict else (None, "")
     if observed.answer is not None and observed.answer.status != "ok":
         reason = str(observed.answer.evidence.get("message", observed.answer.status))
-    if (
-        baseline is None
-        or observed.status != "ok"
-        or baseline.status != "ok"
-        or not (observed.memory and baseline.memory)
-    ):
+    if observed.status != "ok" or not observed.memory:
         return rung, reason, None
-    own, other = observed.memory[0].memory, baseline.memory[0].memory
-    difference = max((abs(a - b) / abs(b) for a, b in zip(own.losses, other.losses, strict=False) if b), default=None)
+    own, unchanged = observed.memory[0].memory, observed.memory[0].notes.get("unchanged")
+    exact = rung in ("bit_exact", "reassociated")
+    if baseline is None or baseline.status != "ok" or not baseline.memory:
+        fed_others = exact and own.feeds == "other" and unchanged is None
+        return ("approximate", FED_OTHERS, None) if fed_others else (rung, reason, None)
+    other = baseline.memory[0].memory
+    losses = islice(zip(own.losses, other.losses, strict=False), LOSS_STEPS)
+    difference = max((abs(a - b) / abs(b) for a, b in losses if b), default=None)
     if own.feeds == "same" and own.batches_digest != other.batches_digest:
         return "invalid", "it trained on other batches than the baseline", difference
-    unchanged = observed.memory[0].notes.get("unchanged")
     if unchanged is not None and own.losses == other.losses:
         return "bit_exact", f"it left everything as it was: {unchanged}", difference
-    exact = rung in ("bit_exact", "reassociated")
     if exact and own.feeds == "other":
-        return "approximate", "it was fed other batches than the baseline", difference
+        return "approximate", FED_OTHERS, difference
     if exact and difference is not None and difference > LOSS_MARGIN:
         return "diverged", f"losses of the measured run differ by {difference:.1e}", difference
     return rung, reason, difference

@@ -162,14 +162,15 @@ def _counts(row: Row) -> bool:
 def _best(rows: Sequence[JudgedRow], near: float, strategies: Mapping[str, Strategy]) -> JudgedRow | None:
     """Return the row with the largest saving among those that surely cost little time, or else among all.
 
-    Of rows that take at most `near` times that peak, and that `as_good` leaves, it is the one with the fewest settings,
-    then the fastest.
+    Of rows whose peak is within a factor of `near` of that, and that `as_good` leaves, it is the one with the fewest
+    settings, then the fastest.
     """
     preferred = [each for each in rows if cheap(each.row)] or rows
     leanest = min(preferred, key=lambda each: each.peak_ratio, default=None)
     if leanest is None:
         return None
-    equal = as_good([each for each in rows if each.peak_ratio <= near * leanest.peak_ratio], lambda each: each.row)
+    least, most = leanest.peak_ratio / near, leanest.peak_ratio * near
+    equal = as_good([each for each in rows if least <= each.peak_ratio <= most], lambda each: each.row)
     return min(equal, key=lambda each: (plainness(each.row.case, strategies), _time(each.row), each.peak_ratio))
 
 

@@ -1,6 +1,7 @@
 """What each member of a combination takes away, one after the other, from the baseline's peak to the whole's."""
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,9 +21,10 @@ def contributions(rows: Sequence[Figures]) -> Any:
     alt = altair()
     values = [_bar("baseline", 0, peaks[()], "whole")]
     for before, after in itertools.pairwise(steps):
-        (member,) = set(after) - set(before)
+        (member,) = (Counter(after) - Counter(before)).elements()
+        name = f"+ {member}" + " again" * before.count(member)
         kind = "less" if peaks[after] <= peaks[before] else "more"
-        values.append(_bar(f"+ {member}", peaks[before], peaks[after], kind))
+        values.append(_bar(name, peaks[before], peaks[after], kind))
     values.append(_bar("all together", 0, peaks[whole], "whole"))
     order = [value["step"] for value in values]
     y = alt.Y("step:N", sort=order, title=None)

@@ -248,9 +248,17 @@ def test_a_generator_of_the_device_draws_nothing_and_one_of_the_host_draws():
     assert torch.Generator is own
 
 
-@pytest.mark.parametrize(("card", "size"), [(T4, 8519680), (H100, 32 * MIB)])
-def test_each_thread_keeps_one_workspace_of_cublas(card, size):
-    with device(card) as storage:
+@pytest.mark.parametrize(
+    ("card", "version", "size"),
+    [
+        (T4, (2, 12), 8519680),
+        (H100, (2, 10), 32 * MIB),
+        (CARDS["rtx5090"], (2, 11), 8519680),
+        (CARDS["rtx5090"], (2, 12), 32 * MIB),  # from there on Blackwell has as much as Hopper
+    ],
+)
+def test_each_thread_keeps_one_workspace_of_cublas(card, version, size):
+    with device(card, version) as storage:
         x = torch.empty(1024, 1024, device="cuda", requires_grad=True)
         for forward in (1, 2):
             y = x @ x

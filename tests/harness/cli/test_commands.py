@@ -644,3 +644,17 @@ def test_what_would_exceed_the_memory_is_said_before_anything_runs_and_skipped_o
     tried = harness(tmp_path, *words, "--try-all")
     assert "tried all the same" in tried.stderr and tried.stderr.startswith("resuming")
     assert "skipped_guard" not in tried.stdout and "| bit_exact" in tried.stdout
+
+
+@pytest.mark.parametrize(("options", "command"), [([], "command"), (["--fresh"], "command without --fresh")])
+def test_an_interruption_names_a_command_that_resumes(
+    options: list[str], command: str, here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "run", interrupted)
+    suite_in(tmp_path)
+    code, _, stderr = here(tmp_path, "run", "small.yaml", *options)
+    last = f"interrupted: what is measured is kept; the same {command} resumes"
+    assert code == 130 and stderr.splitlines()[-1] == last

@@ -1,17 +1,21 @@
-"""How long a run will take, as it says itself: never more than its rounds may, and less from line to line."""
+"""What is shown of a run: how long it will take, never more than its rounds may, and less from line to line."""
 
 import io
 import re
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from harness import Place
-from harness.cli import progress
+from harness.cli import progress, run
 from harness.contract import plugins
-from harness.records import Case, Origin, Prediction, Record, Slot
+from harness.records import Applied, Case, Origin, Prediction, Record, Slot
 from harness.records.roofline import Operations
+from harness.records.store import StoreError
+from harness.run import session
 
 CASE = Case(workload="decoder", shape={}, place=Place("torch", "cpu"), corpus="", tokenizer="")
 
@@ -128,6 +132,18 @@ def test_what_a_row_takes_is_learned_by_its_work_and_what_was_cut_short_shows_no
     assert seconds_left(second) == 7 * 60, "40 s of steps showed what ten times the work will take"
 
 
+def test_rows_that_are_not_predicted_yet_take_as_long_as_those_that_ran(now: list[float]) -> None:
+    lines = io.StringIO()
+    memory = [Slot(case=case, kind="memory") for case in "abcd"]
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.begin(memory, 0)
+        for case in "ab":
+            watcher.pace.predicted(case, (Operations("float32", 1e12, 0),), "cpu")
+            now[0] += 150.0
+            watcher.finish(Record(slot=Slot(case=case, kind="memory")), CASE)
+    assert seconds_left(lines.getvalue().splitlines()[-1]) == 300, "two of 150 s, and not of the usual three"
+
+
 def test_rows_that_cannot_run_here_take_no_time(now: list[float]) -> None:
     lines = io.StringIO()
     memory = [Slot(case=case, kind="memory") for case in "abcd"]
@@ -143,3 +159,73 @@ def test_rows_that_cannot_run_here_take_no_time(now: list[float]) -> None:
         watcher.finish(Record(slot=memory[2], status="unsupported"), CASE)
     first, second = lines.getvalue().splitlines()
     assert seconds_left(first) == seconds_left(second) == 63, "the second row alone"
+
+
+class Stream(io.StringIO):
+    """What was sent to a terminal, or to a file."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    def console(self) -> Console:
+        """Return a console like those of the command line, with FORCE_COLOR set."""
+        return Console(
+            file=self, width=200, height=50, force_terminal=True, color_system=None, markup=False, soft_wrap=True
+        )
+
+
+def test_a_bar_shows_the_phase_of_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Stream(True)
+    with progress.Watcher(screen.console(), plugins.load()) as watcher:
+        watcher.start("memory", CASE)
+        watcher.phase("step")
+    assert "memory torch/cpu baseline [step]" in screen.getvalue()
+
+
+@pytest.mark.parametrize("redirected", ["nothing", "out", "err"])
+def test_a_table_begins_on_a_line_of_its_own_on_a_terminal_and_goes_where_answers_go(
+    redirected: str,
+    here: Callable[..., tuple[object, str, str]],
+    smallest: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measured(plan: object, loaded: object, options: object, watcher: progress.Watcher) -> Path:
+        watcher.out("| a table |")
+        raise StoreError("no more room")
+
+    monkeypatch.setenv("TERM", "xterm")
+    screen, file = Stream(True), Stream(False)
+    for stream in ("out", "err"):
+        monkeypatch.setattr(run, stream, (file if redirected == stream else screen).console())
+    monkeypatch.setattr(session, "run", measured)
+    (tmp_path / "small.yaml").write_text(smallest)
+    code, _, errors = here(tmp_path, "run", "small.yaml")
+    assert code == 2, errors
+    if redirected == "out":
+        assert file.getvalue() == "# As small as it gets\n\n| a table |\n"
+    elif redirected == "err":
+        assert screen.getvalue() == "# As small as it gets\n\n| a table |\n"
+        assert file.getvalue() == "", "no bar goes to a file, though FORCE_COLOR may ask for colours there"
+    else:
+        before, title, after = screen.getvalue().partition("# As small as it gets\n")
+        assert title and before.endswith("\x1b[2K"), "the line of the bar was cleared"
+        assert "| a table |\n" in after
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_nothing_of_a_suite_or_a_worker_is_obeyed_by_the_terminal(on_terminal: bool) -> None:
+    case = CASE.model_copy(update={"strategies": (Applied(name="qlora", knobs={"targets": "a\x1b[31m\nb"}),)})
+    lines = Stream(on_terminal)
+    with progress.Watcher(lines.console(), plugins.load()) as watcher:
+        watcher.begin([Slot(case="a", kind="memory")], 0)
+        watcher.warn(f"1 case is skipped: {case.label}")
+        watcher.start("memory", case)
+        watcher.phase("step\x1b[31m")
+        watcher.finish(Record(slot=Slot(case="a", kind="memory")), case)
+    assert "targets=a" in lines.getvalue() and "\x1b[31m" not in lines.getvalue()

@@ -1,5 +1,6 @@
 """Nothing outlives the harness: not when it is killed, not what its workers started, and not what nobody could end."""
 
+import errno
 import os
 import random
 import shutil
@@ -290,3 +291,13 @@ def test_a_harness_that_is_killed_at_any_moment_leaves_nobody_and_loses_nothing(
         assert told(found) == plain
         runs += 1
     print(f"{kills} kills in {runs} runs, after {min(moments):.1f} to {max(moments):.1f} s")
+
+
+def test_a_sweep_where_no_temporary_file_can_be_written_is_no_error(
+    swept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gettempdir() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", gettempdir)
+    assert orphans.sweep() == [] and swept.is_dir()

@@ -1,5 +1,6 @@
 """Records are appended whole, survive whatever happens to the file, and name their case the same everywhere."""
 
+import errno
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from harness import Place
 from harness.records import Applied, Case, Claim, Heading, Memory, Origin, Phase, Record, Slot, Task, Times, store
 from harness.records.store import StoreError
-from harness.records.task import TokenFile
+from harness.records.task import TokenFile, id_type
 
 ROOT = Path(__file__).resolve().parents[3]
 CASE = Case(
@@ -402,3 +403,34 @@ def test_a_task_travels_to_a_worker_whole(tmp_path: Path) -> None:
         plugins=("p.py",),
     )
     assert Task.model_validate_json(task.model_dump_json()) == task
+
+
+def test_what_an_editor_of_another_system_adds_loses_no_record(tmp_path: Path) -> None:
+    crlf = line_of(FULL).replace(b"\n", b"\r\n")
+    path = file_with(tmp_path, b"\xef\xbb\xbf", crlf, crlf)
+    assert store.read(path) == ([FULL, FULL], [])
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype", "size"), [(1 << 16, "uint16", 200), ((1 << 16) + 1, "uint32", 400)])
+def test_ids_have_the_narrowest_type_that_holds_all_of_a_vocabulary(vocabulary: int, dtype: str, size: int) -> None:
+    assert id_type(vocabulary) == dtype
+    assert TokenFile(Path("ids.npy"), 100, vocabulary, dtype, "").held_bytes == size
+
+
+def test_a_record_is_written_where_folders_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = tmp_path / "results.jsonl"
+    store.append(path, FULL)
+    assert store.read(path) == ([FULL], [])
+
+
+def test_a_size_or_a_word_of_a_claim_that_is_called_as_a_strategy_was_keeps_its_name(tmp_path: Path) -> None:
+    that = "peak({0}, documents=64) <= size('{0} + a(of=documents)', of='documents') and answer({0})=='documents'"
+    claim = Claim(id="1", says="two things have one name", that=that.format("documents"))
+    path = file_with(tmp_path, line_of(Record(heading=Heading(claims=(claim,)))))
+    (run,), _ = store.read(path, {"documents": "document_windows"})
+    assert run.heading.claims[0].that == that.format("document_windows")

@@ -11,7 +11,7 @@ from harness.report.advise import for_memories, text
 from harness.report.report import Report
 from harness.report.results import Results
 from harness.verbs.advise import Advice, of_predictions
-from harness.verbs.plan import Machine, row_of
+from harness.verbs.plan import Machine, PlanRow, row_of
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Row
 from harness.verdicts.pooled import Speed
@@ -122,10 +122,15 @@ def test_a_published_model_has_its_name_whatever_its_rows() -> None:
     ("rows", "machine", "sentence"),
     [
         (COMBINATIONS, Machine(host_bytes=10 * GIB), "Of 3 combinations, nothing fits: the leanest, checkpoint, takes"),
-        ([predicted("", 60, "torch/cuda")], Machine(), "it is not known which fit: no GPU is here"),
+        (
+            [predicted("", 60), predicted("checkpoint", None)],
+            Machine(host_bytes=10 * GIB),
+            "Of 2 combinations, nothing that can be predicted fits: the leanest, baseline, takes",
+        ),
+        ([predicted("", 60, "torch/cuda")], Machine(), "it is not known which fit: the memory of the GPU is not known"),
         ([predicted("", None)], Machine(host_bytes=GIB), "None of 1 combinations can be predicted: its data is not"),
     ],
-    ids=["too large", "no GPU", "not predicted"],
+    ids=["too large", "too large or unknown", "no GPU", "not predicted"],
 )
 def test_where_nothing_will_do_it_says_why(rows: list[tuple[Case, Record]], machine: Machine, sentence: str) -> None:
     advice = of_predictions([row_of(case, record, machine) for case, record in rows])
@@ -256,3 +261,31 @@ def test_a_range_that_was_seen_is_no_interval() -> None:
     assert "it was among the fastest that fit" in sentence
     assert sentence.count("0.50 x the memory at a time that 1 round cannot tell") == 2
     assert "0.80 x" not in sentence
+
+
+def test_where_no_run_gave_a_right_answer_no_budget_is_named_that_nobody_set() -> None:
+    row = replace(measured("checkpoint", 0.8), status="crash", peak_bytes=None, step_seconds=None)
+    advice = replace(advice_of(measured("", 1.0)), rows=(row,), usable=(), chosen=None)
+    shown = text([advice])
+    assert "none that was measured gave a right answer within what it may use." in shown and "budget" not in shown
+
+
+def test_what_each_member_of_the_choice_saves_is_what_it_would_take_without_it() -> None:
+    def row(peak_gib: int, seconds: float, *names: str) -> PlanRow:
+        case, record = predicted("", peak_gib)
+        case = case.model_copy(update={"strategies": tuple(Applied(name=name) for name in names)})
+        return replace(row_of(case, record, Machine(host_bytes=10 * GIB)), seconds=seconds, timed=1.0)
+
+    rows = [
+        row(40, 1.0),
+        row(20, 1.2, "checkpoint"),
+        row(12, 1.0, "fused_loss"),
+        row(4, 1.5, "checkpoint", "fused_loss"),
+    ]
+    shown = text([of_predictions(rows)])
+    assert (
+        "predicted to be the fastest that fits 8 GiB, with a peak of 4 GiB, 0.10 x the baseline's, and 1.50 x its time."
+        in shown
+    )
+    saved = "checkpoint saves 8 GiB, 1.50 x the time; fused_loss saves 16 GiB, 1.25 x the time"
+    assert f"\nAs predicted, {saved}.\n" in shown

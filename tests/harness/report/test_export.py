@@ -67,6 +67,13 @@ def test_every_figure_is_a_number_in_json():
     assert (other["time"], other["rounds"], other["more_rounds"]) == ("open", 4, 9)
     assert other["shape"]["tokens"] == 64 and other["phases"]["init"] == 50 * MIB
     assert (other["machine"], other["commit"]) == ("m", "c")
+    wrong = row("a", answer="invalid", answer_reason="the gradient of embed holds NaN")
+    assert json.loads(export.as_json(rows_of(wrong)))[0]["answer_reason"] == "the gradient of embed holds NaN"
+
+
+def test_what_a_row_had_taken_when_it_failed_is_no_peak_of_it():
+    failed, ran = rows_of(row(status="oom_budget"), row("a"))
+    assert (failed["peak_bytes"], ran["peak_bytes"]) == (None, 100 * MIB)
 
 
 def test_a_spreadsheet_reads_a_line_for_each_row_and_no_formula():
@@ -238,6 +245,12 @@ def test_a_combination_is_a_waterfall_from_the_baseline_to_the_whole():
     assert "contributions-1" not in charts.of_rows(rows_of(row(), row("a", "b", peak=40 * MIB))), "no row between"
 
 
+def test_a_member_of_a_combination_may_come_twice():
+    spec = drawn(row(), row("a", peak=90 * MIB), row("a", "a", peak=70 * MIB), chart="contributions-1")
+    texts = {bar["step"]: bar["text"] for bar in marks(spec, "bar")}
+    assert texts == {"baseline": "100", "+ a": "-10", "+ a again": "-20", "all together": "70"}
+
+
 def test_a_bar_of_phases_is_as_long_as_the_peak():
     values = marks(drawn(row(), row("a", peak=50 * MIB), chart="phases-1"), "bar")
     sums = {name: sum(each["mib"] for each in values if each["strategy"] == name) for name in ("baseline", "a")}
@@ -384,6 +397,7 @@ def test_what_each_rank_holds_stands_beside_one_process():
     spec = drawn(row(), divided, chart="ranks-1")
     assert [value["mib"] for value in marks(spec, "point")] == [30.0, 40.0]
     assert spec["layer"][-1]["encoding"]["x"] == {"datum": 100.0}
+    assert "ranks-1" not in charts.of_rows(rows_of(row(status="oom_budget"), divided)), "its peak is not known"
 
 
 def test_pictures_are_files_whose_text_is_inert(tmp_path):
@@ -432,3 +446,33 @@ def test_the_command_writes_every_form(here, tmp_path):
     (tmp_path / "file").write_text("")
     status, _, errors = here(tmp_path, "report", losses, "--pictures", "file")
     assert status == 2 and "name another" in errors
+
+
+def test_every_figure_of_a_row_stands_under_its_own_name():
+    """No two of them are equal, so that none can stand for another."""
+    records = tuple(Record(times=Times(step_seconds=(1.0,), first_step_seconds=first)) for first in (3.0, 5.0, 4.5))
+    figures: dict[str, Any] = {
+        "peak_bytes": 11, "peak_ratio": 0.12, "memory": "less", "predicted_bytes": 16, "at_most_bytes": 17,
+        "at_most_coverage": 0.18, "residual_bytes": -5, "residual_ratio": -0.31, "floor_bytes": 19, "floor_ratio": 0.2,
+        "step_seconds": 2.5, "fetch_seconds": 0.22,
+    }  # fmt: skip
+    (exported,) = rows_of(row("a", records=records, native_bytes=(13, 14), native_ratio=0.15, **figures))
+    figures |= {"native_peak_bytes_low": 13, "native_peak_bytes_high": 14, "native_peak_ratio": 0.15}
+    figures |= {"first_step_seconds": 4.5, "tokens_per_second": 25.6, "budget_bytes": 1 << 30}
+    assert {name: exported[name] for name in figures} == figures
+
+
+def test_services_get_each_figure_in_the_unit_that_it_has_there():
+    speed = Speed(0.5, Interval(0.4, 0.6), "faster", 4, None, 0.02, 9)
+    figures = rows_of(row(peak=3 * MIB, seconds=0.5), row("a", peak=2 * MIB, seconds=0.25, speed=speed))
+    entries = json.loads(formats.benchmark_action(figures))
+    assert [(each["name"].rpartition(" / ")[2], each["value"], each["unit"]) for each in entries] == [
+        ("baseline: peak", 3.0, "MiB"),
+        ("baseline: step", 500.0, "ms"),
+        ("a: peak", 2.0, "MiB"),
+        ("a: step", 250.0, "ms"),
+    ]
+    assert (entries[-1]["range"], entries[-1]["extra"]) == ("± 50", "wins, answer bit_exact, commit c")
+    _, metrics = json.loads(formats.bencher(figures)).values()
+    assert metrics["peak-memory"] == {"value": 2 * MIB}
+    assert metrics["latency"] == pytest.approx({"value": 2.5e8, "lower_value": 2e8, "upper_value": 3e8})

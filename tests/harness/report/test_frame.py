@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.records import Case, Prediction, Record, Slot, Times, Trial
+from harness.records import Case, Fit, Heading, Memory, Prediction, Record, Slot, Times, Trial
 from harness.report import frame
 from harness.verbs.plan import PlanRow
 
@@ -68,3 +68,17 @@ def test_a_record_has_the_budget_of_its_case_and_the_figures_of_its_room() -> No
     rows = frame.of_records([timed, Record(case=case, trial=trial)])
     assert list(rows.budget_bytes) == [1 << 30] * 2
     assert (rows.at_point[1], rows.predicted_peak_bytes[1], rows.peak_bytes[1]) == ("oom_budget", 100, 120)
+
+
+def test_a_timed_record_has_its_steps_and_their_median() -> None:
+    timed = Record(slot=Slot(case="c", kind="time"), times=Times(step_seconds=(0.1, 0.9, 0.2)))
+    rows = frame.of_records([timed])
+    assert (rows.median_step_seconds[0], list(rows.step_seconds[0])) == (0.2, [0.1, 0.9, 0.2])
+
+
+def test_the_runs_of_a_search_are_rows_beside_what_it_gave() -> None:
+    case = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="x", tokenizer="bytes")
+    ran = Record(case=case, memory=Memory(peak_host_bytes=5))
+    limit = Record(case=case, limits=Fit(over="tokens", budget_bytes=9, passed=64))
+    rows = frame.of_records([Record(heading=Heading(title="the longest")), ran, limit])
+    assert (len(rows), rows["peak_host_bytes"][0], rows["passed"][1]) == (2, 5, 64)

@@ -43,10 +43,10 @@ def committed(reported: Any) -> Path:
 def row(**changes: Any) -> dict[str, Any]:
     given = {
         "suite": "mine", "comparison": "here", "workload": "decoder", "place": "torch/cpu", "strategy": "baseline",
-        "status": "ok", "verdict": "baseline", "answer": "bit_exact", "peak_bytes": 1 << 20, "peak_ratio": None,
-        "peak_phase": "loss", "memory": None, "native_peak_ratio": None, "predicted_bytes": 1 << 20, "floor_bytes": 1,
-        "host_bytes": None,
-        "at_most_bytes": None, "at_most_coverage": None, "residual_bytes": None, "residual_ratio": None,
+        "status": "ok", "verdict": "baseline", "answer": "bit_exact", "answer_reason": "", "peak_bytes": 1 << 20,
+        "peak_ratio": None, "peak_phase": "loss", "memory": None, "native_peak_ratio": None, "predicted_bytes": 1 << 20,
+        "floor_bytes": 1, "host_bytes": None, "at_most_bytes": None, "at_most_coverage": None,
+        "residual_bytes": None, "residual_ratio": None,
         "budget_bytes": None, "step_seconds": 1.0, "time_ratio": None, "time_ratio_low": None, "time_ratio_high": None,
         "rounds": None, "time": None, "composition": {}, "round_ratios": [], "ranks": 1, "rank_peaks": [],
         "flags": "", "notes": "", "reasons": "", "machine": "m", "commit": "c", "shape": {"tokens": 64},
@@ -118,6 +118,7 @@ class Small(NamedTuple):
     about: page.About
     asked: dict[str, Any]
     script: str
+    answers: dict[str, list[Answer]]
 
 
 class Shown(NamedTuple):
@@ -130,9 +131,15 @@ class Shown(NamedTuple):
 SMALL: list[Small] = []
 
 
-def small(rows: list[dict[str, Any]], script: str = "", about: page.About | None = None, **asked: Any) -> int:
+def small(
+    rows: list[dict[str, Any]],
+    script: str = "",
+    about: page.About | None = None,
+    answers: dict[str, list[Answer]] | None = None,
+    **asked: Any,
+) -> int:
     """Have a small page opened beside all others, and give it a number."""
-    SMALL.append(Small(rows, about or page.About(), asked, script))
+    SMALL.append(Small(rows, about or page.About(), asked, script, answers or {}))
     return len(SMALL) - 1
 
 
@@ -149,7 +156,7 @@ def opened(folder: Path) -> tuple[list[str], dict[int, Shown]]:
     """Open all small pages in one browser: to start it takes longer. Return its faults, and what it makes of them."""
     sources = {}
     for number, each in enumerate(SMALL):
-        text = page.html("mine", each.rows, {}, about=each.about)
+        text = page.html("mine", each.rows, each.answers, about=each.about)
         text = with_script(text, SHOW.format(number=number, script=each.script))
         (folder / f"{number}.html").write_text(text, encoding="utf-8")
         sources[f"{number}.html?{query(each.asked)}"] = 1280
@@ -264,7 +271,7 @@ DECIDED = small(
     [row(
         strategy="b + c", composition={"before the step": 1 << 20, "loss": 3 << 20}, round_ratios=[0.9, 1.0, 1.1],
         time_ratio=1.0, time_ratio_low=0.95, time_ratio_high=1.05, time="open", reasons="asked for 3 MiB more",
-        host_bytes=1042 << 20,
+        host_bytes=1042 << 20, answer_reason="the gradient of embed holds NaN",
     )],
     open="0",
 )  # fmt: skip
@@ -277,6 +284,7 @@ def test_a_row_opens_to_all_that_decided_it(shown: dict[int, Shown]) -> None:
     assert re.findall(r"width: ?([0-9.]+)%", more) == ["25", "75"]
     assert more.count("<circle") == 3 and "3 rounds" in more
     assert "asked for 3 MiB more" in more and "<dt>host MiB</dt><dd>1,042</dd>" in more
+    assert "<dt>answer</dt><dd>the gradient of embed holds NaN</dd>" in more
     assert "harness run mine --place torch/cpu -k 'b + c' --results again" in unescape(more)
 
 
@@ -583,3 +591,17 @@ def test_a_page_of_10_000_rows_opens_in_two_seconds(large: Path) -> None:
 
     seconds(small)
     assert seconds(large) - seconds(small) < 2.0
+
+
+PRINTED = small(
+    [row()],
+    """
+      dispatchEvent(new Event("beforeprint"));
+      return [...document.querySelectorAll("details.suite")].map(each => [each.id, each.open]);
+    """,
+    answers={"other": [Answer(Claim(id="A1", says="it is small", that="peak(baseline) > 0"), "verified", "1 MiB")]},
+)
+
+
+def test_suites_of_claims_and_limits_alone_are_printed_as_well(shown: dict[int, Shown]) -> None:
+    assert shown[PRINTED].read == [["mine", True], ["other", True]]

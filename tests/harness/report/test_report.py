@@ -1,20 +1,22 @@
 """Results of several machines or runs in one report: each comparison says which it is of; links to pictures."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.contract import plugins
-from harness.records import Applied, Case, Heading, Memory, Origin, Record, Slot, store
+from harness.records import Applied, Case, Heading, Memory, Origin, Prediction, Record, Slot, store
 from harness.records.case import Claim
-from harness.records.record import Fit, Verdict
+from harness.records.record import Fit, Trial, Verdict
 from harness.report import charts, page, results
 from harness.report.charts import PicturesError
 from harness.report.insert import InsertError
 from harness.report.report import Report
 from harness.report.results import Results
 
+Here = Callable[..., tuple[object, str, str]]
 LOADED = plugins.load()
 PLAIN = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="x", tokenizer="bytes")
 CASES = (PLAIN, PLAIN.model_copy(update={"strategies": (Applied(name="checkpoint"),)}))
@@ -166,3 +168,52 @@ def test_the_name_of_a_suite_is_the_same_in_every_form(tmp_path: Path) -> None:
     path.write_bytes(store.encoded(Record(origin=Origin(suite="a\r\x1bb"))))
     (named,) = results.read([path], print)
     assert named.suite == "a  b"
+
+
+def test_a_page_says_what_is_to_be_known_of_all_rows_of_a_comparison() -> None:
+    heading, baseline, checkpoint = run("m").records
+    case = PLAIN.model_copy(update={"strategies": (Applied(name="nothing"),)})
+    memory = baseline.memory.model_copy(update={"peak_host_bytes": 110 << 20})
+    slot = Slot(case=case.digest(), kind="memory")
+    control = baseline.model_copy(update={"slot": slot, "case": case, "memory": memory})
+    whole = Report((Results("mine", "mine", (heading, baseline, control, checkpoint)),), LOADED)
+    (answer,) = whole._about().answers.values()
+    assert "The control nothing differs from the baseline by 10.0 MiB: only twice as much counts here." in answer
+
+
+def test_a_suite_of_many_commits_names_them_on_the_page() -> None:
+    about = Report(tuple(run("m", day) for day in range(1, 6)), LOADED)._about()
+    assert "at commit c1 and c2 and c3 and c4 and c5, on" in about.origins["mine"]
+    assert "at 5 commits, which stand at each suite, on" in about.origin
+
+
+def stored(folder: Path, *records: Record) -> str:
+    """Write records into a results file; return its name."""
+    for each in records:
+        store.append(folder / "r.jsonl", each)
+    return "r.jsonl"
+
+
+def test_where_there_is_nothing_to_draw_it_is_said(here: Here, tmp_path: Path) -> None:
+    file = stored(tmp_path, *run("m").records)
+    status, text, errors = here(tmp_path, "report", file, "--pictures", "pictures")
+    assert (status, text) == (0, "") and "nothing to draw: a picture needs two timed rows" in errors
+
+
+def test_a_page_of_tried_limits_alone_is_refused(here: Here, tmp_path: Path) -> None:
+    trial = Trial(predicted_peak_bytes=1 << 20, at_point="ok", peak_bytes=1 << 20)
+    file = stored(tmp_path, Record(case=PLAIN, origin=origin("m"), trial=trial))
+    status, _, errors = here(tmp_path, "report", file, "--page", "page.html")
+    assert status == 2 and "a page has no room for advice and tried limits: print" in errors
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_run_that_was_interrupted_before_it_measured_is_no_advice() -> None:
+    begun = Record(
+        slot=Slot(case=PLAIN.digest(), kind="predict"),
+        case=PLAIN,
+        origin=origin("m").model_copy(update={"plan": "p", "run_id": "r"}),
+        prediction=Prediction(predicted_peak_bytes=77 << 20),
+    )
+    text = Report((Results("mine", "mine", (begun,)),), LOADED).markdown()
+    assert "Untested: its cases were not run yet." in text and "77.0" in text

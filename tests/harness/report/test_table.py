@@ -220,6 +220,7 @@ def speed(word: str, more_rounds: "int | None" = None, rounds: int = 4, inferred
     ("seen", "shown"),
     [
         (speed("open", 12), "1.04 x (0.97-1.10), open: about 12 more rounds"),
+        (speed("open", 1), "1.04 x (0.97-1.10), open: about 1 more round"),
         (speed("open"), "1.04 x (0.97-1.10), open"),
         (speed("within 5 %", 7), "1.04 x (0.97-1.10), within 5 %"),
         (speed("at most 5 % slower"), "1.04 x (0.97-1.10), at most 5 % slower"),
@@ -422,3 +423,9 @@ def test_where_others_of_the_suite_are_of_another_machine_tables_and_claims_name
     assert "\n\nMeasured on m.\n\n" in text and "## Claims, measured on m\n" in text
     alone = markdown([table], LOADED, answers=[answer])
     assert "## Claims\n" in alone and "Measured on" not in alone
+
+
+def test_what_the_only_measured_row_noted_is_not_said_of_all() -> None:
+    out = replace(BASELINE, status="oom_budget", verdict="fails", speed=None)
+    text = text_of(out, row("checkpoint", notes=("chose 9 of 12",), flags=("file_backed",)))
+    assert "- checkpoint: chose 9 of 12; flags: file_backed" in text and "- all: " not in text

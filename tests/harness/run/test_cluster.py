@@ -640,3 +640,18 @@ def test_answers_that_cannot_be_stored_are_no_error(tmp_path: Path) -> None:
     answers = cluster_worker._Answers(tmp_path / "cache", "run")
     answers.write({Slot(case="a", kind="numerics"): Summary("ok")})
     assert answers.read() == {}
+
+
+@pytest.mark.parametrize(("fresh", "words"), [(False, "the same command resumes"), (True, "without --fresh resumes")])
+def test_a_run_that_cannot_go_on_says_which_command_resumes_it(place: Place, fresh: bool, words: str) -> None:
+    class Client:
+        def scheduler_info(self, n_workers: int = 5) -> dict[str, Any]:
+            return {"workers": {}}
+
+    loaded = plugins.load()
+    there = Schedule(reader.read(place.folder / "small.yaml", loaded), loaded, 1, elsewhere=True)
+    options = Options(place.folder, fresh=fresh)
+    fan_out = FanOut("tcp://host", Client(), there, options, Progress(), "run", place.folder / "r", {})
+    fan_out.tasks[0] = None
+    with pytest.raises(cluster_worker.ClusterError, match=f"{words}$"):
+        fan_out.refuse_without_workers()

@@ -74,3 +74,13 @@ def test_every_file_of_a_folder_and_the_labels_of_frames_count(tmp_path: Path) -
     np.save(tmp_path / "recording.labels.npy", np.ones(4, np.int32))
     after = [digests.of_corpus(name, tmp_path) for name in ("texts", "recording.npy")]
     assert all(one != other for one, other in zip(before, after, strict=True))
+
+
+def test_a_file_whose_name_is_of_an_older_encoding_counts_like_any_other(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    path = folder / os.fsdecode(b"caf\xe9.txt")
+    path.write_text("one")
+    before = digests.of_corpus("texts", tmp_path), digests.of_files([path])
+    path.write_text("other")
+    assert {digests.of_corpus("texts", tmp_path), digests.of_files([path])}.isdisjoint(before)

@@ -180,3 +180,34 @@ def test_a_file_system_without_locks_is_refused_in_a_sentence(tmp_path: Path, mo
     for lock, option in ((locks.measuring(tmp_path / "results", ()), "--results"), (locks.in_turn((), int), "TMPDIR")):
         with pytest.raises(StoreError, match=rf"No locks available\): name another folder with {option}$"), lock:
             pytest.fail("measured without a lock")
+
+
+def test_a_machine_on_which_nothing_can_be_written_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gettempdir() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(locks.tempfile, "gettempdir", gettempdir)
+    (tmp_path / "file").touch()
+    for lock, option in (
+        (locks.measuring(tmp_path / "file" / "suite", ()), "--results"),
+        (locks.in_turn((), int), "TMPDIR"),
+    ):
+        with pytest.raises(StoreError, match=rf"cannot be written .*{option}$"), lock:
+            pytest.fail("measured without a lock")
+
+
+def test_a_folder_in_which_no_lock_file_may_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by its rights, which root passes over."""
+    opened = os.open
+
+    def refusing(path: Path, flags: int, *rest: int) -> int:
+        if flags & os.O_CREAT and path == tmp_path / ".lock":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, flags, *rest)
+
+    monkeypatch.setattr(locks.os, "open", refusing)
+    sentence = r"results cannot be written to '.*' \(Permission denied\): name another folder with --results$"
+    with pytest.raises(StoreError, match=sentence), locks.measuring(tmp_path, ()):
+        pytest.fail("locked without rights")

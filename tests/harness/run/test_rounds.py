@@ -253,3 +253,12 @@ def test_what_is_remembered_of_a_record():
     assert lives == [2, 2.5, 0.0, 0.0]
     both = Record(origin=Origin(worker_seconds=3.0), evidence={"seconds": 2.0})
     assert Summary.of(both).worker_seconds == 3.0
+
+
+def test_of_a_timed_process_all_its_steps_are_remembered_and_of_memory_the_upper_bound_of_its_children():
+    timed, pilot = (
+        Record(slot=Slot(case="c", kind=kind), times=Times(step_seconds=(1.0, 3.0, 9.0))) for kind in ("time", "pilot")
+    )
+    assert (Summary.of(timed).timed_seconds, Summary.of(pilot).timed_seconds) == (13.0, 0.0)
+    memory = Record(slot=Slot(case="c", kind="memory"), child_peak_bytes=2, child_peak_bound_bytes=3)
+    assert Summary.of(memory).children_bytes == 3

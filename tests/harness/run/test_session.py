@@ -793,3 +793,38 @@ def test_an_interruption_between_two_predictions_ends_what_predicts_the_others(m
     with pytest.raises(KeyboardInterrupt) as interruption:
         going_on.measure()
     assert ended and interruption.tb is not None, "though the frames of the loop are there still"
+
+
+# What a process needs, and how long it keeps others waiting
+
+
+def test_a_timed_process_needs_room_for_all_its_ranks_and_its_children(measuring):
+    going_on = measuring(Workers())
+    case = going_on.plan.cases[0].model_copy(update={"ranks": 2})
+    slot = Slot(case=going_on.schedule.digest(case), kind="memory")
+    going_on.latest[slot] = Summary("ok", peak_bytes=100 * MIB, children_bytes=30 * MIB)
+    assert going_on.rounds.room(case) == rounds.OF_A_PROCESS + 230 * MIB
+
+
+@pytest.mark.parametrize(("turning", "seconds"), [(True, 3.0), (False, 8.0)])
+def test_a_process_that_takes_turns_keeps_others_waiting_for_its_steps_and_another_for_its_life(
+    measuring, monkeypatch, turning, seconds
+):
+    going_on = measuring(Workers())
+    monkeypatch.setattr(rounds.Rounds, "takes_turns", lambda self, case: turning)
+    case = going_on.plan.cases[0]
+    for number, (timed, life) in enumerate(((2.0, 7.0), (3.0, 8.0), (30.0, 80.0))):
+        slot = Slot(case=going_on.schedule.digest(case), kind="time", round=number)
+        going_on.latest[slot] = Summary("ok", seconds=1.0, timed_seconds=timed, worker_seconds=life)
+    assert going_on.rounds.share_of_block(case) == seconds
+
+
+def test_ranks_share_the_memory_of_the_host_and_have_a_gpu_each(measuring):
+    case, needs_100 = measuring(Workers()).plan.cases[0], Summary("ok", need_bytes=100)
+
+    def need(**changes):
+        refused = session.guarded(case.model_copy(update=changes), needs_100, Options(Path("results"), max_bytes=1))
+        return refused.evidence["need_bytes"]
+
+    assert (need(), need(ranks=2), need(ranks=2, place=Place("torch", "cuda"))) == (100, 200, 100)
+    assert (need(budget_bytes=40), need(budget_bytes=40, ranks=2), need(budget_bytes=400)) == (40, 80, 100)

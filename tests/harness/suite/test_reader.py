@@ -187,6 +187,8 @@ def test_a_former_name_stands_for_the_strategy(plan_of: Any, refusal_of: Any) ->
     plan = plan_of("places: [torch/cpu]\nstrategies:\n  - turnable\n  - turnable: {decay: 2}")
     assert [case.label for case in plan.cases][-2:] == ["knobby", "knobby(decay=2.0)"]
     assert "'knobby' is listed twice" in refusal_of("places: [torch/cpu]\nstrategies: [knobby, turnable]")
+    claims = plan_of('strategies: [turnable]\nclaims: [{id: A, says: s, that: "loss(turnable) > 1"}]').suite.claims
+    assert [claim.that for claim in claims] == ["loss(knobby) > 1"]
 
 
 def test_the_control_joins_where_there_can_be_speed_verdicts(plan_of: Any) -> None:
@@ -225,6 +227,12 @@ MISTAKES = {
         "shape: {tokens: 64}\neach:\n- {preset: tiny}\n- {preset: small}",
         1,
         "`each`",
+        "put these sizes into the entries",
+    ),
+    "sizes at a place that presets replace": (
+        'at:\n  "torch/*": {budget_gib: 1}\n  "*/cpu": {tokens: 64, budget_gib: 1}\neach:\n- {preset: tiny}',
+        3,
+        "at.*/cpu",
         "put these sizes into the entries",
     ),
     "misspelt place": ("places:\n- torch/cpu\n- torch/cdua", 3, "'torch/cdua'", "did you mean 'torch/cuda'?"),

@@ -402,3 +402,30 @@ def test_runs_without_a_figure_are_refused_as_such(limits, compared, tmp_path):
     refused = compared(str(path), str(path))
     assert refused.returncode == 2 and "have no figure to compare: measure the suite" in refused.stderr
     assert "in common" not in refused.stderr
+
+
+def test_a_figure_stands_before_and_after_in_that_order():
+    old, new = ([Comparison(case(), (each,))] for each in (row(), row(peak=150 * MIB)))
+    lines = [line for line in changed.text(compare(old, new), []).splitlines() if line.startswith("|")]
+    names, _, cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert names == ["case", "figure", "before", "after", "change", "verdict"]
+    assert cells == ["baseline", "peak", "100 MiB", "150 MiB", "1.50 x", "worse"]
+
+
+def test_a_case_that_two_other_machines_have_is_neither_missing_nor_new():
+    old = of(row(), machine="c")
+    first = of(row(peak=150 * MIB), machine="a", utc="2026-01-01T00:00:00+00:00")
+    newest = of(row(peak=120 * MIB), machine="b", utc="2026-01-02T00:00:00+00:00")
+    for after in ((first, newest), (newest, first)):
+        changes = compare([Comparison(old.case, (old,))], [Comparison(each.case, (each,)) for each in after])
+        assert {change.figure for change in changes} == {"answer", "peak", "time"}
+        assert [change.ratio for change in changes if change.figure == "peak"] == [1.2], "that of the newest"
+    beside = compare([Comparison(old.case, (old,))], [Comparison(each.case, (each,)) for each in (old, newest)])
+    assert {change.figure: change.verdict for change in beside} == dict.fromkeys(("answer", "peak", "time"), "same")
+
+
+def test_a_row_whose_run_did_not_time_its_baselines_is_not_taken_for_one():
+    for old, new in ((timed(1.1), timed(1.1, seconds=1.6)), (timed(1.1, seconds=1.6), timed(1.1))):
+        changes = compare([Comparison(old.case, (old,))], [Comparison(new.case, (replace(new, speed=None),))])
+        (time,) = (each for each in changes if each.figure == "time")
+        assert (time.verdict, time.reason) == ("unresolved", "one of the runs has no time of its baselines")

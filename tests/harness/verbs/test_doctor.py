@@ -6,6 +6,8 @@ import random
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 from typer.testing import CliRunner
@@ -157,8 +159,8 @@ def test_equal_cases_are_rarely_called_different(monkeypatch):
     [
         ("open", "0.85 x (0.63-1.30), open: this machine is too noisy to say"),
         ("at most 5 % slower", "open: this machine"),
-        ("slower", "NOT equal"),
-        ("faster", "NOT equal"),
+        ("slower", "NOT equal, which chance alone shows in 1 of 20 checkups"),
+        ("faster", "NOT equal, which chance alone shows in 1 of 20 checkups"),
         ("within 5 %", "equal within 5 %"),
     ],
 )
@@ -238,3 +240,81 @@ def test_an_option_without_a_use_is_refused(monkeypatch, words, told):
 
 def test_the_help_names_the_status():
     assert "Ends with status 0; with 1 where" in CliRunner().invoke(commands.app, ["doctor", "--help"]).output
+
+
+# What would spoil figures
+
+
+class Ticks(NamedTuple):
+    """The time of a processor, of which other machines took a part."""
+
+    user: float
+    steal: float
+
+
+@pytest.mark.parametrize(
+    ("check", "seen", "said"),
+    [
+        ("_load", 2.0, ""),
+        ("_load", 2.1, "the load is 2.1 on 4 CPUs, so times will scatter"),
+        ("_steal", 10.0, ""),
+        ("_steal", 20.0, "other machines took 2.0% of the processor's time since the start"),
+        ("_governor", None, ""),
+        ("_governor", "performance", ""),
+        ("_governor", "powersave", "the frequency governor is 'powersave', so clocks change during a run"),
+        ("_huge_pages", "madvise", ""),
+        ("_huge_pages", "always", "transparent huge pages are 'always', so sparse writes cost whole 2 MiB pages"),
+        ("_swap", (64 << 20) - 1, ""),
+        ("_swap", 64 << 20, "64 MiB are swapped out, and swapped pages are not in a peak"),
+    ],
+)
+def test_what_spoils_figures_is_named_where_it_is_so(monkeypatch, check, seen, said):
+    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (seen, 9.0, 9.0))
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(doctor.psutil, "cpu_times", lambda: Ticks(1000.0 - seen, seen))
+    monkeypatch.setattr(doctor.psutil, "swap_memory", lambda: SimpleNamespace(used=seen))
+    monkeypatch.setattr(doctor.facts, "facts", lambda: {"governor": seen, "huge_pages": seen})
+    function = getattr(doctor, check)
+    assert function in doctor.CHECKS
+    assert [fault.what for fault in function()] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(("boost", "shown"), [("1\n", True), ("0\n", False)])
+def test_turbo_of_another_driver_is_on_where_it_says_1(monkeypatch, boost, shown):
+    def read(path):
+        if not str(path).endswith("/cpufreq/boost"):
+            raise FileNotFoundError
+        return boost
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert bool(doctor._turbo()) is shown
+
+
+@pytest.mark.parametrize(("libc", "shown"), [("glibc 2.39", False), ("musl 1.2", True), ("", True)])
+def test_an_allocator_that_is_set_or_cannot_be_pinned_is_named(monkeypatch, libc, shown):
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    monkeypatch.setattr(doctor.facts, "facts", lambda: {"libc": libc})
+    faults = [fault.what for fault in doctor._allocator()]
+    assert "MALLOC_ARENA_MAX is set here; workers do not inherit it" in faults
+    assert ("the C library is not glibc, so its allocator cannot be pinned" in faults) is shown
+
+
+def test_a_peak_that_cannot_be_reset_is_named(monkeypatch):
+    def refuse():
+        raise PermissionError
+
+    monkeypatch.setattr(doctor.memory, "reset_peak", refuse)
+    (fault,) = doctor._peak_reset()
+    assert fault.what == "/proc/self/clear_refs cannot be written, so no host peak can be measured"
+
+
+@pytest.mark.parametrize(("off", "good"), [(671_088, True), (-671_088, True), (671_089, False), (-671_089, False)])
+def test_a_meter_is_good_within_a_hundredth_of_64_mib_on_either_side(off, good):
+    assert checkups.Calibration("torch", 64 << 20, (64 << 20) + off).good is good
+
+
+def test_the_largest_error_of_a_meter_is_kept_with_its_sign(tmp_path):
+    seen = {"torch": 65, "jax": 59, "cuda": None}
+    calibrations = tuple(checkups.Calibration(way, 64, size) for way, size in seen.items())
+    checkups.keep(Checkup("now", "m", calibrations, None, ()), tmp_path)
+    assert checkups.latest(tmp_path)["calibration_error_bytes"] == -5

@@ -249,6 +249,7 @@ def test_what_to_run_next():
     assert following(1000, 1300) == rounded(1150)
     assert following(1000, 1050) is None
     assert following(None, 1) is None
+    assert [following(None, failed) for failed in (2, 3, 10, 20)] == [1, 2, 9, 19], "none that failed already"
 
 
 def test_each_row_is_searched_once_from_its_least_value_without_the_control(tmp_path):
@@ -662,3 +663,38 @@ def test_a_width_that_need_not_divide_is_searched(tmp_path, monkeypatch):
     text = SUITE.replace("heads: 2", "heads: 2, head_width: 16")
     rows = Search(plan(tmp_path, text), LOADED, (), "width", tmp_path).predicted(567_000)
     assert {560 <= row.fits[0] <= 567 for row in rows} == {True}
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(15.0, True), (15.1, False)])
+def test_a_row_is_run_where_all_its_steps_fit_the_time_that_the_suite_allows(tmp_path, monkeypatch, seconds, runs):
+    search = Search(plan(tmp_path, SUITE + "timeout_seconds: 60\nmemory_steps: 4\n"), LOADED, (), "tokens", tmp_path)
+    ran = []
+    monkeypatch.setattr(search, "measured", lambda case: ran.append(case) or Record(case=case, status="oom_budget"))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10 << 30))
+    best = PlanRow(CASE, 1000, "", None, None, seconds)
+    bracket = Bracket(CASE.model_copy(update={"budget_bytes": 2000}), 64, fits=(128, 1000), best=best)
+    search.confirmed(bracket, limit_of(bracket, "tokens"), lambda run: None)
+    assert bool(ran) is runs
+
+
+def test_a_row_of_limits_says_what_passed_and_what_failed_and_how():
+    ran = {"passed": 1024, "failed": 1280, "how": "oom_budget", "runs": 3}
+    limit = Fit(
+        over="tokens",
+        budget_bytes=1 << 30,
+        predicted=1000,
+        predicted_peak_bytes=200 << 20,
+        at_most_bytes=300 << 20,
+        **ran,
+    )
+    (table,) = limits([Record(case=CASE, limits=limit)])
+    assert dict(zip(table.headers, table.rows[0], strict=True)) == {
+        "strategy": "baseline",
+        "predicted": "1,000",
+        "predicted MiB": "200",
+        "at most": "300",
+        "passed": "1,024",
+        "failed": "1,280 (oom_budget)",
+        "of baseline": "",
+        "runs": "3",
+    }

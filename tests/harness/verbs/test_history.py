@@ -300,3 +300,32 @@ def test_the_command_reads_all_files_of_a_folder(tmp_path: Path) -> None:
 def test_another_order_is_refused(by: str, here: Callable[..., tuple[object, str, str]], tmp_path: Path) -> None:
     status, _, errors = here(tmp_path, "history", ".", "--by", by)
     assert status == 2 and "--by" in errors, "and not because there are no results"
+
+
+@pytest.mark.usefixtures("pictures")
+def test_what_a_row_had_taken_when_it_failed_is_no_peak_of_it() -> None:
+    draw = random.Random(3)
+    failed = [
+        each.model_copy(update={"status": "oom_budget"})
+        if each.slot and each.slot.kind == "memory" and each.case == CASES[LAST]
+        else each
+        for each in recorded(draw, 1)
+    ]
+    histories = series([run_of(recorded(draw, 0)), run_of(failed)])
+    (row,) = (each for each in histories if each.case.label == "fused_loss")
+    assert [(point.status, bool(point.peak_bytes)) for point in row.points] == [("ok", True), ("oom_budget", False)]
+    values = commits([row], "mine").to_dict()["layer"][1]["data"]["values"]
+    assert [value["run"] for value in values] == ["1 c000"]
+
+
+def test_a_row_that_nobody_has_and_a_picture_of_nothing_are_said(
+    here: Callable[..., tuple[object, str, str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "results" / "mine" / "m"
+    folder.mkdir(parents=True)
+    (folder / "1.jsonl").write_bytes(b"".join(map(store.encoded, recorded(random.Random(3), 0))))
+    status, shown, errors = here(tmp_path, "history", "results", "-k", "fusd")
+    assert (status, shown) == (2, "") and "no row in 'results' has a name that contains 'fusd': leave out -k" in errors
+    status, shown, errors = here(tmp_path, "history", "results", "--pictures", "pictures")
+    assert status == 0 and "4 rows, 0 of them in more than one run" in shown
+    assert "nothing to draw" in errors and not (tmp_path / "pictures").exists()

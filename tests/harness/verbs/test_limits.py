@@ -206,3 +206,18 @@ def test_the_report_counts_the_dead_and_averages_what_was_left() -> None:
     slack = "What cases of 100 MiB or more take at most was 11.6% above their peak on average."
     assert slack in shown, "the small one has a constant as its slack"
     assert "oom_budget" in shown and "7.3%" in shown
+
+
+def test_a_row_of_trials_says_how_it_ended_within_which_limit() -> None:
+    (trial,) = tried([row("over", 200 * MIB, 220 * MIB)], over=205 * MIB)
+    lines = [line for line in text([Record(case=CASE, trial=trial)]).splitlines() if line.startswith("|")]
+    names, _, cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert dict(zip(names, cells, strict=True)) == {
+        "strategy": "baseline",
+        "peak MiB": "205",
+        "predicted MiB": "200",
+        "within it": "oom_budget",
+        "at most": "220",
+        "within that": "ok",
+        "slack": "7.3%",
+    }

@@ -625,3 +625,31 @@ def test_predictions_that_are_kept_hide_no_results(path: Path, tmp_path: Path) -
     store.append(measured, Record(slot=Slot(case="c", kind="memory"), case=advice[0].case))
     assert saved(advice, plan(path), LOADED, results).parent == results / "small_advice" / facts.name()
     assert measured in store.newest(results)
+
+
+def test_saved_advice_says_for_which_card_it_was_predicted(path: Path, tmp_path: Path) -> None:
+    (case, *_) = plan(path).cases
+    rows = tuple(PlanRow(case, 1, "", None, None, None, supposed=note) for note in ("predicted for one GPU", ""))
+    records = store.read(saved([Advice(case, rows, (), (), None)], plan(path), LOADED, tmp_path))[0]
+    assert [record.notes for record in records[1:]] == [{"gpu": "predicted for one GPU"}, {}]
+
+
+def test_ratios_of_a_plan_are_to_its_baseline_and_what_saves_most_comes_first() -> None:
+    def row(name: str, peak_mib: int, seconds: float, limit_mib: int) -> PlanRow:
+        limit = limit_mib << 20
+        return PlanRow(case(*filter(None, [name])), peak_mib << 20, "", 50 << 20, limit, seconds, timed=1.0)
+
+    def rows(limit_mib: int) -> list[PlanRow]:
+        sizes = (("", 200, 2.0), ("fused_loss", 150, 1.8), ("checkpoint", 100, 2.5), ("adam_mini", 210, 2.0))
+        return [row(*each, limit_mib) for each in sizes]
+
+    lines = [line for line in table(rows(205)).splitlines() if line.startswith("|")]
+    _, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells == [
+        ["baseline", "200", "", "", "4.0", "", "", "yes"],
+        ["`fused_loss`", "150", "", "", "3.0", "0.75 x", "0.90 x", "yes"],
+        ["`checkpoint`", "100", "", "", "2.0", "0.50 x", "1.25 x", "yes"],
+        ["`adam_mini`", "210", "", "", "4.2", "1.05 x", "1.00 x", "NO"],
+    ]
+    effects = "In order of effect: checkpoint saves 100 MiB, fused_loss saves 50 MiB."
+    assert effects in table(rows(90)) and "In order of effect" not in table(rows(205))

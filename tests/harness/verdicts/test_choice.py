@@ -143,3 +143,19 @@ def test_a_default_counts_as_no_setting_where_strategies_are_known(every: int, s
     case = row(*applied, peak=500).case
     assert plainness(case, known) == (2, settings + 1)
     assert plainness(case, {}) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("speed", "due"),
+    [
+        (Speed(1.07, Interval(1.05, 1.09), "slower", 4, None, 0.01, 9), "lean"),
+        (Speed(1.07, Interval(1.04, 1.10), "slower", 4, None, 0.01, 9), "fast"),
+        (Speed(1.0, Interval(1.0, 1.0), "open", 1), "fast"),
+        (None, "fast"),
+    ],
+    ids=["less than a tenth", "a tenth", "one round", "not timed"],
+)
+def test_the_leanest_is_preferred_where_it_surely_takes_less_than_a_tenth_longer(
+    speed: "Speed | None", due: str
+) -> None:
+    assert chosen(row("lean", peak=300, speed=speed), row("fast", peak=500)) == (due, None)

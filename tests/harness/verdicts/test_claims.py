@@ -13,7 +13,7 @@ from harness.contract.place import Place
 from harness.records import Applied, Case, Claim, Fit, Heading, Memory, Phase, Prediction, Record, Slot, Times
 from harness.verbs.fit import refusal
 from harness.verdicts import figures
-from harness.verdicts.claims import answer, answerable, answered, near, refuse
+from harness.verdicts.claims import answer, answerable, answered, asked, near, refuse
 from harness.verdicts.expressions import ClaimError, Figure, parsed
 from harness.verdicts.judge import Comparison, Row, judge, searched
 from harness.verdicts.remarks import WITHHELD
@@ -133,6 +133,10 @@ def verdict(that, tables=TABLES, **where):
         ("peak(checkpoint) < 49 * 1048576", "refuted"),
         ("peak(checkpoint) > 51 * 1048576", "refuted"),
         ("peak(no_such) < 1", "untested"),
+        ("peak(no_such) < 1 and peak(checkpoint) < 49 * 1048576", "refuted"),
+        ("peak(checkpoint) < 49 * 1048576 and peak(no_such) < 1", "refuted"),
+        ("peak(checkpoint) <= 51 * 1048576 and peak(no_such) < 1", "untested"),
+        ("peak(checkpoint) < 51 * 1048576 and peak(no_such) < 1", "untested"),
         ("noted(checkpoint, figure='nothing') < 1", "untested"),
         ("1 / (peak(checkpoint) - peak(checkpoint)) < 1", "inconclusive"),
         ("1 / (size(checkpoint, of='layers') - 2) < 1", "untested"),
@@ -908,3 +912,154 @@ def test_a_claim_on_a_row_of_which_no_process_finished_says_why():
     some = [table(*others, late(row("checkpoint"), 2))]
     assert verdict("seconds(checkpoint) < 2 * seconds(fused_loss)", some).verdict == "verified"
     assert verdict("prepare_seconds(checkpoint) < 2", some).reason == "checkpoint was not timed"
+
+
+# Several comparisons, and figures whose intervals are known
+
+
+@pytest.mark.parametrize(
+    ("that", "due", "counted"),
+    [
+        ("peak(checkpoint) <= 200 * 1048576", "inconclusive", "1 of 2 comparisons verified, 1 inconclusive"),
+        ("peak(checkpoint) > 200 * 1048576", "refuted", "0 of 2 comparisons verified, 1 refuted, 1 inconclusive"),
+        ("peak(nothing) <= 200 * 1048576", "verified", "1 of 2 comparisons verified, 1 untested"),
+        ("peak(nothing) > 200 * 1048576", "refuted", "0 of 2 comparisons verified, 1 refuted, 1 untested"),
+    ],
+)
+def test_of_several_comparisons_what_is_refuted_counts_before_doubt_and_doubt_before_agreement(that, due, counted):
+    said = verdict(that)
+    assert (said.verdict, said.reason.rpartition(" (")[2]) == (due, f"{counted})")
+
+
+def test_what_is_decided_leaves_its_share_of_the_error_to_the_others():
+    """Student's t of two degrees is 4.30 at 5 %, and 6.21 at half of that: what took 1 s may take 1.28 s, or 1.43 s."""
+    wide, sure = (math.exp(-0.1), 1.0, math.exp(0.1)), (0.5, 0.5, 0.5)
+    that = "seconds(baseline) < 1.33"
+    assert verdict(that, [table(row(times=wide))]).verdict == "verified"
+    assert verdict(that, [table(row(times=wide, tokens=tokens)) for tokens in (1, 2)]).verdict == "inconclusive"
+    shared = verdict(that, [table(row(times=each, tokens=tokens)) for tokens, each in ((1, wide), (2, sure))])
+    assert shared.verdict == "verified" and shared.reason.endswith(" (2 of 2 comparisons verified)")
+
+
+@pytest.mark.parametrize(("figure", "mib"), [("file_bytes", 7), ("anonymous_bytes", 3), ("held", 20), ("peak", 30)])
+def test_each_figure_of_a_phase_is_its_own(figure, mib):
+    sizes = {"entry": 0, "peak": 30, "exit": 20, "anon": 3, "file": 7}
+    phase = Phase(name="source", **{f"{name}_bytes": size * MIB for name, size in sizes.items()})
+    tables = [table(row(records=(Record(memory=Memory(phases=(phase,))),)))]
+    said = verdict(f"{figure}(baseline, phase='source') == {mib} * 1048576", tables)
+    assert (said.verdict, said.reason) == ("verified", f"{mib} MiB")
+
+
+def test_nine_of_ten_residuals_lie_between_the_usual_ones_and_so_does_0():
+    def usual(*ratios):
+        return figures.usual_residuals([Row(case_of(), "ok", residual_ratio=each) for each in ratios], case_of())
+
+    assert usual(*(at / 100 for at in range(-20, 21, 2))) == pytest.approx((-0.18, 0.18))
+    assert usual(*[-0.3] * 20) == pytest.approx((-0.3, 0.0))
+    assert usual(*[-0.3] * 19) == figures.USUAL_RESIDUALS, "too few to say"
+
+
+@pytest.mark.parametrize(
+    ("that", "due"),
+    [
+        ("residual(baseline) <= 0.1", "inconclusive"),
+        ("residual(baseline) <= 0.111", "verified"),
+        ("residual(baseline) >= 0.089", "verified"),
+        ("residual(baseline) < 0.089", "refuted"),
+    ],
+)
+def test_a_residual_is_in_doubt_by_what_the_meter_resolves(that, due):
+    tables = [table(row(predicted_bytes=100 * MIB, residual_ratio=0.1))]
+    assert verdict(that, tables).verdict == due
+
+
+@pytest.mark.parametrize(
+    ("that", "reason"),
+    [
+        ("loss(checkpoint) / loss(baseline) <= 0.4999", "0.5, not at most 0.4999"),
+        ("0.5001 <= loss(checkpoint) / loss(baseline) <= 0.6", "0.5, outside 0.5001 to 0.6"),
+        ("loss(checkpoint) / loss(baseline) < 0.5001", "0.5, below 0.5001"),
+        ("loss(checkpoint) / loss(baseline) <= 0.5001", "0.5, at most 0.5"),
+        ("loss(checkpoint) == 2.5001", "2.5, not equal to 2.5001"),
+        ("parameters(baseline) < 3000000.5", "3,000,000, below 3,000,000.5"),
+        ("parameters(baseline) > 999.7", "3,000,000, above 1,000"),
+        ("peak(checkpoint) < 1048157000", "50 MiB, below 1,000 MiB"),
+        ("seconds(baseline) < 2000", "1 s, below 2,000 s"),
+    ],
+)
+def test_a_figure_has_the_digits_that_show_what_was_decided(that, reason):
+    known = row(prediction=Record(prediction=Prediction(parameters=3_000_000)))
+    assert verdict(that, [table(known, row("nothing"), row("checkpoint", peak=50 * MIB))]).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("word", "other", "due"),
+    [
+        ("saves", "saves", "verified"),
+        ("saves", "wins", "inconclusive"),
+        ("saves", "trades", "inconclusive"),
+        ("saves", "loses", "refuted"),
+        ("costs", "loses", "inconclusive"),
+        ("costs", "wins", "refuted"),
+    ],
+)
+def test_a_verdict_that_more_rounds_may_change_refutes_none_that_it_may_become(word, other, due):
+    said = verdict(f"verdict(tied) == '{other}'", [table(row(), row("tied", verdict=word))])
+    assert said.verdict == due
+    if due == "inconclusive":
+        assert said.reason == f"{word}, to be equal to {other}: undecided, its time was not measured in enough rounds"
+
+
+@pytest.mark.parametrize("flag", WITHHELD)
+def test_what_rests_on_the_memory_of_a_process_that_cannot_be_relied_on_decides_nothing(flag):
+    case = case_of("checkpoint")
+    forecast = Prediction(predicted_peak_bytes=50 * MIB)
+    doubtful = [record.model_copy(update={"flags": (flag,)}) for record in runs_of("checkpoint", 50 * MIB)]
+    predicted = Record(slot=Slot(case=case.digest(), kind="predict"), case=case, prediction=forecast)
+    tables = judge([*runs_of("", 200 * MIB), predicted, *doubtful])
+    for figure in ("residual(checkpoint)", "stage(checkpoint, of='forward')", "kind(checkpoint, of='logits')"):
+        said = verdict(f"{figure} <= 50 * 1048576", tables)
+        if flag == "child_processes":
+            assert said.verdict == "verified", "that of the process alone is known"
+        else:
+            assert (said.verdict, said.reason) == ("untested", f"checkpoint: {WITHHELD[flag]}")
+    assert verdict("kind(checkpoint, of='parameters') == 1048576", tables).verdict == "verified"
+
+
+@pytest.mark.parametrize("gib", [0.1, 1.1, 8])
+def test_a_budget_that_is_no_whole_number_of_bytes_is_found_as_its_suite_names_it(gib):
+    tables = [table(row(budget=round(each * 2**30))) for each in (0.1, 1.1, 8, 9.5)]
+    assert verdict("peak(baseline) > 1", tables, budget_gib=gib).reason == "100 MiB, above 9.54e-07 MiB"
+    assert verdict(f"peak(baseline, budget_gib={gib}) > 1", tables, budget_gib=9.5).verdict == "verified"
+
+
+def test_a_row_on_ranks_is_named_as_the_table_does_or_chosen_by_its_ranks():
+    def on(ranks, peak):
+        one = row("fsdp", peak=peak * MIB)
+        return replace(one, case=one.case.model_copy(update={"ranks": ranks}))
+
+    tables = [table(row(), on(2, 50), on(4, 25))]
+    assert verdict("peak('fsdp on 4 ranks') <= 30 * 1048576", tables).verdict == "verified"
+    assert verdict("peak('fsdp on 2 ranks') <= 30 * 1048576", tables).verdict == "refuted"
+    assert verdict("peak(fsdp, ranks=4) <= 30 * 1048576", tables).verdict == "verified"
+    assert verdict("peak(fsdp) < 1", tables).reason == "2 rows are 'fsdp' (ranks=4 chooses one)"
+    assert asked([Claim(id="X", says="so", that="peak('fsdp on 4 ranks') < 1")], case_of(), ["peak"]) == {"fsdp"}
+
+
+def test_what_a_run_holds_is_what_its_last_phase_leaves_and_no_part_of_a_step():
+    sizes = {"init": 45, "first_step": 140, "steady_step": 141, "steady_step/loss": 300, "steady_step/update": 187}
+    phases = tuple(
+        Phase(name=name, entry_bytes=0, peak_bytes=400 * MIB, exit_bytes=size * MIB) for name, size in sizes.items()
+    )
+    said = verdict("held(baseline) <= 141 * 1048576", [table(row(records=(Record(memory=Memory(phases=phases)),)))])
+    assert (said.verdict, said.reason) == ("verified", "141 MiB, at most 141 MiB")
+
+
+@pytest.mark.parametrize("status", ["crash", "timeout", "oom_budget", "killed_unknown"])
+def test_a_step_that_ended_otherwise_is_not_ok_because_its_prediction_was(status):
+    forecast = Record(prediction=Prediction(predicted_peak_bytes=MIB))
+    ended = row("checkpoint", status=status, prediction=forecast, reasons=("SIGSEGV",))
+    said = verdict("outcome(checkpoint) == 'ok'", [table(row(), ended)])
+    assert (said.verdict, said.reason) == ("untested", f"checkpoint: {status} (SIGSEGV)")
+    skipped = replace(ended, status="skipped_guard")
+    assert verdict("outcome(checkpoint) == 'ok'", [table(row(), skipped)]).reason == "predicted: ok"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import Place
-from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Slot, Times
+from harness.records import Applied, Case, Heading, Memory, Origin, Phase, Prediction, Rank, Record, Slot, Times
 from harness.records.record import Verdict
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row, judge, trade
@@ -145,6 +145,14 @@ def test_other_batches_make_an_answer_approximate_not_wrong() -> None:
     row = row_of(member("blocks", feeds="other", losses=(6.0, 5.95, 5.85), batches_digest="cd"))
     assert (row.answer, row.verdict) == ("approximate", "same")
     assert row_of(member("blocks", losses=(6.0, 5.95, 5.85))).answer == "diverged"
+
+
+@pytest.mark.parametrize(("step", "answer"), [(9, "diverged"), (10, "reassociated")])
+def test_losses_are_compared_as_long_as_training_has_not_multiplied_their_rounding(step: int, answer: str) -> None:
+    losses = tuple(6.0 - number / 10 for number in range(24))
+    off = tuple(loss * (1 + 2e-4 * (number >= step)) for number, loss in enumerate(losses))
+    row = row_of(member("blocks", answer="reassociated", losses=off), member("baseline", losses=losses))
+    assert row.answer == answer
 
 
 def on(machine: str, found: list[Record]) -> list[Record]:
@@ -838,3 +846,111 @@ def test_of_processes_that_ended_differently_the_most_frequent_reason_is_given()
     }
     row = row_of(rounds_of(member("checkpoint", 50 * MIB), **ends))
     assert "3 of 6 timed processes did not finish: not finished after 600 s" in row.notes
+
+
+# What is known of a row beside its verdict
+
+
+@pytest.mark.parametrize(("at_most", "flagged"), [(99 * MIB, True), (100 * MIB, False), (None, False)])
+def test_a_peak_above_what_it_was_to_take_at_most_is_flagged(at_most: "int | None", flagged: bool) -> None:
+    first, *rest = member("checkpoint", 100 * MIB)
+    bound = Prediction(predicted_peak_bytes=98 * MIB, at_most_bytes=at_most, at_most_coverage=0.99)
+    row = row_of([first.model_copy(update={"prediction": bound}), *rest])
+    assert ("above_bound" in row.flags) is flagged
+    assert (row.at_most_bytes, row.at_most_coverage) == (at_most, 0.99)
+
+
+def test_the_most_pages_of_a_file_among_the_phases_are_noted() -> None:
+    sizes = {"source": 3 * MIB, "batches": 8 * MIB, "init": None}
+    phases = tuple(
+        Phase(name=name, entry_bytes=0, peak_bytes=9 * MIB, exit_bytes=0, file_bytes=size)
+        for name, size in sizes.items()
+    )
+    note = "8 MiB are pages of a file, which the kernel can take back"
+    assert note in row_of(member("checkpoint", phases=phases, flags=("file_backed",))).notes
+    assert note not in row_of(member("checkpoint", phases=phases)).notes
+
+
+def with_children(records: list[Record], least: "int | None", most: int) -> list[Record]:
+    """Give the measurements of memory child processes that took at least and at most so many MiB."""
+    seen = {"child_peak_bytes": least and least * MIB, "child_peak_bound_bytes": most * MIB}
+    return [each.model_copy(update=seen) if each.slot and each.slot.kind == "memory" else each for each in records]
+
+
+def test_a_peak_includes_its_children_by_their_upper_bound_and_a_residual_does_not() -> None:
+    row = row_of(with_children(member("checkpoint", 50 * MIB), 10, 40))
+    assert (row.span_bytes, row.peak_bytes) == ((60 * MIB, 90 * MIB), 90 * MIB)
+    assert (row.memory, row.residual_bytes) == ("less", -50 * MIB)
+    budget = {"case": case_of("checkpoint", budget_bytes=100 * MIB)}
+    (row,) = judged(with_children(member("checkpoint", 65 * MIB, **budget), 30, 40)).rows
+    assert (row.status, row.peak_bytes) == ("ok", 105 * MIB), "it may have taken 95 MiB"
+
+
+@pytest.mark.parametrize(("least", "shown"), [(10, "10 to 40"), (40, "40"), (None, "0 to 40")])
+def test_what_child_processes_take_is_noted_as_their_bounds(least: "int | None", shown: str) -> None:
+    row = row_of(with_children(member("checkpoint"), least, 40))
+    assert f"its child processes take {shown} MiB of it" in row.notes
+    there: dict[str, Any] = {"case": case_of("checkpoint", place=Place("torch", "cuda")), "peak_device_bytes": 9 * MIB}
+    (row,) = judged(with_children(member("checkpoint", **there), least, 40)).rows
+    assert f"its child processes take {shown} MiB of the host's memory" in row.notes
+    assert row.peak_bytes == 9 * MIB
+
+
+def test_what_ranks_hold_is_noted_from_the_least_to_the_most_and_together() -> None:
+    ranks = tuple(Rank(peak_bytes=size * MIB) for size in (40, 30))
+    row = row_of(member("checkpoint", ranks=ranks, all_ranks_bytes=70 * MIB, case=case_of("checkpoint", ranks=2)))
+    assert "each of 2 ranks holds 30.0 to 40.0 MiB, together 70 MiB" in row.notes
+
+
+def test_the_wait_for_a_batch_is_the_median_of_all_rounds_and_none_on_a_gpu() -> None:
+    waits = Times(step_seconds=(1.0, 1.0, 1.0), fetch_seconds=(0.1, 0.2, 0.9))
+    assert row_of(rounds_of(member("checkpoint"), times=waits)).fetch_seconds == 0.2
+    there: dict[str, Any] = {"case": case_of("checkpoint", place=Place("torch", "cuda")), "peak_device_bytes": 9 * MIB}
+    (row,) = judged(rounds_of(member("checkpoint", **there), times=waits)).rows
+    assert row.fetch_seconds is None
+
+
+@pytest.mark.parametrize(("uneven", "seconds"), [(False, 2.0), (True, 4.0)])
+def test_where_batches_are_uneven_all_steps_count(uneven: bool, seconds: float) -> None:
+    times = Times(step_seconds=(3.0, 8.0, 1.0), uneven=uneven)
+    assert judged(rounds_of(member("baseline"), times=times)).rows[0].step_seconds == seconds
+
+
+def test_the_rounds_that_were_planned_are_those_that_the_run_says() -> None:
+    records = [record for name in ("baseline", "nothing", "checkpoint", "fused_loss") for record in member(name)]
+    (unsaid,) = judge(records)
+    (planned,) = judge([Record(heading=Heading(rounds=24)), *records])
+    assert (unsaid.rounds, planned.rounds) == (6, 24)
+
+
+@pytest.mark.parametrize(
+    ("losses", "answer", "reason"),
+    [
+        ((6.0, 5.9, 5.8), "bit_exact", "it left everything as it was: it fits whole"),
+        ((6.0, 5.9, 5.81), "approximate", "approximate it is"),
+    ],
+)
+def test_what_left_everything_as_it_was_is_exact_where_its_losses_are(
+    losses: tuple[float, ...], answer: str, reason: str
+) -> None:
+    row = row_of(member("blocks", answer="approximate", notes={"unchanged": "it fits whole"}, losses=losses))
+    assert (row.answer, row.answer_reason) == (answer, reason)
+
+
+@pytest.mark.parametrize(
+    ("feeds", "notes", "answer"),
+    [("other", {}, "approximate"), ("other", {"unchanged": "it fits whole"}, "bit_exact"), ("same", {}, "bit_exact")],
+)
+def test_other_batches_are_no_exact_answer_where_the_baseline_runs_out_of_memory(
+    feeds: str, notes: dict[str, str], answer: str
+) -> None:
+    row = judged(out_of_memory("baseline"), member("blocks", feeds=feeds, notes=notes, batches_digest="cd")).rows[1]
+    assert (row.answer, row.verdict) == (answer, "enables")
+
+
+def test_what_counts_as_equal_is_no_saving_that_does_not_reach_a_user() -> None:
+    members = [with_natives(member(name, peak * MIB), 100) for name, peak in (("baseline", 100), ("checkpoint", 92))]
+    for control, notes in ((100, True), (106, False)):
+        row = judged(*members, member("nothing", control * MIB)).rows[1]
+        assert row.memory == ("less" if notes else "same")
+        assert any("it saves 8% of the peak" in note for note in row.notes) is notes

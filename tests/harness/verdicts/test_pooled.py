@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.verdicts import dunnett
 from harness.verdicts.interval import Interval
-from harness.verdicts.pooled import BASELINES, FINAL, pooled, word_of
+from harness.verdicts.pooled import BASELINES, FINAL, Speed, pooled, word_of
 from harness.verdicts.pooled import _fit as fit
 
 NAMES = (*BASELINES, "checkpoint", "remat", "offload")
@@ -294,3 +294,27 @@ def test_importing_it_loads_no_array_library():
     )
     command = [sys.executable, "-c", code]
     assert run(command, capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+# two runs
+
+
+def test_the_change_between_two_runs_has_the_errors_of_both():
+    old, new = (
+        Speed(ratio, Interval(ratio, ratio), "open", 6, None, error, degrees)
+        for ratio, error, degrees in ((1.25, 0.03, 20), (1.5, 0.04, 10))
+    )
+    half = 2.22814 * 0.05  # Student's t of the fewer degrees, and the root of 0.03 squared and 0.04 squared
+    seen = new.change_since(old, 0.05)
+    assert (math.log(seen.low / 1.2), math.log(seen.high / 1.2)) == pytest.approx((-half, half), abs=1e-4)
+    once = Speed(1.0, Interval(1.0, 1.0), "open", 1)
+    assert new.change_since(once, 0.05) is None and once.change_since(new, 0.05) is None
+
+
+def test_what_may_be_faster_is_decided_once_it_is_surely_not_slower():
+    times = {name: dict.fromkeys(range(6), 1.0) for name in ("baseline", "nothing", "other")}
+    times["remat"] = {number: 0.98 * (0.85, 1.15)[number % 2] for number in range(6)}
+    speed = pooled(times).speeds["remat"]
+    assert speed.word == "open" and speed.ratio < 1
+    narrower = math.log(speed.high / speed.ratio) / math.log(1.05 / speed.ratio)
+    assert speed.more_rounds == max(1, math.ceil(6 * narrower**2 - 6)) < 10

@@ -198,3 +198,14 @@ def test_rows_on_a_gpu_stand_apart() -> None:
     there = replace(here, case=here.case.model_copy(update={"place": Place("torch", "cuda")}))
     answers = remedies([("suite", [table(here), table(there)])], {"lean": strategy("lean", "loss")})
     assert [(each.backend, each.count) for each in answers] == [("torch", 1), ("torch on a GPU", 1)]
+
+
+@pytest.mark.parametrize(("ratio", "count"), [(0.94, 1), (0.95, 0)])
+def test_what_takes_less_than_a_twentieth_away_is_no_remedy(ratio: float, count: int) -> None:
+    assert len(remedies([("losses", [table(row("cut", ratio=ratio))])], STRATEGIES)) == count
+
+
+def test_what_may_take_longer_is_not_named_first_however_much_it_saves() -> None:
+    cheap = row("chunked", ratio=0.4, knobs={"chunk": 512})
+    unsure = row("cut", ratio=0.2, speed=Speed(1.1, Interval(0.98, 1.25), "open", 4, 9, 0.05, 9))
+    assert [each.best.row for each in remedies([("losses", [table(cheap, unsure)])], STRATEGIES)] == [cheap, unsure]
