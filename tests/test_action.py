@@ -243,11 +243,23 @@ def test_where_it_may_not_comment_the_log_says_so_and_the_job_goes_on(tmp_path: 
     assert done.returncode == 0 and len(calls) == 1
     assert done.stdout.startswith("::warning::") and "commenting is not allowed here" in done.stdout
     assert "HTTP 403" in done.stderr
+    done, calls = commented(tmp_path, "", REFUSED="1")
+    assert (done.returncode, done.stdout) == (0, "") and len(calls) == 1, "there is no table in the log either"
 
 
-def test_without_a_table_there_is_no_comment(tmp_path: Path) -> None:
-    done, calls = commented(tmp_path, "")
-    assert (done.returncode, calls) == (0, [])
+def test_without_a_table_there_is_no_comment_but_one_that_was_there_says_so(tmp_path: Path) -> None:
+    done, (searched,) = commented(tmp_path, "")
+    assert done.returncode == 0 and "--paginate" in searched
+    done, (_, written) = commented(tmp_path, "", IDS="17")
+    assert done.returncode == 0 and written.startswith("api --silent --method PATCH")
+    assert "This run ended before there was a table" in Path(written.rpartition("@")[2]).read_text()
+
+
+def test_a_table_of_another_suite_in_the_same_job_is_gone_before_anything_can_fail() -> None:
+    steps = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    first = next(step["run"] for step in steps if "run" in step)
+    (measure,) = (step for step in steps if step.get("id") == "measure")
+    assert first.startswith(f'rm -f "{measure["env"]["TABLE"]}"')
 
 
 def test_a_table_that_no_comment_holds_ends_with_a_whole_line(tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ def test_a_run_of_ones_own_makes_no_table_stale(tmp_path: Path) -> None:
     assert shown("after a run") == [old.name]
     subprocess.run(["git", "add", "results"], cwd=root, check=True)
     assert shown("published") == [old.name, new.name]
+    (root / old).unlink()
+    assert shown("replaced") == [new.name]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from harness.contract import plugins
 from harness.contract.assembly import shape_of
-from harness.records import Case, store
+from harness.records import Case, Claim, store
 from harness.suite.plan import Plan
 from harness.suite.reader import read
 from harness.verdicts import documents
@@ -19,11 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SUITES = sorted(path for path in (ROOT / "suites").glob("*.yaml") if path.name != "claims.yaml")
 FITTED = {"batch_limits", "pythia_batch", "ram_to_tokens"}
 """Suites that `harness fit` alone answers: their claims are about limits within budgets that it is given."""
-WAITS = "its rows or its shape changed after it was measured; it waits for the next run of all suites"
 STALE = {
     "advice": "`harness advise` answers it by predictions alone",
     "gpu": "a machine with a GPU was there for one round of times",
-    "real_lengths": WAITS,
     "smoke": "it is a look at everything in a minute, and no table shows it",
 }
 
@@ -56,6 +54,15 @@ def test_each_sentence_of_the_documents_is_answered_by_a_claim_of_a_suite() -> N
         if not sentence.that:
             unanswered += [name for name in sentence.deciding if name not in known]
     assert not unanswered
+
+
+def test_what_a_sentence_of_the_documents_asks_of_a_suite_names_its_rows_and_sizes() -> None:
+    asking = [each for each in documents.read(ROOT / "suites" / "claims.yaml").sentences if each.that]
+    assert asking
+    for sentence in asking:
+        claim = Claim(id=sentence.id, says=sentence.says, that=sentence.that, where=sentence.where)
+        groups = plan(ROOT / "suites" / f"{sentence.suite}.yaml").comparisons
+        refuse([claim], [group.cases for group in groups], f"claims.yaml, of {sentence.suite}")
 
 
 @pytest.fixture(scope="module")

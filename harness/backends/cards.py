@@ -4,6 +4,7 @@ import os
 import re
 from typing import NamedTuple
 
+DEVICE = "cuda"
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -179,7 +180,7 @@ VARIABLE = "HARNESS_GPU"
 
 
 def chosen() -> Card:
-    """Return the card that the environment names; the one that it is a variant of, or the default, where none is it."""
+    """Return the card that the environment names; for a variant of a card that card, and for others the default."""
     name = os.environ.get(VARIABLE, "")
     return CARDS[key_of(name) or key_of(" ".join(_words(name) - VARIANTS)) or DEFAULT]
 

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from harness.backends.cards import MIB, Card
 
+DEVICE = "cuda"
+
 
 class Libraries(NamedTuple):
     """How one version of torch uses cuBLAS: the bytes that each thread keeps for it, and for cublasLt beside it.

@@ -8,7 +8,7 @@ import typer
 from harness.cli.options import OnlyOption, PlaceOption
 from harness.cli.screen import note, out
 from harness.report.words import short
-from harness.verbs.bisect import Attempt, BisectError, search
+from harness.verbs.bisect import Attempt, BisectError, refuse_fixed, search
 from harness.verbs.compare import Condition
 from harness.verdicts.times import LEAST_ROUNDS
 
@@ -38,6 +38,7 @@ def command(
     conditions = [Condition.parse(each) for each in fail_on or ("peak>2%",)]
     if rounds < LEAST_ROUNDS and any(condition.figure == "time" for condition in conditions):
         raise BisectError(f"--rounds {rounds}: so few show no time that is worse: give {LEAST_ROUNDS} or more")
+    refuse_fixed(Path("."), plugin or ())
     options = ["--rounds", str(rounds), *(["-k", only] if only else [])]
     options += [word for each in place or () for word in ("--place", each)]
     options += [word for each in plugin or () for word in ("--plugin", each)]

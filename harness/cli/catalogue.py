@@ -50,12 +50,14 @@ def show(
     """Show what a strategy keeps and pays, its knobs and its figures; or a workload's sizes; or a JSON schema."""
     if (name is None) == (schema is None):
         raise plugins.PluginError("name either a strategy or workload, or a schema with --schema")
-    if schema is not None:
+    if schema is not None and results is None:
         out.print(json.dumps(_schema(schema), indent=1))
         return
-    assert name is not None
     loaded = plugins.load(tuple(plugin or ()))
-    name = loaded.aliases.get(name, name)
+    name = None if name is None else loaded.aliases.get(name, name)
+    if results is not None and (name is None or name in loaded.workloads):
+        raise plugins.PluginError("--results goes with a strategy, not with a workload or a schema: leave it out")
+    assert name is not None
     if name in loaded.strategies:
         _show_strategy(loaded.strategies[name])
         out.print("\n" + measured(name, results or _results(), loaded))

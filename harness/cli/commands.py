@@ -7,6 +7,7 @@ import importlib.util
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ VERBS = {
 """The function of each verb: its module and its name."""
 REFUSED = 2
 """The status of a refusal."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What is wrong where nothing more can be written; where results are, their store says it in other words."""
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """What is wrong with a path that a user has named, where nothing says it in other words."""
 
@@ -94,6 +97,12 @@ def main() -> None:
         err.print(f"harness: {error}")
         sys.exit(REFUSED)
     except OSError as error:
+        if error.errno in FULL:
+            what = error.filename or "a file, or what it prints,"
+            err.print(f"harness: {what} cannot be written ({error.strerror}): free some space")
+            with suppress(OSError):
+                sys.stdout.close()  # or Python says at its end that it could not write the rest
+            sys.exit(REFUSED)
         if error.filename is None or error.errno not in UNUSABLE:
             raise
         err.print(f"harness: {str(error.filename)!r} cannot be used ({error.strerror}): name another path")
@@ -106,7 +115,8 @@ def main() -> None:
         sys.exit(signals.INTERRUPTED)
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "format_message"):
-            err.print(f"harness: {error.format_message()}")
+            said = error.format_message()
+            err.print(said if said.startswith("Usage:") else f"harness: {said}")  # without any verb it is the help
             sys.exit(REFUSED)
         raise
 

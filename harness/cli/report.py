@@ -99,5 +99,6 @@ def _print(whole: Report, form: Form) -> None:
     text = text_of[form]()
     if form in (Form.json, Form.bencher, Form.benchmark_action):
         out.file.write(text)  # as it is: it has no control characters, and may be megabytes
+        out.file.flush()
     else:
         out.print(text, end="")

@@ -54,7 +54,7 @@ class Report:
         if self.documents is None:
             return []
         results = [SuiteResults(each.folder, each.tables, each.answers) for each in self.measured]
-        return answered(self.documents, results)
+        return answered(self.documents, results, self.plugins.aliases)
 
     @cached_property
     def figures(self) -> list[Figures]:

@@ -73,11 +73,13 @@ def read(
             warn(problem)
         name = visible(next((record.origin.suite for record in records if record.origin.suite), file.stem))
         folder = file.resolve().parent.parent.name
-        results.append(Results(name, folder, tuple(records), _asked(suites, folder)))
+        results.append(Results(name, folder, tuple(records), _asked(suites, folder, aliases or {})))
     return results
 
 
-def _asked(suites: Path | None, folder: str) -> tuple[Claim, ...] | None:
+def _asked(suites: Path | None, folder: str, aliases: Mapping[str, str]) -> tuple[Claim, ...] | None:
     """Return the claims of the suite that a folder of results was made from, if it is there."""
     path = None if suites is None else suites / f"{folder.removesuffix('_fit')}.yaml"
-    return claims_of(path) if path is not None and path.is_file() else None
+    if path is None or not path.is_file():
+        return None
+    return tuple(store.renamed_claim(claim, aliases) for claim in claims_of(path))

@@ -108,6 +108,17 @@ def measured(
     return [table for file in files for table in judge(store.read(file, aliases)[0])]
 
 
+def refuse_fixed(root: Path, plugins: Sequence[str]) -> None:
+    """Raise BisectError for the file of a plugin that git tracks here and that is named by its whole path.
+
+    It would be loaded as it is now at every commit, and none would be worse.
+    """
+    for name in plugins:
+        if Path(name).is_absolute() and not _ran(root, "ls-files", "--error-unmatch", "--", name).returncode:
+            fault = f"--plugin {printable(name)}: every commit would be measured with this file as it is now"
+            raise BisectError(f"{fault}: name it as seen from this folder")
+
+
 def search(
     root: Path,
     suite: str,

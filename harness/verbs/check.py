@@ -1,7 +1,7 @@
 """Check a plugin: what it says of itself, what it does in workers of its own, and what its instruments cost."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -101,6 +101,8 @@ def _misformed(strategy: Strategy) -> Iterator[str]:
     for name in TUPLES:
         if isinstance(value := getattr(strategy, name), str):
             yield f"`{name}` is a text: make it a tuple, ('{value}',)"
+        elif not isinstance(value, Collection):
+            yield f"`{name}` is a {type(value).__name__}: make it a tuple"
     for name in DICTS:
         if not isinstance(value := getattr(strategy, name), Mapping):
             yield f"`{name}` is a {type(value).__name__}: make it a dict"

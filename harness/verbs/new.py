@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from harness.contract.plugins import NAME, Plugins
@@ -58,6 +59,8 @@ strategies:
 rounds: 8
 """
 """A suite in which the new strategy is a row."""
+TAKEN = ("baseline", "null", "true", "false")
+"""Names that mean something else in a suite: the row without strategies, and what YAML reads as no text."""
 
 
 class NewError(Refusal):
@@ -75,19 +78,23 @@ class New:
 def strategy(name: str, folder: Path, plugins: Plugins) -> New:
     """Return the files of a strategy of that name: a file, its test and its suite, side by side in a folder.
 
-    The file is that of `EXAMPLE` under the new name. Raises NewError for a name that is taken, no Python name or one of
-    its modules, for files that are there, and where the example is not installed.
+    The file is that of `EXAMPLE` under the new name. Raises NewError for a name that is taken, no Python name or that
+    of a module, for files that are there, and where the example is not installed.
     """
     if not (NAME.fullmatch(name) and name.isidentifier()) or keyword.iskeyword(name) or name != name.lower():
         remedy = "use at most 64 small letters, digits and '_', a letter first"
         raise NewError(f"'{name}' is no name for a strategy: {remedy}")
     if name in sys.stdlib_module_names:
         raise NewError(f"'{name}' is a module of Python, which the file '{name}.py' would hide: choose another name")
+    if name in TAKEN:
+        raise NewError(f"'{name}' means something else in a suite: choose another name")
     if name in plugins.strategies or name in plugins.aliases:
         raise NewError(f"there is a strategy '{name}' already: choose another name")
     path, test, suite = folder / f"{name}.py", folder / f"test_{name}.py", folder / f"{name}.yaml"
     files = {path: _example(name, plugins), test: TEST.format(name=name), suite: SUITE.format(name=name)}
     _refuse_existing(files)
+    if (module := PathFinder.find_spec(name)) is not None and module.origin is not None:
+        raise NewError(f"there is a module '{name}', which the file '{name}.py' would hide: choose another name")
     return New(files, f"harness check {shlex.quote(str(path))}")
 
 

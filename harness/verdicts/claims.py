@@ -32,6 +32,7 @@ from harness.verdicts.expressions import (
     Figure,
     Open,
     Unknown,
+    Word,
     calls,
     compared,
     exact,
@@ -299,7 +300,9 @@ class _Evaluation:
 
     def value(self, node: ast.expr) -> Figure | str:
         if isinstance(node, ast.Constant):
-            return node.value if isinstance(node.value, str) else exact(float(node.value))  # type: ignore[arg-type]
+            if isinstance(node.value, str):
+                return Word(node.value)
+            return exact(float(node.value))  # type: ignore[arg-type]
         if isinstance(node, ast.UnaryOp):
             return -self.number(node.operand)
         if isinstance(node, ast.BinOp):
@@ -343,7 +346,7 @@ class _Evaluation:
         ]
         if len(rows) != 1:
             name, counts = label.strip("'"), {row.case.ranks for row in rows}
-            how = f" (ranks={max(counts)} chooses one)" if len(counts) > 1 else ""
+            how = f" (ranks={max(counts)} chooses among them)" if len(counts) > 1 else ""
             raise Unknown(f"{len(rows)} rows are '{name}'{how}" if rows else f"there is no row '{name}'")
         return tables[0], rows[0]
 

@@ -1,12 +1,13 @@
 """What documents say, row by row, held against all results: which claim of which suite answers each sentence."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.records import Claim, Value
+from harness.records.store import renamed_claim
 from harness.suite import yaml
 from harness.verdicts import claims
 from harness.verdicts.claims import Answer
@@ -102,17 +103,24 @@ def read(path: Path) -> Documents:
     return documents
 
 
-def answered(documents: Documents, results: Sequence[SuiteResults]) -> list[Judgement]:
-    """Answer each sentence by all results; raise ClaimError where an expression cannot be read."""
+def answered(
+    documents: Documents, results: Sequence[SuiteResults], aliases: Mapping[str, str] | None = None
+) -> list[Judgement]:
+    """Answer each sentence by all results, with former names of strategies by `aliases`.
+
+    Raise ClaimError where an expression cannot be read.
+    """
     ids = [sentence.id for sentence in documents.sentences]
-    return [Judgement(sentence, tuple(_answers(sentence, results, ids))) for sentence in documents.sentences]
+    return [Judgement(each, tuple(_answers(each, results, ids, aliases or {}))) for each in documents.sentences]
 
 
-def _answers(sentence: Sentence, results: Sequence[SuiteResults], ids: Sequence[str]) -> Iterator[tuple[Answer, str]]:
+def _answers(
+    sentence: Sentence, results: Sequence[SuiteResults], ids: Sequence[str], aliases: Mapping[str, str]
+) -> Iterator[tuple[Answer, str]]:
     for result in results:
         if sentence.that and result.folder == sentence.suite:
             claim = Claim(id=sentence.id, says=sentence.says, that=sentence.that, where=sentence.where)
-            yield claims.answer(claim, result.tables), result.folder
+            yield claims.answer(renamed_claim(claim, aliases), result.tables), result.folder
     for result in results:
         for answer in result.answers:
             if answer.claim.id in sentence.deciding or _owner(answer.claim.id, ids) == sentence.id:

@@ -65,6 +65,10 @@ class Figure:
         return Figure(ends[0], self.value**other.value, ends[1])
 
 
+class Word(str):
+    """A word that stands in an expression itself, and is not what a row earned."""
+
+
 def exact(value: float, unit: str = "") -> Figure:
     """Return a figure without doubt."""
     return Figure(value, value, value, unit)
@@ -289,10 +293,14 @@ UNTIMED: dict[str, tuple[str, ...]] = {"saves": ("wins", "trades"), "costs": ("l
 def compared(op: ast.cmpop, left: Figure | str, right: Figure | str) -> bool | None:
     """Check whether a comparison that `parsed` let through holds.
 
-    None where the intervals of its sides overlap, or a verdict may yet become the other.
+    None where the intervals of its sides overlap, or the verdict of a row may yet become the other side.
     """
     if isinstance(left, str) or isinstance(right, str):
-        may_be = right in UNTIMED.get(str(left), ()) or left in UNTIMED.get(str(right), ())
+        may_be = any(
+            other in UNTIMED.get(str(side), ())
+            for side, other in ((left, right), (right, left))
+            if not isinstance(side, Word)
+        )
         return left == right or (None if may_be else False)
     return COMPARISONS[type(op)](left, right)
 

@@ -72,6 +72,20 @@ def test_tests_of_the_kit_see_the_repositories_that_they_make(tmp_path: Path) ->
     assert [(out / f"{name}.log").read_text() for name in ("meters-jax", "tests")] == ["/dev/null\n", "none\n"]
 
 
+def test_continuous_integration_runs_it_in_a_folder_whose_name_has_a_space(tmp_path: Path) -> None:
+    root = tmp_path / "my project"
+    shutil.copytree(ROOT / "gpu", root / "gpu", ignore=shutil.ignore_patterns("wheels", "out"))
+    for name in (".ci", ".venv/bin", "bin"):
+        (root / name).mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "run", root / ".ci" / "run")
+    for name in (".venv/bin/python", "bin/make", "bin/chromium"):
+        (root / name).write_text("#!/bin/sh\necho fused_loss\n")
+        (root / name).chmod(0o755)
+    env = {"PATH": f"{root}/bin:/usr/bin:/bin"}
+    done = subprocess.run([root / ".ci" / "run"], env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.fixture
 def bare_python(tmp_path: Path) -> Path:
     """A Python with all packages of this one but the project."""

@@ -27,17 +27,22 @@ ABOVE_0 = [
     ("clip_in_backward", "norm"),
     ("cut_loss", "rows"),
     ("cut_loss", "tile"),
+    ("float16_master", "interval"),
     ("float16_master", "scale"),
     ("float16_scaled", "interval"),
+    ("float16_scaled", "scale"),
     ("galore", "rank"),
     ("galore", "every"),
     ("galore", "scale"),
     ("jax_row_updates", "limit_mib"),
     ("lion", "factor"),
     ("lomo", "factor"),
+    ("lora", "alpha"),
     ("lora", "rank"),
     ("mapped_moments", "elements"),
+    ("peft_lora", "alpha"),
     ("peft_lora", "rank"),
+    ("qlora", "alpha"),
     ("qlora", "rank"),
     ("soap", "every"),
     ("streaming", "rows"),
@@ -45,6 +50,25 @@ ABOVE_0 = [
     ("vocabulary_parallel_loss", "chunk"),
     ("window_attention", "window"),
 ]
+IN_OTHER_WORDS = [
+    ("badam", "every"),
+    ("block_sparse_attention", "chunk"),
+    ("bucketed_lengths", "pool"),
+    ("hf_datasets", "document"),
+    ("hf_datasets", "examples"),
+    ("int8_activations", "group"),
+    ("max_examples", "count"),
+    ("native_sparse_attention", "block"),
+    ("native_sparse_attention", "chunk"),
+    ("paged_cache", "block"),
+    ("prefetch_process", "depth"),
+    ("prefetch_shared", "workers"),
+    ("reservoir", "size"),
+    ("sparse_embedding_gradient", "rows"),
+    ("streaming_vocabulary", "size"),
+    ("truncated", "tokens"),
+]
+"""Knobs of which 0 means nothing either, refused in a sentence of their own."""
 
 
 SIZES = [
@@ -89,6 +113,13 @@ def test_a_size_of_0_is_refused_where_it_means_nothing(name, knob):
     zero = LOADED.strategies[name].knobs[knob].type(0)
     for _, apply in applied(name, **{knob: zero}):
         with pytest.raises(ValueError, match=f"^{name}: {knob} is 0(.0)?: set {knob} above 0$"):
+            apply()
+
+
+@pytest.mark.parametrize(("name", "knob"), IN_OTHER_WORDS)
+def test_a_size_of_0_is_refused_in_other_words(name, knob):
+    for _, apply in applied(name, **{knob: 0}):
+        with pytest.raises(ValueError, match=rf"^{name}: .*\b0\b"):
             apply()
 
 

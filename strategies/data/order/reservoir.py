@@ -13,6 +13,9 @@ from strategies.data.order import buffered_shuffle
 
 
 def on_any(parts: Parts, size: int = 10000) -> Parts:
+    if size < 1:
+        raise ValueError(f"reservoir: a buffer of {size} holds nothing: set size to 1 or more")
+
     def windows(parts: Parts, source: Source) -> Windows:
         import numpy as np
 

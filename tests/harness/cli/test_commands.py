@@ -155,6 +155,27 @@ def test_show_finds_results_under_a_former_name(tmp_path: Path) -> None:
     assert "measured in torch: typically" in former.stdout and former.stdout == current.stdout
 
 
+@pytest.mark.parametrize("words", [("decoder",), ("--schema", "suite")])
+def test_results_of_what_has_none_are_refused(words: tuple[str, ...], here: Here, tmp_path: Path) -> None:
+    status, shown, said = here(tmp_path, "show", *words, "--results", tmp_path)
+    assert (status, shown) == (2, "") and said.startswith("harness: --results goes with a strategy")
+
+
+def test_without_a_verb_there_is_the_help(here: Here, tmp_path: Path) -> None:
+    status, shown, said = here(tmp_path)
+    assert status == 2 and "\n  run " in shown + said and (shown + said).startswith("Usage:")
+
+
+@pytest.mark.parametrize("words", [("list",), ("report", "r.jsonl", "--format", "json")])
+def test_a_full_disk_under_what_is_printed_is_said_in_a_sentence(words: tuple[str, ...], tmp_path: Path) -> None:
+    case = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="x", tokenizer="bytes")
+    store.append(tmp_path / "r.jsonl", Record(slot=Slot(case=case.digest(), kind="memory"), case=case))
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*HARNESS, *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+    what = "a file, or what it prints, cannot be written (No space left on device)"
+    assert (done.returncode, done.stderr) == (2, f"harness: {what}: free some space\n")
+
+
 def test_show_tells_the_sizes_and_presets_of_a_workload(tmp_path: Path) -> None:
     done = harness(tmp_path, "show", "decoder")
     assert (done.returncode, done.stderr) == (0, "")
@@ -198,6 +219,12 @@ def test_show_prints_the_schema_of_a_file(name: str, model: type[Suite] | type[R
     assert schema["additionalProperties"] is False, "an editor marks a misspelt key"
     assert all(field.get("description") for field in schema["properties"].values())
     assert schema.get("required", []) == [key for key, field in model.model_fields.items() if field.is_required()]
+
+
+def test_a_schema_needs_no_plugin(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("harness.contract.plugins.load")  # as where one of them is broken
+    status, shown, said = here(tmp_path, "show", "--schema", "suite")
+    assert (status, said) == (0, "") and "properties" in json.loads(shown)
 
 
 # What is refused

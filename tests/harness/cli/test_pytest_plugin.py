@@ -145,6 +145,17 @@ def test_a_benchmark_has_the_times_that_steps_can_take_and_is_used_where_there_a
     assert benchmark.disabled == disabled
 
 
+def test_what_a_case_had_taken_when_it_failed_is_no_peak_of_it():
+    case = Case(workload="decoder", shape={}, place="torch/cpu", corpus="x", tokenizer="bytes")
+    row = Row(case, "oom_budget", peak_bytes=100)
+    benchmark = Benchmark()
+    suite = SimpleNamespace(row=lambda case: row, worse=lambda case: [])
+    node = SimpleNamespace(case=case, clock=pytest_plugin.Clock(), parent=suite)
+    with pytest.raises(pytest.skip.Exception):
+        pytest_plugin.measured(benchmark, SimpleNamespace(node=node))
+    assert (benchmark.extra_info["status"], benchmark.extra_info["peak_bytes"]) == ("oom_budget", None)
+
+
 @pytest.mark.long
 def test_a_wrong_answer_fails(tmp_path):
     (tmp_path / "small.yaml").write_text(SUITE.replace("checkpoint, jax_vmap", "forgetful"))

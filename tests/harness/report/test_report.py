@@ -217,3 +217,17 @@ def test_a_run_that_was_interrupted_before_it_measured_is_no_advice() -> None:
     )
     text = Report((Results("mine", "mine", (begun,)),), LOADED).markdown()
     assert "Untested: its cases were not run yet." in text and "77.0" in text
+
+
+def test_claims_of_a_suite_as_it_stands_now_may_use_a_former_name(tmp_path: Path) -> None:
+    suites, file = tmp_path / "suites", tmp_path / "results" / "mine" / "m" / "20260101T000000Z-a.jsonl"
+    suites.mkdir()
+    (suites / "mine.yaml").write_text(
+        "title: t\nworkload: decoder\nstrategies: [nothing]\n"
+        "claims:\n  - {id: a, says: so, that: peak(documents) > 0 and peak(baseline) > 0}\n"
+    )
+    file.parent.mkdir(parents=True)
+    store.append(file, run("m").records[1])
+    (read,) = results.read([file], lambda problem: None, LOADED.aliases, suites)
+    assert read.asked is not None
+    assert [claim.that for claim in read.asked] == ["peak(document_windows) > 0 and peak(baseline) > 0"]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.suite import shipped
+from harness.suite.schema import SuiteError
 
 SMOKE = shipped.folder("suites") / "smoke.yaml"
 
@@ -38,3 +39,18 @@ def test_a_path_is_taken_as_it_is(path: str, here: Path) -> None:
     assert shipped.suite(Path(path)) == Path(path)
     (here / path).mkdir(parents=True, exist_ok=True) if not path.startswith("/") else None
     assert shipped.suite(Path(path)) == Path(path)
+
+
+@pytest.mark.parametrize("path", ["smoke.yaml", "suites/smoke.yaml", "/nowhere/smoke.yaml"])
+def test_where_a_file_is_not_the_suite_of_its_name_is_pointed_to(path: str) -> None:
+    with pytest.raises(SuiteError, match=f"there is no file '{path}', but a suite 'smoke': give this name alone"):
+        shipped.suite(Path(path))
+
+
+def test_a_misspelt_name_may_be_that_of_a_suite_here(here: Path) -> None:
+    (here / "suites").mkdir()
+    for name in ("my_rows", "my_rows.2"):
+        (here / "suites" / f"{name}.yaml").touch()
+    with pytest.raises(SuiteError, match="there is no suite 'my_row'; did you mean 'my_rows'"):
+        shipped.suite(Path("my_row"))
+    assert shipped.suite(Path("my_rows.2.yaml")) == Path("my_rows.2.yaml"), "by that name alone it is not found"

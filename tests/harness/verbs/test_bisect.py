@@ -294,3 +294,19 @@ def test_plugins_are_loaded_where_commits_are_measured(monkeypatch: pytest.Monke
     CliRunner().invoke(commands.app, words)
     ((*_, options, _),) = asked
     assert options == ["--rounds", "0", "--plugin", "mine.py", "--plugin", "other"]
+
+
+def test_a_file_that_would_be_the_same_at_every_commit_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(verb, "search", lambda *rest: None)
+    for name in ("mine.py", "untracked.py"):
+        (project / name).touch()
+    git(project, "add", "mine.py")
+    words = ["bisect", "small.yaml", "--good", "HEAD~1", "--plugin"]
+    refused = CliRunner().invoke(commands.app, [*words, str(project / "mine.py")])
+    assert isinstance(refused.exception, BisectError)
+    assert f"--plugin {project}/mine.py: every commit would be measured with this file" in str(refused.exception)
+    for name in ("mine.py", str(project / "untracked.py"), str(project.parent / "elsewhere.py")):
+        assert CliRunner().invoke(commands.app, [*words, name]).exit_code == 1, "no commit is worse"

@@ -171,6 +171,8 @@ DIFFERENT = """Strategy("mine", rewrites=("loss",), about="Keep all.", on={
         ("offered(rewritten('loss', same), alone={'cold': True})", "`alone` names 'cold', which is no knob"),
         ("offered(rewritten('loss', same), needs=('torch'))", "`needs` is a text: make it a tuple, ('torch',)"),
         ("offered(rewritten('loss', same), calls=('mix'))", "`calls` is a text: make it a tuple, ('mix',)"),
+        ("offered(rewritten('loss', same), calls=None)", "`calls` is a NoneType: make it a tuple"),
+        ("offered(rewritten('loss', same), needs=None)", "`needs` is a NoneType: make it a tuple"),
         ("offered(rewritten('loss', same), conflicts=('checkpoint',))", "`conflicts` is a tuple: make it a dict"),
         ("offered(rewritten('loss', same), probe=[8])", "`probe` is a list: make it a dict"),
     ],

@@ -1001,11 +1001,14 @@ def test_a_figure_has_the_digits_that_show_what_was_decided(that, reason):
         ("saves", "loses", "refuted"),
         ("costs", "loses", "inconclusive"),
         ("costs", "wins", "refuted"),
+        ("wins", "saves", "refuted"),
+        ("trades", "costs", "refuted"),
     ],
 )
 def test_a_verdict_that_more_rounds_may_change_refutes_none_that_it_may_become(word, other, due):
-    said = verdict(f"verdict(tied) == '{other}'", [table(row(), row("tied", verdict=word))])
-    assert said.verdict == due
+    tables = [table(row(), row("tied", verdict=word))]
+    said = verdict(f"verdict(tied) == '{other}'", tables)
+    assert said.verdict == verdict(f"'{other}' == verdict(tied)", tables).verdict == due
     if due == "inconclusive":
         assert said.reason == f"{word}, to be equal to {other}: undecided, its time was not measured in enough rounds"
 
@@ -1042,7 +1045,7 @@ def test_a_row_on_ranks_is_named_as_the_table_does_or_chosen_by_its_ranks():
     assert verdict("peak('fsdp on 4 ranks') <= 30 * 1048576", tables).verdict == "verified"
     assert verdict("peak('fsdp on 2 ranks') <= 30 * 1048576", tables).verdict == "refuted"
     assert verdict("peak(fsdp, ranks=4) <= 30 * 1048576", tables).verdict == "verified"
-    assert verdict("peak(fsdp) < 1", tables).reason == "2 rows are 'fsdp' (ranks=4 chooses one)"
+    assert verdict("peak(fsdp) < 1", tables).reason == "2 rows are 'fsdp' (ranks=4 chooses among them)"
     assert asked([Claim(id="X", says="so", that="peak('fsdp on 4 ranks') < 1")], case_of(), ["peak"]) == {"fsdp"}
 
 

@@ -54,6 +54,13 @@ def test_each_sentence_is_decided_by_its_own_claims(tmp_path: Path) -> None:
     assert "- A1: because" in text and "### B. Models" in text
 
 
+def test_the_question_of_a_sentence_may_use_a_former_name(tmp_path: Path) -> None:
+    known = read(tmp_path, TEXT.replace("peak(checkpoint)", "peak(every_layer)"))
+    *_, unknown = documents.answered(known, [found()])
+    *_, known_as = documents.answered(known, [found()], {"every_layer": "checkpoint"})
+    assert (unknown.verdict, known_as.verdict) == ("untested", "verified")
+
+
 def test_a_claim_stands_with_the_sentence_that_names_most_of_its_words(tmp_path: Path) -> None:
     more = TEXT + "  - {id: A1 slow, says: it is slow}\n  - {id: A4, says: so it is, by: [A1 slow twice]}\n"
     results = found(("A1", "verified"), ("A1 slow", "verified"), ("A1 slow twice", "refuted"), ("A1 slower", "refuted"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness import Place, backends
+from harness import Parts, Place, backends
 from harness.backends import jax as on_jax
 from harness.contract import place, plugins
 from harness.workloads.decoder import Shape
@@ -52,6 +52,19 @@ def test_torch_gives_the_same_bits_and_runs_each_block_twice(every):
     module = backends.load("torch")
     answer, reference = module.arrays(found_grads), module.arrays(grads)
     assert all(np.array_equal(answer[name][0], reference[name][0]) for name in reference)
+
+
+@pytest.mark.parametrize(("layers", "segments"), [(1, [1]), (4, [2, 2]), (5, [3, 2]), (9, [3, 3, 3]), (10, [4, 4, 2])])
+def test_a_segment_has_the_root_of_the_layers_where_no_number_is_set(layers, segments):
+    ran = []
+
+    def stack(parts, ps, x_BTD):
+        ran.append(len(ps))
+        return x_BTD
+
+    parts = CHECKPOINT.on["torch"](Parts(None, Place("torch", "cpu"), stack=stack), every=0)
+    parts.stack(parts, [{}] * layers, torch.zeros(1))
+    assert ran == segments
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from harness.worker import prediction
 from harness.workloads.decoder import Shape
 from harness.workloads.decoder import _jax as decoder_in_jax
 from harness.workloads.decoder import _torch as decoder_in_torch
+from strategies.activations.budget_checkpoint import Costs, choose
 from strategies.activations.reversible import branches
 from strategies.attention.automatic_windows import UNKNOWN, chosen
 
@@ -132,6 +133,23 @@ def budgeted(backend, budget_mib, shape=DEEP, *before):
     else:
         backends.load("torch").predict(lambda: parts, Place("torch", "cpu"), batch, source_bytes=0, steps=1)
     return parts.notes
+
+
+@pytest.mark.parametrize(
+    ("layers", "costs", "budget", "choice"),
+    [
+        (6, Costs(100, 10), 600, (6, 1)),
+        (6, Costs(100, 10), 599, (5, 1)),
+        (6, Costs(100, 10), 340, (3, 3)),
+        (6, Costs(100, 10), 309, (2, 2)),
+        (6, Costs(100, 10), 0, (0, 1)),
+        (9, Costs(10, 10), 0, (0, 3)),
+        (6, Costs(100, 10, gradients=1000), 0, (0, 6)),
+    ],
+    ids=str,
+)
+def test_a_budget_keeps_the_most_layers_that_fit_and_else_takes_the_least(layers, costs, budget, choice):
+    assert choose(layers, costs, budget) == choice
 
 
 @pytest.mark.long
@@ -408,6 +426,9 @@ def test_block_inputs_leave_for_files_and_nothing_else_does(tmp_path, monkeypatc
     first_gradient(parts_of("torch", SHAPE, ("offload_boundary", {"least_kib": 1, "folder": str(tmp_path)})))
     assert opened == [SHAPE.batch * SHAPE.tokens * SHAPE.width] * LAYERS
     assert not list(tmp_path.iterdir())
+    opened.clear()
+    first_gradient(parts_of("torch", SHAPE, ("offload_boundary", {"least_kib": 5, "folder": str(tmp_path)})))
+    assert not opened, "they are of 4 KiB"
 
 
 # Reversible

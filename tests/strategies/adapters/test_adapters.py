@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from harness import backends, tree
+from harness import Parts, Place, backends, tree
 from harness.contract import plugins
 from harness.contract.assembly import assemble
 from harness.records import Applied, Case, Task
@@ -71,6 +71,22 @@ def test_the_first_loss_is_that_of_the_model_and_then_adapters_alone_learn(workl
     assert all(abs(g).max() > 0 for name, g in adapted.gradients.items() if name.endswith(".b"))
 
 
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_what_an_adapter_adds_is_multiplied_by_alpha_over_rank(backend):
+    import jax.numpy as jnp
+    import numpy as np
+    import torch
+
+    draws = np.random.Generator(np.random.Philox(key=0))
+    x, w, a, b = (draws.standard_normal(size, np.float32) for size in ((2, 3, 5), (5, 4), (2, 5), (4, 2)))
+    array = torch.from_numpy if backend == "torch" else jnp.asarray
+    parts = Parts(None, Place(backend, "cpu"), linear=lambda parts, p, name, x: x @ p[name])
+    parts = LOADED.strategies["lora"].on[backend](parts, rank=2, alpha=6.0)
+    p = {"up": array(w), "adapters": {"up": {"a": array(a), "b": array(b)}}}
+    y = np.asarray(parts.linear(parts, p, "up", array(x)))
+    np.testing.assert_allclose(y, x @ w + 6 / 2 * (x @ a.T @ b.T), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("workload", "backend"), CASES)
 @pytest.mark.parametrize("others", [("checkpoint", "fused_loss"), ("update_in_backward",)], ids="+".join)
 def test_what_is_combined_with_adapters_leaves_their_answer_as_it_is(workload, backend, others):
@@ -123,6 +139,42 @@ def test_a_router_is_not_packed(name, packed):
     from strategies.adapters.qlora import is_matrix
 
     assert is_matrix(name, (8, 64)) is packed
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "packed"),
+    [
+        ("layers.0.wq", (8, 64), True),
+        ("layers.0.wq", (8, 63), False),
+        ("layers.wq", (2, 8, 64), True),
+        ("layers.0.adapters.wq.a", (4, 64), False),
+    ],
+)
+def test_what_has_two_numbers_for_each_byte_is_packed_and_adapters_are_not(name, shape, packed):
+    from strategies.adapters.qlora import is_matrix
+
+    assert is_matrix(name, shape) is packed
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_last_block_that_is_short_has_a_scale_of_its_own(backend):
+    """Six numbers, ten times as large, after 266 blocks, whose scales have more than one scale of theirs."""
+    import jax.numpy as jnp
+    import numpy as np
+    import torch
+
+    from strategies.adapters.qlora import _jax, _torch
+
+    values = np.random.Generator(np.random.Philox(key=0)).standard_normal((131, 130), np.float32)
+    values.reshape(-1)[-6:] *= 10
+    if backend == "torch":
+        wide = _torch.widened(_torch.packed(torch.from_numpy(values))).numpy()
+    else:
+        wide = np.asarray(_jax.widened(_jax.packed(jnp.asarray(values))))
+    blocks, off = (np.abs(np.pad(each.reshape(-1), (0, 58)).reshape(267, 64)) for each in (values, wide - values))
+    largest = blocks.max(1)
+    of_scale = np.abs(largest - largest.mean()) / 16 + 1e-3  # an 8-bit float is off by a sixteenth at the most
+    assert (off.max(1) <= 0.16 * (largest + of_scale) + of_scale).all(), "levels lie at most 0.31 of the scale apart"
 
 
 @pytest.mark.parametrize(("workload", "backend"), CASES)

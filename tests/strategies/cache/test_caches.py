@@ -20,7 +20,7 @@ from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.contract.place import NAMES
 from harness.records import Applied, Case
-from strategies.cache import int8_cache, offloaded_cache, window_cache
+from strategies.cache import int8_cache, mapped_cache, offloaded_cache, window_cache
 
 LOADED = plugins.load()
 SCORING = LOADED.workloads["scoring"]
@@ -282,6 +282,13 @@ def test_a_mapped_cache_lies_in_files_without_names(tmp_path):
     assert os.listdir(tmp_path) == []
     del state
     assert open_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("pieces", [(1,) * 6, (3, 1, 2)])
+def test_a_mapped_file_gives_jax_everything_compiled_or_not(pieces, traced):
+    result, due, seen = filled("jax", part_of("jax", mapped_cache), pieces, 6, traced)
+    assert np.array_equal(result, due) and seen is None
 
 
 def test_a_process_that_is_killed_leaves_no_file(tmp_path):

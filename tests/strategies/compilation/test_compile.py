@@ -145,6 +145,20 @@ def test_a_folder_that_cannot_be_written_is_not_taken(tmp_path, monkeypatch):
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == folder != str(tmp_path)
 
 
+def test_the_compiler_is_asked_for_what_the_knobs_say(monkeypatch):
+    asked = []
+    monkeypatch.setattr(compiled_block, "compiled", lambda inner, **settings: asked.append(settings) or inner)
+    for name, knobs in (
+        ("compiled_loss", {}),
+        ("compiled_loss", {"chunks": 3}),
+        ("compiled_loss", {"chunks": 0}),
+        ("compiled_budget", {"budget": 0.25}),
+    ):
+        parts_of(SHAPE, name, **knobs)
+    chunkers = [{"inductor": {"auto_chunker.enable": True, "auto_chunker.num_chunk": each}} for each in (8, 3, None)]
+    assert asked == [*chunkers, {"activation_memory_budget": 0.25}]
+
+
 @pytest.mark.parametrize("budget", [-0.1, 1.1])
 def test_a_budget_is_a_share(budget):
     with pytest.raises(ValueError, match="a share from 0 to 1"):

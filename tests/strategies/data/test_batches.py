@@ -482,6 +482,20 @@ def test_device_batches_are_made_one_ahead():
             batches.close()
 
 
+@pytest.mark.parametrize("depth", [1, 4])
+def test_a_thread_makes_as_many_batches_ahead_as_wait_and_one_more(depth):
+    made = []
+
+    def transfer(parts, x, y):
+        made.append(1)
+        return x, y
+
+    batches = flow(replace(with_strategies("prefetch_thread", depth=depth), transfer=transfer), tokens())
+    next(batches)
+    assert settled(lambda: len(made), depth + 2) == depth + 2, "the one in use, those that wait, the one in the making"
+    batches.close()
+
+
 @pytest.mark.gpu
 def test_device_batches_on_cuda_are_those_of_the_host():
     import torch

@@ -167,6 +167,19 @@ def test_buckets_have_documents_of_like_lengths():
     assert max(sorted_.slots) == max(plain.slots), "the longest document is as long as before"
 
 
+def test_documents_change_their_batch_within_a_pool_alone():
+    plain = parts_of("torch")
+    source, _ = opened(plain)
+    whole = source.count // source.batch
+
+    def batches(parts):
+        order = np.asarray(parts.order(parts, source, 0)(0, whole * source.batch))
+        return {frozenset(each.tolist()) for each in order.reshape(whole, -1)}
+
+    one, three = (LOADED.strategies["bucketed_lengths"].on["torch"](plain, pool=pool) for pool in (1, 3))
+    assert batches(one) == batches(plain) != batches(three)
+
+
 @pytest.mark.parametrize("others", [(), ("packed",), ("bucketed_lengths",)])
 def test_the_largest_batch_comes_second(others):
     before = batch_sizes.of_epoch(DOCUMENTS, parts_of("torch", *others, documents=40))

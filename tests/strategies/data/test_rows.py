@@ -1,10 +1,13 @@
 """Every way to hold the rows of a file feeds the batches of the baseline, and holds the bytes that it says."""
 
+import mmap
+import os
 import subprocess
 import tracemalloc
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,7 +105,11 @@ def test_windows_apart_and_at_both_ends_are_read(corpus, name):
             actual.batch(np.array(outside))
 
 
-def test_pread_reads_neighbours_together(corpus, monkeypatch):
+@pytest.mark.parametrize(
+    ("gap", "together"),
+    [(0, [WINDOW + 2, WINDOW, WINDOW, WINDOW]), (1, [WINDOW + 2, WINDOW + 6, WINDOW]), (200, [2000 + WINDOW - 3])],
+)
+def test_pread_reads_neighbours_together(corpus, monkeypatch, gap, together):
     read_rows = []
     inner = RowsOnDisk.read_into
 
@@ -111,9 +118,8 @@ def test_pread_reads_neighbours_together(corpus, monkeypatch):
         return inner(rows, out)
 
     monkeypatch.setattr(RowsOnDisk, "read_into", counted)
-    parts = parts_of(corpus, "pread")
+    parts = parts_of(corpus, "pread", knobs={"gap": gap})
     parts.windows(parts, parts.source(parts)).batch(np.array([900, 3, 5, 2000, 906, 4]))
-    together = [WINDOW + 2, WINDOW + 6, WINDOW]
     assert read_rows == together * 2, "inputs, then labels"
 
 
@@ -163,19 +169,20 @@ def test_streaming_reads_the_file_about_once(corpus, monkeypatch):
     assert FRAMES <= sum(read_rows) / 2 < 1.2 * FRAMES
 
 
-def test_streaming_shuffles_within_its_reach_and_misses_none(corpus):
-    parts = parts_of(corpus, "streaming", knobs={"rows": 300}, shuffle=True)
+@pytest.mark.parametrize("stride", [1, 4])
+def test_streaming_shuffles_within_its_reach_and_misses_none(corpus, stride):
+    parts = parts_of(corpus, "streaming", knobs={"rows": 300}, shuffle=True, stride=stride)
     source = parts.source(parts)
     at = parts.order(parts, source, 0)
     epoch = at(0, source.count)
     assert sorted(epoch) == list(range(source.count))
-    reach = 300 - WINDOW + 1
+    reach = (300 - WINDOW) // stride + 1
     assert np.abs(epoch - np.arange(source.count)).max() < reach
     assert (epoch[:reach] != np.arange(reach)).mean() > 0.9
     pieces = [at(start, start + 37) for start in range(0, source.count, 37)]
     assert np.array_equal(np.concatenate(pieces), epoch)
     assert not np.array_equal(parts.order(parts, source, 1)(0, 50), epoch[:50])
-    plain = parts_of(corpus)
+    plain = parts_of(corpus, stride=stride)
     expected = plain.windows(plain, plain.source(plain))
     for number, (x, y) in enumerate(islice(loop_of(parts), 2 * source.count // BATCH)):
         within = number % (source.count // BATCH)
@@ -207,6 +214,23 @@ def test_mapped_rows_are_only_read_and_advised_in_one_of_three_ways(corpus):
         mapped[0] = 1
     with pytest.raises(ValueError, match="advise is 'random', 'normal' or 'sequential', not 'never'"):
         parts_of(None, "mapped", knobs={"advise": "never"})
+
+
+@pytest.mark.parametrize(
+    ("knobs", "advice"),
+    [
+        ({}, mmap.MADV_RANDOM),
+        ({"advise": "normal"}, mmap.MADV_NORMAL),
+        ({"advise": "sequential"}, mmap.MADV_SEQUENTIAL),
+    ],
+    ids=str,
+)
+def test_the_kernel_hears_how_mapped_rows_will_be_read(corpus, monkeypatch, knobs, advice):
+    heard = []
+    mapped = SimpleNamespace(_mmap=SimpleNamespace(madvise=heard.append))
+    monkeypatch.setattr(np.lib.format, "open_memmap", lambda path, mode: mapped)
+    assert parts_of(None, "mapped", knobs=knobs).rows(None, corpus.path) is mapped
+    assert heard == [advice]
 
 
 LOW = {"float16_rows": 2.0**-11, "bfloat16_rows": 2.0**-8}
@@ -344,13 +368,14 @@ def test_automatic_takes_no_other_word_for_its_way(corpus):
         parts_of(corpus, "automatic", knobs={"eager": "maybe"})
 
 
-def test_the_first_examples_alone_are_kept(corpus):
-    few, whole = parts_of(corpus, "max_examples", knobs={"count": 20}), parts_of(corpus)
+@pytest.mark.parametrize("stride", [1, 4, 9])
+def test_the_first_examples_alone_are_kept(corpus, stride):
+    few, whole = parts_of(corpus, "max_examples", knobs={"count": 20}, stride=stride), parts_of(corpus, stride=stride)
     source = few.source(few)
     assert source.count == 20 and source.inputs.base is None  # a copy: a view would keep all rows
     assert_same(batches_of(few, 2), batches_of(whole, 2))
     assert "unchanged" not in few.notes
-    many = parts_of(corpus, "max_examples", knobs={"count": 10**6})
+    many = parts_of(corpus, "max_examples", knobs={"count": 10**6}, stride=stride)
     assert_same(batches_of(many, 2), batches_of(whole, 2))
     assert "no more than 1,000,000" in many.notes["unchanged"]
 
@@ -377,9 +402,19 @@ def test_a_source_of_no_more_examples_is_not_copied():
     assert (fewer.source, fewer.making) == (extent.base - 4 * FEATURES - 4, extent.base)
 
 
-def test_a_cold_file_is_read_from_the_disk_again(corpus):
-    parts = parts_of(corpus, "mapped", knobs={"cold": True})
-    assert_same(batches_of(parts, 3), batches_of(parts_of(corpus), 3))
+def test_a_cold_file_is_dropped_before_it_is_mapped_and_another_is_not(corpus, monkeypatch):
+    dropped, inner = [], os.posix_fadvise
+
+    def noted(descriptor, *rest):
+        dropped.append((os.path.realpath(f"/proc/self/fd/{descriptor}"), *rest))
+        inner(descriptor, *rest)
+
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    due = batches_of(parts_of(corpus, "mapped"), 3)
+    assert not dropped
+    assert_same(batches_of(parts_of(corpus, "mapped", knobs={"cold": True}), 3), due)
+    files = (os.path.realpath(path) for path in (corpus.path, corpus.labels))
+    assert dropped == [(path, 0, 0, os.POSIX_FADV_DONTNEED) for path in files]
 
 
 def test_automatic_takes_the_memory_of_this_machine_where_none_is_pretended():

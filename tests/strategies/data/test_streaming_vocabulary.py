@@ -82,6 +82,16 @@ def test_the_model_has_as_many_words_and_the_notes_say_what_is_lost():
     assert max(source.inputs.max(), source.targets.max()) < 50
 
 
+def test_there_are_ten_counters_for_each_word_where_no_number_is_set(monkeypatch):
+    asked = set()
+    monkeypatch.setattr(
+        streaming_vocabulary, "frequent", lambda ids, counters: asked.add(counters) or frequent(ids, counters)
+    )
+    parts = DECODER.on["torch"](DECODER.shape(vocabulary=500, tokens=64, batch=2), Place("torch", "cpu"), None)
+    parts = LOADED.strategies["streaming_vocabulary"].on["torch"](parts, size=20)
+    assert parts.source(parts).vocabulary == 20 and asked == {200}
+
+
 def test_too_few_counters_are_refused():
     parts = DECODER.on["torch"](DECODER.shape(), Place("torch", "cpu"), None)
     with pytest.raises(ValueError, match="9 counters cannot rank 10 words: give 10 or more"):

@@ -196,6 +196,15 @@ def test_blocks_do_not_overlap_and_cover_all_but_the_tail(n, window, stride):
     assert parts.notes == {"coverage": n // window * window / n}
 
 
+def test_the_first_examples_of_tokens_are_copied_once_for_inputs_and_targets():
+    ids = np.arange(41, dtype=np.uint16)
+    plain = Parts(None, Place("torch", "cpu"), source=lambda parts: Source(ids[:-1], ids[1:], 5, 2, batch=2))
+    parts = LOADED.strategies["max_examples"].on["torch"](plain, count=4)
+    source = parts.source(parts)
+    assert source.count == 4 and source.joined.tolist() == list(range(12))
+    assert not np.shares_memory(source.inputs, ids)
+
+
 def decoder(backend, *applied, corpus=None, **shape):
     made = LOADED.workloads["decoder"]
     sizes = made.probe(made.shape(**shape)).model_dump()

@@ -174,6 +174,19 @@ def test_arrays_filled_from_a_list_are_those_filled_from_an_array(n):
         assert result.dtype == np.int32
 
 
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [("numpy_copy", {"of_list": True}), ("python_lists", {"shared": False}), ("python_lists", {"shared": True})],
+)
+def test_lists_of_tokens_and_of_frames_have_the_values_of_their_rows(name, knobs):
+    frames = np.random.Generator(np.random.Philox(key=0)).standard_normal((20, 3), np.float32)
+    for source in (tokens(40, 8, 3), Source(frames, np.arange(20, dtype=np.int32), 4, 2, batch=2)):
+        everything = np.arange(source.count)
+        of_lists, plain = windows_of(name, source, **knobs), plain_windows(PLAIN, source)
+        for result, due in zip(of_lists.batch(everything), plain.batch(everything), strict=True):
+            assert np.array_equal(result, due)
+
+
 def test_a_copy_holds_two_int32_arrays_of_all_windows():
     source = tokens(1 << 15, 64, 8)
     due = 2 * source.count * 64 * 4

@@ -270,6 +270,7 @@ def test_the_chosen_chunk():
     assert _torch.chunk_rows(8192, 32000, 2**40, 4) == 4096
     assert _torch.chunk_rows(8192, 32000, 1, 4) == 64
     assert _torch.chunk_rows(10, 32000, 1, 4) == 10
+    assert [_jax.chunk_rows(32000, size) for size in (gradient_bytes, 2**40, 1)] == [128, 4096, 64]
 
 
 @pytest.mark.parametrize("loss", [fused_loss, _jax.fused_loss])

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -15,9 +16,11 @@ from harness import Parts, Place
 from harness.backends import torch_packing
 from harness.contract import plugins
 from harness.workloads.decoder import Shape, _torch
+from strategies.loss import chunked_loss
 from strategies.loss.automatic_loss import is_large
 from strategies.loss.cut_loss._jax import cut_loss as cut_loss_in_jax
 from strategies.loss.cut_loss._torch import cut_loss as cut_loss_in_torch
+from strategies.loss.fused_loss import TILE
 from strategies.loss.fused_loss._jax import fused_loss as fused_loss_in_jax
 from strategies.loss.fused_loss._torch import fused_loss as fused_loss_in_torch
 from strategies.loss.native_loss import POLICIES
@@ -122,6 +125,15 @@ def test_without_a_target_the_loss_is_nan_and_no_gradient_is(name, backend):
     y[:] = -100
     value, *gradients = with_gradients(name, backend, x, w, y)
     assert np.isnan(value) and all((g == 0).all() for g in gradients)
+
+
+@pytest.mark.parametrize("name", ["fused_loss", "chunked_backward_loss"])
+def test_what_is_scaled_tile_by_tile_is_scaled_whole(name):
+    """Gradients of hidden states take the factor of the mean so many rows at a time, and these are more."""
+    problem = drawn(rows=2 * TILE + 77, width=4, vocabulary=5)
+    actual, due = with_gradients(name, "torch", *problem, chunk=3000), with_gradients("plain", "torch", *problem)
+    for answer, plain in zip(actual, due, strict=True):
+        np.testing.assert_allclose(answer, plain, rtol=1e-9, atol=1e-12)
 
 
 WIDE = {"rows": 512, "width": 32, "vocabulary": 101}
@@ -230,6 +242,10 @@ def test_the_threshold_is_where_the_document_puts_it(rows, fused):
     assert rows * 151_936 * 2 / 2**30 == pytest.approx({4_096: 1.16, 40_000: 11.32, 131_072: 37.09}[rows], abs=0.005)
 
 
+def test_logits_as_large_as_the_threshold_stay():
+    assert not is_large(1 << 15, 1 << 15, 1, 1.0) and is_large((1 << 15) + 1, 1 << 15, 1, 1.0)
+
+
 def test_the_small_row_of_frames_takes_the_branch_of_the_row():
     frames = plugins.load().workloads["temporal"]
     shape, small = frames.shape(), frames.probe(frames.shape())
@@ -250,6 +266,24 @@ def test_the_choice_is_noted(backend):
         parts = STRATEGIES["automatic_loss"].on[backend](parts, threshold_gib=threshold)
         parts.loss(parts, array(x), array(w), array(y))
         assert parts.notes["choice"] == choice
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_the_method_computes_large_logits_alone(backend, monkeypatch):
+    monkeypatch.setattr(chunked_loss, f"on_{backend}", lambda parts: replace(parts, loss=lambda *_: "in chunks"))
+    plain = Parts(None, Place(backend, "cpu"), loss=lambda *_: "as it is")
+    arrays = [torch.from_numpy(each) if backend == "torch" else jnp.asarray(each) for each in drawn()]
+    for threshold, answer, choice in ((0.0, "in chunks", "chunked_loss"), (1.0, "as it is", "the plain loss")):
+        parts = STRATEGIES["automatic_loss"].on[backend](plain, threshold_gib=threshold, method="chunked")
+        assert parts.loss(parts, *arrays) == answer
+        assert parts.notes["choice"].startswith(f"chose {choice}: ")
+        assert parts.notes["switched"] == (threshold == 0)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_method_that_there_is_not_is_refused(backend):
+    with pytest.raises(ValueError, match="automatic_loss: method is one of fused, chunked, not 'cut'"):
+        STRATEGIES["automatic_loss"].on[backend](Parts(None, Place(backend, "cpu")), method="cut")
 
 
 def test_a_policy_that_torch_does_not_have_is_refused():

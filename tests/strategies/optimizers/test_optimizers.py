@@ -16,6 +16,7 @@ from harness.workloads.causal_lm.cut import made
 from harness.workloads.causal_lm.proof import named
 from harness.workloads.causal_lm.proven import cut
 from strategies.optimizers import _coded, adam_4bit, adam_8bit
+from strategies.precision import bfloat16_stochastic
 
 LOADED = plugins.load()
 DECODER = LOADED.workloads["decoder"]
@@ -590,6 +591,28 @@ def test_what_is_not_a_number_stays_so(backend):
     state = parts.update(parts, state, {"head": g})
     arrays = backends.load(backend).arrays({key: value for key, value in state.items() if key != "steps"})
     assert len(arrays) == 3 and all(np.isnan(array).all() for array, _ in arrays.values())
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_of_a_tensor_in_slices_every_row_is_updated_once(backend, monkeypatch):
+    """Three rows at a time, and the tenth alone: the first step of Adam is the rate, whatever the gradient."""
+    import jax.numpy as jnp
+
+    monkeypatch.setattr(bfloat16_stochastic, "SLICE", 48)
+    draws = torch.randn(2, 10, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    p, g = draws.float().numpy()
+    if backend == "torch":
+        state, gradient = {"params": {"head": draws[0].clone()}, "moments": None, "steps": 0}, draws[1]
+    else:
+        zeros = {key: {"head": jnp.zeros((10, 16), jnp.bfloat16)} for key in ("first", "second")}
+        state = {"params": {"head": jnp.asarray(p, jnp.bfloat16)}, **zeros, "steps": jnp.zeros((), jnp.int32)}
+        gradient = jnp.asarray(g, jnp.bfloat16)
+    parts = parts_of(backend, "bfloat16_stochastic", learning_rate=0.25, weight_decay=0.0)
+    state = parts.update(parts, state, {"head": gradient})
+    moments = state["moments"]["head"] if backend == "torch" else [state[key]["head"] for key in ("first", "second")]
+    arrays = backends.load(backend).arrays([state["params"]["head"], *moments])
+    for (result, _), exact in zip(arrays.values(), (p - 0.25 * np.sign(g), 0.1 * g, 0.001 * g * g), strict=True):
+        assert (np.abs(result - exact) <= 1.01 * 2.0**-7 * np.abs(exact) + 1e-4).all()
 
 
 def test_slices_of_a_tensor_are_rounded_by_bits_of_their_own(tmp_path):

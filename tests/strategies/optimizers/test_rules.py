@@ -141,17 +141,56 @@ def test_lomo_is_gradient_descent_at_a_multiple_of_the_rate():
         assert np.allclose(seen[-1], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("rate", [0.01, 0.9])
+def test_adafactor_divides_by_rows_and_columns_and_bounds_its_steps(rate):
+    p, *gradients = draws(6, 9, 5)
+    gradients[2] = gradients[2] * 100
+    expected, row, column = p.astype(np.float64), 0, 0
+    for steps, g in enumerate(gradients, 1):
+        share, squares = steps**-0.8, g.astype(np.float64) ** 2
+        size = np.sqrt((expected**2).mean()) * min(rate, steps**-0.5)
+        row = row + share * (squares.mean(1, keepdims=True) - row)
+        column = column + share * (squares.mean(0, keepdims=True) - column)
+        change = g / np.sqrt(row * column / row.mean())
+        expected = expected * (1 - rate * 0.1) - size * change / max(1, np.sqrt((change**2).mean()))
+    for seen in moved("adafactor", p, gradients, rate):
+        assert np.allclose(seen[-1], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_muon_takes_the_momentum_that_is_asked_for():
+    p, *gradients = draws(4, 32, 6)
+
+    def of_torch(momentum):
+        matrix = torch.nn.Parameter(torch.tensor(p).T)  # torch takes [out, in]
+        optimizer = torch.optim.Muon([matrix], lr=0.01, weight_decay=0.1, momentum=momentum)
+        for g in gradients:
+            matrix.grad = torch.tensor(g).T
+            optimizer.step()
+        return matrix.detach().numpy().T
+
+    asked, usual = of_torch(0.5), of_torch(0.95)
+    for seen in moved("muon", p, gradients, momentum=0.5):  # in bfloat16, which another order rounds in another way
+        assert np.linalg.norm(seen[-1] - asked) < 0.3 * np.linalg.norm(seen[-1] - usual)
+
+
 def test_the_first_step_of_galore_is_adams_in_the_space_of_the_largest_directions():
-    for rows, columns in ((6, 9), (9, 6)):
+    for rows, columns, scale in ((6, 9, 0.25), (9, 6, 0.5)):
         p, g, *_ = draws(rows, columns, 2)
         left, _, right = np.linalg.svd(g.astype(np.float64), full_matrices=False)
         projector = left[:, :2] if rows <= columns else right[:2].T
         low = projector.T @ g if rows <= columns else g @ projector
         change = low / (np.abs(low) + 1e-8)  # Adam's first step
         whole = projector @ change if rows <= columns else change @ projector.T
-        expected = p * (1 - 0.01 * 0.1) - 0.01 * 0.25 * whole
-        for seen in moved("galore", p, [g], rank=2):
+        expected = p * (1 - 0.01 * 0.1) - 0.01 * scale * whole
+        for seen in moved("galore", p, [g], rank=2, scale=scale):
             assert np.allclose(seen[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["apollo", "galore"])
+def test_a_matrix_whose_shorter_side_is_the_rank_is_updated_by_adam(name):
+    p, g, *_ = draws(3, 5, 2)
+    for seen in moved(name, p, [g], rank=3):
+        assert np.allclose(seen[0], p * (1 - 0.01 * 0.1) - 0.01 * np.sign(g), atol=1e-5)
 
 
 def test_galore_looks_for_directions_anew_only_so_often():
@@ -162,6 +201,8 @@ def test_galore_looks_for_directions_anew_only_so_often():
     for seen in moved("galore", p, [first, second, second], rank=1, every=2):
         still, after = seen[1][3, 3] - seen[0][3, 3] * (1 - 0.001), seen[2][3, 3] - seen[1][3, 3] * (1 - 0.001)
         assert abs(still) < 1e-6 and after < -1e-4
+    for seen in moved("galore", p, [first, second], rank=1, every=1):
+        assert seen[1][3, 3] - seen[0][3, 3] * (1 - 0.001) < -1e-4, "each step has directions of its own"
 
 
 def test_apollo_scales_whole_channels_and_lets_the_norm_grow_slowly():
@@ -284,6 +325,32 @@ def test_blocks_of_adam_mini_are_heads_outputs_and_rows():
     assert layout.blocks("layers.0.wo", (48, 40)) == (1, 40)
     assert layout.blocks("embed", (67, 48)) == (67, 1)
     assert layout.blocks("layers.0.mix_norm", (48,)) == (1,)
+
+
+@pytest.mark.parametrize("backend", place.NAMES)
+def test_adam_mini_divides_by_the_mean_over_a_head_or_over_an_output(backend):
+    """After one step the change of an element is its gradient over the root of its block's mean of squares."""
+    import jax.numpy as jnp
+
+    module, random = backends.load(backend), np.random.default_rng(1)
+    parts = parts_of(backend, "adam_mini", kv_heads=2, learning_rate=0.01, weight_decay=0.0)
+    whole, blocks = parts.init(parts, None), {"wq": 4, "wk": 2, "wv": 24}
+    array, key = (torch.tensor, "moments") if backend == "torch" else (jnp.asarray, "first")
+
+    def some(of):
+        layers = of["layers"][:1] if backend == "torch" else [of["layers"]]
+        (layer,) = ({name: each[name] for name in blocks} for each in layers)
+        return {"layers": [layer] if backend == "torch" else layer}
+
+    state = {"params": some(whole["params"]), key: some(whole[key]), "steps": whole["steps"]}
+    grads = tree.mapped(lambda p: array(random.standard_normal(p.shape).astype(np.float32)), state["params"])
+    before, slopes = (named(module, of) for of in (state["params"], grads))
+    after = named(module, parts.update(parts, state, grads)["params"])
+    for name, count in blocks.items():
+        g = slopes[f"layers.{name}"]
+        means = (g**2).reshape(*g.shape[:2], count, -1).mean((1, 3))
+        due = g / np.sqrt(means.repeat(g.shape[2] // count, 1))[:, None]
+        assert np.allclose((before[f"layers.{name}"] - after[f"layers.{name}"]) / 0.01, due, atol=1e-3), name
 
 
 @pytest.mark.parametrize(
@@ -418,6 +485,18 @@ def test_the_norm_of_gradients_in_16_bits_is_taken_in_32(name, backend):
     else:
         clipped.update(parts.grad(parts, state, None, None)[1])
     assert np.asarray(clipped["wide"]) == pytest.approx(0.5 / total, rel=1e-5)
+
+
+def test_gradients_that_take_no_memory_are_shrunk_without_any():
+    """What stands still has one number for all of its gradient: to write to it would be to write many times."""
+    slopes = {"whole": torch.full((3,), 4.0), "single": torch.tensor(3.0).expand(2, 2), "scale": torch.tensor(2.0)}
+    parts = Parts(None, Place("torch", "cpu"), grad=lambda *_: (0.0, dict(slopes)))
+    parts = LOADED.strategies["clip_gradients"].on["torch"](parts, norm=1.0)
+    clipped = parts.grad(parts, {}, None, None)[1]
+    total = (3 * 16 + 4 * 9 + 4) ** 0.5
+    assert clipped["whole"] is slopes["whole"] and clipped["single"].stride() == (0, 0)
+    for name, size, value in (("whole", (3,), 4.0), ("single", (2, 2), 3.0), ("scale", (), 2.0)):
+        torch.testing.assert_close(clipped[name], torch.full(size, value / total))
 
 
 def test_two_backward_passes_clip_as_one_does():

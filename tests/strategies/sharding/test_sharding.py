@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Place, backends
+from harness import Parts, Place, backends
 from harness.contract import plugins
 from harness.records import Applied, Case
 from harness.run.schedule import conflict
@@ -168,6 +168,15 @@ def test_zigzag_gives_every_rank_the_same_work(ranks):
     every = sorted(block for rank in range(ranks) for block in folded(rank, ranks))
     assert every == list(range(2 * ranks))
     assert [in_order(rank, ranks) for rank in range(ranks)] == [(rank,) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(("rows", "note"), [(4, None), (5, "a batch of 5 rows leaves 1 of 4 ranks without any")])
+def test_ranks_that_get_no_row_are_noted(rows, note):
+    parts = LOADED.strategies["ddp"].on["torch"](Parts(None, Place("torch", "cpu")))
+    ids = torch.zeros(rows, 3, dtype=torch.int64)
+    with backends.load("torch").pretended(4):
+        x, y, _ = parts.shard_batch(parts, ids, ids)
+    assert len(x) == len(y) == -(-rows // 4) and parts.notes.get("ranks") == note
 
 
 def test_a_row_on_ranks_fits_the_decoder_alone():
