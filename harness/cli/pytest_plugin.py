@@ -200,7 +200,7 @@ def measured(benchmark: Any, request: pytest.FixtureRequest) -> None:
             "strategy": row.label,
             "place": str(case.place),
             "status": row.status,
-            "peak_bytes": row.peak_bytes if row.status == "ok" else None,
+            "peak_bytes": row.whole_peak_bytes,
             "predicted_bytes": row.predicted_bytes,
             "at_most_bytes": row.at_most_bytes,
             "floor_bytes": row.floor_bytes,

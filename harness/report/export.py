@@ -77,7 +77,7 @@ def _of_row(suite: str, title: str, table: Comparison, row: Row, tokens: float |
         "answer": row.answer,
         "answer_reason": row.answer_reason,
         "stand_in": stands_in(row),
-        "peak_bytes": row.peak_bytes if row.status == "ok" else None,
+        "peak_bytes": row.whole_peak_bytes,
         "peak_ratio": row.peak_ratio,
         "peak_phase": row.peak_phase,
         "memory": row.memory,

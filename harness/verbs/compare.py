@@ -277,7 +277,7 @@ def _of_times(old: Row, new: Row, before: list[float], after: list[float]) -> Ch
         seen = Interval(min(after) / max(before), max(after) / min(before))
         verdict = SAME if seen.inside(1 / MARGIN, MARGIN) else UNRESOLVED
         other = "this machine's hour, or all that was run: other rows are compared as multiples of it"
-        other = other if new.case.is_baseline else "one of the runs has no time of its baselines"
+        other = other if new.case.is_baseline else "a run has no time of its baselines, of which times are multiples"
         reason = "" if verdict == SAME else f"{seen.low:.2f} to {seen.high:.2f} x" if 1 in seen else other
         ratio = median(after) / median(before)
         return Change(old.case, "time", _milliseconds(before), _milliseconds(after), verdict, ratio, reason)

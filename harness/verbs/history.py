@@ -144,5 +144,4 @@ def _machine(row: Row) -> str:
 
 
 def _point(row: Row, commit: str, utc: str) -> Point:
-    peak = row.peak_bytes if row.status == "ok" else None
-    return Point(commit, utc, row.status, peak, row.resolution, row.speed)
+    return Point(commit, utc, row.status, row.whole_peak_bytes, row.resolution, row.speed)

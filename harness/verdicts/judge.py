@@ -73,6 +73,11 @@ class Row:
     prediction: Record | None = field(default=None, repr=False)
 
     @property
+    def whole_peak_bytes(self) -> int | None:
+        """The peak of a row that ran to its end; what it had taken when it failed is none."""
+        return self.peak_bytes if self.status == "ok" else None
+
+    @property
     def label(self) -> str:
         return self.case.label
 

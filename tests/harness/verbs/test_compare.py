@@ -428,4 +428,7 @@ def test_a_row_whose_run_did_not_time_its_baselines_is_not_taken_for_one():
     for old, new in ((timed(1.1), timed(1.1, seconds=1.6)), (timed(1.1, seconds=1.6), timed(1.1))):
         changes = compare([Comparison(old.case, (old,))], [Comparison(new.case, (replace(new, speed=None),))])
         (time,) = (each for each in changes if each.figure == "time")
-        assert (time.verdict, time.reason) == ("unresolved", "one of the runs has no time of its baselines")
+        assert (time.verdict, time.reason) == (
+            "unresolved",
+            "a run has no time of its baselines, of which times are multiples",
+        )
