@@ -41,6 +41,15 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as long what `long_in_jax` names, where a parameter is JAX: it compiles for seconds, and torch does not."""
+    for item in items:
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if item.get_closest_marker("long_in_jax") and any(str(each).partition("/")[0] == "jax" for each in values):
+            item.add_marker(pytest.mark.long)
+
+
 def pytest_collection_finish() -> None:
     """Search what thousands of tests brought for garbage once, not with each search while they run."""
     gc.collect()

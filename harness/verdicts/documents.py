@@ -1,5 +1,6 @@
 """What documents say, row by row, held against all results: which claim of which suite answers each sentence."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,9 @@ def read(path: Path) -> Documents:
         raise ClaimError(str(error)) from None
     except ValidationError as error:
         raise ClaimError(f"{path}{yaml.fault(document, error)}") from None
+    twice = next((id for id, count in Counter(each.id for each in documents.sentences).items() if count > 1), None)
+    if twice is not None:
+        raise ClaimError(f"{path}: '{twice}' is the id of several sentences: give each its own")
     for sentence in documents.sentences:
         if sentence.id[0] not in documents.documents:
             raise ClaimError(f"{path}: '{sentence.id}' is of no document: name '{sentence.id[0]}' among the documents")

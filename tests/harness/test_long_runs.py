@@ -103,6 +103,7 @@ with open(sys.argv[4], "w") as file:
 """A worker that begins, answers and ends like any other, in hundredths of a second: it loads nothing."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", ["none", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_thousand_cases_leave_the_parent_as_it_is(
     workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -36,8 +36,8 @@ def everywhere():
     """Every strategy on every workload and backend that takes it.
 
     Slow are those that compile long: torch's compiler, and XLA for the second workload of what is no strategy of data,
-    unless of its scan. Nor do strategies of data ask what is done with a batch: where the data are the decoder's they
-    are slow too.
+    unless of its scan. All else that trains in JAX is long. Nor do strategies of data ask what is done with a batch:
+    where the data are the decoder's they are slow too.
     """
     for name in sorted(LOADED.strategies):
         rewrites = set(LOADED.strategies[name].rewrites)
@@ -48,7 +48,8 @@ def everywhere():
                 again = again or (not trains and workload in OF_THE_DECODER)
                 again = again or (name == "compiled_loss" and workload != "decoder")  # torch's compiler, a minute each
                 slow = name in COMPILED or again or (trains and (workload, backend) == SECOND)
-                marks = [pytest.mark.slow] if slow else []
+                long = (trains and backend == "jax") or name == "compiled_loss"
+                marks = [pytest.mark.slow] if slow else [pytest.mark.long] if long else []
                 if obstacle(name, workload, backend) is None:
                     yield pytest.param(name, workload, backend, marks=marks, id=f"{name}-{workload}-{backend}")
 
@@ -86,6 +87,7 @@ def test_a_composition_equals_the_baseline_in_either_order(order, backend):
     assert not list(KEPT.of_composition(order, "decoder", backend))
 
 
+@pytest.mark.long
 def test_rounded_updates_of_wide_adapters_keep_their_contract():
     assert not list(KEPT.of_composition(("bfloat16_stochastic", "qlora"), "decoder", "jax"))
 

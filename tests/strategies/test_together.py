@@ -342,6 +342,7 @@ def test_what_calls_the_part_that_it_rewrites_is_tried_on_top_of_another(inner, 
     assert [inner, outer] in [[applied.name for applied in row] for row in rows]
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 @pytest.mark.parametrize("rule", ["adam_8bit", "adam_4bit", "adam_mini", "lion", "sgd_momentum"])
 def test_a_rule_keeps_moments_of_the_adapters_alone(rule, backend):

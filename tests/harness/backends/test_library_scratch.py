@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.backends import torch_kernels
-from harness.backends.torch_kernels import BLOCK_KERNEL, CAPACITY, KERNEL, PROBED, different_sizes
+from harness.backends.torch_kernels import BLOCK_KERNEL, CAPACITY, KERNEL, NATIVE, PROBED, different_sizes
 from harness.backends.torch_storage import LiveStorage
 from harness.machine import environment, facts
 
@@ -32,7 +32,8 @@ def taken(dtype: torch.dtype, sizes: list[int]) -> int:
 
 
 def test_a_kernel_is_counted_once_for_each_size_in_bfloat16_on_the_cpu() -> None:
-    assert 0.5 <= KERNEL / (1 << 20) <= 0.6, "what was measured"
+    low, high = (512, 614) if NATIVE else (43, 46)
+    assert low <= KERNEL / (1 << 10) <= high, "what was measured"
     assert taken(torch.bfloat16, [64, 64, 128]) == 2 * KERNEL
     assert taken(torch.float32, [64, 128]) == 0
 
@@ -120,12 +121,10 @@ print(attend(*map(int, sys.argv[1:])), attend(*map(int, sys.argv[1:])))
 
 
 HALF = facts.facts()["half_precision"] or ()
-of_known_kernels = pytest.mark.skipif("avx512_bf16" not in HALF, reason="another CPU, other kernels")
 of_no_tiles = pytest.mark.skipif("amx_bf16" in HALF, reason="with AMX a kernel takes 0.3 to 1 MiB, by its size")
 
 
 @pytest.mark.long
-@of_known_kernels
 @of_no_tiles
 @pytest.mark.parametrize(("tokens", "features"), [(1024, 64), (1000, 64)])
 def test_attention_in_bfloat16_keeps_what_is_predicted(tokens: int, features: int) -> None:
@@ -164,7 +163,6 @@ print(sum(grown[10:]))
 """
 
 
-@of_known_kernels
 @of_no_tiles
 @pytest.mark.skipif(not BFLOAT16, reason="the library has no products in bfloat16 for this CPU")
 def test_a_process_grows_by_what_is_counted_for_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_only_products_in_float32_are_packed():
 
 
 @pytest.mark.skipif(not torch_packing.packs(), reason="the library packs on Intel's processors alone")
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("shape", [(1024, 16384, 256), (256, 16384, 1024), (1024, 4096, 1024), (128, 16384, 256)])
 def test_what_stays_of_a_product_is_what_is_predicted(shape, threads):
     command = [sys.executable, str(FIGURES), str(threads), *map(str, shape)]

@@ -347,6 +347,7 @@ def test_memory_that_runs_out_far_below_the_budget_is_not_the_budgets_doing(run)
     assert record.status == "oom_host"
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("place", ["torch/cpu", "jax/cpu"])
 def test_a_step_beyond_the_budget_says_so_with_limit_and_phase(run, place):
     budget = LOGITS_MIB * MIB // 2

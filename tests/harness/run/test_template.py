@@ -66,6 +66,7 @@ def left() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
+@pytest.mark.long
 def test_workers_are_forked_where_templates_are_kept_one_that_was_killed_is_replaced_and_nobody_is_left() -> None:
     before = left()
     assert run() == "fresh"

@@ -104,6 +104,7 @@ def test_doubt_of_one_claim_is_doubt_of_the_sentence(tmp_path: Path) -> None:
     ("text", "words"),
     [
         (TEXT.replace("id: A3", "id: C3"), "'C3' is of no document"),
+        (TEXT.replace("id: A3", "id: A1"), "'A1' is the id of several sentences"),
         (TEXT.replace("A2 fast: its time", "A2 slow: its time"), "'A2': `figures` names 'A2 slow'"),
         (TEXT.replace(", suite: mine", ""), "'B1': give both `suite` and `that`"),
         (TEXT.replace("says: nobody looked", "sais: nobody"), "line 6"),

@@ -284,6 +284,7 @@ def test_a_composition_is_reassociated(bench):
     assert verdict.verdict == "reassociated", verdict.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["checkpoint", "chunked_loss"])
 def test_in_jax_as_well(bench, name):
     knobs = {"chunk": 23} if name == "chunked_loss" else {}
@@ -291,6 +292,7 @@ def test_in_jax_as_well(bench, name):
     assert verdict.verdict in ("bit_exact", "reassociated"), verdict.reason
 
 
+@pytest.mark.long
 def test_in_jax_nothing_is_bit_exact_and_a_wrong_scale_diverges(bench):
     assert bench(("nothing", {}), backend="jax").numerics.verdict == "bit_exact"
     assert bench(("scaled", {"by": 1e-4}), backend="jax").numerics.verdict == "diverged"

@@ -217,6 +217,7 @@ def test_ignored_targets_add_nothing():
     assert np.array_equal(np.all(np.asarray(grad).reshape(-1, 5) == 0, axis=1), ~counted)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_the_gradient_of_a_tied_head_is_the_sum_of_both_uses(backend):
     module = backends.load(backend)

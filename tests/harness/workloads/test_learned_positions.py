@@ -112,6 +112,7 @@ ALIKE = {
 }
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize(
     ("workload", "backend", "name"), [(workload, *each) for workload, cases in ALIKE.items() for each in cases]
 )

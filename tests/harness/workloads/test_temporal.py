@@ -65,7 +65,9 @@ def away(answer, reference):
 # One model in two frameworks
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "network", [pytest.param(each, marks=[pytest.mark.long] * (each in ("mamba", "jamba"))) for each in NETWORKS]
+)
 def test_torch_and_jax_give_the_same_losses_and_gradients(network, stacked):
     answer, reference = outcome("torch", network), outcome("jax", network)
     assert len(answer.trajectory) == UPDATES == len(set(answer.trajectory))
@@ -260,6 +262,7 @@ def test_strategies_of_the_decoder_serve_it_as_well(name, bound, network):
     assert set(answer.dtypes.values()) == {"bfloat16" if name == "bfloat16" else "float32"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["checkpoint", "fused_loss", "bfloat16"])
 def test_they_serve_it_in_jax(name):
     answer, reference = outcome("jax", "gru", name), outcome("jax", "gru")

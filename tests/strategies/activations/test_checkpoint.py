@@ -105,6 +105,7 @@ def saved(request):
     return {every: activations(request.param, every) for every in (None, 1, 3, 8)}
 
 
+@pytest.mark.long_in_jax
 def test_checkpointing_each_block_keeps_less(saved):
     assert saved[1] < 0.5 * saved[None]
 

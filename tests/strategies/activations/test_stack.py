@@ -173,6 +173,7 @@ def test_the_least_choice_is_within_5_percent_of_the_best_interval(backend):
     assert activations(backend, "budget_checkpoint") <= 1.05 * min(intervals)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_budget_moves_the_peak_by_what_it_allows(backend):
     low, high = (budgeted(backend, mib)["predicted_activation_bytes"] for mib in (0.0, 8.0))
@@ -240,6 +241,7 @@ def test_nested_segments_run_each_block_three_times_but_for_their_last():
     assert blocks_run("nested_checkpoint", {"every": 2}) == [3, 2, 3, 2, 2]
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_nested_segments_keep_less_than_each_layer_of_a_deep_stack(backend):
     """36 hidden states against 6 + 6, all else being equal: what one block saves, and the gradients."""
@@ -298,6 +300,7 @@ def operations(*strategy):
     return Counter(names(program(parts_of("jax", SHAPE, *strategy))))
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_recomputed_activation_keeps_two_of_four_and_a_recomputed_feed_none(backend):
     plain = activations(backend)
@@ -331,6 +334,7 @@ def test_nor_is_one_in_jax():
 # Checkpoints that keep products
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_selective_checkpoint_keeps_more_than_inputs_and_less_than_all(backend):
     inputs, some, everything = (activations(backend, name) for name in ("checkpoint", "selective_checkpoint", None))
@@ -359,6 +363,7 @@ def test_what_a_selective_checkpoint_keeps_serves_one_backward_pass():
 # Tiles
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_tiles_that_are_not_recomputed_save_little(backend):
     plain = activations(backend)
@@ -487,6 +492,7 @@ def test_reversible_layers_have_the_gradient_of_a_plain_backward_pass(backend, f
     assert away(found_grads, grads) < 3e-6
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize(("dtype", "of", "bound"), [("float32", mix_and_feed, 2e-5), ("bfloat16", branches, 3e-3)])
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_what_is_rebuilt_stays_right_with_depth_and_in_bfloat16(backend, dtype, of, bound):
@@ -498,6 +504,7 @@ def test_what_is_rebuilt_stays_right_with_depth_and_in_bfloat16(backend, dtype, 
     assert away(actual, grads) < bound
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_reversible_layers_keep_nothing_of_their_depth(backend):
     shapes = [DEEP.model_copy(update={"layers": layers}) for layers in (4, 20)]
@@ -508,6 +515,7 @@ def test_reversible_layers_keep_nothing_of_their_depth(backend):
     assert high - low < 16 * 4 * DEEP.tokens * DEEP.width * 0.25  # a checkpoint keeps one hidden state a layer
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_reversible_layers_work_where_a_block_has_more_than_two_branches(backend):
     shape = TEMPORAL.probe(TEMPORAL.shape(network="jamba"))
@@ -636,6 +644,7 @@ def test_one_window_is_the_plain_stack_bit_for_bit(backend, window):
     assert all(np.array_equal(found_grads[name], grads[name]) for name in grads)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_activations_do_not_grow_with_the_sequence_but_for_outputs(backend):
     """Every token more costs some of its hidden states, in float32, and nothing that a layer saves."""
@@ -689,6 +698,7 @@ def test_a_window_saves_its_share_of_the_memory_and_the_next_longer_one_more(ava
     assert chosen(grown, 1, 1 << 20, 0) == 16, "however little there is"
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_the_window_that_is_chosen_is_one_of_sequence_windows(backend):
     loss, grads = first_gradient(windowed(backend, 16, 8, "average"))

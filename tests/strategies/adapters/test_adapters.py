@@ -58,6 +58,7 @@ def state_of(case):
     return parts, parts.init(parts, None)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize(("workload", "backend"), CASES)
 def test_the_first_loss_is_that_of_the_model_and_then_adapters_alone_learn(workload, backend):
     pytest.importorskip("transformers" if workload == "causal_lm" else backend)
@@ -87,6 +88,7 @@ def test_what_an_adapter_adds_is_multiplied_by_alpha_over_rank(backend):
     np.testing.assert_allclose(y, x @ w + 6 / 2 * (x @ a.T @ b.T), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize(("workload", "backend"), CASES)
 @pytest.mark.parametrize("others", [("checkpoint", "fused_loss"), ("update_in_backward",)], ids="+".join)
 def test_what_is_combined_with_adapters_leaves_their_answer_as_it_is(workload, backend, others):
@@ -99,6 +101,7 @@ def test_what_is_combined_with_adapters_leaves_their_answer_as_it_is(workload, b
     assert together.gradients.keys() == alone.gradients.keys()
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 @pytest.mark.parametrize("adapter", [lora, qlora])
 def test_adapters_learn_under_autocast(adapter, backend):
@@ -177,6 +180,7 @@ def test_a_last_block_that_is_short_has_a_scale_of_its_own(backend):
     assert (off.max(1) <= 0.16 * (largest + of_scale) + of_scale).all(), "levels lie at most 0.31 of the scale apart"
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize(("workload", "backend"), CASES)
 def test_qlora_is_lora_on_the_rounded_model(workload, backend):
     rounded = outcome(case(workload, backend, qlora()))

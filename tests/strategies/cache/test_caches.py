@@ -206,6 +206,7 @@ def test_a_window_cache_is_attention_under_its_mask_past_the_wrap(window, sinks,
     np.testing.assert_allclose(result["logits"], logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", NAMES)
 @pytest.mark.parametrize("pieces", [(3, 9, 2), (1, 12, 1), (13, 1, 1, 1)])
 def test_a_window_takes_pieces_of_any_length(pieces, backend):

@@ -95,6 +95,7 @@ def test_a_row_has_every_token_once_and_positions_begin_anew(backend):
     assert (y_1T[0, total:] == IGNORED).all()
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("others", [(), ("checkpoint", "fused_loss")])
 def test_packed_trains_as_padded(backend, others):

@@ -266,6 +266,7 @@ def test_ids_in_memory_are_capped_where_they_are(monkeypatch):
     assert result is ids and np.array_equal(ids, due)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_embedding_and_head_have_as_many_rows_as_words(backend):
     parts = decoder(backend, ("capped_vocabulary", {"size": 31}))

@@ -111,6 +111,7 @@ def peaks(request):
     }
 
 
+@pytest.mark.long_in_jax
 def test_without_recomputation_every_logit_is_kept(peaks):
     assert peaks["kept"] >= NV
     assert peaks["baseline"] >= 2 * NV

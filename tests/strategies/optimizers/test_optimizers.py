@@ -141,6 +141,7 @@ def test_adafactor_makes_the_steps_of_torch(backend, rate):
     assert away(answer, by_torch(adafactor, learning_rate=rate)) < 1e-4
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_muon_makes_the_steps_of_torch(backend):
     answer, _, _ = trained(backend, "muon")
@@ -224,6 +225,7 @@ def test_the_matrices_of_a_published_model_are_those_of_its_layers(rule, config)
         assert ([of.shape for of in moments] == [p.shape] * 2) != is_matrix, name
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_adafactor_keeps_rows_and_columns(backend):
     parts = parts_of(backend, "adafactor")
@@ -236,6 +238,7 @@ def test_adafactor_keeps_rows_and_columns(backend):
     assert bytes_of(moments(parts, backend)) == wanted
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_muon_keeps_four_bytes_of_a_matrix(backend):
     parts = parts_of(backend, "muon", width=64, hidden=160)
@@ -249,6 +252,7 @@ def test_muon_keeps_four_bytes_of_a_matrix(backend):
     assert bytes_of(moments(parts, backend)) == 4 * hidden + 8 * rest
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_8_bit_moments_take_two_bytes_and_their_scales(backend):
     parts = parts_of(backend, "adam_8bit", width=64, hidden=128, vocabulary=500)
@@ -326,6 +330,7 @@ def coded(state, name, bits):
     return pairs if bits == 8 else apart
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_8_bit_stays_near_adam_where_most_gradients_vanish(backend):
     shape = {"vocabulary": 500, "ignored": 0.0}
@@ -336,6 +341,7 @@ def test_8_bit_stays_near_adam_where_most_gradients_vanish(backend):
     assert farthest < 5 * 1e-3, "a step of more than a few learning rates: a second moment became zero"
 
 
+@pytest.mark.long
 def test_8_bit_is_the_same_in_both_frameworks():
     (answer, _, _), (reference, _, _) = trained("torch", "adam_8bit"), trained("jax", "adam_8bit")
     assert away(answer, reference) < 2e-4  # a value at the edge of two levels may go either way
@@ -425,6 +431,7 @@ def test_a_parameter_without_dimensions_moves_by_the_rate_while_its_gradient_sta
     assert moved.shape == () and float(moved) == pytest.approx(0.75, abs=0.02)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_offloaded_moments_leave_the_steps_as_they_are(backend):
     answer, _, _ = trained(backend, "offloaded_moments")
@@ -435,6 +442,7 @@ def test_offloaded_moments_leave_the_steps_as_they_are(backend):
 # Updates within the backward pass
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_updates_in_the_backward_pass_are_the_updates(backend, tied):
@@ -445,6 +453,7 @@ def test_updates_in_the_backward_pass_are_the_updates(backend, tied):
     assert int(state["steps"]) == int(other["steps"]) == STEPS
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("network", ["lstm", "mamba"])
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_updates_in_the_backward_pass_of_another_workload(backend, network):
@@ -520,6 +529,7 @@ def test_the_loop_of_jax_changes_parameters_in_their_place():
 # Stochastic rounding
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_small_updates_move_weights_by_the_mean_they_should(backend):
     """Twenty updates of 1/2560 of a weight: rounding to nearest loses every one of them."""
@@ -566,6 +576,7 @@ def test_the_same_seed_rounds_the_same(backend):
     assert any(not np.array_equal(first[name], other[name]) for name in first)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_everything_of_it_is_bfloat16(backend):
     _, _, state = trained(backend, "bfloat16_stochastic", steps=1)

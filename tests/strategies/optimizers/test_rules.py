@@ -286,6 +286,7 @@ def test_soap_takes_wide_adapters_of_a_narrow_model():
     assert np.isfinite(losses).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(set(RULES) - {"apollo", "soap"}))
 def test_a_rule_is_the_same_in_both_frameworks(name):
     (answer, losses, _), (reference, others, _) = trained("torch", name), trained("jax", name)
@@ -436,6 +437,7 @@ def zeros(state):
 # Clipping
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_gradients_are_shrunk_to_the_norm_and_no_smaller_ones(backend):
     module = backends.load(backend)

@@ -49,6 +49,7 @@ def trained(request):
     return module, first, losses, seen["state"], seen["loss"]
 
 
+@pytest.mark.long_in_jax
 def test_parameters_and_moments_are_bfloat16(trained):
     module, first, _, state, _ = trained
     moments = {key: value for key, value in state.items() if key not in ("params", "steps")}

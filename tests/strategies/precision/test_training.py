@@ -71,6 +71,7 @@ def away(actual, expected):
 # Accumulation
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("pieces", [1, 2, 3, 8])
 def test_pieces_add_up_to_the_gradient_of_the_batch_however_targets_are_ignored(backend, pieces):
@@ -110,6 +111,7 @@ def test_the_loop_runs_the_model_once_for_each_piece():
 # Feed
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("rows", [1, 16, 111, 1000])
 def test_a_feed_of_tiles_is_the_feed(backend, rows):
@@ -309,6 +311,7 @@ def test_jax_scales_as_torch_does_and_a_bad_step_changes_nothing(name):
     assert int(other["skipped_steps"]) == len(bad)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize(("name", "stored"), [("float16_scaled", "float32"), ("float16_master", "float16")])
 def test_training_in_float16_stays_near_float32(name, stored, backend):
@@ -320,6 +323,7 @@ def test_training_in_float16_stays_near_float32(name, stored, backend):
     assert away(actual[-1], expected[-1]) < 0.05
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_autocast_multiplies_in_16_bit_and_keeps_float32(dtype, backend):
@@ -363,6 +367,7 @@ def test_a_float32_master_keeps_updates_that_bfloat16_loses(backend):
     assert away(moved(actual), moved(expected)) < 0.1 < 0.5 < away(moved(lost), moved(expected))
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_with_a_float32_master_the_model_sees_bfloat16_alone(backend):
     parts = parts_of(backend, ("float32_master", {}))

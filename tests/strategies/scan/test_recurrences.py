@@ -57,6 +57,7 @@ def test_a_chunk_of_less_than_nothing_is_refused():
         lengths(4, -1)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("chunk", [1, 5, 13, 64, 0])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("backend", place.NAMES)
@@ -90,6 +91,7 @@ def cut_at_borders(network, steps):
     return replace(parts, recur=recur)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_truncated_is_the_gradient_with_states_cut_at_the_borders(backend, network, stacked):
@@ -119,6 +121,7 @@ def hidden(parts, frames):
     return replace(parts, grad=grad)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("frames", [slice(3), slice(3, 8), slice(2, 12)], ids=["first", "second", "two"])
 @pytest.mark.parametrize("backend", place.NAMES)
 def test_a_segment_without_a_target_adds_nothing(backend, frames, stacked):
@@ -161,12 +164,14 @@ def test_pieces_of_rows_each_carry_their_own_states():
         np.testing.assert_allclose(grads[name], value, rtol=1e-4, atol=1e-5 * np.abs(value).max(), err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("precision", "network"), [("float32_master", "lstm"), ("float16_scaled", "gru")])
 def test_narrow_layers_of_jax_begin_with_the_states_of_wide_ones(precision, network):
     loss, _ = gradient(parts_of("jax", probe(network), (precision, {}), ("truncated_bptt", {"steps": 5})))
     assert loss == pytest.approx(plain("jax", network)[0], rel=1e-2)
 
 
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("backend", place.NAMES)
 @pytest.mark.parametrize("adapter", ["lora", "qlora"])
 def test_truncated_goes_with_adapters(backend, adapter):

@@ -120,6 +120,7 @@ def programs(once):
     return once("programs-of-ranks", lambda folder: asked("programs"))
 
 
+@pytest.mark.long
 def test_each_device_holds_its_part(programs):
     figures = programs["bytes"]
     state = figures["state"]  # of parameters, gradients and moments
@@ -133,19 +134,23 @@ def test_each_device_holds_its_part(programs):
     assert figures["vocabulary_parallel_loss, logits on 2"] <= 0.75 * figures["logits"]
 
 
+@pytest.mark.long
 def test_parameters_are_gathered_within_the_layers_forward_and_backward(programs):
     figures = programs["gathers"]
     assert figures["fsdp"] == 2 and figures["ddp"] == 0
 
 
+@pytest.mark.long
 def test_a_state_stays_as_it_lies_and_is_compiled_for_once(programs):
     assert programs["steps"] == dict.fromkeys(("ddp", "fsdp", "zero1"), 1)
 
 
+@pytest.mark.long
 def test_a_classifier_that_is_divided_stays_so_beside_divided_moments(programs):
     assert programs["classifiers"] == dict.fromkeys(CLASSIFIERS, 0.5)
 
 
+@pytest.mark.long
 def test_what_does_not_go_together_is_refused_in_a_sentence(programs):
     for (*_, sentence), said in zip(REFUSED, programs["refusals"], strict=True):
         assert sentence in said
