@@ -30,14 +30,29 @@ class ShippedResults(BuildHookInterface):  # type: ignore[type-arg]
             name = path.relative_to(self.root)
             copy = Path(self.slim.name, name)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(
-                "".join(map(_shortened, path.read_text(encoding="utf-8").splitlines(keepends=True))), "utf-8"
-            )
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            copy.write_text("".join(map(_shortened, _standing(lines))), "utf-8")
             build_data["force_include"][str(copy)] = f"harness/shipped/{name}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if version == "standard":
             self.slim.cleanup()
+
+
+def _standing(lines: list[str]) -> list[str]:
+    """Return lines without the predictions that a later one has taken the place of."""
+    cases = [_predicted(line) for line in lines]
+    last = {case: at for at, case in enumerate(cases)}
+    return [line for at, (case, line) in enumerate(zip(cases, lines, strict=True)) if case is None or last[case] == at]
+
+
+def _predicted(line: str) -> str | None:
+    """Return the case that a line is a prediction of; None for any other line."""
+    try:
+        slot = json.loads(line).get("slot") or {}
+    except ValueError:
+        return None
+    return slot["case"] if slot.get("kind") == "predict" else None
 
 
 def _shortened(line: str) -> str:

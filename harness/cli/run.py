@@ -17,7 +17,7 @@ from harness.machine import facts
 from harness.report import answer, table
 from harness.report.results import Results
 from harness.report.text import escaped
-from harness.run import bench, cluster, session
+from harness.run import bench, cluster, predict_again, session
 from harness.suite.schema import MAX_ROUNDS
 
 
@@ -50,7 +50,8 @@ def command(
         try:
             with signals.undisguised():
                 if address is None:
-                    file = session.run(plan, loaded, options, watcher)
+                    again = predict_again.run(plan, loaded, options, watcher) if once else None
+                    file = again or session.run(plan, loaded, options, watcher)
                 else:
                     file = cluster.run(address, plan, loaded, options, watcher)
         except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache, partial
 from pathlib import Path, PurePath
@@ -16,6 +16,7 @@ from harness.contract.strategy import Strategy
 from harness.machine import facts
 from harness.records.case import Case
 from harness.records.place import Place
+from harness.records.record import Record
 
 DECIDING = (
     *("backends", "contract", "machine/environment.py", "machine/memory.py"),
@@ -178,6 +179,46 @@ class Roles(NamedTuple):
     run: tuple[str, ...]
     measuring: tuple[str, ...]
     predicting: tuple[str, ...]
+
+
+def since(records: Sequence[Record], strategies: Mapping[str, Strategy]) -> Roles | None:
+    """Return what does something else now than when records were made; None where that cannot be known.
+
+    What predicts is compared with the code of the predictions that stand: a later one takes the place of another.
+    """
+    records = [record for record in records if record.origin.commit or record.origin.utc]
+    cases = [record.case for record in records if record.case]
+    names = sorted({applied.name for case in cases for applied in case.strategies})
+    files = files_of(strategies[name] for name in names if name in strategies)
+    written = {record.origin.commit: record.heading.code for record in records if record.heading.code}
+    needed, places = rooms(cases), {case.place for case in cases}
+
+    def changes(commit: str) -> tuple[str, ...] | None:
+        known = changed(commit, files)
+        return differing(written[commit], files) if known is None and commit in written else known
+
+    by_commit = {commit: changes(commit) for commit in dict.fromkeys(record.origin.commit for record in records)}
+    if not by_commit or None in by_commit.values():
+        return None
+    standing = {record.slot or at: record for at, record in enumerate(records) if record.case and is_prediction(record)}
+    predicted = {record.origin.commit for record in standing.values()}
+    measured = {record.origin.commit for record in records if not (record.slot and is_prediction(record))}
+    in_roles = {commit: roles(names or (), needed, places) for commit, names in by_commit.items()}
+    return Roles(
+        _once(in_roles, by_commit, "run"),
+        _once(in_roles, measured, "measuring"),
+        _once(in_roles, predicted, "predicting"),
+    )
+
+
+def is_prediction(record: Record) -> bool:
+    """Check whether a record is that of a prediction: alone, or with limits that were searched by predictions."""
+    return record.slot is None or record.slot.kind == "predict"
+
+
+def _once(in_roles: Mapping[str, Roles], commits: Iterable[str], role: str) -> tuple[str, ...]:
+    """Return the files of a role that differ from any of some commits."""
+    return tuple(dict.fromkeys(name for commit in commits for name in getattr(in_roles[commit], role)))
 
 
 def rooms(cases: Iterable[Case]) -> set[str]:

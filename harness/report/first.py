@@ -140,20 +140,9 @@ def index(results: Iterable[Results], strategies: Mapping[str, Strategy], where:
 
 def since(members: Sequence[Results], strategies: Mapping[str, Strategy]) -> str:
     """Say what does something else now than when some results were measured: what was run, the meter, the predictor."""
-    records = [record for each in members for record in each.records]
-    cases = [record.case for record in records if record.case]
-    names = sorted({applied.name for case in cases for applied in case.strategies})
-    files = history.files_of(strategies[name] for name in names if name in strategies)
-    written = {record.origin.commit: record.heading.code for record in records if record.heading.code}
-    answers = [
-        history.differing(written[commit], files) if answer is None and commit in written else answer
-        for commit in of_records(records).commits
-        for answer in [history.changed(commit, files)]
-    ]
-    if not answers or any(answer is None for answer in answers):
+    roles = history.since([record for each in members for record in each.records], strategies)
+    if roles is None:
         return "not known"
-    changed = dict.fromkeys(name for answer in answers for name in answer or ())
-    roles = history.roles(changed, history.rooms(cases), {case.place for case in cases})
     if roles.run:
         return f"**stale**: {_first(roles.run)}"
     if roles.measuring:

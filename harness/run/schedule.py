@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -74,6 +74,7 @@ class Schedule:
     """The slots of a plan; `rounds` are the time rounds, which the command line may change.
 
     Where it runs `elsewhere`, the machines that get its comparisons say what they lack, and what they said is a result.
+    `known` is what an earlier run identified its cases by, by the digest of the case alone.
     """
 
     plan: Plan
@@ -81,6 +82,7 @@ class Schedule:
     rounds: int
     all_rounds: bool = False
     elsewhere: bool = False
+    known: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def versions(self) -> dict[str, str]:
@@ -111,7 +113,8 @@ class Schedule:
         return {id(case): self._digest(probe_of(self.plugins, case)) for each in measured for case in each.cases}
 
     def _digest(self, case: Case) -> str:
-        return case.digest(self.code, json.dumps(self.versions, sort_keys=True))
+        known = self.known.get(case.digest()) if self.known else None
+        return known or case.digest(self.code, json.dumps(self.versions, sort_keys=True))
 
     @cached_property
     def plan_digest(self) -> str:

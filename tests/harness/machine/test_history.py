@@ -9,7 +9,7 @@ import pytest
 from harness.contract import plugins
 from harness.contract.place import Place
 from harness.machine import history
-from harness.records import Case
+from harness.records import Case, Kind, Origin, Record, Slot
 
 TORCH, JAX = Place.parse("torch/cpu"), Place.parse("jax/cpu")
 
@@ -237,3 +237,24 @@ def test_nothing_that_runs_asks_what_is_stated() -> None:
     runs = {name for _, name, _ in functions} - {"holds"}
     assert runs <= {"harness_strategies"}, "it is asked where a strategy runs"
     assert {asked for _, name, asked in functions if name in runs} <= {"conflicts"}, "it is stated there, not asked"
+
+
+def test_a_later_prediction_is_held_against_its_own_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor, meter = "harness/backends/torch_kernels.py", "harness/worker/memory.py"
+    changes: dict[str, tuple[str, ...] | None] = {"old": (predictor,), "new": (), "older": (predictor, meter)}
+    monkeypatch.setattr(history, "changed", lambda commit, files: changes.get(commit))
+    case = Case(workload="decoder", shape={}, place=Place("torch", "cpu"), corpus="zipf", tokenizer="none")
+
+    def record(kind: Kind, commit: str) -> Record:
+        return Record(case=case, slot=Slot(case="x", kind=kind), origin=Origin(commit=commit))
+
+    def since(*records: Record) -> history.Roles | None:
+        return history.since([Record(origin=Origin(commit=records[0].origin.commit)), *records], {})
+
+    first, measured, again = record("predict", "old"), record("memory", "old"), record("predict", "new")
+    assert since(first, measured) == history.Roles((), (), (predictor,))
+    assert since(first, measured, again) == history.Roles((), (), ()), "it takes the place of the first"
+    assert since(record("predict", "older"), record("memory", "older"), again) == history.Roles((), (meter,), ())
+    assert since(again, record("memory", "gone")) is None, "of a commit that nobody knows"
+    searched = Record(case=case, origin=Origin(commit="old"))
+    assert since(searched) == history.Roles((), (), (predictor,)), "limits rest on predictions"

@@ -11,9 +11,10 @@ import pytest
 
 from harness.contract import plugins
 from harness.contract.place import Place
+from harness.machine.history import Roles
 from harness.records import Case, Memory, Origin, Prediction, Record, Slot, Times, store
 from harness.records.record import Verdict
-from harness.run import bench, predictions, rounds, runner, session, turns
+from harness.run import bench, predict_again, predictions, rounds, runner, session, turns
 from harness.run import schedule as schedules
 from harness.run.bench import Options, Progress
 from harness.run.pacing import UNKNOWN, Pacing
@@ -828,3 +829,48 @@ def test_ranks_share_the_memory_of_the_host_and_have_a_gpu_each(measuring):
 
     assert (need(), need(ranks=2), need(ranks=2, place=Place("torch", "cuda"))) == (100, 200, 100)
     assert (need(budget_bytes=40), need(budget_bytes=40, ranks=2), need(budget_bytes=400)) == (40, 80, 100)
+
+
+def test_a_better_predictor_predicts_again_what_stays_measured(running, tmp_path, monkeypatch):
+    workers = Workers()
+    file = running(workers)
+    measured = Counter(workers.kinds)
+    before = {row.label: row for table in judge(store.read(file)[0]) for row in table.rows}
+    monkeypatch.setattr(predict_again.history, "since", lambda *rest: Roles((), (), ("the predictor",)))
+    twice = Record(prediction=Prediction(predicted_peak_bytes=2 * MIB, floor_bytes=MIB))
+    monkeypatch.setattr(predictions, "of_cases", lambda cases, *rest, **options: ((case, twice) for case in cases))
+    heard = Heard()
+    plan = read(tmp_path / "mine.yaml", LOADED)
+    assert predict_again.run(plan, LOADED, Options(tmp_path, cache=tmp_path / "other"), heard) == file
+    after = {row.label: row for table in judge(store.read(file)[0]) for row in table.rows}
+    assert workers.kinds == measured and heard.begun == [(len(plan.cases), 0)]
+    assert after.keys() == before.keys() == {"baseline", "checkpoint"}
+    for label, row in after.items():
+        assert (before[label].predicted_bytes, row.predicted_bytes) == (MIB, 2 * MIB)
+        assert (row.peak_bytes, row.speed) == (before[label].peak_bytes, before[label].speed)
+    assert running(workers, once=True) == file, "and a run of this very code finds nothing to do"
+
+
+@pytest.mark.parametrize("roles", [None, Roles(("a strategy",), (), ()), Roles((), ("the meter",), ("the predictor",))])
+def test_what_is_to_be_measured_anew_is_not_predicted_again(roles, running, tmp_path, monkeypatch):
+    file = running(Workers())
+    written = file.read_bytes()
+    monkeypatch.setattr(predict_again.history, "since", lambda *rest: roles)
+    again = predict_again.run(
+        read(tmp_path / "mine.yaml", LOADED), LOADED, Options(tmp_path, cache=tmp_path), Progress()
+    )
+    assert again is None and file.read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("keys", "strategies"),
+    [("rounds: 2", "checkpoint"), ("rounds: 1", "fused_loss"), ("memory_steps: 4", "checkpoint")],
+)
+def test_results_of_another_suite_are_none_of_this_one(keys, strategies, measuring, running, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict_again.history, "since", lambda *rest: Roles((), (), ()))
+    options = Options(tmp_path, cache=tmp_path)
+    assert predict_again.run(measuring(Workers()).plan, LOADED, options, Progress()) is None, "there are none"
+    file = running(Workers())
+    assert predict_again.run(read(tmp_path / "mine.yaml", LOADED), LOADED, options, Progress()) == file
+    other = measuring(Workers(), keys, strategies).plan
+    assert predict_again.run(other, LOADED, options, Progress()) is None

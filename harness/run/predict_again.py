@@ -1,0 +1,85 @@
+"""Predict the cases of a finished run again where the code that predicts is another now, and what measures is not.
+
+What was measured stands, so that a better predictor takes minutes and no new measurement. The new predictions are
+appended to the file and take the place of the former ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.contract.plugins import Plugins
+from harness.machine import facts, history
+from harness.records import Record, Slot, store
+from harness.run import bench, locks, prepare_data, session
+from harness.run.bench import Options, Progress
+from harness.run.schedule import Schedule
+from harness.suite.plan import Plan
+
+
+def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> Path | None:
+    """Return the newest results of a plan where nothing of them is to be measured anew, predicted by today's code.
+
+    None where a run is to measure: there are no results of all its cases, in as many steps and rounds, by the versions
+    that are installed, or code that measures or is measured does something else today. Raises as `session.run` does.
+    """
+    folder = options.results / plan.name / facts.name()
+    newest = max(folder.glob("*.jsonl"), default=None)
+    if newest is None:
+        return None
+    with locks.measuring(folder, plan.places):
+        session.refuse_claims(plan)
+        plan, corpora = prepare_data.prepare(
+            plan, plugins, options.cache, lambda case: session.obstacle(plugins, case) is None
+        )
+        schedule = session.schedule_of(plan, plugins, options)
+        records = store.read(newest, plugins.aliases)[0]
+        roles = history.since(records, plugins.strategies) if is_of(schedule, records) else None
+        if roles is None or roles.run or roles.measuring:
+            return None
+        if roles.predicting:
+            _append(newest, replace(schedule, known=slots_of(records)), options, progress, corpora)
+        return newest
+
+
+def is_of(schedule: Schedule, records: Sequence[Record]) -> bool:
+    """Check whether records are a whole run of a schedule, by the versions that are installed."""
+    measured = [record for record in records if record.slot is not None and record.slot.kind == "memory"]
+    cases = {record.case.digest() for record in measured if record.case is not None}
+    steps = {len(record.memory.losses) for record in measured if record.memory.losses}
+    rounds = {record.heading.rounds for record in records if record.heading.code}
+    return (
+        cases == slots_of(records).keys() == {case.digest() for case in schedule.plan.cases}
+        and steps <= {schedule.plan.suite.memory_steps}
+        and rounds == {schedule.rounds}
+        and all(record.origin.versions == schedule.versions for record in measured)
+    )
+
+
+def slots_of(records: Sequence[Record]) -> dict[str, str]:
+    """Return what the slots of predictions name their cases by, by the digest of the case alone."""
+    return {
+        record.case.digest(): record.slot.case
+        for record in records
+        if record.case is not None and record.slot is not None and record.slot.kind == "predict"
+    }
+
+
+def _append(
+    path: Path,
+    schedule: Schedule,
+    options: Options,
+    progress: Progress,
+    corpora: dict[str, prepare_data.Corpus | None],
+) -> None:
+    run_id = bench.new_id()
+    store.append(path, session.beginning(schedule, run_id))
+    progress.begin([Slot(case=schedule.digest(case), kind="predict") for case in schedule.plan.cases], 0)
+
+    def write(record: Record) -> None:
+        store.append(path, record)
+
+    predicting = session.Session(schedule, options, progress, run_id, path.parent, corpora, {}, write)
+    with session.template.forking():
+        for comparison in schedule.plan.comparisons:
+            predicting.predict(comparison)
