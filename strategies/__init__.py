@@ -1,8 +1,8 @@
 """The strategies that come with the harness.
 
 Each strategy is one module or package, in a folder named for what it rewrites. Every module here is found by walking
-the folders; nothing is registered by hand. The docstrings of the folders are the chapters of the catalogue, those of
-the modules its entries.
+the folders; nothing is registered by hand. The docstring of a folder introduces what its modules share, that of a
+module is what `harness show` prints.
 """
 
 import importlib

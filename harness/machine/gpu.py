@@ -97,7 +97,9 @@ def is_exclusive() -> bool:
 
 
 def state() -> State | None:
-    """Read what may disturb a timed run; None where the driver's tool says nothing."""
+    """Read what may disturb a timed run; None where the driver's tool says nothing, or not of an instance alone."""
+    if _first_visible().startswith(INSTANCE):
+        return None
     running = _output(["--query-compute-apps=pid", "--format=csv,noheader,nounits"])
     if running is None:
         return None

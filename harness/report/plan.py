@@ -8,7 +8,7 @@ from harness.report.memory import device_grid
 from harness.report.text import escaped, row_name
 from harness.report.words import AT_MOST, PREDICTED, heading, mib, phase_name, sureness
 from harness.suite.units import shown
-from harness.verbs.plan import TIMED, PlanRow, Remedy, shortfall
+from harness.verbs.plan import TIMED, PlanRow, Remedy, beyond_host, shortfall
 
 HEADERS = ("strategy", PREDICTED, AT_MOST, "peak in", "x floor", "of baseline", "step time", "fits")
 ALIGNED = ("left", "right", "right", "left", "right", "right", "right", "left")
@@ -17,7 +17,8 @@ UNBOUNDED = (
     "- without a bound: too few cases of this kind were measured, or its data decide; "
     "what fits is judged by the prediction"
 )
-SEGMENTS = "- fits: by reserved bytes, which a budget and the card bound; memory of the host is not judged"
+SEGMENTS = "- fits: by reserved bytes, which a budget and the card bound"
+NO_HOST = "; memory of the host is not judged: --memory names it"
 SEVERAL = 3
 OPTIONS = {"cpu": "--memory or --budget", "cuda": "--gpu, --gpu-memory or --budget"}
 """What names the memory that a case on each device may use."""
@@ -81,6 +82,7 @@ def _remarks(rows: Sequence[PlanRow]) -> list[str]:
     remarks = [sureness(row.coverage for row in rows), _unbounded(rows), by_segments(rows)]
     remarks += [f"- gpu: {escaped(supposed)}" for supposed in dict.fromkeys(row.supposed for row in rows) if supposed]
     remarks += [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
+    remarks += [f"- {escaped(row.case.label)}: {beyond_host(row)}" for row in rows if row.over_host_bytes]
     on_host = rows[0].case.place.device == "cpu"
     remarks += [
         f"- {escaped(row.case.label)}: {'they share the host, so each ' if on_host else ''}{_room(row)}"
@@ -100,8 +102,10 @@ def _unbounded(rows: Sequence[PlanRow]) -> str:
 
 def by_segments(rows: Sequence[PlanRow]) -> str:
     """Say by what rows on a GPU in torch are judged."""
-    judged = (row for row in rows if row.fits is not None)
-    return SEGMENTS if any(row.prediction.predicted_reserved_bytes is not None for row in judged) else ""
+    judged = [row for row in rows if row.fits is not None and row.prediction.predicted_reserved_bytes is not None]
+    if not judged:
+        return ""
+    return SEGMENTS + ("" if all(row.host_limit_bytes is not None for row in judged) else NO_HOST)
 
 
 def _effects(rows: Sequence[PlanRow]) -> str:

@@ -24,8 +24,8 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
     that are installed, or code that measures or is measured does something else today. Raises as `session.run` does.
     """
     folder = options.results / plan.name / facts.name()
-    newest = max(folder.glob("*.jsonl"), default=None)
-    if newest is None:
+    files = sorted(folder.glob("*.jsonl"), reverse=True)
+    if not files:
         return None
     with locks.measuring(folder, plan.places):
         session.refuse_claims(plan)
@@ -33,13 +33,18 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
             plan, plugins, options.cache, lambda case: session.obstacle(plugins, case) is None
         )
         schedule = session.schedule_of(plan, plugins, options)
-        records = store.read(newest, plugins.aliases)[0]
-        roles = history.since(records, plugins.strategies) if is_of(schedule, records) else None
+        runs = ((file, store.read(file, plugins.aliases)[0]) for file in files)
+        for file, records in runs:
+            if is_of(schedule, records):
+                break
+        else:
+            return None
+        roles = history.since(records, plugins.strategies)
         if roles is None or roles.run or roles.measuring:
             return None
         if roles.predicting:
-            _append(newest, replace(schedule, known=slots_of(records)), options, progress, corpora)
-        return newest
+            _append(file, replace(schedule, known=slots_of(records)), options, progress, corpora)
+        return file
 
 
 def is_of(schedule: Schedule, records: Sequence[Record]) -> bool:

@@ -95,6 +95,16 @@ class Machine:
             return budget
         return [*budget, Bound(room, False)]
 
+    def host_limit(self, case: Case) -> int | None:
+        """Return the bytes of the host that a rank of a case on a GPU may take beside it.
+
+        None on a CPU, whose own memory that is, and where nobody said how much the machine with the GPU has.
+        """
+        if case.place.device == "cpu":
+            return None
+        known = "cpu" in self.named or (self.here is not None and not self.is_elsewhere(case.place))
+        return self._room(Place(case.place.backend, "cpu"), case.ranks) if known else None
+
     def _room(self, place: Place, ranks: int = 1) -> int | None:
         """Return the share of the memory of a place that each rank may take, in bytes; None where it is not known."""
         if place.device == "cpu":
@@ -122,7 +132,8 @@ class PlanRow:
 
     `seconds` is what a step is expected to take, of which `timed` is the share of operators that were timed here. The
     limit is that of its budget, if it has one, but where `by_memory` says that the memory of its place is narrower.
-    `supposed` says for which GPU it is predicted, where nobody knows the one of the machine.
+    `supposed` says for which GPU it is predicted, where nobody knows the one of the machine. `host_limit_bytes` is what
+    a case on a GPU may take of the host, where that is known.
     """
 
     case: Case
@@ -136,6 +147,7 @@ class PlanRow:
     prediction: Prediction = field(default_factory=Prediction)
     by_memory: bool = False
     supposed: str = ""
+    host_limit_bytes: int | None = None
 
     @property
     def at_most_bytes(self) -> int | None:
@@ -164,11 +176,17 @@ class PlanRow:
         return self.seconds / other.seconds
 
     @property
+    def over_host_bytes(self) -> int:
+        """By how much it is predicted to take more of the host beside a GPU than it may; 0 where that is not known."""
+        taken, limit = self.prediction.predicted_host_bytes, self.host_limit_bytes
+        return 0 if taken is None or limit is None else max(0, taken - limit)
+
+    @property
     def fits(self) -> bool | None:
-        """Whether what it needs is within the limit; None where one of them is not known."""
+        """Whether what it needs is within the limit, and that of the host; None where one of the first is not known."""
         if self.need_bytes is None or self.limit_bytes is None:
             return None
-        return self.need_bytes <= self.limit_bytes
+        return self.need_bytes <= self.limit_bytes and not self.over_host_bytes
 
 
 def row_of(case: Case, record: Record, machine: Machine) -> PlanRow:
@@ -192,6 +210,7 @@ def row_of(case: Case, record: Record, machine: Machine) -> PlanRow:
         prediction=prediction,
         by_memory=bound is not None and not bound.of_budget,
         supposed=record.notes.get("gpu", "") if key_of(machine.card) is None else "",
+        host_limit_bytes=machine.host_limit(case),
     )
 
 
@@ -358,9 +377,14 @@ def valid(plugins: Plugins, case: Case) -> bool:
 
 
 def leanest(rows: Sequence[PlanRow]) -> PlanRow | None:
-    """Return the row that is least over its limit, of those whose need and limit are known."""
+    """Return the row that is least over its limit, of those whose need and limit are known; the host comes first."""
     known = (row for row in rows if row.need_bytes is not None and row.limit_bytes is not None)
-    return min(known, key=lambda row: (row.need_bytes or 0) - (row.limit_bytes or 0), default=None)
+    return min(known, key=_excess, default=None)
+
+
+def _excess(row: PlanRow) -> tuple[int, int]:
+    """Return by how much a row is over the limit of the host, and over its own; less than 0 where it is below that."""
+    return row.over_host_bytes, (row.need_bytes or 0) - (row.limit_bytes or 0)
 
 
 def need(row: PlanRow) -> str:
@@ -377,8 +401,16 @@ def shortfall(rows: Sequence[PlanRow]) -> str:
     """Write in one sentence by how much the leanest row of a comparison is too large where nothing of it fits."""
     row = leanest(rows)
     assert row is not None and row.need_bytes is not None and row.limit_bytes is not None
+    if row.over_host_bytes:
+        return f"{none_fits(rows)}: the leanest, {row.case.label}, {beyond_host(row)}"
     over = row.need_bytes - row.limit_bytes
     return (
         f"{none_fits(rows)}: the leanest, {row.case.label}, takes {need(row)} "
         f"and is {shown(over)} over {shown(row.limit_bytes)}"
     )
+
+
+def beyond_host(row: PlanRow) -> str:
+    """Write by how much a row on a GPU is too large for the host."""
+    taken, limit = row.prediction.predicted_host_bytes or 0, row.host_limit_bytes or 0
+    return f"takes {shown(taken)} of the host and is {shown(row.over_host_bytes)} over {shown(limit)}"

@@ -92,9 +92,11 @@ def test_the_memory_of_an_instance_is_not_that_of_the_card(tool: Callable[..., N
 def test_an_instance_of_another_card_has_not_the_memory_of_the_first(
     tool: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tool()
+    tool(running=("1", "2"))
+    assert gpu.state() == gpu.State(2, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1f")
     assert gpu.usable_bytes() is None and gpu.free_to_use() is None
+    assert gpu.state() is None, "programs on other instances disturb none on this one"
 
 
 @pytest.mark.parametrize("visible", ["1", "GPU-other"])

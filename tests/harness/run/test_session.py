@@ -874,3 +874,5 @@ def test_results_of_another_suite_are_none_of_this_one(keys, strategies, measuri
     assert predict_again.run(read(tmp_path / "mine.yaml", LOADED), LOADED, options, Progress()) == file
     other = measuring(Workers(), keys, strategies).plan
     assert predict_again.run(other, LOADED, options, Progress()) is None
+    running(Workers(), "rounds: 1", "fused_loss")
+    assert predict_again.run(measuring(Workers(), "rounds: 1", "checkpoint").plan, LOADED, options, Progress()) == file

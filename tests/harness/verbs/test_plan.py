@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +22,7 @@ from harness.records import Applied, Case, Memory, Prediction, Record, Slot, Tim
 from harness.records.record import Verdict
 from harness.refusal import Refusal
 from harness.report.advise import text as advice_text
-from harness.report.plan import SEGMENTS, table
+from harness.report.plan import NO_HOST, SEGMENTS, table
 from harness.run import bench, prediction_cache, prepare_data, session
 from harness.suite import reader
 from harness.suite.plan import Plan, selected
@@ -38,7 +39,7 @@ from harness.verbs.advise import (
     promising,
     saved,
 )
-from harness.verbs.plan import Machine, PlanRow, named, of_cases, of_plan, remedies, row_of, this_machine
+from harness.verbs.plan import Machine, PlanRow, leanest, named, of_cases, of_plan, remedies, row_of, this_machine
 
 LOADED = plugins.load()
 SUITE = """
@@ -240,6 +241,25 @@ def test_a_plan_with_rows_on_a_gpu_in_torch_says_once_by_what_they_are_judged() 
     assert table(rows).count(SEGMENTS) == 1 and "| yes    |\n" in table(rows) and "| NO     |" in table(rows)
     assert advice_text([of_predictions(rows)]).count(SEGMENTS) == 1
     assert SEGMENTS not in table([seen("", 100, None)]) and SEGMENTS not in table([on_card()])
+
+
+def test_a_row_on_a_gpu_that_takes_more_of_the_host_than_there_is_does_not_fit() -> None:
+    def offloading(host: int, ranks: int = 1, **machine: Any) -> PlanRow:
+        offloaded = case("offloaded_moments", place="torch/cuda").model_copy(update={"ranks": ranks})
+        figures = Prediction(predicted_peak_bytes=70, predicted_reserved_bytes=85, predicted_host_bytes=host)
+        return row_of(offloaded, Record(prediction=figures), Machine(1000 << 20, 100, **machine))
+
+    by_name, here = {"named": frozenset({"cpu"})}, {"here": UNKNOWN}
+    for known in (by_name, here):
+        assert offloading(800 << 20, **known).fits and offloading((800 << 20) + 1, **known).fits is False
+        assert offloading((400 << 20) + 1, ranks=2, **known).fits is False, "ranks share the host"
+    assert offloading(1 << 40).fits, "how much the machine of the GPU has is not known"
+    over, judged = offloading(1000 << 20, **by_name), offloading(7 << 20, **by_name)
+    assert NO_HOST in table([offloading(7)]) and NO_HOST not in table([judged])
+    sentence = "takes 1,000 MiB of the host and is 200 MiB over 800 MiB"
+    assert f"- offloaded_moments: {sentence}\n" in table([over, judged])
+    assert f"nothing fits: the leanest, offloaded_moments, {sentence}." in table([over])
+    assert leanest([over, on_card(reserved=200)]) != over, "the host comes first"
 
 
 def test_a_row_on_ranks_says_what_each_may_use_and_the_leanest_is_nearest_to_its_own_limit() -> None:
