@@ -34,11 +34,10 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         )
         schedule = session.schedule_of(plan, plugins, options)
         runs = ((file, store.read(file, plugins.aliases)[0]) for file in files)
-        for file, records in runs:
-            if is_of(schedule, records):
-                break
-        else:
+        whole = next((run for run in runs if is_of(schedule, run[1])), None)
+        if whole is None:
             return None
+        file, records = whole
         roles = history.since(records, plugins.strategies)
         if roles is None or roles.run or roles.measuring:
             return None
