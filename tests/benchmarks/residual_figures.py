@@ -19,11 +19,11 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePath
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from harness.contract import plugins
 from harness.contract.plugins import Plugins
-from harness.machine import history
+from harness.machine import facts, history
 from harness.machine.environment import cache_folder
 from harness.records import Case, Prediction, store
 from harness.report.results import read
@@ -50,13 +50,14 @@ TRAINING_RUNS = ("fitcheck", "canifinetune")
 
 
 class Measured(NamedTuple):
-    """A case with the peak of its run, in bytes, and what it was predicted to take."""
+    """A case with the peak of its run, in bytes, and what it was predicted to take; `processor` is what it ran on."""
 
     case: Case
     commit: str
     peak_bytes: int
     steps: int
     prediction: Prediction
+    processor: tuple[object, ...] = ()
 
 
 def main() -> int:
@@ -105,7 +106,13 @@ def of_row(row: Row) -> Measured | None:
         return None
     record = row.records[0]
     peak_bytes, steps = row.predicted_bytes + row.residual_bytes, len(record.memory.losses) or USUAL_STEPS
-    return Measured(row.case, record.origin.commit, peak_bytes, steps, row.prediction.prediction)
+    processor = processor_of(record.origin.machine)
+    return Measured(row.case, record.origin.commit, peak_bytes, steps, row.prediction.prediction, processor)
+
+
+def processor_of(machine: Mapping[str, object]) -> tuple[object, ...]:
+    """Return what predictions depend on of a processor: its model, and in which types of 16 bits it multiplies."""
+    return machine.get("cpu"), *cast(Sequence[str], machine.get("half_precision") or ())
 
 
 def counts(kind: Kind, commit: str) -> bool:
@@ -125,8 +132,10 @@ def predicted_anew(rows: Sequence[Measured], loaded: Plugins) -> list[Measured]:
     """Predict every case by the code as it is; begun again, go on where it was.
 
     A case that opens a file of rows has the prediction of its run: what a page fault maps is asked of the file itself,
-    and that may be gone. So has one whose strategies do something else today than when it was measured.
+    and that may be gone. So has one whose strategies do something else today than when it was measured, and one of
+    another processor, where libraries take other scratch.
     """
+    here = processor_of(facts.facts())
     corpora = {row.case.comparison_key: prepare_data.described(row.case, loaded, row.steps) for row in rows}
     cases = {(row.steps, row.case.digest()): row.case for row in rows}
     stored = prediction_cache.folder(cache_folder())
@@ -139,7 +148,7 @@ def predicted_anew(rows: Sequence[Measured], loaded: Plugins) -> list[Measured]:
                     again[steps, case.digest()] = record.prediction
     return [
         row
-        if opens_a_file(row.case, loaded) or has_changed(row, loaded)
+        if row.processor != here or opens_a_file(row.case, loaded) or has_changed(row, loaded)
         else row._replace(prediction=again.get((row.steps, row.case.digest()), row.prediction))
         for row in rows
     ]

@@ -11,6 +11,7 @@ import pytest
 
 from harness import Place
 from harness.contract import plugins
+from harness.machine import facts
 from harness.records import Applied, Case, Fit, Memory, Origin, Prediction, Record, Slot, Trial, store
 from harness.verdicts.bound import Kind, Residual
 from harness.worker.prediction import GUESSED
@@ -137,7 +138,8 @@ def test_a_case_is_predicted_anew_over_the_steps_of_its_run(figures: ModuleType,
     monkeypatch.setattr(figures.prediction_cache.predictions, "of_cases", predicted)
     monkeypatch.setattr(figures.prediction_cache, "folder", lambda cache: None)
     monkeypatch.setattr(figures.history, "changed", lambda commit, files: ("harness/backends/jax.py",))
-    rows = [figures.Measured(CASE, "abc", 110 * MIB, steps, Prediction()) for steps in (3, 24)]
+    here = figures.processor_of(facts.facts())
+    rows = [figures.Measured(CASE, "abc", 110 * MIB, steps, Prediction(), here) for steps in (3, 24)]
     anew = figures.predicted_anew(rows, LOADED)
     assert asked == [3, 24]
     assert [row.prediction.predicted_peak_bytes for row in anew] == [3 * MIB, 24 * MIB]
@@ -154,7 +156,8 @@ def test_a_strategy_that_has_changed_keeps_the_prediction_of_its_run(
     monkeypatch.setattr(figures.prediction_cache, "folder", lambda cache: None)
     monkeypatch.setattr(figures.history, "changed", lambda commit, files: changed)
     monkeypatch.setattr(figures.history, "files_of", lambda strategies: ("strategies/activations/checkpoint",))
-    row = figures.Measured(CASE, "abc", 110 * MIB, 3, Prediction(predicted_peak_bytes=100 * MIB))
+    here, known = figures.processor_of(facts.facts()), Prediction(predicted_peak_bytes=100 * MIB)
+    row = figures.Measured(CASE, "abc", 110 * MIB, 3, known, here)
     assert figures.predicted_anew([row], LOADED) == [row]
 
 
@@ -170,9 +173,12 @@ def test_a_case_whose_values_are_not_read_keeps_the_prediction_of_its_run(
     monkeypatch.setattr(figures.prediction_cache.predictions, "of_cases", predicted)
     monkeypatch.setattr(figures.prediction_cache, "folder", lambda cache: None)
     monkeypatch.setattr(figures.history, "changed", lambda commit, files: ())
-    row = figures.Measured(CASE, "abc", 110 * MIB, 3, Prediction(predicted_peak_bytes=100 * MIB))
+    here, known = figures.processor_of(facts.facts()), Prediction(predicted_peak_bytes=100 * MIB)
+    row = figures.Measured(CASE, "abc", 110 * MIB, 3, known, here)
     [anew] = figures.predicted_anew([row], LOADED)
     assert anew.prediction.predicted_peak_bytes == peak
+    elsewhere = row._replace(processor=figures.processor_of({"cpu": "another", "half_precision": ["amx_bf16"]}))
+    assert figures.predicted_anew([elsewhere], LOADED) == [elsewhere], "libraries take other scratch there"
 
 
 def test_published_training_runs_count_by_their_allocated_bytes(figures: ModuleType, training: Any) -> None:
