@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.machine import facts
+from harness.backends.torch_packing import of_processor
 
-NATIVE = bool({"avx512_bf16", "amx_bf16"} & set(facts.facts()["half_precision"] or ()))
+NATIVE = bool({"avx512_bf16", "amx_bf16"} & set(of_processor("flags").split()))
 """Whether the processor multiplies bfloat16 by itself. Elsewhere oneDNN widens the factors, by smaller kernels."""
 KERNEL = 9 << 16 if NATIVE else 11 << 12
 """Bytes that oneDNN keeps of each product in bfloat16 with sizes of its own: 0.56 MiB, or 44 KiB of widened factors.

@@ -31,12 +31,17 @@ FLOAT = 4
 
 
 @cache
-def vendor() -> str:
-    """Return who made the processor; an empty text where the system does not say."""
+def of_processor(name: str) -> str:
+    """Return what the system says of the first processor under a name; an empty text where it does not say."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
     return ""
+
+
+def vendor() -> str:
+    """Return who made the processor."""
+    return of_processor("vendor_id")
 
 
 def packs() -> bool:

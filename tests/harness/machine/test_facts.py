@@ -133,6 +133,8 @@ def test_packages_that_are_called_have_their_versions_and_absent_ones_none(monke
     assert versions.keys() == {"python", "torch", "jax", "jaxlib", "numpy", "tokenizers"} | called
 
 
-def test_who_made_the_processor_is_known_as_predictions_in_torch_know_it() -> None:
+def test_the_processor_is_known_as_predictions_in_torch_know_it() -> None:
     torch_packing = pytest.importorskip("harness.backends.torch_packing")
+    torch_kernels = pytest.importorskip("harness.backends.torch_kernels")
     assert facts.vendor() == torch_packing.vendor()
+    assert bool({"amx_bf16", "avx512_bf16"} & set(facts.facts()["half_precision"])) == torch_kernels.NATIVE
