@@ -1,7 +1,7 @@
-"""Ship the latest records of each suite in the wheel, without pages and pictures, and seconds to four digits.
+"""Ship the latest records of each suite in the wheel, without pages and pictures, and seconds to three digits.
 
-What a suite gave at earlier commits stays in the repository. Steps of one process scatter by far more than four digits
-show, and waits for batches by more than three. Pilots, which found how many steps to time, the operators that a
+What a suite gave at earlier commits stays in the repository. Steps of one process and its waits for batches scatter by
+far more than three digits show. Pilots, which found how many steps to time, the operators that a
 prediction counted and what stood at its peak are in no table. So the wheel is a third smaller.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-DIGITS = {"fetch_seconds": 3}
-"""Digits of seconds, where they are not four."""
+DIGITS = 3
+"""Digits of seconds."""
 UNSHOWN = (("prediction", "predicted_work"), ("prediction", "predicted_standing"), ("memory", "batches_digests"))
 """Figures that no report of results shows."""
 
@@ -69,15 +69,13 @@ def _shortened(line: str) -> str:
     for room, name in UNSHOWN:
         (record.get(room) or {}).pop(name, None)
     for room in (record.get("times") or {}, record.get("origin") or {}):
-        room.update(
-            {name: _rounded(value, DIGITS.get(name, 4)) for name, value in room.items() if name.endswith("_seconds")}
-        )
+        room.update({name: _rounded(value) for name, value in room.items() if name.endswith("_seconds")})
     compact = json.dumps(record, separators=(",", ": "))
     return compact.replace(",", ", ", 1) + "\n"  # it begins as in the repository
 
 
-def _rounded(value: Any, digits: int) -> Any:
+def _rounded(value: Any) -> Any:
     """Round seconds, or each of a list of them; what is not known stays so."""
     if isinstance(value, list):
-        return [_rounded(each, digits) for each in value]
-    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+        return [_rounded(each) for each in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
