@@ -491,7 +491,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory, rates_in: Callable[[Path], Pa
     return Runs(folder, interrupted, kept, leftover, resumed, peak_kib, heavy, reported, again, results_in(folder))
 
 
-@pytest.mark.long
 def test_an_interruption_ends_with_130_and_keeps_what_was_measured(runs: Runs) -> None:
     assert runs.interrupted.returncode == 130, runs.interrupted.stderr
     assert runs.interrupted.stdout.startswith("# As small as it gets\n\n## decoder"), "what there is"

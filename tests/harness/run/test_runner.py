@@ -397,7 +397,9 @@ def test_a_strategy_that_another_one_replaced_is_an_error_not_a_row_without_effe
 
 
 @pytest.mark.alone  # to the second, which neighbours would take
-@pytest.mark.parametrize(("fresh", "deadline"), [(False, 4.0), (True, 9.0)])  # a fresh one has to load torch by then
+@pytest.mark.parametrize(  # a fresh one has to load torch by then
+    ("fresh", "deadline"), [(False, 4.0), pytest.param(True, 9.0, marks=pytest.mark.long)]
+)
 def test_a_hanging_worker_is_ended_at_the_deadline(run, fresh, deadline):
     phases = []
     record = run(bad("step", "hang"), deadline=deadline, watch=phases.append, fresh=fresh)

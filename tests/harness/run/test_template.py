@@ -175,6 +175,7 @@ def test_forked_workers_draw_anew_and_have_their_own_threads(tmp_path) -> None:
 
 
 @alone
+@pytest.mark.long_in_jax
 @pytest.mark.parametrize("place", ["torch/cpu", "jax/cpu"])
 def test_the_peak_of_a_forked_worker_is_that_of_a_fresh_one(place: str) -> None:
     peaks = {}

@@ -171,6 +171,7 @@ def test_a_rank_that_dies_ends_the_case_with_its_evidence(starts, fault, status,
     assert not workers()
 
 
+@pytest.mark.long
 @pytest.mark.alone  # to the second, which neighbours would take
 def test_a_rank_that_hangs_and_does_not_listen_ends_at_the_deadline(tmp_path: Path):
     plugin = tmp_path / "dying.py"
