@@ -1,8 +1,8 @@
 """Ship the latest records of each suite in the wheel, without pages and pictures, and seconds to three digits.
 
 What a suite gave at earlier commits stays in the repository. Steps of one process and its waits for batches scatter by
-far more than three digits show. Pilots, which found how many steps to time, the operators that a
-prediction counted and what stood at its peak are in no table. So the wheel is a third smaller.
+far more than three digits show. Pilots, which found how many steps to time, the operators that a prediction counted and
+what stood at its peak are in no table. So the wheel is a third smaller.
 """
 
 import json
