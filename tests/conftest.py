@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -61,6 +62,23 @@ def templates() -> Iterator[None]:
     """Fork the workers of all tests from the same few processes."""
     with template.forking():
         yield
+
+
+LOOP_SECONDS = 0.04
+"""How long a million rounds of a loop take in Python on the processors that the bounds of tests are meant for."""
+
+
+@pytest.fixture(scope="session")
+def slowness() -> float:
+    """Return how many times as long as those this processor takes in Python, at least 1: a bound on seconds grows."""
+
+    def once() -> float:
+        start, total = time.thread_time(), 0
+        for number in range(1_000_000):
+            total += number & 7
+        return time.thread_time() - start
+
+    return max(1.0, min(once() for _ in range(3)) / LOOP_SECONDS)
 
 
 @pytest.fixture

@@ -175,7 +175,10 @@ def vendor() -> str:
 
 
 def _cpu_model() -> str:
-    return _of_cpu("model name") or platform.processor() or "unknown"
+    """Return the name of the processor, and whether it lacks the wide vectors: clouds give both kinds one name."""
+    model = _of_cpu("model name") or platform.processor() or "unknown"
+    narrow = "avx" in _cpu_flags() and "avx512f" not in _cpu_flags()
+    return f"{model} without AVX-512" if narrow else model
 
 
 def _cpu_flags() -> set[str]:

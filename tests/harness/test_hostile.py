@@ -90,7 +90,7 @@ def everything(folder: Path) -> set[str]:
 
 
 @pytest.mark.long
-def test_a_damaged_suite_is_a_plan_or_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_damaged_suite_is_a_plan_or_refused_in_one_line(tmp_path: Path, slowness: float) -> None:
     texts = [path.read_bytes() for path in SUITES]
     path = tmp_path / "mine.yaml"
     plans = 0
@@ -101,7 +101,7 @@ def test_a_damaged_suite_is_a_plan_or_refused_in_one_line(tmp_path: Path) -> Non
             plans += bool(reader.read(path, LOADED).cases)
         except SuiteError as refusal:
             assert str(refusal).isprintable() and len(str(refusal)) < 2000
-        assert time.process_time() - started < SECONDS, path.read_bytes()
+        assert time.process_time() - started < SECONDS * slowness, path.read_bytes()
     assert 0 < plans < MUTATIONS
     assert everything(tmp_path) == {"mine.yaml"}
 
@@ -114,7 +114,7 @@ def few_lines(path: Path, chance: random.Random) -> bytes:
 
 
 @pytest.mark.long
-def test_damaged_results_are_reported_as_far_as_they_go_and_write_nothing(tmp_path: Path) -> None:
+def test_damaged_results_are_reported_as_far_as_they_go_and_write_nothing(tmp_path: Path, slowness: float) -> None:
     known = documents.read(ROOT / "suites" / "claims.yaml")
     folder = tmp_path / "results" / "suite" / "machine"
     folder.mkdir(parents=True)
@@ -137,13 +137,13 @@ def test_damaged_results_are_reported_as_far_as_they_go_and_write_nothing(tmp_pa
         except (StoreError, ClaimError) as refusal:
             assert "\n" not in str(refusal)
         assert all(problem.isprintable() for problem in problems)
-        assert time.process_time() - started < SECONDS, path.read_bytes()
+        assert time.process_time() - started < SECONDS * slowness, path.read_bytes()
     assert told > MUTATIONS / 4
     assert everything(tmp_path / "results") == {"suite", "suite/machine", "suite/machine/20260101T000000Z-x.jsonl"}
 
 
 @pytest.mark.parametrize("size", [0, 1, 100 << 20])
-def test_a_suite_of_any_size_is_refused_at_once(size: int, tmp_path: Path) -> None:
+def test_a_suite_of_any_size_is_refused_at_once(size: int, tmp_path: Path, slowness: float) -> None:
     path = tmp_path / "mine.yaml"
     with open(path, "wb") as file:
         file.write(b"title: x\n" * bool(size))
@@ -151,7 +151,7 @@ def test_a_suite_of_any_size_is_refused_at_once(size: int, tmp_path: Path) -> No
     started = time.process_time()
     with pytest.raises(SuiteError):
         reader.read(path, LOADED)
-    assert time.process_time() - started < SECONDS
+    assert time.process_time() - started < SECONDS * slowness
 
 
 def test_results_that_were_cut_at_any_byte_lose_one_record_at_most(tmp_path: Path) -> None:

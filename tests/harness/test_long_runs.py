@@ -32,7 +32,7 @@ finally:
 """
 CASES = 1000
 SLOWER = 2
-"""How much slower than two quiet cores the machine may be that runs the tests."""
+"""How much slower than two quiet cores the neighbours may make the machine that runs the tests."""
 SUITE = """
 title: Many cases
 workload: decoder
@@ -57,7 +57,7 @@ MADE = {
 
 
 @pytest.mark.long
-def test_a_report_of_ten_thousand_records_takes_seconds_and_little_memory(tmp_path: Path) -> None:
+def test_a_report_of_ten_thousand_records_takes_seconds_and_little_memory(tmp_path: Path, slowness: float) -> None:
     files = sorted((ROOT / "results").rglob("*.jsonl"))
     lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     lines = [line for line in lines if "slot" in line and "case" in line]
@@ -75,18 +75,18 @@ def test_a_report_of_ten_thousand_records_takes_seconds_and_little_memory(tmp_pa
         seconds, kib = map(float, done.stderr.splitlines()[-1].split())
         print(f"{form} of 10,000 records: {seconds:.1f} s, {kib / 1024:.0f} MiB")
         assert len(done.stdout) > 100_000
-        assert seconds < 5 * SLOWER and kib * 1024 < 500e6
+        assert seconds < 5 * SLOWER * slowness and kib * 1024 < 500e6
 
 
 @pytest.mark.parametrize(("words", "most"), [(["--help"], 0.3), (["list"], 0.3)])
-def test_the_first_words_come_at_once(words: list[str], most: float) -> None:
+def test_the_first_words_come_at_once(words: list[str], most: float, slowness: float) -> None:
     def once() -> float:
         before = os.times()
         subprocess.run([sys.executable, "-m", "harness", *words], check=True, capture_output=True)
         after = os.times()  # of processors: it leaves out what the neighbours do
         return sum(getattr(after, name) - getattr(before, name) for name in ("children_user", "children_system"))
 
-    assert min(once() for _ in range(5)) < most * SLOWER
+    assert min(once() for _ in range(5)) < most * SLOWER * slowness
 
 
 STANDS_IN = """#!{python} -IS

@@ -86,7 +86,7 @@ def test_who_ended_badly_takes_of_the_time_for_rounds_as_well(now: list[float]) 
     assert seconds_left(lines.getvalue()) == 60
 
 
-def test_a_line_of_a_long_run_takes_no_time() -> None:
+def test_a_line_of_a_long_run_takes_no_time(slowness: float) -> None:
     groups = [[f"{group}-{case}" for case in range(4)] for group in range(250)]
     slots = [slot for group in groups for slot in rounds(*group)]
     memory = [Slot(case=case, kind="memory") for group in groups for case in group]
@@ -99,7 +99,7 @@ def test_a_line_of_a_long_run_takes_no_time() -> None:
         begun = time.process_time()
         for slot in [*slots[:50], *memory[:50]]:
             watcher.finish(Record(slot=slot, origin=Origin(worker_seconds=1.0)), CASE)
-        assert time.process_time() - begun < 5, "a hundred lines; they took 60 s"
+        assert time.process_time() - begun < 5 * slowness, "a hundred lines; they took 60 s"
     assert len(lines.getvalue().splitlines()) == 100
 
 

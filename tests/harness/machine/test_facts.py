@@ -138,3 +138,21 @@ def test_the_processor_is_known_as_predictions_in_torch_know_it() -> None:
     torch_kernels = pytest.importorskip("harness.backends.torch_kernels")
     assert facts.vendor() == torch_packing.vendor()
     assert bool({"amx_bf16", "avx512_bf16"} & set(facts.facts()["half_precision"])) == torch_kernels.NATIVE
+
+
+@pytest.mark.parametrize(
+    ("flags", "cpu"),
+    [
+        ("fpu avx avx2", "Some Model without AVX-512"),
+        ("fpu avx avx2 avx512f", "Some Model"),
+        ("", "Some Model"),
+    ],
+)
+def test_processors_that_a_cloud_gives_one_name_are_machines_of_their_own(
+    flags: str, cpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "_cpuinfo", lambda: "model\t\t: 1\nmodel name\t: Some Model\nflags\t\t: fpu sse\n")
+    other = facts.name.__wrapped__()
+    monkeypatch.setattr(facts, "_cpuinfo", lambda: f"model\t\t: 1\nmodel name\t: Some Model\nflags\t\t: {flags}\n")
+    assert facts.facts.__wrapped__()["cpu"] == cpu
+    assert (facts.name.__wrapped__() == other) == (cpu == "Some Model")

@@ -264,7 +264,7 @@ def test_parquet_holds_what_the_frame_does(report: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_frame_of_100_000_records_takes_less_than_ten_seconds(tmp_path: Path) -> None:
+def test_a_frame_of_100_000_records_takes_less_than_ten_seconds(tmp_path: Path, slowness: float) -> None:
     case = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="x", tokenizer="bytes")
     line = store.encoded(
         Record(slot=Slot(case="c", kind="time"), case=case, origin=Origin(suite="s", commit="c"),
@@ -275,4 +275,4 @@ def test_a_frame_of_100_000_records_takes_less_than_ten_seconds(tmp_path: Path) 
     (folder / "a.jsonl").write_bytes(line * 100_000)
     begun = time.process_time()
     assert len(harness.read(tmp_path).records()) == 100_000
-    assert time.process_time() - begun < 10
+    assert time.process_time() - begun < 10 * slowness

@@ -355,12 +355,12 @@ def test_too_many_cases_are_refused_before_they_are_made(refusal_of: Any, text: 
 
 
 @pytest.mark.parametrize("entry", ["[{}]", "{{contributions: [{}]}}"], ids=["a row", "contributions"])
-def test_a_row_of_thousands_is_refused_at_once(refusal_of: Any, entry: str) -> None:
+def test_a_row_of_thousands_is_refused_at_once(refusal_of: Any, entry: str, slowness: float) -> None:
     text = f"strategies: [{entry.format(', '.join(['nothing'] * 19_000))}]"
     started = time.process_time()
     sentence = ", line 1: strategies.0: 19000 strategies are more than 64: name fewer"
     assert refusal_of(text) == sentence
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < slowness
 
 
 def test_a_row_has_64_strategies_at_most(plan_of: Any, refusal_of: Any) -> None:

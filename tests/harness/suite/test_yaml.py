@@ -217,12 +217,12 @@ def bomb(reference: str) -> str:
     ],
     ids=lambda text: text[:12],
 )
-def test_attacks_end_within_a_second(text):
+def test_attacks_end_within_a_second(text, slowness):
     gc.disable()  # what earlier tests left behind is theirs to collect
     try:
         start = time.thread_time()  # of this thread alone: others of the process, and of the machine, do not count
         error = refusal(text)
-        assert time.thread_time() - start < 1
+        assert time.thread_time() - start < slowness
     finally:
         gc.enable()
     assert error.line is not None

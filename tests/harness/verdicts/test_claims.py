@@ -224,7 +224,7 @@ def test_a_time_by_itself_has_the_doubt_of_its_baseline_and_a_ratio_has_not():
     assert "times apart need 3" in verdict("seconds(checkpoint) <= 9", few).reason
 
 
-def test_a_claim_over_a_thousand_comparisons_looks_at_each_once():
+def test_a_claim_over_a_thousand_comparisons_looks_at_each_once(slowness):
     def sized(own):
         sizes = {f"size {number}": number for number in range(25)}
         return replace(own, case=own.case.model_copy(update={"shape": own.case.shape | sizes}))
@@ -237,7 +237,7 @@ def test_a_claim_over_a_thousand_comparisons_looks_at_each_once():
     ]
     begun = time.process_time()
     claim = verdict("held(checkpoint) > 0 and size(checkpoint, of='tokens') <= 999", tables)
-    assert time.process_time() - begun < 3, "it took 15 s"
+    assert time.process_time() - begun < 3 * slowness, "it took 15 s"
     assert claim.reason.endswith("(1000 of 1000 comparisons verified)")
 
 

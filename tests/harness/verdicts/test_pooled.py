@@ -278,13 +278,13 @@ def test_more_rounds_are_about_right():
 # cost
 
 
-def test_seventy_groups_take_less_than_a_second():
+def test_seventy_groups_take_less_than_a_second(slowness):
     groups = [group(3 + i % 6, seed=i, names=(*NAMES, *"abcdefgh"[: i % 9])) for i in range(70)]
     dunnett.quantile.cache_clear()
     start = time.thread_time()
     for each in groups:
         pooled(each)
-    assert time.thread_time() - start < 1
+    assert time.thread_time() - start < slowness
 
 
 def test_importing_it_loads_no_array_library():
