@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from harness.backends import processor
+
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) \(", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.-]+) = b?[fsu](\d+)\[([\d,]*)\]\S* ([\w-]+)\((.*)$", re.MULTILINE)
 _CALLED = re.compile(r"calls=%([\w.-]+)")
@@ -15,10 +17,13 @@ LIBRARY = "ynn_fusion"
 """How an instruction begins that a library computes."""
 
 ARRAYS = 4
-"""How many arrays a sum takes at once beside its operands, each as large as the result."""
+"""How many arrays a sum takes at once beside its operands, each as large as the result; none with narrow vectors."""
 
 TILE_BYTES = 6 * (128 << 10)
-"""What a thread of the library takes for the part of a sum that it works on: six arrays of 128 KiB at most."""
+"""What a thread of the library takes for the part of a sum that it works on: six arrays of 128 KiB at most.
+
+With vectors of less than 512 bits it takes none that were seen.
+"""
 
 COLUMNS = 128
 """How many columns of its right factor the library packs at once, each over its whole length."""
@@ -46,15 +51,17 @@ class _Call(NamedTuple):
     body: list[_Instruction]
 
 
-def scratch(program: str, threads: int) -> int:
+def scratch(program: str, threads: int, is_wide: bool | None = None) -> int:
     """Estimate what the libraries take at most beside the plan while a program runs on its threads, in bytes.
 
-    How large the allocations are, and how many at once, was seen by counting the calls of `malloc` of one step.
+    How large the allocations are, and how many at once, was seen by counting the calls of `malloc` of one step. With
+    vectors of 512 bits, which this processor has if `is_wide` does not say, the library lays more arrays aside.
     """
+    is_wide = processor.is_wide() if is_wide is None else is_wide
     computations = _computations(program)
     sums = [each for each in _in_library(computations) if "reduce" in _operations(each.body)]
-    tiles = TILE_BYTES * threads if sums else 0
-    return max(_of_sums(sums, threads), _of_products(computations)) + tiles
+    tiles = TILE_BYTES * threads if sums and is_wide else 0
+    return max(_of_sums(sums, threads, ARRAYS if is_wide else 0), _of_products(computations)) + tiles
 
 
 def _operations(body: list[_Instruction]) -> list[str]:
@@ -83,7 +90,7 @@ def _in_library(computations: Computations) -> Iterator[_Call]:
                 yield _Call(each, computations.get(called[1], []))
 
 
-def _of_sums(sums: list[_Call], threads: int) -> int:
+def _of_sums(sums: list[_Call], threads: int, arrays: int) -> int:
     """Estimate what the largest sum takes of those that are spread over their operands again, in bytes.
 
     The derivatives of a softmax and of a norm are such sums, of products with the gradient.
@@ -96,11 +103,11 @@ def _of_sums(sums: list[_Call], threads: int) -> int:
             if each.operation == "multiply":
                 beside[each.elements] = beside.get(each.elements, False) or "dot" in operations
     spread = [call for call in sums if call.result.elements in beside and len(call.result.lengths) >= 3]
-    return max((_of_sum(call, beside[call.result.elements], threads) for call in spread), default=0)
+    return max((_of_sum(call, beside[call.result.elements], threads, arrays) for call in spread), default=0)
 
 
-def _of_sum(call: _Call, beside_products: bool, threads: int) -> int:
-    """Estimate what one sum takes: a few arrays of its size, or of each part of a batch that a thread works on.
+def _of_sum(call: _Call, beside_products: bool, threads: int, arrays: int) -> int:
+    """Estimate what one sum takes: one array of its size, and others of it or of each part of a batch of a thread.
 
     Beside matrix products, as in dense attention of one row or more, a batch is worked on part by part: B, or the heads
     where B is 1. Measured beyond the analysis, of scores of one size, on two threads: 3.0 times the scores for a batch
@@ -111,16 +118,19 @@ def _of_sum(call: _Call, beside_products: bool, threads: int) -> int:
     Elsewhere it is worked on whole if a dimension before the last two has the length 1: 5 times the scores [1, H, T, T]
     or [B, 1, T, T], as in a loop over chunks; 6 times a norm's operand [1, T, W], whose products are made there as
     well. Otherwise tiles do: for [B, T, W], [T, W] and [B, H, T, T]. So they do for a softmax alone.
+
+    All that is with vectors of 512 bits. With those of 256 bits, 0.75 to 1.13 times the scores of any batch and heads,
+    2.0 times a norm's operand [1, T, W], and nothing of [B, T, W].
     """
     batch, size = call.result.lengths[:-2], call.result.elements * call.result.width
     if beside_products:
         parts = next((length for length in batch if length > 1), 1)
-        return 0 if batch == (1,) else size + ARRAYS * size * min(threads, parts) // parts
+        return 0 if batch == (1,) else size + arrays * size * min(threads, parts) // parts
     if 1 not in batch:
         return 0
     operations = _operations(call.body)
     makes_products = "multiply" in operations[: operations.index("reduce")]
-    return (1 + makes_products + ARRAYS) * size
+    return (1 + makes_products + arrays) * size
 
 
 def _of_products(computations: Computations) -> int:

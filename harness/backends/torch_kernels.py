@@ -13,20 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.backends.torch_packing import of_processor
+from harness.backends import processor
 
-NATIVE = bool({"avx512_bf16", "amx_bf16"} & set(of_processor("flags").split()))
+NATIVE = processor.has_bfloat16()
 """Whether the processor multiplies bfloat16 by itself. Elsewhere oneDNN widens the factors, by smaller kernels."""
-KERNEL = 9 << 16 if NATIVE else 11 << 12
+KERNEL = 9 << 16 if NATIVE else 11 << 12 if processor.is_wide() else 0
 """Bytes that oneDNN keeps of each product in bfloat16 with sizes of its own: 0.56 MiB, or 44 KiB of widened factors.
 
 An empirical figure: the resident memory grows by 0.5 to 0.6 MiB at the first call of each size and stays, and by 43 to
-46 KiB on a Xeon whose host hides the instructions for bfloat16.
+46 KiB on a Xeon whose host hides the instructions for bfloat16. Without vectors of 512 bits oneDNN has no such product:
+torch's own keeps nothing.
 """
 BLOCK_KERNEL = 12 << 16 if NATIVE else KERNEL
 """Bytes that it keeps of each product of a block of attention, which adds to its result or scales it: 0.75 MiB.
 
-Empirical: 0.6 to 0.9 MiB, on two processors that multiply bfloat16, and 10 to 120 KiB on that Xeon.
+Empirical: 0.6 to 0.9 MiB, on two processors that multiply bfloat16, 10 to 120 KiB on that Xeon, 0 without such vectors.
 """
 CAPACITY, VARIABLE = 1024, "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 """Kernels that oneDNN keeps, and the variable that sets another number. torch keeps as many: LRU_CACHE_CAPACITY."""

@@ -5,12 +5,11 @@ larger than all before is taken beside them. So each worker multiplies once at `
 there are on processors of others; on Intel's the logits of a large vocabulary take more.
 """
 
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from harness.backends import processor
 
 PRODUCTS = {torch.ops.aten.mm: 0, torch.ops.aten.addmm: 1}
 """Operators, and where the first matrix stands among their arguments."""
@@ -30,23 +29,9 @@ All of these are empirical: of 25 products on one and two threads of a Xeon with
 FLOAT = 4
 
 
-@cache
-def of_processor(name: str) -> str:
-    """Return what the system says of the first processor under a name; an empty text where it does not say."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
-    return ""
-
-
-def vendor() -> str:
-    """Return who made the processor."""
-    return of_processor("vendor_id")
-
-
 def packs() -> bool:
     """Return whether products run on a processor where the library packs."""
-    return torch.backends.mkl.is_available() and vendor() == "GenuineIntel"
+    return torch.backends.mkl.is_available() and processor.vendor() == "GenuineIntel"
 
 
 def packed(rows: int, columns: int, depth: int, threads: int) -> int:

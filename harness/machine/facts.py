@@ -14,11 +14,15 @@ from typing import Any
 
 import psutil
 
+from harness.backends import processor
+
 HOST_SHARE = 0.8
 """The share of a machine's memory that a case may take: the process itself and others need some."""
 DEVICE_SHARE = 0.95
 """The share of a GPU's memory that a case may take: the driver needs some."""
 LONGEST_COMMIT = 60
+HALF_PRECISION = {"amx_bf16", "amx_fp16", "avx512_bf16", "avx512_fp16", "f16c"}
+"""Instructions for numbers of 16 bits."""
 PACKAGES = (
     *("torch", "jax", "jaxlib", "numpy", "tokenizers", "numba", "triton"),
     *("transformers", "peft", "keras", "grain", "datasets", "liger_kernel", "cut_cross_entropy"),
@@ -105,7 +109,7 @@ def facts() -> dict[str, Any]:
         "huge_pages": _chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "libc": " ".join(platform.libc_ver()),
-        "half_precision": sorted(_cpu_flags() & {"amx_bf16", "amx_fp16", "avx512_bf16", "avx512_fp16", "f16c"}),
+        "half_precision": sorted(processor.flags() & HALF_PRECISION),
         "gpu": _gpu(),
     }
 
@@ -164,31 +168,10 @@ def _chosen(path: str) -> str | None:
     return text.split("[")[1].split("]")[0] if text and "[" in text else text
 
 
-@cache
-def _cpuinfo() -> str:
-    return _read("/proc/cpuinfo") or ""
-
-
-def vendor() -> str:
-    """Return who made the processor, which predictions in torch ask; an empty text where the system does not say."""
-    return _of_cpu("vendor_id")
-
-
 def _cpu_model() -> str:
-    """Return the name of the processor, and whether it lacks the wide vectors: clouds give both kinds one name."""
-    model = _of_cpu("model name") or platform.processor() or "unknown"
-    narrow = "avx" in _cpu_flags() and "avx512f" not in _cpu_flags()
-    return f"{model} without AVX-512" if narrow else model
-
-
-def _cpu_flags() -> set[str]:
-    return set(_of_cpu("flags").split())
-
-
-def _of_cpu(name: str) -> str:
-    """Return what the system says of the first processor under a name."""
-    line = next((line for line in _cpuinfo().splitlines() if line.startswith(name)), "")
-    return line.partition(":")[2].strip()
+    """Return the name of the processor, and whether it lacks the widest vectors: clouds give both kinds one name."""
+    model = processor.of_processor("model name") or platform.processor() or "unknown"
+    return f"{model} without AVX-512" if processor.flags() and not processor.is_wide() else model
 
 
 def _gpu() -> str | None:

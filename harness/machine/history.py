@@ -24,7 +24,7 @@ DECIDING = (
 )
 """Code of the harness that decides a figure; all other code judges, plans or shows it, and is run anew."""
 PREDICTING = (
-    "harness/worker/prediction.py",
+    *("harness/worker/prediction.py", "harness/backends/processor.py"),
     *(f"harness/backends/{name}.py" for name in ("ledger", "cards", "cuda_*", "*_cuda*", "*_flops", "torch_autocast")),
     *(f"harness/backends/torch_{name}.py" for name in ("memory", "operators", "calls", "turns")),
     *(f"harness/backends/torch_{name}.py" for name in ("storage", "kernels", "packing", "graph")),

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 import harness
+from harness.backends import processor
 from harness.contract.plugins import Plugins
 from harness.machine import facts
 from harness.records import Case, Record
@@ -52,7 +53,7 @@ def of_cases(
     if within is not None:
         versions = facts.versions() | dict(plugins.versions)
         # what a library takes within a call follows the threads, the maker, and in which types it multiplies
-        here = (facts.threads(), facts.vendor(), facts.facts()["half_precision"])
+        here = (facts.threads(), processor.vendor(), *(facts.facts()[name] for name in ("cpu", "half_precision")))
         open_ = []
         code = cache(digests.of_module)  # read anew by each call: a notebook may have edited it
         for case in cases:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from harness.backends import torch_packing
+from harness.backends import processor, torch_packing
 from harness.backends.torch_packing import WARMED, Packing, packed
 from harness.backends.torch_storage import LiveStorage
 
@@ -22,7 +22,7 @@ def kept(*shapes, vendor="GenuineIntel"):
     torch.set_num_threads(2)
     try:
         with pytest.MonkeyPatch.context() as patch, FakeTensorMode():
-            patch.setattr(torch_packing, "vendor", lambda: vendor)
+            patch.setattr(processor, "vendor", lambda: vendor)
             patch.setattr(torch.backends.mkl, "is_available", lambda: True)
             with LiveStorage() as live:
                 for rows, columns, depth in shapes:

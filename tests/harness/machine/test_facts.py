@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from harness.backends import processor
 from harness.machine import facts
 
 GIB = 1 << 30
@@ -133,13 +134,6 @@ def test_packages_that_are_called_have_their_versions_and_absent_ones_none(monke
     assert versions.keys() == {"python", "torch", "jax", "jaxlib", "numpy", "tokenizers"} | called
 
 
-def test_the_processor_is_known_as_predictions_in_torch_know_it() -> None:
-    torch_packing = pytest.importorskip("harness.backends.torch_packing")
-    torch_kernels = pytest.importorskip("harness.backends.torch_kernels")
-    assert facts.vendor() == torch_packing.vendor()
-    assert bool({"amx_bf16", "avx512_bf16"} & set(facts.facts()["half_precision"])) == torch_kernels.NATIVE
-
-
 @pytest.mark.parametrize(
     ("flags", "cpu"),
     [
@@ -149,10 +143,15 @@ def test_the_processor_is_known_as_predictions_in_torch_know_it() -> None:
     ],
 )
 def test_processors_that_a_cloud_gives_one_name_are_machines_of_their_own(
-    flags: str, cpu: str, monkeypatch: pytest.MonkeyPatch
+    flags: str, cpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(facts, "_cpuinfo", lambda: "model\t\t: 1\nmodel name\t: Some Model\nflags\t\t: fpu sse\n")
-    other = facts.name.__wrapped__()
-    monkeypatch.setattr(facts, "_cpuinfo", lambda: f"model\t\t: 1\nmodel name\t: Some Model\nflags\t\t: {flags}\n")
-    assert facts.facts.__wrapped__()["cpu"] == cpu
-    assert (facts.name.__wrapped__() == other) == (cpu == "Some Model")
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    names = []
+    for text in ("fpu avx512f", flags):
+        processor.of_processor.cache_clear()
+        processor.CPUINFO.write_text(f"model\t\t: 1\nmodel name\t: Some Model\nflags\t\t: {text}\n" * 2)
+        names.append(facts.name.__wrapped__())
+    described = facts.facts.__wrapped__()["cpu"]
+    processor.of_processor.cache_clear()
+    assert described == cpu
+    assert (names[0] == names[1]) == (cpu == "Some Model")

@@ -262,12 +262,21 @@ def test_on_a_processor_of_another_maker_or_other_types_cases_are_predicted_anew
         return ((case, Record(prediction=Prediction(predicted_peak_bytes=1))) for case in open_)
 
     monkeypatch.setattr(predictions, "of_cases", of_cases)
-    intel, amd = "GenuineIntel", "AuthenticAMD"
-    for vendor, types in ((intel, []), (intel, []), (amd, []), (intel, []), (intel, ["avx512_bf16"])):
-        monkeypatch.setattr(prediction_cache.facts, "vendor", lambda vendor=vendor: vendor)
-        monkeypatch.setattr(prediction_cache.facts, "facts", lambda types=types: {"half_precision": types})
+    intel, amd = ("GenuineIntel", "Xeon"), ("AuthenticAMD", "EPYC")
+    narrow = amd[0], "EPYC without AVX-512"
+    for (vendor, cpu), types in (
+        (intel, []),
+        (intel, []),
+        (amd, []),
+        (narrow, []),
+        (intel, []),
+        (intel, ["avx512_bf16"]),
+    ):
+        monkeypatch.setattr(prediction_cache.processor, "vendor", lambda vendor=vendor: vendor)
+        known = {"cpu": cpu, "half_precision": types}
+        monkeypatch.setattr(prediction_cache.facts, "facts", lambda known=known: known)
         list(prediction_cache.of_cases(cases(2), tmp_path, {}, LOADED))
-    assert predicted == [2, 0, 2, 0, 2]
+    assert predicted == [2, 0, 2, 2, 0, 2]
 
 
 def test_code_is_read_once_for_all_cases_of_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
