@@ -17,7 +17,7 @@ from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
 from harness.suite.units import shown
 from harness.verbs.limits import too_large
-from harness.verbs.plan import ELSEWHERE, Machine, PlanRow, of_cases, valid
+from harness.verbs.plan import ELSEWHERE, Machine, PlanRow, beyond_host, of_cases, valid
 from harness.verdicts import expressions
 
 STEP = 1 / 20
@@ -68,8 +68,9 @@ def run(
 class Bracket:
     """What is predicted of one row: the largest value that fits and the smallest that does not, with what they need.
 
-    `best` is the prediction of the largest that fits, None where nothing does; `most` the largest value that may be
-    tried, since the workload takes no more.
+    `best` is the prediction of the largest that fits, None where nothing does; `of_host` says what the smallest that
+    does not takes of the memory beside a GPU, where that decides; `most` is the largest value that may be tried, since
+    the workload takes no more.
     """
 
     case: Case
@@ -78,6 +79,7 @@ class Bracket:
     fails: tuple[int, int] | None = None
     reason: str = ""
     best: PlanRow | None = None
+    of_host: str = ""
     most: int = LARGEST
 
     @property
@@ -115,6 +117,7 @@ class Bracket:
             self.fits, self.best = (value, row.need_bytes), row
         else:
             self.fails = (value, row.need_bytes)
+            self.of_host = beyond_host(row) if row.over_host_bytes else ""
 
     def record(self, over: str, limit: Fit) -> Record:
         """Return the record of its limit: of the case at the least value, below which none was tried.
@@ -140,10 +143,12 @@ def limit_of(bracket: Bracket, over: str) -> Fit:
     reason = bracket.reason
     if bracket.fits is None and bracket.fails is not None:
         value, need = bracket.fails
-        reason = f"{over} {value:,} is predicted to take up to {shown(need)} already"
+        reason = f"{over} {value:,} {bracket.of_host or f'is predicted to take up to {shown(need)} already'}"
     elif bracket.fits is not None and bracket.fits[0] >= bracket.most:
         value = bracket.fits[0]
         reason = refusal(over, value + 1) if bracket.most < LARGEST else f"nothing above {over} {value:,} is predicted"
+    elif bracket.fails is not None and bracket.of_host:
+        reason = f"{over} {bracket.fails[0]:,} {bracket.of_host}"
     return Fit(
         over=over,
         budget_bytes=bracket.budget,

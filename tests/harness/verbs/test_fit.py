@@ -22,6 +22,7 @@ from harness.report.fit import limits, text
 from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
+from harness.suite.units import shown
 from harness.verbs import fit
 from harness.verbs.fit import Bracket, Search, at, brackets, following, grain, limit_of, rounded
 from harness.verbs.plan import Machine as OfPlan
@@ -97,6 +98,21 @@ def test_what_never_fits_says_what_the_least_value_takes():
     bracket, asked = searched(lambda value: 2 << 30, 1 << 30)
     assert asked == 1
     assert limit_of(bracket, "tokens").reason == "tokens 64 is predicted to take up to 2 GiB already"
+
+
+@pytest.mark.parametrize(("least", "longest"), [(64, 960), (2048, None)])
+def test_where_the_host_beside_a_gpu_decides_the_limit_says_so(least, longest):
+    bracket = Bracket(CASE.model_copy(update={"budget_bytes": 1 << 40}), least)
+    while (value := bracket.next()) is not None:
+        on_host = Prediction(predicted_host_bytes=value << 20)
+        bracket.take(
+            value, PlanRow(CASE, value, "", None, 1 << 40, None, prediction=on_host, host_limit_bytes=1000 << 20)
+        )
+    limit = limit_of(bracket, "tokens")
+    assert limit.predicted == (longest and pytest.approx(longest, abs=40))
+    refused = bracket.fails[0]
+    over = f"takes {shown(refused << 20)} of the host and is {shown(refused - 1000 << 20)} over 1,000 MiB"
+    assert limit.reason == f"tokens {refused:,} {over}"
 
 
 @pytest.mark.parametrize("least", [64, fit.LARGEST, fit.LARGEST + 5])
