@@ -20,10 +20,7 @@ ARRAYS = 4
 """How many arrays a sum takes at once beside its operands, each as large as the result; none with narrow vectors."""
 
 TILE_BYTES = 6 * (128 << 10)
-"""What a thread of the library takes for the part of a sum that it works on: six arrays of 128 KiB at most.
-
-With vectors of less than 512 bits it takes none that were seen.
-"""
+"""What a thread of the library takes for the part of a sum that it works on: six arrays of 128 KiB at most."""
 
 COLUMNS = 128
 """How many columns of its right factor the library packs at once, each over its whole length."""
@@ -60,7 +57,7 @@ def scratch(program: str, threads: int, is_wide: bool | None = None) -> int:
     is_wide = processor.is_wide() if is_wide is None else is_wide
     computations = _computations(program)
     sums = [each for each in _in_library(computations) if "reduce" in _operations(each.body)]
-    tiles = TILE_BYTES * threads if sums and is_wide else 0
+    tiles = TILE_BYTES * threads if sums else 0
     return max(_of_sums(sums, threads, ARRAYS if is_wide else 0), _of_products(computations)) + tiles
 
 
