@@ -14,6 +14,7 @@ from harness.contract.strategy import Strategy
 from harness.machine import facts, gpu
 from harness.records import Case, Kind, Record, Slot
 from harness.records.record import OPEN_STATUSES
+from harness.records.roofline import Operations
 from harness.run import digests, locks
 from harness.suite.plan import Comparison, Plan
 from harness.verdicts import claims, rounds
@@ -23,6 +24,7 @@ from harness.verdicts.pooled import BASELINES
 
 REFUSED = ("unsupported", "skipped_guard")
 """Statuses by which a machine says that it does not run a case."""
+HALF_PRECISION = ("bfloat16", "float16")
 PREDICTING_SECONDS = 300.0
 """What the prediction of a case may take, at most."""
 REFERENCE_SECONDS = 300.0
@@ -34,7 +36,8 @@ class Summary(NamedTuple):
 
     `step_seconds` are the steps of a pilot, `seconds` the step time of a time measurement, `timed_seconds` all its
     steps, `worker_seconds` the life of its process, however that ended; `need_bytes` is what it takes at most,
-    `peak_bytes` what was measured of a rank, `children_bytes` what its child processes took.
+    `peak_bytes` what was measured of a rank, `children_bytes` what its child processes took, `half_precision` the work
+    of a step on numbers of 16 bits, as it is predicted.
     """
 
     status: str
@@ -47,6 +50,7 @@ class Summary(NamedTuple):
     peak_bytes: int | None = None
     timed_seconds: float = 0.0
     children_bytes: int = 0
+    half_precision: tuple[Operations, ...] = ()
 
     @classmethod
     def of(cls, record: Record) -> "Summary":
@@ -63,6 +67,7 @@ class Summary(NamedTuple):
             record.peak_bytes,
             sum(steps) if kind == "time" else 0.0,
             record.child_peak_bound_bytes or 0,
+            tuple(each for each in record.prediction.predicted_work if each.dtype in HALF_PRECISION),
         )
 
 

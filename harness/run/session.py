@@ -12,6 +12,7 @@ from harness.records import Case, Heading, Kind, Record, Slot, store
 from harness.records.record import OPEN_STATUSES
 from harness.run import bench, locks, prediction_cache, prepare_data, template, temporary
 from harness.run.bench import Bench, Options, Progress
+from harness.run.guards import guarded, over_memory
 from harness.run.rounds import Rounds
 from harness.run.schedule import Latest, Schedule, Summary, by_case, names, obstacle
 from harness.run.side_by_side import Result, Watch, shared_out
@@ -80,7 +81,8 @@ def has_more(schedule: Schedule, options: Options, latest: Latest) -> bool:
         if known is None or known.status != "skipped_guard":
             return True
         predicted = latest.get(Slot(case=slot.case, kind="predict"))
-        if guarded(schedule.plan.cases[schedule.positions[slot.case]], predicted, options) is None:
+        case = schedule.plan.cases[schedule.positions[slot.case]]
+        if guarded(case, predicted, options, schedule.plan.suite) is None:
             return True
     return False
 
@@ -322,35 +324,11 @@ class Session(Bench):
 
     def guarded(self, case: Case) -> Record | None:
         """Return the record of a case that is not begun; None for others."""
-        return guarded(case, self.known(case, "predict"), self.options)
+        return guarded(case, self.known(case, "predict"), self.options, self.plan.suite)
 
     def over_memory(self, case: Case) -> Record | None:
         """Return the record of a case that needs more than may be used; None for others."""
         return over_memory(case, self.known(case, "predict"), self.options)
-
-
-def guarded(case: Case, predicted: Summary | None, options: Options) -> Record | None:
-    """Refuse a case that needs more than `max_bytes`, or would take the machine down unless all are to be tried."""
-    return over_memory(case, predicted, options, tried=options.try_all)
-
-
-def over_memory(case: Case, predicted: Summary | None, options: Options, tried: bool = False) -> Record | None:
-    """Return the record of a case that needs more than may be used, all ranks together; None for others.
-
-    What the machine has does not count where that is to be `tried`.
-    """
-    if predicted is None:
-        return None
-    need = min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
-    if case.place.device == "cpu":
-        need *= case.ranks  # each has a GPU of its own, but they share the host
-    limit = options.max_bytes
-    if (limit is None or need <= limit) and not tried:
-        limit = facts.free_to_use() if case.place.device == "cpu" else gpu.free_to_use()
-    if limit is None or need <= limit:
-        return None
-    message = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here: set a budget, or shorten it"
-    return Record(status="skipped_guard", evidence={"message": message, "need_bytes": need, "limit_bytes": limit})
 
 
 def _unsupported(reason: str) -> Record:

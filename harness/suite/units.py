@@ -1,4 +1,4 @@
-"""Sizes as people write them: `8GiB`, `512MiB`, `80GB`."""
+"""Sizes and durations as people write them: `8GiB`, `512MiB`, `80GB`; 10 minutes."""
 
 import re
 
@@ -33,3 +33,11 @@ def shown(size: int) -> str:
             value = size / UNITS[name]
             return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
     return f"{size} B"
+
+
+def lasting(seconds: float) -> str:
+    """Write a duration in the unit that suits it."""
+    for name, size in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
+        if seconds >= 3 * size:
+            return f"{seconds / size:,.0f} {name}"
+    return f"{seconds:,.0f} seconds"

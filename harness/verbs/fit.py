@@ -15,7 +15,7 @@ from harness.run import alone, bench, locks, prepare_data, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
-from harness.suite.units import shown
+from harness.suite.units import lasting, shown
 from harness.verbs.limits import too_large
 from harness.verbs.plan import ELSEWHERE, Machine, PlanRow, beyond_host, of_cases, valid
 from harness.verdicts import expressions
@@ -336,14 +336,6 @@ class Search:
     def record(self, record: Record) -> Record:
         """Complete a record by what identifies the search."""
         return alone.complete(record, self.plan, self.plugins, self.run_id)
-
-
-def lasting(seconds: float) -> str:
-    """Write a duration in the unit that suits it."""
-    for name, size in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
-        if seconds >= 3 * size:
-            return f"{seconds / size:,.0f} {name}"
-    return f"{seconds:,.0f} seconds"
 
 
 def following(passed: int | None, failed: int | None) -> int | None:

@@ -14,7 +14,8 @@ from harness.contract.place import Place
 from harness.machine.history import Roles
 from harness.records import Case, Memory, Origin, Prediction, Record, Slot, Times, store
 from harness.records.record import Verdict
-from harness.run import bench, predict_again, predictions, rounds, runner, session, turns
+from harness.records.roofline import Operations
+from harness.run import bench, guards, predict_again, predictions, rounds, runner, session, turns
 from harness.run import schedule as schedules
 from harness.run.bench import Options, Progress
 from harness.run.pacing import UNKNOWN, Pacing
@@ -595,20 +596,56 @@ def test_what_would_be_skipped_again_leaves_a_run_finished(running):
 
 
 def test_what_the_user_bounds_is_skipped_whatever_is_known_of_the_machine(measuring, monkeypatch):
-    monkeypatch.setattr(session.gpu, "free_to_use", lambda: None)
-    monkeypatch.setattr(session.facts, "free_to_use", lambda: 50)
+    monkeypatch.setattr(guards.gpu, "free_to_use", lambda: None)
+    monkeypatch.setattr(guards.facts, "free_to_use", lambda: 50)
     run = measuring(Workers())
     on_host = run.plan.cases[0]
     on_gpu = on_host.model_copy(update={"place": Place("torch", "cuda")})
     needs_100 = Summary("ok", need_bytes=100)
 
     def limit(case, **options):
-        refused = session.guarded(case, needs_100, Options(Path("results"), **options))
+        refused = guards.guarded(case, needs_100, Options(Path("results"), **options), run.plan.suite)
         return refused and refused.evidence["limit_bytes"]
 
     assert (limit(on_gpu), limit(on_gpu, max_bytes=99), limit(on_gpu, max_bytes=100)) == (None, 99, None)
     assert (limit(on_host), limit(on_host, try_all=True), limit(on_host, max_bytes=100)) == (50, None, 50)
     assert (limit(on_host, max_bytes=99, try_all=True), limit(on_host, max_bytes=100, try_all=True)) == (99, None)
+
+
+@pytest.mark.parametrize(
+    ("flops", "rate", "allowed", "lasting"),
+    [
+        (20e9, 6e8, 60, "100 seconds"),
+        (20e9, 6e8, 120, None),
+        (20e9, 1e12, 60, None),
+        (5e8, 6e8, 4, None),  # so little that no rate is asked for
+    ],
+)
+def test_steps_in_16_bits_that_would_outlast_the_suites_time_are_not_begun(
+    measuring, monkeypatch, flops, rate, allowed, lasting
+):
+    asked = []
+    rates = {"flops": {"bfloat16": rate}, "bandwidth": 1e10}
+    monkeypatch.setattr(guards.throughput, "of_place", lambda place, cache: asked.append(place) or rates)
+    run = measuring(Workers())
+    case, suite = run.plan.cases[0], run.plan.suite.model_copy(update={"timeout_seconds": allowed, "memory_steps": 3})
+    works = (Operations("float32", 1e15, 0), Operations("bfloat16", flops, 0))
+    summary = Summary.of(Record(prediction=Prediction(predicted_peak_bytes=1, predicted_work=works)))
+
+    def refused(case, **options):
+        return guards.guarded(case, summary, Options(Path("results"), **options), suite)
+
+    record = refused(case)
+    assert bool(asked) == (flops > 1e9)
+    assert (record is None) == (lasting is None)
+    if record is not None:
+        assert record.status == "skipped_guard"
+        assert record.evidence["message"] == (
+            f"3 steps in bfloat16 are expected to take {lasting} on this processor, and the suite's timeout_seconds "
+            "are 60: --try-all runs it"
+        )
+    assert refused(case, try_all=True) is None
+    assert refused(case.model_copy(update={"place": Place("torch", "cuda")})) is None
 
 
 class SetBack(datetime):

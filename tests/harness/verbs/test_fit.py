@@ -22,7 +22,7 @@ from harness.report.fit import limits, text
 from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
-from harness.suite.units import shown
+from harness.suite.units import lasting, shown
 from harness.verbs import fit
 from harness.verbs.fit import Bracket, Search, at, brackets, following, grain, limit_of, rounded
 from harness.verbs.plan import Machine as OfPlan
@@ -580,7 +580,7 @@ def test_each_comparison_has_a_table_of_its_own_and_its_own_baseline():
 
 def test_durations_are_written_in_the_unit_that_suits_them():
     written = ["20 seconds", "10 minutes", "4 hours", "90 days"]
-    assert [fit.lasting(seconds) for seconds in (20, 600, 4 * 3600, 90 * 86400)] == written
+    assert [lasting(seconds) for seconds in (20, 600, 4 * 3600, 90 * 86400)] == written
 
 
 def test_what_fits_is_decided_by_what_a_value_takes_at_most():
