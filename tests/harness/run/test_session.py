@@ -858,10 +858,11 @@ def test_a_process_that_takes_turns_keeps_others_waiting_for_its_steps_and_anoth
 
 
 def test_ranks_share_the_memory_of_the_host_and_have_a_gpu_each(measuring):
-    case, needs_100 = measuring(Workers()).plan.cases[0], Summary("ok", need_bytes=100)
+    plan, needs_100 = measuring(Workers()).plan, Summary("ok", need_bytes=100)
 
     def need(**changes):
-        refused = session.guarded(case.model_copy(update=changes), needs_100, Options(Path("results"), max_bytes=1))
+        case, options = plan.cases[0].model_copy(update=changes), Options(Path("results"), max_bytes=1)
+        refused = guards.guarded(case, needs_100, options, plan.suite)
         return refused.evidence["need_bytes"]
 
     assert (need(), need(ranks=2), need(ranks=2, place=Place("torch", "cuda"))) == (100, 200, 100)
