@@ -65,12 +65,12 @@ def templates() -> Iterator[None]:
 
 
 LOOP_SECONDS = 0.04
-"""How long a million rounds of a loop take in Python on the processors that the bounds of tests are meant for."""
+"""How long a million rounds of a loop in Python take on a processor whose seconds the bounds of tests are: a choice."""
 
 
 @pytest.fixture(scope="session")
 def slowness() -> float:
-    """Return how many times as long as those this processor takes in Python, at least 1: a bound on seconds grows."""
+    """Return how many times as long as that one this processor takes in Python, at least 1."""
 
     def once() -> float:
         start, total = time.thread_time(), 0

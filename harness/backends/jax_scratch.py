@@ -23,7 +23,12 @@ TILE_BYTES = 6 * (128 << 10)
 """What a thread of the library takes for the part of a sum that it works on: six arrays of 128 KiB at most."""
 
 COLUMNS = 128
-"""How many columns of its right factor the library packs at once, each over its whole length."""
+"""How many columns of its right factor the library packs at once, each over its whole length.
+
+With narrow vectors it packs half as many of a product of `MANY_ROWS` or more.
+"""
+
+MANY_ROWS = 128
 
 
 class _Instruction(NamedTuple):
@@ -58,7 +63,7 @@ def scratch(program: str, threads: int, is_wide: bool | None = None) -> int:
     computations = _computations(program)
     sums = [each for each in _in_library(computations) if "reduce" in _operations(each.body)]
     tiles = TILE_BYTES * threads if sums else 0
-    return max(_of_sums(sums, threads, ARRAYS if is_wide else 0), _of_products(computations)) + tiles
+    return max(_of_sums(sums, threads, ARRAYS if is_wide else 0), _of_products(computations, is_wide)) + tiles
 
 
 def _operations(body: list[_Instruction]) -> list[str]:
@@ -130,11 +135,13 @@ def _of_sum(call: _Call, beside_products: bool, threads: int, arrays: int) -> in
     return (1 + makes_products + arrays) * size
 
 
-def _of_products(computations: Computations) -> int:
+def _of_products(computations: Computations, is_wide: bool) -> int:
     """Estimate what the largest matrix product takes: the columns of its right factor that are packed at once.
 
     Measured beyond the analysis, in MiB: 15.5 for a right factor [32000, 256] and for [32000, 512], 7.9 for
-    [16384, 256], 4 for any [8192, 128 or more], 2 for [8192, 64], transposed or not.
+    [16384, 256], 4 for any [8192, 128 or more], 2 for [8192, 64], transposed or not. With vectors of 256 bits, and
+    128 to 1,024 rows: 7.6 for [32000, 256], 7.8 for [32000, 512], 3.8 for [16384, 256], 1.9 to 2.0 for
+    [8192, 64 to 256]; of 64 rows 15.6 for [32000, 256].
     """
     largest = 0
     for _, body in _in_library(computations):
@@ -142,8 +149,9 @@ def _of_products(computations: Computations) -> int:
         for each in body:
             if each.operation == "dot" and (right := _right(each, known)) is not None:
                 length = math.prod(right.lengths[at] for at in _contracted(each, "r"))
-                columns = each.lengths[-1] if each.lengths else 1
-                largest = max(largest, min(columns, COLUMNS) * length * right.width)
+                rows, columns = (1, 1, *each.lengths)[-2:]
+                packed = COLUMNS if is_wide or rows < MANY_ROWS else COLUMNS // 2
+                largest = max(largest, min(columns, packed) * length * right.width)
     return largest
 
 

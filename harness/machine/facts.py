@@ -21,8 +21,6 @@ HOST_SHARE = 0.8
 DEVICE_SHARE = 0.95
 """The share of a GPU's memory that a case may take: the driver needs some."""
 LONGEST_COMMIT = 60
-HALF_PRECISION = {"amx_bf16", "amx_fp16", "avx512_bf16", "avx512_fp16", "f16c"}
-"""Instructions for numbers of 16 bits."""
 PACKAGES = (
     *("torch", "jax", "jaxlib", "numpy", "tokenizers", "numba", "triton"),
     *("transformers", "peft", "keras", "grain", "datasets", "liger_kernel", "cut_cross_entropy"),
@@ -109,7 +107,7 @@ def facts() -> dict[str, Any]:
         "huge_pages": _chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "libc": " ".join(platform.libc_ver()),
-        "half_precision": sorted(processor.flags() & HALF_PRECISION),
+        "half_precision": sorted(processor.flags() & {"amx_bf16", "amx_fp16", "avx512_bf16", "avx512_fp16", "f16c"}),
         "gpu": _gpu(),
     }
 

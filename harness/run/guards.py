@@ -1,5 +1,8 @@
 """Refuse cases that would take the machine down, or would not end in the time that they have."""
 
+from functools import cache
+from pathlib import Path
+
 from harness.contract.place import Place
 from harness.machine import facts, gpu, throughput
 from harness.records import Case, Record
@@ -44,25 +47,34 @@ def over_memory(case: Case, predicted: Summary | None, options: Options, tried: 
 def over_time(case: Case, predicted: Summary | None, options: Options, suite: Suite) -> Record | None:
     """Return the record of a case whose steps for the memory would last longer than the suite allows; None for others.
 
-    Of 16 bits alone, in which a CPU without instructions for them is 10 to 50 times as slow as in float32: so the rates
-    of the machine, which it takes seconds to measure, are asked for few cases.
+    Of 16 bits alone, in which a CPU without instructions for them was 50 times as slow as in float32: so the rates of
+    the machine, which it takes seconds to measure, are asked for few cases.
     """
-    steps, allowed = suite.memory_steps, suite.timeout_seconds
     if predicted is None or case.place.device != "cpu":
         return None
-    if steps * sum(each.flops for each in predicted.half_precision) < allowed * SLOWEST:
+    work = predicted.work_in_16_bits
+    if suite.memory_steps * sum(each.flops for each in work) < suite.timeout_seconds * SLOWEST:
         return None
-    rates = _rates(case.place, options)
-    step = estimate(predicted.half_precision, rates) if rates is not None else None
-    if step is None or steps * step.seconds <= allowed:
+    rates = _rates(case.place, options.cache)
+    step = estimate(work, rates) if rates is not None else None
+    if step is None or not (reason := outlasting(step.seconds, suite, f" in {work[0].dtype} on this processor")):
         return None
-    dtype = predicted.half_precision[0].dtype
-    message = (
-        f"{steps} steps in {dtype} are expected to take {lasting(steps * step.seconds)} on this processor, and the "
-        f"suite's timeout_seconds are {allowed:,.0f}: --try-all runs it"
-    )
-    return Record(status="skipped_guard", evidence={"message": message, "seconds": round(steps * step.seconds, 3)})
+    return Record(status="skipped_guard", evidence={"message": f"{reason}: --try-all runs it"})
 
 
-def _rates(place: Place, options: Options) -> Rates | None:
-    return Rates.read(throughput.of_place(place, options.cache))
+def outlasting(seconds: float, suite: Suite, where: str = "") -> str:
+    """Return in words that the steps for the memory, of so many seconds each, take longer than the suite allows.
+
+    An empty text where they do not.
+    """
+    steps, allowed = suite.memory_steps, suite.timeout_seconds
+    if steps * seconds <= allowed:
+        return ""
+    expected = f"{steps} steps{where} are expected to take {lasting(steps * seconds)}"
+    return f"{expected}, and the suite's timeout_seconds are {allowed:,.0f}"
+
+
+@cache
+def _rates(place: Place, folder: Path) -> Rates | None:
+    """Return the rates of a place; those of a busy machine are stored nowhere, and not measured again by this run."""
+    return Rates.read(throughput.of_place(place, folder))

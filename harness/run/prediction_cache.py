@@ -52,7 +52,7 @@ def of_cases(
     open_: Sequence[Case] = cases
     if within is not None:
         versions = facts.versions() | dict(plugins.versions)
-        # what a library takes within a call follows the threads, the maker, and in which types it multiplies
+        # what a library takes within a call follows the threads and the processor
         here = (facts.threads(), processor.vendor(), *(facts.facts()[name] for name in ("cpu", "half_precision")))
         open_ = []
         code = cache(digests.of_module)  # read anew by each call: a notebook may have edited it

@@ -24,7 +24,7 @@ from harness.verdicts.pooled import BASELINES
 
 REFUSED = ("unsupported", "skipped_guard")
 """Statuses by which a machine says that it does not run a case."""
-HALF_PRECISION = ("bfloat16", "float16")
+IN_16_BITS = ("bfloat16", "float16")
 PREDICTING_SECONDS = 300.0
 """What the prediction of a case may take, at most."""
 REFERENCE_SECONDS = 300.0
@@ -36,8 +36,8 @@ class Summary(NamedTuple):
 
     `step_seconds` are the steps of a pilot, `seconds` the step time of a time measurement, `timed_seconds` all its
     steps, `worker_seconds` the life of its process, however that ended; `need_bytes` is what it takes at most,
-    `peak_bytes` what was measured of a rank, `children_bytes` what its child processes took, `half_precision` the work
-    of a step on numbers of 16 bits, as it is predicted.
+    `peak_bytes` what was measured of a rank, `children_bytes` what its child processes took, `work_in_16_bits`
+    that of a step, as it is predicted.
     """
 
     status: str
@@ -50,7 +50,7 @@ class Summary(NamedTuple):
     peak_bytes: int | None = None
     timed_seconds: float = 0.0
     children_bytes: int = 0
-    half_precision: tuple[Operations, ...] = ()
+    work_in_16_bits: tuple[Operations, ...] = ()
 
     @classmethod
     def of(cls, record: Record) -> "Summary":
@@ -67,7 +67,7 @@ class Summary(NamedTuple):
             record.peak_bytes,
             sum(steps) if kind == "time" else 0.0,
             record.child_peak_bound_bytes or 0,
-            tuple(each for each in record.prediction.predicted_work if each.dtype in HALF_PRECISION),
+            tuple(each for each in record.prediction.predicted_work if each.dtype in IN_16_BITS),
         )
 
 

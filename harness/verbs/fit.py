@@ -12,10 +12,11 @@ from harness.machine import facts, gpu, orphans
 from harness.records import Case, Fit, Record, store
 from harness.records.record import OUT_OF_MEMORY
 from harness.run import alone, bench, locks, prepare_data, template
+from harness.run.guards import outlasting
 from harness.run.schedule import obstacle
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
-from harness.suite.units import lasting, shown
+from harness.suite.units import shown
 from harness.verbs.limits import too_large
 from harness.verbs.plan import ELSEWHERE, Machine, PlanRow, beyond_host, of_cases, valid
 from harness.verdicts import expressions
@@ -322,12 +323,9 @@ class Search:
 
     def too_long(self, row: Bracket) -> str:
         """Return why a row is not run: a run is expected to take longer than the suite allows; else an empty text."""
-        steps, allowed = self.plan.suite.memory_steps, self.plan.suite.timeout_seconds
         seconds = row.best.seconds if row.best is not None else None
-        if seconds is None or steps * seconds <= allowed:
-            return ""
-        expected = f"{steps} steps are expected to take {lasting(steps * seconds)}"
-        return f"not run: {expected}, and the suite's timeout_seconds are {allowed:,.0f}"
+        reason = "" if seconds is None else outlasting(seconds, self.plan.suite)
+        return reason and f"not run: {reason}"
 
     def measured(self, case: Case) -> Record:
         """Run one case for its memory alone."""

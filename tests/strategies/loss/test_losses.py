@@ -345,8 +345,8 @@ def test_gradients_lie_closer_to_float64_than_those_of_torchs_own_chunks_and_of_
         options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=256, chunking_method=None)
         return F.linear_cross_entropy(x, w, y, options=options)
 
-    # XLA sums in parts, one for each number of a vector: with eight, not sixteen, each is longer and loses more
-    closer = 1.5 if name == "fused_loss, jax" and torch.backends.cpu.get_cpu_capability() == "AVX2" else 2
+    # in XLA's sums without AVX-512 it is 1.8 times as close
+    closer = 1.8 if name == "fused_loss, jax" and torch.backends.cpu.get_cpu_capability() == "AVX2" else 2
     ours, theirs, plain = (rounded(each, *of_tokens()) for each in (IN_FLOAT32[name], of_torch(native), PLAIN))
     assert ours[0] < theirs[0] / closer and ours[1] < theirs[1]
     assert ours[0] < plain[0] / 5 and ours[1] < plain[1] / 4
