@@ -117,8 +117,9 @@ class Operators:
             else:
                 inner = torch.empty(0, dtype=dtype, device="meta")
                 inner.set_(args[of].untyped_storage(), args[of].storage_offset() + offset, size, stride)
+            asks = device != inner.device  # a mode is asked for the device as often as for all operators together
             made = torch.Tensor._make_subclass(
-                FakeTensor, inner, False, dispatch_device=True, device_for_backend_keys=device
+                FakeTensor, inner, False, dispatch_device=asks, device_for_backend_keys=device
             )
         self._guard(made)
         made.__dict__.update(like)

@@ -168,9 +168,13 @@ def larger_before(file: Path) -> Path | None:
 
 
 def _measured(file: Path) -> set[str]:
-    """Return the cases, by their digests, of which a file has a memory measurement, however that ended."""
-    records = (record for record in read(file)[0] if record.slot is not None and record.slot.kind == "memory")
-    return {record.case.digest() for record in records if record.case is not None}
+    """Return the cases, by their digests, of which a file has a memory measurement, however that ended, or a limit."""
+    records = (record for record in read(file)[0] if record.case is not None)
+    return {record.case.digest() for record in records if record.case is not None and _is_row(record)}
+
+
+def _is_row(record: Record) -> bool:
+    return record.limits is not None or (record.slot is not None and record.slot.kind == "memory")
 
 
 def _written(file: Path) -> datetime:

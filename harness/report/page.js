@@ -132,9 +132,10 @@ const quoted = word => /^[\w.\/-]+$/.test(word) ? word : `'${word.replaceAll("'"
 
 function command(at) {
   const [suite, place, strategy] = ["suite", "place", "strategy"].map(name => text(name, at));
-  const only = strategy === "baseline" ? "" : ` -k ${quoted(strategy)}`;
+  const model = data.models[suite], [option, value] = model ? ["--with", strategy.replaceAll(" + ", ",")] : ["-k", strategy];
+  const only = strategy === "baseline" ? "" : ` ${option} ${quoted(value)}`;
   // a part of a suite beside the whole of it
-  return `harness run ${quoted(suite)} --place ${quoted(place)}${only} --results again`;
+  return `harness run ${model ?? quoted(suite)} --place ${quoted(place)}${only} --results again`;
 }
 
 const besideWords = at => state.beside.includes(at) ? "Take away again" : "Lay beside another row";

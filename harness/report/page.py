@@ -10,6 +10,7 @@ from harness.report.charts.style import PARTS
 from harness.report.export import Figures
 from harness.report.fit import Limits
 from harness.report.words import residual
+from harness.suite import of_model
 from harness.verdicts.claims import Answer
 from harness.verdicts.documents import Documents, Judgement
 from harness.verdicts.remedies import Remedy
@@ -124,6 +125,7 @@ def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
             [[number_of(phase), round(size / KIB)] for phase, size in row["composition"].items()] for row in rows
         ],
         "rounds": [[_rounded(ratio) for ratio in row["round_ratios"]] for row in rows],
+        "models": {row["suite"]: asked for row in rows if (asked := of_model.options(row["suite"], row["shape"]))},
         "answers": {f"{suite}\n{comparison}": text for (suite, comparison), text in about.answers.items()},
         "texts": list(texts),
         "colours": dict(PARTS),

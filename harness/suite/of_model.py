@@ -3,9 +3,11 @@
 import json
 import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.suite.schema import SuiteError
 from harness.workloads.causal_lm import configs
@@ -59,6 +61,18 @@ class Model:
             "rounds: 0",
         ]
         return "\n".join(lines) + "\n"
+
+
+def options(suite: str, shape: Mapping[str, Any]) -> str:
+    """Return by which options a command line asked for a suite of this name; empty where its shape is of no model.
+
+    A suite from a file that has the name of its model is taken for one from the command line.
+    """
+    name = shape.get("config")
+    if not name or Model(name).stem != suite:
+        return ""
+    batch = f" --batch {shape['batch']}" if shape.get("batch", 1) > 1 else ""
+    return f"--model {shlex.quote(name)} --tokens {shape['tokens']}{batch}"
 
 
 def row(text: str) -> str:

@@ -19,7 +19,10 @@ from harness.suite.schema import SuiteError
 from harness.suite.units import shown, size
 
 SHRINKABLE = ("tokens", "batch", "layers")
-"""Sizes to halve where nothing else helps, the one that people give up first in front."""
+"""Sizes to halve where nothing else helps, the one that people give up first in front.
+
+Nobody halves the layers of a published model.
+"""
 ELSEWHERE = "another GPU is asked for than the one here"
 TIMED = 0.9
 """The share of a step's expected time that operators which were timed must have, for a ratio of times."""
@@ -360,9 +363,9 @@ def remedies(
 
 
 def _halved(case: Case, name: str) -> Case | None:
-    """Return a case with half a size; None where it has no such size, or none to halve."""
+    """Return a case with half a size; None where it has no such size, or it cannot be halved."""
     value = case.shape.get(name)
-    if not isinstance(value, int) or value < 2:
+    if not isinstance(value, int) or value < 2 or (name == "layers" and "config" in case.shape):
         return None
     return case.model_copy(update={"shape": case.shape | {name: value // 2}})
 

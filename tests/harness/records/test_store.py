@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from harness import Place
-from harness.records import Applied, Case, Claim, Heading, Memory, Origin, Phase, Record, Slot, Task, Times, store
+from harness.records import Applied, Case, Claim, Fit, Heading, Memory, Origin, Phase, Record, Slot, Task, Times, store
 from harness.records.store import StoreError
 from harness.records.task import TokenFile, id_type
 
@@ -301,6 +301,21 @@ def test_a_part_of_a_suite_that_was_run_after_the_whole_is_seen_as_one(tmp_path:
     assert store.larger_before(part) == whole and store.larger_before(whole) is None
     assert store.larger_before(run("20260103T000000Z-x", 64, 128)) is None, "it has more than the one before"
     assert store.larger_before(run("20260104T000000Z-x", 256)) is None, "another suite by now"
+
+
+def test_a_search_for_limits_that_was_stopped_is_seen_as_a_part(tmp_path: Path) -> None:
+    def search(name: str, *budgets: int) -> Path:
+        path = tmp_path / f"{name}.jsonl"
+        store.append(path, Record(heading=Heading(title="limits")))
+        for each in budgets:
+            of = {"place": "torch/cpu", "corpus": "x", "tokenizer": "bytes"}
+            case = Case(workload="decoder", shape={"tokens": 64}, budget_bytes=each, **of)
+            store.append(path, Record(case=case, limits=Fit(over="tokens", budget_bytes=each)))
+        return path
+
+    whole, stopped = search("20260101T000000Z-x", 1 << 30, 2 << 30), search("20260102T000000Z-x", 1 << 30)
+    assert store.larger_before(stopped) == whole
+    assert store.larger_before(search("20260103T000000Z-x", 1 << 30, 2 << 30)) is None
 
 
 def test_a_run_is_named_after_the_last_record_that_is_there(tmp_path: Path) -> None:

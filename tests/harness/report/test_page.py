@@ -296,6 +296,18 @@ def test_a_command_is_one_whatever_a_suite_is_called(shown: dict[int, Shown]) ->
     assert unescape(command) == r"harness run 'my suite; ls' --place torch/cpu -k 'b'\''s' --results again"
 
 
+OF_MODEL = {"config": "gpt2", "tokens": 512, "batch": 2}
+ASKED = small([row(suite="gpt2", strategy="checkpoint + tiled_loss(chunk=64)", shape=OF_MODEL)], open="0")
+OF_FILE = small([row(suite="mine", strategy="checkpoint", shape=OF_MODEL)], open="0")
+
+
+def test_a_command_names_the_model_where_that_is_the_suite(shown: dict[int, Shown]) -> None:
+    asked, of_file = (unescape(*re.findall(r"Repeat it: <code>(.*?)</code>", shown[at].dom)) for at in (ASKED, OF_FILE))
+    members = "--with 'checkpoint,tiled_loss(chunk=64)'"
+    assert asked == f"harness run --model gpt2 --tokens 512 --batch 2 --place torch/cpu {members} --results again"
+    assert of_file == "harness run mine --place torch/cpu -k checkpoint --results again"
+
+
 EXAMPLE = re.findall(r"<code>\?(.*?)</code>", Path(page.__file__).with_name("page.html.j2").read_text(encoding="utf-8"))
 LINKED: dict[str, Any] = dict(parse_qsl(unescape(EXAMPLE[0]), keep_blank_values=True))
 BY_LINK = small(

@@ -25,6 +25,7 @@ from harness.report.advise import text as advice_text
 from harness.report.plan import NO_HOST, SEGMENTS, table
 from harness.run import bench, prediction_cache, prepare_data, session
 from harness.suite import reader
+from harness.suite.of_model import Model
 from harness.suite.plan import Plan, selected
 from harness.suite.schema import SuiteError
 from harness.verbs import advise as advice_verb
@@ -433,6 +434,14 @@ def test_remedies_halve_what_can_be_halved(path: Path) -> None:
     halves = remedies(rows, whole, LOADED, (), machine)
     assert [each.change.split()[0] for each in halves] == ["layers", "tokens"]
     assert all(each.need_bytes < min(row.need_bytes or 0 for row in rows) for each in halves)
+
+
+def test_the_layers_of_a_published_model_are_not_halved(tmp_path: Path) -> None:
+    path = tmp_path / "suite.yaml"
+    path.write_text(Model("pythia-70m", tokens=64, rows=["checkpoint"]).suite(["torch/cpu"]))
+    whole, machine = plan(path), Machine(host_bytes=4 << 20)
+    (rows,) = of_plan(whole, LOADED, (), machine)
+    assert [each.change for each in remedies(rows, whole, LOADED, (), machine)] == ["tokens 32"]
 
 
 def test_operators_are_timed_only_where_a_step_fits(
