@@ -10,8 +10,8 @@ from harness.verdicts.choice import Choice, choice
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.times import rounds
 
-INEXACT = {"lower_precision": "lower precision", "approximate": "another algorithm"}
-"""What a row that answers otherwise has, by its answer."""
+INEXACT = {"lower_precision": "in lower precision", "approximate": "by another algorithm"}
+"""How a row answers that does not answer as before."""
 
 
 def sentence(table: Comparison, strategies: Mapping[str, Strategy]) -> str:
@@ -26,8 +26,8 @@ def sentence(table: Comparison, strategies: Mapping[str, Strategy]) -> str:
     elif absence := _without_exact(table, best):
         pieces.append(absence)
     if best.inexact is not None:
-        kind = INEXACT.get(best.inexact.answer or "", "another answer")
-        pieces.append(f"with {kind} **{escaped(best.inexact.label)}**: {cost(best.inexact)}")
+        kind = INEXACT.get(best.inexact.answer or "", "otherwise")
+        pieces.append(f"{kind} with **{escaped(best.inexact.label)}**: {cost(best.inexact)}")
     text = "; ".join(pieces)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 

@@ -8,8 +8,12 @@ BEFORE = "before the step"
 """What a step finds: parameters and moments, the rows and the batch."""
 
 
-def composition(phases: Sequence[Phase], peak_phase: str | None) -> dict[str, int]:
-    """Return the bytes that each phase up to the peak had added by then; their sum is the peak.
+CHILDREN = "child processes"
+"""What child processes may take beside it."""
+
+
+def composition(phases: Sequence[Phase], peak_phase: str | None, children: int = 0) -> dict[str, int]:
+    """Return the bytes that each phase up to the peak had added by then, and those of children: their sum is the peak.
 
     What a later phase frees is taken from what was added last. Empty where the phase of the peak is not known.
     """
@@ -27,7 +31,7 @@ def composition(phases: Sequence[Phase], peak_phase: str | None) -> dict[str, in
         level = phase.exit_bytes
     _change(layers, _short(members[at]), members[at].peak_bytes - level)
     sums: dict[str, int] = {}
-    for layer, size in layers:
+    for layer, size in (*layers, (CHILDREN, children)):
         sums[layer] = sums.get(layer, 0) + size
     return {layer: size for layer, size in sums.items() if size > 0}
 

@@ -104,7 +104,7 @@ def _of_row(suite: str, title: str, table: Comparison, row: Row, tokens: float |
         "time": speed.word if speed else None,
         "more_rounds": speed.more_rounds if speed else None,
         "phases": {phase.name: phase.peak_bytes for phase in phases},
-        "composition": composition(phases, row.peak_phase),
+        "composition": composition(phases, row.peak_phase, (first and first.child_peak_bound_bytes) or 0),
         "ranks": case.ranks,
         "rank_peaks": [rank.peak_bytes for rank in first.memory.ranks if rank.peak_bytes] if first else [],
         "round_ratios": _round_ratios(row, table),

@@ -1,6 +1,6 @@
 """The first page of results: what to use against what sets your peak, what documents say, and where all the rest is."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
@@ -18,12 +18,17 @@ from harness.verdicts.times import rounds
 USE = ("what sets your peak", "use", "on", "memory", "as started", "time", "answer", "measured in", "helps in")
 SAID = ("", "it says", "verdict", "measured", "why")
 INDEX = ("suite", "what it compares", "rows", "when", "commit", "code since")
+STALE = "**stale**"
+"""How it begins what has changed since where that was run."""
 SHOWN_IDLE = 2
 """Suites of rows in which a strategy saves nothing that are named; the others are counted."""
 
 
-def use(remedies: Sequence[Remedy], results: str) -> str:
-    """Write what to use for each thing that sets a peak; `results` is where the suites lie, seen from the document."""
+def use(remedies: Sequence[Remedy], results: str, stale: Collection[str] = ()) -> str:
+    """Write what to use for each thing that sets a peak; `results` is where the suites lie, seen from the document.
+
+    `stale` are the folders of suites whose code has changed since.
+    """
     rows = []
     before = ""
     for remedy in remedies:
@@ -32,7 +37,7 @@ def use(remedies: Sequence[Remedy], results: str) -> str:
                 "" if remedy.sets == before else f"**{escaped(remedy.sets)}**",
                 row_name(remedy.best.row.label),
                 *map(escaped, effect(remedy)),
-                _where(remedy.best, results),
+                _where(remedy.best, results) + ", stale" * (remedy.best.folder in stale),
                 _helps(remedy, results),
             )
         )
@@ -113,8 +118,8 @@ def _figure(judgement: Judgement) -> str:
     return (f"{words}: " if words else "") + answer.reason.partition(" (")[0]
 
 
-def index(results: Iterable[Results], strategies: Mapping[str, Strategy], where: str) -> str:
-    """Write one row for each suite: what it compares, its commit, and whether that code has changed since."""
+def index(results: Iterable[Results], changes: Mapping[str, str], where: str) -> str:
+    """Write one row for each suite: what it compares, its commit, and by folder what has changed of its code since."""
     by_folder: dict[str, list[Results]] = {}
     for each in results:
         by_folder.setdefault(each.folder, []).append(each)
@@ -130,7 +135,7 @@ def index(results: Iterable[Results], strategies: Mapping[str, Strategy], where:
                 str(sum(len(table.rows) for each in members for table in each.tables)),
                 origin.when,
                 " ".join(f"`{escaped(short(commit))}`" for commit in origin.commits),
-                since(members, strategies),
+                changes[folder],
             )
         )
     return tabulate(
@@ -144,7 +149,7 @@ def since(members: Sequence[Results], strategies: Mapping[str, Strategy]) -> str
     if roles is None:
         return "not known"
     if roles.run:
-        return f"**stale**: {_first(roles.run)}"
+        return f"{STALE}: {_first(roles.run)}"
     if roles.measuring:
         return f"measured by other code: {_first(roles.measuring)}"
     return f"predicted by other code: {_first(roles.predicting)}" if roles.predicting else "the same"

@@ -56,7 +56,7 @@ def line(records: Sequence[Record], of_suites: bool = False) -> str:
     what = "Measured" if origin.measured else "Predicted"
     count = len(origin.commits)
     named = " and ".join(f"`{escaped(commit)}`" for commit in origin.commits)
-    commits = f"commit {named}" if count <= FEW or not of_suites else f"{count} commits, which stand at each suite"
+    commits = f"commit {named}" if count <= FEW or not of_suites else f"{count} commits (each suite names its own)"
     pieces = [f"{what} {origin.when} at {commits}"]
     if origin.versions:
         pieces.append(f"with {escaped(', '.join(origin.versions))}")

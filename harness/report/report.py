@@ -158,13 +158,13 @@ class Report:
     def _places(self) -> dict[str, Callable[[], str]]:
         """Return what writes the text of each other mark; its links lead from the root of the project."""
         places = {
-            "use": lambda: first.use(self.remedies, RESULTS),
+            "use": self.use,
             "advice": self.advice,
             "trust": lambda: trust.table(
                 [table for each in self.measured for table in each.tables],
                 [record.limits for each in self.measured for record in each.records if record.limits is not None],
             ),
-            "suites": lambda: first.index(self.measured, self.plugins.strategies, RESULTS),
+            "suites": lambda: first.index(self.measured, self.changes, RESULTS),
         }
         if (letter := self.documents) is not None:
             places |= {
@@ -172,6 +172,21 @@ class Report:
                 "sentences": lambda: first.sentences(self.judgements),
             }
         return places
+
+    @cached_property
+    def changes(self) -> dict[str, str]:
+        """What does something else now than when a suite was measured, by the suite's folder."""
+        by_folder: dict[str, list[Results]] = {}
+        for each in self.measured:
+            by_folder.setdefault(each.folder, []).append(each)
+        return {folder: first.since(members, self.plugins.strategies) for folder, members in by_folder.items()}
+
+    def use(self) -> str:
+        """Write what to use for each thing that sets a peak, and where these figures are from."""
+        folders = {remedy.best.folder for remedy in self.remedies}
+        records = [record for each in self.measured if each.folder in folders for record in each.records]
+        stale = [folder for folder, change in self.changes.items() if change.startswith(first.STALE)]
+        return f"{line(records, of_suites=True)}\n\n{first.use(self.remedies, RESULTS, stale)}"
 
     def advice(self) -> str:
         """Write what to use for each model and memory, from the predictions that `harness advise --save` kept."""
@@ -235,9 +250,12 @@ class Report:
         against = {name: what for name, each in self.plugins.strategies.items() if (what := sets(each)) is not None}
         titles = {each.suite: record.heading.title for each in self.measured for record in each.records[:1]}
         by_suite: dict[str, list[Record]] = {}
+        changed: dict[str, str] = {}
         for each in self.measured:
             by_suite.setdefault(each.suite, []).extend(each.records)
-        origins = {suite: plain(line(records)) for suite, records in by_suite.items()}
+            change = self.changes[each.folder]
+            changed[each.suite] = "" if change == "the same" else f" Since then: {change}."
+        origins = {suite: plain(f"{line(records)}{changed[suite]}") for suite, records in by_suite.items()}
         everything = [record for each in self.measured for record in each.records]
         return page.About(to_use, answers, against, origins, titles, plain(line(everything, of_suites=True)))
 

@@ -10,7 +10,7 @@ from harness.records import Case, Prediction, Record
 from harness.records.record import OUT_OF_MEMORY, WRONG
 from harness.verdicts import looks, remarks
 from harness.verdicts.observed import Observed, comparable, grouped, machine_of, resolution_of
-from harness.verdicts.pooled import MARGIN, Pooled, Speed
+from harness.verdicts.pooled import BASELINES, MARGIN, Pooled, Speed, Times
 
 MIB = 1 << 20
 MEMORY_MARGIN = 0.02
@@ -140,7 +140,7 @@ def _judged(group: list[Observed], planned: int) -> Comparison:
     speeds = looks.concluded(times, looks.planned(rounds)) if any(times.values()) else Pooled({})
     least = _least_difference(baseline, control)
     rows = tuple(_row(observed, baseline, control, speeds, least) for observed in group)
-    notes = (*_mixed(group), *_control_notes(speeds, control, baseline))
+    notes = (*_mixed(group), *_mark_notes(times), *_control_notes(speeds, control, baseline))
     return Comparison(group[0].case, rows, notes, speeds.control, rounds)
 
 
@@ -154,6 +154,15 @@ def _mixed(group: list[Observed]) -> list[str]:
     if len({machine_of(record) for record in (*memory, *times)}) > 1:
         notes.append("Records of different machines are mixed here and do not compare.")
     return notes
+
+
+def _mark_notes(times: Times) -> list[str]:
+    """Return a note where the baseline was timed in fewer than half as many rounds as the control."""
+    rounds, others = (len(times.get(name, ())) for name in BASELINES)
+    if 2 * rounds >= others:
+        return []
+    share = "alone" if not rounds else "above all"
+    return [f"The baseline was timed in {rounds} of {others} rounds: times are compared with the control {share}."]
 
 
 def _control_notes(speeds: Pooled, control: Observed | None, baseline: Observed | None) -> list[str]:
@@ -229,7 +238,7 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         residual_ratio=(own - predicted) / predicted if ok and own and predicted else None,
         floor_bytes=floor,
         floor_ratio=peak / floor if ok and peak and floor else None,
-        step_seconds=_step_seconds(observed, baseline, speed),
+        step_seconds=_step_seconds(observed, baseline, control, speed),
         fetch_seconds=_fetch(observed),
         speed=speed,
         memory=memory,
@@ -253,12 +262,17 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
     )
 
 
-def _step_seconds(observed: Observed, baseline: Observed | None, speed: Speed | None) -> float | None:
-    """Return the baseline's median step time times the row's ratio; without a baseline the row's own median."""
-    reference = baseline if speed is not None and baseline is not None and baseline.seconds else observed
-    if not reference.seconds:
-        return None
-    return median(reference.seconds.values()) * (speed.ratio if speed is not None and reference is baseline else 1.0)
+def _step_seconds(
+    observed: Observed, baseline: Observed | None, control: Observed | None, speed: Speed | None
+) -> float | None:
+    """Return the median step time of the baseline times the row's ratio; without any baseline the row's own median.
+
+    Where the baseline was not timed the control stands for it.
+    """
+    mark = next((each for each in (baseline, control) if each is not None and each.seconds), None)
+    if speed is not None and mark is not None and mark is not observed:
+        return median(mark.seconds.values()) * speed.ratio
+    return median(observed.seconds.values()) if observed.seconds else None
 
 
 def _native_ratio(observed: Observed, baseline: Observed | None) -> float | None:

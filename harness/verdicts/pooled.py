@@ -3,8 +3,8 @@
 The logarithm of a process's step time is taken as member + round + error, with one scale of the error for the whole
 group; the fit is robust (Huber's second proposal: location and scale together). A process is the unit, since steps
 inside one scatter together. The baseline and the control that changes nothing are both baselines: rows are compared
-with their mean on the ln scale, and all comparisons of a group hold together with the stated error (Dunnett), whichever
-processes are missing. Pure standard library, because the parent process imports it.
+with the mean of their processes on the ln scale, and all comparisons of a group hold together with the stated error
+(Dunnett), whichever processes are missing. Pure standard library, because the parent process imports it.
 """
 
 import math
@@ -39,9 +39,15 @@ Times = Mapping[str, Mapping[Any, float]]
 
 _TUNING = 1.5
 """Residuals beyond this many scales count as if they lay there (Huber, Robust Statistics, section 4.5)."""
-_TAILS = 0.3
-"""Intervals are wider by this over the mean number of rounds: with few, no fit can tell a stray process from a slow
-member. Calibrated by re-sampling committed residuals, and normal errors of which 11 % scatter fourfold."""
+_TAILS = 0.2
+"""Intervals are wider by this over the mean number of rounds, since a scatter is taken from few processes."""
+_STRAYS = 3
+"""Over the mean number of rounds, the share at which the squares of residuals beyond the robust scatter count, at most
+1: with few rounds no fit can tell stray processes from a slow member, with many it can. Both are calibrated by
+re-sampling committed residuals, by normal errors of which 11 % scatter fourfold, and by equal processes of which 5 to
+10 % take 10 to 40 % longer."""
+_FARTHEST = 6
+"""Residuals beyond this many scales count there as if they lay there: a process is never as far off by chance."""
 _EXPECTED = (
     math.erf(_TUNING / math.sqrt(2))
     - math.sqrt(2 / math.pi) * _TUNING * math.exp(-(_TUNING**2) / 2)
@@ -144,7 +150,9 @@ def pooled(times: Times, baselines: Sequence[str] = BASELINES, error: float = ER
     inferred = [row for row in rows if row in joined]
     speeds = {row: _range(times[row], [times[name] for name in present]) for row in rows}
     if inferred:
-        contrasts = [{row: 1.0, **{name: -1 / len(anchors) for name in anchors}} for row in inferred]
+        processes = sum(len(times[name]) for name in anchors)  # one that died early is to weigh little
+        marks = {name: -len(times[name]) / processes for name in anchors}
+        contrasts = [{row: 1.0, **marks} for row in inferred]
         bound = dunnett.quantile(len(inferred), fit.least_correlation(contrasts), fit.degrees, error)
         for row, contrast in zip(inferred, contrasts, strict=True):
             speeds[row] = _speed(fit, contrast, bound, len(times[row]))
@@ -302,11 +310,14 @@ def _fit(times: Times) -> _Fit | None:
     lost = 1 - degrees / len(cells)
     correction = 1 + lost * (1 - whole) / whole  # Huber, section 7.6
     scatter = math.sqrt(_dot(winsorised, winsorised) / degrees) / whole * correction
+    rounds = len(cells) / len(design.order)
+    strays = [min(_FARTHEST * scale, abs(value)) for value in residuals]
+    beyond = max(0.0, _dot(strays, strays) / degrees - scatter**2) * min(1.0, _STRAYS / rounds)
     return _Fit(
         dict(zip(design.order, means, strict=True)),
         scatter if squares > 1e-12 else 0.0,
         scale,
-        1 + _TAILS * len(design.order) / len(cells),
+        (1 + _TAILS / rounds) * math.sqrt(1 + (beyond / scatter**2 if scatter else 0.0)),
         degrees,
         design.order,
         design.inverse,

@@ -17,7 +17,7 @@ LINES = ("#3465a4", "#d9822b", "#2a9753", "#a83f8f", "#c0392b", "#6b5b95", "#138
 """Colours of lines, one a strategy, that can be told apart on white and on black."""
 PARTS: Mapping[str, str] = {
     "before the step": "#9aa5b1", "init": "#9aa5b1", "forward": "#4c78a8", "loss": "#e0913c", "backward": "#59a14f",
-    "update": "#b279a2", "steady_step": "#4c78a8", "first_step": "#e0913c",
+    "update": "#b279a2", "steady_step": "#4c78a8", "first_step": "#e0913c", "child processes": "#d4a6c8",
 }  # fmt: skip
 """Colours of the phases."""
 LINE_OF_TITLE = 72

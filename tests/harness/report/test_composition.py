@@ -36,5 +36,11 @@ def test_what_is_freed_is_taken_from_what_came_last() -> None:
     assert composition(STEP, "steady_step/update") == {BEFORE: 30, "forward": 10, "update": 20}
 
 
+def test_child_processes_are_a_part_of_their_own() -> None:
+    parts = composition(STEP, "steady_step/backward", children=7)
+    assert parts == composition(STEP, "steady_step/backward") | {"child processes": 7}
+
+
 def test_a_peak_of_an_unknown_phase_is_made_of_nothing() -> None:
     assert composition(STEP, None) == composition(STEP, "elsewhere") == composition([], "init") == {}
+    assert composition(STEP, None, children=5) == {}, "a part alone is not the peak"

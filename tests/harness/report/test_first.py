@@ -89,6 +89,9 @@ def test_where_it_does_not_help_is_told_apart_from_where_it_does():
         return first.use([remedy], "").splitlines()[-1].rpartition("|")[0].rpartition("|")[2].strip()
 
     assert helps() == "4 of 4"
+    remedy = Remedy("the width", "torch", judged("words"), (), 4, True)
+    for stale, shown in ((["vocabulary"], "64 tokens, stale |"), (["losses"], "64 tokens |")):
+        assert shown in first.use([remedy], "", stale)
     elsewhere = "3 of 4; not in [losses](losses/README.md), 64 tokens"
     assert helps(judged("bytes", "losses")) == elsewhere, "a page alone says which"
     of_bytes = "3 of 4; not in [vocabulary](vocabulary/README.md), 64 tokens, bytes"

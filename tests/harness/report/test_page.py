@@ -538,6 +538,8 @@ def test_no_cell_is_cut_off_at_any_width(dark: bool, committed: Path, tmp_path: 
         assert sizes["rows"] > 10
         assert sizes["wide"] <= width, f"{sizes['what']} is wider than {width} pixels"
         assert sizes["cut"] == []
+        assert sizes["claims"] >= 100, f"the formula of a claim is squeezed at {width} pixels"
+        assert sizes["broken"] == [], f"words are broken in two at {width} pixels"
         assert sizes["drawn"] and not sizes["beyond"], f"letters of a picture are cut off at {width} pixels"
         assert sizes["unseen"] == 0, f"a table cannot be sorted at {width} pixels"
         ground, ink = (sum(map(int, re.findall(r"[0-9]+", sizes[name])[:3])) for name in ("ground", "ink"))
@@ -545,6 +547,19 @@ def test_no_cell_is_cut_off_at_any_width(dark: bool, committed: Path, tmp_path: 
 
 
 MEASURE = """
+const lines = (text, from, to) => {
+  const range = document.createRange();
+  range.setStart(text, from);
+  range.setEnd(text, to);
+  return new Set([...range.getClientRects()].map(each => Math.round(each.top))).size;
+};
+const broken = cell => {
+  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), found = [];
+  for (let text = walker.nextNode(); text; text = walker.nextNode())
+    for (const word of text.parentElement.closest("code") ? [] : text.textContent.matchAll(/[^\\s\\/-]+/g))
+      if (word[0].length < 20 && lines(text, word.index, word.index + word[0].length) > 1) found.push(word[0]);
+  return found;
+};
 setTimeout(() => {
   const all = [...document.querySelectorAll("body *")].filter(each => each.offsetParent && !each.closest("figure *"));
   const widest = all.reduce((a, b) => a.getBoundingClientRect().right > b.getBoundingClientRect().right ? a : b);
@@ -556,7 +571,10 @@ setTimeout(() => {
   const style = getComputedStyle(document.body);
   const sizes = {window: innerWidth, wide: Math.floor(widest.getBoundingClientRect().right),
     what: widest.tagName + "." + widest.className,
-    cut: cut.slice(0, 3).map(each => each.textContent), rows: document.querySelectorAll("tr.row").length,
+    cut: cut.slice(0, 3).map(each => each.textContent), broken: cells.flatMap(broken).slice(0, 9),
+    claims: Math.min(...cells.flatMap(each => [...each.querySelectorAll("code")])
+      .filter(each => each.textContent.length > 60).map(each => each.getBoundingClientRect().width)),
+    rows: document.querySelectorAll("tr.row").length,
     beyond: letters.filter(each => right(each) > right(each.closest("figure > *")) + 1).map(each => each.textContent),
     drawn: letters.length,
     unseen: sorts.filter(each => each.getBoundingClientRect().left < 0).length,

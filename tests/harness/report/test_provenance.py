@@ -12,6 +12,6 @@ def of(*commits: str, of_suites: bool = False) -> str:
 def test_few_commits_are_named_and_many_are_counted() -> None:
     assert of("a1", "b2", "a1") == "*Predicted 2026-11-24 at commit `a1` and `b2`.*"
     many = "a1", "b2", "c3", "d4"
-    assert of(*many, of_suites=True) == "*Predicted 2026-11-24 at 4 commits, which stand at each suite.*"
+    assert of(*many, of_suites=True) == "*Predicted 2026-11-24 at 4 commits (each suite names its own).*"
     assert of(*many) == "*Predicted 2026-11-24 at commit `a1` and `b2` and `c3` and `d4`.*", "that is what stands there"
     assert of() == ""

@@ -10,7 +10,7 @@ from harness.contract import plugins
 from harness.records import Applied, Case, Heading, Memory, Origin, Prediction, Record, Slot, store
 from harness.records.case import Claim
 from harness.records.record import Fit, Trial, Verdict
-from harness.report import charts, page, results
+from harness.report import charts, first, page, results
 from harness.report.charts import PicturesError
 from harness.report.insert import InsertError
 from harness.report.report import Report
@@ -184,7 +184,14 @@ def test_a_page_says_what_is_to_be_known_of_all_rows_of_a_comparison() -> None:
 def test_a_suite_of_many_commits_names_them_on_the_page() -> None:
     about = Report(tuple(run("m", day) for day in range(1, 6)), LOADED)._about()
     assert "at commit c1 and c2 and c3 and c4 and c5, on" in about.origins["mine"]
-    assert "at 5 commits, which stand at each suite, on" in about.origin
+    assert "at 5 commits (each suite names its own), on" in about.origin
+
+
+def test_a_page_says_at_a_suite_what_has_changed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    for change, shown in (("**stale**: `checkpoint`", " Since then: stale: checkpoint."), ("the same", "")):
+        monkeypatch.setattr(first, "since", lambda *_, change=change: change)
+        origin = Report((run("m"),), LOADED)._about().origins["mine"]
+        assert origin.endswith(f".{shown}") and ("Since" in origin) == bool(shown)
 
 
 def stored(folder: Path, *records: Record) -> str:

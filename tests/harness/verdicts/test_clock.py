@@ -90,6 +90,14 @@ def test_tails_heavier_than_any_seen_cost_no_coverage(clock):
     assert figures.coverage >= 0.95
 
 
+@pytest.mark.parametrize(("rounds", "share"), [(3, 0.05), (6, 0.08)])
+def test_equal_processes_of_which_some_are_much_slower_are_not_called_so(clock, rounds, share):
+    figures = clock.simulate(clock.strays(0.02, share), (rounds,), 150)
+    assert figures.false_groups <= 0.05
+    assert figures.group_coverage >= 0.95
+    assert figures.found[1.2] >= 0.7
+
+
 def test_blocks_of_a_long_round_are_as_honest(clock, shape):
     figures = clock.simulate(clock.resampled(shape, [0.05]), LOOKS[:3], 50, cost=4.0)
     assert figures.false_rows <= 0.02

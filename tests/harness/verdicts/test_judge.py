@@ -15,6 +15,7 @@ from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row, judge, trade
 from harness.verdicts.pooled import MARGIN, Speed, word_of
 from harness.verdicts.remarks import WITHHELD
+from harness.verdicts.times import beside
 
 MIB = 1 << 20
 CASE = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bytes")
@@ -954,3 +955,38 @@ def test_what_counts_as_equal_is_no_saving_that_does_not_reach_a_user() -> None:
         row = judged(*members, member("nothing", control * MIB)).rows[1]
         assert row.memory == ("less" if notes else "same")
         assert any("it saves 8% of the peak" in note for note in row.notes) is notes
+
+
+def without_times(records: list[Record], rounds: Sequence[int]) -> list[Record]:
+    """Let the processes of these rounds be killed."""
+    killed: dict[str, Any] = {"status": "killed_unknown", "times": Times()}
+    return [
+        each.model_copy(update=killed) if each.slot and each.slot.kind == "time" and each.slot.round in rounds else each
+        for each in records
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lost", "share"),
+    [
+        (range(6), "0 of 6 rounds: times are compared with the control alone"),
+        (range(1, 6), "1 of 6 rounds: times are compared with the control above all"),
+    ],
+)
+def test_a_baseline_without_its_times_is_named_and_the_control_stands_for_it(lost: range, share: str) -> None:
+    baseline = without_times(member("baseline", seconds=(2.0,) * 6), lost)
+    table = judged(
+        baseline, member("nothing", seconds=(2.0,) * 6), member("checkpoint", seconds=(3.0,) * 6), member("x")
+    )
+    assert f"The baseline was timed in {share}." in table.notes
+    assert table.rows[2].step_seconds == pytest.approx(3.0)
+    assert not judged(member("baseline"), member("nothing"), member("checkpoint"), member("x")).notes
+
+
+def test_a_claim_shows_the_step_time_that_the_table_shows() -> None:
+    times = {"baseline": (1.0, 1.3, 1.1, 1.2), "nothing": (1.0, 1.2, 1.1, 1.2), "checkpoint": (1.5, 2.0, 1.6, 1.7)}
+    table = judged(*(member(name, seconds=each) for name, each in times.items()), member("x", seconds=(2.2, 2.5)))
+    for row in table.rows[2:]:
+        assert row.step_seconds is not None
+        shown = beside(row, table, "step_seconds", 0.05, row.label)
+        assert shown.value == pytest.approx(row.step_seconds)
