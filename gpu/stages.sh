@@ -1,6 +1,6 @@
 # Read by each script of this folder: `stage SECONDS NAME COMMAND...` runs a command under a limit and goes on whatever
 # it says. What it prints goes to $OUT/NAME.log, and all records so far to $OUT/results.tar.gz, for `harness report`.
-# With DRY=1 the places are those of the CPU and the sizes small.
+# With DRY=1 the places are those of the CPU and the sizes small; with ONLY="NAME NAME" no other stages run.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=${OUT:-gpu/out}
@@ -36,6 +36,7 @@ END
 stage() {
     local seconds=$1 name=$2 code=0
     shift 2
+    [[ -z ${ONLY:-} || " $ONLY " == *" $name "* ]] || return 0
     timeout --kill-after=10 "$seconds" "$@" > "$OUT/$name.log" 2>&1 || code=$?
     if [ "$code" -eq 124 ]; then echo "$name: stopped after $seconds s"; else echo "$name: ended with $code"; fi
     if [ "$code" -ne 0 ]; then failed+=("$name") && tail -n 15 "$OUT/$name.log"; fi

@@ -49,6 +49,13 @@ def test_published_operators_are_met_to_what_their_rounding_leaves(predicted):
         assert line["allocated_bytes"] == pytest.approx(ROWS[name]["measured"]["max_memory_allocated"], abs=2048), name
 
 
+def test_lines_that_are_no_rows_are_refused_and_blank_ones_passed_over(main, tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text('\n[1, 2]\n{"id": "far", "family": "somebody"}\nno json\n', encoding="utf-8")
+    main([str(tmp_path / "rows.jsonl")])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["id"] for line in lines] == [None, "far", None] and all(line["refused"] for line in lines)
+
+
 def test_what_cannot_be_rebuilt_says_why(predicted):
     one = next(row for row in ROWS.values() if row["family"] == "liger-op")
     rows = [

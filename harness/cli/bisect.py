@@ -8,13 +8,13 @@ import typer
 from harness.cli.options import OnlyOption, PlaceOption
 from harness.cli.screen import note, out
 from harness.report.words import short
-from harness.verbs.bisect import Attempt, BisectError, refuse_fixed, search
+from harness.verbs.bisect import Attempt, BisectError, refuse_fixed, refuse_mistyped, search
 from harness.verbs.compare import Condition
 from harness.verdicts.times import LEAST_ROUNDS
 
 
 def command(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite that both commits have.")],
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite that is here, and that both commits have.")],
     good: Annotated[str, typer.Option(help="A commit at which it was good.")],
     bad: Annotated[str, typer.Option(help="A later one at which it is worse.")] = "HEAD",
     fail_on: Annotated[
@@ -39,6 +39,7 @@ def command(
     if rounds < LEAST_ROUNDS and any(condition.figure == "time" for condition in conditions):
         raise BisectError(f"--rounds {rounds}: so few show no time that is worse: give {LEAST_ROUNDS} or more")
     refuse_fixed(Path("."), plugin or ())
+    refuse_mistyped(suite, place or (), only, plugin or ())
     options = ["--rounds", str(rounds), *(["-k", only] if only else [])]
     options += [word for each in place or () for word in ("--place", each)]
     options += [word for each in plugin or () for word in ("--plugin", each)]

@@ -12,6 +12,7 @@ from harness.contract import plugins
 from harness.records.store import StoreError
 from harness.report.compare import text
 from harness.verbs.compare import Condition, absent, compare, differences
+from harness.verbs.pairing import completed
 from harness.verdicts.judge import Comparison, judge
 
 
@@ -30,7 +31,8 @@ def command(
     conditions = [Condition.parse(each) for each in fail_on or ()]
     loaded = plugins.load()
     before, after = (results_of([path], loaded) for path in (old, new))
-    tables = [[table for each in run for table in judge(each.records)] for run in (before, after)]
+    judged = ([table for each in run for table in judge(each.records)] for run in (before, after))
+    tables = [completed(each, loaded.workloads) for each in judged]
     changes = compare(*tables)
     if not any(change.figure != "missing" for change in changes):
         raise StoreError(_why_nothing(old, new, *tables))

@@ -15,6 +15,7 @@ from harness.report.charts.commits import commits
 from harness.report.history import text
 from harness.report.results import read
 from harness.verbs.history import Run, series
+from harness.verbs.pairing import completed
 
 
 class By(StrEnum):
@@ -41,7 +42,11 @@ def command(
     if not files:
         raise StoreError(f"there are no results in '{folder}': run a suite first")
     results = read(files, lambda problem: note(f"warning: {problem}"), loaded.aliases)
-    runs = [Run(each.folder, each.records, each.tables) for each in results if not (each.searched or each.advice)]
+    runs = [
+        Run(each.folder, each.records, completed(each.tables, loaded.workloads))
+        for each in results
+        if not (each.searched or each.advice)
+    ]
     chosen = [each for each in series(runs) if only is None or only in each.case.label]
     if only is not None and not chosen:
         raise StoreError(f"no row in '{folder}' has a name that contains '{only}': leave out -k to see all of them")

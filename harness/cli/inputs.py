@@ -53,14 +53,21 @@ class Cases:
         """The plugins that are loaded beside the installed ones."""
         return tuple(self.plugin or ())
 
-    def plan(self, loaded: Plugins, budget: str | None = None, on_gpu: bool = False, rounds: int | None = None) -> Plan:
+    def plan(
+        self,
+        loaded: Plugins,
+        budget: str | None = None,
+        on_gpu: bool = False,
+        rounds: int | None = None,
+        tokens: int | None = None,
+    ) -> Plan:
         """Read a suite, or write and show that of a model, and keep the rows that the options choose.
 
         Each case has the budget if one is given; a control joins where there will be `rounds`, or the suite's. A model
-        is for a GPU where there is one, or `on_gpu` says so. Raises SuiteError for what cannot be read, and for options
-        of a model without one.
+        is for a GPU where there is one, or `on_gpu` says so, and for `tokens` where the options do not say how many.
+        Raises SuiteError for what cannot be read, and for options of a model without one.
         """
-        model = self._model()
+        model = self._model(tokens)
         if (self.path is None) == (model is None):
             raise SuiteError("name either a SUITE, which is a YAML file, or a model: --model NAME")
         if self.path is not None:
@@ -74,9 +81,10 @@ class Cases:
             plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text, rounds=rounds)
         return with_budget(selected(plan, self.place, self.only), None if budget is None else size(budget))
 
-    def _model(self) -> Model | None:
+    def _model(self, tokens: int | None) -> Model | None:
         if self.model is not None:
-            return Model(configs.named(self.model) or self.model, self.tokens, self.batch, tuple(self.rows or ()))
+            name = configs.named(self.model) or self.model
+            return Model(name, self.tokens or tokens, self.batch, tuple(self.rows or ()))
         for option, value in (("--tokens", self.tokens), ("--batch", self.batch), ("--with", self.rows)):
             if value:
                 raise SuiteError(f"{option} goes with --model: a suite says it itself")

@@ -133,6 +133,7 @@ class SuiteFile(pytest.File):
     def _earlier(self, plan: Any) -> Sequence[Any] | None:
         """Judge earlier results, before new ones can take their place."""
         from harness.records import store
+        from harness.verbs.pairing import completed
         from harness.verdicts import judge
 
         against = self.config.getoption("--harness-against")
@@ -142,7 +143,7 @@ class SuiteFile(pytest.File):
         tables: list[Any] = []
         for file in files:
             records, problems = store.read(file, self.loaded.aliases)
-            tables += judge.judge(records)
+            tables += completed(judge.judge(records), self.loaded.workloads)
             for problem in problems:
                 warn(problem, stacklevel=2)
         known = {row.case.digest() for table in tables for row in table.rows}

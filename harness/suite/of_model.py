@@ -16,6 +16,8 @@ LEAN = "checkpoint,fused_loss"
 USUAL = ("checkpoint", "fused_loss", LEAN, f"{LEAN},bfloat16", f"bfloat16,qlora,{LEAN}")
 """The rows of a suite that says nothing about strategies: full training, and what most take where that does not fit."""
 USUAL_TOKENS = 2048
+LEAST_TOKENS = 128
+"""Where a search for the most tokens begins, if nothing else is said."""
 MEMBER = re.compile(r"\s*([\w.-]+)\s*(?:\(([^()]*)\))?\s*(?:,|$)")
 KNOB = re.compile(r"\s*(\w+)\s*=\s*([\w.+/-]+)\s*")
 VALUE = re.compile(r"\s*([\w.+/-]+)\s*")

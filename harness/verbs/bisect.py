@@ -10,9 +10,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from harness.contract.plugins import PluginError, load, printable
+from harness.contract.workload import Workload
 from harness.records import store
 from harness.refusal import Refusal
+from harness.suite import reader, shipped
+from harness.suite.plan import selected
+from harness.suite.schema import SuiteError
 from harness.verbs.compare import Condition, compare
+from harness.verbs.pairing import completed
 from harness.verdicts.judge import Comparison, judge
 
 
@@ -119,6 +124,21 @@ def refuse_fixed(root: Path, plugins: Sequence[str]) -> None:
             raise BisectError(f"{fault}: name it as seen from this folder")
 
 
+def refuse_mistyped(suite: str, places: Sequence[str], only: str | None, plugins: Sequence[str]) -> None:
+    """Raise SuiteError for a suite that is not here, and for places or rows that it does not have as it is here.
+
+    Where what lies here cannot be read, only commits can tell.
+    """
+    path = shipped.suite(Path(suite))
+    if not path.is_file():
+        raise SuiteError(f"there is no suite '{printable(suite)}' here: name one that is here and at both commits")
+    try:
+        plan = reader.read(path, load(plugins))
+    except Refusal:
+        return
+    selected(plan, list(places), only)
+
+
 def search(
     root: Path,
     suite: str,
@@ -134,8 +154,10 @@ def search(
     """
     commits = between(root, good, bad)
     aliases: Mapping[str, str] = {}
+    workloads: Mapping[str, Workload] = {}
     with suppress(PluginError):  # what lies here may be broken, and is not what is measured
-        aliases = load().aliases
+        loaded = load()
+        aliases, workloads = loaded.aliases, loaded.workloads
     with TemporaryDirectory() as name:
         before = measured(root, good, suite, options, Path(name), aliases)
         if isinstance(before, str):
@@ -145,7 +167,7 @@ def search(
             after = measured(root, commit, suite, options, Path(name), aliases)
             if isinstance(after, str):
                 return Attempt(commit, None, after)
-            changes = compare(before, after)
+            changes = compare(completed(before, workloads), completed(after, workloads))
             met = [change for change in changes if any(condition.met(change) for condition in conditions)]
             if not met and all(change.figure == "missing" for change in changes):
                 return Attempt(commit, None, "none of its cases has a figure that the good commit has")

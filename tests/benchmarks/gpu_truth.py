@@ -1,8 +1,8 @@
 """Predict published GPU runs without a GPU: `python tests/benchmarks/gpu_truth.py ROWS.jsonl` prints a line for each.
 
 A row says what was run and what was measured, as those of tests/benchmarks/published/rows.jsonl do. The line has its
-`id`, the predicted bytes (allocated and reserved of torch's allocator, the driver's view of the process, and what it
-takes at most) and the seconds that it took, or `refused` with the reason. Documents after `--into` get the errors, by
+`id`, the predicted bytes (allocated and reserved of torch's allocator, the driver's view of the process, and what that
+is at most) and the seconds that it took, or `refused` with the reason. Documents after `--into` get the errors, by
 source and by run, between their marks.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 from published import operators, tables, training
 from published.machine import Refused, card_of
 
+from harness.backends.cards import CARDS
 from harness.backends.cuda_allocator import OutOfMemory
 
 FAMILIES = {
@@ -45,7 +46,8 @@ def line_of(row: dict[str, Any]) -> dict[str, Any]:
         if "process_bytes" not in figures:
             context = card_of(row).context_bytes
             figures["process_bytes"] = figures["reserved_bytes"] + context if context is not None else None
-            figures["at_most_bytes"] = int(SEGMENTS * figures["reserved_bytes"]) + (context or 0)
+            most = max(card.context_bytes or 0 for card in CARDS.values()) if context is None else context
+            figures["at_most_bytes"] = int(SEGMENTS * figures["reserved_bytes"]) + most
     except OutOfMemory as error:
         figures |= {"oom": True, "refused": f"out of memory on this card: {error}"}
     except Refused as error:
@@ -64,15 +66,27 @@ def insert(document: Path, mark: str, text: str) -> None:
         document.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
+def _row(text: str) -> dict[str, Any]:
+    """Return the row of a line; one without fields where the line is no JSON object, which is refused as such."""
+    try:
+        row = json.loads(text)
+    except ValueError:
+        row = None
+    return row if isinstance(row, dict) else {}
+
+
 def main(arguments: list[str]) -> None:
     path, *into = arguments or sys.exit(__doc__)
     if into[:1] not in ([], ["--into"]) or len(into) == 1:
         sys.exit(__doc__)
-    rows = [json.loads(text) for text in Path(path).read_text(encoding="utf-8").splitlines()]
-    lines = {}
-    for row in rows:
-        lines[row.get("id")] = line_of(row)
-        print(json.dumps(lines[row.get("id")]), flush=True)
+    rows: list[dict[str, Any]] = []
+    lines: dict[str, dict[str, Any]] = {}
+    for text in filter(str.strip, Path(path).read_text(encoding="utf-8").splitlines()):
+        row = _row(text)
+        rows.append(row)
+        line = line_of(row)
+        lines[str(row.get("id"))] = line
+        print(json.dumps(line), flush=True)
     for document in map(Path, into[1:]):
         insert(document, "errors of gpu truth", tables.errors(rows, lines))
         insert(document, "runs of gpu truth", tables.runs(rows, lines))

@@ -49,6 +49,14 @@ def test_a_stage_that_runs_too_long_is_stopped_and_the_next_one_runs(tmp_path: P
     assert (tmp_path / "next.log").read_text() == "done\n"
 
 
+def test_stages_that_are_named_run_alone(tmp_path: Path) -> None:
+    program = f'source "{ROOT}/gpu/stages.sh"; for name in first second third; do stage 5 $name echo ran; done; finish'
+    env = {"PATH": "/usr/bin:/bin", "OUT": str(tmp_path), "PYTHON": sys.executable, "ONLY": "first third"}
+    done = subprocess.run(["bash", "-c", program], env=env, capture_output=True, text=True, timeout=30)
+    assert done.stdout.splitlines() == ["first: ended with 0", "third: ended with 0"]
+    assert not (tmp_path / "second.log").exists()
+
+
 def test_records_of_the_stages_that_ended_are_there_when_the_script_is_killed(tmp_path: Path) -> None:
     write = 'stage 5 first sh -c "mkdir -p $OUT/results/suite/machine && echo 1 > $OUT/results/suite/machine/x.jsonl"'
     program = f'source "{ROOT}/gpu/stages.sh"; {write}; kill -9 $$; finish'

@@ -124,6 +124,17 @@ def _text(values: Values, name: str) -> Values:
         raise ValueError(f"{name} has no model_type: add the one of its architecture, such as llama")
     for size in BOUNDS:
         of(values, size, name)
+    if absurd := [
+        size
+        for size in ("num_key_value_heads", "head_dim", "intermediate_size")
+        if isinstance(values.get(size), int | float | str) and not (type(values[size]) is int and values[size] >= 1)
+    ]:
+        raise ValueError(f"{name} has a {absurd[0]} of {values[absurd[0]]!r}: give a whole number from 1 on")
+    if isinstance(shared := values.get("num_key_value_heads"), int) and of(values, "num_attention_heads") % shared:
+        raise ValueError(
+            f"{name} has {of(values, 'num_attention_heads')} heads and a num_key_value_heads of {shared}: "
+            "give a number that divides the heads"
+        )
     return values
 
 

@@ -110,6 +110,6 @@ def harness_strategies() -> list[Strategy]:
             approximate=True,
             own_baseline=True,
             probe={"rank": 4},
-            conflicts=CONFLICTS,
+            conflicts=CONFLICTS | {"qlora": "both train adapters beside the same matrices: choose one of them"},
         )
     ]

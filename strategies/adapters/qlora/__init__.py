@@ -86,6 +86,7 @@ def harness_strategies() -> list[Strategy]:
             probe={"rank": 4},
             conflicts={
                 **CONFLICTS,
+                "lora": "both train adapters beside the same matrices: choose one of them",
                 **dict.fromkeys(
                     ("tensor_parallel", "megatron_sequence_parallel"),
                     "whole matrices are divided, and not packed ones: take fsdp",

@@ -201,3 +201,13 @@ def test_float32_is_float32_on_a_gpu_in_both(monkeypatch):
         jax.config.update("jax_default_matmul_precision", before)
     on_torch.start(Place("torch", "cpu"))
     assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
+
+
+def test_torch_is_asked_for_the_same_bits_on_a_gpu_alone_and_warns_where_it_need_not_be_strict(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda mode, warn_only: asked.append((mode, warn_only)))
+    on_torch.deterministic(Place("torch", "cpu"))
+    assert asked == []
+    on_torch.deterministic(TORCH)
+    on_torch.deterministic(TORCH, strict=False)
+    assert asked == [(True, False), (True, True)]

@@ -126,8 +126,37 @@ def test_the_commit_at_which_a_peak_doubled_is_found_by_measuring(
 
 def test_where_the_bad_commit_is_no_worse_the_status_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "search", lambda *rest: None)
-    same = CliRunner().invoke(commands.app, ["bisect", "small.yaml", "--good", "HEAD~2"])
+    same = CliRunner().invoke(commands.app, ["bisect", "smoke", "--good", "HEAD~2"])
     assert (same.exit_code, same.stdout, same.stderr) == (1, "", "'HEAD' is no worse than 'HEAD~2'\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nosuch"], "there is no suite 'nosuch'; there is "),
+        (["smoky"], "there is no suite 'smoky'; did you mean 'smoke'?"),
+        (["nowhere.yaml"], "there is no suite 'nowhere.yaml' here: name one that is here and at both commits"),
+        (["smoke", "-k", "checkpiont"], "no strategy's name contains 'checkpiont'"),
+        (["smoke", "--place", "torch/cup"], "it has no place 'torch/cup'"),
+    ],
+)
+def test_what_is_mistyped_is_said_before_any_commit_is_measured(
+    words: list[str], said: str, project: Path, here: Callable[..., tuple[object, str, str]]
+) -> None:
+    status, shown, errors = here(project, "bisect", *words, "--good", "HEAD~2")
+    assert (status, shown) == (2, "") and said in errors
+    assert "name another good commit" not in errors
+
+
+@pytest.mark.parametrize("broken", ["no suite", "workload: nothing of this name\n"])
+def test_a_suite_that_is_broken_here_is_left_to_the_commits(
+    broken: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "small.yaml").write_text(broken)
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(verb, "search", lambda *rest: None)
+    done = CliRunner().invoke(commands.app, ["bisect", "small.yaml", "--good", "HEAD~1", "-k", "checkpoint"])
+    assert (done.exit_code, done.stderr) == (1, "'HEAD' is no worse than 'HEAD~1'\n")
 
 
 def test_a_figure_that_is_lost_is_said_to_be_and_has_no_ratio(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +233,10 @@ def record(project: Path) -> Callable[..., None]:
     file = project / "below" / "records.jsonl"
     file.parent.mkdir()
 
-    def commit(name: str, mib: int, tokens: int = 64) -> None:
+    def commit(name: str, mib: int, **sizes: object) -> None:
         file.unlink(missing_ok=True)
-        plain = Case(workload="decoder", shape={"tokens": tokens}, place="torch/cpu", corpus="x", tokenizer="bytes")
+        shape = {"tokens": 64, **sizes}
+        plain = Case(workload="decoder", shape=shape, place="torch/cpu", corpus="x", tokenizer="bytes")
         for case, peak in ((plain, 300), (plain.model_copy(update={"strategies": (Applied(name=name),)}), mib)):
             memory = Memory(peak_host_bytes=peak << 20, losses=(1.0,), regime="glibc-pinned")
             store.append(file, Record(slot=Slot(case=case.digest(), kind="memory"), case=case, memory=memory))
@@ -232,6 +262,13 @@ def test_a_commit_of_other_cases_is_neither_good_nor_worse(project: Path, record
     record("checkpoint", 200, tokens=128)
     with pytest.raises(BisectError, match="none of its cases has a figure that the good commit has"):
         searched(project / "below")
+
+
+def test_a_row_is_followed_to_where_its_workload_gained_a_size(project: Path, record: Callable[..., None]) -> None:
+    record("checkpoint", 100)
+    record("checkpoint", 200, positions="rotary")
+    first = searched(project / "below")
+    assert first is not None and first.why == "checkpoint: peak 100 MiB before, 200 MiB now (2.000 x)"
 
 
 def test_where_a_commit_lacks_the_folder_it_is_said(project: Path, record: Callable[..., None]) -> None:
@@ -283,14 +320,14 @@ def test_commits_before_it_that_could_not_be_measured_are_counted(
     first = first_worse([str(number) for number in range(12)], worse, lambda tried: None)
     assert first is not None and (first.commit, first.unmeasured) == ("8", count)
     monkeypatch.setattr(verb, "search", lambda *rest: first)
-    done = CliRunner().invoke(commands.app, ["bisect", "small.yaml", "--good", "0"])
+    done = CliRunner().invoke(commands.app, ["bisect", "smoke", "--good", "0"])
     assert (done.exit_code, done.stdout) == (0, said)
 
 
 def test_plugins_are_loaded_where_commits_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(verb, "search", lambda *rest: asked.append(rest))
-    words = ["bisect", "small.yaml", "--good", "0", "--plugin", "mine.py", "--plugin", "other"]
+    words = ["bisect", "smoke", "--good", "0", "--plugin", "mine.py", "--plugin", "other"]
     CliRunner().invoke(commands.app, words)
     ((*_, options, _),) = asked
     assert options == ["--rounds", "0", "--plugin", "mine.py", "--plugin", "other"]
@@ -304,7 +341,7 @@ def test_a_file_that_would_be_the_same_at_every_commit_is_refused(
     for name in ("mine.py", "untracked.py"):
         (project / name).touch()
     git(project, "add", "mine.py")
-    words = ["bisect", "small.yaml", "--good", "HEAD~1", "--plugin"]
+    words = ["bisect", "smoke", "--good", "HEAD~1", "--plugin"]
     refused = CliRunner().invoke(commands.app, [*words, str(project / "mine.py")])
     assert isinstance(refused.exception, BisectError)
     assert f"--plugin {project}/mine.py: every commit would be measured with this file" in str(refused.exception)

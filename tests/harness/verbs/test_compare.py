@@ -11,10 +11,12 @@ from random import Random
 import pytest
 
 from harness import Place
+from harness.contract import plugins
 from harness.records import Applied, Case, Memory, Origin, Record, Slot, Times, store
 from harness.records.record import Fit
 from harness.report import compare as changed
 from harness.verbs.compare import Condition, ConditionError, absent, compare, differences
+from harness.verbs.pairing import completed
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
@@ -432,3 +434,87 @@ def test_a_row_whose_run_did_not_time_its_baselines_is_not_taken_for_one():
             "unresolved",
             "a run has no time of its baselines, of which times are multiples",
         )
+
+
+WORKLOADS = plugins.load().workloads
+
+
+def sized(workload: str = "decoder", peak: int = 100 * MIB, **sizes: object) -> Comparison:
+    """Return a judged run of one row with these sizes in its record, and no others."""
+    plain = case().model_copy(update={"workload": workload, "shape": {"tokens": 64, **sizes}})
+    return Comparison(plain, (replace(row(peak=peak), case=plain),))
+
+
+def figures(old: Comparison, new: Comparison) -> set[str]:
+    return {change.figure for change in compare(*(completed([each], WORKLOADS) for each in (old, new)))}
+
+
+PAIRED = {"answer", "peak", "time"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "due"),
+    [
+        ({"positions": "rotary"}, PAIRED),
+        ({"positions": "rotary", "head_bias": False, "stride": None}, PAIRED),
+        ({"positions": "learned"}, {"missing"}),
+        ({"positions": "rotary", "heads": 8}, {"missing"}),
+        ({"positions": "rotary", "tokens": 65}, {"missing"}),
+    ],
+)
+def test_a_record_without_a_size_is_paired_with_its_default_and_with_no_other_value(sizes, due):
+    assert figures(sized(), sized(**sizes)) == due == figures(sized(**sizes), sized())
+
+
+def test_cases_differ_in_all_but_sizes_as_before():
+    for other in ({"seed": 1}, {"corpus": "y"}, {"ranks": 2}, {"budget_bytes": MIB}):
+        (changed_row,) = (new := sized(positions="rotary")).rows
+        differs = changed_row.case.model_copy(update=other)
+        assert figures(sized(), replace(new, case=differs, rows=(replace(changed_row, case=differs),))) == {"missing"}
+
+
+@pytest.mark.parametrize(
+    ("workload", "sizes"),
+    [("of_a_plugin_that_is_not_here", {}), ("decoder", {"a_size_of_old": 3}), ("causal_lm", {"config": "no file"})],
+)
+def test_a_case_that_its_workload_cannot_complete_stays_as_its_record_has_it(workload, sizes):
+    old, new = sized(workload, **sizes), sized(workload, positions="rotary", **sizes)
+    assert completed([old], WORKLOADS) == [old]
+    assert figures(old, new) == {"missing"} and figures(old, old) == PAIRED
+
+
+def test_what_a_configuration_says_is_the_default_of_a_size():
+    (old,) = completed([sized("causal_lm", config="smollm2-135m")], WORKLOADS)
+    assert (old.case.shape["layers"], old.rows[0].case) == (30, old.case)
+
+
+def test_a_row_that_only_one_run_has_stands_with_the_others_of_its_comparison():
+    old, new = sized(), sized(positions="rotary", peak=200 * MIB)
+    gone = replace(old.rows[0], case=old.case.model_copy(update={"strategies": (Applied(name="checkpoint"),)}))
+    runs = (replace(old, rows=(*old.rows, gone)), new)
+    shown = changed.text(compare(*(completed([each], WORKLOADS) for each in runs)), [])
+    assert shown.count("####") == 1 and "missing" in shown
+
+
+def without(path: Path, to: Path, size: str) -> Path:
+    """Copy results as they were before their workload had a size."""
+    lines = []
+    for record in store.read(path)[0]:
+        if record.case is not None and record.slot is not None:
+            shape = {name: value for name, value in record.case.shape.items() if name != size}
+            assert shape != record.case.shape
+            old = record.case.model_copy(update={"shape": shape})
+            record = record.model_copy(
+                update={"case": old, "slot": record.slot.model_copy(update={"case": old.digest()})}
+            )
+        lines.append(store.encoded(record))
+    to.write_bytes(b"".join(lines))
+    return to
+
+
+def test_the_command_pairs_records_made_before_a_size_was_there(compared, tmp_path):
+    (new,) = store.newest(ROOT / "results" / "losses")
+    old = without(new, tmp_path / "old.jsonl", "positions")
+    same = compared(str(old), str(new))
+    assert same.returncode == 0, same.stderr
+    assert ": 0 worse, " in same.stdout and "missing" not in same.stdout

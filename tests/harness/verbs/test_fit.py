@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from harness import backends
 from harness.backends.cards import CARDS
 from harness.cli import commands
+from harness.cli import fit as cli_fit
 from harness.contract import plugins
 from harness.contract.place import Place
 from harness.machine import facts, gpu, throughput
@@ -471,6 +472,22 @@ def test_a_row_that_would_run_too_long_is_not_run_and_says_so(tmp_path, monkeypa
     limit = search.confirmed(bracket, limit_of(bracket, "tokens"), lambda run: None)
     assert limit.reason == "not run: 4 steps are expected to take 10 minutes, and the suite's timeout_seconds are 60"
     assert (limit.predicted, limit.passed, limit.runs, limit.longest) == (128, None, 0, 128)
+
+
+def test_a_search_over_the_tokens_of_a_model_begins_with_few(tmp_path, monkeypatch):
+    class Begun(Exception):
+        pass
+
+    def begun(search, *rest):
+        raise Begun(*(case.shape["tokens"] for case in search.plan.cases if case.is_baseline))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_fit, "run", begun)
+    for words, tokens in (["tokens"], 128), (["tokens", "--tokens", "300"], 300), (["batch"], 1024):
+        done = CliRunner().invoke(
+            commands.app, ["fit", "--model", "gpt2", "--gpu", "t4", "--predict-only", "--over", *words]
+        )
+        assert isinstance(done.exception, Begun) and done.exception.args == (tokens,), done.output
 
 
 @pytest.mark.long

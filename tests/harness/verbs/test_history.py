@@ -1,9 +1,12 @@
 """Rows over commits: equal runs give no alarm, and a peak that grew by 2 % is seen each time."""
 
+import itertools
+import math
 import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -329,3 +332,51 @@ def test_a_row_that_nobody_has_and_a_picture_of_nothing_are_said(
     status, shown, errors = here(tmp_path, "history", "results", "--pictures", "pictures")
     assert status == 0 and "4 rows, 0 of them in more than one run" in shown
     assert "nothing to draw" in errors and not (tmp_path / "pictures").exists()
+
+
+def test_a_row_is_followed_over_runs_from_before_a_size_was_there(
+    here: Callable[..., tuple[object, str, str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "results" / "mine" / "m"
+    folder.mkdir(parents=True)
+    for number, sizes in enumerate(
+        ({}, {"head_bias": False}, {"head_bias": False, "positions": "rotary"}, {"heads": 8})
+    ):
+        records = [
+            each.model_copy(update={"case": case, "slot": each.slot.model_copy(update={"case": case.digest()})})
+            for each in recorded(random.Random(number), number)
+            if each.case and each.slot
+            for case in [each.case.model_copy(update={"shape": {**each.case.shape, **sizes}})]
+        ]
+        (folder / f"{number}.jsonl").write_bytes(b"".join(map(store.encoded, records)))
+    status, shown, errors = here(tmp_path, "history", "results", "--all")
+    assert status == 0, errors
+    assert shown.startswith("8 rows, 4 of them in more than one run")
+    assert [shown.count(f"| `c00{number}`") for number in range(4)] == [4, 4, 4, 4]
+    assert "positions" not in shown and "head bias" not in shown, "all have the same"
+
+
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.parametrize("count", [2, 24, 60])
+def test_names_stand_at_the_right_edge_and_none_lies_over_another(count: int) -> None:
+    point = Point("c1", "2026-01-01", "ok", 100 * MIB, 4096, None)
+    rows = [
+        Series("mine", "m", PLAIN.model_copy(update={"strategies": (Applied(name=f"s{at}"),)}), points, ())
+        for at in range(count)
+        for points in [(point, replace(point, commit="c2", utc="2026-01-02", peak_bytes=(100 + at % 3) * MIB))]
+    ]
+    chart = commits(rows, "mine").to_dict()
+    names = chart["layer"][2]
+    assert names["encoding"]["x"] == {"value": "width"}
+    low, high = names["encoding"]["y"]["scale"]["domain"]
+    places = sorted(math.log(value["place"]) for value in names["data"]["values"])
+    apart = [(b - a) / math.log(high / low) * chart["height"] for a, b in itertools.pairwise(places)]
+    assert len(places) == count and min(apart) > 12.9
+    assert math.log(low) - 1e-9 <= places[0] and places[-1] <= math.log(high) + 1e-9
+
+
+@pytest.mark.usefixtures("pictures")
+def test_names_tell_apart_the_rows_that_are_drawn_and_no_others() -> None:
+    drawn, lone = [sized(64, number) for number in (1, 2)], sized(128, 1)
+    values = commits(series([*drawn, lone]), "mine").to_dict()["layer"][2]["data"]["values"]
+    assert [value["row"] for value in values] == ["baseline"]

@@ -438,10 +438,20 @@ def test_remedies_halve_what_can_be_halved(path: Path) -> None:
 
 def test_the_layers_of_a_published_model_are_not_halved(tmp_path: Path) -> None:
     path = tmp_path / "suite.yaml"
-    path.write_text(Model("pythia-70m", tokens=64, rows=["checkpoint"]).suite(["torch/cpu"]))
+    path.write_text(Model("pythia-70m", tokens=1024, rows=["checkpoint"]).suite(["torch/cpu"]))
     whole, machine = plan(path), Machine(host_bytes=4 << 20)
     (rows,) = of_plan(whole, LOADED, (), machine)
-    assert [each.change for each in remedies(rows, whole, LOADED, (), machine)] == ["tokens 32"]
+    assert [each.change for each in remedies(rows, whole, LOADED, (), machine)] == ["tokens 512"]
+
+
+def test_a_half_that_saves_next_to_nothing_is_no_remedy(path: Path) -> None:
+    whole, machine = plan(path), Machine(host_bytes=4 << 20)
+    (rows,) = of_plan(whole, LOADED, (), machine)
+    lean = leanest(rows)
+    assert lean is not None
+    (least,) = (min(each.need_bytes for each in remedies(rows, whole, LOADED, (), machine)),)
+    barely = replace(lean, peak_bytes=least, prediction=lean.prediction.model_copy(update={"at_most_bytes": least}))
+    assert remedies([barely], whole, LOADED, (), machine) == []
 
 
 def test_operators_are_timed_only_where_a_step_fits(

@@ -182,6 +182,8 @@ BAD = [
     ({"config": {"vocab_size": 5}}, "has no model_type"),
     ({"config": {**configs.read("gemma-2-2b"), "final_logit_softcapping": [3]}}, "softcapping of [3]: give a number"),
     ({"config": {**configs.read("gpt2"), "n_layer": None}}, "has no num_hidden_layers: add it"),
+    ({"config": {**configs.read("llama-3.2-1b"), "num_key_value_heads": 7}}, "num_key_value_heads of 7: give a number"),
+    ({"config": {**configs.read("llama-3.2-1b"), "head_dim": -64}}, "head_dim of -64: give a whole number from 1 on"),
     ({"config": {**configs.read("gpt2"), "n_layer": -3}}, "n_layer of -3: give a whole number from 1 to 1000"),
     ({"config": {**configs.read("gpt2"), "n_layer": True}}, "n_layer of True"),
     ({"config": "gpt2", "tokens": 2048}, "2,048 tokens are more than the 1,024 positions of gpt2"),
