@@ -102,11 +102,33 @@ def test_the_action_gives_the_script_what_it_reads() -> None:
     assert store.NAME.fullmatch(action["inputs"]["branch"]["default"])
 
 
-def test_options_may_take_several_lines(checkout: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    done = measured(checkout, MADE_UP, OPTIONS="--rounds 0\n--plugin made_up.py\n", LOG=str(log), MACHINE="a")
-    assert done.returncode == 0, done.stderr
-    assert log.read_text().splitlines()[0].endswith("/new --rounds 0 --plugin made_up.py")
+WORDS = """#!/bin/sh
+if [ "$1" = run ]; then shift 4; printf '%s\\n' "$@" > "$LOG"; fi
+exit 1
+"""
+"""A harness that writes down the options it was given, one a line."""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--rounds 0\n--plugin made_up.py\n", ["--rounds", "0", "--plugin", "made_up.py"]),
+        ('-k "checkpoint + fused_loss" --once', ["-k", "checkpoint + fused_loss", "--once"]),
+        ("-k 'a \"b\"' -k ''", ["-k", 'a "b"', "-k", ""]),
+        ("-k $(id) `id` $HOME * ; id #and", ["-k", "$(id)", "`id`", "$HOME", "*", ";", "id", "#and"]),
+    ],
+    ids=["several lines", "a quoted word", "quotes in quotes", "nothing is run"],
+)
+def test_options_are_split_as_in_a_shell(checkout: Path, tmp_path: Path, options: str, words: list[str]) -> None:
+    measured(checkout, WORDS, OPTIONS=options, LOG=str(tmp_path / "log"))
+    assert (tmp_path / "log").read_text().splitlines() == words
+
+
+def test_options_with_an_open_quote_measure_nothing(checkout: Path, tmp_path: Path) -> None:
+    done = measured(checkout, WORDS, OPTIONS='-k "checkpoint + fused_loss', LOG=str(tmp_path / "log"))
+    assert (done.returncode, done.stdout) == (2, "") and not (tmp_path / "log").exists()
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("the options of the action cannot be split into words (No closing quotation): ")
 
 
 def test_the_records_of_a_suite_take_the_place_of_those_of_an_older_machine(checkout: Path, tmp_path: Path) -> None:

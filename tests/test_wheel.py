@@ -1,17 +1,20 @@
-"""The wheel alone, outside of a checkout: every verb, suites and results by name, types, licence, completion."""
+"""The wheel alone, outside of a checkout: every verb, suites and results by name, types, licence, completion, needs."""
 
 import json
 import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable
 from email.parser import Parser
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,77 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def needed(requirements: Iterable[str]) -> set[str]:
+    """Return the distributions that pip would install for requirements without extras, and for theirs in turn."""
+    names: set[str] = set()
+    rest = [Requirement(each) for each in requirements]
+    while rest:
+        each = rest.pop()
+        name = canonicalize_name(each.name)
+        if name not in names and (each.marker is None or each.marker.evaluate({"extra": ""})):
+            names.add(name)
+            rest += map(Requirement, distribution(each.name).requires or ())
+    return names
+
+
+def environment(folder: Path, wheel: Path, names: Iterable[str]) -> Path:
+    """Make a virtual environment with the wheel and links to these installed distributions; return its programs."""
+    # Not a fresh one that pip fills: each run of the tests would need a network and download all of it. So this shows
+    # that something is not declared, unless a dependency brings it along, and not whether the versions are enough.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name in names:
+        files = distribution(name).files or ()
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            (packages / top).symlink_to(Path(distribution(name).locate_file(top)))
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--no-compile"]
+    done = subprocess.run([*pip, "--no-index", "--no-deps", str(wheel)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "bin"
+
+
+def in_environment(programs: Path, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run the program that pip wrote, in a folder, with nothing of these tests' own environment."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON") and name != "VIRTUAL_ENV"}
+    own["XDG_CACHE_HOME"] = str(folder / "cache")
+    return subprocess.run([programs / "harness", *words], capture_output=True, text=True, cwd=folder, env=own)
+
+
+@pytest.fixture(scope="module")
+def declared(wheel: Path) -> list[str]:
+    """What the wheel needs, as it says itself."""
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        return Parser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist", [])
+
+
+@pytest.mark.long
+def test_in_an_environment_of_the_declared_dependencies_it_lists_shows_and_reports(
+    wheel: Path, declared: list[str], tmp_path: Path
+) -> None:
+    names = needed(declared)
+    assert "typer" in names and not names & {"torch", "jax", "pytest"}
+    programs = environment(tmp_path / "env", wheel, names)
+    (results,) = tmp_path.glob("env/lib/python*/site-packages/harness/shipped/results")
+    for words, said in (
+        (["--help"], "Commands"),
+        (["list"], "  fused_loss "),
+        (["show", "checkpoint"], "measured in torch: "),
+        (["report", str(results / "vocabulary")], "| baseline"),
+        (["plan", "smoke", "--place", "torch/cpu"], "Not predicted: the package torch is not installed."),
+    ):
+        done = in_environment(programs, tmp_path, *words)
+        assert done.returncode == 0 and said in done.stdout, (words, done.stderr)
+
+
+@pytest.mark.long
+def test_a_dependency_that_is_not_declared_is_missed(wheel: Path, declared: list[str], tmp_path: Path) -> None:
+    others = [each for each in declared if Requirement(each).name != "psutil"]
+    programs = environment(tmp_path / "env", wheel, needed(others))
+    done = in_environment(programs, tmp_path, "list")
+    assert done.returncode != 0 and "No module named 'psutil'" in done.stderr
+
+
 def harness(installed: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """Run the installed harness in an empty folder."""
     empty = installed.parent / "empty"
@@ -56,6 +130,7 @@ def harness(installed: Path, *words: str, **env: str) -> "subprocess.CompletedPr
     return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=empty, env=whole)
 
 
+@pytest.mark.slow
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -71,6 +146,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert wheel.stat().st_size < 3 << 20
 
 
+@pytest.mark.slow
 def test_suites_are_found_by_name_and_predicted(installed: Path) -> None:
     done = harness(installed, "plan", "smoke", "--place", "torch/cpu")
     assert done.returncode == 0, done.stderr
@@ -79,6 +155,7 @@ def test_suites_are_found_by_name_and_predicted(installed: Path) -> None:
     assert refused.returncode == 2 and "did you mean 'smoke'" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_suite_is_run_and_reported_with_page_and_pictures(installed: Path, tmp_path: Path) -> None:
     results = str(tmp_path / "results")
     done = harness(installed, "run", "smoke", "--place", "torch/cpu", "--rounds", "0", "--results", results)
@@ -91,12 +168,14 @@ def test_a_suite_is_run_and_reported_with_page_and_pictures(installed: Path, tmp
     assert page.stat().st_size > 100_000 and list(pictures.glob("*.svg"))
 
 
+@pytest.mark.slow
 def test_figures_of_strategies_come_with_it(installed: Path) -> None:
     done = harness(installed, "show", "fused_loss")
     assert done.returncode == 0, done.stderr
     assert "measured in torch: typically 0." in done.stdout
 
 
+@pytest.mark.slow
 def test_every_verb_has_a_help_and_the_shell_completes(installed: Path) -> None:
     whole = harness(installed, "--help")
     verbs = [

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import completion
 from harness.cli.groups import together
 from harness.cli.inputs import Cases, Room
 from harness.cli.options import PredictOnlyOption, ResultsOption
@@ -25,7 +26,9 @@ def command(
     room: Room,
     allow: Annotated[
         list[str] | None,
-        typer.Option(help="An answer to allow: reordered, lower_precision or approximate."),
+        typer.Option(
+            help="An answer to allow: reordered, lower_precision or approximate.", autocompletion=completion.answers
+        ),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Combine all strategies, not only the suite's; -k chooses among them.")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from harness.cli import completion
 from harness.cli.options import PluginOption
 from harness.cli.screen import note, out
 from harness.contract import plugins
@@ -40,7 +41,9 @@ def list_all(plugin: PluginOption = None) -> None:
 
 
 def show(
-    name: Annotated[str | None, typer.Argument(help="A strategy or a workload.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A strategy or a workload.", autocompletion=completion.offered)
+    ] = None,
     schema: Annotated[Schema | None, typer.Option(help="Print the JSON schema of such a file instead.")] = None,
     results: Annotated[
         Path | None, typer.Option(help="Results that say what a strategy does; by default those that are here.")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import completion
 from harness.cli.inputs import Cases
 from harness.cli.options import OnlyOption, PlaceOption, PluginOption
 from harness.cli.screen import note, out
@@ -26,6 +27,7 @@ def command(
             metavar="SUITE",
             help="Try predictions instead: run each case of a suite with its predicted peak as its budget, and then "
             "with what it takes at most.",
+            autocompletion=completion.suites,
         ),
     ] = None,
     results: Annotated[

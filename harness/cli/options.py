@@ -6,26 +6,44 @@ from typing import Annotated
 import typer
 
 from harness.backends.cards import CARDS
+from harness.cli import completion
 
 SuiteArgument = Annotated[
-    Path | None, typer.Argument(metavar="[SUITE]", help="A suite: a YAML file, or the name of one in suites/.")
+    Path | None,
+    typer.Argument(
+        metavar="[SUITE]",
+        help="A suite: a YAML file, or the name of one in suites/.",
+        autocompletion=completion.suites,
+    ),
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option(help="A model in place of a suite: a published name such as qwen3-8b, or the path of a config.json."),
+    typer.Option(
+        help="A model in place of a suite: a published name such as qwen3-8b, or the path of a config.json.",
+        autocompletion=completion.models,
+    ),
 ]
 TokensOption = Annotated[int | None, typer.Option(help="Tokens in a row, with --model.", min=1, max=1 << 26)]
 BatchOption = Annotated[int | None, typer.Option(help="Rows in a batch, with --model.", min=1, max=1 << 20)]
 WithOption = Annotated[
     list[str] | None,
-    typer.Option("--with", help="Strategies of a row, with --model: checkpoint,chunked_loss(chunk=512)."),
+    typer.Option(
+        "--with",
+        help="Strategies of a row, with --model: checkpoint,chunked_loss(chunk=512).",
+        autocompletion=completion.rows,
+    ),
 ]
 PluginOption = Annotated[list[str] | None, typer.Option("--plugin", help="A plugin: a .py file or a module.")]
-PlaceOption = Annotated[list[str] | None, typer.Option("--place", help="Only these places.")]
+PlaceOption = Annotated[
+    list[str] | None, typer.Option("--place", help="Only these places.", autocompletion=completion.places)
+]
 OnlyOption = Annotated[str | None, typer.Option("-k", help="Only strategies whose name contains this.")]
 ResultsOption = Annotated[Path, typer.Option(help="The folder for results.")]
 BudgetOption = Annotated[str | None, typer.Option(help="What each case may take, in place of the suite's: 8GiB.")]
 MemoryOption = Annotated[str | None, typer.Option(help="The memory of the machine, in place of this one's: 16GiB.")]
 GpuMemoryOption = Annotated[str | None, typer.Option(help="The memory of the GPU, in place of this one's: 80GiB.")]
-GpuOption = Annotated[str | None, typer.Option("--gpu", help=f"A GPU to suppose: {', '.join(CARDS)}.")]
+GpuOption = Annotated[
+    str | None,
+    typer.Option("--gpu", help=f"A GPU to suppose: {', '.join(CARDS)}.", autocompletion=completion.cards),
+]
 PredictOnlyOption = Annotated[bool, typer.Option("--predict-only", help="Answer from predictions alone.")]

@@ -227,6 +227,39 @@ def test_a_schema_needs_no_plugin(here: Here, tmp_path: Path, monkeypatch: pytes
     assert (status, said) == (0, "") and "properties" in json.loads(shown)
 
 
+# What a shell completes
+
+
+@pytest.mark.parametrize(
+    ("typed", "values"),
+    [
+        ("run long_context_g", ["long_context_gpu"]),
+        ("run sma", ["small_windows", "small.yaml"]),
+        ("run suites/lo", []),
+        ("doctor --limits smo", ["smoke"]),
+        ("plan --gpu h", ["h100", "h200"]),
+        ("plan --model mixtral", ["mixtral-8x7b"]),
+        ("fit --place jax/", ["jax/cpu", "jax/cuda"]),
+        ("plan --with fused_l", ["fused_loss"]),
+        ("plan --with chunked_loss(chunk=512),checkpo", ["chunked_loss(chunk=512),checkpoint"]),
+        ("plan --with chunked_loss(chunk=512,fused_l", []),
+        ("advise --allow ", ["reordered", "lower_precision", "approximate"]),
+        ("show fused_l", ["fused_loss"]),
+        ("show deco", ["decoder"]),
+    ],
+)
+def test_a_shell_completes_values_without_a_framework(typed: str, values: list[str], tmp_path: Path) -> None:
+    suite_in(tmp_path)
+    asked = {"COMP_WORDS": f"harness {typed}", "COMP_CWORD": str(typed.count(" ") + 1)}
+    asked["_HARNESS_COMPLETE"] = "complete_bash"
+    program, note = tmp_path / "harness", tmp_path / "note"
+    program.write_text(WATCHED)
+    command = [sys.executable, str(program), str(note)]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **asked}, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.split() == values, done.stderr
+    assert json.loads(note.read_text())[1] == []
+
+
 # What is refused
 
 
