@@ -24,8 +24,6 @@ SHRINKABLE = ("tokens", "batch", "layers")
 Nobody halves the layers of a published model.
 """
 ELSEWHERE = "another GPU is asked for than the one here"
-SAVING = 0.98
-"""What a remedy leaves of the need, at most."""
 TIMED = 0.9
 """The share of a step's expected time that operators which were timed must have, for a ratio of times."""
 
@@ -359,7 +357,7 @@ def remedies(
     remedies = [
         Remedy(f"{name} {row.case.shape[name]:,}", row.need_bytes, bool(row.fits))
         for name, row in zip(halved, predicted, strict=True)
-        if row.need_bytes is not None and row.need_bytes < SAVING * (lean.need_bytes or 0)
+        if row.need_bytes is not None and row.need_bytes < (lean.need_bytes or 0)
     ]
     return sorted(remedies, key=lambda remedy: remedy.need_bytes)
 

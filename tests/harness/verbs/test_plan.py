@@ -444,7 +444,7 @@ def test_the_layers_of_a_published_model_are_not_halved(tmp_path: Path) -> None:
     assert [each.change for each in remedies(rows, whole, LOADED, (), machine)] == ["tokens 512"]
 
 
-def test_a_half_that_saves_next_to_nothing_is_no_remedy(path: Path) -> None:
+def test_a_half_that_saves_nothing_is_no_remedy(path: Path) -> None:
     whole, machine = plan(path), Machine(host_bytes=4 << 20)
     (rows,) = of_plan(whole, LOADED, (), machine)
     lean = leanest(rows)

@@ -104,13 +104,13 @@ def test_where_the_baseline_runs_out_of_memory_all_that_run_are_looked_at() -> N
 @pytest.mark.parametrize(
     ("status", "other", "lead"),
     [
-        ("ok", {"memory": "same"}, "No strategy that answers as before saves memory here; with"),
-        ("ok", {"answer": "approximate", "memory": None}, "No strategy that answers as before saves memory here; with"),
-        ("ok", {"status": "timeout", "memory": None}, "With"),
-        ("ok", {"status": "open", "memory": None, "answer": None}, "With"),
-        ("oom_budget", {"status": "oom_budget"}, "No exact row fits; with"),
-        ("oom_budget", {"status": "timeout"}, "With"),
-        ("oom_budget", {"records": STANDS_IN}, "With"),
+        ("ok", {"memory": "same"}, "No strategy that answers as before saves memory here; in"),
+        ("ok", {"answer": "approximate", "memory": None}, "No strategy that answers as before saves memory here; in"),
+        ("ok", {"status": "timeout", "memory": None}, "In"),
+        ("ok", {"status": "open", "memory": None, "answer": None}, "In"),
+        ("oom_budget", {"status": "oom_budget"}, "No exact row fits; in"),
+        ("oom_budget", {"status": "timeout"}, "In"),
+        ("oom_budget", {"records": STANDS_IN}, "In"),
     ],
 )
 def test_beside_an_inexact_row_no_more_is_said_of_the_others_than_is_known(
@@ -118,7 +118,7 @@ def test_beside_an_inexact_row_no_more_is_said_of_the_others_than_is_known(
 ) -> None:
     rows = (row(peak=1000, status=status), row("low", peak=500, answer="lower_precision"), row("x", peak=400, **other))
     said = sentence(Comparison(BASELINE.case, rows), {})
-    assert said.startswith(f"{lead} lower precision **low**: ") and said.endswith("."), said
+    assert said.startswith(f"{lead} lower precision with **low**: ") and said.endswith("."), said
 
 
 def test_where_no_strategy_was_measured_beside_the_baseline_nothing_is_said() -> None:
