@@ -357,7 +357,7 @@ def remedies(
     remedies = [
         Remedy(f"{name} {row.case.shape[name]:,}", row.need_bytes, bool(row.fits))
         for name, row in zip(halved, predicted, strict=True)
-        if row.need_bytes is not None and row.need_bytes < (lean.need_bytes or 0)
+        if row.need_bytes is not None
     ]
     return sorted(remedies, key=lambda remedy: remedy.need_bytes)
 

@@ -444,16 +444,6 @@ def test_the_layers_of_a_published_model_are_not_halved(tmp_path: Path) -> None:
     assert [each.change for each in remedies(rows, whole, LOADED, (), machine)] == ["tokens 512"]
 
 
-def test_a_half_that_saves_nothing_is_no_remedy(path: Path) -> None:
-    whole, machine = plan(path), Machine(host_bytes=4 << 20)
-    (rows,) = of_plan(whole, LOADED, (), machine)
-    lean = leanest(rows)
-    assert lean is not None
-    (least,) = (min(each.need_bytes for each in remedies(rows, whole, LOADED, (), machine)),)
-    barely = replace(lean, peak_bytes=least, prediction=lean.prediction.model_copy(update={"at_most_bytes": least}))
-    assert remedies([barely], whole, LOADED, (), machine) == []
-
-
 def test_operators_are_timed_only_where_a_step_fits(
     path: Path, tmp_path: Path, rates_in: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
