@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Ten minutes: a suite with ratios in torch, the two products of claim B6, then memory in JAX. On an H200 a round of the
-# first took 70 s, its memory 90 s, and the rows of JAX 23 s each.
+# Ten minutes: a suite with ratios in torch, the two products of claim B6, then memory in JAX. On an H200 the first had its
+# answers and peaks after 90 s and its first round after 157 s; seven of the eight rows of JAX had peaks after 186 s.
 source "$(dirname "$0")/stages.sh"
 run=($PYTHON -m harness run --results "$OUT/results" --once)
 if [ -n "$DRY" ]; then

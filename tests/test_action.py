@@ -106,7 +106,7 @@ WORDS = """#!/bin/sh
 if [ "$1" = run ]; then shift 4; printf '%s\\n' "$@" > "$LOG"; fi
 exit 1
 """
-"""A harness that writes down the options it was given, one a line."""
+"""A harness that writes down its options, one a line."""
 
 
 @pytest.mark.parametrize(

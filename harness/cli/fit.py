@@ -12,7 +12,7 @@ from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.machine.environment import cache_folder
 from harness.report.fit import text
-from harness.suite.of_model import LEAST_TOKENS
+from harness.suite.of_model import LEAST_TOKENS, USUAL_TOKENS
 from harness.suite.units import size
 from harness.verbs.fit import Search, run
 
@@ -36,7 +36,7 @@ def command(
     """
     loaded = plugins.load(cases.plugins)
     room = Room(card=card)
-    plan = cases.plan(loaded, on_gpu=room.on_gpu, tokens=LEAST_TOKENS if over == "tokens" else None)
+    plan = cases.plan(loaded, on_gpu=room.on_gpu, usual_tokens=LEAST_TOKENS if over == "tokens" else USUAL_TOKENS)
     machine = room.machine(() if predict_only else plan.places)  # rates are for what is run
     search = Search(plan, loaded, cases.plugins, over, cache_folder(), note, machine)
     budgets: list[int | None] = [size(each) for each in budget] if budget else [None]

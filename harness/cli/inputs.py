@@ -26,7 +26,7 @@ from harness.machine.environment import cache_folder
 from harness.records import store
 from harness.report.results import Results, read
 from harness.suite import reader, shipped
-from harness.suite.of_model import Model
+from harness.suite.of_model import USUAL_TOKENS, Model
 from harness.suite.plan import Plan, selected
 from harness.suite.schema import SuiteError
 from harness.suite.units import size
@@ -59,15 +59,15 @@ class Cases:
         budget: str | None = None,
         on_gpu: bool = False,
         rounds: int | None = None,
-        tokens: int | None = None,
+        usual_tokens: int = USUAL_TOKENS,
     ) -> Plan:
         """Read a suite, or write and show that of a model, and keep the rows that the options choose.
 
         Each case has the budget if one is given; a control joins where there will be `rounds`, or the suite's. A model
-        is for a GPU where there is one, or `on_gpu` says so, and for `tokens` where the options do not say how many.
+        is for a GPU where there is one, or `on_gpu` says so, and for `usual_tokens` where the options name none.
         Raises SuiteError for what cannot be read, and for options of a model without one.
         """
-        model = self._model(tokens)
+        model = self._model(usual_tokens)
         if (self.path is None) == (model is None):
             raise SuiteError("name either a SUITE, which is a YAML file, or a model: --model NAME")
         if self.path is not None:
@@ -81,10 +81,10 @@ class Cases:
             plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text, rounds=rounds)
         return with_budget(selected(plan, self.place, self.only), None if budget is None else size(budget))
 
-    def _model(self, tokens: int | None) -> Model | None:
+    def _model(self, usual_tokens: int) -> Model | None:
         if self.model is not None:
             name = configs.named(self.model) or self.model
-            return Model(name, self.tokens or tokens, self.batch, tuple(self.rows or ()))
+            return Model(name, self.tokens, self.batch, tuple(self.rows or ()), usual_tokens)
         for option, value in (("--tokens", self.tokens), ("--batch", self.batch), ("--with", self.rows)):
             if value:
                 raise SuiteError(f"{option} goes with --model: a suite says it itself")

@@ -6,8 +6,6 @@ from harness.records import Phase
 
 BEFORE = "before the step"
 """What a step finds: parameters and moments, the rows and the batch."""
-
-
 CHILDREN = "child processes"
 """What child processes may take beside it."""
 

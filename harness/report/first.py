@@ -1,6 +1,6 @@
 """The first page of results: what to use against what sets your peak, what documents say, and where all the rest is."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tabulate import tabulate
 
@@ -118,11 +118,11 @@ def _figure(judgement: Judgement) -> str:
     return (f"{words}: " if words else "") + answer.reason.partition(" (")[0]
 
 
-def index(results: Iterable[Results], changes: Mapping[str, str], where: str) -> str:
-    """Write one row for each suite: what it compares, its commit, and by folder what has changed of its code since."""
-    by_folder: dict[str, list[Results]] = {}
-    for each in results:
-        by_folder.setdefault(each.folder, []).append(each)
+def index(by_folder: Mapping[str, Sequence[Results]], changes: Mapping[str, str], where: str) -> str:
+    """Write one row for each suite: what it compares, its commit, and what has changed of its code since.
+
+    Results and changes are by the folder of the suite.
+    """
     rows = []
     for folder, members in by_folder.items():
         records = [record for each in members for record in each.records]

@@ -145,12 +145,9 @@ class Report:
 
         Raises InsertError where it cannot be read, or where a mark chooses what is not there.
         """
-        by_folder: dict[str, list[Results]] = {}
-        for each in self.measured:
-            by_folder.setdefault(each.folder, []).append(each)
         places = self._places()
-        insert.check(path, {*by_folder, *places})
-        for name, results in by_folder.items():
+        insert.check(path, {*self.by_folder, *places})
+        for name, results in self.by_folder.items():
             insert.insert_into(path, name, partial(self._chosen, results))
         for name, text in places.items():
             insert.insert_into(path, name, partial(_whole, text))
@@ -164,7 +161,7 @@ class Report:
                 [table for each in self.measured for table in each.tables],
                 [record.limits for each in self.measured for record in each.records if record.limits is not None],
             ),
-            "suites": lambda: first.index(self.measured, self.changes, RESULTS),
+            "suites": lambda: first.index(self.by_folder, self.changes, RESULTS),
         }
         if (letter := self.documents) is not None:
             places |= {
@@ -174,12 +171,17 @@ class Report:
         return places
 
     @cached_property
-    def changes(self) -> dict[str, str]:
-        """What does something else now than when a suite was measured, by the suite's folder."""
+    def by_folder(self) -> dict[str, list[Results]]:
+        """The results of each suite, by its folder."""
         by_folder: dict[str, list[Results]] = {}
         for each in self.measured:
             by_folder.setdefault(each.folder, []).append(each)
-        return {folder: first.since(members, self.plugins.strategies) for folder, members in by_folder.items()}
+        return by_folder
+
+    @cached_property
+    def changes(self) -> dict[str, str]:
+        """What does something else now than when a suite was measured, by the suite's folder."""
+        return {folder: first.since(members, self.plugins.strategies) for folder, members in self.by_folder.items()}
 
     def use(self) -> str:
         """Write what to use for each thing that sets a peak, and where these figures are from."""

@@ -25,12 +25,16 @@ VALUE = re.compile(r"\s*([\w.+/-]+)\s*")
 
 @dataclass(frozen=True)
 class Model:
-    """A model, and how it is to be trained: `rows` are strategies as a table writes them, joined by commas."""
+    """A model, and how it is to be trained: `rows` are strategies as a table writes them, joined by commas.
+
+    Where `tokens` are not named they are the usual ones, as far as the model has positions.
+    """
 
     name: str
     tokens: int | None = None
     batch: int | None = None
     rows: Sequence[str] = ()
+    usual_tokens: int = USUAL_TOKENS
 
     @property
     def stem(self) -> str:
@@ -49,7 +53,7 @@ class Model:
             positions = configs.of(values, "max_position_embeddings")
         except ValueError as error:
             raise SuiteError(f"--model: {error}") from None
-        tokens = self.tokens or min(USUAL_TOKENS, positions)
+        tokens = self.tokens or min(self.usual_tokens, positions)
         key = "preset" if self.name in configs.published() else "config"
         batch = f", batch: {self.batch}" if self.batch else ""
         lines = [

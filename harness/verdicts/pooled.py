@@ -47,7 +47,7 @@ _STRAYS = 3
 re-sampling committed residuals, by normal errors of which 11 % scatter fourfold, and by equal processes of which 5 to
 10 % take 10 to 40 % longer."""
 _FARTHEST = 6
-"""Residuals beyond this many scales count there as if they lay there: a process is never as far off by chance."""
+"""Residuals beyond this many scales count there as if they lay there: such a process is a stray, however far off."""
 _EXPECTED = (
     math.erf(_TUNING / math.sqrt(2))
     - math.sqrt(2 / math.pi) * _TUNING * math.exp(-(_TUNING**2) / 2)

@@ -50,9 +50,11 @@ def beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -
     times = of_rows(table, field)
     if row.label not in times:
         raise _untimed(row)
+    anchored = next(each for each in table.rows if each.label == anchor)
     if anchor not in times:
-        raise _untimed(next(each for each in table.rows if each.label == anchor))
-    reference = exact(_shown(anchor, table, field) or median(times[anchor].values()), "s")
+        raise _untimed(anchored)
+    shown = anchored.step_seconds if field == "step_seconds" else None  # a claim shows no other than the table
+    reference = exact(shown or median(times[anchor].values()), "s")
     if row.label == anchor:
         return reference
     if field in WAITS:
@@ -63,12 +65,6 @@ def beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -
     if speed is None or interval is None:
         raise Open(f"{row.label} was timed in {rounds(len(times[row.label]))} beside too few others")
     return Figure(interval.low, speed.ratio, interval.high) * reference
-
-
-def _shown(label: str, table: Comparison, field: str) -> float | None:
-    """Return the step time of a row as tables show it, in seconds, since claims show no other; None of other times."""
-    of_row = {row.label: row.step_seconds for row in table.rows}
-    return of_row[label] if field == "step_seconds" else None
 
 
 def _of_looks(times: Mapping[str, Mapping[Any, float]], label: str, planned: int, error: float) -> float:

@@ -1,12 +1,11 @@
 """A row over commits: its peak, run by run, and where it stepped."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.report import words
-from harness.report.charts.growth import LINE, apart
-from harness.report.charts.style import GREY, HEIGHT, LINES, MIB, RED, WIDTH, altair, short
+from harness.report.charts.names import at_edge, height_of
+from harness.report.charts.style import GREY, LINES, MIB, RED, WIDTH, altair, short
 from harness.report.export import Figures
 from harness.report.words import Key, titles
 from harness.verbs.history import Series
@@ -32,7 +31,7 @@ def commits(series: Sequence[Series], title: str) -> Any:
     values = [value for number, each in enumerate(shown) for value in _points(number, names[number], each, name_of)]
     peaks = [value["mib"] for value in values]
     domain = [min(peaks) * 0.95, max(peaks) * 1.05]
-    height = max(HEIGHT, LINE * (len(shown) + 3))
+    height = height_of(len(shown))
     alt = altair()
     x = alt.X("run:N", title="run, by commit", axis=alt.Axis(labelAngle=-40))
     scale = alt.Scale(type="log", nice=False, domain=domain)
@@ -75,26 +74,8 @@ def _points(number: int, name: str, series: Series, name_of: Mapping[tuple[str, 
 def _named(values: Sequence[Figures], domain: Sequence[float], height: int) -> list[Figures]:
     """Return the last point of each row, with the `place` of its name: near it, and apart from the others."""
     ends = list({value["id"]: value for value in values}.values())
-    low, high = map(math.log, domain)
-    least = LINE / height * (high - low)
-    near = apart([math.log(end["mib"]) for end in ends], least)
-    places = _within(near, least, low, high)
-    return [end | {"place": math.exp(place)} for end, place in zip(ends, places, strict=True)]
-
-
-def _within(places: Sequence[float], least: float, low: float, high: float) -> list[float]:
-    """Return positions between two ends, in the order of the places, none nearer than `least` to the next one."""
-    order = sorted(range(len(places)), key=lambda at: places[at])
-    answers = list(places)
-    floor = low
-    for at in order:
-        answers[at] = floor = max(answers[at], floor)
-        floor += least
-    ceiling = high
-    for at in reversed(order):
-        answers[at] = ceiling = min(answers[at], ceiling)
-        ceiling -= least
-    return answers
+    places = at_edge([end["mib"] for end in ends], domain, height)
+    return [end | {"place": place} for end, place in zip(ends, places, strict=True)]
 
 
 def _telling(title_of: Mapping[Key, str]) -> dict[Key, str]:

@@ -1,18 +1,16 @@
 """Peak memory against the length of the context, each line named at its end."""
 
-import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from harness.records.case import CONTROL
 from harness.report.charts.alike import LENGTH, known_lengths
-from harness.report.charts.style import HEIGHT, LINE_OF_TITLE, LINES, RED, WIDTH, altair, plain
+from harness.report.charts.names import at_edge, height_of
+from harness.report.charts.style import LINE_OF_TITLE, LINES, RED, WIDTH, altair, plain
 from harness.report.export import Figures
 
 TOOLTIP = ["strategy:N", "tokens:Q", "peak_mib:Q", "predicted_mib:Q", "answer:N", "verdict:N", "status:N"]
-LINE = 13
-"""Pixels from one name to the next."""
 
 
 def lengths(rows: Sequence[Figures], sizes: str = "") -> Any:
@@ -43,7 +41,7 @@ def lengths(rows: Sequence[Figures], sizes: str = "") -> Any:
         hollow.encode(x=x, y=alt.Y("predicted_mib:Q", scale=y), color=color, tooltip=TOOLTIP),
         *(alt.Chart().mark_rule(strokeDash=[6, 4], color=RED).encode(y=alt.datum(budget)) for budget in budgets),
     ]
-    height = max(HEIGHT, LINE * (len(names) + 3))
+    height = height_of(len(names))
     ends = {name: _end([row for row in sized if row["strategy"] == name]) for name in names}
     values = _named([end for end in ends.values() if end is not None], domain, height)
     text = alt.Chart(alt.Data(values=values)).mark_text(align="left", dx=14, fontSize=11, clip=False)
@@ -55,11 +53,10 @@ def lengths(rows: Sequence[Figures], sizes: str = "") -> Any:
 
 def _named(ends: Sequence[Figures], domain: Sequence[float], height: int) -> list[Figures]:
     """Return where each name stands: right of the last length, beside its line's end and apart from the others."""
-    span = math.log(domain[1] / domain[0])
-    places = apart([math.log(end["end"]) for end in ends], LINE / height * span)
+    places = at_edge([end["end"] for end in ends], domain, height)
     last = max((end[LENGTH] for end in ends), default=0)
     return [
-        {"strategy": end["strategy"], "label": end["label"], LENGTH: last, "place": math.exp(place)}
+        {"strategy": end["strategy"], "label": end["label"], LENGTH: last, "place": place}
         for end, place in zip(ends, places, strict=True)
     ]
 
@@ -71,23 +68,3 @@ def _end(rows: Sequence[Figures]) -> Figures | None:
         if peak:
             return row | {"end": peak}
     return None
-
-
-def apart(values: Sequence[float], least: float) -> list[float]:
-    """Return positions near the values, in their order, that lie at least so far from each other."""
-    order = sorted(range(len(values)), key=lambda at: values[at])
-    places = [values[at] for at in order]
-    for _ in range(200):
-        moved = False
-        for at in range(1, len(places)):
-            gap = least - (places[at] - places[at - 1])
-            if gap > 1e-9:
-                places[at - 1] -= gap / 2
-                places[at] += gap / 2
-                moved = True
-        if not moved:
-            break
-    answers = [0.0] * len(values)
-    for at, place in zip(order, places, strict=True):
-        answers[at] = place
-    return answers

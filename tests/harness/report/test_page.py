@@ -554,11 +554,11 @@ const lines = (text, from, to) => {
   return new Set([...range.getClientRects()].map(each => Math.round(each.top))).size;
 };
 const broken = cell => {
-  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), found = [];
+  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), words = [];
   for (let text = walker.nextNode(); text; text = walker.nextNode())
     for (const word of text.parentElement.closest("code") ? [] : text.textContent.matchAll(/[^\\s\\/-]+/g))
-      if (word[0].length < 20 && lines(text, word.index, word.index + word[0].length) > 1) found.push(word[0]);
-  return found;
+      if (word[0].length < 20 && lines(text, word.index, word.index + word[0].length) > 1) words.push(word[0]);
+  return words;
 };
 setTimeout(() => {
   const all = [...document.querySelectorAll("body *")].filter(each => each.offsetParent && !each.closest("figure *"));
