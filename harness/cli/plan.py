@@ -24,7 +24,10 @@ def command(
         str | None, typer.Option(help="A case, as the table names it: what stands at its peak, in torch.")
     ] = None,
 ) -> None:
-    """Predict every case of a suite without running any: its peak, whether it fits, how times of a step compare."""
+    """Predict every case of a suite without running any: its peak, whether it fits, how times of a step compare.
+
+    Ends with status 1 where nothing of it can be predicted.
+    """
     names = cases.plugins
     loaded = plugins.load(names)
     plan = cases.plan(loaded, room.budget, room.on_gpu)
@@ -40,3 +43,5 @@ def command(
             out.print("\n" * bool(number) + table(rows), end="")
             if change := halved(remedies(rows, plan, loaded, names, machine)):
                 out.print("\n" + change, end="")
+    if not any(row.peak_bytes is not None for rows in comparisons for row in rows):
+        raise typer.Exit(1)

@@ -169,6 +169,8 @@ def changed(commit: str, files: tuple[str, ...]) -> tuple[str, ...] | None:
 
 APART = ("causal_lm", "scoring", "temporal", "user_model", "whole_run")
 """Rooms of the workloads that decide only figures of those cases that `rooms` names them for."""
+ROOM = {"causal_lm_documents": "causal_lm"}
+"""The room of a workload that has not its name."""
 OF_THE_DECODER = ("decoder", "documents", "scoring", "temporal")
 """Workloads that are built without the room of users' own models."""
 
@@ -225,7 +227,7 @@ def rooms(cases: Iterable[Case]) -> set[str]:
     """Return the rooms of the workloads that some cases need, of those that stand apart."""
     needed = set()
     for case in cases:
-        needed.add(case.workload)
+        needed.add(ROOM.get(case.workload, case.workload))
         if case.workload not in OF_THE_DECODER:
             needed.add("user_model")
         if case.shape.get("evaluations"):

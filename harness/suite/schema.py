@@ -26,7 +26,9 @@ class Suite(Model):
     """What a suite file may say."""
 
     title: str = Field(min_length=1, max_length=200, description="heading of the tables")
-    workload: str = Field(description="what is trained: decoder, documents, causal_lm, scoring, temporal, or your own")
+    workload: str = Field(
+        description="what is trained: decoder, documents, causal_lm, causal_lm_documents, scoring, temporal, or your own"
+    )
     places: list[str] = Field(["torch/cpu"], min_length=1, max_length=16, description="backend/device of each")
     corpus: str | None = Field(None, description="by default standard_library for tokens, generated for frames")
     tokenizer: Literal["bytes", "words", "bpe"] = Field("bpe", description="how a text becomes tokens")

@@ -1,5 +1,6 @@
 """Predict the peak of a case without running it: the step on abstract arrays, the data from what strategies declare."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -8,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.backends import Batch, Incomplete, Unavailable
-from harness.contract.assembly import assemble, environment_of, shape_of
+from harness.contract.assembly import assemble, environment_of, never_called, shape_of
 from harness.contract.data import Extent, Holding
-from harness.contract.parts import DATA_PARTS, Parts
+from harness.contract.parts import DATA_PARTS, ENDING_PARTS, Parts
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import DECLARED, Unpredictable
 from harness.machine import page_faults
@@ -24,6 +25,8 @@ from harness.worker.tasks import first_line
 GUESSED = "a step asks for the value of a number, which was taken to be 1 or true"
 HOST_PHASES = ("source", "windows", "batches")
 """Phases whose peak strategies of data declare."""
+NOT_PREDICTED = DATA_PARTS | {"draw", "gather_parameters", *ENDING_PARTS}
+"""Parts that a prediction has no call for, or not always; the others a step must call."""
 
 
 class Host(NamedTuple):
@@ -61,9 +64,13 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         ),
     )
     built: list[Parts] = []
+    calls: Counter[tuple[str, str]] = Counter()
+
+    def draw(inner: Callable[..., Any]) -> Callable[..., Any]:
+        return backend.abstract_draw
 
     def build() -> Parts:
-        built.append(assemble(plugins, case, draw=lambda inner: backend.abstract_draw))
+        built.append(assemble(plugins, case, corpus=task.corpus, draw=draw, calls=calls))
         return built[-1]
 
     host = Host({}, 0)
@@ -82,6 +89,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         raised = None if explained else reason
         in_part = known.model_copy(update={"predicted_phases": _phases(ended), "error": raised})
         return Record(missing={"predicted_peak_bytes": reason}, prediction=in_part)
+    if (idle := never_called(Counter({key: n for key, n in calls.items() if key[1] not in NOT_PREDICTED}))) is not None:
+        return Record(missing={"predicted_peak_bytes": idle}, prediction=known)
     supposed = "; ".join((*host.supposes, *((GUESSED,) if forecast.supposed else ())))
     figures = known.model_copy(update=_figures(task, plugins, host, forecast))
     notes = {"prediction": supposed} if supposed else {}

@@ -2,7 +2,8 @@
 
 No weights are fetched: they are drawn, so that memory, time and rounding are those of the model and its losses are not.
 The model is cut into embedding, layers, norm and head; attention and feed part of a layer have names where the
-architecture has modules for them. It is trained without dropout. The optimizer and the data are the decoder's.
+architecture has modules for them. It is trained without dropout. The optimizer, the data and what follows the steps of
+a whole run are the decoder's.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from harness.contract.hooks import hookimpl
-from harness.contract.parts import ENDING_PARTS, RANK_PARTS, Parts
+from harness.contract.parts import RANK_PARTS, Parts
 from harness.contract.place import Place
 from harness.contract.workload import Workload
 from harness.workloads.causal_lm import configs
@@ -112,24 +113,27 @@ def on_torch(shape: Shape, place: Place, corpus: Any, seed: int = 0) -> Parts:
     return build(cut(shape), shape, place, corpus, seed)
 
 
+WORKLOAD = Workload(
+    name="causal_lm",
+    about=__doc__ or "",
+    shape=Shape,
+    presets={name: {"config": name} for name in configs.published()},
+    on={"torch": on_torch},
+    abstract_batch=abstract_batch,
+    tiny=tiny,
+    probe=probe,
+    floor=floor,
+    parameters=parameters,
+    tokens_per_step=lambda shape: shape.batch * shape.tokens,
+    wanted=wanted,
+    extent=extent,
+    imports=("transformers.modeling_utils", "torch._dynamo"),
+    lacks=("add_positions", "rotary", "recur", "scan", "cache", *RANK_PARTS),
+)
+
+
 @hookimpl
 def harness_workloads() -> list[Workload]:
-    return [
-        Workload(
-            name="causal_lm",
-            about=__doc__ or "",
-            shape=Shape,
-            presets={name: {"config": name} for name in configs.published()},
-            on={"torch": on_torch},
-            abstract_batch=abstract_batch,
-            tiny=tiny,
-            probe=probe,
-            floor=floor,
-            parameters=parameters,
-            tokens_per_step=lambda shape: shape.batch * shape.tokens,
-            wanted=wanted,
-            extent=extent,
-            imports=("transformers.modeling_utils", "torch._dynamo"),
-            lacks=("add_positions", "rotary", "recur", "scan", "cache", *RANK_PARTS, *ENDING_PARTS),
-        )
-    ]
+    from harness.workloads.causal_lm import documents  # which begins with the workload above
+
+    return [WORKLOAD, documents.WORKLOAD]

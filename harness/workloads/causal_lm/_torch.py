@@ -5,36 +5,41 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
 from harness.contract.data import Source
 from harness.contract.parts import Parts
 from harness.contract.place import Place
+from harness.refusal import Refusal
 from harness.workloads.causal_lm import stand_ins
 from harness.workloads.causal_lm.cut import Cut
 from harness.workloads.decoder import _torch as decoder
 from harness.workloads.decoder import both
 from harness.workloads.user_model.shared import inner, with_the_decoders
+from harness.workloads.whole_run import _torch as whole_run
 
 
 def build(model: Cut, shape: Any, place: Place, corpus: Any, seed: int) -> Parts:
     """Build the untouched parts."""
-    own = parts_of(model)
-    return with_the_decoders(decoder, shape, place, corpus, seed, draw=partial(decoder.draw, seed), **own)
-
-
-def parts_of(model: Cut) -> dict[str, Any]:
-    """Build the parts of a model, by name."""
     modules = Modules(model)
+    own = parts_of(modules)
+    parts = with_the_decoders(decoder, shape, place, corpus, seed, draw=partial(decoder.draw, seed), **own)
+    return whole_run.with_ending(parts, partial(forward, modules))
+
+
+def parts_of(modules: "Modules") -> dict[str, Any]:
+    """Build the parts of a model, by name."""
+    transposed = modules.model.transposed
     parts: dict[str, Any] = {
         "init": partial(init, modules),
         "embed": partial(embed, modules),
         "block": partial(block, modules),
         "grad": partial(grad, modules),
-        "linear": partial(stand_ins.linear, model.transposed),
+        "linear": partial(stand_ins.linear, transposed),
         "attend": decoder.attend,
-        "outputs_first": partial(outputs_first, model.transposed),
+        "outputs_first": partial(outputs_first, transposed),
     }
     if modules.mix:
         parts["mix"] = partial(mix, modules)
@@ -61,7 +66,17 @@ def init(modules: "Modules", parts: Parts, source: Source | None = None) -> dict
 def embed(modules: "Modules", parts: Parts, params: dict[str, Any], x_BT: torch.Tensor) -> torch.Tensor:
     """Look up the tokens; what layers are called with is noted anew."""
     modules.rest.clear()
-    return embedded(modules, parts, params["embed"], input_ids=x_BT)
+    return embedded(modules, parts, params["embed"], input_ids=x_BT, **placed(modules, parts, x_BT))
+
+
+def placed(modules: "Modules", parts: Parts, x_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the position ids of tokens where a strategy lays texts end to end, and the model can tell them apart."""
+    if parts.positions is None:
+        return {}
+    if not modules.model.anatomy.apart:
+        raise Refusal("texts cannot lie end to end in a row of this architecture: it does not tell them apart")
+    places = [torch.arange(each.start, each.stop, device=x_BT.device) for each in parts.positions(parts, x_BT.shape[1])]
+    return {"position_ids": torch.cat(places)[None]}
 
 
 def embedded(modules: "Modules", parts: Parts, p: dict[str, Any], **inputs: torch.Tensor) -> torch.Tensor:
@@ -116,13 +131,23 @@ def grad(
     modules: "Modules", parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor
 ) -> tuple[torch.Tensor, Any]:
     """Compute the loss of a batch and its gradient for every parameter."""
-    params = both.trained(state, state["params"])
-    x_BTD = parts.stack(parts, params["layers"], parts.embed(parts, params, x))
+    return decoder.gradients(forward(modules, parts, both.trained(state, state["params"]), x, y), state["params"])
+
+
+def forward(
+    modules: "Modules", parts: Parts, params: dict[str, Any], x_BT: torch.Tensor, y_BT: torch.Tensor
+) -> torch.Tensor:
+    """Compute the loss of one batch. What multiplies its logits multiplies hidden states; a bias meets a 1."""
+    model = modules.model
+    x_BTD = parts.stack(parts, params["layers"], parts.embed(parts, params, x_BT))
     for name, module in modules.after.items():
         x_BTD = module.called(inner(params["norm"], name), modules.buffers(parts), (x_BTD,), {})
-    tied = modules.model.tied
-    head = params["head"] if tied is None else params["embed"][tied]
-    return decoder.gradients(parts.loss(parts, x_BTD, head, y), state["params"])
+    if model.factor != 1:
+        x_BTD = x_BTD * model.factor
+    if model.bias:
+        x_BTD = F.pad(x_BTD, (0, 1), value=1.0)
+    head = params["head"] if model.tied is None else params["embed"][model.tied]
+    return parts.loss(parts, x_BTD, head, y_BT)
 
 
 class Modules:

@@ -15,13 +15,15 @@ from harness.contract.plugins import nearest
 PUBLISHED = Path(__file__).with_name("published.json")
 Values = dict[str, Any]
 NAMES = {
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "hidden_size": ("hidden_size", "n_embd", "n_embed", "d_model"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "num_attention_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
     "vocab_size": ("vocab_size",),
-    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
 }
 """Sizes that every decoder has, by the name that most give them, with those of the others."""
+OF_THE_ARCHITECTURE = ("num_attention_heads", "vocab_size", "max_position_embeddings")
+"""Those of them that files leave out where they are the architecture's usual ones."""
 BOUNDS = {
     "hidden_size": 1 << 20,
     "num_hidden_layers": 1000,
@@ -34,6 +36,7 @@ OF_NO_USE = ("torch_dtype", "dtype", "quantization_config", "auto_map", "archite
 SMALL = {
     "hidden_size": 64,
     "n_embd": 64,
+    "n_embed": 64,
     "d_model": 64,
     "word_embed_proj_dim": 64,
     "intermediate_size": 80,
@@ -43,14 +46,16 @@ SMALL = {
     "n_head": 4,
     "num_heads": 4,
     "head_dim": 16,
+    "rotary_dim": 16,
     "query_pre_attn_scalar": 16,
     "moe_intermediate_size": 48,
     "num_experts": 4,
     "num_local_experts": 4,
+    "n_routed_experts": 16,
     "num_experts_per_tok": 2,
 }
 """Sizes at which a step costs milliseconds, for the keys that a configuration has."""
-BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
+BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "attention_layers")
 """Keys whose values are lists with an entry for each layer."""
 REPEATED = (
     *BY_LAYER,
@@ -122,6 +127,7 @@ def _text(values: Values, name: str) -> Values:
     values = {key: value for key, value in values.items() if key not in OF_NO_USE}
     if not isinstance(values.get("model_type"), str):
         raise ValueError(f"{name} has no model_type: add the one of its architecture, such as llama")
+    values = _usual(values) | values
     for size in BOUNDS:
         of(values, size, name)
     if absurd := [
@@ -136,6 +142,22 @@ def _text(values: Values, name: str) -> Values:
             "give a number that divides the heads"
         )
     return values
+
+
+def _usual(values: Values) -> Values:
+    """Return the sizes that a file leaves out and transformers, where it is installed, takes for its architecture."""
+    missing = [size for size in OF_THE_ARCHITECTURE if not any(name in values for name in NAMES[size])]
+    if not missing:
+        return {}
+    try:
+        from transformers import CONFIG_MAPPING
+
+        usual = CONFIG_MAPPING[values["model_type"]]().to_dict()
+    except (ImportError, KeyError):
+        return {}
+    usual.setdefault("max_position_embeddings", BOUNDS["max_position_embeddings"])  # any distance is as good (ALiBi)
+    also = (name for name in ("num_key_value_heads", "head_dim") if name not in values)
+    return {name: usual[name] for name in (*missing, *also) if isinstance(usual.get(name), int)}
 
 
 def key(values: Mapping[str, Any], size: str) -> str:
@@ -177,6 +199,8 @@ def with_sizes(values: Values, layers: int, vocabulary: int, soft_cap: float) ->
     for name in BY_LAYER:
         if isinstance(kinds := values.get(name), list) and kinds:
             values[name] = [kinds[at % len(kinds)] for at in range(layers)]
+    if "attention_types" in values and "attention_layers" in values:  # GPT-Neo: the same, as lists that are repeated
+        values["attention_types"] = [[values["attention_layers"], 1]]
     for name, other in (("pad_token_id", None), ("bos_token_id", 0), ("eos_token_id", 0)):
         token = values.setdefault(name, other)  # what an architecture takes by itself may lie beyond the vocabulary
         if isinstance(token, list) or (isinstance(token, int) and token >= vocabulary):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from harness.contract.plugins import nearest
 from harness.refusal import Refusal
@@ -34,7 +35,8 @@ class Anatomy:
 
     `tuples`: a layer returns a tuple. `mix` and `feed` are None where a layer has no module for them, `outputs` is how
     many values that for `mix` returns. `constant` are the deviations of parameters that are not drawn (0: ones, -1:
-    zeros), those of the layers by their names within one. `kinds` are those of the layers of the small model.
+    zeros), those of the layers by their names within one. `kinds` are those of the layers of the small model. `apart`:
+    texts that lie end to end in a row can be told apart, by their positions and in attention.
     """
 
     layers: str
@@ -45,6 +47,7 @@ class Anatomy:
     outputs: int
     feed: str | None
     constant: dict[str, float]
+    apart: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Cut:
     """A model in pieces that hold no parameters.
 
     `base` is the model without its head, in which stand-ins take the place of the layers and of what follows them.
+    The logits are `factor` times the products with the head; `bias`: a number is added to each.
     `kinds` names the kind of each layer; `layer`, `mix` and `feed` have the module of each kind, `after` those that
     follow the layers. `transposed` names the matrices of a layer that are stored [in, out]. `parameters` are those of
     the whole by their names in a state, shared ones once; `buffers` those tensors that are none, all layers' included.
@@ -81,10 +85,16 @@ class Cut:
     parameters: dict[str, Parameter]
     buffers: dict[str, torch.Tensor]
     tied: str | None
+    factor: float
+    bias: bool
 
 
-def made(values: configs.Values, attention: str) -> Any:
-    """Make the model of a configuration; raises CutError for one that transformers does not take."""
+def made(values: configs.Values, attention: str | None = None) -> Any:
+    """Make the model of a configuration, with the attention of the parts or one of transformers' own.
+
+    Where an architecture has modules for one attention each it keeps that, as transformers chooses. Raises CutError
+    for a configuration that transformers does not take.
+    """
     try:
         import transformers
     except ImportError:
@@ -98,17 +108,29 @@ def made(values: configs.Values, attention: str) -> Any:
     try:
         config = transformers.AutoConfig.for_model(kind, **own)
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        if attention is None and model._can_set_attn_implementation():
+            model.set_attn_implementation(stand_ins.ATTENTION)
         if model.config._experts_implementation == "grouped_mm":
             model.set_experts_implementation(stand_ins.EXPERTS)
     except Exception as error:
-        said = first_line(error)
-        raise CutError(f"transformers {version} makes no decoder of the architecture '{kind}': {said}") from None
+        reason = in_a_line(error)
+        raise CutError(f"transformers {version} makes no decoder of the architecture '{kind}': {reason}") from None
     return model.eval()  # without dropout
 
 
-def first_line(error: Exception) -> str:
-    """Return the beginning of what an error says."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+def in_a_line(error: Exception) -> str:
+    """Return the beginning of what an error says, whose first line may just announce the next."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Let arrays that are made without values have no memory either: those of parameters, before they are filled."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
 
 
 @contextmanager
@@ -123,7 +145,8 @@ def without_values() -> Iterator[None]:
 
     nn.Module.register_parameter = emptied  # type: ignore[method-assign, assignment]
     try:
-        yield
+        with _WithoutMemory():
+            yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
@@ -202,13 +225,14 @@ def pieces(model: Any, anatomy: Anatomy) -> Cut:
     """Take a model to pieces; it is not whole any more afterwards."""
     base, (_, layers) = model.base_model, layers_of(model)
     head = model.get_output_embeddings()
-    if getattr(head, "bias", None) is not None:
-        raise CutError(f"the architecture '{model.config.model_type}' cannot be cut: its head has a bias")
     kinds = kinds_of(layers, getattr(model.config, "layer_types", None))
     _demand_seen(model, kinds, anatomy.kinds)
     tied = next((name for name, p in base.named_parameters() if p is head.weight), None)
+    bias = getattr(head, "bias", None) is not None
+    if bias and tied is not None:
+        raise CutError(f"the architecture '{model.config.model_type}' cannot be cut: its tied head has a bias")
     after = {name: base.get_submodule(name) for name in anatomy.after}
-    parameters = _parameters(model, anatomy, kinds, tied)
+    parameters = _parameters(model, anatomy, kinds, tied, bias)
     buffers = {name: buffer.detach() for name, buffer in base.named_buffers()}
     of_kind = {kind: layers[kinds.index(kind)] for kind in dict.fromkeys(kinds)}
     transposed = frozenset(name for layer in of_kind.values() for name in stand_ins.replace_linear(layer))
@@ -223,7 +247,14 @@ def pieces(model: Any, anatomy: Anatomy) -> Cut:
         layers[at] = stand_ins.Layer(layers[at], kind, anatomy.tuples)
     for name in after:
         base.set_submodule(name, nn.Identity())
-    return Cut(base, anatomy, kinds, of_kind, mix, feed, transposed, after, parameters, buffers, tied)
+    factor = _factor(model.config)
+    return Cut(base, anatomy, kinds, of_kind, mix, feed, transposed, after, parameters, buffers, tied, factor, bias)
+
+
+def _factor(config: Any) -> float:
+    """Return what the products with the head are multiplied by: Granite divides them, Cohere and others multiply."""
+    by = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
+    return float(by) / float(getattr(config, "logits_scaling", None) or 1.0)
 
 
 def _demand_seen(model: Any, kinds: tuple[str, ...], seen: tuple[str, ...]) -> None:
@@ -236,8 +267,10 @@ def _demand_seen(model: Any, kinds: tuple[str, ...], seen: tuple[str, ...]) -> N
         )
 
 
-def _parameters(model: Any, anatomy: Anatomy, kinds: tuple[str, ...], tied: str | None) -> dict[str, Parameter]:
-    """Name every parameter as it stands in a state, with how it is drawn."""
+def _parameters(
+    model: Any, anatomy: Anatomy, kinds: tuple[str, ...], tied: str | None, bias: bool
+) -> dict[str, Parameter]:
+    """Name every parameter as it stands in a state, with how it is drawn; a bias of the head is its last column."""
     deviations = (getattr(model.config, name, None) for name in ("initializer_range", "init_std"))
     deviation = float(next((value for value in deviations if value), 0.02))
 
@@ -254,5 +287,6 @@ def _parameters(model: Any, anatomy: Anatomy, kinds: tuple[str, ...], tied: str 
         else:
             parameters[f"embed.{name}"] = drawn(name, p)
     if tied is None:
-        parameters["head"] = Parameter(tuple(model.get_output_embeddings().weight.shape), deviation)
+        outputs, width = model.get_output_embeddings().weight.shape
+        parameters["head"] = Parameter((outputs, width + bias), deviation)
     return parameters

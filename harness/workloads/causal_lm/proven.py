@@ -1,16 +1,16 @@
 """The cut of a shape, once a small model of its architecture has proven that the parts compute what the whole does."""
 
 import json
-from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from harness.workloads.causal_lm import configs, stand_ins
-from harness.workloads.causal_lm.cut import Anatomy, Cut, CutError, anatomy_of, first_line, made, pieces, without_values
-from harness.workloads.causal_lm.proof import difference
+from harness.workloads.causal_lm import configs
+from harness.workloads.causal_lm.cut import Anatomy, Cut, CutError, anatomy_of, in_a_line, made, pieces, without_values
+from harness.workloads.causal_lm.proof import difference, tells_apart
 
 
 def cut(shape: Any) -> Cut:
@@ -24,7 +24,7 @@ def _cut(values: str) -> Cut:
         read = json.loads(values)
         anatomy = proven(json.dumps(_small(read)))
         with without_values():
-            model = made(read, stand_ins.ATTENTION)
+            model = made(read)
         return pieces(model, anatomy)
 
 
@@ -43,13 +43,14 @@ def proven(values: str) -> Anatomy:
         model = made(read, "eager")
     try:
         anatomy = anatomy_of(model)
-        copy = deepcopy(model)
-        copy.set_attn_implementation(stand_ins.ATTENTION)
-        fault = difference(model, pieces(copy, anatomy))
+        copy = made(read)
+        copy.load_state_dict(model.state_dict())
+        parts = pieces(copy, anatomy)
+        fault = difference(model, parts)
     except CutError:
         raise
     except Exception as error:
-        fault = f"in parts it fails with {type(error).__name__}: {first_line(error)}"
+        fault = f"in parts it fails with {type(error).__name__}: {in_a_line(error)}"
     if fault is not None:
         raise CutError(f"the architecture '{read['model_type']}' cannot be cut into layers: {fault}")
-    return anatomy
+    return replace(anatomy, apart=tells_apart(model, parts))

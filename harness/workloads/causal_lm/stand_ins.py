@@ -195,21 +195,39 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend by `parts.attend` where attention is causal and nothing else; what has a window or a cap by itself."""
+    """Attend by `parts.attend` where attention is causal and nothing else; what has a window or a cap by itself.
+
+    A strategy that lays documents end to end has `parts.attend` tell them apart. Here it is done by their positions.
+    """
     if s_aux is not None:
         raise ValueError("this architecture attends to sinks as well, and no part does")
     K = q_BHTK.shape[-1]
     scaling = K**-0.5 if scaling is None else scaling
-    if softcap:
-        return capped(q_BHTK, k_BGTK, v_BGTK, attention_mask, scaling, softcap), None
     parts = _running[-1].parts
-    if attention_mask is not None:
-        k, v, grouped = shared_heads(parts.place, q_BHTK, k_BGTK, v_BGTK, masked=True)
-        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k, v, attention_mask, scale=scaling, enable_gqa=grouped)
-        return y_BHTK.transpose(1, 2).contiguous(), None
-    factor = scaling * K**0.5  # `attend` scales by the root of the width
-    q_BHTK = q_BHTK if abs(factor - 1) < 1e-6 else q_BHTK * factor
-    return parts.attend(parts, *(each.transpose(1, 2) for each in (q_BHTK, k_BGTK, v_BGTK))), None
+    if attention_mask is None and not softcap:
+        factor = scaling * K**0.5  # `attend` scales by the root of the width
+        q_BHTK = q_BHTK if abs(factor - 1) < 1e-6 else q_BHTK * factor
+        return parts.attend(parts, *(each.transpose(1, 2) for each in (q_BHTK, k_BGTK, v_BGTK))), None
+
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        if softcap:
+            return capped(q, k, v, mask, scaling, softcap)
+        k, v, grouped = shared_heads(parts.place, q, k, v, masked=True)
+        y_BHTK = F.scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=grouped)
+        return y_BHTK.transpose(1, 2).contiguous()
+
+    if parts.positions is None:
+        return attended(q_BHTK, k_BGTK, v_BGTK, attention_mask), None
+    lengths = [each.stop - each.start for each in parts.positions(parts, q_BHTK.shape[2])]
+    masks = [None] * len(lengths) if attention_mask is None else _diagonal(attention_mask, lengths)
+    documents = zip(*(each.split(lengths, 2) for each in (q_BHTK, k_BGTK, v_BGTK)), masks, strict=True)
+    return torch.cat([attended(*each) for each in documents], 1), None
+
+
+def _diagonal(mask: torch.Tensor, lengths: list[int]) -> list[torch.Tensor | None]:
+    """Return of a mask [B, 1, T, T] what each of several texts in a row sees of itself."""
+    bands = mask.split(lengths, 2)
+    return [band.split(lengths, 3)[at] for at, band in enumerate(bands)]
 
 
 def capped(

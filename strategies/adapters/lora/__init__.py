@@ -13,13 +13,10 @@ from typing import Any
 
 from harness import Parts, Strategy, hookimpl, knobs
 
-CONFLICTS = {
-    "packed": "adapters are tried on ids alone, and packed rows carry positions",
-    **dict.fromkeys(
-        ("before float8_matmul", "before naive_product", "before tiled_product"),
-        "its products take the place of those with adapters: name the adapters after it",
-    ),
-}
+CONFLICTS = dict.fromkeys(
+    ("before float8_matmul", "before naive_product", "before tiled_product"),
+    "its products take the place of those with adapters: name the adapters after it",
+)
 """What no adapters go together with."""
 
 ADAPTERS = "adapters"

@@ -88,17 +88,107 @@ def in_parts(shape, values):
             at, _, rest = rest.partition(".")
             rest = f"{at}.{rest.partition('.')[2]}"
         (own,) = (own for own in values if (own in heads if group == "head" else own.endswith(f".{rest}")))
-        assert values[own].shape == size
-        return values[own].detach().clone()
+        value = values[own].detach().clone()
+        if group == "head" and "lm_head.bias" in values:
+            value = torch.cat([value, values["lm_head.bias"].detach()[:, None]], 1)
+        assert value.shape == size
+        return value
 
     parts = replace(parts, draw=draw)
     return parts, parts.init(parts, None)
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+ALIBI = {"model_type": "bloom", "n_layer": 3, "n_head": 16, "hidden_size": 1024, "vocab_size": 250_880}
+FALCON = {
+    "model_type": "falcon",
+    "hidden_size": 4544,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 71,
+    "vocab_size": 65_024,
+    "multi_query": True,
+    "new_decoder_architecture": False,
+}
+GPT_J = {
+    "model_type": "gptj",
+    "n_embd": 4096,
+    "n_layer": 28,
+    "n_head": 16,
+    "n_positions": 2048,
+    "rotary_dim": 64,
+    "vocab_size": 50_400,
+    "tie_word_embeddings": False,
+}
+GPT_NEO = {
+    "model_type": "gpt_neo",
+    "hidden_size": 2048,
+    "num_layers": 24,
+    "num_heads": 16,
+    "vocab_size": 50_257,
+    "max_position_embeddings": 2048,
+    "window_size": 256,
+    "attention_layers": ["global", "local"] * 12,
+    "attention_types": [[["global", "local"], 12]],
+}
+GRANITE = {
+    "model_type": "granite",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 49_155,
+    "max_position_embeddings": 131_072,
+    "attention_multiplier": 0.015625,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+    "tie_word_embeddings": True,
+}
+COHERE = {
+    "model_type": "cohere2",
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 256_000,
+    "max_position_embeddings": 8192,
+    "logit_scale": 0.25,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+}
+PHI_2 = {
+    "model_type": "phi",
+    "hidden_size": 2560,
+    "intermediate_size": 10_240,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 51_200,
+    "max_position_embeddings": 2048,
+    "partial_rotary_factor": 0.4,
+}
+OTHERS = {
+    "logits that are divided": (GRANITE, 2_533_531_648),
+    "logits that are scaled": (COHERE, 8_028_033_024),
+    "a head with a bias": (PHI_2, 2_779_683_840),
+    "a head with a bias, and angles for a part": (GPT_J, 6_050_882_784),
+    "an attention of its own": (FALCON, 6_921_720_704),
+    "no positions": (ALIBI | {"n_layer": 24}, 559_214_592),
+    "lists that are repeated": (GPT_NEO, 1_315_575_808),
+}
+"""Values of architectures that no published name is for, and the parameters that their files of weights have."""
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_an_architecture_beyond_the_published_names_has_its_parameters(case):
+    values, count = OTHERS[case]
+    assert parameters(Shape(config=values, tokens=16)) == count
+
+
+@pytest.mark.parametrize("kind", [*ARCHITECTURES, *OTHERS])
 def test_loss_and_gradients_are_those_of_transformers(kind):
-    shape = probe(Shape(config=ARCHITECTURES[kind]))
-    model = whole(shape, "eager" if kind == "gemma2" else "sdpa")
+    shape = probe(Shape(config=OTHERS[kind][0] if kind in OTHERS else ARCHITECTURES[kind]))
+    model = whole(shape, "eager" if kind == "gemma2" else None)
     named = dict(model.named_parameters())
     parts, state = in_parts(shape, named)
     ids = torch.randint(2, 67, (3, 37), generator=torch.Generator().manual_seed(1))
@@ -130,12 +220,35 @@ def predicted(case):
     return prediction.measure(task, LOADED, backends.load("torch"))
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", [*ARCHITECTURES, *OTHERS])
 def test_every_architecture_is_predicted(kind):
-    record = predicted(case(ARCHITECTURES[kind]))
+    record = predicted(case(OTHERS[kind][0] if kind in OTHERS else ARCHITECTURES[kind]))
     figures = record.prediction
     assert figures.predicted_peak_bytes is not None, record.missing
     assert figures.predicted_peak_bytes >= figures.floor_bytes
+
+
+@pytest.mark.parametrize("config", ["gemma-2-2b", FALCON], ids=["capped scores", "an attention of its own"])
+def test_a_strategy_of_attention_that_no_layer_calls_is_not_predicted(config):
+    record = predicted(case(config, "chunked_attention"))
+    assert record.prediction.predicted_peak_bytes is None
+    assert "'chunked_attention' rewrote 'attend', but it was never called" in record.missing["predicted_peak_bytes"]
+
+
+def test_sizes_that_a_file_leaves_out_are_those_of_the_architecture():
+    """As in the files of Gemma 3, whose text decoder has the usual heads, and of BLOOM, which has no last position."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "intermediate_size": 10_240}
+    shape = Shape(config={"model_type": "gemma3", "text_config": text | {"sliding_window": 1024}})
+    assert shape.vocabulary == 262_208 and parameters(shape) == PARAMETERS["gemma-3-4b"]
+    assert Shape(config=ALIBI, tokens=1 << 20).tokens == 1 << 20
+    with pytest.raises(ValidationError, match="4,096 tokens are more than the 2,048 positions of falcon"):
+        Shape(config=FALCON, tokens=4096)
+
+
+def test_a_model_larger_than_the_machine_is_cut_without_its_memory():
+    experts = {"n_routed_experts": 1 << 20, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2}
+    values = BARE | {"model_type": "glm4_moe", "moe_intermediate_size": 1 << 16} | experts
+    assert parameters(Shape(config=values, layers=2)) > 1 << 44, "64 TiB of them"
 
 
 def test_a_strategy_of_attention_is_called_by_every_layer_without_a_window():
@@ -288,6 +401,13 @@ def test_a_kind_of_layer_that_no_small_model_has_is_refused_in_a_sentence():
     with pytest.raises(CutError, match=re.escape(sentence)):
         cut(Shape(config=values))
     assert len(cut(Shape(config=values, layers=5)).kinds) == 5
+
+
+def test_what_transformers_refuses_is_read_to_its_end():
+    values = BARE | {"model_type": "llama", "hidden_act": "swoosh"}
+    with pytest.raises(CutError) as refusal:
+        cut(Shape(config=values))
+    assert "swoosh" in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 def test_what_fails_in_parts_is_refused_in_a_sentence():

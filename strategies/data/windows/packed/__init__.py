@@ -11,6 +11,7 @@ largest batch, and lays queries, keys and values out as [B, longest] for the att
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from harness import IGNORED, Documents, Extent, Holding, Parts, Source, Strategy, Windows, hookimpl
@@ -54,8 +55,8 @@ def rewritten(parts: Parts, windows: Callable[..., Windows], by_document: Callab
     def grad(parts: Parts, state: Any, x_1T2: Any, y_1T: Any) -> Any:
         return inner(by_document(parts, x_1T2), state, x_1T2, y_1T)
 
-    def embed(parts: Parts, params: Any, x_1T2: Any) -> Any:
-        return look_up(parts, params, x_1T2[..., 0])
+    def embed(parts: Parts, params: Any, x: Any) -> Any:
+        return look_up(parts, params, x[..., 0] if x.ndim == 3 else x)  # adapters are tried on ids alone
 
     return replace(parts, windows=windows, grad=grad, embed=embed)
 
@@ -67,7 +68,7 @@ def on_torch(parts: Parts) -> Parts:
         assert isinstance(source, Documents)
         return end_to_end(source)
 
-    return rewritten(parts, windows, by_document)
+    return rewritten(parts, windows, partial(by_document, replace(parts, windows=windows)))
 
 
 def on_jax(parts: Parts) -> Parts:
@@ -102,7 +103,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "packed",
             rewrites=("windows", "grad", "embed"),
-            calls=("attend", "positions"),
+            calls=("attend",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             feeds="arranged",
