@@ -46,6 +46,8 @@ IMPORT = re.compile(r"^ *from (strategies\.[\w.]+) import (\([^)]*\)|[^(#\n]*)",
 """How a module imports from those of strategies."""
 STATED = ("holds", "Holding", "Held", "conflicts", "calls")  # Held: what Holding was called
 """What a strategy states of its memory, in which form, and of what it goes together with: none of it runs."""
+REFUSALS = ("ValueError", "PluginError")
+"""What is raised for a value or a plugin that is wrong: whatever has figures has passed."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -306,7 +308,7 @@ def _refuses(node: ast.AST) -> bool:
     """Return whether a statement only refuses values: those that were measured have passed it."""
     if isinstance(node, ast.If) and not node.orelse and len(node.body) == 1:
         error = node.body[0].exc if isinstance(node.body[0], ast.Raise) else None
-        return isinstance(error, ast.Call) and isinstance(error.func, ast.Name) and error.func.id == "ValueError"
+        return isinstance(error, ast.Call) and isinstance(error.func, ast.Name) and error.func.id in REFUSALS
     function = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
     return isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == KNOBS
 

@@ -27,7 +27,7 @@ class Suite(Model):
 
     title: str = Field(min_length=1, max_length=200, description="heading of the tables")
     workload: str = Field(
-        description="what is trained: decoder, documents, causal_lm, causal_lm_documents, scoring, temporal, or your own"
+        description="decoder, documents, causal_lm, causal_lm_documents, scoring, temporal, or one of your own"
     )
     places: list[str] = Field(["torch/cpu"], min_length=1, max_length=16, description="backend/device of each")
     corpus: str | None = Field(None, description="by default standard_library for tokens, generated for frames")

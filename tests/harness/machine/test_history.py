@@ -164,7 +164,7 @@ def test_what_only_a_gpu_runs_counts_for_places_with_one(name: str) -> None:
     assert history.roles(["strategies/loss/fused_loss/_torch.py"], ["decoder"], [TORCH]).run
 
 
-USERS = {"user_model": {"causal_lm"}, "whole_run": {"decoder"}}
+USERS = {"user_model": {"causal_lm"}, "whole_run": {"causal_lm", "decoder"}}
 """Which rooms name one that stands apart; all others do not."""
 
 
@@ -185,7 +185,9 @@ def test_rooms_that_are_apart_count_where_cases_need_them() -> None:
     assert history.rooms([plain.model_copy(update={"shape": {"evaluations": 2}})]) == {"decoder", "whole_run"}
     for workload in ("causal_lm", "mine"):
         assert history.rooms([plain.model_copy(update={"workload": workload})]) == {workload, "user_model"}
-    assert set(history.OF_THE_DECODER) | {"causal_lm"} == set(plugins.load().workloads)
+    on_documents = plain.model_copy(update={"workload": "causal_lm_documents"})
+    assert history.rooms([on_documents]) == {"causal_lm", "user_model"}
+    assert {*history.OF_THE_DECODER, "causal_lm", *history.ROOM} == set(plugins.load().workloads)
     names = ["harness/workloads/user_model/_torch.py", "harness/workloads/whole_run/_torch.py"]
     assert history.roles(names, history.rooms([plain]), [TORCH]).run == ()
     assert history.roles(names, {"mine", "user_model"}, [TORCH]).run == (names[0],)
