@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import completion
 from harness.cli.options import OnlyOption, PlaceOption
 from harness.cli.screen import note, out
 from harness.report.words import short
@@ -14,7 +15,14 @@ from harness.verdicts.times import LEAST_ROUNDS
 
 
 def command(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite that is here, and that both commits have.")],
+    suite: Annotated[
+        str,
+        typer.Argument(
+            metavar="SUITE",
+            help="A suite that is here, and that both commits have.",
+            autocompletion=completion.suites,
+        ),
+    ],
     good: Annotated[str, typer.Option(help="A commit at which it was good.")],
     bad: Annotated[str, typer.Option(help="A later one at which it is worse.")] = "HEAD",
     fail_on: Annotated[

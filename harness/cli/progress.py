@@ -2,17 +2,16 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from statistics import fmean
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from harness.cli import timing
+from harness.cli.pace import Pace
 from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Slot
-from harness.records.roofline import Operations
 from harness.report import table
 from harness.report.text import visible
 from harness.run import bench
@@ -20,81 +19,8 @@ from harness.run.schedule import worker_seconds
 from harness.suite.plan import Comparison
 from harness.verdicts import judge
 
-USUAL_SECONDS = {"predict": 0.5, "numerics": 4.0, "memory": 3.0, "time": 2.0}
-"""How long a task takes, until this run has shown it; one of memory, beside its steps."""
-STEPS = 6
-"""Steps of a task of memory, until this run has shown how long it takes."""
-APART = -1
-"""The place, among the groups that are timed together, of what is in none."""
-FLOPS = {"cpu": 1e11, "cuda": 1e14}
-BANDWIDTH = {"cpu": 1e10, "cuda": 1e12}
-"""What a device does in a second, until this run has shown it."""
-
-
-class Pace:
-    """How long the tasks of each kind take, learned from those that ended; for memory, by the work of a step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.count: Counter[str] = Counter()
-        self.step_seconds: dict[str, float] = {}
-        self.ran: dict[str, float] = {}
-        self.unsupported: frozenset[str] = frozenset()
-        self.last = time.monotonic()
-
-    def predicted(self, case: str, work: Sequence[Operations], device: str) -> None:
-        """Note the work of a step of a case on a device."""
-        if work:
-            flops, bandwidth = FLOPS[device], BANDWIDTH[device]
-            self.step_seconds[case] = sum(each.flops / flops + each.moved / bandwidth for each in work)
-
-    def ended(self, slot: Slot | None, whole: bool) -> None:
-        """Note that a task has ended now; of memory, what was cut short shows nothing."""
-        now = time.monotonic()
-        seconds, self.last = now - self.last, now
-        kind = slot.kind if slot else ""
-        if slot is not None and slot.case in self.unsupported and kind != "predict":
-            return
-        if slot is not None and kind == "memory" and slot.case in self.step_seconds:
-            if whole:
-                self.ran[slot.case] = seconds
-        else:
-            self.seconds[kind] += seconds
-            self.count[kind] += 1
-
-    def left(self, kind: str, cases: Mapping[str, int]) -> float:
-        """Return the seconds that tasks of a kind will take, so many of each case."""
-        if kind != "predict":
-            cases = {case: many for case, many in cases.items() if case not in self.unsupported}
-        count = sum(cases.values())
-        if kind != "memory":
-            return count * self.usual(kind)
-        known = {case: many for case, many in cases.items() if case in self.step_seconds}
-        if not (those := sum(known.values())):
-            return count * (fmean(self.ran.values()) if self.ran else self.usual(kind))
-        steps = sum(many * self.step_seconds[case] for case, many in known.items())
-        return count / those * (those * USUAL_SECONDS["memory"] + self._ratio() * steps)
-
-    def usual(self, kind: str) -> float:
-        """Return the seconds that a task of a kind takes."""
-        return self.seconds[kind] / self.count[kind] if self.count[kind] else USUAL_SECONDS.get(kind, 2.0)
-
-    def _ratio(self) -> float:
-        """Return the seconds that the steps of a task of memory take, as a multiple of one by its work."""
-        steps = sum(max(0.0, seconds - USUAL_SECONDS["memory"]) for seconds in self.ran.values())
-        return steps / sum(self.step_seconds[each] for each in self.ran) if self.ran else STEPS
-
-
-@dataclass
-class Timing:
-    """Cases that are timed together, by digest, the seconds that are left for their rounds, and the round they are in.
-
-    A round that has begun is timed to its end, however long it takes.
-    """
-
-    cases: frozenset[str]
-    seconds: float
-    round: int = -1
+AGAIN = "again"
+"""What is counted like a kind of task: memory that is measured again."""
 
 
 class Watcher(bench.Progress):
@@ -115,7 +41,10 @@ class Watcher(bench.Progress):
         self.pace = Pace()
         self.done = 0
         self.open: dict[Slot, None] = {}
-        self.timings: list[Timing] = []
+        self.timings: list[timing.Timing] = []
+        self.again: dict[Slot, float] = {}
+        self.rows, self.repeats = 0, 0
+        self.ends = 0.0
         self._count()
         self.label = "preparing"
         self.printed: set[str] = set()
@@ -129,7 +58,7 @@ class Watcher(bench.Progress):
         self.bar.stop()
 
     def groups(self, groups: Sequence[frozenset[str]], seconds: Sequence[float]) -> None:
-        self.timings = list(map(Timing, groups, seconds))
+        self.timings = list(map(timing.Timing, groups, seconds))
         self._count()
 
     def unsupported(self, cases: frozenset[str]) -> None:
@@ -145,8 +74,30 @@ class Watcher(bench.Progress):
     def left(self, slots: Sequence[Slot]) -> None:
         self.open = dict.fromkeys(slots)  # rows whose time was decided are not timed on
         self._count()
-        self.pace.last = time.monotonic()
+        self.pace.begin()
         self._show()
+
+    def earlier(self, seconds: Mapping[Slot, float]) -> None:
+        self.pace.earlier(seconds)
+        for slot, each in seconds.items():
+            if slot.case in self.group_of and slot.kind == "time":
+                self.timings[self.group_of[slot.case]].earlier(slot, each)
+            elif slot.case in self.group_of and slot.repeat:
+                self.again[slot] = each
+
+    def repeated(self, cases: Collection[str], slots: Sequence[Slot]) -> None:
+        self.rows += len(cases)
+        self.repeats += len(slots)
+        self.again = {slot: seconds for slot, seconds in self.again.items() if slot.case not in cases}
+        for slot in slots:
+            self.open[slot] = None
+            self._add(slot, 1)
+
+    def timed(self, cases: Collection[str], number: int, members: Collection[str]) -> None:
+        for slot in [each for each in self.open if each.kind == "time" and each.case in cases]:
+            if slot.round >= number and slot.case not in members:
+                del self.open[slot]
+                self._add(slot, -1)
 
     @property
     def total(self) -> int:
@@ -161,30 +112,34 @@ class Watcher(bench.Progress):
         self.bar.update(self.id, description=self.label)
 
     def phase(self, name: str) -> None:
-        self.bar.update(self.id, description=visible(f"{self.label} [{name}]"))
+        self.bar.update(self.id, description=visible(f"{self.label} [{name}]"), left=self._left())
 
     def finish(self, record: Record, case: Case) -> None:
         slot = record.slot
         kind = slot.kind if slot else ""
-        if slot is not None and kind not in ("pilot", "reference"):
-            planned = slot.model_copy(update={"block": 0})
-            if planned in self.open:  # what was disturbed is run again, and counts once
-                del self.open[planned]
-                self._add(planned, -1)
-                self.done += 1
-        if slot is not None and kind == "time":
-            for timing in self.timings:
-                if slot.case in timing.cases:
-                    timing.seconds -= worker_seconds(record)
-                    timing.round = slot.round
-        if slot is not None and kind == "predict":
-            self.pace.predicted(slot.case, record.prediction.predicted_work, case.place.device)
-        self.pace.ended(slot, whole=record.status == "ok")
+        planned = slot.model_copy(update={"block": 0}) if slot is not None else None
+        is_new = planned in self.open
+        if planned is not None and is_new:  # what was disturbed is run again, and counts once
+            del self.open[planned]
+            self._add(planned, -1)
+            self.done += 1
+        if slot is not None:
+            self._learn(record, slot, case, is_new)
         self._show()
         if not self.live and kind != "predict":
-            left = f", {self._left()}" if self.open else ""
-            line = f"[{self.done}/{self.total}] {kind} {case.place} {case.label}: {record.status}{left}"
+            left = ", ".join(filter(None, [record.status, self._left()]))
+            line = f"[{self.done}/{self.total}] {kind} {case.place} {case.label}: {left}"
             self.console.print(visible(line))
+
+    def _learn(self, record: Record, slot: Slot, case: Case, is_new: bool) -> None:
+        """Learn from a task that has ended how long others will take."""
+        if slot.kind == "predict":
+            self.pace.predicted(slot.case, record.prediction.predicted_work, case.place)
+        self.pace.ended(slot, whole=record.status == "ok")
+        if (at := self.group_of.get(slot.case)) is not None:
+            self.timings[at].place = case.place
+            if slot.kind == "time":
+                self.timings[at].ended(slot, worker_seconds(record), is_new)
 
     def comparison(self, comparison: Comparison, records: Sequence[Record]) -> None:
         """Print the table of a comparison that this run measured whole; of others the run prints it at the end."""
@@ -197,40 +152,37 @@ class Watcher(bench.Progress):
 
     def _count(self) -> None:
         """Count the open results: rounds by group and round, all others by kind and case."""
-        self.groups_of: dict[str, int] = {}
-        for at, timing in enumerate(self.timings):
-            for case in timing.cases:
-                self.groups_of.setdefault(case, at)
+        self.group_of = {case: at for at, group in enumerate(self.timings) for case in group.cases}
         self.rounds: dict[int, Counter[int]] = defaultdict(Counter)
         self.others: dict[str, Counter[str]] = defaultdict(Counter)
         for slot in self.open:
             self._add(slot, 1)
 
     def _add(self, slot: Slot, many: int) -> None:
-        if slot.kind != "time":
-            self.others[slot.kind][slot.case] += many
+        if slot.kind != "time" or slot.case not in self.group_of:
+            self.others[AGAIN if slot.repeat else slot.kind][slot.case] += many
         elif slot.case not in self.pace.unsupported:
-            self.rounds[self.groups_of.get(slot.case, APART)][slot.round] += many
+            self.rounds[self.group_of[slot.case]][slot.round] += many
 
     def _show(self) -> None:
-        self.bar.update(self.id, total=self.total, completed=self.done, left=self._left() if self.open else "")
+        self.ends = time.monotonic() + self._seconds()
+        self.bar.update(self.id, total=self.total, completed=self.done, left=self._left())
 
     def _left(self) -> str:
-        seconds = self._seconds()
-        return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {max(1, round(seconds))} s left"
+        """Say how long the open results will take, from what is known since the last one ended."""
+        if not self.open:
+            return ""
+        seconds = max(1, round(self.ends - time.monotonic()))
+        return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds} s left"
 
     def _seconds(self) -> float:
-        """Return how long the open results will take at most: no round begins after its comparison's time is spent."""
-        seconds = sum(self.pace.left(kind, cases) for kind, cases in self.others.items())
-        each = self.pace.usual("time")
-        for at, rounds in self.rounds.items():
-            whole = each * rounds.total()
-            if at != APART:
-                timing = self.timings[at]
-                begun = each * sum(many for number, many in rounds.items() if number <= timing.round)
-                whole = max(begun, min(whole, timing.seconds))
-            seconds += whole
-        return seconds
+        """Return how long the open results will take, and what will be measured again of rows near a bound."""
+        seconds = timing.left(self.timings, self.rounds, self.pace)
+        for kind, cases in self.others.items():
+            seconds += self.pace.left("memory" if kind == AGAIN else kind, cases)
+        if self.pace.before:
+            return seconds + sum(self.again.values())
+        return seconds + self.repeats / max(1, self.rows) * self.pace.left("memory", self.others["memory"])
 
 
 def _is_watched(console: Console) -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -32,6 +32,15 @@ class Progress:
 
     def unsupported(self, cases: frozenset[str]) -> None:
         """Hear which cases cannot run here, by digest: each gets a record that says so, and takes no time."""
+
+    def earlier(self, seconds: Mapping[Slot, float]) -> None:
+        """Hear how long each task took in earlier results, by the slot that it has today."""
+
+    def repeated(self, cases: Collection[str], slots: Sequence[Slot]) -> None:
+        """Hear what of a comparison, given by its digests, is measured again: none where no row is near a bound."""
+
+    def timed(self, cases: Collection[str], number: int, members: Collection[str]) -> None:
+        """Hear that a round of a comparison begins, and which of its cases, by digest, are still timed."""
 
     def begin(self, slots: Sequence[Slot], done: int) -> None: ...
 

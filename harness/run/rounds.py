@@ -52,6 +52,8 @@ class Rounds:
             if not members or number in given_up:
                 return
             tried[number] += 1
+            cases, timed = (set(map(self.schedule.digest, each)) for each in (comparison.cases, members))
+            self.bench.progress.timed(cases, number, timed)
             self.time_round(comparison, number, members, cuts)
 
     def time_round(

@@ -216,6 +216,14 @@ class Schedule:
             *(slot for comparison in self.plan.comparisons for slot in self.due_of(comparison, latest, timed)),
         ]
 
+    def tasks(self, latest: Latest) -> list[Slot]:
+        """Return what is left to do, as far as it is known: the slots that are due, and the pilots of their rounds."""
+        due = self.due(latest)
+        if self.plan.suite.steps is not None and self.plan.suite.warmup is not None:
+            return due
+        pilots = dict.fromkeys(Slot(case=slot.case, kind="pilot") for slot in due if slot.kind == "time")
+        return [*due, *(slot for slot in pilots if self.wants(slot, latest.get(slot)))]
+
     def due_of(self, comparison: Comparison, latest: Latest, timed: "Timed | None" = None) -> Iterator[Slot]:
         """Yield the slots of a comparison that still want a result, but for its predictions."""
         for slot in dict.fromkeys(self.measured(comparison)):

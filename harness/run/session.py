@@ -1,7 +1,8 @@
 """Run a plan: each task in its turn, every attempt appended as it ends."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from harness.run import bench, locks, prediction_cache, prepare_data, template, 
 from harness.run.bench import Bench, Options, Progress
 from harness.run.guards import guarded, over_memory
 from harness.run.rounds import Rounds
-from harness.run.schedule import Latest, Schedule, Summary, by_case, names, obstacle
+from harness.run.schedule import Latest, Schedule, Summary, by_case, names, obstacle, worker_seconds
 from harness.run.side_by_side import Result, Watch, shared_out
 from harness.suite.plan import Comparison, Plan
 from harness.verdicts import claims, expressions
@@ -53,7 +54,8 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
             [schedule.seconds_left(comparison.cases, timed) for comparison in plan.comparisons],
         )
         progress.unsupported(schedule.obstructed)
-        progress.begin(schedule.due(latest), schedule.there(latest))
+        progress.earlier(seconds_before(schedule, folder, path))
+        progress.begin(schedule.tasks(latest), schedule.there(latest))
 
         def write(record: Record) -> None:
             store.append(path, record)
@@ -106,6 +108,23 @@ def opened(
     return store.next_file(folder, facts.commit()), {}, []
 
 
+def seconds_before(schedule: Schedule, folder: Path, path: Path) -> dict[Slot, float]:
+    """Return how long each task took in the newest results of a suite beside `path`, by the slot that it has today.
+
+    Those of this machine come first, then those of others: what is learned from them is corrected as the run goes on.
+    """
+    files = [file for file in folder.parent.glob("*/*.jsonl") if file != path]
+    newest = max(files, key=lambda file: (file.parent == folder, file.name), default=None)
+    seconds: dict[Slot, float] = defaultdict(float)
+    today: dict[str, str] = {}
+    with suppress(store.StoreError):  # nothing is decided by them
+        for record in store.read(newest, schedule.plugins.aliases)[0] if newest is not None else ():
+            if (slot := record.slot) is not None and record.case is not None:
+                case = today.get(slot.case) or today.setdefault(slot.case, schedule.digest(record.case))
+                seconds[slot.model_copy(update={"case": case, "block": 0})] += worker_seconds(record)
+    return seconds
+
+
 def _may_be_of(schedule: Schedule, file: Path) -> bool:
     """Check whether a file names the plan of a schedule: to parse those of a whole history would take long."""
     try:
@@ -137,7 +156,7 @@ class Session(Bench):
         """Predict and measure one comparison after the other."""
         for comparison in self.plan.comparisons:
             self.measure_group(comparison)
-            self.progress.left(self.schedule.due(self.latest))
+            self.progress.left(self.schedule.tasks(self.latest))
             self.progress.comparison(comparison, [*self.earlier_of(comparison), *self.records])
             self.records = [record for record in self.records if record.slot is None or record.slot.kind == "numerics"]
 
@@ -163,7 +182,7 @@ class Session(Bench):
         for case in comparison.cases:
             self.memory(case)
             if case.is_baseline:  # one that cannot run takes all rounds but the first along
-                self.progress.left(self.schedule.due(self.latest))
+                self.progress.left(self.schedule.tasks(self.latest))
         self.repeat_near_bounds(comparison)
         self.rounds.time(comparison)
 
@@ -292,7 +311,13 @@ class Session(Bench):
         That of `less` or `more`, or that of a claim. A claim about several comparisons is decided with the last of
         them, which a machine of a cluster need not have.
         """
-        for case in [*self.near_words(comparison), *self.near_claims(comparison)]:
+        near = {
+            self.schedule.digest(case): case for case in [*self.near_words(comparison), *self.near_claims(comparison)]
+        }
+        slots = [Slot(case=each, kind="memory", repeat=repeat) for each in near for repeat in range(1, REPEATS)]
+        open_ = [slot for slot in slots if self.is_open(slot) and not self.schedule.cannot_run(slot.case, self.latest)]
+        self.progress.repeated(set(map(self.schedule.digest, comparison.cases)), open_)
+        for case in near.values():
             self.memory(case, REPEATS)
 
     def near_words(self, comparison: Comparison) -> list[Case]:

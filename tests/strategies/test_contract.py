@@ -15,8 +15,8 @@ from harness.worker.contract_checks import Contract
 LOADED = plugins.load()
 KEPT = Contract(LOADED)
 SECOND = "temporal", "jax"
-THE_SAME = "documents"
-"""A workload that trains the parts of another: what is not for its data is tried there when there is time."""
+THE_SAME = {"documents", "causal_lm_documents"}
+"""Workloads that train the parts of another: what is not for documents is tried there when there is time."""
 OF_THE_DECODER = {"causal_lm", "scoring"}
 """Workloads whose data are the decoder's: strategies of data are tried there when there is time, on it always."""
 OF_DATA = {"rows", "source", "windows", "order", "batches", "transfer"}
@@ -44,7 +44,7 @@ def everywhere():
         for workload in LOADED.workloads:
             for backend in place.NAMES:
                 trains = not rewrites <= OF_DATA | {"scan"}
-                again = workload == THE_SAME and LOADED.strategies[name].data != THE_SAME
+                again = workload in THE_SAME and LOADED.strategies[name].data != "documents"
                 again = again or (not trains and workload in OF_THE_DECODER)
                 again = again or (name == "compiled_loss" and workload != "decoder")  # torch's compiler, a minute each
                 slow = name in COMPILED or again or (trains and (workload, backend) == SECOND)

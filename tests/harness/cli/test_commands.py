@@ -237,6 +237,7 @@ def test_a_schema_needs_no_plugin(here: Here, tmp_path: Path, monkeypatch: pytes
         ("run sma", ["small_windows", "small.yaml"]),
         ("run suites/lo", []),
         ("doctor --limits smo", ["smoke"]),
+        ("bisect smo", ["smoke"]),
         ("plan --gpu h", ["h100", "h200"]),
         ("plan --model mixtral", ["mixtral-8x7b"]),
         ("fit --place jax/", ["jax/cpu", "jax/cuda"]),

@@ -1,4 +1,4 @@
-"""What is shown of a run: how long it will take, never more than its rounds may, and less from line to line."""
+"""What is shown of a run: how long it will take, as this run and earlier results have shown."""
 
 import io
 import re
@@ -37,21 +37,160 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def test_rounds_take_no_longer_than_they_may_and_the_time_left_falls(now: list[float]) -> None:
+def ended(slot: Slot, seconds: float) -> Record:
+    return Record(slot=slot, origin=Origin(worker_seconds=seconds))
+
+
+def memory(*cases: str, repeat: int = 0) -> list[Slot]:
+    return [Slot(case=case, kind="memory", repeat=repeat) for case in cases]
+
+
+def test_no_round_begins_after_the_time_for_rounds_is_spent(now: list[float]) -> None:
     lines = io.StringIO()
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
-        watcher.groups([frozenset("ab"), frozenset("c")], [100.0, 100.0])
+        watcher.groups([frozenset("ab"), frozenset("c")], [50.0, 15.0])
         watcher.begin(rounds("a", "b", "c"), 0)
-        for slot in rounds("a", "b")[:10]:  # ten seconds each: what the first group may take
+        for slot in rounds("a", "b")[:6]:  # ten seconds each: three of the rounds that may begin in 50
             now[0] += 10.0
-            watcher.finish(Record(slot=slot, origin=Origin(worker_seconds=10.0)), CASE)
+            watcher.finish(ended(slot, 10.0), CASE)
         watcher.left(rounds("c"))
         now[0] += 10.0
-        watcher.finish(Record(slot=rounds("c")[0], origin=Origin(worker_seconds=10.0)), CASE)
+        watcher.finish(ended(rounds("c")[0], 10.0), CASE)
     left = [seconds_left(line) for line in lines.getvalue().splitlines()]
-    assert len(left) == 11 and left == sorted(left, reverse=True)
-    assert left[0] == 180, "90 s of its own group, 100 s of the next, in whole minutes"
-    assert left[-1] == 90
+    assert left == [70, 60, 50, 40, 30, 20, 10], "three rounds of two rows, and two of one row, that begin in 15 s"
+
+
+def test_processes_that_end_at_once_change_the_time_left_only_by_what_they_took(now: list[float]) -> None:
+    lines = io.StringIO()
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.groups([frozenset("abcd")], [600.0])
+        watcher.begin([slot for slot in rounds("a", "b", "c", "d") if slot.round < 4], 0)
+        for number in range(4):
+            now[0] += 20.0
+            for slot in rounds("a", "b", "c", "d")[4 * number : 4 * number + 4]:
+                watcher.finish(ended(slot, 5.0), CASE)
+    left = [seconds_left(line) for line in lines.getvalue().splitlines()[:-1]]
+    assert left == [5.0 * many for many in range(15, 0, -1)]
+
+
+def test_rows_leave_as_they_are_decided(now: list[float]) -> None:
+    lines = io.StringIO()
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.groups([frozenset("abcdefgh")], [6000.0])
+        watcher.begin(rounds(*"abcdefgh"), 0)
+        for slot in rounds(*"abcdefgh")[:32]:
+            now[0] += 1.0
+            watcher.finish(ended(slot, 1.0), CASE)
+        watcher.timed("abcdefgh", 4, "ab")
+        for slot in rounds("a", "b")[8:10]:
+            now[0] += 1.0
+            watcher.finish(ended(slot, 1.0), CASE)
+    at_first, *_, before, _, here = lines.getvalue().splitlines()
+    assert 3 * 8 < seconds_left(at_first) < 9 * 8, "of 24 rounds of eight rows"
+    assert "[32/192]" in before and "[34/72]" in here, "two of eight rows go on"
+    assert 2 < seconds_left(here) < 12, "of 19 rounds of two rows"
+
+
+def test_rounds_take_as_many_rows_as_in_earlier_results(now: list[float]) -> None:
+    lines = io.StringIO()
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.groups([frozenset("ab")], [600.0])
+        watcher.earlier(dict.fromkeys(rounds("a", "b")[:12], 4.0))
+        watcher.begin(rounds("a", "b"), 0)
+        now[0] += 5.0
+        watcher.finish(ended(rounds("a")[0], 5.0), CASE)
+    assert seconds_left(lines.getvalue()) == 55, "twelve of them, one of which has shown that they take 5 s today"
+
+
+def test_what_a_task_took_in_earlier_results_is_what_it_takes_as_far_as_this_machine_is_as_fast(
+    now: list[float],
+) -> None:
+    lines = io.StringIO()
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.groups([frozenset("abc")], [600.0])
+        earlier = zip([*memory("a", "b", "c"), *memory("b", repeat=1)], [10.0, 20.0, 5.0, 20.0], strict=True)
+        watcher.earlier(dict(earlier))
+        watcher.begin(memory("a", "b", "c"), 0)
+        now[0] += 20.0
+        watcher.finish(Record(slot=memory("a")[0]), CASE)
+        now[0] += 40.0
+        watcher.finish(Record(slot=memory("b")[0]), CASE)
+        watcher.repeated("abc", memory("b", repeat=1))
+        now[0] += 10.0
+        watcher.finish(Record(slot=memory("c")[0]), CASE)
+    left = [seconds_left(line) for line in lines.getvalue().splitlines()]
+    assert left == [70, 30, 40], "twice of 20 and 5 s, and the row that was measured again, until it is to be again"
+    assert "[3/4]" in lines.getvalue()
+
+
+def test_rows_near_a_bound_are_expected_as_often_as_in_comparisons_before(now: list[float]) -> None:
+    lines = io.StringIO()
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.groups([frozenset("ab"), frozenset("cd")], [600.0, 600.0])
+        watcher.begin(memory("a", "b", "c", "d"), 0)
+        for case in "ab":
+            now[0] += 10.0
+            watcher.finish(Record(slot=memory(case)[0]), CASE)
+        watcher.repeated("ab", [*memory("a", repeat=1), *memory("a", repeat=2)])
+        for repeat in (1, 2):
+            now[0] += 10.0
+            watcher.finish(Record(slot=memory("a", repeat=repeat)[0]), CASE)
+    left = [seconds_left(line) for line in lines.getvalue().splitlines()]
+    assert left == [30, 20, 50, 40], "two more for each two rows"
+
+
+def test_a_comparison_that_is_not_timed_yet_takes_as_long_as_others_of_its_place_by_their_memory(
+    now: list[float],
+) -> None:
+    lines = io.StringIO()
+    elsewhere = CASE.model_copy(update={"place": Place("jax", "cpu")})
+    few = [slot for slot in rounds("a", "b", "c") if slot.round < 4]
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.groups([frozenset("a"), frozenset("b"), frozenset("c")], [600.0] * 3)
+        watcher.begin([*few, *memory("a", "b", "c")], 0)
+        for case, at, seconds in (("b", CASE, 4.0), ("c", elsewhere, 4.0), ("a", CASE, 2.0)):
+            now[0] += seconds
+            watcher.finish(Record(slot=memory(case)[0]), at)
+        for slot in [slot for slot in few if slot.case == "a"]:
+            now[0] += 6.0
+            watcher.finish(ended(slot, 6.0), CASE)
+    assert seconds_left(lines.getvalue().splitlines()[-1]) == 4 * 12 + 4 * 6, "12 s where memory takes 4, 6 s elsewhere"
+
+
+def test_a_row_that_is_timed_in_several_blocks_of_a_round_counts_once(now: list[float]) -> None:
+    lines = io.StringIO()
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.groups([frozenset("ab")], [600.0])
+        watcher.begin([slot for slot in rounds("a", "b") if slot.round < 4], 0)
+        for slot in (*rounds("a", "b")[:2], Slot(case="a", kind="time", block=1)):
+            now[0] += 4.0
+            watcher.finish(ended(slot, 4.0), CASE)
+    assert "[2/8]" in lines.getvalue().splitlines()[-1]
+    assert seconds_left(lines.getvalue().splitlines()[-1]) == 36, "six rows of 4 s, and the one in a second block"
+
+
+def test_what_several_machines_time_at_once_takes_less(now: list[float]) -> None:
+    lines = io.StringIO()
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.groups([frozenset("a"), frozenset("b")], [600.0, 600.0])
+        watcher.begin([slot for slot in rounds("a", "b") if slot.round < 4], 0)
+        for slot in rounds("a", "b")[:4]:
+            now[0] += 5.0
+            watcher.finish(ended(slot, 10.0), CASE)
+    assert [seconds_left(line) for line in lines.getvalue().splitlines()] == [35, 30, 25, 20]
+
+
+def test_on_a_terminal_the_time_left_falls_while_a_task_runs(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Stream(True)
+    with progress.Watcher(screen.console(), plugins.load()) as watcher:
+        watcher.begin(memory("a", "b"), 0)
+        now[0] += 40.0
+        watcher.finish(Record(slot=memory("a")[0]), CASE)
+        now[0] += 30.0
+        watcher.phase("step")
+        watcher.bar.refresh()
+    assert "about 10 s left" in screen.getvalue()
 
 
 def test_a_round_that_has_begun_is_timed_to_its_end(now: list[float]) -> None:
@@ -69,21 +208,23 @@ def test_a_round_that_has_begun_is_timed_to_its_end(now: list[float]) -> None:
 def test_what_was_spent_before_a_run_was_resumed_counts(now: list[float]) -> None:
     lines = io.StringIO()
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
-        watcher.groups([frozenset("a"), frozenset("b"), frozenset("c")], [200.0, 40.0, -5.0])
+        watcher.groups([frozenset("a"), frozenset("b"), frozenset("c")], [35.0, 15.0, -5.0])
         watcher.begin(rounds("a", "b", "c"), 3)
         now[0] += 10.0
         watcher.finish(Record(slot=rounds("a")[0], origin=Origin(worker_seconds=10.0)), CASE)
-    assert seconds_left(lines.getvalue().splitlines()[-1]) == 240, "190 s and 40 s, in whole minutes"
+    assert seconds_left(lines.getvalue().splitlines()[-1]) == 50, "rounds that begin in 25 and in 15 s"
 
 
 def test_who_ended_badly_takes_of_the_time_for_rounds_as_well(now: list[float]) -> None:
     lines = io.StringIO()
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
-        watcher.groups([frozenset("ab")], [100.0])
+        watcher.groups([frozenset("ab")], [60.0])
         watcher.begin(rounds("a", "b"), 0)
-        now[0] += 40.0
-        watcher.finish(Record(slot=rounds("a")[0], status="timeout", evidence={"seconds": 40.0}), CASE)
-    assert seconds_left(lines.getvalue()) == 60
+        now[0] += 30.0
+        watcher.finish(Record(slot=rounds("a")[0], status="timeout", evidence={"seconds": 30.0}), CASE)
+    assert seconds_left(lines.getvalue()) == 90, (
+        "the other row, and one more round that begins in the 30 s that are left"
+    )
 
 
 def test_a_line_of_a_long_run_takes_no_time(slowness: float) -> None:
@@ -95,7 +236,7 @@ def test_a_line_of_a_long_run_takes_no_time(slowness: float) -> None:
         watcher.groups([frozenset(group) for group in groups], [100.0] * len(groups))
         watcher.begin([*slots, *memory], 0)
         for slot in memory:
-            watcher.pace.predicted(slot.case, (Operations("float32", 1e12, 0),), "cpu")
+            watcher.pace.predicted(slot.case, (Operations("float32", 1e12, 0),), CASE.place)
         begun = time.process_time()
         for slot in [*slots[:50], *memory[:50]]:
             watcher.finish(Record(slot=slot, origin=Origin(worker_seconds=1.0)), CASE)
@@ -138,7 +279,7 @@ def test_rows_that_are_not_predicted_yet_take_as_long_as_those_that_ran(now: lis
     with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
         watcher.begin(memory, 0)
         for case in "ab":
-            watcher.pace.predicted(case, (Operations("float32", 1e12, 0),), "cpu")
+            watcher.pace.predicted(case, (Operations("float32", 1e12, 0),), CASE.place)
             now[0] += 150.0
             watcher.finish(Record(slot=Slot(case=case, kind="memory")), CASE)
     assert seconds_left(lines.getvalue().splitlines()[-1]) == 300, "two of 150 s, and not of the usual three"

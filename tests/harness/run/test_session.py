@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -560,6 +561,61 @@ def test_an_interrupted_run_of_other_settings_is_not_resumed(running, tmp_path):
     path, heard = interrupted(running, tmp_path, Near()), Heard()
     assert running(Workers(), "rounds: 4\nmemory_steps: 4", heard=heard) != path
     assert heard.begun == [(21, 0)]
+
+
+class Told(Progress):
+    """What a watcher heard ahead: seconds of earlier results, the rows measured again, and who is timed in a round."""
+
+    def __init__(self):
+        self.before, self.again, self.members, self.done = {}, [], [], []
+
+    def earlier(self, seconds):
+        self.before = dict(seconds)
+
+    def repeated(self, cases, slots):
+        self.again.append((len(cases), list(slots)))
+
+    def timed(self, cases, number, members):
+        self.members.append((number, len(cases), len(members)))
+
+    def finish(self, record, case):
+        self.done.append(record.slot)
+
+
+def test_a_watcher_hears_what_each_task_took_in_the_newest_results_before(running, monkeypatch):
+    first, second = Told(), Told()
+    running(Workers(lives=3.0), "rounds: 4", heard=first)
+    assert first.before == {}
+    monkeypatch.setattr(session.Schedule, "code", "another")  # the slots of today have other digests
+    running(Workers(lives=5.0), "rounds: 4", heard=second)
+    assert set(second.before) == set(second.done) and not set(second.done) & set(first.done)
+    assert {seconds for slot, seconds in second.before.items() if slot.kind != "predict"} == {3.0}
+
+
+def test_a_watcher_hears_of_rows_near_a_bound_before_they_are_measured_again(running):
+    heard = Told()
+    running(Near(), "rounds: 4", heard=heard)
+    ((cases, slots),) = heard.again
+    measured = [slot for slot in heard.done if slot.kind == "memory" and slot.repeat]
+    assert cases == 3 and len(slots) == 4 and slots == measured
+
+
+def test_a_watcher_hears_who_is_timed_in_a_round(running):
+    heard = Told()
+    running(Workers(), "rounds: 24", "checkpoint, fused_loss, chunked_loss", heard=heard)
+    assert [number for number, _, _ in heard.members] == list(range(len(heard.members)))
+    assert heard.members[0] == (0, 5, 5) and heard.members[4][2] < 5, "who is decided at the first look has left"
+
+
+@pytest.mark.parametrize(("steps", "pilots"), [(2, 0), (None, 2)])
+def test_pilots_are_counted_ahead(measuring, steps, pilots):
+    schedule = measuring(Workers(), "rounds: 1", "checkpoint").schedule
+    suite = schedule.plan.suite.model_copy(update={"steps": steps})
+    schedule = replace(schedule, plan=replace(schedule.plan, suite=suite))
+    tasks = schedule.tasks({})
+    assert [slot.kind for slot in tasks].count("pilot") == pilots
+    ran = {slot: Summary("ok") for slot in tasks if slot.kind == "pilot"}
+    assert schedule.tasks(ran) == schedule.due(ran)
 
 
 def test_a_finished_run_with_a_row_that_cannot_run_here_is_followed_by_a_new_file(running):
