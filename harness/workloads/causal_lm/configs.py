@@ -76,6 +76,7 @@ UNWRITTEN: dict[str, Values] = {
     "gemma3_text": {"sliding_window_pattern": 6},
     "qwen3_next": {"full_attention_interval": 4},
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
+    "llama4_text": {"no_rope_layer_interval": 4},
 }
 """What transformers takes for such keys where a file of the architecture lacks them."""
 ALL_DIFFER = ("diffllama", "minimax")
@@ -193,12 +194,15 @@ def changed(values: Values, changes: Mapping[str, Any]) -> Values:
 
 def with_sizes(values: Values, layers: int, vocabulary: int, soft_cap: float) -> Values:
     """Return the values for so many layers, tokens and another soft cap; what is listed by layer follows."""
+    count = of(values, "num_hidden_layers")
     values = {**values, key(values, "num_hidden_layers"): layers, "vocab_size": vocabulary}
     if "final_logit_softcapping" in values:
         values["final_logit_softcapping"] = soft_cap or None
-    for name in BY_LAYER:
-        if isinstance(kinds := values.get(name), list) and kinds:
+    for name, kinds in values.items():
+        if isinstance(kinds, list) and kinds and (name in BY_LAYER or len(kinds) == count):
             values[name] = [kinds[at % len(kinds)] for at in range(layers)]
+    if isinstance(apart := values.get("per_layer_config"), dict):
+        values["per_layer_config"] = {at: kind for at, kind in apart.items() if int(at) < layers}
     if "attention_types" in values and "attention_layers" in values:  # GPT-Neo: the same, as lists that are repeated
         values["attention_types"] = [[values["attention_layers"], 1]]
     for name, other in (("pad_token_id", None), ("bos_token_id", 0), ("eos_token_id", 0)):
@@ -232,6 +236,8 @@ def _kind(values: Mapping[str, Any], at: int) -> list[Any]:
 def small(values: Mapping[str, Any], tokens: int) -> Values:
     """Return what to change for sizes at which a step costs milliseconds; windows that bind at `tokens` still do."""
     changes: Values = {name: size for name, size in SMALL.items() if isinstance(values.get(name), int)}
+    if "qk_rope_head_dim" in values:  # what turns of a head has a width of its own, and head_dim is that
+        changes.pop("head_dim", None)
     heads = of(values, "num_attention_heads")
     if isinstance(groups := values.get("num_key_value_heads"), int):
         changes["num_key_value_heads"] = 4 if groups == heads else 2

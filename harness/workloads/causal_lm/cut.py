@@ -23,6 +23,9 @@ from harness.workloads.user_model.kinds import kinds_of
 MIX = ("self_attn", "attn", "attention")
 FEED = ("mlp",)
 """What the modules of a layer are called that attend, and those that transform each token."""
+FILLED = (torch.zeros, torch.ones, torch.randn)
+LARGE = 1 << 24
+"""Numbers that no buffer has."""
 
 
 class CutError(Refusal):
@@ -115,7 +118,22 @@ def made(values: configs.Values, attention: str | None = None) -> Any:
     except Exception as error:
         reason = in_a_line(error)
         raise CutError(f"transformers {version} makes no decoder of the architecture '{kind}': {reason}") from None
+    _store_constants(model)
     return model.eval()  # without dropout
+
+
+def _store_constants(model: nn.Module) -> None:
+    """Let parameters that are never trained be buffers."""
+    for module in model.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            if not p.requires_grad and p.device.type != "meta":
+                delattr(module, name)
+                module.register_buffer(name, p.detach())
+
+
+def base_of(model: Any) -> Any:
+    """Return a model without its head."""
+    return model.model if model.base_model is model else model.base_model
 
 
 def in_a_line(error: Exception) -> str:
@@ -124,13 +142,18 @@ def in_a_line(error: Exception) -> str:
 
 
 class _WithoutMemory(TorchFunctionMode):
-    """Let arrays that are made without values have no memory either: those of parameters, before they are filled."""
+    """Let arrays that are made without values have no memory either, and no large ones: they are parameters."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is torch.empty:
+        if func is torch.empty or (func in FILLED and _count(args) > LARGE):
             kwargs["device"] = "meta"
         return func(*args, **kwargs)
+
+
+def _count(size: tuple[Any, ...]) -> int:
+    """Count the numbers of an array by its size, in one argument or several."""
+    return prod(size[0] if size and isinstance(size[0], tuple | list) else size)
 
 
 @contextmanager
@@ -139,7 +162,7 @@ def without_values() -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def emptied(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and parameter.device.type != "meta":
+        if parameter is not None and parameter.device.type != "meta" and parameter.requires_grad:
             parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
         register(module, name, parameter)
 
@@ -154,7 +177,7 @@ def without_values() -> Iterator[None]:
 def layers_of(model: Any) -> tuple[str, nn.ModuleList]:
     """Return the list of layers and its name within the model without its head; raise CutError where there is none."""
     count = model.config.num_hidden_layers
-    for name, module in model.base_model.named_modules():
+    for name, module in base_of(model).named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return name, module
     raise CutError(f"the architecture '{model.config.model_type}' cannot be cut: it has no list of its {count} layers")
@@ -162,7 +185,7 @@ def layers_of(model: Any) -> tuple[str, nn.ModuleList]:
 
 def anatomy_of(model: Any) -> Anatomy:
     """Run a small model once and see what it calls."""
-    base = model.base_model
+    base = base_of(model)
     within, layers = layers_of(model)
     order: list[str] = []
     calls: dict[str, tuple[Any, Any, Any]] = {}
@@ -223,7 +246,7 @@ def _short(name: str, within: str) -> str:
 
 def pieces(model: Any, anatomy: Anatomy) -> Cut:
     """Take a model to pieces; it is not whole any more afterwards."""
-    base, (_, layers) = model.base_model, layers_of(model)
+    base, (_, layers) = base_of(model), layers_of(model)
     head = model.get_output_embeddings()
     kinds = kinds_of(layers, getattr(model.config, "layer_types", None))
     _demand_seen(model, kinds, anatomy.kinds)
@@ -278,7 +301,7 @@ def _parameters(
         return Parameter(tuple(p.shape), anatomy.constant.get(_short(name, anatomy.layers), deviation))
 
     parameters = {}
-    for name, p in model.base_model.named_parameters():
+    for name, p in base_of(model).named_parameters():
         if name.startswith(f"{anatomy.layers}."):
             at, _, short = name.removeprefix(f"{anatomy.layers}.").partition(".")
             parameters[f"layers.{at}.{kinds[int(at)]}.{short}"] = drawn(name, p)

@@ -11,7 +11,7 @@ from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.toolkit import trees
 from harness.workloads.causal_lm._torch import Modules, parts_of
-from harness.workloads.causal_lm.cut import Cut
+from harness.workloads.causal_lm.cut import Cut, base_of
 from harness.workloads.decoder import _torch as decoder
 
 TOLERANCE = 1e-4
@@ -25,9 +25,11 @@ TEXTS = (21, 17)
 def difference(model: Any, cut: Cut) -> str | None:
     """Return in words where the loss or a gradient of the parts differs from the model's own; None where none does."""
     ids_BT = torch.randint(2, model.config.vocab_size, SIZE, generator=torch.Generator().manual_seed(0))
-    trained = list(model.parameters())
+    trained = dict(model.named_parameters())
     loss = model(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss
-    grads = dict(zip(trained, torch.autograd.grad(loss, trained), strict=True))
+    grads = dict(zip(trained.values(), torch.autograd.grad(loss, [*trained.values()], allow_unused=True), strict=True))
+    if unused := [name for name, p in trained.items() if grads[p] is None]:
+        return f"its parameter {unused[0]} has no part in the loss"
     expected = {"loss": loss.detach(), **named(model, cut, grads.__getitem__)}
     own_loss, own_grads = in_parts(model, cut, ids_BT)
     own = {"loss": own_loss, **dict(trees.leaves(own_grads))}
@@ -84,7 +86,7 @@ def parts_and_state(model: Any, cut: Cut) -> tuple[Parts, Any]:
 
 def named(model: Any, cut: Cut, of: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return what `of` makes of each parameter of a whole model, by the names that these have in a state."""
-    base, head, values = dict(model.base_model.named_parameters()), model.get_output_embeddings(), {}
+    base, head, values = dict(base_of(model).named_parameters()), model.get_output_embeddings(), {}
     for name in cut.parameters:
         group, _, rest = name.partition(".")
         if group == "layers":

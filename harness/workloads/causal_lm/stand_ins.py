@@ -195,23 +195,21 @@ def attention(
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend by `parts.attend` where attention is causal and nothing else; what has a window or a cap by itself.
+    """Attend by `parts.attend` where attention is causal and nothing else; what has a window, a cap or sinks by itself.
 
     A strategy that lays documents end to end has `parts.attend` tell them apart. Here it is done by their positions.
     """
-    if s_aux is not None:
-        raise ValueError("this architecture attends to sinks as well, and no part does")
     K = q_BHTK.shape[-1]
     scaling = K**-0.5 if scaling is None else scaling
     parts = _running[-1].parts
-    if attention_mask is None and not softcap:
+    if attention_mask is None and not softcap and s_aux is None:
         factor = scaling * K**0.5  # `attend` scales by the root of the width
         q_BHTK = q_BHTK if abs(factor - 1) < 1e-6 else q_BHTK * factor
         return parts.attend(parts, *(each.transpose(1, 2) for each in (q_BHTK, k_BGTK, v_BGTK))), None
 
     def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        if softcap:
-            return capped(q, k, v, mask, scaling, softcap)
+        if softcap or s_aux is not None:
+            return written_out(q, k, v, mask, scaling, softcap, s_aux)
         k, v, grouped = shared_heads(parts.place, q, k, v, masked=True)
         y_BHTK = F.scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=grouped)
         return y_BHTK.transpose(1, 2).contiguous()
@@ -230,20 +228,30 @@ def _diagonal(mask: torch.Tensor, lengths: list[int]) -> list[torch.Tensor | Non
     return [band.split(lengths, 3)[at] for at, band in enumerate(bands)]
 
 
-def capped(
+def written_out(
     q_BHTK: torch.Tensor,
     k_BGTK: torch.Tensor,
     v_BGTK: torch.Tensor,
     mask_TT: torch.Tensor | None,
     scaling: float,
-    softcap: float,
+    softcap: float | None,
+    sinks_H: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend with scores that are bent to stay within a cap (Gemma 2, arXiv:2408.00118): all of them at once."""
+    """Attend with all scores at once: bent to stay within a cap (Gemma 2, arXiv:2408.00118), or beside sinks.
+
+    A sink is a score of each head that takes its share of the softmax and gives no value (GPT-OSS, arXiv:2508.10925).
+    """
     groups = q_BHTK.shape[1] // k_BGTK.shape[1]
     k, v = (each.repeat_interleave(groups, 1) if groups > 1 else each for each in (k_BGTK, v_BGTK))
-    scores = softcap * torch.tanh(q_BHTK @ k.transpose(2, 3) * scaling / softcap)
+    scores = q_BHTK @ k.transpose(2, 3) * scaling
+    if softcap:
+        scores = scores / softcap
+        scores = torch.tanh(scores)
+        scores = softcap * scores
     if mask_TT is None:
         mask_TT = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     scores = scores.masked_fill(~mask_TT, torch.finfo(scores.dtype).min)
+    if sinks_H is not None:
+        scores = torch.cat([scores, sinks_H.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)], -1)
     shares = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
-    return (shares @ v).transpose(1, 2).contiguous()
+    return (shares[..., : k.shape[2]] @ v).transpose(1, 2).contiguous()
