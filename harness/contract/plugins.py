@@ -148,12 +148,8 @@ def _refuse_unusable(item: object, kind: type, plugin: str) -> None:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise PluginError(f"plugin '{plugin}' offers the name {name!r}: use letters, digits, '.', '_' and '-'")
     if isinstance(item, Strategy):
-        if wrong := [each for each in ("rewrites", "calls", "needs") if not isinstance(getattr(item, each), tuple)]:
-            raise PluginError(f"strategy '{name}' of plugin '{plugin}': `{wrong[0]}` is not a tuple of names: give one")
-        if wrong := [
-            each for each in ("excludes", "conflicts", "environment") if not isinstance(getattr(item, each), Mapping)
-        ]:
-            raise PluginError(f"strategy '{name}' of plugin '{plugin}': `{wrong[0]}` is not a mapping: give one")
+        if not isinstance(item.rewrites, tuple):
+            raise PluginError(f"strategy '{name}' of plugin '{plugin}': `rewrites` is not a tuple of names: give one")
         unknown = [part for part in item.rewrites if part not in PART_NAMES]
         if unknown:
             raise PluginError(
