@@ -154,8 +154,8 @@ def _usual(values: Values) -> Values:
         from transformers import CONFIG_MAPPING
 
         usual = CONFIG_MAPPING[values["model_type"]]().to_dict()
-    except (ImportError, KeyError):
-        return {}
+    except Exception:
+        return {}  # it is not installed, or knows no usual sizes of this architecture
     usual.setdefault("max_position_embeddings", BOUNDS["max_position_embeddings"])  # any distance is as good (ALiBi)
     also = (name for name in ("num_key_value_heads", "head_dim") if name not in values)
     return {name: usual[name] for name in (*missing, *also) if isinstance(usual.get(name), int)}
@@ -201,8 +201,6 @@ def with_sizes(values: Values, layers: int, vocabulary: int, soft_cap: float) ->
     for name, kinds in values.items():
         if isinstance(kinds, list) and kinds and (name in BY_LAYER or len(kinds) == count):
             values[name] = [kinds[at % len(kinds)] for at in range(layers)]
-    if isinstance(apart := values.get("per_layer_config"), dict):
-        values["per_layer_config"] = {at: kind for at, kind in apart.items() if int(at) < layers}
     if "attention_types" in values and "attention_layers" in values:  # GPT-Neo: the same, as lists that are repeated
         values["attention_types"] = [[values["attention_layers"], 1]]
     for name, other in (("pad_token_id", None), ("bos_token_id", 0), ("eos_token_id", 0)):

@@ -24,8 +24,8 @@ MIX = ("self_attn", "attn", "attention")
 FEED = ("mlp",)
 """What the modules of a layer are called that attend, and those that transform each token."""
 FILLED = (torch.zeros, torch.ones, torch.randn)
+"""What makes arrays with values; one of more than `LARGE` numbers is no buffer."""
 LARGE = 1 << 24
-"""Numbers that no buffer has."""
 
 
 class CutError(Refusal):
