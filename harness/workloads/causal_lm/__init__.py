@@ -65,7 +65,7 @@ class Shape(Text):
     @property
     def mixture(self) -> bool:
         """Whether it is a mixture of experts: its data decide how many tokens each expert gets."""
-        return any("experts" in name for name in self.values())
+        return any("experts" in name and configs.is_size(value) for name, value in self.values().items())
 
     def values(self) -> dict[str, Any]:
         """Return the values of the configuration at these sizes."""

@@ -94,7 +94,7 @@ def block(modules: "Modules", parts: Parts, p: dict[str, Any], x_BTD: torch.Tens
         note_others(modules, parts, x_BTD)
     with stand_ins.running(parts, p, modules.rest):
         output = modules.layer[kind].called(own, modules.buffers(parts), *modules.rest[kind].with_states(x_BTD))
-    return output[0] if modules.model.anatomy.tuples else output
+    return output[0] if modules.model.anatomy.returned else output
 
 
 def note_others(modules: "Modules", parts: Parts, x_BTD: torch.Tensor) -> None:

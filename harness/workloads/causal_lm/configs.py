@@ -49,14 +49,33 @@ SMALL = {
     "rotary_dim": 16,
     "query_pre_attn_scalar": 16,
     "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 48,
+    "shared_intermediate_size": 48,
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 16,
     "num_experts_per_tok": 2,
+    "num_experts_per_token": 2,
+    "top_k_experts": 2,
+    "mamba_d_ssm": 128,
+    "mamba_n_heads": 4,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "mamba_d_state": 16,
+    "ssm_state_size": 16,
+    "mamba_chunk_size": 16,
+    "chunk_size": 16,
 }
-"""Sizes at which a step costs milliseconds, for the keys that a configuration has."""
-BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "attention_layers")
-"""Keys whose values are lists with an entry for each layer."""
+"""Sizes at which a step costs milliseconds, for the keys that a configuration has, where they are not 0."""
+BY_LAYER = (
+    "layer_types",
+    "mlp_layer_types",
+    "no_rope_layers",
+    "layers_block_type",
+    "attention_layers",
+    "hybrid_override_pattern",
+)
+"""Keys whose values are lists, or strings, with an entry for each layer."""
 REPEATED = (
     *BY_LAYER,
     "sliding_window_pattern",
@@ -69,6 +88,8 @@ REPEATED = (
     "expert_layer_period",
 )
 """Keys that say how kinds of layers follow each other: a list or a string of them, or after how many they repeat."""
+AT = ("attn_layer_indices",)
+"""Keys that list the layers of one kind by their places."""
 FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 """Keys that say how many layers at the beginning are of another kind than those after them."""
 UNWRITTEN: dict[str, Values] = {
@@ -128,13 +149,13 @@ def _text(values: Values, name: str) -> Values:
     values = {key: value for key, value in values.items() if key not in OF_NO_USE}
     if not isinstance(values.get("model_type"), str):
         raise ValueError(f"{name} has no model_type: add the one of its architecture, such as llama")
-    values = _usual(values) | values
+    values = _usual(values) | _counted(values) | values
     for size in BOUNDS:
         of(values, size, name)
     if absurd := [
         size
         for size in ("num_key_value_heads", "head_dim", "intermediate_size")
-        if isinstance(values.get(size), int | float | str) and not (type(values[size]) is int and values[size] >= 1)
+        if isinstance(values.get(size), int | float | str) and not is_size(values[size])
     ]:
         raise ValueError(f"{name} has a {absurd[0]} of {values[absurd[0]]!r}: give a whole number from 1 on")
     if isinstance(shared := values.get("num_key_value_heads"), int) and of(values, "num_attention_heads") % shared:
@@ -143,6 +164,14 @@ def _text(values: Values, name: str) -> Values:
             "give a number that divides the heads"
         )
     return values
+
+
+def _counted(values: Values) -> Values:
+    """Return the number of layers where only a list of their kinds says it."""
+    if any(name in values for name in NAMES["num_hidden_layers"]):
+        return {}
+    kinds = next((values[name] for name in BY_LAYER if isinstance(values.get(name), list | str)), ())
+    return {"num_hidden_layers": len(kinds)} if kinds else {}
 
 
 def _usual(values: Values) -> Values:
@@ -199,7 +228,9 @@ def with_sizes(values: Values, layers: int, vocabulary: int, soft_cap: float) ->
     if "final_logit_softcapping" in values:
         values["final_logit_softcapping"] = soft_cap or None
     for name, kinds in values.items():
-        if isinstance(kinds, list) and kinds and (name in BY_LAYER or len(kinds) == count):
+        if isinstance(kinds, str) and kinds and name in BY_LAYER:
+            values[name] = "".join(kinds[at % len(kinds)] for at in range(layers))
+        elif isinstance(kinds, list) and kinds and name not in AT and (name in BY_LAYER or len(kinds) == count):
             values[name] = [kinds[at % len(kinds)] for at in range(layers)]
     if "attention_types" in values and "attention_layers" in values:  # GPT-Neo: the same, as lists that are repeated
         values["attention_types"] = [[values["attention_layers"], 1]]
@@ -223,6 +254,7 @@ def period(values: Mapping[str, Any]) -> int:
 def _kind(values: Mapping[str, Any], at: int) -> list[Any]:
     """Return what the values say about the kind of a layer."""
     kind: list[Any] = [at < first for first in map(values.get, FIRST) if isinstance(first, int)]
+    kind += [at in places for places in map(values.get, AT) if isinstance(places, list)]
     for rule in map(values.get, REPEATED):
         if isinstance(rule, list | str) and rule:
             kind.append(rule[at % len(rule)])
@@ -231,14 +263,25 @@ def _kind(values: Mapping[str, Any], at: int) -> list[Any]:
     return kind
 
 
+def is_size(value: Any) -> bool:
+    """Check whether a value is a whole number from 1 on."""
+    return type(value) is int and value > 0
+
+
 def small(values: Mapping[str, Any], tokens: int) -> Values:
     """Return what to change for sizes at which a step costs milliseconds; windows that bind at `tokens` still do."""
-    changes: Values = {name: size for name, size in SMALL.items() if isinstance(values.get(name), int)}
+    changes: Values = {name: size for name, size in SMALL.items() if is_size(values.get(name))}
     if "qk_rope_head_dim" in values:  # what turns of a head has a width of its own, and head_dim is that
         changes.pop("head_dim", None)
     heads = of(values, "num_attention_heads")
     if isinstance(groups := values.get("num_key_value_heads"), int):
         changes["num_key_value_heads"] = 4 if groups == heads else 2
+    for groups_of_states in ("mamba_n_groups", "n_groups"):
+        if is_size(values.get(groups_of_states)):
+            changes[groups_of_states] = min(values[groups_of_states], 2)
+    if "mamba_d_head" in values:  # the heads of a state space are as wide as what they share out
+        inner = SMALL["mamba_d_ssm"] if values.get("mamba_d_ssm") else values["mamba_expand"] * SMALL["hidden_size"]
+        changes["mamba_d_head"] = inner // SMALL["mamba_n_heads"]
     window = values.get("sliding_window")
     if isinstance(window, int):
         changes["sliding_window"] = 16 if window < tokens else 1 << 12

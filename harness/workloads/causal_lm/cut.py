@@ -5,7 +5,7 @@ layers are, which modules follow them, which module of a layer attends and which
 that was asked for is then made without values, in which the same modules have the same names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -23,6 +23,11 @@ from harness.workloads.user_model.kinds import kinds_of
 MIX = ("self_attn", "attn", "attention")
 FEED = ("mlp",)
 """What the modules of a layer are called that attend, and those that transform each token."""
+READ_BY_LAYERS = {
+    "hidden_size_per_layer_input": "each of its layers has an input of its own",
+    "num_kv_shared_layers": "some of its layers read keys and values of others",
+}
+"""What a configuration may have in its layers that parts, which get hidden states alone, have no place for."""
 FILLED = (torch.zeros, torch.ones, torch.randn)
 """What makes arrays with values; one of more than `LARGE` numbers is no buffer."""
 LARGE = 1 << 24
@@ -36,20 +41,22 @@ class CutError(Refusal):
 class Anatomy:
     """Names within the model without its head: of the list of layers, of what follows them, and of a layer's parts.
 
-    `tuples`: a layer returns a tuple. `mix` and `feed` are None where a layer has no module for them, `outputs` is how
-    many values that for `mix` returns. `constant` are the deviations of parameters that are not drawn (0: ones, -1:
-    zeros), those of the layers by their names within one. `kinds` are those of the layers of the small model. `apart`:
-    texts that lie end to end in a row can be told apart, by their positions and in attention.
+    A layer returns `returned` values in a tuple, and its module for `mix` so many as `mixed`; 0: hidden states alone.
+    `mix` and `feed` are None where the first layer has no module for them. `constant` are the deviations of parameters
+    that are not drawn (0: ones, -1: zeros), those of the layers by their names within one. `kinds` are those of the
+    layers of the small model. `uncalled` are matrices that a layer multiplies by itself. `apart`: texts that lie end to
+    end in a row can be told apart, by their positions and in attention.
     """
 
     layers: str
     kinds: tuple[str, ...]
     after: tuple[str, ...]
-    tuples: bool
+    returned: int
     mix: str | None
-    outputs: int
+    mixed: int
     feed: str | None
     constant: dict[str, float]
+    uncalled: frozenset[str] = frozenset()
     apart: bool = True
 
 
@@ -108,6 +115,8 @@ def made(values: configs.Values, attention: str | None = None) -> Any:
     if kind not in transformers.CONFIG_MAPPING:
         near = nearest(kind, transformers.CONFIG_MAPPING)[:80]
         raise CutError(f"transformers {version} knows no architecture '{kind}'{near}")
+    if more := next((key for key in READ_BY_LAYERS if own.get(key)), None):
+        raise CutError(f"the architecture '{kind}' cannot be cut into layers: {READ_BY_LAYERS[more]} ({more})")
     try:
         config = transformers.AutoConfig.for_model(kind, **own)
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
@@ -213,12 +222,30 @@ def anatomy_of(model: Any) -> Anatomy:
         layers=within,
         kinds=kinds_of(layers, getattr(model.config, "layer_types", None)),
         after=tuple(name for name in later if name and not list(base.get_submodule(name).children())),
-        tuples=isinstance(calls[last][2], tuple),
+        returned=_returned(calls[last]),
         mix=mix,
-        outputs=len(calls[f"{first}.{mix}"][2]) if mix else 0,
+        mixed=_returned(calls[f"{first}.{mix}"]) if mix else 0,
         feed=next((name for name in FEED if _maps_tokens(calls.get(f"{first}.{name}"))), None),
         constant=_constant(base, within),
+        uncalled=_uncalled(layers, within, calls),
     )
+
+
+def _uncalled(layers: nn.ModuleList, within: str, calls: Collection[str]) -> frozenset[str]:
+    """Return the names of the matrices of layers that no module multiplies by; of a list of them, where none does."""
+    called = {_of_a_list(_short(name, within)) for name in calls}
+    linear = {name for layer in layers for name, each in layer.named_modules() if isinstance(each, nn.Linear)}
+    return frozenset(name for name in linear if _of_a_list(name) not in called)
+
+
+def _of_a_list(name: str) -> str:
+    """Return what the names of all modules of one list have in common."""
+    return ".".join("*" if each.isdigit() else each for each in name.split("."))
+
+
+def _returned(call: tuple[Any, Any, Any]) -> int:
+    """Count the values of the tuple that a module returned; 0 where it was none."""
+    return len(call[2]) if isinstance(call[2], tuple) else 0
 
 
 def _maps_tokens(call: tuple[Any, Any, Any] | None) -> bool:
@@ -258,16 +285,18 @@ def pieces(model: Any, anatomy: Anatomy) -> Cut:
     parameters = _parameters(model, anatomy, kinds, tied, bias)
     buffers = {name: buffer.detach() for name, buffer in base.named_buffers()}
     of_kind = {kind: layers[kinds.index(kind)] for kind in dict.fromkeys(kinds)}
-    transposed = frozenset(name for layer in of_kind.values() for name in stand_ins.replace_linear(layer))
+    transposed = frozenset(
+        name for layer in of_kind.values() for name in stand_ins.replace_linear(layer, anatomy.uncalled)
+    )
     mix, feed = ({kind: layer.get_submodule(name) for kind, layer in of_kind.items()} if name else {}
                  for name in (anatomy.mix, anatomy.feed))  # fmt: skip
     for kind, layer in of_kind.items():
         if anatomy.mix:
-            layer.set_submodule(anatomy.mix, stand_ins.Mix(mix[kind], anatomy.outputs))
+            layer.set_submodule(anatomy.mix, stand_ins.Mix(mix[kind], anatomy.mixed))
         if anatomy.feed:
             layer.set_submodule(anatomy.feed, stand_ins.Feed(feed[kind]))
     for at, kind in enumerate(kinds):
-        layers[at] = stand_ins.Layer(layers[at], kind, anatomy.tuples)
+        layers[at] = stand_ins.Layer(layers[at], kind, anatomy.returned)
     for name in after:
         base.set_submodule(name, nn.Identity())
     factor = _factor(model.config)

@@ -4,7 +4,7 @@ A stand-in calls the part through the `parts` of the layer that is running. Atte
 transformers for attention functions, under a name of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -83,27 +83,27 @@ class StandIn(nn.Module):
 class Layer(StandIn):
     """Note what a layer is called with, and pass its hidden states on."""
 
-    def __init__(self, module: nn.Module, kind: str, tuples: bool) -> None:
+    def __init__(self, module: nn.Module, kind: str, returned: int) -> None:
         super().__init__(module)
-        self.kind, self.tuples = kind, tuples
+        self.kind, self.returned = kind, returned
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         x, rest = Rest.of(args, kwargs)
         _running[-1].rest[self.kind] = rest
-        return (x,) if self.tuples else x
+        return (x, *[None] * (self.returned - 1)) if self.returned else x
 
 
 class Mix(StandIn):
     """Call `parts.mix`."""
 
-    def __init__(self, module: nn.Module, outputs: int) -> None:
+    def __init__(self, module: nn.Module, returned: int) -> None:
         super().__init__(module)
-        self.outputs = outputs
+        self.returned = returned
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         parts, p, known = _running[-1]
         x, known[next(iter(p)), "mix"] = Rest.of(args, kwargs)
-        return (parts.mix(parts, p, x), *[None] * (self.outputs - 1))
+        return (parts.mix(parts, p, x), *[None] * (self.returned - 1))
 
 
 class Feed(StandIn):
@@ -137,12 +137,13 @@ def linear(transposed: frozenset[str], parts: Parts, p: dict[str, Any], name: st
     return F.linear(x, weight.T if name in transposed else weight, bias)
 
 
-def replace_linear(layer: nn.Module) -> list[str]:
-    """Let stand-ins make the matrix products of a layer; return the names of those with a matrix [in, out]."""
+def replace_linear(layer: nn.Module, aside: Collection[str]) -> list[str]:
+    """Let stand-ins make the matrix products of a layer, but those aside; return the names of matrices [in, out]."""
     from transformers.pytorch_utils import Conv1D
 
     plain = (nn.Linear.forward, Conv1D.forward)  # a subclass may return something else than a product
-    products = {name: module for name, module in layer.named_modules() if type(module).forward in plain}
+    modules = {name: module for name, module in layer.named_modules() if name not in aside}
+    products = {name: module for name, module in modules.items() if type(module).forward in plain}
     transposed = [name for name, module in products.items() if isinstance(module, Conv1D)]
     for name, module in products.items():
         layer.set_submodule(name, Linear(module, name, name in transposed))

@@ -63,6 +63,9 @@ PARAMETERS = {
     "gpt-oss-120b": 116_829_156_672,
     "phi-2": 2_779_683_840,
     "gpt-j-6b": 6_050_882_784,
+    "granite-4.0-h-micro": 3_191_396_096,
+    "granite-4.0-h-tiny": 6_939_037_248,
+    "nemotron-nano-9b-v2": 8_888_227_328,
 }
 """As the files of their weights count them."""
 ARCHITECTURES = {configs.read(name)["model_type"]: name for name in sorted(configs.published(), reverse=True)}
@@ -91,7 +94,7 @@ def in_parts(shape, values):
         if group == "layers":
             at, _, rest = rest.partition(".")
             rest = f"{at}.{rest.partition('.')[2]}"
-        (own,) = (own for own in values if (own in heads if group == "head" else own.endswith(f".{rest}")))
+        own = min((own for own in values if (own in heads if group == "head" else own.endswith(f".{rest}"))), key=len)
         value = values[own].detach().clone()
         if group == "head" and "lm_head.bias" in values:
             value = torch.cat([value, values["lm_head.bias"].detach()[:, None]], 1)
@@ -182,6 +185,58 @@ ERNIE = {
     "max_position_embeddings": 131_072,
     "tie_word_embeddings": True,
 }
+BAMBA = {
+    "model_type": "bamba",
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "attn_layer_indices": [9, 18, 27],
+    "mamba_n_heads": 128,
+    "mamba_d_head": 64,
+    "mamba_expand": 2,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 4096,
+}
+JAMBA = {
+    "model_type": "jamba",
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "attn_layer_period": 8,
+    "attn_layer_offset": 4,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "mamba_d_state": 16,
+    "mamba_expand": 2,
+    "mamba_dt_rank": 256,
+    "vocab_size": 65_536,
+    "max_position_embeddings": 262_144,
+}
+LFM2 = {
+    "model_type": "lfm2_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "layer_types": [*["conv"] * 2, *["full_attention", *["conv"] * 3] * 4, "full_attention", "conv", "conv"]
+    + ["full_attention", "conv", "conv"],
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "vocab_size": 65_536,
+    "max_position_embeddings": 128_000,
+    "tie_word_embeddings": True,
+}
 OTHERS = {
     "logits that are divided": (GRANITE, 2_533_531_648),
     "logits that are scaled": (COHERE, 8_028_033_024),
@@ -190,6 +245,9 @@ OTHERS = {
     "lists that are repeated": (GPT_NEO, 1_315_575_808),
     "a model that is its own base": (LLAMA_4, 107_769_861_120),
     "parameters that are not trained": (ERNIE, 21_825_436_160),
+    "layers that return two values": (BAMBA, 9_780_235_392),
+    "matrices that a layer multiplies by itself": (JAMBA, 51_570_323_328),
+    "convolutions between attention": (LFM2, 8_339_929_856),
 }
 """Values of architectures that no published name is for, and the parameters that their files of weights have."""
 
