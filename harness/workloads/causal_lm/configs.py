@@ -57,6 +57,12 @@ SMALL = {
     "num_experts_per_tok": 2,
     "num_experts_per_token": 2,
     "top_k_experts": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_num_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_head_dim": 16,
     "mamba_d_ssm": 128,
     "mamba_n_heads": 4,
     "mamba_num_heads": 4,
@@ -232,6 +238,9 @@ def with_sizes(values: Values, layers: int, vocabulary: int, soft_cap: float) ->
             values[name] = "".join(kinds[at % len(kinds)] for at in range(layers))
         elif isinstance(kinds, list) and kinds and name not in AT and (name in BY_LAYER or len(kinds) == count):
             values[name] = [kinds[at % len(kinds)] for at in range(layers)]
+    if isinstance(own := values.get("per_layer_config"), dict):  # Gemma 4: what layers have in place of the others' values
+        own = {int(at): differs for at, differs in own.items()}
+        values["per_layer_config"] = {at: own[at % count] for at in range(layers) if at % count in own}
     if "attention_types" in values and "attention_layers" in values:  # GPT-Neo: the same, as lists that are repeated
         values["attention_types"] = [[values["attention_layers"], 1]]
     for name, other in (("pad_token_id", None), ("bos_token_id", 0), ("eos_token_id", 0)):
