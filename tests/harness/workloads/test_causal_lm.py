@@ -228,8 +228,7 @@ LFM2 = {
     "num_hidden_layers": 24,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
-    "layer_types": [*["conv"] * 2, *["full_attention", *["conv"] * 3] * 4, "full_attention", "conv", "conv"]
-    + ["full_attention", "conv", "conv"],
+    "layer_types": ["full_attention" if at in (2, 6, 10, 14, 18, 21) else "conv" for at in range(24)],
     "num_dense_layers": 2,
     "num_experts": 32,
     "num_experts_per_tok": 4,
