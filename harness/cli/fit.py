@@ -38,6 +38,7 @@ def command(
     room = Room(card=card)
     plan = cases.plan(loaded, on_gpu=room.on_gpu, usual_tokens=LEAST_TOKENS if over == "tokens" else USUAL_TOKENS)
     machine = room.machine(() if predict_only else plan.places)  # rates are for what is run
+    predict_only = predict_only or all(machine.is_absent(place) for place in plan.places)
     search = Search(plan, loaded, cases.plugins, over, cache_folder(), note, machine)
     budgets: list[int | None] = [size(each) for each in budget] if budget else [None]
     file, records = run(search, budgets, results, predict_only)

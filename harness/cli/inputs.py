@@ -7,6 +7,8 @@ from pathlib import Path
 from harness.cli.options import (
     BatchOption,
     BudgetOption,
+    DocumentsOption,
+    EvaluationsOption,
     GpuMemoryOption,
     GpuOption,
     MemoryOption,
@@ -25,7 +27,7 @@ from harness.machine import gpu
 from harness.machine.environment import cache_folder
 from harness.records import store
 from harness.report.results import Results, read
-from harness.suite import reader, shipped
+from harness.suite import of_model, reader, shipped
 from harness.suite.of_model import USUAL_TOKENS, Model
 from harness.suite.plan import Plan, selected
 from harness.suite.schema import SuiteError
@@ -43,6 +45,8 @@ class Cases:
     model: ModelOption = None
     tokens: TokensOption = None
     batch: BatchOption = None
+    documents: DocumentsOption = None
+    evaluations: EvaluationsOption = None
     rows: WithOption = None
     place: PlaceOption = None
     only: OnlyOption = None
@@ -81,11 +85,25 @@ class Cases:
             plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text, rounds=rounds)
         return with_budget(selected(plan, self.place, self.only), None if budget is None else size(budget))
 
+    def answers(self, loaded: Plugins) -> list[str]:
+        """Return the kinds of answers of the strategies that --with names: whoever names one allows it."""
+        named = {name for text in self.rows or () for name in of_model.names(text)}
+        return sorted({loaded.strategies[name].declares for name in named & set(loaded.strategies)} - {"exact"})
+
     def _model(self, usual_tokens: int) -> Model | None:
         if self.model is not None:
             name = configs.named(self.model) or self.model
-            return Model(name, self.tokens, self.batch, tuple(self.rows or ()), usual_tokens)
-        for option, value in (("--tokens", self.tokens), ("--batch", self.batch), ("--with", self.rows)):
+            return Model(
+                name,
+                self.tokens,
+                self.batch,
+                tuple(self.rows or ()),
+                self.documents,
+                self.evaluations,
+                usual_tokens,
+            )
+        sizes = {"--tokens": self.tokens, "--batch": self.batch, "--documents": self.documents}
+        for option, value in {**sizes, "--evaluations": self.evaluations, "--with": self.rows}.items():
             if value:
                 raise SuiteError(f"{option} goes with --model: a suite says it itself")
         return None

@@ -25,6 +25,16 @@ ModelOption = Annotated[
 ]
 TokensOption = Annotated[int | None, typer.Option(help="Tokens in a row, with --model.", min=1, max=1 << 26)]
 BatchOption = Annotated[int | None, typer.Option(help="Rows in a batch, with --model.", min=1, max=1 << 20)]
+DocumentsOption = Annotated[
+    int | None,
+    typer.Option(help="Train on so many texts of all lengths up to --tokens, with --model.", min=1, max=1 << 30),
+]
+EvaluationsOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Evaluate on so many batches after the steps, save and resume, with --model.", min=1, max=1 << 20
+    ),
+]
 WithOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -25,6 +25,10 @@ T = TypeVar("T", Strategy, Workload)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_NAMES = 60
 """How many known names a refusal lists."""
+ALIKE = 0.8
+"""From which share of what two names have in common on one is taken for the other, mistyped."""
+LEAST_PART = 4
+"""Letters that a name has, at least, which is looked for within others."""
 
 
 class PluginError(Refusal):
@@ -183,10 +187,21 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?`, or a list of the known names where none is near; of many, the first."""
+def _is_part(one: str, other: str) -> bool:
+    """Check whether the words of one name stand in the other, as `autocast` in `bfloat16_autocast`."""
+    shorter, longer = sorted((one.lower(), other.lower()), key=len)
+    return len(shorter) >= LEAST_PART and re.search(rf"(^|[_-]){re.escape(shorter)}", longer) is not None
+
+
+def nearest(name: str, names: Iterable[str], likeness: float = 0.5) -> str:
+    """Return `; did you mean 'x'?`, or a list of the known names where none is near; of many, the first.
+
+    Near is what has so much in common, from 0 to 1; before what has little, a name that is a part of the other.
+    """
     names = list(names)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=max(likeness, ALIKE))
+    close = close or sorted((each for each in names if _is_part(each, name)), key=len)[-1:]
+    close = close or difflib.get_close_matches(name, names, n=1, cutoff=likeness)
     if close:
         return f"; did you mean '{close[0]}'?"
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""

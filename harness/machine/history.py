@@ -37,9 +37,9 @@ KNOBS = "knobs"
 """The module that refuses values of knobs."""
 CHECKING = (
     *("harness/worker/contract_checks.py", "harness/worker/calibration.py", "harness/worker/throughput.py"),
-    f"harness/contract/toolkit/{KNOBS}.py",
+    *("harness/contract/plugins.py", f"harness/contract/toolkit/{KNOBS}.py"),
 )
-"""Those that test a plugin, a machine or a knob: no figure of a suite is theirs."""
+"""Those that load or test a plugin, a machine or a knob: no figure of a suite is theirs."""
 DEVICE = re.compile(r'^DEVICE = "(\w+)"$', re.MULTILINE)
 """How a module says that one kind of device alone runs it: figures of others do not depend on it."""
 IMPORT = re.compile(r"^ *from (strategies\.[\w.]+) import (\([^)]*\)|[^(#\n]*)", re.MULTILINE)

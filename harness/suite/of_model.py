@@ -13,7 +13,7 @@ from harness.suite.schema import SuiteError
 from harness.workloads.causal_lm import configs
 
 LEAN = "checkpoint,fused_loss"
-USUAL = ("checkpoint", "fused_loss", LEAN, f"{LEAN},bfloat16", f"bfloat16,qlora,{LEAN}")
+USUAL = (LEAN, "bfloat16", f"bfloat16,{LEAN}", f"bfloat16,lora,{LEAN}", f"bfloat16,qlora,{LEAN}")
 """The rows of a suite that says nothing about strategies: full training, and what most take where that does not fit."""
 USUAL_TOKENS = 2048
 LEAST_TOKENS = 128
@@ -27,13 +27,17 @@ VALUE = re.compile(r"\s*([\w.+/-]+)\s*")
 class Model:
     """A model, and how it is to be trained: `rows` are strategies as a table writes them, joined by commas.
 
-    Where `tokens` are not named they are the usual ones, as far as the model has positions.
+    Where `tokens` are not named they are the usual ones, as far as the model has positions. With `documents` it is
+    trained on so many texts of all lengths, those of the standard library of Python; with `evaluations` it is evaluated
+    after the steps, saved and resumed.
     """
 
     name: str
     tokens: int | None = None
     batch: int | None = None
     rows: Sequence[str] = ()
+    documents: int | None = None
+    evaluations: int | None = None
     usual_tokens: int = USUAL_TOKENS
 
     @property
@@ -55,13 +59,15 @@ class Model:
             raise SuiteError(f"--model: {error}") from None
         tokens = self.tokens or min(self.usual_tokens, positions)
         key = "preset" if self.name in configs.published() else "config"
-        batch = f", batch: {self.batch}" if self.batch else ""
+        sizes = {"batch": self.batch, "documents": self.documents, "evaluations": self.evaluations}
+        more = "".join(f", {name}: {size}" for name, size in sizes.items() if size)
+        texts = self.documents is not None
         lines = [
             f"title: {json.dumps(f'{self.stem} at {tokens:,} tokens')}",
-            "workload: causal_lm",
+            f"workload: {'causal_lm_documents' if texts else 'causal_lm'}",
             f"places: [{', '.join(places)}]",
-            "corpus: zipf",
-            f"shape: {{{key}: {json.dumps(self.name)}, tokens: {tokens}{batch}}}",
+            f"corpus: {'standard_library' if texts else 'zipf'}",
+            f"shape: {{{key}: {json.dumps(self.name)}, tokens: {tokens}{more}{', longer: skip' if texts else ''}}}",
             "strategies:",
             *(f"  - {row(each)}" for each in self.rows or USUAL),
             "rounds: 0",
@@ -78,7 +84,13 @@ def options(suite: str, shape: Mapping[str, Any]) -> str:
     if not name or Model(name).stem != suite:
         return ""
     batch = f" --batch {shape['batch']}" if shape.get("batch", 1) > 1 else ""
-    return f"--model {shlex.quote(name)} --tokens {shape['tokens']}{batch}"
+    more = "".join(f" --{each} {shape[each]}" for each in ("documents", "evaluations") if shape.get(each))
+    return f"--model {shlex.quote(name)} --tokens {shape['tokens']}{batch}{more}"
+
+
+def names(text: str) -> list[str]:
+    """Return the names of the strategies in `checkpoint, chunked_loss(chunk=512)`."""
+    return [match[1] for match in MEMBER.finditer(text)]
 
 
 def row(text: str) -> str:

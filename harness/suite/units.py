@@ -8,7 +8,11 @@ from harness.refusal import Refusal
 UNITS = {"": 1, "B": 1}
 UNITS |= {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", 1)}
 UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {"KB": 1000}
+BY_LETTERS = {name.lower(): size for name, size in UNITS.items()}
+BY_LETTERS |= {name.removesuffix("b"): size for name, size in BY_LETTERS.items() if name.endswith("ib")}
 LARGEST = 1 << 60
+LEAST_BARE = 1 << 20
+"""Bytes from which on a number without a unit is a size."""
 
 
 class SizeError(Refusal):
@@ -16,9 +20,20 @@ class SizeError(Refusal):
 
 
 def size(text: str) -> int:
-    """Read a size in bytes; raise SizeError for all but a number and a unit (ByteSize reads `8;GiB` as 8)."""
+    """Read a size in bytes; raise SizeError for all but a number and a unit (ByteSize reads `8;GiB` as 8).
+
+    Units are read in capitals and in small letters, and `Gi` as kubernetes writes it. `24G` is refused, since for some
+    programs it is 24 GiB and for others 24 GB, and so are few bytes without a unit, as whoever left it out would mean.
+    """
     match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]{0,3})\s*", text)
-    unit = UNITS.get(match[2]) if match else None
+    unit = BY_LETTERS.get(match[2].lower()) if match else None
+    if match is not None and (
+        match[2].lower() in ("k", "m", "g", "t") or (not match[2] and float(match[1]) < LEAST_BARE)
+    ):
+        letter = match[2].upper() or "G"
+        raise SizeError(
+            f"'{text.strip()}' has no unit that is clear: write {match[1]}{letter}iB or {match[1]}{letter}B"
+        )
     if match is None or unit is None or not 1 <= float(match[1]) * unit <= LARGEST:
         raise SizeError(
             f"'{printable(text)[:40]}' is not a size: write a number and a unit, from 1B on, such as 8GiB or 512MiB"

@@ -61,7 +61,16 @@ class Advice:
 def members(
     comparison: Comparison, plugins: Plugins, allowed: Sequence[str], everything: bool, only: str | None = None
 ) -> list[Applied]:
-    """List the strategies to combine: those that the comparison names, or all of the model's, of the kinds allowed.
+    """List the strategies to combine: those of `candidates` whose answers are of the kinds allowed."""
+    return [
+        applied
+        for applied in candidates(comparison, plugins, everything, only)
+        if plugins.strategies[applied.name].declares in ("exact", *allowed)
+    ]
+
+
+def candidates(comparison: Comparison, plugins: Plugins, everything: bool, only: str | None = None) -> list[Applied]:
+    """List the strategies that a comparison names, or all of the model's, as far as they are for its place.
 
     With `only` they are those of rows whose label contains it, and of all those whose name does. `everything` leaves
     out strategies of data: what a step holds does not depend on them.
@@ -81,10 +90,21 @@ def members(
         for applied in named.values()
         if applied.name != CONTROL
         and not plugins.strategies[applied.name].ranks  # what is expected of a step knows nothing of ranks
-        and plugins.strategies[applied.name].declares in ("exact", *allowed)
         and place.backend in plugins.strategies[applied.name].on
         and plugins.strategies[applied.name].obstacle(place, workload) is None
     ]
+
+
+def left_out(candidates: Sequence[Applied], plugins: Plugins, allowed: Sequence[str]) -> str:
+    """Say which strategies are left out for their answers, and how to allow them; an empty text where none is."""
+    kinds: dict[str, list[str]] = {}
+    for applied in candidates:
+        kind = plugins.strategies[applied.name].declares
+        if kind not in ("exact", *allowed):
+            kinds.setdefault(kind, []).append(applied.name)
+    named = ", ".join(name for kind in kinds.values() for name in dict.fromkeys(kind))
+    options = " ".join(f"--allow {kind}" for kind in kinds)
+    return named and f"left out, as answers are not exact: {named}; {options} allows them"
 
 
 def combinations(members: Sequence[Applied], plugins: Plugins) -> Iterator[tuple[Applied, ...]]:
@@ -139,9 +159,8 @@ def group_of(
     applied = members(comparison, plugins, allowed, everything, only)
     if not applied:
         chosen = "" if only is None else f" whose name contains '{printable(only)[:40]}'"
-        raise SuiteError(
-            f"{name}: no strategy of it{chosen} may be combined: add some, or give --allow lower_precision or --all"
-        )
+        others = left_out(candidates(comparison, plugins, everything, only), plugins, allowed)
+        raise SuiteError(f"{name}: no strategy of it{chosen} may be combined: {others or 'add some, or give --all'}")
     rows = list(itertools.islice(combinations(applied, plugins), MOST + 1))
     if len(rows) > MOST:
         fewer = "leave out --all" if everything else "name fewer in the suite"
@@ -197,6 +216,11 @@ def advise(
     combined = [each for each in plan.comparisons if members(each, plugins, allowed, everything, only)]
     for place in dict.fromkeys(each.baseline.place for each in plan.comparisons if combined and each not in combined):
         on_note(f"{plan.path}: no strategy of it may be combined on {place}: it is left out")
+    for sentence in dict.fromkeys(
+        left_out(candidates(each, plugins, everything, only), plugins, allowed) for each in combined
+    ):
+        if sentence:
+            on_note(f"{plan.path}: {sentence}")
     name = str(plan.path)
     wide = [group_of(each, plugins, allowed, everything, name, only) for each in combined or plan.comparisons]
     predicted = of_plan(replace(plan, comparisons=tuple(wide)), plugins, options.plugins, machine, on_case)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from harness.backends.cards import CARDS, key_of
 from harness.contract.assembly import shape_of
 from harness.contract.place import Place
-from harness.contract.plugins import Plugins, nearest, printable
+from harness.contract.plugins import ALIKE, Plugins, nearest, printable
 from harness.machine import environment, facts, gpu, throughput
 from harness.records import Case, Prediction, Record
 from harness.records.roofline import Rates, estimate
@@ -83,6 +83,10 @@ class Machine:
         taken, usable = self._room(place), self.here.usable_bytes
         return taken is not None and not self.here.mig and taken > usable
 
+    def is_absent(self, place: Place) -> bool:
+        """Check whether a place is on a GPU, and none is here."""
+        return place.device == "cuda" and self.here is None
+
     def limit(self, case: Case) -> int | None:
         """Return the bytes that a rank of a case may take: the least of its bounds, None where there is none."""
         return min((bound.bytes for bound in self.bounds(case)), default=None)
@@ -116,10 +120,11 @@ class Machine:
 
 
 def card_of(name: str, option: str) -> str:
-    """Return a card as it is named; raise Refusal, with what it was named by, where nobody knows it."""
-    if name not in CARDS:
-        raise Refusal(f"{option}: there is no card '{printable(name)[:40]}'{nearest(name, CARDS)}")
-    return name
+    """Return the key of a card by any of its names; raise Refusal, with what it was named by, where nobody knows it."""
+    key = name if name in CARDS else key_of(name) or key_of(f"rtx {name}")
+    if key is None:
+        raise Refusal(f"{option}: there is no card '{printable(name)[:40]}'{nearest(name, CARDS, ALIKE)}")
+    return key
 
 
 def this_machine(places: Iterable[Place], cache: Path) -> Machine:

@@ -35,13 +35,17 @@ SEGMENTS = 1.1
 """
 
 
-def line_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Predict one row; whatever fails is its reason."""
+def line_of(row: dict[str, Any], number: int = 1) -> dict[str, Any]:
+    """Predict one row; whatever fails is its reason. `number` is that of its line."""
     start = time.perf_counter()
     figures: dict[str, Any] = {"id": row.get("id")}
     try:
-        if row.get("family") not in FAMILIES:
-            raise Refused(f"rows of '{row.get('family')}' say too little of what was run")
+        if "family" not in row:
+            raise Refused(
+                f"line {number} is no row: a row is a JSON object with a family, a config and what was measured"
+            )
+        if row["family"] not in FAMILIES:
+            raise Refused(f"rows of '{row['family']}' say too little of what was run")
         figures |= FAMILIES[row["family"]](row)
         if "process_bytes" not in figures:
             context = card_of(row).context_bytes
@@ -52,6 +56,8 @@ def line_of(row: dict[str, Any]) -> dict[str, Any]:
         figures |= {"oom": True, "refused": f"out of memory on this card: {error}"}
     except Refused as error:
         figures["refused"] = str(error)
+    except KeyError as error:
+        figures["refused"] = f"line {number} has no {error}, which rows of its family need"
     except Exception as error:
         figures["refused"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return figures | {"seconds": round(time.perf_counter() - start, 2)}
@@ -81,10 +87,12 @@ def main(arguments: list[str]) -> None:
         sys.exit(__doc__)
     rows: list[dict[str, Any]] = []
     lines: dict[str, dict[str, Any]] = {}
-    for text in filter(str.strip, Path(path).read_text(encoding="utf-8").splitlines()):
+    for number, text in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        if not text.strip():
+            continue
         row = _row(text)
         rows.append(row)
-        line = line_of(row)
+        line = line_of(row, number)
         lines[str(row.get("id"))] = line
         print(json.dumps(line), flush=True)
     for document in map(Path, into[1:]):

@@ -5,6 +5,7 @@ the process that reads a suite has no framework.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,13 @@ BOUNDS = {
     "vocab_size": 1 << 22,
     "max_position_embeddings": 1 << 26,
 }
+OPTIONAL = ("num_key_value_heads", "head_dim", "intermediate_size", "moe_intermediate_size", "sliding_window")
+"""Sizes that not every decoder has."""
+MOST = 1 << 26
+"""The largest that one of them can be."""
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+EXPERTS_USED = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k")
+"""Names of how many experts a layer has, and of how many a token goes to."""
 OF_NO_USE = ("torch_dtype", "dtype", "quantization_config", "auto_map", "architectures", "_name_or_path")
 """Keys of a file that say how weights are stored, which are never read."""
 SMALL = {
@@ -103,6 +111,9 @@ UNWRITTEN: dict[str, Values] = {
     "gemma3_text": {"sliding_window_pattern": 6},
     "qwen3_next": {"full_attention_interval": 4},
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
+    "olmo3": {"sliding_window_pattern": 4},
+    "cohere2": {"sliding_window_pattern": 4},
+    "exaone4": {"sliding_window_pattern": 4},
     "llama4_text": {"no_rope_layer_interval": 4},
 }
 """What transformers takes for such keys where a file of the architecture lacks them."""
@@ -137,6 +148,10 @@ def read(config: str | Values) -> Values:
 def _of_file(path: str) -> Values:
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
+    if not file.is_file() and (
+        file.name == "config.json" or path.endswith(".json") or path.startswith(("/", ".", "~"))
+    ):
+        raise ValueError(f"there is no file '{file}': give the config.json of a model, or a published name")
     if not file.is_file():
         hint = nearest(named(path) or path, published())
         raise ValueError(f"there is no published configuration and no file '{path}'{hint}")
@@ -160,16 +175,29 @@ def _text(values: Values, name: str) -> Values:
         of(values, size, name)
     if absurd := [
         size
-        for size in ("num_key_value_heads", "head_dim", "intermediate_size")
-        if isinstance(values.get(size), int | float | str) and not is_size(values[size])
+        for size in OPTIONAL
+        if isinstance(values.get(size), int | float | str) and not (is_size(values[size]) and values[size] <= MOST)
     ]:
-        raise ValueError(f"{name} has a {absurd[0]} of {values[absurd[0]]!r}: give a whole number from 1 on")
+        raise ValueError(f"{name} has a {absurd[0]} of {values[absurd[0]]!r}: give a whole number from 1 to {MOST}")
+    if strange := [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]:
+        raise ValueError(f"{name} has a {strange[0]} of {values[strange[0]]}: give a number")
+    _demand_experts(values, name)
     if isinstance(shared := values.get("num_key_value_heads"), int) and of(values, "num_attention_heads") % shared:
         raise ValueError(
             f"{name} has {of(values, 'num_attention_heads')} heads and a num_key_value_heads of {shared}: "
             "give a number that divides the heads"
         )
     return values
+
+
+def _demand_experts(values: Values, name: str) -> None:
+    """Raise ValueError where a token would go to more experts than there are."""
+    used = next((key for key in EXPERTS_USED if is_size(values.get(key))), None)
+    count = next((key for key in EXPERTS if type(values.get(key)) is int), None)
+    if used is not None and count is not None and values[used] > values[count]:
+        raise ValueError(
+            f"{name} has a {used} of {values[used]} and a {count} of {values[count]}: give at most as many as there are"
+        )
 
 
 def _counted(values: Values) -> Values:
@@ -191,6 +219,11 @@ def _usual(values: Values) -> Values:
         usual = CONFIG_MAPPING[values["model_type"]]().to_dict()
     except Exception:
         return {}  # it is not installed, or knows no usual sizes of this architecture
+    if "num_attention_heads" in missing and not any(name in usual for name in NAMES["num_attention_heads"]):
+        raise ValueError(
+            f"the architecture '{values['model_type']}' has no attention heads: a decoder that can be cut attends in "
+            "some of its layers"
+        )
     usual.setdefault("max_position_embeddings", BOUNDS["max_position_embeddings"])  # any distance is as good (ALiBi)
     also = (name for name in ("num_key_value_heads", "head_dim") if name not in values)
     return {name: usual[name] for name in (*missing, *also) if isinstance(usual.get(name), int)}
@@ -238,8 +271,8 @@ def with_sizes(values: Values, layers: int, vocabulary: int, soft_cap: float) ->
             values[name] = "".join(kinds[at % len(kinds)] for at in range(layers))
         elif isinstance(kinds, list) and kinds and name not in AT and (name in BY_LAYER or len(kinds) == count):
             values[name] = [kinds[at % len(kinds)] for at in range(layers)]
-    if isinstance(own := values.get("per_layer_config"), dict):  # Gemma 4: what layers have in place of the others' values
-        own = {int(at): differs for at, differs in own.items()}
+    if isinstance(own := values.get("per_layer_config"), dict):  # Gemma 4: what layers have in place of others' values
+        own = {int(at): differs for at, differs in own.items() if str(at).isdigit()}
         values["per_layer_config"] = {at: own[at % count] for at in range(layers) if at % count in own}
     if "attention_types" in values and "attention_layers" in values:  # GPT-Neo: the same, as lists that are repeated
         values["attention_types"] = [[values["attention_layers"], 1]]

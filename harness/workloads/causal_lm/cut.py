@@ -125,7 +125,7 @@ def made(values: configs.Values, attention: str | None = None) -> Any:
         if model.config._experts_implementation == "grouped_mm":
             model.set_experts_implementation(stand_ins.EXPERTS)
     except Exception as error:
-        reason = in_a_line(error)
+        reason = f"it knows no {in_a_line(error)}" if isinstance(error, KeyError) else in_a_line(error)
         raise CutError(f"transformers {version} makes no decoder of the architecture '{kind}': {reason}") from None
     _store_constants(model)
     return model.eval()  # without dropout

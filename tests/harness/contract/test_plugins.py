@@ -179,6 +179,9 @@ def test_obstacles_are_said_in_one_sentence(file_of: Any) -> None:
 def test_the_nearest_right_name() -> None:
     assert nearest("los", PART_NAMES) == "; did you mean 'loss'?"
     assert nearest("zzz", ["a", "b"]) == "; there is a, b"
+    assert nearest("gradient_checkpointing", ["budget_checkpoint", "checkpoint"]) == "; did you mean 'checkpoint'?"
+    assert nearest("autocast", ["automatic", "bfloat16_autocast"]) == "; did you mean 'bfloat16_autocast'?"
+    assert nearest("v100", ["h100", "l4"], 0.8) == "; there is h100, l4"
 
 
 def test_a_plugin_that_is_installed_already_is_refused() -> None:

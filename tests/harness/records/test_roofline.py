@@ -157,10 +157,24 @@ def test_a_call_that_was_timed_takes_its_own_time():
 
 
 @pytest.mark.parametrize(
-    ("text", "bytes_"), [("8GiB", 8 << 30), ("512 MiB", 512 << 20), ("80GB", 80 * 10**9), ("1.5KiB", 1536), ("7", 7)]
+    ("text", "bytes_"), [("8GiB", 8 << 30), ("512 MiB", 512 << 20), ("80GB", 80 * 10**9), ("1.5KiB", 1536), ("7B", 7)]
 )
 def test_sizes_are_read_as_people_write_them(text, bytes_):
     assert size(text) == bytes_
+
+
+@pytest.mark.parametrize("text", ["24gib", "24Gi", "24gi", "24GIB", str(24 << 30)])
+def test_units_are_read_in_any_letters(text):
+    assert size(text) == 24 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"), [("24G", "24GiB or 24GB"), ("512m", "512MiB or 512MB"), ("24", "24GiB or 24GB")]
+)
+def test_a_unit_that_is_not_clear_is_refused(text, unit):
+    """Some programs take 24G for 24 GiB and others for 24 GB, and nobody means 24 bytes."""
+    with pytest.raises(SizeError, match=f"'{text}' has no unit that is clear: write {unit}"):
+        size(text)
 
 
 @pytest.mark.parametrize(

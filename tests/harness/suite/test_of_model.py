@@ -8,7 +8,7 @@ import pytest
 from harness.cli.inputs import Cases
 from harness.contract import plugins
 from harness.suite import reader
-from harness.suite.of_model import Model, row
+from harness.suite.of_model import Model, options, row
 from harness.suite.schema import SuiteError
 from harness.workloads.causal_lm import configs
 
@@ -59,6 +59,36 @@ def test_a_path_is_named_for_the_folder_of_its_file(tmp_path):
     plan = reader.read(tmp_path / "suite.yaml", LOADED, model.suite(["torch/cpu"]))
     assert plan.cases[0].shape["tokens"] == 1024, "no more than it has positions"
     assert plan.cases[0].shape["config"] == configs.read("gpt2")
+
+
+def test_a_model_is_trained_on_texts_and_evaluated_where_that_is_asked_for(tmp_path, capsys):
+    cases = Cases(model="gpt2", tokens=256, batch=4, documents=64, evaluations=2, rows=["packed"], place=["torch/cpu"])
+    plan = cases.plan(LOADED)
+    case = plan.cases[0]
+    assert (case.workload, case.corpus) == ("causal_lm_documents", "standard_library")
+    assert {name: case.shape[name] for name in ("documents", "evaluations", "longer")} == {
+        "documents": 64,
+        "evaluations": 2,
+        "longer": "skip",
+    }
+    written = capsys.readouterr().out.removeprefix("```yaml\n").partition("```")[0]
+    again = reader.read(tmp_path / "gpt2.yaml", LOADED, written)
+    assert [each.digest() for each in again.cases] == [each.digest() for each in plan.cases]
+    assert options("gpt2", case.shape) == "--model gpt2 --tokens 256 --batch 4 --documents 64 --evaluations 2"
+
+
+@pytest.mark.parametrize("option", ["documents", "evaluations"])
+def test_sizes_of_a_model_need_one(option):
+    with pytest.raises(SuiteError, match=f"--{option} goes with --model: a suite says it itself"):
+        Cases(**{option: 2}).plan(LOADED)
+
+
+def test_whoever_names_a_strategy_allows_its_answers():
+    rows = ["lora(targets=q_proj,v_proj),checkpoint", "bfloat16"]
+    assert Cases(model="gpt2", rows=rows).answers(LOADED) == sorted(
+        {LOADED.strategies[name].declares for name in ("lora", "bfloat16")}
+    )
+    assert Cases(model="gpt2").answers(LOADED) == []
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,23 @@ def test_a_place_without_a_strategy_to_combine_is_left_out_with_a_note(path: Pat
     assert notes == [f"{path}: no strategy of it may be combined on jax/cpu: it is left out"]
 
 
+def test_strategies_that_are_left_out_for_their_answers_are_named(path: Path) -> None:
+    path.write_text(SUITE.replace("offload_activations", "offload_activations, bfloat16, int8_activations"))
+    notes: list[str] = []
+    advised(path, notes, ("approximate",))
+    assert any("left out, as answers are not exact: bfloat16" in note for note in notes), notes
+    notes.clear()
+    advised(path, notes, ("approximate", "lower_precision"))
+    assert not any("left out, as" in note for note in notes)
+
+
 def test_where_no_place_has_a_strategy_to_combine_advice_is_refused(path: Path) -> None:
     path.write_text(SUITE.replace("offload_activations", "bfloat16"))
     notes: list[str] = []
-    with pytest.raises(SuiteError, match="no strategy of it may be combined: add some, or give --allow"):
+    with pytest.raises(
+        SuiteError,
+        match="may be combined: left out, as answers are not exact: bfloat16; --allow lower_precision allows",
+    ):
         advised(path, notes)
     assert notes == []
     assert len(advised(path, notes, ("lower_precision",))) == 2 and notes == []

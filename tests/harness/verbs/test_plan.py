@@ -41,7 +41,18 @@ from harness.verbs.advise import (
     promising,
     saved,
 )
-from harness.verbs.plan import Machine, PlanRow, leanest, named, of_cases, of_plan, remedies, row_of, this_machine
+from harness.verbs.plan import (
+    Machine,
+    PlanRow,
+    card_of,
+    leanest,
+    named,
+    of_cases,
+    of_plan,
+    remedies,
+    row_of,
+    this_machine,
+)
 
 LOADED = plugins.load()
 SUITE = """
@@ -81,6 +92,27 @@ def test_a_card_that_is_not_there_is_supposed_with_its_memory(path: Path) -> Non
     assert Room(card="l4", gpu_memory="10GiB").machine(places).device_bytes == 10 << 30
     with pytest.raises(Refusal, match=r"--gpu: there is no card 'h1000'; did you mean 'h100'\?"):
         Room(card="h1000").machine(places)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("RTX 4090", "rtx4090"),
+        ("4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 3090 Ti", "rtx3090-ti"),
+        ("A100", "a100"),
+        ("a100-80gb", "a100"),
+        ("A100-SXM4-40GB", "a100-40gb"),
+    ],
+)
+def test_a_card_is_known_by_all_its_names(name: str, key: str) -> None:
+    assert card_of(name, "--gpu") == key
+
+
+@pytest.mark.parametrize("name", ["v100", "b200", "4060 Ti"])
+def test_no_other_card_is_taken_for_one_that_nobody_knows(name: str) -> None:
+    with pytest.raises(Refusal, match=f"no card '{name}'; there is h100, h200"):
+        card_of(name, "--gpu")
 
 
 @pytest.mark.parametrize("room", [{"memory": ""}, {"gpu_memory": ""}, {"card": ""}, {"budget": ""}])
@@ -356,6 +388,14 @@ def test_a_plan_of_which_nothing_can_be_predicted_ends_with_a_status(tmp_path: P
     assert done.returncode == 1
     assert "Not predicted: the architecture 'bert' cannot be cut: its tied head has a bias." in done.stdout, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_knob_that_a_strategy_refuses_ends_a_plan_with_a_status_and_its_own_words(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs the package transformers")
+    words = ("--model", "pythia-70m", "--tokens", "32", "--place", "torch/cpu", "--with", "lora(rank=0)")
+    done = ran(tmp_path, "plan", *words)
+    assert done.returncode == 1, done.stderr
+    assert "\n- lora(rank=0): lora: rank is 0: set rank above 0\n" in done.stdout
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """Published decoders: the parts compute what transformers computes, sizes are those that were published."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -394,7 +395,20 @@ BAD = [
     ({"config": {**configs.read("gemma-2-2b"), "final_logit_softcapping": [3]}}, "softcapping of [3]: give a number"),
     ({"config": {**configs.read("gpt2"), "n_layer": None}}, "has no num_hidden_layers: add it"),
     ({"config": {**configs.read("llama-3.2-1b"), "num_key_value_heads": 7}}, "num_key_value_heads of 7: give a number"),
-    ({"config": {**configs.read("llama-3.2-1b"), "head_dim": -64}}, "head_dim of -64: give a whole number from 1 on"),
+    ({"config": {**configs.read("llama-3.2-1b"), "head_dim": -64}}, "head_dim of -64: give a whole number from 1 to"),
+    ({"config": {**configs.read("llama-3.2-1b"), "rope_theta": math.nan}}, "has a rope_theta of nan: give a number"),
+    ({"config": {**configs.read("llama-3.2-1b"), "intermediate_size": 10**12}}, "intermediate_size of 1000000000000"),
+    (
+        {"config": {**configs.read("mistral-7b-v0.1"), "sliding_window": -3}},
+        "sliding_window of -3: give a whole number",
+    ),
+    (
+        {"config": {**configs.read("mixtral-8x7b"), "num_experts_per_tok": 20}},
+        "has a num_experts_per_tok of 20 and a num_local_experts of 8: give at most as many as there are",
+    ),
+    ({"config": {**configs.read("mixtral-8x7b"), "num_local_experts": 0}}, "and a num_local_experts of 0"),
+    ({"config": "nowhere/config.json"}, "there is no file 'nowhere/config.json': give the config.json of a model"),
+    ({"config": {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2}}, "'mamba' has no attention heads"),
     ({"config": {**configs.read("gpt2"), "n_layer": -3}}, "n_layer of -3: give a whole number from 1 to 1000"),
     ({"config": {**configs.read("gpt2"), "n_layer": True}}, "n_layer of True"),
     ({"config": "gpt2", "tokens": 2048}, "2,048 tokens are more than the 1,024 positions of gpt2"),
