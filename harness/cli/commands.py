@@ -9,13 +9,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+import harness
 from harness.cli import signals
-from harness.cli.screen import err
+from harness.cli.screen import err, out
 from harness.refusal import Refusal
 
 VERBS = {
@@ -79,8 +80,18 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        out.print(f"harness {harness.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _all() -> None:
+def _all(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
     """Compare memory strategies: what each costs, what it saves, and whether the answer is still right."""
 
 

@@ -84,6 +84,8 @@ def command(
     for document in into or ():
         whole.put_into(document)
     if form is not None or not (into or pictures or page or parquet):
+        if not any(each.records for each in whole.results):
+            raise store.StoreError(f"there is no record in '{paths[0]}': name results that `harness run` wrote")
         _print(whole, form or Form.markdown)
 
 

@@ -72,7 +72,7 @@ def write_parquet(rows: Sequence[Figures], path: Path) -> None:
     try:
         import pyarrow  # type: ignore[import-untyped]
     except ImportError:
-        raise FrameError("parquet needs the package pyarrow: pip install 'memory-strategy-harness[frame]'") from None
+        raise FrameError("parquet needs the package pyarrow: install it, or the extra 'frame'") from None
     try:
         Path(path).write_bytes(frame.to_parquet(engine="pyarrow"))
     except (pyarrow.ArrowException, OverflowError) as error:
@@ -96,7 +96,7 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> "DataFrame":
     try:
         import pandas
     except ImportError:
-        raise FrameError("a frame needs the package pandas: pip install 'memory-strategy-harness[frame]'") from None
+        raise FrameError("a frame needs the package pandas: install it, or the extra 'frame'") from None
     return pandas.DataFrame(rows)
 
 

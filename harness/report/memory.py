@@ -7,8 +7,12 @@ from tabulate import tabulate
 from harness.report.text import escaped, row_name
 from harness.report.words import heading, mib, phase_name
 from harness.verbs.plan import PlanRow
+from harness.verdicts.remedies import OF_KIND
 
 DEVICE = ("strategy", "allocated MiB", "reserved MiB", "driver MiB", "host MiB")
+LEAST_SHARE = 0.01
+"""Of the peak: a kind that takes less is left out."""
+KINDS = ("kind", "at most MiB", "against it")
 STANDING = ("made in", "by operator", "MiB", "of the peak", "tensors")
 
 
@@ -49,4 +53,15 @@ def _explained(row: PlanRow) -> str:
         for each in standing
     ]
     aligned = ("left", "left", "right", "right", "right")
-    return f"{title}\n\n{peak}\n\n{tabulate(cells, STANDING, tablefmt='pipe', colalign=aligned, disable_numparse=True)}"
+    table = tabulate(cells, STANDING, tablefmt="pipe", colalign=aligned, disable_numparse=True)
+    return f"{title}\n\n{peak}\n\n{table}{_kinds(row)}"
+
+
+def _kinds(row: PlanRow) -> str:
+    """Write what each kind of memory takes at most at any time, the most first, and what RESULTS.md has against it."""
+    most = sorted(row.prediction.predicted_kinds.items(), key=lambda each: each[1], reverse=True)
+    cells = [
+        (kind, mib(size), OF_KIND.get(kind, "")) for kind, size in most if size >= LEAST_SHARE * (row.peak_bytes or 0)
+    ]
+    table = tabulate(cells, KINDS, tablefmt="pipe", colalign=("left", "right", "left"), disable_numparse=True)
+    return f"\n\nBy kind, at any time:\n\n{table}" if cells else ""

@@ -66,9 +66,7 @@ def html(
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
-        raise charts.PicturesError(
-            "a page needs the package jinja2: pip install 'memory-strategy-harness[pictures]'"
-        ) from None
+        raise charts.PicturesError("a page needs the package jinja2: install it, or the extra 'pictures'") from None
     import vl_convert
 
     about = about or About()

@@ -90,9 +90,7 @@ def connected(address: str) -> Iterator[Any]:
         import dask
         import distributed
     except ImportError:
-        raise ClusterError(
-            "--cluster needs the package distributed: pip install 'memory-strategy-harness[cluster]'"
-        ) from None
+        raise ClusterError("--cluster needs the package distributed: install it, or the extra 'cluster'") from None
     for logger in ("distributed", "distributed.client"):  # this file writes what matters in sentences
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     if address.partition(":")[0] != "local":

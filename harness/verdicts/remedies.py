@@ -5,26 +5,40 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median
 
+from harness.contract.parts import ENDING_PARTS
 from harness.contract.strategy import Strategy
 from harness.records.record import EXACT, WRONG
 from harness.verdicts.choice import NEAR, as_good, cheap, plainness, stands_in
 from harness.verdicts.judge import Comparison, Row
 
 LAYERS = "what layers keep for the backward pass"
+LOGITS, MOMENTS, CACHE = "the logits of the loss", "moments and gradients", "keys and values of a cache"
+NARROW = "the width of all numbers"
+DATA = "rows, windows and batches of the data"
 SETS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("the logits of the loss", frozenset({"loss"})),
+    ("an evaluation, a checkpoint that is saved or read", frozenset(ENDING_PARTS)),
+    (LOGITS, frozenset({"loss"})),
     (LAYERS, frozenset({"stack", "block", "feed", "mix"})),
     ("the scores of attention", frozenset({"attend"})),
     ("the states of a scan", frozenset({"scan"})),
-    ("moments and gradients", frozenset({"update", "init", "step"})),
-    ("keys and values of a cache", frozenset({"cache"})),
-    ("rows, windows and batches of the data", frozenset({"rows", "source", "windows", "order", "batches", "transfer"})),
+    (MOMENTS, frozenset({"update", "init", "step"})),
+    (CACHE, frozenset({"cache"})),
+    (DATA, frozenset({"rows", "source", "windows", "order", "batches", "transfer"})),
 )
 """What sets a peak, by the parts that a strategy rewrites against it; the first that fits is taken.
 
 One that rewrites the gradient and none of these is against what layers keep.
 """
-NARROW = "the width of all numbers"
+OF_KIND = {
+    "parameters": NARROW,
+    "gradients": MOMENTS,
+    "moments": MOMENTS,
+    "cache": CACHE,
+    "batch": DATA,
+    "activations": LAYERS,
+    "logits": LOGITS,
+}
+"""What of these is against a kind of memory of `harness.contract.kinds`; nothing is against all the rest."""
 DIVIDED = "one process for all of it"
 LEAST = 0.95
 """What a remedy leaves of a peak at most."""
@@ -50,8 +64,8 @@ class JudgedRow:
 class Remedy:
     """The row in which a strategy takes most away of what sets a peak, on one backend.
 
-    `backend` says "on a GPU" of those that ran there. `idle` are measured rows of that strategy that saved nothing, of
-    `count` in all; `exact` says whether its answer is the baseline's.
+    `backend` says "on a GPU" of those that ran there. `idle` are measured rows of that strategy with the same settings
+    that saved nothing, of `count` in all; `exact` says whether its answer is the baseline's.
     """
 
     sets: str
@@ -66,8 +80,8 @@ class Remedy:
 class Typical:
     """What a strategy does alone, over all rows in which it was measured on one backend: medians and ranges.
 
-    `time_ratio` is None where no row was timed in enough rounds; `less` counts the rows that saved memory. Where they
-    ran on several ranks (`on_ranks`), the memory is that of each.
+    `time_ratio` is that of the rows that were `timed` in enough rounds, None where none was; `less` counts the rows that
+    saved memory. Where they ran on several ranks (`on_ranks`), the memory is that of each.
     """
 
     backend: str
@@ -77,6 +91,7 @@ class Typical:
     lowest: float
     highest: float
     time_ratio: float | None
+    timed: int
     on_ranks: bool
 
 
@@ -126,7 +141,7 @@ def remedies(results: Iterable[tuple[str, Sequence[Comparison]]], strategies: Ma
     order = [*(what for what, _ in SETS), NARROW, DIVIDED]
     answers = []
     for what, backend in sorted(against, key=lambda key: (order.index(key[0]), key[1] != "torch", key[1])):
-        lean = [each for each in against[what, backend] if each.peak_ratio < LEAST and not stands_in(each.row)]
+        lean = [each for each in against[what, backend] if _saves(each)]
         exact = [each for each in lean if each.row.answer in EXACT]
         inexact = [each for each in lean if each.row.answer not in EXACT]
         limit = 1.0
@@ -150,8 +165,14 @@ def typical(name: str, results: Iterable[tuple[str, Sequence[Comparison]]]) -> l
             middle = median(times) if times else None
             on_ranks = any(each.row.case.ranks > 1 for each in rows)
             span = min(ratios), max(ratios)
-            answers.append(Typical(backend, len(rows), less, median(ratios), *span, middle, on_ranks))
+            answers.append(Typical(backend, len(rows), less, median(ratios), *span, middle, len(times), on_ranks))
     return answers
+
+
+def _saves(judged: JudgedRow) -> bool:
+    """Check whether a row saves enough to be named, on this machine, and with the usual allocator some of it."""
+    native = judged.row.native_ratio
+    return judged.peak_ratio < LEAST and not stands_in(judged.row) and (native is None or native < 1)
 
 
 def _counts(row: Row) -> bool:
@@ -180,6 +201,7 @@ def _time(row: Row) -> float:
 
 
 def _remedy(what: str, backend: str, best: JudgedRow, rows: Mapping[tuple[str, str], Sequence[JudgedRow]]) -> Remedy:
-    same = rows[best.row.case.strategies[0].name, backend]
+    applied = best.row.case.strategies[0]
+    same = [each for each in rows[applied.name, backend] if each.row.case.strategies[0] == applied]
     idle = tuple(each for each in same if each.row.memory != "less")
     return Remedy(what, backend, best, idle, len(same), best.row.answer in EXACT)

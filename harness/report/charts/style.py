@@ -46,9 +46,7 @@ def altair() -> Any:
         import altair
         import vl_convert  # noqa: F401
     except ImportError as error:
-        raise PicturesError(
-            f"pictures need the package {error.name}: pip install 'memory-strategy-harness[pictures]'"
-        ) from None
+        raise PicturesError(f"pictures need the package {error.name}: install it, or the extra 'pictures'") from None
     return altair
 
 

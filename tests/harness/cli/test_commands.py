@@ -18,6 +18,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+import harness as harness_package
 from harness.cli import commands, screen
 from harness.records import Case, Origin, Record, Slot, store
 from harness.run import session
@@ -368,6 +369,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
     "no results": (results_of_nobody, "report results", ["'results'", "run a suite first"]),
     "a name that no file can have": (nothing, f"plan {'x' * 300}", ["File name too long", "name another path"]),
     "a page of advice": (stored_advice, "report advice --page page.html", ["no room for", "as markdown"]),
+    "results without a record": (document_without_marks, "report r.jsonl", ["no record in 'r.jsonl'"]),
     "a missing document": (document_without_marks, "report r.jsonl --into gone.md", ["gone.md"]),
     "nowhere": (nothing, "report nowhere", ["'nowhere'", "name a results file"]),
     "tokens without a model": (nothing, "plan --tokens 64", ["--tokens", "goes with --model"]),
@@ -378,6 +380,11 @@ REFUSALS: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
     "commits of no repository": (fine_suite, "bisect small.yaml --good HEAD", ["no repository of git here"]),
     "a size with gaps": (fine_suite, "fit small.yaml --over width --predict-only", ["width", "takes 34 but not 33"]),
 }
+
+
+def test_the_version_is_printed(tmp_path: Path, here: Here) -> None:
+    status, shown, _ = here(tmp_path, "--version")
+    assert (status, shown) == (0, f"harness {harness_package.__version__}\n")
 
 
 @pytest.mark.parametrize("name", REFUSALS)

@@ -231,7 +231,7 @@ def test_the_door_costs_an_author_of_plugins_nothing() -> None:
 
 def test_without_pandas_a_sentence_says_what_to_install(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(frame.FrameError, match=r"pip install 'memory-strategy-harness\[frame\]'"):
+    with pytest.raises(frame.FrameError, match=r"install it, or the extra 'frame'"):
         report.frame()
 
 

@@ -428,7 +428,7 @@ def test_no_name_of_a_suite_leads_out_of_the_folder_for_pictures(tmp_path):
 
 def test_without_the_package_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(PicturesError, match=r"pip install 'memory-strategy-harness\[pictures\]'"):
+    with pytest.raises(PicturesError, match=r"install it, or the extra 'pictures'"):
         charts.tradeoff(rows_of(row(), row("a", peak_ratio=0.9)))
 
 

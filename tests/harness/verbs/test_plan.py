@@ -420,10 +420,13 @@ def test_plan_explains_what_stands_at_a_peak(path: Path, tmp_path: Path) -> None
     done = ran(tmp_path, "plan", str(path), "--explain", "baseline")
     assert done.returncode == 0, done.stderr
     peak = re.search(r"^The peak of ([\d.,]+) MiB is in ", done.stdout, re.MULTILINE)
-    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("|")][2:]
+    standing, _, kinds = done.stdout.partition("By kind, at any time:")
+    rows = [line.split("|")[1:-1] for line in standing.splitlines() if line.startswith("|")][2:]
     assert done.stdout.count("## ") == 1 and done.stdout.startswith("## baseline: ") and peak
     assert sum(float(row[2].replace(",", "")) for row in rows) == pytest.approx(float(peak[1]), rel=0.01)
     assert sum(float(row[3].strip(" %")) for row in rows) == pytest.approx(100, abs=1)
+    against = [[cell.strip() for cell in line.split("|")[1:-1]] for line in kinds.splitlines() if line[:1] == "|"][2:]
+    assert ("logits", "the logits of the loss") in [(row[0], row[2]) for row in against]
     with pytest.raises(Refusal, match=r"--explain: there is no case 'baselin' in this plan; did you mean 'baseline'\?"):
         named(plan(path).cases, "baselin")
 

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from harness import Strategy
+from harness.contract import kinds
 from harness.contract.place import Place
 from harness.records import Applied, Case, Record
 from harness.report.typical import line
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
-from harness.verdicts.remedies import DIVIDED, NARROW, remedies, sets, typical
+from harness.verdicts.remedies import DIVIDED, NARROW, OF_KIND, SETS, remedies, sets, typical
 
 LOGITS = "the logits of the loss"
 
@@ -71,6 +72,8 @@ def table(*rows: Row) -> Comparison:
         (strategy("a", "init", "grad", "update"), "moments and gradients"),
         (strategy("a", "grad", "draw"), "what layers keep for the backward pass"),
         (strategy("a", "rows", "windows", "order"), "rows, windows and batches of the data"),
+        (strategy("a", "evaluate"), "an evaluation, a checkpoint that is saved or read"),
+        (strategy("a", "save"), "an evaluation, a checkpoint that is saved or read"),
         (strategy("a", "step", ranks=True), DIVIDED),
         (strategy("a"), None),
     ],
@@ -183,8 +186,28 @@ def test_what_is_typical_is_the_median_of_rows_alone() -> None:
     assert typical("nobody", [("losses", [table(*rows)])]) == []
 
 
+@pytest.mark.parametrize(("native", "count"), [(None, 1), (0.99, 1), (1.0, 0), (1.04, 0)])
+def test_what_takes_no_less_with_the_usual_allocator_is_no_remedy(native: float | None, count: int) -> None:
+    assert len(remedies([("losses", [table(row("cut", ratio=0.9, native_ratio=native))])], STRATEGIES)) == count
+
+
+def test_rows_with_other_settings_are_not_counted() -> None:
+    best, idle = row("cut", ratio=0.5), row("cut", ratio=1.0, knobs={"chunk": 1})
+    (answer,) = remedies([("losses", [table(best, idle)])], STRATEGIES)
+    assert (answer.count, answer.idle) == (1, ())
+
+
+def test_every_kind_of_memory_has_what_is_against_it() -> None:
+    known = {what for what, _ in SETS} | {NARROW}
+    assert set(OF_KIND) == set(kinds.KINDS) - {"workspace"} and set(OF_KIND.values()) <= known
+
+
 @pytest.mark.parametrize(
-    ("ranks", "words"), [(1, "0.50 x the memory at 1.00 x"), (2, "0.50 x the memory on each rank at 1.00 x")]
+    ("ranks", "words"),
+    [
+        (1, "0.50 x the memory at 1.00 x the time (1 row timed); less"),
+        (2, "0.50 x the memory on each rank at 1.00 x the time (1 row timed); less"),
+    ],
 )
 def test_what_is_typical_on_ranks_is_of_each(ranks: int, words: str) -> None:
     alone = row("cut", ratio=0.5)
