@@ -1,6 +1,7 @@
 """Advice as markdown: one paragraph, one table, and the lines to paste into a suite."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import yaml
 from tabulate import tabulate
@@ -43,10 +44,17 @@ def text(answers: Sequence[Advice]) -> str:
     return "\n\n".join(pieces) + "\n"
 
 
+class Grid(NamedTuple):
+    """A table: a header for each column, and the cells of each row."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
 def for_memories(
     records: Sequence[Record], memories: Mapping[str, Sequence[int]], workloads: Mapping[str, Workload]
-) -> str:
-    """Write what to use for each model in each memory, from predictions that `harness advise --save` kept.
+) -> Grid:
+    """Return what to use for each model in each memory, from predictions that `harness advise --save` kept.
 
     `memories` are the bytes of machines by device: `cpu` for machines without a GPU, `cuda` for GPUs; budgets that the
     cases were predicted with do not count. `workloads` know the names of published models. Where there are several
@@ -62,14 +70,14 @@ def for_memories(
     columns = [(device, size) for device, sizes in memories.items() for size in sizes]
     kinds = {"cuda": "GPU", "cpu": "without a GPU"}
     headers = ("model", *(f"{size / GIB:.0f} GiB {kinds[device]}" for device, size in columns))
-    rows = [
+    rows = tuple(
         (
             escaped(f"{model}, {backend}" if several else model),
             *(_in_memory(by_device.get(device, []), size) for device, size in columns),
         )
         for (model, backend), by_device in models.items()
-    ]
-    return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True) if rows else ""
+    )
+    return Grid(headers, rows)
 
 
 def _model(record: Record, case: Case, workloads: Mapping[str, Workload]) -> str:

@@ -1,6 +1,6 @@
 """The first page of results: what to use against what sets your peak, what documents say, and where all the rest is."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tabulate import tabulate
 
@@ -38,7 +38,7 @@ def use(remedies: Sequence[Remedy], results: str, stale: Collection[str] = ()) -
                 row_name(remedy.best.row.label),
                 *map(escaped, effect(remedy)),
                 _where(remedy.best, results) + ", stale" * (remedy.best.folder in stale),
-                _helps(remedy, results),
+                helps(remedy, lambda judged: _where(judged, results)),
             )
         )
         before = remedy.sets
@@ -77,13 +77,13 @@ def _where(judged: JudgedRow, results: str) -> str:
     return f"[{escaped(judged.folder)}]({results}{judged.folder}/README.md){length(judged)}"
 
 
-def _helps(remedy: Remedy, results: str) -> str:
-    """Say in how many rows it saves memory, and of which suites it does not."""
+def helps(remedy: Remedy, where: Callable[[JudgedRow], str]) -> str:
+    """Say in how many rows it saves memory, and of which suites it does not; `where` names the suite of a row."""
     text = f"{remedy.count - len(remedy.idle)} of {remedy.count}"
     if not remedy.idle:
         return text
-    alike = any(_where(judged, results) == _where(remedy.best, results) for judged in remedy.idle)
-    named = list(dict.fromkeys(_where(judged, results) + _tokenizer(judged) * alike for judged in remedy.idle))
+    alike = any(where(judged) == where(remedy.best) for judged in remedy.idle)
+    named = list(dict.fromkeys(where(judged) + _tokenizer(judged) * alike for judged in remedy.idle))
     more = [f"{len(named) - SHOWN_IDLE} more"] if len(named) > SHOWN_IDLE else []
     return f"{text}; not in {', and '.join([*named[:SHOWN_IDLE], *more])}"
 

@@ -1,7 +1,7 @@
 """One offline page of results: the answer first, then every suite, with all that decided a verdict."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,8 @@ RATIOS = {"ratio": "peak_ratio", "native": "native_peak_ratio", "time": "time_ra
 class About:
     """What stands around the rows: what to use, the answer of each comparison, what each strategy is against.
 
-    `answers` are sentences by suite and comparison, `origins` and `titles` are by suite.
+    `answers` are sentences by suite and comparison, `origins` and `titles` are by suite. `stale` are suites whose code
+    has changed since. `advice` is what to use in which memory: rows of cells, the headers first, of `advice_origin`.
     """
 
     use: Sequence[Remedy] = ()
@@ -47,6 +48,9 @@ class About:
     origins: Mapping[str, str] = field(default_factory=dict)
     titles: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
+    stale: Collection[str] = ()
+    advice_origin: str = ""
+    advice: Sequence[Sequence[str]] = ()
 
 
 def html(
@@ -84,7 +88,9 @@ def html(
         counts={suite: len(members) for suite, members in by_suite.items()},
         titles={suite: about.titles.get(suite, "") for suite in suites},
         origins={suite: about.origins.get(suite, "") for suite in suites},
-        use=[_used(remedy) for remedy in about.use],
+        use=[_used(remedy, about.stale) for remedy in about.use],
+        advice=about.advice,
+        advice_origin=about.advice_origin,
         use_headers=first.USE,
         pictures=_front(by_suite, specs),
         specs={suite: list(specs.get(suite, {})) for suite in suites},
@@ -173,15 +179,15 @@ def _front(by_suite: Mapping[str, Sequence[Figures]], specs: Mapping[str, Mappin
     return chosen
 
 
-def _used(remedy: Remedy) -> dict[str, Any]:
+def _used(remedy: Remedy, stale: Collection[str]) -> dict[str, Any]:
     """Return the cells of what to use, as the first page has them, and which one leads to a suite."""
     suite = remedy.best.folder
     cells = [
         remedy.sets,
         remedy.best.row.label,
         *first.effect(remedy),
-        f"{suite}{first.length(remedy.best)}",
-        f"{remedy.count - len(remedy.idle)} of {remedy.count} rows",
+        f"{suite}{first.length(remedy.best)}{', stale' * (suite in stale)}",
+        first.helps(remedy, lambda judged: f"{judged.folder}{first.length(judged)}"),
     ]
     return {"cells": cells, "link": first.USE.index("measured in"), "suite": suite}
 

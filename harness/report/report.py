@@ -8,6 +8,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tabulate import tabulate
+
 from harness.contract.plugins import Plugins
 from harness.records import Case, Record
 from harness.records.store import StoreError
@@ -192,12 +194,20 @@ class Report:
 
     def advice(self) -> str:
         """Write what to use for each model and memory, from the predictions that `harness advise --save` kept."""
-        records = [record for each in self.results if each.advice for record in each.records]
-        if not records:
+        origin, grid = self._advice()
+        if not origin:
             return "No advice is stored among these results: `harness advise SUITE --predict-only --save` stores it."
-        since = first.since([each for each in self.results if each.advice], self.plugins.strategies)
-        origin = line(records) if since == "the same" else f"{line(records)} Since then: {since}."
-        return f"{origin}\n\n{advise.for_memories(records, MEMORIES, self.plugins.workloads)}"
+        table = tabulate(grid.rows, grid.headers, tablefmt="pipe", disable_numparse=True) if grid.rows else ""
+        return f"{origin}\n\n{table}"
+
+    def _advice(self) -> tuple[str, advise.Grid]:
+        """Return where stored advice is from, an empty text where there is none, and what to use in which memory."""
+        stored = [each for each in self.results if each.advice]
+        records = [record for each in stored for record in each.records]
+        since = first.since(stored, self.plugins.strategies) if records else "the same"
+        origin = line(records) if records else ""
+        grid = advise.for_memories(records, MEMORIES, self.plugins.workloads)
+        return origin if since == "the same" else f"{origin} Since then: {since}.", grid
 
     def pictures(self, folder: Path, only: str = "", linked: Sequence[Path] = ()) -> Iterator[Path]:
         """Draw the charts of each suite, or those whose name contains `only`, or that documents link to; yield files.
@@ -259,7 +269,20 @@ class Report:
             changed[each.suite] = "" if change == "the same" else f" Since then: {change}."
         origins = {suite: plain(f"{line(records)}{changed[suite]}") for suite, records in by_suite.items()}
         everything = [record for each in self.measured for record in each.records]
-        return page.About(to_use, answers, against, origins, titles, plain(line(everything, of_suites=True)))
+        origin, grid = self._advice()
+        judged = [each for each in self.measured if _judged(each)]
+        stale = {each.suite for each in judged if self.changes[each.folder].startswith(first.STALE)}
+        return page.About(
+            to_use,
+            answers,
+            against,
+            origins,
+            titles,
+            plain(line(everything, of_suites=True)),
+            frozenset(stale),
+            plain(origin),
+            tuple(tuple(map(plain, row)) for row in (grid.headers, *grid.rows) if grid.rows),
+        )
 
     def _chosen(self, results: Sequence[Results], choice: Mapping[str, str]) -> str:
         if not choice:

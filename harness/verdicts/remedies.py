@@ -80,7 +80,7 @@ class Remedy:
 class Typical:
     """What a strategy does alone, over all rows in which it was measured on one backend: medians and ranges.
 
-    `time_ratio` is that of the rows that were `timed` in enough rounds, None where none was; `less` counts the rows that
+    `time_ratio` is that of the rows `timed` in enough rounds, None where none was; `less` counts the rows that
     saved memory. Where they ran on several ranks (`on_ranks`), the memory is that of each.
     """
 

@@ -53,20 +53,21 @@ def test_each_memory_gets_the_plainest_that_fits_or_by_how_much_the_leanest_does
     on_gpu = [predicted(name, peak, "torch/cuda") for name, peak in (("", 60.0), ("checkpoint", 20.0))]
     records = [record for _, record in (*COMBINATIONS, *on_gpu)]
     table = for_memories(records, {"cpu": (16 * GIB, 40 * GIB), "cuda": (80 * GIB,)}, {})
-    heads, _, row = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
-    assert heads == ["model", "16 GiB without a GPU", "40 GiB without a GPU", "80 GiB GPU"]
-    assert row == [
-        "4.0B, 1 x 4,096 tokens",
-        "nothing fits; `checkpoint` takes 20 GiB",
-        "`checkpoint`: 20 GiB",
-        "baseline: 60 GiB",
-    ]
+    assert table.headers == ("model", "16 GiB without a GPU", "40 GiB without a GPU", "80 GiB GPU")
+    assert table.rows == (
+        (
+            "4.0B, 1 x 4,096 tokens",
+            "nothing fits; `checkpoint` takes 20 GiB",
+            "`checkpoint`: 20 GiB",
+            "baseline: 60 GiB",
+        ),
+    )
 
 
 def test_the_leanest_is_the_row_that_what_it_takes_at_most_makes_so() -> None:
     rows = [predicted("checkpoint", 11, at_most_gib=13.5), predicted("bfloat16", 12, at_most_gib=12.9)]
     table = for_memories([record for _, record in rows], {"cpu": (16 * GIB,)}, {})
-    assert "| nothing fits; `bfloat16` takes at most 12.9 GiB |" in table, "12.8 may be used"
+    assert table.rows[0][1] == "nothing fits; `bfloat16` takes at most 12.9 GiB", "12.8 may be used"
 
 
 def test_an_answer_like_the_baselines_goes_before_a_leaner_one() -> None:
@@ -114,7 +115,8 @@ def test_a_published_model_has_its_name_whatever_its_rows() -> None:
     shape = decoder.shape(**decoder.presets["qwen3-4b"] | {"tokens": 512, "batch": 3}).model_dump()
     case, record = predicted("", 20)
     named = record.model_copy(update={"case": case.model_copy(update={"shape": shape})})
-    assert "| qwen3-4b (4.0B), 3 x 512 tokens |" in for_memories([named], {"cpu": (GIB,)}, {"decoder": decoder})
+    ((name, _),) = for_memories([named], {"cpu": (GIB,)}, {"decoder": decoder}).rows
+    assert name == "qwen3-4b (4.0B), 3 x 512 tokens"
     assert decoder.preset_of(shape | {"layers": 1}) is None
 
 
@@ -154,11 +156,6 @@ def test_where_advice_is_all_there_is_the_report_is_that_advice() -> None:
     assert report.markdown().startswith("*Predicted") and "| nothing fits; baseline takes 60 GiB" in report.markdown()
 
 
-def cells_of(table: str) -> list[list[str]]:
-    """Return the rows of a table below its head."""
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-
-
 def changed(record: Record, **changes: object) -> Record:
     """Return a record with another case."""
     assert record.case is not None
@@ -179,18 +176,16 @@ def test_each_framework_has_a_row_where_there_are_several() -> None:
         for place, each in peaks.items()
         for name, peak in zip(("", "checkpoint"), each, strict=True)
     ]
-    assert cells_of(for_memories(records, {"cpu": (16 * GIB,)}, {})) == [
-        ["4.0B, 1 x 4,096 tokens, torch", "nothing fits; `checkpoint` takes 20 GiB"],
-        ["4.0B, 1 x 4,096 tokens, jax", "`checkpoint`: 10 GiB"],
-    ]
+    assert for_memories(records, {"cpu": (16 * GIB,)}, {}).rows == (
+        ("4.0B, 1 x 4,096 tokens, torch", "nothing fits; `checkpoint` takes 20 GiB"),
+        ("4.0B, 1 x 4,096 tokens, jax", "`checkpoint`: 10 GiB"),
+    )
 
 
 def test_the_peak_is_that_of_the_row_that_was_chosen() -> None:
     large, small = (predicted("checkpoint", peak)[1] for peak in (30, 10))
     records = [large, changed(small, corpus="another")]
-    assert cells_of(for_memories(records, {"cpu": (16 * GIB,)}, {})) == [
-        ["4.0B, 1 x 4,096 tokens", "`checkpoint`: 10 GiB"]
-    ]
+    assert for_memories(records, {"cpu": (16 * GIB,)}, {}).rows == (("4.0B, 1 x 4,096 tokens", "`checkpoint`: 10 GiB"),)
 
 
 def measured(name: str, seconds: float, low: float = 1.0, high: float = 1.0, rounds: int = 6) -> Row:

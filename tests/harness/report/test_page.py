@@ -14,9 +14,11 @@ from urllib.parse import parse_qsl, urlencode
 
 import pytest
 
-from harness.records import Claim
+from harness.records import Applied, Case, Claim
 from harness.report import page
 from harness.verdicts.claims import Answer
+from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.remedies import JudgedRow, Remedy
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
@@ -210,10 +212,30 @@ def test_the_page_of_the_committed_suites_is_small_and_asks_nobody(committed: Pa
 def test_it_begins_with_the_answer_and_two_pictures(committed: Path) -> None:
     dom = dom_of(committed)
     body = dom.split("<main>")[1].split('id="all"')[0]
-    assert body.index("What sets your peak") < body.index("Memory against time") < body.index("What documents say")
+    assert body.index("What sets your peak") < body.index("What to use in which memory")
+    assert body.index("What to use in which memory") < body.index("Memory against time")
+    assert body.index("Memory against time") < body.index("What documents say")
+    advice = body.partition("What to use in which memory")[2].partition("</table>")[0]
+    assert "qwen3-4b (4.0B), 1 x 4,096 tokens" in advice and "80 GiB GPU" in advice and "Predicted 20" in advice
     assert "the logits of the loss" in body
     assert re.findall('data-chart="([a-z]+)', body) == ["tradeoff", "lengths"]
     assert body.count('class="marks"') == 2, "both are drawn"
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_what_to_use_says_where_it_is_of_other_code_and_where_it_does_not_help(stale: bool) -> None:
+    case = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="x", tokenizer="bytes")
+    own = case.model_copy(update={"strategies": (Applied(name="cut"),)})
+    judged = [
+        JudgedRow("mine", Comparison(case, ()), Row(own, status="ok", peak_ratio=0.5, answer="reassociated")),
+        JudgedRow("other", Comparison(case, ()), Row(own, status="ok", peak_ratio=1.0, answer="reassociated")),
+    ]
+    about = page.About(
+        [Remedy("the logits", "torch", judged[0], (judged[1],), 2, True)], stale={"mine"} if stale else ()
+    )
+    text = page.html("mine", [row(suite="mine")], {}, about=about)
+    assert (">mine, 64 tokens, stale<" in text) == stale and (">mine, 64 tokens<" in text) != stale
+    assert ">1 of 2; not in other, 64 tokens<" in text
 
 
 def test_texts_of_suites_and_plugins_are_inert() -> None:
