@@ -15,6 +15,9 @@ from harness.report.plan import halved, table
 from harness.run import template
 from harness.verbs.plan import named, of_cases, of_plan, remedies
 
+TIMING_SECONDS = 4.0
+"""How long a plan times operators: it is asked whether something fits, and each plan times some more of them."""
+
 
 @together
 def command(
@@ -31,7 +34,7 @@ def command(
     names = cases.plugins
     loaded = plugins.load(names)
     plan = cases.plan(loaded, room.budget, room.on_gpu)
-    machine = room.machine(plan.places)
+    machine = replace(room.machine(plan.places), timing_seconds=TIMING_SECONDS)
     if explain is not None:
         machine = replace(machine, cache=None)
         out.print(explained(of_cases(named(plan.cases, explain), plan, loaded, names, machine)), end="")

@@ -17,7 +17,7 @@ from harness.records.roofline import Operations, Rates, roofline
 LONGEST, LARGEST = 2.0, 1 / 8
 """Seconds that a call takes, and the share of the memory that it moves, above which it is not timed."""
 SPENT_SECONDS = 20.0
-"""How long calls are timed at once, the shortest first; the next prediction goes on with the others."""
+"""How long calls are timed at once, the shortest first, if nothing else is said; the next time the others are."""
 
 
 def of_place(place: Place, cache: Path, anew: bool = False) -> dict[str, Any] | None:
@@ -48,8 +48,10 @@ def measured(place: Place) -> dict[str, Any] | None:
         return None
 
 
-def with_calls(rates: Rates, place: Place, work: Iterable[Operations], cache: Path) -> Rates:
-    """Add the seconds of the calls in some work; those that are not known yet are timed.
+def with_calls(
+    rates: Rates, place: Place, work: Iterable[Operations], cache: Path, spent_seconds: float | None = None
+) -> Rates:
+    """Add the seconds of the calls in some work; those that are not known yet are timed, for so long at most.
 
     Left out are calls that take long or move much, those that cannot be made alone, those beyond the time that may be
     spent, and all that were timed while something else ran.
@@ -64,7 +66,7 @@ def with_calls(rates: Rates, place: Place, work: Iterable[Operations], cache: Pa
     missing = sorted(short, key=short.__getitem__)
     if missing:
         before = interference.snapshot()
-        timed = _timed(place, missing)
+        timed = _timed(place, missing, SPENT_SECONDS if spent_seconds is None else spent_seconds)
         if not interference.disturbances(before, interference.snapshot()):
             known |= timed
             _write(path, stored)
@@ -82,12 +84,12 @@ def _seconds(work: Operations, rates: Rates, most: float) -> float | None:
     return seconds / work.times if work.moved <= most * work.times else None
 
 
-def _timed(place: Place, calls: list[str]) -> dict[str, Any]:
+def _timed(place: Place, calls: list[str], spent_seconds: float) -> dict[str, Any]:
     try:
         with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
             json.dump(calls, file)
             file.flush()
-            words = place.device, file.name, str(SPENT_SECONDS)
+            words = place.device, file.name, str(spent_seconds)
             return answer_of("harness.worker.operators", *words, env=_environment(place))
     except (AnswerError, OSError):  # a disk that is full, say: the next prediction times them
         return {}

@@ -12,7 +12,10 @@ from harness.verbs.plan import TIMED, PlanRow, Remedy, beyond_host, shortfall
 
 HEADERS = ("strategy", PREDICTED, AT_MOST, "peak in", "x floor", "of baseline", "step time", "fits")
 ALIGNED = ("left", "right", "right", "left", "right", "right", "right", "left")
-ROUGH = "- step time: shown only where its operators were timed on this machine while nothing else ran"
+ROUGH = (
+    "- step time: shown only where its operators were timed on this machine while nothing else ran; each plan times "
+    "some more"
+)
 UNBOUNDED = (
     "- without a bound: too few cases of this kind were measured, or its data decide; "
     "what fits is judged by the prediction"

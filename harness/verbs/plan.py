@@ -42,6 +42,7 @@ class Machine:
     None where not known. `cache` is the folder of what is stored between runs: predictions, and the times of operators.
     `card` is the name of the GPU, by which JAX's compiler knows what to compile for. `named` are the devices whose
     memory somebody named: it bounds a case with a budget as well. `here` is the GPU that is there, whatever is named.
+    `timing_seconds` is how long operators may be timed that were not yet, None where that is as usual.
     """
 
     host_bytes: int | None = None
@@ -51,6 +52,7 @@ class Machine:
     card: str = ""
     named: frozenset[str] = frozenset()
     here: gpu.Gpu | None = None
+    timing_seconds: float | None = None
 
     def supposing(self, memory: str | None = None, gpu_memory: str | None = None, card: str | None = None) -> "Machine":
         """Return the machine with the sizes of memory and the card that are named, in place of its own."""
@@ -300,7 +302,7 @@ def _with_calls(machine: Machine, predicted: Sequence[tuple[Case, Record]]) -> M
         here = [(case, record) for case, record in predicted if case.place == place]
         if any(row_of(case, record, machine).fits is not False for case, record in here):
             work = [work for _, record in here for work in record.prediction.predicted_work]
-            rates[place] = throughput.with_calls(each, place, work, machine.cache)
+            rates[place] = throughput.with_calls(each, place, work, machine.cache, machine.timing_seconds)
     return replace(machine, rates=rates)
 
 

@@ -72,7 +72,7 @@ def test_figures_that_cannot_be_stored_are_used_all_the_same(tmp_path: Path, mon
     (tmp_path / "file").touch()
     monkeypatch.setattr(throughput, "answer_of", lambda *words, **options: {"bandwidth": 1.0})
     assert throughput.of_place(TORCH, tmp_path / "file" / "harness") == {"bandwidth": 1.0}
-    monkeypatch.setattr(throughput, "_timed", lambda place, calls: dict.fromkeys(calls, 1.0))
+    monkeypatch.setattr(throughput, "_timed", lambda place, calls, seconds: dict.fromkeys(calls, 1.0))
     one = product(64)
     assert throughput.with_calls(RATES, TORCH, [one], tmp_path / "file" / "harness").calls == {one.call: 1.0}
 
@@ -188,6 +188,7 @@ def test_timing_ends_in_time_and_the_next_prediction_goes_on(tmp_path: Path, mon
     work = [product(side) for side in (512, 8, 64)]
     monkeypatch.setattr(throughput, "SPENT_SECONDS", 1e-9)
     assert throughput.with_calls(RATES, TORCH, work, tmp_path).calls == {}
+    assert throughput.with_calls(RATES, TORCH, work, tmp_path, 20.0).calls, "who names a time has it"
     monkeypatch.setattr(throughput, "SPENT_SECONDS", 20.0)
     assert set(throughput.with_calls(RATES, TORCH, work, tmp_path).calls) == {each.call for each in work}
 

@@ -505,7 +505,7 @@ def test_operators_are_timed_only_where_a_step_fits(
 ) -> None:
     whole = plan(path)
     timed: list[Place] = []
-    monkeypatch.setattr(throughput, "with_calls", lambda rates, place, work, cache: timed.append(place) or rates)
+    monkeypatch.setattr(throughput, "with_calls", lambda rates, place, *_: timed.append(place) or rates)
     here = this_machine(whole.places, rates_in(tmp_path) / "harness")
     of_plan(whole, LOADED, (), replace(here, host_bytes=4 << 20))
     assert timed == []
