@@ -96,9 +96,9 @@ def rows() -> Iterator[tuple[str, str, str, str, str]]:
     for question in QUESTIONS:
         with TemporaryDirectory() as name:
             folder, cache = Path(name) / "here", Path(name) / "cache"
-            folder.mkdir()
-            for shared in ("results", "suites"):
-                (folder / shared).symlink_to(ROOT / shared)
+            (folder / "results").mkdir(parents=True)  # a folder of its own, since commands write beside what they read
+            for shared in (ROOT / "suites", *(ROOT / "results").iterdir()):
+                (folder / shared.relative_to(ROOT)).symlink_to(shared)
             first = seconds(question, folder, cache)
             again = f"{seconds(question, folder, cache):.0f}" if question.words.split()[0] != "new" else ""
         print(f"{first:6.1f} s  {question.text}", file=sys.stderr, flush=True)
