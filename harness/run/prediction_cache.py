@@ -24,7 +24,8 @@ PREDICTING = (
     *("machine/environment.py", "machine/page_faults.py"),
 )
 BOUNDS = ("verdicts/bound.py", "verdicts/residuals.json")
-ROOMS = ("backends", "contract", "workloads", *PREDICTING, *BOUNDS, "records/forecast.py", "records/roofline.py")
+RECORDS = ("records/forecast.py", "records/roofline.py")
+ROOMS = ("backends", "contract", "workloads", *PREDICTING, *BOUNDS, *RECORDS, "refusal.py")
 """Files of the harness that a prediction depends on; of a folder its code."""
 
 
