@@ -380,6 +380,20 @@ def test_on_another_gpu_than_the_one_here_nothing_is_run(tmp_path, monkeypatch, 
     assert (said in done.output.splitlines()) != runs
 
 
+@pytest.mark.parametrize(("place", "alone"), [("torch/cuda", True), ("torch/cpu", False)])
+def test_for_a_gpu_where_none_is_limits_are_predicted_alone(tmp_path, monkeypatch, place, alone):
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu, "detect", lambda: None)
+    monkeypatch.setattr(gpu, "usable_bytes", lambda: None)
+    monkeypatch.setattr(throughput, "of_place", lambda place, cache: None)
+    monkeypatch.setattr(cli_fit, "run", lambda *words: asked.append(words[-1]) or (tmp_path, []))
+    monkeypatch.setattr(cli_fit, "text", lambda records: "")
+    plan(tmp_path, SUITE.replace("[torch/cpu]", f"[{place}]"))
+    done = CliRunner().invoke(commands.app, ["fit", "small.yaml", "--over", "tokens", "--gpu", "rtx4090"])
+    assert (done.exit_code, asked) == (0, [alone]), done.output
+
+
 def test_a_card_that_nobody_knows_is_refused(tmp_path, monkeypatch):
     done, machines = asked(tmp_path, monkeypatch, None, "--gpu", "h1000")
     assert done.exit_code and not machines
