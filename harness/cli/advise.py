@@ -45,7 +45,7 @@ def command(
         if kind not in DECLARED:
             raise SuiteError(f"--allow: there is no answer '{kind}'{plugins.nearest(kind, DECLARED)}")
     asked = replace(cases, only=None) if everything else cases
-    allowed = dict.fromkeys((*(allow or ()), *cases.answers(loaded)))
+    allowed = (*(allow or ()), *cases.answers(loaded))
     plan = asked.plan(loaded, room.budget, room.on_gpu)
     options = bench.Options(results, cases.plugins)
     machine = room.machine(plan.places)
@@ -56,7 +56,7 @@ def command(
             loaded,
             options,
             machine,
-            tuple(allowed),
+            allowed,
             everything,
             predict_only,
             watcher,

@@ -87,7 +87,7 @@ class Cases:
 
     def answers(self, loaded: Plugins) -> list[str]:
         """Return the kinds of answers of the strategies that --with names: whoever names one allows it."""
-        named = {name for text in self.rows or () for name in of_model.names(text)}
+        named = {loaded.aliases.get(name, name) for text in self.rows or () for name in of_model.names(text)}
         return sorted({loaded.strategies[name].declares for name in named & set(loaded.strategies)} - {"exact"})
 
     def _model(self, usual_tokens: int) -> Model | None:

@@ -12,7 +12,7 @@ from harness.verdicts.remedies import OF_KIND
 DEVICE = ("strategy", "allocated MiB", "reserved MiB", "driver MiB", "host MiB")
 LEAST_SHARE = 0.01
 """Of the peak: a kind that takes less is left out."""
-KINDS = ("kind", "at most MiB", "against it")
+KINDS = ("kind", "most MiB", "against it")
 STANDING = ("made in", "by operator", "MiB", "of the peak", "tensors")
 
 
@@ -58,7 +58,7 @@ def _explained(row: PlanRow) -> str:
 
 
 def _kinds(row: PlanRow) -> str:
-    """Write what each kind of memory takes at most at any time, the most first, and what RESULTS.md has against it."""
+    """Write the most that each kind of memory takes at any time, the largest first, and what is against it."""
     most = sorted(row.prediction.predicted_kinds.items(), key=lambda each: each[1], reverse=True)
     cells = [
         (kind, mib(size), OF_KIND.get(kind, "")) for kind, size in most if size >= LEAST_SHARE * (row.peak_bytes or 0)
