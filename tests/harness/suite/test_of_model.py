@@ -88,6 +88,7 @@ def test_whoever_names_a_strategy_allows_its_answers():
     assert Cases(model="gpt2", rows=rows).answers(LOADED) == sorted(
         {LOADED.strategies[name].declares for name in ("lora", "bfloat16")}
     )
+    assert Cases(model="gpt2", rows=["documents"]).answers(LOADED) == ["approximate"], "a former name"
     assert Cases(model="gpt2").answers(LOADED) == []
 
 
