@@ -167,9 +167,14 @@ def _chosen(path: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    """Return the name of the processor, and whether it lacks the widest vectors: clouds give both kinds one name."""
+    """Return the name of the processor, and what sets it apart from others to which clouds give the same name.
+
+    These are the widest vectors, which it may lack, and products of matrices in 16 bits (AMX), which it may have.
+    """
     model = processor.of_processor("model name") or platform.processor() or "unknown"
-    return f"{model} without AVX-512" if processor.flags() and not processor.is_wide() else model
+    if processor.flags() and not processor.is_wide():
+        return f"{model} without AVX-512"
+    return f"{model} with AMX" if "amx_bf16" in processor.flags() else model
 
 
 def _gpu() -> str | None:

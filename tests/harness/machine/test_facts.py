@@ -139,6 +139,8 @@ def test_packages_that_are_called_have_their_versions_and_absent_ones_none(monke
     [
         ("fpu avx avx2", "Some Model without AVX-512"),
         ("fpu avx avx2 avx512f", "Some Model"),
+        ("fpu avx avx2 avx512f avx512_bf16", "Some Model"),
+        ("fpu avx avx2 avx512f avx512_bf16 amx_tile amx_bf16", "Some Model with AMX"),
         ("", "Some Model"),
     ],
 )
