@@ -49,6 +49,12 @@ CARDS = {
         Build(132, 128, 2048, 228 * KIB, 227 * KIB, 60 * MIB, 4.8e12, 1.98),
         context_bytes=758 * MIB,
     ),
+    "b200": Card(
+        "NVIDIA B200",
+        182_630 * MIB,
+        (10, 0),
+        Build(148, 128, 2048, 228 * KIB, 227 * KIB, 126 * MIB, 8.0e12, 1.965),
+    ),
     "a100": Card(
         "NVIDIA A100-SXM4-80GB",
         81_038 * MIB,
@@ -73,6 +79,12 @@ CARDS = {
         (8, 9),
         Build(58, 128, 1536, 100 * KIB, 99 * KIB, 48 * MIB, 3.0e11, 2.04),
     ),
+    "a40": Card(
+        "NVIDIA A40",
+        45_486 * MIB,
+        (8, 6),
+        Build(84, 128, 1536, 100 * KIB, 99 * KIB, 6 * MIB, 6.96e11, 1.74),
+    ),
     "a10": Card(
         "NVIDIA A10",
         22_731 * MIB,
@@ -85,6 +97,12 @@ CARDS = {
         (8, 6),
         Build(80, 128, 1536, 100 * KIB, 99 * KIB, 6 * MIB, 6.0e11, 1.71),
     ),
+    "rtx6000-ada": Card(
+        "NVIDIA RTX 6000 Ada Generation",
+        48_517 * MIB,
+        (8, 9),
+        Build(142, 128, 1536, 100 * KIB, 99 * KIB, 96 * MIB, 9.6e11, 2.505),
+    ),
     "a6000": Card(
         "NVIDIA RTX A6000",
         48_538 * MIB,
@@ -96,6 +114,18 @@ CARDS = {
         24_138 * MIB,
         (8, 6),
         Build(64, 128, 1536, 100 * KIB, 99 * KIB, 6 * MIB, 7.68e11, 1.7),
+    ),
+    "v100": Card(
+        "Tesla V100-SXM2-16GB",
+        16_148 * MIB,
+        (7, 0),
+        Build(80, 64, 2048, 96 * KIB, 96 * KIB, 6 * MIB, 9.0e11, 1.53),
+    ),
+    "v100-32gb": Card(
+        "Tesla V100-SXM2-32GB",
+        32_492 * MIB,
+        (7, 0),
+        Build(80, 64, 2048, 96 * KIB, 96 * KIB, 6 * MIB, 9.0e11, 1.53),
     ),
     "t4": Card(
         "Tesla T4",
@@ -163,6 +193,12 @@ CARDS = {
         12_622_168_064,
         (8, 6),
         Build(28, 128, 1536, 100 * KIB, 99 * KIB, 3 * MIB, 3.6e11, 1.78),
+    ),
+    "rtx2080-ti": Card(
+        "NVIDIA GeForce RTX 2080 Ti",
+        11_008 * MIB,
+        (7, 5),
+        Build(68, 64, 1024, 64 * KIB, 64 * KIB, 5_632 * KIB, 6.16e11, 1.545),
     ),
 }
 """Cards by key.

@@ -16,6 +16,7 @@ from harness.cli.options import (
     OnlyOption,
     PlaceOption,
     PluginOption,
+    RanksOption,
     SuiteArgument,
     TokensOption,
     WithOption,
@@ -45,6 +46,7 @@ class Cases:
     model: ModelOption = None
     tokens: TokensOption = None
     batch: BatchOption = None
+    ranks: RanksOption = None
     documents: DocumentsOption = None
     evaluations: EvaluationsOption = None
     rows: WithOption = None
@@ -101,8 +103,9 @@ class Cases:
                 self.documents,
                 self.evaluations,
                 usual_tokens,
+                self.ranks,
             )
-        sizes = {"--tokens": self.tokens, "--batch": self.batch, "--documents": self.documents}
+        sizes = {"--tokens": self.tokens, "--batch": self.batch, "--ranks": self.ranks, "--documents": self.documents}
         for option, value in {**sizes, "--evaluations": self.evaluations, "--with": self.rows}.items():
             if value:
                 raise SuiteError(f"{option} goes with --model: a suite says it itself")

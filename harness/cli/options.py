@@ -7,6 +7,7 @@ import typer
 
 from harness.backends.cards import CARDS
 from harness.cli import completion
+from harness.suite.schema import MAX_RANKS
 
 SuiteArgument = Annotated[
     Path | None,
@@ -25,6 +26,10 @@ ModelOption = Annotated[
 ]
 TokensOption = Annotated[int | None, typer.Option(help="Tokens in a row, with --model.", min=1, max=1 << 26)]
 BatchOption = Annotated[int | None, typer.Option(help="Rows in a batch, with --model.", min=1, max=1 << 20)]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(help="Divide the run among so many ranks, with --model; each a GPU.", min=2, max=MAX_RANKS),
+]
 DocumentsOption = Annotated[
     int | None,
     typer.Option(help="Train on so many texts of all lengths up to --tokens, with --model.", min=1, max=1 << 30),

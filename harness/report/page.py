@@ -129,11 +129,20 @@ def columns(rows: Sequence[Figures], about: About) -> dict[str, Any]:
             [[number_of(phase), round(size / KIB)] for phase, size in row["composition"].items()] for row in rows
         ],
         "rounds": [[_rounded(ratio) for ratio in row["round_ratios"]] for row in rows],
-        "models": {row["suite"]: asked for row in rows if (asked := of_model.options(row["suite"], row["shape"]))},
+        "models": _models(rows),
         "answers": {f"{suite}\n{comparison}": text for (suite, comparison), text in about.answers.items()},
         "texts": list(texts),
         "colours": dict(PARTS),
     }
+
+
+def _models(rows: Sequence[Figures]) -> dict[str, str]:
+    """Return the options of a command line by the suite that they asked for, where a command line did."""
+    ranks: dict[str, int] = {}
+    for row in rows:
+        ranks[row["suite"]] = max(row["ranks"], ranks.get(row["suite"], 1))
+    asked = {row["suite"]: of_model.options(row["suite"], row["shape"], ranks[row["suite"]]) for row in rows}
+    return {suite: options for suite, options in asked.items() if options}
 
 
 def _residual(row: Figures) -> str:

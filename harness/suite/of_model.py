@@ -15,6 +15,14 @@ from harness.workloads.causal_lm import configs
 LEAN = "checkpoint,fused_loss"
 USUAL = (LEAN, "bfloat16", f"bfloat16,{LEAN}", f"bfloat16,lora,{LEAN}", f"bfloat16,qlora,{LEAN}")
 """The rows of a suite that says nothing about strategies: full training, and what most take where that does not fit."""
+USUAL_ON_RANKS = (
+    f"ddp,{LEAN}",
+    f"zero2,{LEAN}",
+    f"fsdp,{LEAN}",
+    f"bfloat16,fsdp,{LEAN}",
+    f"bfloat16,qlora,fsdp,{LEAN}",
+)
+"""Those of one that says on how many ranks it runs."""
 USUAL_TOKENS = 2048
 LEAST_TOKENS = 128
 """Where a search for the most tokens begins, if nothing else is said."""
@@ -29,7 +37,8 @@ class Model:
 
     Where `tokens` are not named they are the usual ones, as far as the model has positions. With `documents` it is
     trained on so many texts of all lengths, those of the standard library of Python; with `evaluations` it is evaluated
-    after the steps, saved and resumed.
+    after the steps, saved and resumed. With `ranks` rows that divide the run do so among that many, each of which has a
+    row of the batch if nothing else is said.
     """
 
     name: str
@@ -39,6 +48,7 @@ class Model:
     documents: int | None = None
     evaluations: int | None = None
     usual_tokens: int = USUAL_TOKENS
+    ranks: int | None = None
 
     @property
     def stem(self) -> str:
@@ -59,7 +69,7 @@ class Model:
             raise SuiteError(f"--model: {error}") from None
         tokens = self.tokens or min(self.usual_tokens, positions)
         key = "preset" if self.name in configs.published() else "config"
-        sizes = {"batch": self.batch, "documents": self.documents, "evaluations": self.evaluations}
+        sizes = {"batch": self.batch or self.ranks, "documents": self.documents, "evaluations": self.evaluations}
         more = "".join(f", {name}: {size}" for name, size in sizes.items() if size)
         texts = self.documents is not None
         lines = [
@@ -69,13 +79,14 @@ class Model:
             f"corpus: {'standard_library' if texts else 'zipf'}",
             f"shape: {{{key}: {json.dumps(self.name)}, tokens: {tokens}{more}{', longer: skip' if texts else ''}}}",
             "strategies:",
-            *(f"  - {row(each)}" for each in self.rows or USUAL),
+            *(f"  - {row(each)}" for each in self.rows or (USUAL_ON_RANKS if self.ranks else USUAL)),
+            *([f"ranks: {self.ranks}"] if self.ranks else []),
             "rounds: 0",
         ]
         return "\n".join(lines) + "\n"
 
 
-def options(suite: str, shape: Mapping[str, Any]) -> str:
+def options(suite: str, shape: Mapping[str, Any], ranks: int) -> str:
     """Return by which options a command line asked for a suite of this name; empty where its shape is of no model.
 
     A suite from a file that has the name of its model is taken for one from the command line.
@@ -83,9 +94,10 @@ def options(suite: str, shape: Mapping[str, Any]) -> str:
     name = shape.get("config")
     if not name or Model(name).stem != suite:
         return ""
-    batch = f" --batch {shape['batch']}" if shape.get("batch", 1) > 1 else ""
+    on_ranks = f" --ranks {ranks}" if ranks > 1 else ""
+    batch = f" --batch {shape['batch']}" if shape.get("batch", 1) != ranks else ""
     more = "".join(f" --{each} {shape[each]}" for each in ("documents", "evaluations") if shape.get(each))
-    return f"--model {shlex.quote(name)} --tokens {shape['tokens']}{batch}{more}"
+    return f"--model {shlex.quote(name)} --tokens {shape['tokens']}{on_ranks}{batch}{more}"
 
 
 def names(text: str) -> list[str]:

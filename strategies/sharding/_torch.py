@@ -5,7 +5,7 @@ sum of theirs, and the backward pass of each collective is its transpose: of gat
 summing; of exchanging, exchanging back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -128,8 +128,36 @@ def summed_part(whole: Tensor) -> Tensor:
 
 
 def sizes(parts: Parts) -> dict[str, Size]:
-    """Return the size of each parameter by its name; one of a layer stands for all layers, by its short name."""
-    return {name.removeprefix("layers."): size for name, (size, _) in parts.shape.parameter_shapes().items()}
+    """Return the size of each parameter by its name; one of a layer stands for all layers, by its short name.
+
+    A matrix that follows the layers (a projection of OPT) has none here: every rank holds it whole.
+    """
+    shapes = parts.shape.parameter_shapes().items()
+    return {
+        name.removeprefix("layers."): size
+        for name, (size, _) in shapes
+        if len(size) < 2 or not name.startswith("norm.")
+    }
+
+
+def of_classifier(sizes: Mapping[str, Size], vocabulary: int) -> Size:
+    """Return the size of the classifier's matrix: that of the embedding where both are tied."""
+    tied = (size for name, size in sizes.items() if name.startswith("embed") and size[0] == vocabulary)
+    return sizes["head"] if "head" in sizes else next(tied)
+
+
+def of_model(
+    function: Callable[[Tensor | dict[str, Tensor], Size], Any], p: Any, sizes: Mapping[str, Size], name: str = ""
+) -> Any:
+    """Put `function(parameter, size)` in the place of each parameter of the model; others stay, as adapters do.
+
+    `p` is one parameter by the `name` of its size, or a dict of them, in which one that is packed is a dict as well.
+    """
+    if name in sizes:
+        return function(p, sizes[name])
+    if not isinstance(p, dict):
+        return p
+    return {key: of_model(function, value, sizes, f"{name}.{key}" if name else key) for key, value in p.items()}
 
 
 def own_name(name: str) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from harness.contract.hooks import hookimpl
-from harness.contract.parts import RANK_PARTS, Parts
+from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.workload import Workload
-from harness.workloads.causal_lm import configs
+from harness.workloads.causal_lm import configs, resizing
 from harness.workloads.decoder import abstract_batch, extent, wanted
 from harness.workloads.settings import Text
 
@@ -70,14 +70,25 @@ class Shape(Text):
     def values(self) -> dict[str, Any]:
         """Return the values of the configuration at these sizes."""
         values = configs.changed(configs.read(self.config), self.changes)
-        return configs.with_sizes(values, self.layers, self.vocabulary, self.soft_cap)
+        return resizing.with_sizes(values, self.layers, self.vocabulary, self.soft_cap)
+
+    def parameter_shapes(self) -> dict[str, tuple[tuple[int, ...], float]]:
+        """Return shape and deviation of each parameter by name, of layers those of each kind: `layers.KIND.NAME`."""
+        from harness.workloads.causal_lm.proven import cut
+
+        return {_of_a_kind(name): (each.shape, each.deviation) for name, each in cut(self).parameters.items()}
+
+
+def _of_a_kind(name: str) -> str:
+    """Return the name of a parameter without the place of its layer."""
+    return "layers." + name.split(".", 2)[2] if name.startswith("layers.") else name
 
 
 def reduced(shape: Shape, layers: int, **sizes: Any) -> Shape:
     """Keep the architecture and every kind of layer at sizes that cost milliseconds."""
     values = configs.changed(configs.read(shape.config), shape.changes)
-    changes = {**shape.changes, **configs.small(values, shape.tokens)}
-    layers = max(layers, configs.period(values))
+    changes = {**shape.changes, **resizing.small(values, shape.tokens)}
+    layers = max(layers, resizing.period(values))
     return shape.model_copy(
         update={"changes": changes, "layers": layers, "stride": None, "corpus_tokens": None, **sizes}
     )
@@ -128,7 +139,7 @@ WORKLOAD = Workload(
     wanted=wanted,
     extent=extent,
     imports=("transformers.modeling_utils", "torch._dynamo"),
-    lacks=("add_positions", "rotary", "recur", "scan", "cache", *RANK_PARTS),
+    lacks=("add_positions", "rotary", "recur", "scan", "cache", "positions"),
 )
 
 

@@ -13,6 +13,7 @@ from harness.contract.data import Source
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.refusal import Refusal
+from harness.workloads import undivided
 from harness.workloads.causal_lm import stand_ins
 from harness.workloads.causal_lm.cut import Cut
 from harness.workloads.decoder import _torch as decoder
@@ -40,6 +41,9 @@ def parts_of(modules: "Modules") -> dict[str, Any]:
         "linear": partial(stand_ins.linear, transposed),
         "attend": decoder.attend,
         "outputs_first": partial(outputs_first, transposed),
+        "shard_batch": undivided.shard_batch,
+        "reduce_gradients": undivided.reduce_gradients,
+        "gather_parameters": undivided.gather_parameters,
     }
     if modules.mix:
         parts["mix"] = partial(mix, modules)
@@ -130,8 +134,11 @@ def feed(modules: "Modules", parts: Parts, p: dict[str, Any], x_BTD: torch.Tenso
 def grad(
     modules: "Modules", parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor
 ) -> tuple[torch.Tensor, Any]:
-    """Compute the loss of a batch and its gradient for every parameter."""
-    return decoder.gradients(forward(modules, parts, both.trained(state, state["params"]), x, y), state["params"])
+    """Compute the loss of this rank's share and its gradient for every parameter; sum them over the ranks."""
+    x, y, weight = parts.shard_batch(parts, x, y)
+    value = forward(modules, parts, both.trained(state, state["params"]), x, y)
+    value = value if weight is None else value * weight
+    return parts.reduce_gradients(parts, *decoder.gradients(value, state["params"]))
 
 
 def forward(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from harness.workloads.causal_lm import configs
+from harness.workloads.causal_lm import configs, resizing
 from harness.workloads.causal_lm.cut import Anatomy, Cut, CutError, anatomy_of, in_a_line, made, pieces, without_values
 from harness.workloads.causal_lm.proof import difference, tells_apart
 
@@ -29,9 +29,9 @@ def _cut(values: str) -> Cut:
 
 
 def _small(values: configs.Values) -> configs.Values:
-    changes = configs.small(values, configs.of(values, "max_position_embeddings"))
+    changes = resizing.small(values, configs.of(values, "max_position_embeddings"))
     cap = float(values.get("final_logit_softcapping") or 0.0)
-    return configs.with_sizes({**values, **changes}, max(2, configs.period(values)), 61, cap)
+    return resizing.with_sizes({**values, **changes}, max(2, resizing.period(values)), 61, cap)
 
 
 @cache

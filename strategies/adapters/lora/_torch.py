@@ -45,18 +45,35 @@ def frozen_beside(parts: Parts, rank: int, targets: str) -> Parts:
 
 @torch.no_grad()
 def _sizes(parts: Parts, params: Any) -> list[Sizes]:
-    """Return the sizes of the matrices of each layer: one token is sent through them."""
-    if parts.ranks > 1:
-        return [of_shape(parts)] * len(params["layers"])
+    """Return the sizes of the matrices of each layer: one token is sent through them.
+
+    Where ranks hold parts of them the sizes are those of the shape, or of whole ones without numbers.
+    """
+    if parts.ranks > 1 and (known := of_shape(parts)):
+        return [known] * len(params["layers"])
     shape, dtype = one_token(parts)
     first = torch.zeros(shape, dtype=getattr(torch, dtype), device=parts.place.device)
-    x_BTD = parts.embed(parts, params, first)
+    rest = {key: _whole(parts, value, key) for key, value in params.items() if key != "layers"}
+    x_BTD = parts.embed(parts, rest, first)
     sizes: list[Sizes] = []
     for p in params["layers"]:
         sizes.append({})
         watching = watched(parts, sizes[-1])
-        x_BTD = watching.block(watching, p, x_BTD)
+        x_BTD = watching.block(watching, _whole(parts, p, "layers"), x_BTD)
     return sizes
+
+
+def _whole(parts: Parts, params: Any, name: str) -> Any:
+    """Return parameters of which ranks hold parts as whole ones: zeros with the memory of one row, or of one matrix."""
+    if parts.ranks == 1:
+        return params
+    shapes = parts.shape.parameter_shapes()
+    if name in shapes:
+        size, dtype = shapes[name][0], (params["levels"] if isinstance(params, dict) else params).dtype
+        return torch.zeros(size[max(1, len(size) - 2) :], dtype=dtype, device=parts.place.device).expand(size)
+    if not isinstance(params, dict):
+        return params
+    return {key: _whole(parts, value, f"{name}.{key}") for key, value in params.items()}
 
 
 def _with_adapters(parts: Parts, place: str, p: Any, sizes: Sizes, rank: int, targets: str) -> Any:

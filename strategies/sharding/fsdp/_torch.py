@@ -15,6 +15,8 @@ from strategies.sharding._torch import (
     by_rows,
     dividing,
     joined,
+    of_classifier,
+    of_model,
     own_name,
     own_part,
     own_rows,
@@ -40,18 +42,18 @@ def fsdp(parts: Parts) -> Parts:
 
     def grad(parts: Parts, state: Any, x: Tensor, y: Tensor) -> Any:
         size_of, block_, loss_, embed_ = sizes(parts), parts.block, parts.loss, parts.embed
+        classifier = of_classifier(size_of, parts.shape.vocabulary)
 
         def block(parts: Parts, p: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
             whole = _Whole()
-            p = {name: whole.of(value, size_of.get(name)) for name, value in p.items()}
-            return whole.during(block_, parts, p, x_BTD)
+            return whole.during(block_, parts, of_model(whole.of, p, size_of), x_BTD)
 
         def loss(parts: Parts, x_BTD: Tensor, w_VD: Tensor, y_BT: Tensor) -> Tensor:
             whole = _Whole()
-            return whole.during(loss_, parts, x_BTD, whole.of(w_VD, size_of["embed"]), y_BT)
+            return whole.during(loss_, parts, x_BTD, whole.of(w_VD, classifier), y_BT)
 
         def embed(parts: Parts, params: Any, x_BT: Tensor) -> Tensor:
-            whole = {name: _Whole().of(params[name], size_of[name]) for name in OF_EMBED if name in params}
+            whole = {key: of_model(_Whole().of, params[key], size_of, key) for key in OF_EMBED if key in params}
             return embed_(parts, {**params, **whole}, x_BT)
 
         return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)
@@ -104,10 +106,8 @@ class _Whole:
     def __init__(self) -> None:
         self.made: dict[int, tuple[Tensor, Size]] = {}
 
-    def of(self, value: Any, size: Size | None) -> Any:
+    def of(self, value: Any, size: Size) -> Any:
         """Make a parameter whole, if it is a part of one of this size."""
-        if size is None:
-            return value
         if isinstance(value, dict):
             return _Packed(value, size[0])
         if not _is_part(value, size):

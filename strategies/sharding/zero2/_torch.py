@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness import Parts, tree
-from strategies.sharding._torch import Size, sized, summed_part
+from strategies.sharding._torch import Size, of_model, sized, sizes, summed_part
 from strategies.sharding.shares import OF_EMBED
 from strategies.sharding.zero1._torch import zero1
 
@@ -19,7 +19,7 @@ def zero2(parts: Parts) -> Parts:
     inner = parts.grad
 
     def grad(parts: Parts, state: Any, x: Tensor, y: Tensor) -> Any:
-        block_, loss_, embed_ = parts.block, parts.loss, parts.embed
+        size_of, block_, loss_, embed_ = sizes(parts), parts.block, parts.loss, parts.embed
         whole: dict[int, Tensor] = {}
 
         def stand_in(value: Tensor, size: Size | None) -> Tensor:
@@ -31,19 +31,22 @@ def zero2(parts: Parts) -> Parts:
             whole[id(part)] = value.detach()
             return part
 
-        def of(value: Tensor) -> Tensor:
-            return _Summed.apply(value, whole[id(value)]) if id(value) in whole else value
+        def of(value: Any, size: Size) -> Any:
+            if id(value) in whole:
+                return _Summed.apply(value, whole[id(value)])
+            if whole and isinstance(value, Tensor) and value.dim() < len(size):
+                raise ValueError("zero2: another strategy computes in copies of its parts: name it after zero2")
+            return value
 
         def block(parts: Parts, p: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
-            return block_(parts, {name: of(value) for name, value in p.items()}, x_BTD)
+            return block_(parts, of_model(of, p, size_of), x_BTD)
 
         def loss(parts: Parts, x_BTD: Tensor, w_VD: Tensor, y_BT: Tensor) -> Tensor:
-            return loss_(parts, x_BTD, of(w_VD), y_BT)
+            return loss_(parts, x_BTD, of(w_VD, w_VD.shape), y_BT)
 
         def embed(parts: Parts, params: Any, x_BT: Tensor) -> Tensor:
-            if whole and params["embed"].dim() == 1 and id(params["embed"]) not in whole:
-                raise ValueError("zero2: another strategy computes in copies of its parts: name it after zero2")
-            return embed_(parts, {**params, **{name: of(params[name]) for name in OF_EMBED if name in params}}, x_BT)
+            read = {key: of_model(of, params[key], size_of, key) for key in OF_EMBED if key in params}
+            return embed_(parts, {**params, **read}, x_BT)
 
         params = tree.mapped(stand_in, state["params"], sized(parts, state["params"]))
         return inner(replace(parts, block=block, loss=loss, embed=embed), {**state, "params": params}, x, y)

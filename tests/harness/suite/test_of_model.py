@@ -74,10 +74,21 @@ def test_a_model_is_trained_on_texts_and_evaluated_where_that_is_asked_for(tmp_p
     written = capsys.readouterr().out.removeprefix("```yaml\n").partition("```")[0]
     again = reader.read(tmp_path / "gpt2.yaml", LOADED, written)
     assert [each.digest() for each in again.cases] == [each.digest() for each in plan.cases]
-    assert options("gpt2", case.shape) == "--model gpt2 --tokens 256 --batch 4 --documents 64 --evaluations 2"
+    assert options("gpt2", case.shape, 1) == "--model gpt2 --tokens 256 --batch 4 --documents 64 --evaluations 2"
 
 
-@pytest.mark.parametrize("option", ["documents", "evaluations"])
+@pytest.mark.parametrize(
+    ("batch", "rows", "asked"), [(None, 8, "--ranks 8"), (8, 8, "--ranks 8"), (16, 16, "--ranks 8 --batch 16")]
+)
+def test_a_model_on_ranks_has_a_row_for_each_if_nothing_else_is_said(batch, rows, asked):
+    plan = Cases(model="gpt2", tokens=256, batch=batch, ranks=8, place=["torch/cuda"]).plan(LOADED)
+    on = {case.label: (case.ranks, case.shape["batch"]) for case in plan.cases}
+    assert on.pop("baseline") == (1, rows) and set(on.values()) == {(8, rows)}
+    assert "fsdp + checkpoint + fused_loss" in {label.partition(" on ")[0] for label in on}
+    assert options("gpt2", plan.cases[0].shape, 8) == f"--model gpt2 --tokens 256 {asked}"
+
+
+@pytest.mark.parametrize("option", ["documents", "evaluations", "ranks"])
 def test_sizes_of_a_model_need_one(option):
     with pytest.raises(SuiteError, match=f"--{option} goes with --model: a suite says it itself"):
         Cases(**{option: 2}).plan(LOADED)

@@ -16,7 +16,7 @@ from harness.contract import plugins
 from harness.contract.assembly import assemble
 from harness.records import Applied, Case, Task
 from harness.worker import numerics, prediction, tasks
-from harness.workloads.causal_lm import Shape, configs, parameters, probe, reduced, tiny
+from harness.workloads.causal_lm import Shape, configs, parameters, probe, reduced, resizing, tiny
 from harness.workloads.causal_lm.cut import CutError
 from harness.workloads.causal_lm.proven import cut
 from harness.workloads.user_model.kinds import kinds_of
@@ -509,7 +509,7 @@ PERIODS = [
     ("values", "layers"), PERIODS, ids=lambda value: value["model_type"] if isinstance(value, dict) else ""
 )
 def test_a_small_model_has_a_layer_of_every_kind(values, layers):
-    assert configs.period(BARE | values) == layers
+    assert resizing.period(BARE | values) == layers
     assert probe(Shape(config=BARE | values)).layers == max(layers, 3)
 
 

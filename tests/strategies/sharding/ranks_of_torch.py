@@ -30,10 +30,12 @@ def applied(text):
 
 
 def case_of(names, sizes, ranks):
-    decoder = LOADED.workloads["decoder"]
-    shape = decoder.probe(decoder.shape()).model_copy(update=sizes)
+    """Make the case of the decoder, or of a published one where the sizes name its `config`."""
+    workload, own = ("causal_lm", sizes) if "config" in sizes else ("decoder", {})
+    made = LOADED.workloads[workload]
+    shape = made.probe(made.shape(**own)).model_copy(update={} if own else sizes)
     strategies = tuple(map(applied, names))
-    case = Case(workload="decoder", shape=shape.model_dump(), place="torch/cpu", corpus="drawn", tokenizer="none")
+    case = Case(workload=workload, shape=shape.model_dump(), place="torch/cpu", corpus="drawn", tokenizer="none")
     return case.model_copy(update={"strategies": strategies, "ranks": ranks})
 
 

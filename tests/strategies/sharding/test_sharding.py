@@ -62,11 +62,25 @@ EVERY_TERM = {
     "label_smoothing": 0.1, "z_loss": 1e-3, "soft_cap": 5.0,
 }  # fmt: skip
 ONE_ROW = {"batch": 1}
+BY_ROWS = [["ddp"], ["zero1"], ["zero2"], ["fsdp"]]
+OPT = {
+    "model_type": "opt", "hidden_size": 64, "word_embed_proj_dim": 48, "num_hidden_layers": 2, "ffn_dim": 80,
+    "num_attention_heads": 4, "vocab_size": 96, "max_position_embeddings": 512, "do_layer_norm_before": False,
+}  # fmt: skip
+PUBLISHED = [
+    *[(names, {"config": "smollm2-135m"}) for names in [*BY_ROWS, *TOGETHER[:6], *ADAPTERS[:6]]],
+    *[(names, {"config": config}) for config in ("gpt2", "phi-2", "qwen3-30b-a3b") for names in BY_ROWS],
+    (["qlora", "checkpoint", "fsdp"], {"config": "qwen3-30b-a3b"}),
+    *[(names, {"config": OPT}) for names in BY_ROWS],
+]
+"""A tied head, positions among the embedding and matrices stored the other way, a head with a bias, experts, and a
+matrix behind the layers."""
 CASES = {
     2: [
         *[(names, {}) for names in ALONE + TOGETHER + ADAPTERS],
         *[(names, sizes) for sizes in (TIED, EVERY_TERM) for names in [*ALONE, TOGETHER[-5]]],
         *[(names, ONE_ROW) for names in (["ddp"], ["fsdp"])],
+        *PUBLISHED,
     ],
     4: [(names, {}) for names in [*ALONE, ["ring_attention without zigzag"], TOGETHER[-5], *ADAPTERS]],
 }
@@ -107,7 +121,7 @@ def test_ranks_train_as_one_process(ranks):
     wrong = {}
     for (names, sizes), (losses, gradients, fault) in zip(CASES[ranks], answers, strict=True):
         if fault is not None or not (losses < WITHIN and gradients < WITHIN):
-            wrong["+".join([*names, *sizes])] = losses, gradients, fault
+            wrong["+".join([*names, *sizes, *map(str, sizes.values())])[:99]] = losses, gradients, fault
     assert not wrong
 
 
@@ -179,9 +193,11 @@ def test_ranks_that_get_no_row_are_noted(rows, note):
     assert len(x) == len(y) == -(-rows // 4) and parts.notes.get("ranks") == note
 
 
-def test_a_row_on_ranks_fits_the_decoder_alone():
+def test_a_row_on_ranks_fits_the_decoder_and_one_by_rows_a_published_decoder():
     place = Place("torch", "cpu")
     for (name,) in ALONE:
         strategy = LOADED.strategies[name]
         assert strategy.obstacle(place, LOADED.workloads["decoder"]) is None
         assert "does not have" in (strategy.obstacle(place, LOADED.workloads["temporal"]) or "")
+        published = strategy.obstacle(place, LOADED.workloads["causal_lm"])
+        assert (published is None) == ([name] in BY_ROWS), published
