@@ -18,13 +18,13 @@ WARMED = (1024, 8192, 384)
 MOST_COLUMNS, MOST_ROWS = 10_000, 384
 """Columns of the second matrix, and rows of the first, that each thread packs at once; of fewer rows among all threads
 nothing is packed whole."""
-SHORT, BLOCKS = 640, (256, 384)
-"""The depth up to which a block has the first of these depths; beyond it has the second."""
+BLOCK = 384
+"""The depth of a block; one of more than a block and of two at most is halved."""
 DEEP = 16
 """The depth, in multiples of the smaller side, from which threads divide it: each has buffers and a result of its own.
 
-All of these are empirical: of 25 products on one and two threads of a Xeon with AMX none is off by more than 1.3 MiB
-(`tests/benchmarks/packing_figures.py`).
+All of these are empirical: of 39 products on one and two threads of a Xeon with AMX one takes 7.5 MiB less, and none of
+the others is off by more than 1.3 MiB (`tests/benchmarks/packing_figures.py`).
 """
 FLOAT = 4
 
@@ -38,7 +38,7 @@ def packed(rows: int, columns: int, depth: int, threads: int) -> int:
     """Return the bytes that a product [rows, depth] by [depth, columns] packs."""
     if rows * threads < MOST_ROWS:
         return 0
-    block = min(depth, BLOCKS[depth > SHORT])
+    block = -(-depth // 2) if BLOCK < depth <= 2 * BLOCK else min(depth, BLOCK)
     both = (min(columns, MOST_COLUMNS * threads) + min(rows, MOST_ROWS * threads)) * block * FLOAT
     if threads > 1 and depth >= DEEP * min(rows, columns):
         return threads * both + (threads - 1) * rows * columns * FLOAT
