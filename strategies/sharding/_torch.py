@@ -140,13 +140,13 @@ def sizes(parts: Parts) -> dict[str, Size]:
     }
 
 
-def of_classifier(sizes: Mapping[str, Size], vocabulary: int) -> Size:
+def classifier_size(sizes: Mapping[str, Size], vocabulary: int) -> Size:
     """Return the size of the classifier's matrix: that of the embedding where both are tied."""
     tied = (size for name, size in sizes.items() if name.startswith("embed") and size[0] == vocabulary)
     return sizes["head"] if "head" in sizes else next(tied)
 
 
-def of_model(
+def mapped_by_size(
     function: Callable[[Tensor | dict[str, Tensor], Size], Any], p: Any, sizes: Mapping[str, Size], name: str = ""
 ) -> Any:
     """Put `function(parameter, size)` in the place of each parameter of the model; others stay, as adapters do.
@@ -157,7 +157,7 @@ def of_model(
         return function(p, sizes[name])
     if not isinstance(p, dict):
         return p
-    return {key: of_model(function, value, sizes, f"{name}.{key}" if name else key) for key, value in p.items()}
+    return {key: mapped_by_size(function, value, sizes, f"{name}.{key}" if name else key) for key, value in p.items()}
 
 
 def own_name(name: str) -> str:

@@ -13,10 +13,10 @@ from strategies.sharding._torch import (
     Size,
     all_gather,
     by_rows,
+    classifier_size,
     dividing,
     joined,
-    of_classifier,
-    of_model,
+    mapped_by_size,
     own_name,
     own_part,
     own_rows,
@@ -42,18 +42,18 @@ def fsdp(parts: Parts) -> Parts:
 
     def grad(parts: Parts, state: Any, x: Tensor, y: Tensor) -> Any:
         size_of, block_, loss_, embed_ = sizes(parts), parts.block, parts.loss, parts.embed
-        classifier = of_classifier(size_of, parts.shape.vocabulary)
+        classifier = classifier_size(size_of, parts.shape.vocabulary)
 
         def block(parts: Parts, p: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
             whole = _Whole()
-            return whole.during(block_, parts, of_model(whole.of, p, size_of), x_BTD)
+            return whole.during(block_, parts, mapped_by_size(whole.of, p, size_of), x_BTD)
 
         def loss(parts: Parts, x_BTD: Tensor, w_VD: Tensor, y_BT: Tensor) -> Tensor:
             whole = _Whole()
             return whole.during(loss_, parts, x_BTD, whole.of(w_VD, classifier), y_BT)
 
         def embed(parts: Parts, params: Any, x_BT: Tensor) -> Tensor:
-            whole = {key: of_model(_Whole().of, params[key], size_of, key) for key in OF_EMBED if key in params}
+            whole = {key: mapped_by_size(_Whole().of, params[key], size_of, key) for key in OF_EMBED if key in params}
             return embed_(parts, {**params, **whole}, x_BT)
 
         return inner_grad(replace(parts, block=block, loss=loss, embed=embed), state, x, y)

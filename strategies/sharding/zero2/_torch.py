@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness import Parts, tree
-from strategies.sharding._torch import Size, of_model, sized, sizes, summed_part
+from strategies.sharding._torch import Size, mapped_by_size, sized, sizes, summed_part
 from strategies.sharding.shares import OF_EMBED
 from strategies.sharding.zero1._torch import zero1
 
@@ -39,13 +39,13 @@ def zero2(parts: Parts) -> Parts:
             return value
 
         def block(parts: Parts, p: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
-            return block_(parts, of_model(of, p, size_of), x_BTD)
+            return block_(parts, mapped_by_size(of, p, size_of), x_BTD)
 
         def loss(parts: Parts, x_BTD: Tensor, w_VD: Tensor, y_BT: Tensor) -> Tensor:
             return loss_(parts, x_BTD, of(w_VD, w_VD.shape), y_BT)
 
         def embed(parts: Parts, params: Any, x_BT: Tensor) -> Tensor:
-            read = {key: of_model(of, params[key], size_of, key) for key in OF_EMBED if key in params}
+            read = {key: mapped_by_size(of, params[key], size_of, key) for key in OF_EMBED if key in params}
             return embed_(parts, {**params, **read}, x_BT)
 
         params = tree.mapped(stand_in, state["params"], sized(parts, state["params"]))
