@@ -22,6 +22,7 @@ UNBOUNDED = (
 )
 SEGMENTS = "- fits: by reserved bytes, which a budget and the card bound"
 NO_HOST = "; memory of the host is not judged: --memory names it"
+BETWEEN_RANKS = "- several GPUs: what NCCL takes of each beside torch is not counted; others report 0.5 to 1.6 GiB"
 SEVERAL = 3
 OPTIONS = {"cpu": "--memory or --budget", "cuda": "--gpu, --gpu-memory or --budget"}
 """What names the memory that a case on each device may use."""
@@ -87,11 +88,11 @@ def _remarks(rows: Sequence[PlanRow]) -> list[str]:
     remarks += [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
     remarks += [f"- {escaped(row.case.label)}: {beyond_host(row)}" for row in rows if row.over_host_bytes]
     on_host = rows[0].case.place.device == "cpu"
-    remarks += [
-        f"- {escaped(row.case.label)}: {'they share the host, so each ' if on_host else ''}{_room(row)}"
-        for row in rows
-        if row.limit_bytes is not None and row.limit_bytes != rows[0].limit_bytes
-    ]
+    others = [row for row in rows if row.limit_bytes is not None and row.limit_bytes != rows[0].limit_bytes]
+    shared = "they share the host, so each " if on_host else ""
+    remarks += dict.fromkeys(f"- on {row.case.ranks} ranks: {shared}{_room(row)}" for row in others)
+    if not on_host and any(row.case.ranks > 1 for row in rows):
+        remarks.append(BETWEEN_RANKS)
     if any(row.seconds and row.timed < TIMED for row in rows):
         remarks.append(ROUGH)
     remarks = [remark for remark in remarks if remark]

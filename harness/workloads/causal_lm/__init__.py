@@ -75,13 +75,9 @@ class Shape(Text):
     def parameter_shapes(self) -> dict[str, tuple[tuple[int, ...], float]]:
         """Return shape and deviation of each parameter by name, of layers those of each kind: `layers.KIND.NAME`."""
         from harness.workloads.causal_lm.proven import cut
+        from harness.workloads.user_model.shared import of_a_kind
 
-        return {_of_a_kind(name): (each.shape, each.deviation) for name, each in cut(self).parameters.items()}
-
-
-def _of_a_kind(name: str) -> str:
-    """Return the name of a parameter without the place of its layer."""
-    return "layers." + name.split(".", 2)[2] if name.startswith("layers.") else name
+        return {of_a_kind(name): (each.shape, each.deviation) for name, each in cut(self).parameters.items()}
 
 
 def reduced(shape: Shape, layers: int, **sizes: Any) -> Shape:

@@ -2,7 +2,8 @@
 
 The parts are `embed`, `block`, `stack`, `loss`, `grad`, `update` and those of the data, so that strategies of them
 apply; what is inside of a block (`mix`, `attend`, `feed`) is not named, and strategies of it are refused with a
-sentence. AdamW, the loss and the data are the decoder's.
+sentence. In torch the rows of a batch, moments, gradients and parameters can be divided among ranks. AdamW, the loss
+and the data are the decoder's.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,9 +27,9 @@ LACKS = (
     "scan",
     "feed",
     "cache",
-    *RANK_PARTS,
     *ENDING_PARTS,
 )
+"""The parts that no model of one's own has; in JAX those of ranks are lacking too, in torch of them `positions`."""
 
 
 class Sizes(Text):
@@ -64,7 +65,14 @@ def of_torch(
 
         return count(make, shape)
 
-    return _workload(name, {"torch": build}, parameters, shape, small, about, presets)
+    def parameter_shapes(shape: Any) -> dict[str, tuple[tuple[int, ...], float]]:
+        from harness.workloads.user_model._torch import shapes_of
+
+        return shapes_of(make, shape)
+
+    own = {"parameter_shapes": parameter_shapes, "__doc__": shape.__doc__, "__module__": shape.__module__}
+    of_ranks = type(shape.__name__, (shape,), own)
+    return _workload(name, {"torch": build}, parameters, of_ranks, small, about, presets, (*LACKS, "positions"))
 
 
 def of_jax(
@@ -96,7 +104,7 @@ def of_jax(
 
         return count(init, shape)
 
-    return _workload(name, {"jax": build}, parameters, shape, small, about, presets)
+    return _workload(name, {"jax": build}, parameters, shape, small, about, presets, (*LACKS, *RANK_PARTS))
 
 
 def _workload(
@@ -107,6 +115,7 @@ def _workload(
     small: Mapping[str, Any] | None,
     about: str,
     presets: Mapping[str, Mapping[str, Any]] | None,
+    lacks: tuple[str, ...],
 ) -> Workload:
     def reduced(shape: Any, **sizes: Any) -> Any:
         return shape.model_copy(update={"stride": None, "corpus_tokens": None, **sizes, **(small or {})})
@@ -125,7 +134,7 @@ def _workload(
         tokens_per_step=lambda shape: shape.batch * shape.tokens,
         wanted=_wanted,
         extent=_extent,
-        lacks=LACKS,
+        lacks=lacks,
     )
 
 

@@ -2,19 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.contract.data import Source
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.refusal import Refusal
+from harness.workloads import undivided
 from harness.workloads.decoder import _torch as decoder
 from harness.workloads.user_model.kinds import kinds_of
-from harness.workloads.user_model.shared import inner, with_the_decoders
+from harness.workloads.user_model.shared import inner, of_a_kind, with_the_decoders
 
 
 class Modules(NamedTuple):
@@ -66,11 +69,24 @@ def parts_of(make: Callable[[Any], Any], shape: Any, place: Place, corpus: Any, 
 
     def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
         params = state["params"]
+        x, y, weight = parts.shard_batch(parts, x, y)
         x_BTD = parts.stack(parts, params["layers"], parts.embed(parts, params, x))
         x_BTD = called(norm_, params["norm"], x_BTD.dtype, x_BTD)
-        return decoder.gradients(parts.loss(parts, x_BTD, head(params), y), params)
+        value = parts.loss(parts, x_BTD, head(params), y)
+        value = value if weight is None else value * weight
+        return parts.reduce_gradients(parts, *decoder.gradients(value, params))
 
-    own = {"draw": draw, "init": init, "embed": embed, "block": block, "grad": grad, "outputs_first": lambda name: True}
+    own: dict[str, Any] = {
+        "draw": draw,
+        "init": init,
+        "embed": embed,
+        "block": block,
+        "grad": grad,
+        "outputs_first": lambda name: True,
+        "shard_batch": undivided.shard_batch,
+        "reduce_gradients": undivided.reduce_gradients,
+        "gather_parameters": undivided.gather_parameters,
+    }
     return with_the_decoders(decoder, shape, place, corpus, seed, **own)
 
 
@@ -145,6 +161,23 @@ def called(
 
 def count(make: Callable[[Any], Any], shape: Any) -> int:
     """Count the parameters, without making them."""
-    with torch.device("meta"):
-        model = Modules(*make(shape))
-        return sum(p.numel() for p in named(model, kinds_of(model.blocks)).values())
+    return sum(prod(size) for size in _sizes(make, shape).values())
+
+
+def shapes_of(make: Callable[[Any], Any], shape: Any) -> dict[str, tuple[tuple[int, ...], float]]:
+    """Return shape and deviation of each parameter by name, of layers those of each kind: `layers.KIND.NAME`."""
+    return {of_a_kind(name): (size, 0.0) for name, size in _sizes(make, shape).items()}
+
+
+def _sizes(make: Callable[[Any], Any], shape: Any) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of all parameters by their names in the state, without making them."""
+    key = make, shape.model_dump_json()
+    if key not in _KNOWN:
+        with _disable_current_modes(), torch.device("meta"):
+            model = Modules(*make(shape))
+            _KNOWN[key] = {name: tuple(p.shape) for name, p in named(model, kinds_of(model.blocks)).items()}
+    return _KNOWN[key]
+
+
+_KNOWN: dict[Any, dict[str, tuple[int, ...]]] = {}
+"""The sizes of the parameters of models that were asked for before."""

@@ -24,6 +24,11 @@ def with_the_decoders(decoder: Any, shape: Any, place: Place, corpus: Any, seed:
     )
 
 
+def of_a_kind(name: str) -> str:
+    """Return the name of a parameter, `layers.0.KIND.NAME`, without the place of its layer."""
+    return "layers." + name.split(".", 2)[2] if name.startswith("layers.") else name
+
+
 def inner(values: Mapping[str, Any], group: str) -> dict[str, Any]:
     """Select the parameters of one module, by the names that it knows."""
     return {name.removeprefix(f"{group}."): p for name, p in values.items() if name.startswith(f"{group}.")}

@@ -23,7 +23,7 @@ from harness.records import Applied, Case, Memory, Prediction, Record, Slot, Tim
 from harness.records.record import Verdict
 from harness.refusal import Refusal
 from harness.report.advise import text as advice_text
-from harness.report.plan import NO_HOST, SEGMENTS, table
+from harness.report.plan import BETWEEN_RANKS, NO_HOST, SEGMENTS, table
 from harness.run import bench, prediction_cache, prepare_data, session
 from harness.suite import reader
 from harness.suite.of_model import Model
@@ -109,7 +109,7 @@ def test_a_card_is_known_by_all_its_names(name: str, key: str) -> None:
     assert card_of(name, "--gpu") == key
 
 
-@pytest.mark.parametrize("name", ["v100", "b200", "4060 Ti"])
+@pytest.mark.parametrize("name", ["p100", "b100", "4060 Ti"])
 def test_no_other_card_is_taken_for_one_that_nobody_knows(name: str) -> None:
     with pytest.raises(Refusal, match=f"no card '{name}'; there is h100, h200"):
         card_of(name, "--gpu")
@@ -299,9 +299,16 @@ def test_a_row_on_a_gpu_that_takes_more_of_the_host_than_there_is_does_not_fit()
 def test_a_row_on_ranks_says_what_each_may_use_and_the_leanest_is_nearest_to_its_own_limit() -> None:
     divided = replace(seen("ddp", 60, None, 50), case=case("ddp").model_copy(update={"ranks": 2}))
     shown = table([seen("", 104, None), divided])
-    assert "may use 100 B\n" in shown and "- ddp on 2 ranks: they share the host, so each may use 50 B" in shown
+    assert "may use 100 B\n" in shown and shown.count("- on 2 ranks: they share the host, so each may use 50 B") == 1
     assert "nothing fits: the leanest, baseline, takes 104 B and is 4 B over 100 B" in shown
     assert "they share" not in table([seen("", 104, None), seen("checkpoint", 60, None)])
+
+
+def test_a_plan_for_several_gpus_says_that_their_exchange_takes_memory_too() -> None:
+    one = on_card(reserved=7)
+    two = replace(one, case=one.case.model_copy(update={"ranks": 2}))
+    assert BETWEEN_RANKS in table([one, two]) and BETWEEN_RANKS not in table([one])
+    assert BETWEEN_RANKS not in table([replace(seen("", 60, None), case=case("ddp").model_copy(update={"ranks": 2}))])
 
 
 def test_the_front_holds_what_nothing_beats_in_both() -> None:

@@ -8,6 +8,7 @@ import json
 import sys
 from collections import Counter
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from harness.contract.place import Place
 from harness.records import Applied, Case
 from harness.worker import numerics
 
-LOADED = plugins.load()
+LOADED = plugins.load((str(Path(__file__).parents[3] / "examples" / "own_torch_model.py"),))
 UPDATES = 3
 
 
@@ -30,10 +31,12 @@ def applied(text):
 
 
 def case_of(names, sizes, ranks):
-    """Make the case of the decoder, or of a published one where the sizes name its `config`."""
-    workload, own = ("causal_lm", sizes) if "config" in sizes else ("decoder", {})
+    """Make the case of the decoder, of a published one where the sizes name its `config`, or of a named `workload`."""
+    sizes = dict(sizes)
+    config = {"config": sizes.pop("config")} if "config" in sizes else {}
+    workload = sizes.pop("workload", "causal_lm" if config else "decoder")
     made = LOADED.workloads[workload]
-    shape = made.probe(made.shape(**own)).model_copy(update={} if own else sizes)
+    shape = made.probe(made.shape(**config)).model_copy(update=sizes)
     strategies = tuple(map(applied, names))
     case = Case(workload=workload, shape=shape.model_dump(), place="torch/cpu", corpus="drawn", tokenizer="none")
     return case.model_copy(update={"strategies": strategies, "ranks": ranks})

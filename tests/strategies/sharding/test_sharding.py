@@ -72,9 +72,10 @@ PUBLISHED = [
     *[(names, {"config": config}) for config in ("gpt2", "phi-2", "qwen3-30b-a3b") for names in BY_ROWS],
     (["qlora", "checkpoint", "fsdp"], {"config": "qwen3-30b-a3b"}),
     *[(names, {"config": OPT}) for names in BY_ROWS],
+    *[(names, {"workload": "gated_convolutions"}) for names in [*BY_ROWS, ["fsdp", "checkpoint", "fused_loss"]]],
 ]
-"""A tied head, positions among the embedding and matrices stored the other way, a head with a bias, experts, and a
-matrix behind the layers."""
+"""A tied head, positions among the embedding and matrices stored the other way, a head with a bias, experts, a matrix
+behind the layers, and a model of one's own."""
 CASES = {
     2: [
         *[(names, {}) for names in ALONE + TOGETHER + ADAPTERS],
