@@ -32,6 +32,11 @@ def is_wide() -> bool:
     return "avx512f" in flags()
 
 
+def has_float16() -> bool:
+    """Return whether it multiplies float16 by itself."""
+    return not flags().isdisjoint({"avx512_fp16", "amx_fp16"})
+
+
 def has_bfloat16() -> bool:
     """Return whether it multiplies bfloat16 by itself."""
     return not flags().isdisjoint({"avx512_bf16", "amx_bf16"})

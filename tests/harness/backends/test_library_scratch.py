@@ -49,6 +49,14 @@ def test_a_kernel_is_counted_once_for_each_size_in_bfloat16_on_the_cpu(kernel: i
     assert taken(torch.float32, [64, 128]) == 0
 
 
+@pytest.mark.parametrize(("dtypes", "kernels"), [({torch.bfloat16}, 0), ({torch.bfloat16, torch.float16}, 2)])
+def test_kernels_in_float16_are_counted_where_the_library_has_them(
+    kernel: int, monkeypatch: pytest.MonkeyPatch, dtypes: set[torch.dtype], kernels: int
+) -> None:
+    monkeypatch.setattr(torch_kernels, "DTYPES", dtypes)
+    assert taken(torch.float16, [64, 64, 128]) == kernels * kernel
+
+
 def test_no_more_kernels_are_counted_than_the_library_has_room_for(kernel: int) -> None:
     assert taken(torch.bfloat16, list(range(1, CAPACITY + 50))) == CAPACITY * kernel
 

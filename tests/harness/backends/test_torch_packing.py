@@ -43,6 +43,19 @@ def test_the_weight_of_the_logits_stays_packed_and_its_buffer_is_used_again():
     assert kept(larger) == (20_000 + 768) * 256 * 4
 
 
+def test_a_deep_product_has_buffers_of_its_own_and_a_narrow_one_a_result_for_each_thread():
+    deep, narrow = (512, 512, 8 * 512), (1024, 256, 8 * 256)
+    assert kept(deep) == 3 * MIB and kept(narrow) == 3 * MIB + 1024 * 256 * 4
+    assert kept((512, 512, 8 * 512 - 1)) == 0, "the buffers that every worker has are larger"
+    assert kept((512, 16, 512)) == 0, "those of adapters are too small"
+    assert kept(LOGITS, deep, deep) == kept(LOGITS) + kept(deep)
+
+
+@pytest.mark.parametrize(("depth", "block"), [(320, 320), (384, 384), (385, 193), (576, 288), (768, 384), (769, 384)])
+def test_a_depth_of_up_to_two_blocks_is_halved(depth, block):
+    assert packed(512, 16384, depth, 2) == (16384 + 512) * block * 4
+
+
 def test_what_every_worker_has_packed_before_counts_no_more():
     assert kept((1024, 8192, 256)) == kept(WARMED) == 0
 
