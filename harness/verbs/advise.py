@@ -221,6 +221,9 @@ def advise(
     ):
         if sentence:
             on_note(f"{plan.path}: {sentence}")
+    applied = (each.name for case in plan.cases for each in case.strategies)
+    if dividing := [name for name in dict.fromkeys(applied) if plugins.strategies[name].ranks]:
+        on_note(f"{plan.path}: left out, as they need several ranks: {', '.join(dividing)}; see `harness plan`")
     name = str(plan.path)
     wide = [group_of(each, plugins, allowed, everything, name, only) for each in combined or plan.comparisons]
     predicted = of_plan(replace(plan, comparisons=tuple(wide)), plugins, options.plugins, machine, on_case)

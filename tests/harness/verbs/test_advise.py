@@ -68,6 +68,16 @@ def test_strategies_that_are_left_out_for_their_answers_are_named(path: Path) ->
     assert not any("left out, as" in note for note in notes)
 
 
+def test_strategies_that_need_several_ranks_are_named_and_left_out(path: Path) -> None:
+    path.write_text(SUITE.replace("offload_activations", "offload_activations, ddp"))
+    notes: list[str] = []
+    advice = advised(path, notes)
+    assert any("left out, as they need several ranks: ddp" in note for note in notes), notes
+    assert all(row.case.ranks == 1 for each in advice for row in each.predicted)
+    done = CliRunner().invoke(commands.app, ["advise", "--model", "gpt2", "--ranks", "4", "--predict-only"])
+    assert done.exit_code != 0 and "--ranks: strategies are combined for one rank alone" in str(done.exception)
+
+
 def test_where_no_place_has_a_strategy_to_combine_advice_is_refused(path: Path) -> None:
     path.write_text(SUITE.replace("offload_activations", "bfloat16"))
     notes: list[str] = []
