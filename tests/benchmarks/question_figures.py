@@ -1,4 +1,4 @@
-"""Questions of someone who never saw the harness, the command that answers each, and the seconds it takes.
+"""Ten questions of someone who never saw the harness, the command that answers each, and the seconds it takes.
 
     python tests/benchmarks/question_figures.py [--write]
 
@@ -57,11 +57,6 @@ QUESTIONS = (
         "How long may a text be?",
         "fit --model qwen3-0.6b --over tokens --gpu rtx4090 --predict-only --with bfloat16,checkpoint,fused_loss",
         "the column `predicted`",
-    ),
-    Question(
-        "What does each of eight GPUs hold?",
-        "plan --model llama-3.1-8b --tokens 8192 --gpu h100 --ranks 8",
-        "the column `predicted MiB`",
     ),
     Question("What does checkpointing cost?", "show checkpoint", "the lines `measured in`"),
     Question("Is the answer still right in bfloat16?", "report results/precision", "the column `answer`"),
