@@ -33,10 +33,11 @@ class TextShape(Shape, Protocol):
 
 @runtime_checkable
 class LayeredShape(Shape, Protocol):
-    """The sizes of a workload whose parameters are known by name: one with a cache, or that ranks divide.
+    """The sizes of a workload whose heads are known: one with a cache, or whose rows of tokens ranks divide.
 
-    `head` is the width of a head, `key_heads` how many there are of keys and values. `parameter_shapes()` gives the
-    shape of each parameter and the deviation it is drawn with, those of the layers once, under `layers.`.
+    `head` is the width of a head, `key_heads` how many there are of keys and values. `parameter_shapes()`, which
+    every workload has that ranks divide, gives the shape of each parameter and the deviation it is drawn with: those of
+    the layers once, under `layers.`, or once for each kind of layer.
     """
 
     @property

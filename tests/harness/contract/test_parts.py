@@ -54,8 +54,9 @@ def test_a_shape_offers_what_strategies_read(name: str) -> None:
     shape: Any = workload.shape()
     assert isinstance(shape, Shape)
     assert workload.data != "tokens" or isinstance(shape, TextShape)
-    layered = not {"shard_batch", "cache"} <= set(workload.lacks)
+    layered = not {"positions", "cache"} <= set(workload.lacks)
     assert not layered or isinstance(shape, LayeredShape)
+    assert "shard_batch" in workload.lacks or all(size for size, _ in shape.parameter_shapes().values())
 
 
 def test_division_is_no_part_and_starts_with_nothing_divided() -> None:
