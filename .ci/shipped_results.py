@@ -1,8 +1,9 @@
 """Ship the latest records of each suite in the wheel, without pages and pictures, and seconds to three digits.
 
 What a suite gave at earlier commits stays in the repository. Steps of one process and its waits for batches scatter by
-far more than three digits show. Pilots, which found how many steps to time, the operators that a prediction counted and
-what stood at its peak are in no table. So the wheel is a third smaller.
+far more than three digits show; waits under a millisecond, by more than two. Pilots, which found how many steps to
+time, the operators that a prediction counted and what stood at its peak are in no table. So the wheel is a third
+smaller.
 """
 
 import json
@@ -12,8 +13,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-DIGITS = 3
-"""Digits of seconds."""
+DIGITS, OF_SHORT, SHORT = 3, 2, 1e-3
+"""Digits of seconds, those of a wait that is short, and up to how many seconds it is."""
 UNSHOWN = (("prediction", "predicted_work"), ("prediction", "predicted_standing"), ("memory", "batches_digests"))
 """Figures that no report of results shows."""
 
@@ -69,13 +70,15 @@ def _shortened(line: str) -> str:
     for room, name in UNSHOWN:
         (record.get(room) or {}).pop(name, None)
     for room in (record.get("times") or {}, record.get("origin") or {}):
-        room.update({name: _rounded(value) for name, value in room.items() if name.endswith("_seconds")})
+        room.update({name: _rounded(value, name) for name, value in room.items() if name.endswith("_seconds")})
     compact = json.dumps(record, separators=(",", ": "))
     return compact.replace(",", ", ", 1) + "\n"  # it begins as in the repository
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: Any, name: str) -> Any:
     """Round seconds, or each of a list of them; what is not known stays so."""
     if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+        return [_rounded(each, name) for each in value]
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.{OF_SHORT if name == 'fetch_seconds' and value < SHORT else DIGITS}g}")
