@@ -28,7 +28,7 @@ TokensOption = Annotated[int | None, typer.Option(help="Tokens in a row, with --
 BatchOption = Annotated[int | None, typer.Option(help="Rows in a batch, with --model.", min=1, max=1 << 20)]
 RanksOption = Annotated[
     int | None,
-    typer.Option(help="Divide the run among so many ranks, with --model; each a GPU.", min=2, max=MAX_RANKS),
+    typer.Option(help="Divide the run among so many GPUs, or processes on a CPU, with --model.", min=2, max=MAX_RANKS),
 ]
 DocumentsOption = Annotated[
     int | None,

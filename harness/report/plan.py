@@ -22,7 +22,7 @@ UNBOUNDED = (
 )
 SEGMENTS = "- fits: by reserved bytes, which a budget and the card bound"
 NO_HOST = "; memory of the host is not judged: --memory names it"
-BETWEEN_RANKS = "- several GPUs: what NCCL takes of each beside torch is not counted; others report 0.5 to 1.6 GiB"
+BETWEEN_RANKS = "- several GPUs: what NCCL takes of each beside torch is not counted; others report 0.5 to 1.6 GB"
 SEVERAL = 3
 OPTIONS = {"cpu": "--memory or --budget", "cuda": "--gpu, --gpu-memory or --budget"}
 """What names the memory that a case on each device may use."""

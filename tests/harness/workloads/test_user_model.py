@@ -17,6 +17,7 @@ from harness.records import Applied, Case, Task
 from harness.refusal import Refusal
 from harness.worker import numerics, prediction
 from harness.workloads.user_model import Sizes, of_torch
+from harness.workloads.user_model.shared import of_a_kind
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 LOADED = plugins.load((str(EXAMPLES / "own_torch_model.py"), str(EXAMPLES / "own_jax_model.py")))
@@ -73,6 +74,15 @@ def test_it_is_predicted_and_its_floor_counts_every_parameter(name):
     figures = record.prediction
     assert figures.floor_bytes is not None
     assert figures.predicted_peak_bytes >= figures.floor_bytes >= 16 * parameters
+
+
+@pytest.mark.parametrize("name", [name for name, backend in MODELS.items() if backend == "torch"])
+def test_what_divides_it_among_ranks_knows_the_size_of_each_parameter(name):
+    parts = assemble(LOADED, case(name))
+    drawn = dict(tree.leaves(parts.init(parts, None)["params"]))
+    sizes = parts.shape.parameter_shapes()
+    assert {of_a_kind(each) for each in drawn} == sizes.keys()
+    assert all(sizes[of_a_kind(each)][0] == tuple(leaf.shape) for each, leaf in drawn.items())
 
 
 def embedding_as_head(shape):
