@@ -40,7 +40,8 @@ def over_memory(case: Case, predicted: Summary | None, options: Options, tried: 
         limit = facts.free_to_use() if case.place.device == "cpu" else gpu.free_to_use()
     if limit is None or need <= limit:
         return None
-    message = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here: set a budget, or shorten it"
+    sizes = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here"
+    message = f"{sizes}: set a budget in the suite, or shorten it"
     return Record(status="skipped_guard", evidence={"message": message, "need_bytes": need, "limit_bytes": limit})
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from harness import backends
 from harness.contract.assembly import probe_of
+from harness.contract.parts import ENDING_PARTS
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import Strategy
 from harness.machine import facts, gpu
@@ -314,8 +315,15 @@ def misfit(plugins: Plugins, case: Case) -> str | None:
     """Return why the strategies of a case do not go to its place or together, whatever machine it is on."""
     workload = plugins.workloads[case.workload]
     strategies = [plugins.strategies[applied.name] for applied in case.strategies]
-    reasons = (strategy.obstacle(case.place, workload) for strategy in strategies)
+    reasons = (strategy.obstacle(case.place, workload) or _idle(strategy, case) for strategy in strategies)
     return next((reason for reason in reasons if reason), None) or conflict(strategies)
+
+
+def _idle(strategy: Strategy, case: Case) -> str | None:
+    """Return why a strategy has nothing to do: it rewrites what follows the steps, and a run ends with them."""
+    if strategy.rewrites and set(strategy.rewrites) <= set(ENDING_PARTS) and case.shape.get("evaluations") == 0:
+        return f"'{strategy.name}' is for what follows the steps: give `evaluations` in the shape, or --evaluations"
+    return None
 
 
 def conflict(strategies: Sequence[Strategy]) -> str | None:

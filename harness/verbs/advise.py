@@ -13,7 +13,7 @@ from harness.records import Applied, Case, Record, Slot, store
 from harness.records.case import CONTROL
 from harness.records.record import Heading
 from harness.run import bench, locks, session, template
-from harness.run.schedule import conflict, obstacle
+from harness.run.schedule import conflict, misfit, obstacle
 from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
 from harness.verbs.plan import ELSEWHERE, TIMED, Machine, PlanRow, of_plan
@@ -76,7 +76,7 @@ def candidates(comparison: Comparison, plugins: Plugins, everything: bool, only:
     out strategies of data: what a step holds does not depend on them.
     """
     case = comparison.baseline
-    workload, place = plugins.workloads[case.workload], case.place
+    place = case.place
     rows = [each for each in comparison.cases if only is None or only in each.label]
     named = {str(applied): applied for each in rows for applied in each.strategies}
     if everything:
@@ -91,7 +91,7 @@ def candidates(comparison: Comparison, plugins: Plugins, everything: bool, only:
         if applied.name != CONTROL
         and not plugins.strategies[applied.name].ranks  # what is expected of a step knows nothing of ranks
         and place.backend in plugins.strategies[applied.name].on
-        and plugins.strategies[applied.name].obstacle(place, workload) is None
+        and misfit(plugins, case.model_copy(update={"strategies": (applied,)})) is None
     ]
 
 

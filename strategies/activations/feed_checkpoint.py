@@ -32,4 +32,12 @@ def on_jax(parts: Parts) -> Parts:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [Strategy("feed_checkpoint", rewrites=("feed",), on={"torch": on_torch, "jax": on_jax}, about=__doc__)]
+    return [
+        Strategy(
+            "feed_checkpoint",
+            rewrites=("feed",),
+            calls=("feed", "grad"),  # what has no backward pass has nothing to recompute
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+        )
+    ]

@@ -4,9 +4,9 @@ On a GPU what is saved goes to page-locked host memory. On a CPU it goes to a fi
 count as resident while they are touched, but the kernel can take them back. A storage goes there once, however many
 operators save it or a view of it, and is back from the first that reads it to the last. Storages of fewer than
 `least_kib` KiB, parameters, and what functions with a backward pass of their own save of tensors without a gradient
-(codes in 8 bits) stay where they are; the copies of weights that autocast makes go as well. Files have no name; a
-`folder` in memory (tmpfs) raises an error. torch only: in JAX offloading is a checkpoint policy without effect on a
-CPU.
+(codes in 8 bits) stay where they are, and so does what `selective_checkpoint` or `recomputed_activation` saves of a
+layer by itself; the copies of weights that autocast makes go as well. Files have no name; a `folder` in memory (tmpfs)
+raises an error. torch only: in JAX offloading is a checkpoint policy without effect on a CPU.
 """
 
 from dataclasses import dataclass, replace

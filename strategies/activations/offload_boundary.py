@@ -66,6 +66,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "offload_boundary",
             rewrites=("block",),
+            calls=("block",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             probe={"least_kib": 1},

@@ -44,4 +44,12 @@ def on_jax(parts: Parts) -> Parts:
 
 @hookimpl
 def harness_strategies() -> list[Strategy]:
-    return [Strategy("recomputed_activation", rewrites=("feed",), on={"torch": on_torch, "jax": on_jax}, about=__doc__)]
+    return [
+        Strategy(
+            "recomputed_activation",
+            rewrites=("feed",),
+            calls=("grad",),  # what has no backward pass has nothing to recompute
+            on={"torch": on_torch, "jax": on_jax},
+            about=__doc__,
+        )
+    ]

@@ -54,6 +54,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "selective_checkpoint",
             rewrites=("block",),
+            calls=("block",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             conflicts={

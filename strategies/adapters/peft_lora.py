@@ -67,6 +67,6 @@ def harness_strategies() -> list[Strategy]:
             own_baseline=True,
             needs=("peft",),
             probe={"rank": 4},
-            conflicts=CONFLICTS,
+            conflicts={**CONFLICTS, **dict.fromkeys(("lora", "qlora"), "each adapts the same layers: leave one out")},
         )
     ]

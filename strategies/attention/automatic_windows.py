@@ -135,6 +135,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "automatic_windows",
             rewrites=("stack",),
+            calls=("stack",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,

@@ -130,10 +130,11 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "sequence_windows",
             rewrites=("stack",),
+            calls=("stack",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,
             probe={"window": 16, "stride": 8},
-            conflicts=conflicts,
+            conflicts={**conflicts, "automatic_windows": "it would cut windows out of windows"},
         )
     ]

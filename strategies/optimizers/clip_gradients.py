@@ -86,6 +86,7 @@ def harness_strategies() -> list[Strategy]:
                     "it would shrink gradients while they are scaled: name it after",
                 ),
                 "before accumulate": "it would shrink each piece of the batch alone: name it after",
+                "before truncated_bptt": "it would shrink the gradients of each stretch alone: name it after",
             },
         )
     ]

@@ -98,7 +98,7 @@ def harness_strategies() -> list[Strategy]:
                     "the embedding's moments begin in slices, which are joined in memory and not where it keeps them",
                 ),
                 **dict.fromkeys(
-                    ("tensor_parallel", "vocabulary_parallel_loss"),
+                    ("ddp", "zero1", "zero2", "fsdp", "tensor_parallel", "vocabulary_parallel_loss"),
                     "the gradient of the rows that were read is not summed over the ranks",
                 ),
             },

@@ -100,6 +100,9 @@ def harness_strategies() -> list[Strategy]:
                 **_loss_scale.conflicts,
                 **dict.fromkeys(("bfloat16", "bfloat16_stochastic"), "its masters would be drawn in bfloat16"),
                 **dict.fromkeys(
+                    ("bfloat16_autocast", "float32_master"), "each decides the type that products are made in"
+                ),
+                **dict.fromkeys(
                     ("lora", "qlora", "peft_lora"),
                     "what is frozen stays as wide as it is: name bfloat16 before the adapters",
                 ),

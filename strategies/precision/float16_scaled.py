@@ -85,7 +85,10 @@ def harness_strategies() -> list[Strategy]:
             precision="float16",
             conflicts={
                 **_loss_scale.conflicts,
-                **dict.fromkeys(("bfloat16", "bfloat16_stochastic"), "each decides the type that products are made in"),
+                **dict.fromkeys(
+                    ("bfloat16", "bfloat16_stochastic", "bfloat16_autocast", "float16_master", "float32_master"),
+                    "each decides the type that products are made in",
+                ),
             },
         )
     ]

@@ -56,6 +56,7 @@ def harness_strategies() -> list[Strategy]:
             precision="bfloat16",
             conflicts={
                 **dict.fromkeys(("bfloat16", "bfloat16_stochastic"), "its masters would be drawn in bfloat16"),
+                "float16_autocast": "each decides the type that products are made in",
                 **dict.fromkeys(
                     ("lora", "qlora", "peft_lora"),
                     "what is frozen stays as wide as it is: name bfloat16 before the adapters",

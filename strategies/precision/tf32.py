@@ -50,6 +50,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "tf32",
             rewrites=("step",),
+            calls=("step",),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             precision="tf32",

@@ -11,7 +11,6 @@ LOADED = plugins.load()
 ANY = {
     ("bfloat16_stochastic", "seed"),
     ("document_windows", "end"),
-    ("fused_loss", "ignore_index"),
 }
 """Knobs that are no sizes: each of their values means something."""
 LATER = {("fused_loss", "chunk"), ("chunked_recurrence", "chunk")}

@@ -41,9 +41,15 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             precision="int8",
             probe={"group": 16},
-            conflicts=dict.fromkeys(
-                ("feed_checkpoint", "tiled_feed", "recomputed_activation"),
-                "a part of a layer is recomputed without rounding its products: use `checkpoint` beside it",
-            ),
+            conflicts={
+                **dict.fromkeys(
+                    ("feed_checkpoint", "tiled_feed", "recomputed_activation"),
+                    "a part of a layer is recomputed without rounding its products: use `checkpoint` beside it",
+                ),
+                **dict.fromkeys(
+                    ("float8_matmul", "naive_product", "tiled_product"),
+                    "that keeps what it multiplies by itself, so that nothing is rounded",
+                ),
+            },
         )
     ]

@@ -51,6 +51,7 @@ def harness_strategies() -> list[Strategy]:
         Strategy(
             "reversible",
             rewrites=("stack",),
+            calls=("mix", "feed"),
             on={"torch": on_torch, "jax": on_jax},
             about=__doc__,
             approximate=True,

@@ -15,6 +15,8 @@ def attention(q_BCHK: Tensor, first: int, local: int, fixed: int, keys: list[Ten
     k_BPSGK, v_BPSGK = torch.stack(keys, 1), torch.stack(values, 1)
     B, P, S, G, K = k_BPSGK.shape
     C, H = q_BCHK.shape[1:3]
+    if v_BPSGK.shape[-1] != K:
+        raise ValueError(f"values are {v_BPSGK.shape[-1]} wide, and queries {K}: this attention takes equal widths")
 
     def count(upto: int) -> Tensor:
         return torch.arange(upto, device=q_BCHK.device)

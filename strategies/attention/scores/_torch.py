@@ -9,6 +9,8 @@ def attention(q_BCHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, first: int, start:
     """Attend from the queries at `first` on to the keys at `start` on: those not later, and less than `window` back."""
     B, C, H, K = q_BCHK.shape
     S, G = k_BSGK.shape[1:3]
+    if v_BSGK.shape[-1] != K:
+        raise ValueError(f"values are {v_BSGK.shape[-1]} wide, and queries {K}: this attention takes equal widths")
     q = q_BCHK.reshape(B, C, G, H // G, K) * K**-0.5  # before the product, which overflows in float16 sooner
     scores = torch.einsum("bcgrk,bsgk->bgrcs", q, k_BSGK)
     query = first + torch.arange(C, device=scores.device)[:, None]

@@ -132,6 +132,19 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             probe={"folder": "", "resume": False},
             holds=holds,
-            conflicts={"before hf_datasets": "the blocks have no rows by which a run is known: name it after"},
+            conflicts={
+                "before hf_datasets": "the blocks have no rows by which a run is known: name it after",
+                **dict.fromkeys(
+                    (
+                        "before preallocated_batches",
+                        "before prefetch_device",
+                        "before prefetch_process",
+                        "before prefetch_shared",
+                        "before prefetch_thread",
+                        "before torch_dataloader",
+                    ),
+                    "it would count batches that were made ahead as trained on, and leave them out: name it after",
+                ),
+            },
         )
     ]

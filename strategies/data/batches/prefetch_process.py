@@ -238,6 +238,13 @@ def holds(extent: Extent, workers: int = 2, depth: int = 2) -> Holding:
 def harness_strategies() -> list[Strategy]:
     return [
         Strategy(
-            "prefetch_process", rewrites=("batches",), on={"torch": on_any, "jax": on_any}, about=__doc__, holds=holds
+            "prefetch_process",
+            rewrites=("batches",),
+            on={"torch": on_any, "jax": on_any},
+            about=__doc__,
+            holds=holds,
+            conflicts=dict.fromkeys(
+                ("pread", "reservoir", "streaming"), "its processes share arrays, and that leaves rows in their file"
+            ),
         )
     ]

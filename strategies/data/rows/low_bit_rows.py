@@ -121,6 +121,15 @@ def strategy(name: str, dtype: str, fit: Any, precision: str, share: float, abou
         feeds="rounded",
         data="frames",
         holds=partial(holds, share),
+        conflicts={
+            **dict.fromkeys(
+                ("mapped", "pread", "reservoir", "streaming"),
+                "it makes frames narrow when they are read into memory, and that leaves them in their file",
+            ),
+            **dict.fromkeys(
+                ("before automatic", "before prefetch_shared"), "that reads the frames in its own way: name it after"
+            ),
+        },
     )
 
 

@@ -15,7 +15,7 @@ Knobs, the same in both frameworks:
     chunk         rows of logits alive at once; 0 chooses: their bytes are a quarter of the bytes of the two
                   gradients as held, rounded down to a multiple of 64 rows, never below 64 nor above 4096; where the
                   kernel of rows runs (GPUs), 2048.
-    ignore_index  targets of this value add nothing to the loss, to its gradients or to the divisor.
+    ignore_index  targets of this value add nothing to the loss, to its gradients or to the divisor; in a suite -100.
 """
 
 from dataclasses import replace
@@ -31,6 +31,8 @@ TILE = 4096
 
 def on_torch(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
     """Replace the loss by one `torch.autograd.Function`."""
+    if ignore_index != -100:
+        raise ValueError(f"fused_loss: ignored targets are -100 here, not {ignore_index}: leave ignore_index out")
     from strategies.loss.fused_loss._torch import fused_loss
 
     def loss(parts: Any, x_BTD: Any, w_VD: Any, y_BT: Any) -> Any:
@@ -41,6 +43,8 @@ def on_torch(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
 
 def on_jax(parts: Any, chunk: int = 0, ignore_index: int = -100) -> Any:
     """Replace the loss by one `jax.custom_vjp`."""
+    if ignore_index != -100:
+        raise ValueError(f"fused_loss: ignored targets are -100 here, not {ignore_index}: leave ignore_index out")
     from strategies.loss.fused_loss._jax import fused_loss
 
     kernel: Any = None

@@ -49,10 +49,41 @@ def test_every_conflict_is_with_a_strategy_that_there_is() -> None:
     assert [pair for pair in named if pair[1] not in LOADED.strategies or pair[0] == pair[1]] == []
 
 
+@pytest.mark.parametrize("name", ["loss_only_evaluation", "streamed_save", "streamed_resume"])
+def test_what_is_for_the_end_of_a_run_has_nothing_to_do_where_it_ends_with_its_steps(name: str) -> None:
+    made = LOADED.workloads["decoder"]
+
+    def why(name: str, evaluations: int) -> str | None:
+        shape = made.tiny(made.shape(evaluations=evaluations)).model_dump()
+        case = Case(
+            workload="decoder",
+            shape=shape,
+            place="torch/cpu",
+            corpus="drawn",
+            tokenizer="none",
+            strategies=(Applied(name=name),),
+        )
+        return obstacle(LOADED, case)
+
+    assert "give `evaluations` in the shape, or --evaluations" in (why(name, 0) or "")
+    assert why(name, 2) is None and why("fused_loss", 0) is None
+
+
 @pytest.mark.parametrize(
     ("names", "word"),
     [
         (("clip_gradients", "float16_scaled"), "while they are scaled"),
+        (("document_windows", "streaming"), "out of the plain text"),
+        (("exact_resume", "prefetch_thread"), "made ahead as trained on"),
+        (("float16_scaled", "float16_master"), "each decides the type"),
+        (("float32_master", "float16_autocast"), "each decides the type"),
+        (("vocabulary_parallel_loss", "chunked_backward_loss"), "own number of targets"),
+        (("native_sparse_attention", "ulysses"), "heads that share keys"),
+        (("int8_activations", "float8_matmul"), "nothing is rounded"),
+        (("streaming", "prefetch_process"), "share arrays"),
+        (("sparse_embedding_gradient", "fsdp"), "not summed over the ranks"),
+        (("badam", "ddp"), "blocks that wait"),
+        (("sequence_windows", "automatic_windows"), "windows out of windows"),
         (("fsdp", "clip_gradients"), "each rank"),
         (("muon", "fsdp"), "whole matrices"),
         (("zero1", "lion"), "moments of AdamW"),
@@ -81,6 +112,7 @@ def test_every_conflict_is_with_a_strategy_that_there_is() -> None:
         *((("tensor_parallel", rule), "columns or rows") for rule in ("muon", "galore", "adafactor", "adam_mini")),
         *((("megatron_sequence_parallel", rule), "columns or rows") for rule in ("apollo", "soap")),
         (("float16_scaled", "clip_gradients"), None),
+        (("prefetch_thread", "exact_resume"), None),
         (("accumulate", "clip_gradients"), None),
         (("lora", "bfloat16_autocast"), None),
         (("adam_8bit", "fsdp"), None),
@@ -97,6 +129,30 @@ def test_what_would_be_wrong_without_a_word_is_a_row_that_says_why(names: tuple[
         strategies=tuple(Applied(name=name) for name in names),
     )
     reason = obstacle(LOADED, case)
+    assert (reason is None) if word is None else (reason is not None and word in reason)
+
+
+@pytest.mark.parametrize(
+    ("names", "word"),
+    [
+        (("fsdp", "packed"), "all be one rank's"),
+        (("packed", "vocabulary_parallel_loss"), "without their positions"),
+        (("mapped", "int8_rows"), "leaves them in their file"),
+        (("int8_rows", "automatic"), "name it after"),
+        (("longest_first", "bucketed_lengths"), "name it after"),
+        (("automatic", "int8_rows"), None),
+        (("bucketed_lengths", "longest_first"), None),
+        (("peft_lora", "qlora"), "adapts the same layers"),
+        (("clip_gradients", "truncated_bptt"), "each stretch alone"),
+        (("truncated_bptt", "clip_gradients"), None),
+        (("packed", "checkpoint"), None),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
+)
+def test_strategies_that_would_undo_each_other_are_refused_on_any_workload(
+    names: tuple[str, ...], word: "str | None"
+) -> None:
+    reason = conflict([LOADED.strategies[name] for name in names])
     assert (reason is None) if word is None else (reason is not None and word in reason)
 
 

@@ -11,12 +11,13 @@ from harness.cli import commands
 from harness.contract import plugins
 from harness.machine import gpu, throughput
 from harness.machine.gpu import Gpu
+from harness.records import Applied
 from harness.run import bench, session
 from harness.suite import reader
 from harness.suite.plan import Plan
 from harness.suite.schema import SuiteError
 from harness.verbs import advise as verb
-from harness.verbs.advise import Advice, advise, group_of, members
+from harness.verbs.advise import Advice, advise, combinations, group_of, members
 from harness.verbs.plan import Machine, PlanRow
 
 LOADED = plugins.load()
@@ -133,3 +134,22 @@ def test_the_command_chooses_of_all_strategies_those_that_the_suite_lacks(
     done = CliRunner().invoke(commands.app, words)
     assert done.exit_code == 0, done.output
     assert "of 2 combinations" in done.output
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (("sequence_windows", "checkpoint"), ("checkpoint", "sequence_windows")),
+        (("selective_checkpoint", "int8_activations"), ("int8_activations", "selective_checkpoint")),
+        (("offload_boundary", "int8_activations"), ("int8_activations", "offload_boundary")),
+        (("tf32", "update_in_backward"), ("update_in_backward", "tf32")),
+        (("feed_checkpoint", "tiled_feed"), ("tiled_feed", "feed_checkpoint")),
+        (("sequence_windows", "automatic_windows"), None),
+    ],
+    ids=lambda value: "+".join(value) if value else "none",
+)
+def test_what_wraps_a_part_is_combined_with_what_replaces_it(
+    names: tuple[str, ...], order: "tuple[str, ...] | None"
+) -> None:
+    made = combinations([Applied(name=name) for name in names], LOADED)
+    assert [tuple(each.name for each in members) for members in made if len(members) == 2] == ([order] if order else [])
