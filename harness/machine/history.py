@@ -173,8 +173,10 @@ APART = ("causal_lm", "scoring", "temporal", "user_model", "whole_run")
 """Rooms of the workloads that decide only figures of those cases that `rooms` names them for."""
 ROOM = {"causal_lm_documents": "causal_lm"}
 """The room of a workload that has not its name."""
-OF_THE_DECODER = ("decoder", "documents", "scoring", "temporal")
-"""Workloads that are built without the room of users' own models."""
+SHARED = {"user_model/kinds.py": "causal_lm", "user_model/shared.py": "causal_lm"}
+"""Files of a room that another one uses as well."""
+OURS = ("decoder", "documents", "scoring", "temporal", "causal_lm")
+"""Workloads that are no users' own models."""
 
 
 class Roles(NamedTuple):
@@ -229,9 +231,8 @@ def rooms(cases: Iterable[Case]) -> set[str]:
     """Return the rooms of the workloads that some cases need, of those that stand apart."""
     needed = set()
     for case in cases:
-        needed.add(ROOM.get(case.workload, case.workload))
-        if case.workload not in OF_THE_DECODER:
-            needed.add("user_model")
+        room = ROOM.get(case.workload, case.workload)
+        needed.add(room if room in OURS else "user_model")
         if case.shape.get("evaluations"):
             needed.add("whole_run")
     return needed
@@ -248,8 +249,8 @@ def roles(names: Iterable[str], needed: Collection[str], places: Collection[Plac
         if any(fnmatch(name, pattern) for pattern in PREDICTING):
             predicting.append(name)
         elif name.startswith("harness/workloads/"):
-            room = PurePath(name).parts[2]
-            if room not in APART or room in needed:
+            _, _, room, *inner = PurePath(name).parts
+            if room not in APART or room in needed or SHARED.get("/".join([room, *inner])) in needed:
                 run.append(name)
         else:
             (measuring if name.startswith("harness/") and name not in TOOLS else run).append(name)

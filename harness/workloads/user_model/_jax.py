@@ -10,6 +10,7 @@ from harness.contract.data import Source
 from harness.contract.parts import Parts
 from harness.contract.place import Place
 from harness.contract.toolkit import trees
+from harness.refusal import Refusal
 from harness.workloads.decoder import _jax as decoder
 from harness.workloads.decoder import both
 from harness.workloads.user_model.shared import with_the_decoders
@@ -65,7 +66,19 @@ def compiled(first: Callable[..., Any], shape: Any) -> tuple[Any, Any]:
     with jax.enable_x64(False):
         key = jax.random.key(0)
         make = partial(first, shape)
-        return jax.jit(make).lower(key).compile(), jax.eval_shape(make, key)
+        sizes = jax.eval_shape(make, key)
+        demand_pieces(sizes)
+        return jax.jit(make).lower(key).compile(), sizes
+
+
+def demand_pieces(sizes: Any) -> None:
+    """Raise Refusal where the first values lack the layers, or what logits are made with."""
+    if not isinstance(sizes, dict) or not any(True for _ in trees.leaves(sizes.get("layers", {}))):
+        raise Refusal("init of the model returns no 'layers': return a dict with the layers' arrays, stacked [L, ...]")
+    if not {"head", "embed"} & sizes.keys():
+        raise Refusal(
+            "init of the model returns neither 'head' nor 'embed', of which logits are made: add 'head' [V, D]"
+        )
 
 
 def count(first: Callable[..., Any], shape: Any) -> int:

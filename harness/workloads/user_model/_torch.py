@@ -94,9 +94,36 @@ def seeded(make: Callable[[Any], Any], shape: Any, seed: int) -> Modules:
     """Make the model anew, always with the same first values."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Modules(*make(shape))
+        model = cut(make, shape)
     for module in (model.embed, *model.blocks, model.norm):
         without_dropout(module)
+    return model
+
+
+def cut(make: Callable[[Any], Any], shape: Any) -> Modules:
+    """Make the model in its pieces. Raises Refusal for pieces that are none, or that have no row for each id."""
+    made = make(shape)
+    if not isinstance(made, tuple | list) or len(made) not in (4, 5):
+        raise Refusal(
+            "the model's function returns other pieces: return (embed, blocks, norm, head), and call if needed"
+        )
+    model = Modules(*made)
+    pieces = {"embed": model.embed, **{f"blocks[{at}]": block for at, block in enumerate(model.blocks)}}
+    for name, module in {**pieces, "norm": model.norm}.items():
+        if not isinstance(module, nn.Module):
+            raise Refusal(f"{name} of the model is a {type(module).__name__}: give a module, nn.Identity() for none")
+    if len(pieces) == 1:
+        raise Refusal("the model has no blocks: give at least one")
+    if not isinstance(model.head, torch.Tensor):
+        raise Refusal(f"the head of the model is a {type(model.head).__name__}: give its weight, of [V, D]")
+    rows = {"head": len(model.head)}
+    if isinstance(model.embed, nn.Embedding):
+        rows["embedding"] = model.embed.num_embeddings
+    if few := next((name for name, count in rows.items() if count < shape.vocabulary), None):
+        raise Refusal(
+            f"the {few} of the model has {rows[few]:,} rows, and there are {shape.vocabulary:,} ids: "
+            "make it of shape.vocabulary rows"
+        )
     return model
 
 
@@ -174,7 +201,7 @@ def _sizes(make: Callable[[Any], Any], shape: Any) -> dict[str, tuple[int, ...]]
     key = make, shape.model_dump_json()
     if key not in _KNOWN:
         with _disable_current_modes(), torch.device("meta"):
-            model = Modules(*make(shape))
+            model = cut(make, shape)
             _KNOWN[key] = {name: tuple(p.shape) for name, p in named(model, kinds_of(model.blocks)).items()}
     return _KNOWN[key]
 

@@ -1,6 +1,7 @@
 """Which code has changed since a commit: by what it does, not by how it is written."""
 
 import ast
+import re
 import subprocess
 from pathlib import Path, PurePath
 
@@ -183,14 +184,20 @@ def test_rooms_that_are_apart_count_where_cases_need_them() -> None:
     plain = Case(workload="decoder", shape={}, place="torch/cpu", corpus="drawn", tokenizer="none")
     assert history.rooms([plain]) == {"decoder"}
     assert history.rooms([plain.model_copy(update={"shape": {"evaluations": 2}})]) == {"decoder", "whole_run"}
-    for workload in ("causal_lm", "mine"):
-        assert history.rooms([plain.model_copy(update={"workload": workload})]) == {workload, "user_model"}
-    on_documents = plain.model_copy(update={"workload": "causal_lm_documents"})
-    assert history.rooms([on_documents]) == {"causal_lm", "user_model"}
-    assert {*history.OF_THE_DECODER, "causal_lm", *history.ROOM} == set(plugins.load().workloads)
-    names = ["harness/workloads/user_model/_torch.py", "harness/workloads/whole_run/_torch.py"]
+    for workload, room in (("causal_lm", "causal_lm"), ("causal_lm_documents", "causal_lm"), ("mine", "user_model")):
+        assert history.rooms([plain.model_copy(update={"workload": workload})]) == {room}
+    assert {*history.OURS, *history.ROOM} == set(plugins.load().workloads)
+    shared = "harness/workloads/user_model/kinds.py"
+    names = ["harness/workloads/user_model/_torch.py", shared, "harness/workloads/whole_run/_torch.py"]
     assert history.roles(names, history.rooms([plain]), [TORCH]).run == ()
-    assert history.roles(names, {"mine", "user_model"}, [TORCH]).run == (names[0],)
+    assert history.roles(names, {"user_model"}, [TORCH]).run == (names[0], shared)
+    assert history.roles(names, {"causal_lm"}, [TORCH]).run == (shared,), "published decoders use that file of it"
+
+
+def test_what_a_room_uses_of_another_is_said() -> None:
+    text = "".join(path.read_text("utf-8") for path in (history.ROOT / "harness/workloads/causal_lm").glob("*.py"))
+    files = {f"{name.replace('.', '/')}.py" for name in re.findall(r"harness\.workloads\.(user_model\.\w+)", text)}
+    assert files == set(history.SHARED)
 
 
 @pytest.mark.parametrize("name", ["memory", "timing", "numerics", "process", "ranks"])

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from harness.contract.loop import training
 from harness.records import Applied, Case, Task
 from harness.refusal import Refusal
 from harness.worker import numerics, prediction
-from harness.workloads.user_model import Sizes, of_torch
+from harness.workloads.user_model import Sizes, of_jax, of_torch
 from harness.workloads.user_model.shared import of_a_kind
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -383,3 +384,43 @@ def test_one_parameter_under_two_names_is_refused_in_a_sentence(make):
     for built in (parts_and_state, of_torch("own", make).parameters):
         with pytest.raises(Refusal, match=f"{SHARED[make]} of this model are one parameter: give each"):
             built(make) if built is parts_and_state else built(SHAPE)
+
+
+def pieces(embed=None, blocks=None, norm=None, head=None):
+    """What a model is made of, 11 ids and width 16, where nothing else is said."""
+    embed = nn.Embedding(11, 16) if embed is None else embed
+    head = nn.Parameter(torch.randn(11, 16)) if head is None else head
+    return embed, [nn.Linear(16, 16)] if blocks is None else blocks, nn.Identity() if norm is None else norm, head
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        (pieces()[:3], r"returns other pieces: return \(embed, blocks, norm, head\)"),
+        (None, "returns other pieces"),
+        (pieces(head=nn.Linear(16, 11)), "the head of the model is a Linear: give its weight"),
+        (pieces(norm="none"), "norm of the model is a str: give a module, nn.Identity"),
+        (pieces(blocks=[torch.relu]), r"blocks\[0\] of the model is a builtin_function_or_method: give a module"),
+        (pieces(blocks=[]), "the model has no blocks"),
+        (pieces(embed=nn.Embedding(10, 16)), "the embedding of the model has 10 rows, and there are 11 ids"),
+        (pieces(head=nn.Parameter(torch.randn(7, 16))), "the head of the model has 7 rows, and there are 11 ids"),
+    ],
+)
+def test_pieces_that_are_none_are_refused_in_a_sentence(made, sentence):
+    for built in (parts_and_state, of_torch("own", lambda shape: made).parameters):
+        with pytest.raises(Refusal, match=sentence):
+            built(lambda shape: made) if built is parts_and_state else built(SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("first", "sentence"),
+    [
+        (lambda shape, key: {"head": jnp.ones((11, 16))}, "init of the model returns no 'layers'"),
+        (lambda shape, key: jnp.ones((11, 16)), "init of the model returns no 'layers'"),
+        (lambda shape, key: {"layers": {"w": jnp.ones((2, 16, 16))}}, "returns neither 'head' nor 'embed'"),
+    ],
+)
+def test_first_values_without_layers_or_head_are_refused_in_a_sentence(first, sentence):
+    workload = of_jax("own", first, lambda *_: None, lambda *_: None, lambda *_: None)
+    with pytest.raises(Refusal, match=sentence):
+        workload.on["jax"](SHAPE, Place("jax", "cpu"), None, 0)
