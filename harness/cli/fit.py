@@ -7,7 +7,7 @@ import typer
 
 from harness.cli.groups import together
 from harness.cli.inputs import Cases, Room
-from harness.cli.options import GpuOption, PredictOnlyOption, ResultsOption
+from harness.cli.options import GpuMemoryOption, GpuOption, MemoryOption, PredictOnlyOption, ResultsOption
 from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.machine.environment import cache_folder
@@ -25,6 +25,8 @@ def command(
         list[str] | None,
         typer.Option(help="What a case may take: 8GiB; several times if wanted. By default what the host or GPU has."),
     ] = None,
+    memory: MemoryOption = None,
+    gpu_memory: GpuMemoryOption = None,
     card: GpuOption = None,
     predict_only: PredictOnlyOption = False,
     results: ResultsOption = Path("results"),
@@ -35,7 +37,7 @@ def command(
     failed.
     """
     loaded = plugins.load(cases.plugins)
-    room = Room(card=card)
+    room = Room(None, memory, gpu_memory, card)
     plan = cases.plan(loaded, on_gpu=room.on_gpu, usual_tokens=LEAST_TOKENS if over == "tokens" else USUAL_TOKENS)
     machine = room.machine(() if predict_only else plan.places)  # rates are for what is run
     predict_only = predict_only or all(machine.is_absent(place) for place in plan.places)

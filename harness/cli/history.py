@@ -31,9 +31,9 @@ def command(
     everything: Annotated[bool, typer.Option("--all", help="Show rows that did not change as well.")] = False,
     pictures: Annotated[Path | None, typer.Option(help="A folder to draw a picture of each suite into.")] = None,
 ) -> None:
-    """Show how the rows of a suite changed from run to run: their peaks and times by commit, and the steps among them.
+    """Show how the rows of a suite changed from run to run: their peaks and times by commit, and where they jumped.
 
-    A peak steps by more than 1 % and the meters' resolution; a time by more than 5 % and its noise.
+    A peak jumps by more than 1 % and the meters' resolution; a time by more than 5 % and its noise.
     """
     loaded = plugins.load()
     if folder.is_file():

@@ -30,7 +30,7 @@ from harness.records import store
 from harness.report.results import Results, read
 from harness.suite import of_model, reader, shipped
 from harness.suite.of_model import USUAL_TOKENS, Model
-from harness.suite.plan import Plan, selected
+from harness.suite.plan import Plan, demand_gpu, selected
 from harness.suite.schema import SuiteError
 from harness.suite.units import size
 from harness.verbs.plan import Machine, card_of, this_machine, with_budget
@@ -81,11 +81,13 @@ class Cases:
             claims.refuse(plan.suite.claims, [each.cases for each in plan.comparisons], str(self.path))
         else:
             assert model is not None
-            on_gpu = on_gpu or gpu.usable_bytes() is not None
-            text = model.suite(self.place or ["torch/cuda" if on_gpu else "torch/cpu"])
+            is_there = on_gpu or gpu.usable_bytes() is not None
+            text = model.suite(self.place or ["torch/cuda" if is_there else "torch/cpu"])
             out.print(f"```yaml\n{text}```\n")
             plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text, rounds=rounds)
-        return with_budget(selected(plan, self.place, self.only), None if budget is None else size(budget))
+        plan = selected(plan, self.place, self.only)
+        demand_gpu(plan, on_gpu)
+        return with_budget(plan, None if budget is None else size(budget))
 
     def answers(self, loaded: Plugins) -> list[str]:
         """Return the kinds of answers of the strategies that --with names: whoever names one allows it."""

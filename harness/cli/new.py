@@ -31,3 +31,4 @@ def command(
     for path in made.files:
         out.print(str(path))
     note(f"test it: {made.check}")
+    note(f"run it:  {made.run}")

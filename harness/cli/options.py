@@ -24,8 +24,12 @@ ModelOption = Annotated[
         autocompletion=completion.models,
     ),
 ]
-TokensOption = Annotated[int | None, typer.Option(help="Tokens in a row, with --model.", min=1, max=1 << 26)]
-BatchOption = Annotated[int | None, typer.Option(help="Rows in a batch, with --model.", min=1, max=1 << 20)]
+TokensOption = Annotated[
+    int | None, typer.Option(help="Length of each sequence, with --model: by default 2,048.", min=1, max=1 << 26)
+]
+BatchOption = Annotated[
+    int | None, typer.Option(help="Sequences in a batch, with --model: by default 1.", min=1, max=1 << 20)
+]
 RanksOption = Annotated[
     int | None,
     typer.Option(help="Divide the run among so many GPUs, or processes on a CPU, with --model.", min=2, max=MAX_RANKS),
@@ -44,19 +48,29 @@ WithOption = Annotated[
     list[str] | None,
     typer.Option(
         "--with",
-        help="Strategies of a row, with --model: checkpoint,chunked_loss(chunk=512).",
+        help="A row of the table, with --model: checkpoint,chunked_loss(chunk=512); several times for several.",
         autocompletion=completion.rows,
     ),
 ]
 PluginOption = Annotated[list[str] | None, typer.Option("--plugin", help="A plugin: a .py file or a module.")]
 PlaceOption = Annotated[
-    list[str] | None, typer.Option("--place", help="Only these places.", autocompletion=completion.places)
+    list[str] | None,
+    typer.Option(
+        "--place", help="Only these places of the suite; of a model where it runs.", autocompletion=completion.places
+    ),
 ]
-OnlyOption = Annotated[str | None, typer.Option("-k", help="Only strategies whose name contains this.")]
+OnlyOption = Annotated[
+    str | None, typer.Option("-k", help="Only rows whose name contains this; baseline and control stay.")
+]
 ResultsOption = Annotated[Path, typer.Option(help="The folder for results.")]
 BudgetOption = Annotated[str | None, typer.Option(help="What each case may take, in place of the suite's: 8GiB.")]
 MemoryOption = Annotated[str | None, typer.Option(help="The memory of the machine, in place of this one's: 16GiB.")]
-GpuMemoryOption = Annotated[str | None, typer.Option(help="The memory of the GPU, in place of this one's: 80GiB.")]
+GpuMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The memory of the GPU, in place of this one's: 80GiB; without --gpu it is taken for an H100 elsewhere."
+    ),
+]
 GpuOption = Annotated[
     str | None,
     typer.Option("--gpu", help=f"A GPU to suppose: {', '.join(CARDS)}.", autocompletion=completion.cards),

@@ -39,7 +39,8 @@ def command(
     page: Annotated[Path | None, typer.Option(help="A file for one offline HTML page of everything.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="A file for every figure of every row, as parquet.")] = None,
     sentences: Annotated[
-        Path | None, typer.Option("--documents", help="What documents say (a YAML file): print the answers to it.")
+        Path | None,
+        typer.Option("--documents", help="Sentences of papers (a YAML file): print what was measured of each."),
     ] = None,
     plugin: PluginOption = None,
 ) -> None:

@@ -19,6 +19,7 @@ from harness.report.results import Results
 from harness.report.text import escaped
 from harness.run import bench, cluster, predict_again, session
 from harness.suite.schema import MAX_ROUNDS
+from harness.suite.units import size
 
 
 @together
@@ -26,11 +27,18 @@ def command(
     cases: Cases,
     results: ResultsOption = Path("results"),
     rounds: Annotated[
-        int | None, typer.Option(help="Time rounds, in place of the suite's.", min=0, max=MAX_ROUNDS)
+        int | None,
+        typer.Option(
+            help="Rounds of timing, in place of the suite's; 0: memory and answers alone.", min=0, max=MAX_ROUNDS
+        ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of resuming.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Measure nothing that this code has measured.")] = False,
-    max_bytes: Annotated[int | None, typer.Option(help="Skip cases predicted to need more than this.", min=1)] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Measure only what is missing, or whose code has changed since.")
+    ] = False,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Skip cases predicted to need more than this: 8GiB.")
+    ] = None,
     try_all: Annotated[
         bool, typer.Option("--try-all", help="Run cases that are predicted to exceed the machine's memory as well.")
     ] = False,
@@ -44,7 +52,8 @@ def command(
     """Measure every case of a suite and print the tables. Run it again to resume after an interruption."""
     loaded = plugins.load(cases.plugins)
     plan = cases.plan(loaded, rounds=rounds)
-    options = bench.Options(results, cases.plugins, rounds, fresh, max_bytes, try_all, once=once)
+    most = None if max_bytes is None else size(max_bytes)
+    options = bench.Options(results, cases.plugins, rounds, fresh, most, try_all, once=once)
     show = _titled(plan.suite.title or plan.name)
     with Watcher(err, loaded, show) as watcher:
         try:

@@ -15,7 +15,7 @@ from harness.report.plan import table
 from harness.report.report import Report
 from harness.run import bench, session, template
 from harness.suite import reader, shipped
-from harness.suite.plan import Plan, selected
+from harness.suite.plan import Plan, demand_gpu, selected
 from harness.suite.units import size
 from harness.verbs.plan import PlanRow, card_of, of_plan, this_machine, with_budget
 from harness.verdicts import claims
@@ -104,6 +104,7 @@ def predict(
     here = replace(this_machine((), cache_folder()), cache=None)  # no rates: nothing is timed
     machine = here.supposing(memory, gpu_memory, card)
     plan = _plan(suite, loaded, place, only, budget)
+    demand_gpu(plan, gpu is not None or gpu_memory is not None)
     return Predictions(tuple(map(tuple, of_plan(plan, loaded, names, machine))))
 
 

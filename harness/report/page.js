@@ -132,7 +132,8 @@ const quoted = word => /^[\w.\/-]+$/.test(word) ? word : `'${word.replaceAll("'"
 
 function command(at) {
   const [suite, place, strategy] = ["suite", "place", "strategy"].map(name => text(name, at));
-  const model = data.models[suite], [option, value] = model ? ["--with", strategy.replaceAll(" + ", ",")] : ["-k", strategy];
+  const together = strategy.replace(/ on \d+ ranks$/, "").replaceAll(" + ", ",");  // the model's command has the ranks
+  const model = data.models[suite], [option, value] = model ? ["--with", together] : ["-k", strategy];
   const only = strategy === "baseline" ? "" : ` ${option} ${quoted(value)}`;
   // a part of a suite beside the whole of it
   return `harness run ${model ?? quoted(suite)} --place ${quoted(place)}${only} --results again`;

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.contract.plugins import nearest
 from harness.suite.schema import SuiteError
 from harness.workloads.causal_lm import configs
 
@@ -27,8 +28,10 @@ USUAL_TOKENS = 2048
 LEAST_TOKENS = 128
 """Where a search for the most tokens begins, if nothing else is said."""
 MEMBER = re.compile(r"\s*([\w.-]+)\s*(?:\(([^()]*)\))?\s*(?:,|$)")
-KNOB = re.compile(r"\s*(\w+)\s*=\s*([\w.+/-]+)\s*")
+KNOB = re.compile(r"\s*(\w+)\s*=\s*(.*?)\s*")
 VALUE = re.compile(r"\s*([\w.+/-]+)\s*")
+OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""Values as Python writes them, in YAML."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,30 @@ class Model:
         name = folder.name if path in (folder, folder / "config.json") else path.stem
         return re.sub(r"[^\w.-]", "-", name) or "model"
 
+    def _is_of_the_hub(self) -> bool:
+        """Check whether it is named like a repository of the Hub, and is none whose configuration is known."""
+        path = re.fullmatch(r"[\w.-]+/[\w.-]+", self.name) is not None and not self.name.endswith(".json")
+        return path and not self.name.startswith(".") and not Path(self.name).exists()
+
+    def _longer(self, values: Mapping[str, Any]) -> str:
+        return f"changes: {{{configs.key(values, 'max_position_embeddings')}: {self.tokens}}}"
+
     def suite(self, places: Sequence[str]) -> str:
         """Write the suite as YAML. Raises SuiteError for a model that is not there and for a row that is none."""
+        if self._is_of_the_hub():
+            hint = nearest(self.name.rpartition("/")[2].lower(), configs.published())
+            remedy = f"give the path of its config.json{hint}"
+            raise SuiteError(f"--model: there is no published configuration and no file '{self.name}': {remedy}")
         try:
             values = configs.read(self.name)
             positions = configs.of(values, "max_position_embeddings")
         except ValueError as error:
             raise SuiteError(f"--model: {error}") from None
+        if self.tokens and self.tokens > positions:
+            remedy = f"give at most that many, or a suite whose shape says `{self._longer(values)}`"
+            raise SuiteError(
+                f"--tokens: {self.tokens:,} are more than the {positions:,} positions of {self.stem}: {remedy}"
+            )
         tokens = self.tokens or min(self.usual_tokens, positions)
         key = "preset" if self.name in configs.published() else "config"
         sizes = {"batch": self.batch or self.ranks, "documents": self.documents, "evaluations": self.evaluations}
@@ -91,8 +111,8 @@ def options(suite: str, shape: Mapping[str, Any], ranks: int) -> str:
 
     A suite from a file that has the name of its model is taken for one from the command line.
     """
-    name = shape.get("config")
-    if not name or Model(name).stem != suite:
+    name = shape.get("config")  # the values themselves, where it was a file
+    if not isinstance(name, str) or Model(name).stem != suite:
         return ""
     on_ranks = f" --ranks {ranks}" if ranks > 1 else ""
     batch = f" --batch {shape['batch']}" if shape.get("batch", 1) != ranks else ""
@@ -122,12 +142,15 @@ def _member(name: str, knobs: str | None, text: str) -> str:
     if not knobs:
         return name
     settings: list[tuple[str, list[str]]] = []
-    for piece in knobs.split(","):
-        knob, more = KNOB.fullmatch(piece), VALUE.fullmatch(piece)
-        if knob is not None:
-            settings.append((knob[1], [knob[2]]))
-        elif more is not None and settings:  # of a value that has commas itself: targets=q_proj,v_proj
-            settings[-1][1].append(more[1])
+    for piece in knobs.replace("'", "").replace('"', "").split(","):
+        knob = KNOB.fullmatch(piece)
+        value = VALUE.fullmatch(piece if knob is None else knob[2])
+        if value is None and knob is not None:
+            raise SuiteError(f"--with: '{knob[2]}' in '{text}' is no value: write it in letters, digits and ._+/-")
+        if knob is not None and value is not None:
+            settings.append((knob[1], [OF_PYTHON.get(value[1], value[1])]))
+        elif value is not None and settings:  # of a value that has commas itself: targets=q_proj,v_proj
+            settings[-1][1].append(value[1])
         else:
             raise SuiteError(f"--with: '{piece.strip()}' in '{text}' sets no knob: write knob=value")
     written = (f"{key}: {each[0] if len(each) == 1 else json.dumps(','.join(each))}" for key, each in settings)

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.contract.place import Place
+from harness.contract.place import DEVICES, NAMES, Place
 from harness.contract.plugins import nearest
 from harness.records import Applied, Case
 from harness.suite.schema import Suite, SuiteError
 
+PLACES = {f"{name}/{device}" for name in NAMES for device in DEVICES}
 CONTRIBUTIONS = "contributions"
 """The key of an entry of `strategies` that asks for all rows which show what each member of a list contributes."""
 
@@ -52,11 +53,18 @@ class Plan:
         return replace(self, comparisons=tuple(comparisons))
 
 
+def demand_gpu(plan: Plan, is_supposed: bool) -> None:
+    """Raise SuiteError where a GPU is supposed and nothing of the plan would be on it."""
+    if is_supposed and all(place.device == "cpu" for place in plan.places):
+        raise SuiteError(f"{plan.path}: a GPU is named, and it has no place on one: add torch/cuda to `places`")
+
+
 def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:
     """Return the plan for the places named and the rows whose label contains `only`, with baseline and control."""
     for place in places or []:
         if place not in plan.suite.places:
-            raise SuiteError(f"{plan.path}: it has no place '{place}'{nearest(place, plan.suite.places)}")
+            remedy = ": add it to `places`" if place in PLACES else nearest(place, plan.suite.places)
+            raise SuiteError(f"{plan.path}: it has no place '{place}'{remedy}")
     comparisons = (
         comparison for comparison in plan.comparisons if not places or str(comparison.baseline.place) in places
     )

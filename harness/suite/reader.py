@@ -354,7 +354,10 @@ class _Reader:
             return any(self.plugins.strategies[applied.name].ranks for applied in row)
 
         if "ranks" in suite.model_fields_set and not any(map(divides, rows)):
-            raise self.refusal(("ranks",), "no strategy of the suite divides the run among ranks: leave the key out")
+            raise self.refusal(
+                ("ranks",),
+                "no strategy here divides the run among ranks: name one that does, such as fsdp, or leave it out",
+            )
         if (count := sum(len(counts) if divides(row) else 1 for row in rows)) > MAX_CASES:
             raise self.too_many(("ranks",), count)
         return [_Row(row, count) for row in rows for count in (counts if divides(row) else [1])]

@@ -200,7 +200,7 @@ def brackets(plan: Plan, over: str, budget: int | None, machine: Machine | None 
         bracket = brackets.setdefault(at(case, over, 1).digest(), Bracket(case, value))
         bracket.least = min(bracket.least, value)
     if not brackets:
-        raise SuiteError("the memory of the GPU is not known here: give --budget or --gpu")
+        raise SuiteError("the memory of the GPU is not known here: give --budget, --gpu or --gpu-memory")
     return list(brackets.values())
 
 
@@ -231,7 +231,7 @@ class Search:
         rows = brackets(self.plan, self.over, budget, machine)
         for place in self.plan.places:
             if all(row.case.place != place for row in rows):
-                self.log(f"{place} is left out, as its memory is not known: give --budget or --gpu")
+                self.log(f"{place} is left out, as its memory is not known: give --budget, --gpu or --gpu-memory")
         for row in {at(row.case, self.over, 1).comparison_key: row for row in rows}.values():
             self.refuse_gaps(row)
         while True:

@@ -69,10 +69,11 @@ class NewError(Refusal):
 
 @dataclass(frozen=True)
 class New:
-    """The files of a new strategy and their text, and the command that tests it."""
+    """The files of a new strategy and their text, and the commands that test and run it."""
 
     files: dict[Path, str]
     check: str
+    run: str
 
 
 def strategy(name: str, folder: Path, plugins: Plugins) -> New:
@@ -95,7 +96,8 @@ def strategy(name: str, folder: Path, plugins: Plugins) -> New:
     _refuse_existing(files)
     if (module := PathFinder.find_spec(name)) is not None and module.origin is not None:
         raise NewError(f"there is a module '{name}', which the file '{name}.py' would hide: choose another name")
-    return New(files, f"harness check {shlex.quote(str(path))}")
+    plugin = shlex.quote(str(path))
+    return New(files, f"harness check {plugin}", f"harness run {shlex.quote(str(suite))} --plugin {plugin}")
 
 
 def write(new: New) -> None:

@@ -139,7 +139,7 @@ def supposed(monkeypatch: pytest.MonkeyPatch, **named: str) -> Machine:
     monkeypatch.setattr(door, "of_plan", lambda plan, loaded, names, machine: machines.append(machine) or [])
     monkeypatch.setattr(gpu, "detect", lambda: HERE)
     monkeypatch.setattr(gpu, "usable_bytes", lambda: HERE.usable_bytes)
-    harness.predict("smoke", **named)
+    harness.predict("gpu", **named)
     return machines[0]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -135,6 +136,7 @@ def test_every_model_of_a_folder_has_a_name_of_its_own(tmp_path, monkeypatch, na
         ("a,,b", "is no list of strategies"),
         ("a(b)", "'b' in 'a(b)' sets no knob"),
         ("a(b=1,)", "'' in 'a(b=1,)' sets no knob"),
+        ("a(b=my value)", "'my value' in 'a(b=my value)' is no value"),
     ],
 )
 def test_a_row_that_is_none_is_refused(text, sentence):
@@ -143,9 +145,53 @@ def test_a_row_that_is_none_is_refused(text, sentence):
     assert sentence in str(error.value)
 
 
-def test_a_model_that_is_not_there_is_refused():
-    with pytest.raises(SuiteError, match="did you mean 'gpt2-xl'"):
-        Model("gpt2-xxl").suite(["torch/cpu"])
+def test_values_may_be_written_as_in_python():
+    assert row("tiled_feed(recompute=False)") == "{tiled_feed: {recompute: false}}"
+    assert row("lora(targets='q_proj,v_proj', rank=4)") == '{lora: {targets: "q_proj,v_proj", rank: 4}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("gpt2-xxl", "gpt2-xl"), ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"), ("openai/gpt2-x", "gpt2-xl")],
+)
+def test_a_model_that_is_not_there_is_refused(name, hint):
+    with pytest.raises(SuiteError, match=f"no file '{name}'.*; did you mean '{hint}'"):
+        Model(name).suite(["torch/cpu"])
+
+
+@pytest.mark.parametrize("name", sorted(configs.published()))
+def test_each_published_model_is_known_by_its_name_on_the_hub(name):
+    source = configs.published()[name]["source"]
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", source) and configs.named(source) == name
+
+
+def test_more_tokens_than_a_model_has_positions_are_refused_with_what_to_write():
+    with pytest.raises(
+        SuiteError, match="131,072 are more than the 40,960 positions of qwen3-8b: give at most"
+    ) as error:
+        Model("qwen3-8b", tokens=131072).suite(["torch/cpu"])
+    assert "changes: {max_position_embeddings: 131072}" in str(error.value)
+    with pytest.raises(SuiteError, match=r"changes: \{n_positions: 2048\}"):
+        Model("gpt2", tokens=2048).suite(["torch/cpu"])
+    assert "tokens: 40960" in Model("qwen3-8b", tokens=40960).suite(["torch/cpu"])
+
+
+def test_a_model_whose_values_stand_in_the_records_has_no_command_line():
+    assert options("mine", {"config": {"model_type": "gpt2"}, "tokens": 64}, 1) == ""
+
+
+@pytest.mark.parametrize("supposed", [True, False])
+def test_a_gpu_is_supposed_where_something_is_on_one(tmp_path, supposed):
+    suite = tmp_path / "mine.yaml"
+    suite.write_text("title: Mine\nworkload: decoder\nstrategies: [checkpoint]\n")
+    for cases in (Cases(path=suite), Cases(model="gpt2", place=["torch/cpu"])):
+        if not supposed:
+            assert cases.plan(LOADED, on_gpu=supposed).cases
+            continue
+        with pytest.raises(SuiteError, match="a GPU is named, and it has no place on one: add torch/cuda to `places`"):
+            cases.plan(LOADED, on_gpu=supposed)
+    with pytest.raises(SuiteError, match="it has no place 'torch/cuda': add it to `places`"):
+        Cases(path=suite, place=["torch/cuda"]).plan(LOADED)
 
 
 @pytest.mark.parametrize("number", [math.inf, math.nan])

@@ -426,7 +426,7 @@ def test_selecting_keeps_baseline_and_control(plan_of: Any) -> None:
     ("places", "only", "words"),
     [
         (["torch/cup"], None, "did you mean 'torch/cpu'?"),
-        (["torch/cuda"], None, "torch/cpu"),
+        (["torch/cuda"], None, "it has no place 'torch/cuda': add it to `places`"),
         (None, "chekpoint", "no strategy's name contains 'chekpoint'"),
     ],
 )

@@ -159,6 +159,7 @@ def test_equal_cases_are_rarely_called_different(monkeypatch):
     [
         ("open", "0.85 x (0.63-1.30), open: this machine is too noisy to say"),
         ("at most 5 % slower", "open: this machine"),
+        ("at most 5 % faster", "open: this machine"),
         ("slower", "NOT equal, which chance alone shows in 1 of 20 checkups"),
         ("faster", "NOT equal, which chance alone shows in 1 of 20 checkups"),
         ("within 5 %", "equal within 5 %"),

@@ -295,7 +295,9 @@ def test_a_place_of_which_no_memory_is_known_is_said_to_be_left_out(tmp_path, mo
     said = []
     on_both = plan(tmp_path, SUITE.replace("[torch/cpu]", "[torch/cpu, torch/cuda]"))
     Search(on_both, LOADED, (), "tokens", tmp_path, said.append).predicted(budget)
-    left_out = ["torch/cuda is left out, as its memory is not known: give --budget or --gpu"] * (budget is None)
+    left_out = ["torch/cuda is left out, as its memory is not known: give --budget, --gpu or --gpu-memory"] * (
+        budget is None
+    )
     assert [sentence for sentence in said if "left out" in sentence] == left_out
 
 
@@ -380,8 +382,9 @@ def test_on_another_gpu_than_the_one_here_nothing_is_run(tmp_path, monkeypatch, 
     assert (said in done.output.splitlines()) != runs
 
 
-@pytest.mark.parametrize(("place", "alone"), [("torch/cuda", True), ("torch/cpu", False)])
-def test_for_a_gpu_where_none_is_limits_are_predicted_alone(tmp_path, monkeypatch, place, alone):
+@pytest.mark.parametrize("option", ["--gpu=rtx4090", "--gpu-memory=24GiB"])
+@pytest.mark.parametrize(("place", "refused"), [("torch/cuda", False), ("torch/cpu", True)])
+def test_for_a_gpu_where_none_is_limits_are_predicted_alone(tmp_path, monkeypatch, place, refused, option):
     asked = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gpu, "detect", lambda: None)
@@ -390,8 +393,9 @@ def test_for_a_gpu_where_none_is_limits_are_predicted_alone(tmp_path, monkeypatc
     monkeypatch.setattr(cli_fit, "run", lambda *words: asked.append(words[-1]) or (tmp_path, []))
     monkeypatch.setattr(cli_fit, "text", lambda records: "")
     plan(tmp_path, SUITE.replace("[torch/cpu]", f"[{place}]"))
-    done = CliRunner().invoke(commands.app, ["fit", "small.yaml", "--over", "tokens", "--gpu", "rtx4090"])
-    assert (done.exit_code, asked) == (0, [alone]), done.output
+    done = CliRunner().invoke(commands.app, ["fit", "small.yaml", "--over", "tokens", option])
+    assert asked == ([] if refused else [True]), done.output
+    assert ("a GPU is named, and it has no place on one" in str(done.exception)) == refused
 
 
 def test_a_card_that_nobody_knows_is_refused(tmp_path, monkeypatch):
@@ -572,6 +576,7 @@ def test_a_limit_lies_between_what_passed_and_what_failed():
         ({"passed": 300, "failed": 301, "how": "oom_budget", "runs": 3}, "3.00 x"),
         ({"passed": 300, "reason": "not finished after 600 s", "runs": 3}, "3.00 x or more"),
         ({}, "2.00 x, predicted"),
+        ({"reason": "not finished after 600 s", "runs": 1}, "2.00 x, predicted"),
         ({"passed": None, "failed": 1, "how": "error", "runs": 1}, ""),
     ],
 )
@@ -605,7 +610,10 @@ def test_each_comparison_has_a_table_of_its_own_and_its_own_baseline():
     here = "longest tokens in 1 GiB: decoder on torch/cpu, layers"
     assert [each.title for each in tables] == [f"{here} 2, zipf", f"{here} 8, zipf, on m", f"{here} 8, zipf, on n"]
     ratios = [each.headers.index("of baseline") for each in tables[:2]]
-    assert [each.rows[1][at] for each, at in zip(tables, ratios, strict=False)] == ["2.00 x", "1.50 x"]
+    assert [each.rows[1][at] for each, at in zip(tables, ratios, strict=False)] == [
+        "2.00 x, predicted",
+        "1.50 x, predicted",
+    ]
     assert [row[:2] for row in tables[2].rows] == [("baseline", "500")]
 
 

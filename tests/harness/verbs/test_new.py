@@ -75,4 +75,6 @@ def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> Non
 
 def test_the_command_that_tests_it_can_be_pasted(tmp_path: Path) -> None:
     made = new.strategy("mine", tmp_path / "my folder", plugins.load())
-    assert shlex.split(made.check) == ["harness", "check", str(tmp_path / "my folder" / "mine.py")]
+    plugin, suite = (str(tmp_path / "my folder" / f"mine.{kind}") for kind in ("py", "yaml"))
+    assert shlex.split(made.check) == ["harness", "check", plugin]
+    assert shlex.split(made.run) == ["harness", "run", suite, "--plugin", plugin]
