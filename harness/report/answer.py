@@ -23,8 +23,8 @@ def sentence(table: Comparison, strategies: Mapping[str, Strategy]) -> str:
     if best.row is not None:
         lead = "Use" if best.baseline_fits else "The baseline runs out of memory; use"
         pieces.append(f"{lead} **{escaped(best.row.label)}**: {cost(best.row)}, answers as before")
-    elif absence := _without_exact(table, best):
-        pieces.append(absence)
+    else:
+        pieces += filter(None, [_without_exact(table, best)])
     if best.inexact is not None:
         kind = INEXACT.get(best.inexact.answer or "", "otherwise")
         pieces.append(f"{kind} with **{escaped(best.inexact.label)}**: {cost(best.inexact)}")
@@ -33,15 +33,20 @@ def sentence(table: Comparison, strategies: Mapping[str, Strategy]) -> str:
 
 
 def _without_exact(table: Comparison, best: Choice) -> str:
-    """Return that no strategy which answers as before saves memory, or fits; an empty text where one of them may."""
+    """Return what is known of strategies that answer as before where none can be named; an empty text for nothing."""
     rows = [row for row in table.rows if not (row.case.is_baseline or row.case.is_control)]
-    if not rows or not all(_takes_no_less(row) or _answers_otherwise(row) for row in rows):
+    if not rows or not (best.baseline_fits or best.inexact is not None):
         return ""
-    if not best.baseline_fits:
-        return "No exact row fits" if best.inexact is not None else ""
-    if all(map(_takes_no_less, rows)):
+    if best.baseline_fits and all(map(_takes_no_less, rows)):
         return "No strategy here saves memory"
-    return "No strategy that answers as before saves memory here"
+    exact = [row for row in rows if not _answers_otherwise(row) and row.status != "unsupported"]
+    if not exact:
+        return "No strategy that answers as before was measured here"
+    if all(map(_takes_no_less, exact)):
+        return "No strategy that answers as before saves memory here" if best.baseline_fits else "No exact row fits"
+    if best.inexact is None:
+        return ""
+    return f"Whether one that answers as before {'saves memory' if best.baseline_fits else 'fits'} is not known"
 
 
 def _takes_no_less(row: Row) -> bool:

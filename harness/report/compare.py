@@ -59,6 +59,8 @@ def _rank(change: Change) -> tuple[int, float]:
 def _cells(change: Change) -> tuple[str, ...]:
     verdict = f"{change.verdict} ({escaped(change.reason)})" if change.reason else change.verdict
     ratio = "" if change.ratio is None else f"{change.ratio:.2f} x"
+    if change.interval is not None:
+        ratio += f" ({change.interval.low:.2f}-{change.interval.high:.2f})"
     before, after = _shown(change.before), _shown(change.after)
     return row_name(change.case.label), change.figure, before, after, ratio, verdict
 

@@ -1,5 +1,6 @@
 """The first page of results: what to use against what sets your peak, what documents say, and where all the rest is."""
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tabulate import tabulate
@@ -20,6 +21,8 @@ SAID = ("", "it says", "verdict", "measured", "why")
 INDEX = ("suite", "what it compares", "rows", "when", "commit", "code since")
 STALE = "**stale**"
 """How it begins what has changed since where that was run."""
+COUNTED = re.compile(r" \((\d+) of \d+ comparisons verified((?:, \d+ \w+)*)\)$")
+"""How a reason ends that speaks of several comparisons."""
 SHOWN_IDLE = 2
 """Suites of rows in which a strategy saves nothing that are named; the others are counted."""
 
@@ -115,7 +118,16 @@ def _figure(judgement: Judgement) -> str:
     if answer is None:
         return ""
     words = judgement.sentence.figures.get(answer.claim.id) if answer.verdict != "untested" else None
-    return (f"{words}: " if words else "") + answer.reason.partition(" (")[0]
+    return (f"{words}: " if words else "") + _where_alike(answer.reason)
+
+
+def _where_alike(reason: str) -> str:
+    """Leave out how many comparisons came out how where all that were decided came out alike."""
+    counted = COUNTED.search(reason)
+    if counted is None:
+        return reason
+    others = [count for count in counted[2].split(", ") if count and not count.endswith("untested")]
+    return reason[: counted.start()] if len(others) + (counted[1] != "0") < 2 else reason
 
 
 def index(by_folder: Mapping[str, Sequence[Results]], changes: Mapping[str, str], where: str) -> str:

@@ -102,12 +102,12 @@ def _ratio(own: Fit, baseline: Fit) -> str:
 
     A search that ended without a value that is too large gives a bound, and two of them nothing.
     """
-    if not (own.runs and baseline.runs):
-        if not (own.predicted and baseline.predicted):
-            return ""
-        return f"{own.predicted / baseline.predicted:.2f} x" + (", predicted" if own.runs or baseline.runs else "")
     if not (own.passed and baseline.passed):
-        return ""
+        if any(each.failed and not each.passed for each in (own, baseline)) or not (
+            own.predicted and baseline.predicted
+        ):
+            return ""
+        return f"{own.predicted / baseline.predicted:.2f} x, predicted"
     ends = {True: " or more", False: " or less"}
     open_, its_open = (math.isinf(most(each, each.passed or 0)) for each in (own, baseline))
     return (

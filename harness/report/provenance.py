@@ -16,13 +16,17 @@ FEW = 3
 
 @dataclass(frozen=True)
 class Provenance:
-    """Days, commits, versions and machines of some records, each once and in order; `measured` where any was run."""
+    """Days, commits, versions and machines of some records, each once and in order.
+
+    Where any was `measured` they are those of what was, and `predicted` has the other commits: of predictions alone.
+    """
 
     days: tuple[str, ...]
     commits: tuple[str, ...]
     versions: tuple[str, ...]
     machines: tuple[str, ...]
     measured: bool
+    predicted: tuple[str, ...] = ()
 
     @property
     def when(self) -> str:
@@ -33,16 +37,31 @@ class Provenance:
 
 def of_records(records: Sequence[Record]) -> Provenance:
     """Collect where records are from; what they do not say is left out."""
-    origins = [record.origin for record in records if record.origin.commit or record.origin.utc]
+    records = [record for record in records if record.origin.commit or record.origin.utc]
+    measured = any(map(_is_measured, records))
+    commits = _once(record.origin.commit for record in records if record.origin.commit)
+    origins = [record.origin for record in records if _is_run(record) or not measured]
+    own = _once(origin.commit for origin in origins if origin.commit)
     versions = (f"{name} {origin.versions[name]}" for name in SHOWN for origin in origins if name in origin.versions)
     return Provenance(
         tuple(sorted({origin.utc[:10] for origin in origins if origin.utc})),
-        _once(origin.commit for origin in origins if origin.commit),
+        own,
         _once(versions),
         _once(_machine(origin.machine) for origin in origins if origin.machine.get("name")),
-        any(record.status == "ok" and (record.memory.peak_phase or record.times.step_seconds) for record in records)
-        or any(record.limits is not None and record.limits.runs for record in records),
+        measured,
+        tuple(commit for commit in commits if commit not in own),
     )
+
+
+def _is_measured(record: Record) -> bool:
+    """Check whether a record has a figure of a run."""
+    seen = record.status == "ok" and bool(record.memory.peak_phase or record.times.step_seconds)
+    return seen or (record.limits is not None and bool(record.limits.runs))
+
+
+def _is_run(record: Record) -> bool:
+    """Check whether a record is of a run, however it ended, and of no prediction."""
+    return _is_measured(record) or (record.slot is not None and record.slot.kind != "predict")
 
 
 def line(records: Sequence[Record], of_suites: bool = False) -> str:
@@ -54,15 +73,20 @@ def line(records: Sequence[Record], of_suites: bool = False) -> str:
     if not origin.commits:
         return ""
     what = "Measured" if origin.measured else "Predicted"
-    count = len(origin.commits)
-    named = " and ".join(f"`{escaped(commit)}`" for commit in origin.commits)
-    commits = f"commit {named}" if count <= FEW or not of_suites else f"{count} commits (each suite names its own)"
-    pieces = [f"{what} {origin.when} at {commits}"]
+    pieces = [f"{what} {origin.when} at {_commits(origin.commits, of_suites)}"]
     if origin.versions:
         pieces.append(f"with {escaped(', '.join(origin.versions))}")
     if origin.machines:
         pieces.append(f"on {escaped(' and '.join(origin.machines))}")
-    return f"*{', '.join(pieces)}.*"
+    later = f"; some predictions at {_commits(origin.predicted, of_suites)}" if origin.predicted else ""
+    return f"*{', '.join(pieces)}{later}.*"
+
+
+def _commits(commits: Sequence[str], of_suites: bool) -> str:
+    """Name commits; where they are those of all suites, count many."""
+    if of_suites and len(commits) > FEW:
+        return f"{len(commits)} commits (each suite names its own)"
+    return f"commit {' and '.join(f'`{escaped(commit)}`' for commit in commits)}"
 
 
 def _machine(machine: dict[str, object]) -> str:

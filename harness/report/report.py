@@ -159,16 +159,13 @@ class Report:
         places = {
             "use": self.use,
             "advice": self.advice,
-            "trust": lambda: trust.table(
-                [table for each in self.measured for table in each.tables],
-                [record.limits for each in self.measured for record in each.records if record.limits is not None],
-            ),
+            "trust": self.trust,
             "suites": lambda: first.index(self.by_folder, self.changes, RESULTS),
         }
         if (letter := self.documents) is not None:
             places |= {
                 "documents": lambda: documents.text(letter, self.judgements),
-                "sentences": lambda: first.sentences(self.judgements),
+                "sentences": self.sentences,
             }
         return places
 
@@ -191,6 +188,19 @@ class Report:
         records = [record for each in self.measured if each.folder in folders for record in each.records]
         stale = [folder for folder, change in self.changes.items() if change.startswith(first.STALE)]
         return f"{line(records, of_suites=True)}\n\n{first.use(self.remedies, RESULTS, stale)}"
+
+    def sentences(self) -> str:
+        """Write what the documents say, and where the figures that decide it are from."""
+        folders = {folder for judgement in self.judgements for _, folder in judgement.answers}
+        records = [record for each in self.measured if each.folder in folders for record in each.records]
+        return f"{line(records, of_suites=True)}\n\n{first.sentences(self.judgements)}"
+
+    def trust(self) -> str:
+        """Write how far the figures of all suites can be trusted, and where they are from."""
+        records = [record for each in self.measured for record in each.records]
+        searched = [record.limits for record in records if record.limits is not None]
+        tables = [table for each in self.measured for table in each.tables]
+        return f"{line(records, of_suites=True)}\n\n{trust.table(tables, searched)}"
 
     def advice(self) -> str:
         """Write what to use for each model and memory, from the predictions that `harness advise --save` kept."""

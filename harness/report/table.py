@@ -16,6 +16,7 @@ from harness.report.text import escaped, row_name
 from harness.report.words import AT_MOST, PREDICTED, key_of, mib, phase_name, residual, sureness, titles
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import Comparison, Row
+from harness.verdicts.pooled import DECIDED
 from harness.verdicts.times import rounds
 
 MIB = 1 << 20
@@ -265,9 +266,10 @@ def _time(row: Row) -> str:
     if speed is None:
         return ""
     if speed.standard_error is None:
-        return f"{speed.ratio:.2f} x, {rounds(speed.rounds)}: open"
+        seen = speed if speed.rounds > 1 else f"{speed.ratio:.2f} x"
+        return f"{seen}, {rounds(speed.rounds)}: open"
     more = ""
-    if speed.word == "open" and speed.more_rounds:
+    if speed.word not in DECIDED and speed.more_rounds:
         more = f": about {speed.more_rounds} more round{'s' if speed.more_rounds > 1 else ''}"
     return f"{speed}, {speed.word}{more}"
 

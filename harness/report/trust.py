@@ -7,7 +7,7 @@ from tabulate import tabulate
 
 from harness.records.record import Fit
 from harness.verdicts.judge import Comparison, Row
-from harness.verdicts.pooled import DECIDED
+from harness.verdicts.pooled import DECIDED, ERROR
 from harness.verdicts.remarks import LEAST_FOR_PERCENT, unsure
 
 COLUMNS = ("figure", "compared with", "cases", "outcome")
@@ -35,26 +35,35 @@ def _memory(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, ...]]:
 
 
 def _predicted(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, ...]]:
-    """Compare what was predicted before a run with its peak, by framework, and with its bound."""
+    """Compare predictions with the peaks of the runs, by framework, and with their bounds; some came after the runs."""
     rows = [row for each in comparisons for row in each.rows if _sure(row)]
     for backend in dict.fromkeys(row.case.place.backend for row in rows):
         large = [row for row in rows if row.case.place.backend == backend and (row.peak_bytes or 0) >= LARGE]
-        errors = [abs(row.residual_ratio) for row in large if row.residual_ratio is not None]
+        large = [row for row in large if row.residual_ratio is not None]
+        errors = [abs(row.residual_ratio or 0) for row in large]
         if len(errors) >= FEWEST:
             yield (
                 "predicted",
                 f"the peak of the run, {backend}, for peaks of 100 MiB and more",
                 _count(errors),
-                _errors(errors),
+                _errors(errors) + _anew(large),
             )
-    bound = [
-        row.predicted_bytes + row.residual_bytes > row.at_most_bytes
-        for row in rows
-        if row.predicted_bytes and row.residual_bytes is not None and row.at_most_bytes
-    ]
-    if bound:
-        share = f"{sum(bound)} took more, {sum(bound) / len(bound):.1%}"
-        yield "at most", "the peak of the run", _count(bound), share
+    bounded = [row for row in rows if row.predicted_bytes and row.residual_bytes is not None and row.at_most_bytes]
+    if bounded:
+        over = sum((row.predicted_bytes or 0) + (row.residual_bytes or 0) > (row.at_most_bytes or 0) for row in bounded)
+        share = f"{over} took more, {over / len(bounded):.1%}"
+        yield "at most", "the peak of the run", _count(bounded), share + _anew(bounded)
+
+
+def _anew(rows: Sequence[Row]) -> str:
+    """Say of how many rows the prediction that stands was made after the run, by later code."""
+    count = sum(map(_is_later, rows))
+    return f"; {count:,} predicted after the run, by later code" if count else ""
+
+
+def _is_later(row: Row) -> bool:
+    runs = [record.origin.utc for record in row.records if record.slot is not None and record.slot.kind == "memory"]
+    return bool(runs) and row.prediction is not None and row.prediction.origin.utc > max(runs)
 
 
 def _fits(searched: Iterable[Fit]) -> Iterator[tuple[str, ...]]:
@@ -83,7 +92,7 @@ def _times(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, ...]]:
             "time",
             "that of `nothing`, the same code",
             _count(controls),
-            f"{wrong} called slower or faster",
+            f"{wrong} called slower or faster; about {ERROR * len(controls):.0f} would be by chance",
         )
     speeds = [
         row.speed
@@ -94,7 +103,7 @@ def _times(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, ...]]:
     if speeds:
         decided = sum(speed.word in DECIDED for speed in speeds)
         width = median(speed.half_width for speed in speeds)
-        share = f"{decided / len(speeds):.0%} decided, the others `open`; half an interval is {width:.0%} (median)"
+        share = f"{decided / len(speeds):.0%} decided, the others not; half an interval is {width:.0%} (median)"
         yield "time", "that of the baseline, in 2 rounds or more", _count(speeds), share
 
 

@@ -32,7 +32,8 @@ class ConditionError(Refusal):
 
 @dataclass(frozen=True)
 class Change:
-    """One figure of one case before and after; `ratio` is after over before, None where it is not a number.
+    """One figure of one case before and after; `ratio` is after over before, None where it is not a number,
+    and `interval` where it lies, where that was inferred.
 
     `figure` is peak (bytes), time, answer, status or missing; `verdict` better, worse, same or unresolved. A time is a
     multiple of its own run's baselines, of these themselves the seconds of a step, with its unit.
@@ -48,6 +49,7 @@ class Change:
     reason: str = ""
     suite: str = ""
     machine: str = ""
+    interval: Interval | None = None
 
     @property
     def how(self) -> str:
@@ -283,6 +285,6 @@ def _of_times(old: Row, new: Row, before: list[float], after: list[float]) -> Ch
         return Change(old.case, "time", _milliseconds(before), _milliseconds(after), verdict, ratio, reason)
     ratio, interval = now.ratio / was.ratio, now.change_since(was, ERROR)
     verdict = OF_WORD.get(word_of(ratio, interval), UNRESOLVED) if interval is not None else UNRESOLVED
-    reason = "too few rounds" if interval is None else f"{interval.low:.2f} to {interval.high:.2f} x"
-    reason = reason if verdict == UNRESOLVED else ""
-    return Change(old.case, "time", f"{was.ratio:.2f} x", f"{now.ratio:.2f} x", verdict, ratio, reason)
+    reason = "too few rounds" if interval is None else ""
+    before_after = f"{was.ratio:.2f} x", f"{now.ratio:.2f} x"
+    return Change(old.case, "time", *before_after, verdict, ratio, reason, interval=interval)

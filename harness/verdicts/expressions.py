@@ -344,7 +344,10 @@ def in_words(links: "list[tuple[ast.cmpop, Figure | str, Figure | str]]", holds:
     elif isinstance(ops[0], ast.Eq) and outcome:
         text = shown[0]
     else:
-        text = f"{shown[0]}, {_BOUND[outcome]}{WORDS[type(ops[0])]} {shown[1]}"
+        bound = shown[1]
+        if isinstance(right := links[0][2], Figure) and math.isinf(right.high - right.low):
+            bound = f"what is {bound}"
+        text = f"{shown[0]}, {_BOUND[outcome]}{WORDS[type(ops[0])]} {bound}"
     if outcome is not None:
         return text
     if any(isinstance(side, str) for side in sides):

@@ -29,7 +29,8 @@ an interval would be wider than any ratio that is looked for."""
 FINAL = frozenset({"faster", "slower", "within 5 %"})
 """Words that more rounds would not make more precise."""
 DECIDED = FINAL | {"at most 5 % slower"}
-"""Words with which a row leaves the rounds: the question of a memory strategy is whether it costs time."""
+"""Words with which a row leaves the rounds: the question of a memory strategy is whether it costs time, and of one that
+is at most 5 % faster it stays open."""
 LONGEST_SECONDS, SHORTEST_SECONDS = 1e7, 1e-9
 MOST_ROUNDS = 100
 """Above this many, no advice on rounds is worth much."""
@@ -62,8 +63,8 @@ class Speed:
 
     `word` never says more than the interval. `rounds` counts the member's own processes. Without a `standard_error`
     (of ln ratio) there was too little to infer from, and the interval is the range seen. `more_rounds` is about how
-    many more would decide an `open` row, or bring one that is decided to a `FINAL` word; None where it has one or none
-    is in sight.
+    many more would decide a row that is not, or bring one that is to a `FINAL` word; None where it has one or none is
+    near.
     """
 
     ratio: float
@@ -171,7 +172,9 @@ def word_of(ratio: float, interval: Interval) -> str:
         return "faster"
     if interval.inside(1 / MARGIN, MARGIN):
         return "within 5 %"
-    return "at most 5 % slower" if interval < MARGIN else "open"
+    if interval < MARGIN:
+        return "at most 5 % slower"
+    return "at most 5 % faster" if interval > 1 / MARGIN else "open"
 
 
 def check_seconds(times: Times) -> None:

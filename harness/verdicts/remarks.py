@@ -130,15 +130,14 @@ def notes(observed: Observed, growth: float | None) -> tuple[str, ...]:
         peaks = [rank.peak_bytes / MIB for rank in record.memory.ranks if rank.peak_bytes is not None]
         ranks, together = observed.case.ranks, f"{record.memory.all_ranks_bytes / MIB:,.0f} MiB"
         texts.append(
-            f"each of {ranks} ranks holds {min(peaks):,.1f} to {max(peaks):,.1f} MiB, together {together}"
+            f"each of {ranks} ranks holds {_span(peaks)} MiB, together {together}"
             if peaks
             else f"the {ranks} ranks are devices of one process, which holds {together} for all of them"
         )
     if record.child_peak_bound_bytes:
         low, high = (record.child_peak_bytes or 0) / MIB, record.child_peak_bound_bytes / MIB
         whose = "it" if observed.case.place.device == "cpu" else "the host's memory"
-        span = " to ".join(dict.fromkeys((f"{min(low, high):,.0f}", f"{high:,.0f}")))
-        texts.append(f"its child processes take {span} MiB of {whose}")
+        texts.append(f"its child processes take {_span((min(low, high), high), digits=0)} MiB of {whose}")
     if growth:
         whose = "it" if observed.case.place.device == "cpu" else "the host's memory"
         texts.append(f"{whose} grew by {growth / MIB:,.1f} MiB with each step")
@@ -175,6 +174,12 @@ def warnings(observed: Observed, answer: str | None) -> tuple[str, ...]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _span(sizes: Iterable[float], digits: int = 1) -> str:
+    """Write the smallest and the largest size, or the one that they are."""
+    sizes = list(sizes)
+    return " to ".join(dict.fromkeys(f"{size:,.{digits}f}" for size in (min(sizes), max(sizes))))
 
 
 def _number(value: float) -> str:

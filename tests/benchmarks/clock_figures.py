@@ -177,7 +177,7 @@ def _judged_again(records: list[Record]) -> None:
     after = {name: pooled(group) for name, group in groups.items()}
     seconds = time.perf_counter() - start
     single = {name: pooled(group, ("baseline",)) for name, group in groups.items()}
-    words = ("slower", "faster", "within 5 %", "at most 5 % slower", "open")
+    words = ("slower", "faster", "within 5 %", "at most 5 % slower", "at most 5 % faster", "open")
     print(f"{len(groups)} groups of three rounds or more, judged in {seconds:.2f} s\n")
     print("| rule | rows | " + " | ".join(words) + " | half-width (or range) | false on null rows |")
     print("|:--|--:|" + "--:|" * (len(words) + 2))
@@ -304,6 +304,7 @@ def false_word(word: str, truth: float) -> bool:
         "faster": truth >= 1,
         "within 5 %": not 1 / MARGIN < truth < MARGIN,
         "at most 5 % slower": truth >= MARGIN,
+        "at most 5 % faster": truth <= 1 / MARGIN,
         "open": False,
     }[word]
 

@@ -55,6 +55,22 @@ def test_the_figure_of_a_sentence_that_holds_in_part_is_one_that_failed():
     assert "figure of A1" in shown and "figure of A1 too" not in shown
 
 
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ("2 of 2 comparisons verified", ""),
+        ("0 of 3 comparisons verified, 2 refuted, 1 untested", ""),
+        ("0 of 2 comparisons verified, 1 refuted, 1 inconclusive", "(0 of 2"),
+        ("1 of 2 comparisons verified, 1 refuted", "(1 of 2"),
+    ],
+)
+def test_the_figure_of_a_sentence_says_where_comparisons_came_out_otherwise(counts, shown):
+    reason = f"1.45, outside 1.8 to 2.2 ({counts})"
+    answer = Answer(Claim(id="A1", says="so", that="peak(baseline) > 0"), "refuted", reason)
+    text = first.sentences([Judgement(Sentence(id="A1", says="it is so"), ((answer, "suite"),))])
+    assert "1.45, outside 1.8 to 2.2" in text and ("comparisons" in text) == bool(shown) and shown in text
+
+
 @pytest.mark.parametrize(("ranks", "memory"), [(1, "0.50 x"), (4, "0.50 x on each rank")])
 def test_a_share_of_a_rank_is_no_share_of_all(ranks, memory):
     case = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bytes")

@@ -223,9 +223,10 @@ def speed(word: str, more_rounds: "int | None" = None, rounds: int = 4, inferred
         (speed("open", 1), "1.04 x (0.97-1.10), open: about 1 more round"),
         (speed("open"), "1.04 x (0.97-1.10), open"),
         (speed("within 5 %", 7), "1.04 x (0.97-1.10), within 5 %"),
-        (speed("at most 5 % slower"), "1.04 x (0.97-1.10), at most 5 % slower"),
+        (speed("at most 5 % slower", 3), "1.04 x (0.97-1.10), at most 5 % slower"),
+        (speed("at most 5 % faster", 3), "1.04 x (0.97-1.10), at most 5 % faster: about 3 more rounds"),
         (speed("open", rounds=1, inferred=False), "1.04 x, 1 round: open"),
-        (speed("open", rounds=3, inferred=False), "1.04 x, 3 rounds: open"),
+        (speed("open", rounds=3, inferred=False), "1.04 x (0.97-1.10), 3 rounds: open"),
     ],
 )
 def test_a_time_is_shown_with_its_interval_its_word_and_what_would_decide_it(seen: Speed, shown: str) -> None:

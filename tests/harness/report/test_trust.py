@@ -1,6 +1,6 @@
 """What results say of themselves: equal things, predictions, bounds and words, counted over all of them."""
 
-from harness.records import Applied, Case
+from harness.records import Applied, Case, Origin, Record, Slot
 from harness.records.record import Fit
 from harness.report import trust
 from harness.verdicts.interval import Interval
@@ -47,7 +47,12 @@ def test_the_same_code_is_held_against_itself():
         "3",
         "2.0% apart (median), 4.7% (95th percentile), 5.0% (largest)",
     )
-    assert time == ("time", "that of `nothing`, the same code", "3", "1 called slower or faster")
+    assert time == (
+        "time",
+        "that of `nothing`, the same code",
+        "3",
+        "1 called slower or faster; about 0 would be by chance",
+    )
 
 
 def test_predictions_are_held_against_what_ran_by_framework_but_not_those_that_nobody_should_believe():
@@ -65,11 +70,23 @@ def test_predictions_are_held_against_what_ran_by_framework_but_not_those_that_n
     assert rows[1][3] == "28 took more, 70.0%"
 
 
+def test_predictions_that_came_after_their_run_are_counted():
+    def at(minute, kind):
+        return Record(origin=Origin(utc=f"2026-11-29T01:{minute:02}:00"), slot=Slot(case="c", kind=kind))
+
+    run = at(10, "memory")
+    before, after = (row("checkpoint", records=(run,), prediction=at(minute, "predict")) for minute in (9, 11))
+    rows = lines(Comparison(before.case, (before,) * 12 + (after,) * 8))
+    assert [each[3].endswith("; 8 predicted after the run, by later code") for each in rows] == [True, True]
+    (bound,) = lines(Comparison(before.case, (before,)))
+    assert bound[3] == "0 took more, 0.0%"
+
+
 def test_words_of_times_are_counted_where_there_was_enough_to_infer_from():
     speeds = [speed("slower"), speed("at most 5 % slower"), speed("open", half=0.2), speed("open", error=None)]
     rows = (row(), *(row("checkpoint", speed=each) for each in speeds))
     *_, time = lines(Comparison(rows[0].case, rows))
-    assert time[2:] == ("3", "67% decided, the others `open`; half an interval is 10% (median)")
+    assert time[2:] == ("3", "67% decided, the others not; half an interval is 10% (median)")
 
 
 def test_sizes_that_were_predicted_to_fit_are_held_against_their_runs():

@@ -446,7 +446,7 @@ def test_what_may_be_anything_below_is_put_in_words():
     over = row("checkpoint", status="oom_budget", budget=512 * MIB)
     tables = [table(row(budget=512 * MIB, peak=1 << 30), over)]
     reason = verdict("0.1 * peak(baseline) <= peak(baseline) - peak(checkpoint)", tables).reason
-    assert "102 MiB, to be at most 513 MiB or less: undecided, one of them ran out of its budget" in reason
+    assert "102 MiB, to be at most what is 513 MiB or less: undecided, one of them ran out of its budget" in reason
 
 
 @pytest.mark.parametrize("that", ["peak(x) < 1 or peak(x) > 2", "not peak(x) < 1", "1 < 2 and (2 < 3 and 3 < 4)"])

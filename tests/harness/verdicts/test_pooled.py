@@ -245,14 +245,15 @@ def test_whatever_is_there_is_judged(times):
         (1.001, 1.03, 1.06, "slower"),
         (1.001, 1.03, 1.04, "slower"),
         (0.94, 0.97, 0.999, "faster"),
-        (1.001, 1.015, 1.06, "open"),  # not 1, but too near to it
+        (1.001, 1.015, 1.06, "at most 5 % faster"),  # not 1, but too near to it
         (0.96, 1.0, 1.04, "within 5 %"),
         (0.9, 0.97, 1.04, "at most 5 % slower"),
-        (0.96, 1.03, 1.2, "open"),
+        (0.96, 1.03, 1.2, "at most 5 % faster"),
+        (0.95, 1.03, 1.2, "open"),
         (0.94, 1.0, 1.06, "open"),
-        (0.953, 1.0, 1.05, "open"),  # the bound itself is not below it
+        (0.953, 1.0, 1.05, "at most 5 % faster"),  # the bound itself is not below it
         (0.95, 1.0, 1.05, "open"),
-        (1.0, 1.05, 1.1, "open"),
+        (1.0, 1.05, 1.1, "at most 5 % faster"),
     ],
 )
 def test_words(low, ratio, high, word):
@@ -268,6 +269,7 @@ def test_a_word_never_says_more_than_its_interval(estimate, below, above):
         "faster": seen.high < 1,
         "within 5 %": seen.low > 1 / 1.05 and seen.high < 1.05,
         "at most 5 % slower": seen.high < 1.05,
+        "at most 5 % faster": seen.low > 1 / 1.05,
         "open": True,
     }[word]
 
