@@ -37,7 +37,7 @@ def command(
     failed.
     """
     loaded = plugins.load(cases.plugins)
-    room = Room(None, memory, gpu_memory, card)
+    room = Room(memory=memory, gpu_memory=gpu_memory, card=card)
     plan = cases.plan(loaded, on_gpu=room.on_gpu, usual_tokens=LEAST_TOKENS if over == "tokens" else USUAL_TOKENS)
     machine = room.machine(() if predict_only else plan.places)  # rates are for what is run
     predict_only = predict_only or all(machine.is_absent(place) for place in plan.places)

@@ -81,8 +81,8 @@ class Cases:
             claims.refuse(plan.suite.claims, [each.cases for each in plan.comparisons], str(self.path))
         else:
             assert model is not None
-            is_there = on_gpu or gpu.usable_bytes() is not None
-            text = model.suite(self.place or ["torch/cuda" if is_there else "torch/cpu"])
+            usual = "torch/cuda" if on_gpu or gpu.usable_bytes() is not None else "torch/cpu"
+            text = model.suite(self.place or [usual])
             out.print(f"```yaml\n{text}```\n")
             plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text, rounds=rounds)
         plan = selected(plan, self.place, self.only)

@@ -48,7 +48,7 @@ WithOption = Annotated[
     list[str] | None,
     typer.Option(
         "--with",
-        help="A row of the table, with --model: checkpoint,chunked_loss(chunk=512); several times for several.",
+        help="A row of the table, with --model: checkpoint,chunked_loss(chunk=512). Repeat it for more rows.",
         autocompletion=completion.rows,
     ),
 ]
@@ -56,7 +56,7 @@ PluginOption = Annotated[list[str] | None, typer.Option("--plugin", help="A plug
 PlaceOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--place", help="Only these places of the suite; of a model where it runs.", autocompletion=completion.places
+        "--place", help="Only these places of the suite; with --model, where it runs.", autocompletion=completion.places
     ),
 ]
 OnlyOption = Annotated[
@@ -68,7 +68,7 @@ MemoryOption = Annotated[str | None, typer.Option(help="The memory of the machin
 GpuMemoryOption = Annotated[
     str | None,
     typer.Option(
-        help="The memory of the GPU, in place of this one's: 80GiB; without --gpu it is taken for an H100 elsewhere."
+        help="The memory of the GPU, in place of this one's: 80GiB. Where no GPU is here or named, it is an H100's."
     ),
 ]
 GpuOption = Annotated[

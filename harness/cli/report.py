@@ -40,7 +40,7 @@ def command(
     parquet: Annotated[Path | None, typer.Option(help="A file for every figure of every row, as parquet.")] = None,
     sentences: Annotated[
         Path | None,
-        typer.Option("--documents", help="Sentences of papers (a YAML file): print what was measured of each."),
+        typer.Option("--documents", help="A YAML file of sentences to test: print what was measured of each."),
     ] = None,
     plugin: PluginOption = None,
 ) -> None:

@@ -23,8 +23,8 @@ def sentence(table: Comparison, strategies: Mapping[str, Strategy]) -> str:
     if best.row is not None:
         lead = "Use" if best.baseline_fits else "The baseline runs out of memory; use"
         pieces.append(f"{lead} **{escaped(best.row.label)}**: {cost(best.row)}, answers as before")
-    else:
-        pieces += filter(None, [_without_exact(table, best)])
+    elif known := _without_exact(table, best):
+        pieces.append(known)
     if best.inexact is not None:
         kind = INEXACT.get(best.inexact.answer or "", "otherwise")
         pieces.append(f"{kind} with **{escaped(best.inexact.label)}**: {cost(best.inexact)}")

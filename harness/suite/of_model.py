@@ -68,9 +68,6 @@ class Model:
         path = re.fullmatch(r"[\w.-]+/[\w.-]+", self.name) is not None and not self.name.endswith(".json")
         return path and not self.name.startswith(".") and not Path(self.name).exists()
 
-    def _longer(self, values: Mapping[str, Any]) -> str:
-        return f"changes: {{{configs.key(values, 'max_position_embeddings')}: {self.tokens}}}"
-
     def suite(self, places: Sequence[str]) -> str:
         """Write the suite as YAML. Raises SuiteError for a model that is not there and for a row that is none."""
         if self._is_of_the_hub():
@@ -83,7 +80,8 @@ class Model:
         except ValueError as error:
             raise SuiteError(f"--model: {error}") from None
         if self.tokens and self.tokens > positions:
-            remedy = f"give at most that many, or a suite whose shape says `{self._longer(values)}`"
+            change = f"changes: {{{configs.key(values, 'max_position_embeddings')}: {self.tokens}}}"
+            remedy = f"give at most that many, or a suite whose shape says `{change}`"
             raise SuiteError(
                 f"--tokens: {self.tokens:,} are more than the {positions:,} positions of {self.stem}: {remedy}"
             )

@@ -56,7 +56,7 @@ class Plan:
 def demand_gpu(plan: Plan, is_supposed: bool) -> None:
     """Raise SuiteError where a GPU is supposed and nothing of the plan would be on it."""
     if is_supposed and all(place.device == "cpu" for place in plan.places):
-        raise SuiteError(f"{plan.path}: a GPU is named, and it has no place on one: add torch/cuda to `places`")
+        raise SuiteError(f"{plan.path}: a GPU is named, and no case is on one: name torch/cuda among the places")
 
 
 def selected(plan: Plan, places: list[str] | None, only: str | None) -> Plan:

@@ -96,10 +96,6 @@ def harness_strategies() -> list[Strategy]:
                 ),
                 "float32_master": "it makes a gradient of 32 bits for every block, also for those that wait",
                 **dict.fromkeys(
-                    ("ddp", "ulysses", "ring_attention"),
-                    "gradients of blocks that wait would be made, to be summed over the ranks",
-                ),
-                **dict.fromkeys(
                     ("before foreach_adamw", "before fused_adamw", "before bfloat16_stochastic"),
                     "their update takes the place of its own, and knows no blocks",
                 ),

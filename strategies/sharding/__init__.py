@@ -41,7 +41,7 @@ conflicts: dict[str, dict[str, str]] = {
     "vocabulary": {
         "adafactor": "the rule looks at whole matrices, and each rank has some rows of the embedding and the head",
         "drop_ignored": "each rank would drop as many rows as it has without a target, and all must have as many",
-        "chunked_backward_loss": "the classifier's gradient would be weighed by each rank's own number of targets",
+        "chunked_backward_loss": "the classifier's gradient would be wrong where a rank has no target of its own",
     },
 }
 """Strategies that do not go together with `zero1` and `zero2`, with `fsdp`, with those that divide the tensors of

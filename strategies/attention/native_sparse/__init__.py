@@ -55,9 +55,9 @@ def harness_strategies() -> list[Strategy]:
             about=__doc__,
             approximate=True,
             probe={"block": 4, "blocks": 3, "window": 6, "chunk": 8},
-            conflicts=dict.fromkeys(
-                ("ulysses", "tensor_parallel", "megatron_sequence_parallel"),
-                "blocks are chosen by all heads that share keys, and ranks may part these heads",
-            ),
+            conflicts={
+                "ulysses": "ranks that outnumber the heads of keys part heads that choose blocks together: use "
+                "tensor_parallel"
+            },
         )
     ]

@@ -71,7 +71,7 @@ def some(leaves: list[Tensor], k_BGNSK: Tensor, v_BGNSK: Tensor, first: int, siz
     N, S = k_BGNSK.shape[2:4]
     if v_BGNSK.shape[-1] != k_BGNSK.shape[-1]:
         raise ValueError(
-            f"values are {v_BGNSK.shape[-1]} wide, and keys {k_BGNSK.shape[-1]}: this attention takes equal"
+            f"values are {v_BGNSK.shape[-1]} wide, and keys {k_BGNSK.shape[-1]}: this attention takes equal widths"
         )
     q = q_BGCRK * q_BGCRK.shape[-1] ** -0.5
     token_C = first + torch.arange(C, device=q.device)

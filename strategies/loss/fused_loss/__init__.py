@@ -15,7 +15,8 @@ Knobs, the same in both frameworks:
     chunk         rows of logits alive at once; 0 chooses: their bytes are a quarter of the bytes of the two
                   gradients as held, rounded down to a multiple of 64 rows, never below 64 nor above 4096; where the
                   kernel of rows runs (GPUs), 2048.
-    ignore_index  targets of this value add nothing to the loss, to its gradients or to the divisor; in a suite -100.
+    ignore_index  targets of this value add nothing to the loss, to its gradients or to the divisor; a
+                  suite can give -100 alone, which its data have.
 """
 
 from dataclasses import replace

@@ -28,6 +28,23 @@ def strategy(name: str, **conflicts: str) -> Strategy:
     )
 
 
+def case_of(*names: str, **sizes: int) -> Case:
+    """A case of the decoder."""
+    return Case(
+        workload="decoder",
+        shape={"tokens": 64, **sizes},
+        place="torch/cpu",
+        corpus="zipf",
+        tokenizer="bytes",
+        strategies=tuple(Applied(name=name) for name in names),
+    )
+
+
+def says(reason: str | None, word: str | None) -> bool:
+    """Check that a reason has a word; without a word that there is no reason."""
+    return reason is None if word is None else reason is not None and word in reason
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_strategies_that_do_not_go_together_are_refused_in_either_order(turned: bool) -> None:
     pair = [strategy("one", other="it is so"), strategy("other")]
@@ -51,22 +68,9 @@ def test_every_conflict_is_with_a_strategy_that_there_is() -> None:
 
 @pytest.mark.parametrize("name", ["loss_only_evaluation", "streamed_save", "streamed_resume"])
 def test_what_is_for_the_end_of_a_run_has_nothing_to_do_where_it_ends_with_its_steps(name: str) -> None:
-    made = LOADED.workloads["decoder"]
-
-    def why(name: str, evaluations: int) -> str | None:
-        shape = made.tiny(made.shape(evaluations=evaluations)).model_dump()
-        case = Case(
-            workload="decoder",
-            shape=shape,
-            place="torch/cpu",
-            corpus="drawn",
-            tokenizer="none",
-            strategies=(Applied(name=name),),
-        )
-        return obstacle(LOADED, case)
-
-    assert "give `evaluations` in the shape, or --evaluations" in (why(name, 0) or "")
-    assert why(name, 2) is None and why("fused_loss", 0) is None
+    assert "give `evaluations` in the shape, or --evaluations" in (obstacle(LOADED, case_of(name, evaluations=0)) or "")
+    assert obstacle(LOADED, case_of(name, evaluations=2)) is None
+    assert obstacle(LOADED, case_of("fused_loss", evaluations=0)) is None
 
 
 @pytest.mark.parametrize(
@@ -77,12 +81,11 @@ def test_what_is_for_the_end_of_a_run_has_nothing_to_do_where_it_ends_with_its_s
         (("exact_resume", "prefetch_thread"), "made ahead as trained on"),
         (("float16_scaled", "float16_master"), "each decides the type"),
         (("float32_master", "float16_autocast"), "each decides the type"),
-        (("vocabulary_parallel_loss", "chunked_backward_loss"), "own number of targets"),
-        (("native_sparse_attention", "ulysses"), "heads that share keys"),
+        (("vocabulary_parallel_loss", "chunked_backward_loss"), "no target of its own"),
+        (("native_sparse_attention", "ulysses"), "heads that choose blocks together"),
         (("int8_activations", "float8_matmul"), "nothing is rounded"),
         (("streaming", "prefetch_process"), "share arrays"),
-        (("sparse_embedding_gradient", "fsdp"), "not summed over the ranks"),
-        (("badam", "ddp"), "blocks that wait"),
+        (("sparse_embedding_gradient", "fsdp"), "no rows to read"),
         (("sequence_windows", "automatic_windows"), "windows out of windows"),
         (("fsdp", "clip_gradients"), "each rank"),
         (("muon", "fsdp"), "whole matrices"),
@@ -120,16 +123,7 @@ def test_what_is_for_the_end_of_a_run_has_nothing_to_do_where_it_ends_with_its_s
     ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
 )
 def test_what_would_be_wrong_without_a_word_is_a_row_that_says_why(names: tuple[str, ...], word: "str | None") -> None:
-    case = Case(
-        workload="decoder",
-        shape={"tokens": 64},
-        place="torch/cpu",
-        corpus="zipf",
-        tokenizer="bytes",
-        strategies=tuple(Applied(name=name) for name in names),
-    )
-    reason = obstacle(LOADED, case)
-    assert (reason is None) if word is None else (reason is not None and word in reason)
+    assert says(obstacle(LOADED, case_of(*names)), word)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +146,7 @@ def test_what_would_be_wrong_without_a_word_is_a_row_that_says_why(names: tuple[
 def test_strategies_that_would_undo_each_other_are_refused_on_any_workload(
     names: tuple[str, ...], word: "str | None"
 ) -> None:
-    reason = conflict([LOADED.strategies[name] for name in names])
-    assert (reason is None) if word is None else (reason is not None and word in reason)
+    assert says(conflict([LOADED.strategies[name] for name in names]), word)
 
 
 # What identifies a run

@@ -188,7 +188,7 @@ def test_a_gpu_is_supposed_where_something_is_on_one(tmp_path, supposed):
         if not supposed:
             assert cases.plan(LOADED, on_gpu=supposed).cases
             continue
-        with pytest.raises(SuiteError, match="a GPU is named, and it has no place on one: add torch/cuda to `places`"):
+        with pytest.raises(SuiteError, match="a GPU is named, and no case is on one: name torch/cuda among the places"):
             cases.plan(LOADED, on_gpu=supposed)
     with pytest.raises(SuiteError, match="it has no place 'torch/cuda': add it to `places`"):
         Cases(path=suite, place=["torch/cuda"]).plan(LOADED)

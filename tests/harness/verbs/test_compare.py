@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 from collections import Counter
 from dataclasses import replace
@@ -97,6 +98,19 @@ def test_what_is_not_known_of_the_host_says_nothing_of_a_peak_on_a_device(place,
 )
 def test_a_time_is_compared_as_a_multiple_of_its_own_baselines(old, new, due):
     assert verdicts(old, new)["time"] == due
+
+
+@pytest.mark.parametrize(
+    ("new", "shown"),
+    [
+        (timed(1.32), r"1\.20 x \(1\.1\d-1\.2\d\) \| worse"),
+        (timed(1.13), r"1\.03 x \(0\.9\d-1\.0\d\) \| unresolved"),
+        (timed(1.32, None), r"1\.20 x +\| unresolved \(too few rounds\)"),
+    ],
+)
+def test_a_time_is_shown_with_where_its_ratio_lies(new, shown):
+    text = changed.text(compare([Comparison(case(), (row(), timed(1.1)))], [Comparison(case(), (row(), new))]), [])
+    assert re.search(shown, re.sub(" +", " ", text)), text
 
 
 @pytest.mark.parametrize(

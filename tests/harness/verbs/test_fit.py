@@ -395,7 +395,7 @@ def test_for_a_gpu_where_none_is_limits_are_predicted_alone(tmp_path, monkeypatc
     plan(tmp_path, SUITE.replace("[torch/cpu]", f"[{place}]"))
     done = CliRunner().invoke(commands.app, ["fit", "small.yaml", "--over", "tokens", option])
     assert asked == ([] if refused else [True]), done.output
-    assert ("a GPU is named, and it has no place on one" in str(done.exception)) == refused
+    assert ("a GPU is named, and no case is on one" in str(done.exception)) == refused
 
 
 def test_a_card_that_nobody_knows_is_refused(tmp_path, monkeypatch):

@@ -95,3 +95,13 @@ def test_what_torch_keeps_grows_with_the_square_or_with_the_length():
     for name, knobs in (("chunked_attention", {"chunk": 64}), ("window_attention", {"window": 64})):
         assert saved_bytes(name, 512, **knobs) < 0.2 * saved_bytes("dense_attention", 512)
         assert saved_bytes(name, 512, **knobs) < 2.2 * saved_bytes(name, 256, **knobs)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dense_attention", "chunked_attention", "window_attention", "block_sparse_attention", "native_sparse_attention"],
+)
+def test_values_of_another_width_are_refused_in_a_sentence(name):
+    q, k, v = drawn(12)
+    with pytest.raises(ValueError, match=r"values are 4 wide, and (queries|keys) 6: this attention takes equal widths"):
+        attend(name, "torch", (q, k, v[..., :4]))
