@@ -311,7 +311,10 @@ def _contributions(table: Comparison) -> Iterable[str]:
         peak = peaks[ranks, members]
         if len(members) < 2 or not peak or not all(without):
             continue
-        parts = [f"without {member}: {_more(other - peak)}" for member, other in zip(members, without, strict=True)]
+        parts = [
+            f"without {member}: {_more(other - peak, row.resolution)}"
+            for member, other in zip(members, without, strict=True)
+        ]
         yield f"- {escaped(row.label)}: {escaped('; '.join(parts))}"
 
 
@@ -319,5 +322,8 @@ def _members(case: Case) -> tuple[int, tuple[str, ...]]:
     return case.ranks, tuple(map(str, case.strategies))
 
 
-def _more(difference: int) -> str:
+def _more(difference: int, resolution: int) -> str:
+    """Say by how much a peak differs from another, where the meter can tell."""
+    if abs(difference) <= resolution:
+        return "as much"
     return f"{mib(abs(difference))} MiB {'more' if difference >= 0 else 'less'}"

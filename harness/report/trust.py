@@ -92,7 +92,7 @@ def _times(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, ...]]:
             "time",
             "that of `nothing`, the same code",
             _count(controls),
-            f"{wrong} called slower or faster; about {ERROR * len(controls):.0f} would be by chance",
+            f"{wrong} called slower or faster; at most about {ERROR * len(controls):.0f} would be by chance",
         )
     speeds = [
         row.speed
@@ -103,7 +103,7 @@ def _times(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, ...]]:
     if speeds:
         decided = sum(speed.word in DECIDED for speed in speeds)
         width = median(speed.half_width for speed in speeds)
-        share = f"{decided / len(speeds):.0%} decided, the others not; half an interval is {width:.0%} (median)"
+        share = f"{decided / len(speeds):.0%} decided; half an interval is {width:.0%} (median)"
         yield "time", "that of the baseline, in 2 rounds or more", _count(speeds), share
 
 

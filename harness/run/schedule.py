@@ -251,15 +251,17 @@ class Schedule:
             label: {at: known.seconds for at, known in processes.items() if known.seconds is not None}
             for label, processes in latest_of.items()
         }
+        planned = self.rounds_of(comparison, latest)
+        left = rounds.left(latest_of, planned)
         failed = {
-            label: {
+            label: left.get(label, set())
+            | {
                 at[0]
                 for at, known in processes.items()
                 if known.seconds is None and (self._is_done("time", known) or at[0] in given_up)
             }
             for label, processes in latest_of.items()
         }
-        planned = self.rounds_of(comparison, latest)
         number, members = rounds.next_turn(list(every), times, failed, planned, self.staying(comparison))
         if self.seconds_left(cases, timed) < 0:
             return number, []

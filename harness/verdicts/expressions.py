@@ -286,7 +286,11 @@ def plain_label(label: str) -> str:
     return label.replace(" ", "").replace("'", "").replace('"', "").lower()
 
 
-UNTIMED: dict[str, tuple[str, ...]] = {"saves": ("wins", "trades"), "costs": ("loses", "trades")}
+UNTIMED: dict[str, tuple[str, ...]] = {
+    "saves": ("wins", "trades"),
+    "same memory": ("same", "wins", "loses"),
+    "costs": ("loses", "trades"),
+}
 """Verdicts of rows that were timed in too few rounds, and what more of them may make of each."""
 
 

@@ -1,6 +1,6 @@
 """From records to verdicts: what each strategy costs, what it saves, whether the answer is still right."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
@@ -34,11 +34,12 @@ class Row:
     """One case with all that is known about it; None where nothing is, and why in `reasons`.
 
     `memory` is `less`, `same` or `more` than the baseline; `speed` has the ratio of step times, its interval and its
-    word. `step_seconds` is the baseline's median times that ratio. `span_bytes` are the least and the largest peak that
-    it may have, by its repetitions and child processes; the largest is `peak_bytes`. `native_bytes` are the smallest
-    and the largest peak of the timed processes, whose allocator is as the system has it, and `native_ratio` the ratio
-    of their medians. `at_most_bytes` is what it was to take at most, with the probability `at_most_coverage`, before it
-    was measured. `doubts` are those of its flags for which its peak cannot be relied on.
+    word. `step_seconds` is the mean of the baseline and the control times that ratio. `span_bytes` are the least and
+    the largest peak that it may have, by its repetitions and child processes; the largest is `peak_bytes`.
+    `native_bytes` are the smallest and the largest peak of the timed processes, whose allocator is as the system has
+    it, and `native_ratio` the ratio of their medians. `at_most_bytes` is what it was to take at most, with the
+    probability `at_most_coverage`, before it was measured. `doubts` are those of its flags for which its peak cannot be
+    relied on.
     """
 
     case: Case
@@ -82,6 +83,19 @@ class Row:
         return self.case.label
 
     @property
+    def largest(self) -> Record | None:
+        """The repetition whose peak is that of the row, beside child processes; without a peak the first record."""
+        return _largest(self.records)
+
+    @property
+    def machine(self) -> str:
+        """The machine that it ran on, several joined; where it did not run, one that anything is known from."""
+        ran = [record for record in self.records if record.slot is not None and record.slot.kind != "numerics"]
+        known = [*self.records, *([self.prediction] if self.prediction is not None else [])]
+        names = dict.fromkeys(filter(None, map(machine_of, ran)))
+        return " and ".join(names) or next(filter(None, map(machine_of, known)), "")
+
+    @property
     def host_bytes(self) -> int | None:
         """What a run on a device held of the host's memory at most; None on a CPU, where that is the peak."""
         seen = (record.memory.peak_host_bytes or 0 for record in self.records)
@@ -98,7 +112,9 @@ class Comparison:
     """The rows of one comparison, the baseline first, and notes about all of them.
 
     `control` is the step time of the control as a multiple of the baseline's: by how much equal things differed.
-    `rounds` are those that were planned at most; 0 where that is not known.
+    `rounds` are those that were planned at most, 0 where that is not known; `timed_rounds` are the first ones
+    that count, None where all do.
+    `unit_seconds` is the step time of which ratios are multiples: the mean of the baseline and the control.
     """
 
     case: Case
@@ -106,6 +122,8 @@ class Comparison:
     notes: tuple[str, ...] = ()
     control: Speed | None = None
     rounds: int = 0
+    timed_rounds: int | None = None
+    unit_seconds: float | None = None
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -139,9 +157,11 @@ def _judged(group: list[Observed], planned: int) -> Comparison:
     times, rounds = comparable(group, planned)
     speeds = looks.concluded(times, looks.planned(rounds)) if any(times.values()) else Pooled({})
     least = _least_difference(baseline, control)
-    rows = tuple(_row(observed, baseline, control, speeds, least) for observed in group)
+    unit = _unit_seconds(baseline, control, speeds.control)
+    rows = tuple(_row(observed, baseline, control, speeds, unit, least) for observed in group)
     notes = (*_mixed(group), *_mark_notes(times), *_control_notes(speeds, control, baseline))
-    return Comparison(group[0].case, rows, notes, speeds.control, rounds)
+    timed = max((number + 1 for each in times.values() for number, _ in each), default=0)
+    return Comparison(group[0].case, rows, notes, speeds.control, rounds, timed, unit)
 
 
 def _mixed(group: list[Observed]) -> list[str]:
@@ -158,7 +178,7 @@ def _mixed(group: list[Observed]) -> list[str]:
 
 def _mark_notes(times: Times) -> list[str]:
     """Return a note where the baseline was timed in fewer than half as many rounds as the control."""
-    rounds, others = (len(times.get(name, ())) for name in BASELINES)
+    rounds, others = (len({number for number, _ in times.get(name, ())}) for name in BASELINES)
     if 2 * rounds >= others:
         return []
     share = "alone" if not rounds else "above all"
@@ -175,7 +195,9 @@ def _control_notes(speeds: Pooled, control: Observed | None, baseline: Observed 
         difference = abs((control.peak or 0) - (baseline.peak or 0))
         if difference > max(baseline.resolution, MEMORY_MARGIN * (baseline.peak or 0)):
             more = f"{difference / MIB:,.1f} MiB"
-            notes.append(f"The control `nothing` differs from the baseline by {more}: only twice as much counts here.")
+            notes.append(
+                f"The control `nothing` differs from the baseline by {more}: a difference counts here from twice that."
+            )
     return notes
 
 
@@ -207,16 +229,22 @@ def _word(difference: int, margin: float) -> str:
     return "less" if difference < 0 else "more"
 
 
-def _row(observed: Observed, baseline: Observed | None, control: Observed | None, speeds: Pooled, least: float) -> Row:
+def _row(
+    observed: Observed,
+    baseline: Observed | None,
+    control: Observed | None,
+    speeds: Pooled,
+    unit: float | None,
+    least: float,
+) -> Row:
     case, peak = observed.case, observed.peak
     forecast = observed.predict.prediction if observed.predict else Prediction()
     predicted, floor = forecast.predicted_peak_bytes, forecast.floor_bytes
     speed = speeds.control if observed is control else speeds.speeds.get(case.label)
     memory = None if case.is_baseline else _memory(observed, baseline, least)
     answer, answer_reason, difference = _answer(observed, baseline)
-    ok, own = observed.status == "ok", observed.own_peak
+    ok, own, largest = observed.status == "ok", observed.own_peak, _largest(observed.memory)
     other = baseline.peak if baseline is not None and baseline.status == "ok" else None
-    first = observed.memory[0] if observed.memory else None
     growth = remarks.growth(observed, baseline)
     ratio = peak / other if ok and peak and other else None
     native_ratio = _native_ratio(observed, baseline)
@@ -227,7 +255,7 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         peak_bytes=peak,
         span_bytes=observed.span if peak is not None else None,
         peak_ratio=ratio,
-        peak_phase=first.memory.peak_phase if first else None,
+        peak_phase=largest.memory.peak_phase if largest else None,
         native_bytes=(min(observed.natives), max(observed.natives)) if observed.natives else None,
         native_ratio=native_ratio,
         predicted_bytes=predicted,
@@ -238,7 +266,7 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
         residual_ratio=(own - predicted) / predicted if ok and own and predicted else None,
         floor_bytes=floor,
         floor_ratio=peak / floor if ok and peak and floor else None,
-        step_seconds=_step_seconds(observed, baseline, control, speed),
+        step_seconds=_step_seconds(observed, baseline, control, speed, unit),
         fetch_seconds=_fetch(observed),
         speed=speed,
         memory=memory,
@@ -262,17 +290,38 @@ def _row(observed: Observed, baseline: Observed | None, control: Observed | None
     )
 
 
-def _step_seconds(
-    observed: Observed, baseline: Observed | None, control: Observed | None, speed: Speed | None
-) -> float | None:
-    """Return the median step time of the baseline times the row's ratio; without any baseline the row's own median.
+def _unit_seconds(baseline: Observed | None, control: Observed | None, between: Speed | None) -> float | None:
+    """Return what ratios are multiples of, in seconds: the mean of both baselines' processes on the ln scale.
 
-    Where the baseline was not timed the control stands for it.
+    The baseline has its median, and the control that times the ratio `between` them. Where the baseline was not timed
+    the control stands for both; None without either.
     """
     mark = next((each for each in (baseline, control) if each is not None and each.seconds), None)
-    if speed is not None and mark is not None and mark is not observed:
-        return median(mark.seconds.values()) * speed.ratio
-    return median(observed.seconds.values()) if observed.seconds else None
+    if mark is None:
+        return None
+    seconds = median(mark.seconds.values())
+    if mark is control or control is None or between is None:
+        return seconds
+    return seconds * between.ratio ** (len(control.seconds) / (len(control.seconds) + len(mark.seconds)))
+
+
+def _step_seconds(
+    observed: Observed, baseline: Observed | None, control: Observed | None, speed: Speed | None, unit: float | None
+) -> float | None:
+    """Return a row's ratio times what that is a multiple of; the baseline has its own median, as a row without either.
+
+    The ratio of the control is one to the baseline alone.
+    """
+    if speed is None or unit is None:
+        return median(observed.seconds.values()) if observed.seconds else None
+    if observed is control and baseline is not None and baseline.seconds:
+        return median(baseline.seconds.values()) * speed.ratio
+    return unit * speed.ratio
+
+
+def _largest(records: Sequence[Record]) -> Record | None:
+    """Return the first record with the largest peak; without any the first record."""
+    return max(records, key=lambda record: record.peak_bytes or 0, default=None)
 
 
 def _native_ratio(observed: Observed, baseline: Observed | None) -> float | None:
@@ -351,7 +400,7 @@ def _verdict(
 
 def trade(memory: str, speed: Speed | None) -> str:
     """Name the trade of memory for time; "time open" where the interval does not say, and nothing of it untimed."""
-    name = {"less": "saves", "same": "same", "more": "costs"}[memory]
+    name = {"less": "saves", "same": "same memory", "more": "costs"}[memory]
     if speed is None or speed.standard_error is None:
         return name
     if memory == "less":

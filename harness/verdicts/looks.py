@@ -106,11 +106,15 @@ def concluded(times: Times, looks: Sequence[int]) -> Pooled:
     """Judge a group that is timed no more: who left keeps what was known then, all others get the error that is left.
 
     Rounds may have ended before the last planned look, since the time for them was spent or somebody stopped them. What
-    ends them must not be their outcome: then all intervals of the group hold together with the stated error.
+    ends them must not be their outcome: then all intervals of the group hold together with the stated error. A row that
+    left by other rules than these, and is not decided by them, gets the error of one look.
     """
-    latest = replayed(times, looks)
-    judged = pooled(times, error=last_error(tuple(looks), _rounds(times)))
-    return replace(judged, speeds={**judged.speeds, **{row: latest.pooled.speeds[row] for row in latest.decided}})
+    latest, made = replayed(times, looks), _rounds(times)
+    judged = pooled(times, error=last_error(tuple(looks), made))
+    early = {row for row in judged.speeds if _rounds({row: times[row]}) < made}
+    at_a_look = pooled(times, error=nominal_error(tuple(looks))).speeds if early else {}
+    speeds = {row: at_a_look[row] if row in early else speed for row, speed in judged.speeds.items()}
+    return replace(judged, speeds={**speeds, **{row: latest.pooled.speeds[row] for row in latest.decided}})
 
 
 def _rounds(times: Times) -> int:

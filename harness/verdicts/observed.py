@@ -63,11 +63,14 @@ class Observed:
 
     @property
     def children(self) -> tuple[int, int] | None:
-        """What the child processes of a run took at least and at most, in bytes; None where it had none."""
+        """What the child processes of a run took at least and at most, in bytes; None where it had none.
+
+        The lower one is at most the upper, though it may have counted a child that still shared its worker's memory.
+        """
         if self.case.place.device != "cpu":
             return None
         bounds = [
-            (record.child_peak_bytes or 0, record.child_peak_bound_bytes)
+            (min(record.child_peak_bytes or 0, record.child_peak_bound_bytes), record.child_peak_bound_bytes)
             for record in self.memory
             if record.child_peak_bound_bytes
         ]
@@ -163,11 +166,13 @@ def comparable(group: Sequence[Observed], planned: int) -> tuple[dict[str, dict[
     """
     timed = [observed for observed in group if observed.times]
     times = {observed.case.label: observed.seconds for observed in timed}
+    planned = max(planned, *(number + 1 for each in timed for number, _ in each.times), 0)
+    left = rounds.left({observed.case.label: observed.times for observed in timed}, planned)
     failed = {
-        observed.case.label: {number for number, block in observed.times if (number, block) not in observed.timed}
+        observed.case.label: left.get(observed.case.label, set())
+        | {number for number, block in observed.times if (number, block) not in observed.timed}
         for observed in timed
     }
-    planned = max(planned, *(number + 1 for each in timed for number, _ in each.times), 0)
     number, members = rounds.next_turn(list(times), times, failed, planned)
     complete = number if members else planned
     if not complete:

@@ -18,6 +18,8 @@ from harness.verdicts.interval import Interval
 
 ERROR = 0.05
 """The chance that any interval of a group misses, over all rows and all looks."""
+CHANGE_ERROR = 0.001
+"""The chance that the time of an unchanged row seems to be another in another run."""
 MARGIN = 1.05
 """Ratios nearer to 1 than this are as good as equal."""
 LEAST_EFFECT = 1.02

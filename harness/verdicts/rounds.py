@@ -47,6 +47,22 @@ def next_turn(
     return Turn(rounds, ())
 
 
+def left(processes: Mapping[str, Mapping[tuple[int, int], Any]], rounds: int) -> dict[str, set[int]]:
+    """Return the rounds that went on without a member, which had left at a look, by rules that may be others now.
+
+    An interruption leaves none of these, since what it cut short is timed again before another round begins: so at
+    least one whole round must have gone on without the member.
+    """
+    numbers = {member: {number for number, _ in each} for member, each in processes.items()}
+    newest = max((number for each in numbers.values() for number in each), default=0)
+    planned = looks.planned(rounds) if rounds else ()
+    return {
+        member: set(range(newest + 1)) - own
+        for member, own in numbers.items()
+        if own == set(range(len(own))) and len(own) in planned and len(own) < newest
+    }
+
+
 def before(times: Mapping[str, Mapping[tuple[int, int], Any]], round: int) -> dict[str, dict[tuple[int, int], Any]]:
     """Return the times of the rounds before one."""
     return {member: {at: each for at, each in rounds.items() if at[0] < round} for member, rounds in times.items()}

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
+from harness.records import Record
 from harness.verdicts import dunnett, looks, remarks
 from harness.verdicts.expressions import WAITS, Figure, Open, Unknown, exact
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.observed import of_steps, possible, step_time
-from harness.verdicts.pooled import BASELINES, ERROR, SHORTEST_SECONDS, pooled
+from harness.verdicts.pooled import BASELINES, DECIDED, ERROR, SHORTEST_SECONDS, pooled
 
 LEAST_ROUNDS = 3
 """Rounds that a time by itself needs for an interval."""
@@ -22,7 +23,7 @@ def check(row: Row, field: str) -> None:
 
 
 def of_rows(table: Comparison, field: str) -> dict[str, dict[Any, float]]:
-    """Return a time of each process of a comparison in seconds, by row, round and block.
+    """Return a time of each process of a comparison in seconds, by row, round and block, in the rounds that count.
 
     Of steps it is the step time, of anything else the median.
     """
@@ -30,7 +31,7 @@ def of_rows(table: Comparison, field: str) -> dict[str, dict[Any, float]]:
     for row in table.rows:
         for record in row.records:
             values = getattr(record.times, field)
-            if record.slot and record.slot.kind == "time" and step_time(record) is not None and values:
+            if _counts(record, table) and record.slot and step_time(record) is not None and values:
                 uneven = record.times.uneven
                 typical = of_steps(values, uneven) if field == "step_seconds" or uneven else median(values)
                 seconds = max(typical, SHORTEST_SECONDS)  # a batch that is there already takes no time
@@ -39,45 +40,52 @@ def of_rows(table: Comparison, field: str) -> dict[str, dict[Any, float]]:
     return times
 
 
+def _counts(record: Record, table: Comparison) -> bool:
+    """Check whether a record is of a round that counts."""
+    if record.slot is None or record.slot.kind != "time":
+        return False
+    return table.timed_rounds is None or record.slot.round < table.timed_rounds
+
+
 def beside(row: Row, table: Comparison, field: str, error: float, anchor: str) -> Figure:
     """Return a time: that of the row labelled `anchor`, taken as exact, times the row's ratio to it.
 
     Rows of one table ran within seconds of each other, so that their ratio has less doubt than the time of either.
-    Where the anchor is the baseline, steps are compared with all baselines. Waits of rows differ by orders of
-    magnitude, and so does their scatter: they are compared by their own pairs alone.
+    Where the anchor is the baseline, the ratio of steps is that of the table, to the mean of all baselines. Waits of
+    rows differ by orders of magnitude, and so does their scatter: they are compared by their own pairs alone.
     """
-    baselines = BASELINES if anchor == BASELINES[0] else (anchor,)
     times = of_rows(table, field)
     if row.label not in times:
         raise _untimed(row)
     anchored = next(each for each in table.rows if each.label == anchor)
     if anchor not in times:
         raise _untimed(anchored)
-    shown = anchored.step_seconds if field == "step_seconds" else None  # a claim shows no other than the table
-    reference = exact(shown or median(times[anchor].values()), "s")
+    of_all = anchor == BASELINES[0]
+    shown = table.unit_seconds if of_all else anchored.step_seconds  # a claim shows no other than the table
+    reference = exact((shown if field == "step_seconds" else None) or median(times[anchor].values()), "s")
     if row.label == anchor:
         return reference
     if field in WAITS:
         return _ratio(times[row.label], times[anchor], row.label, error) * reference
-    group = pooled(times, baselines)
-    speed = group.control if row.label in baselines else group.speeds.get(row.label)
-    interval = speed.interval_at(_of_looks(times, row.label, table.rounds, error)) if speed is not None else None
+    speed = row.speed if of_all else pooled(times, (anchor,)).speeds.get(row.label)
+    interval = speed.interval_at(_of_looks(times, row, table, error)) if speed is not None else None
     if speed is None or interval is None:
         raise Open(f"{row.label} was timed in {rounds(len(times[row.label]))} beside too few others")
     return Figure(interval.low, speed.ratio, interval.high) * reference
 
 
-def _of_looks(times: Mapping[str, Mapping[Any, float]], label: str, planned: int, error: float) -> float:
+def _of_looks(times: Mapping[str, Mapping[Any, float]], row: Row, table: Comparison, error: float) -> float:
     """Return the error at which a row is to be judged so that it is `error` over all looks that were taken at it.
 
-    A row that left had a look's share of it; one that stayed has what the looks before the last one left of it.
+    A row that left, or is decided and so ended the rounds, had a look's share of it; for any other what the looks
+    before the last one left of it.
     """
-    if planned < 2:
+    if table.rounds < 2:
         return error
-    planned_looks = looks.planned(planned)
-    made = 1 + max(at[0] for each in times.values() for at in each)
-    own = 1 + max(at[0] for at in times[label])
-    share = looks.nominal_error(planned_looks) if own < made else looks.last_error(planned_looks, made)
+    planned = looks.planned(table.rounds)
+    made, own = (1 + max(at[0] for each in rows for at in each) for rows in (times.values(), [times[row.label]]))
+    stopped = own < made or (row.speed is not None and row.speed.word in DECIDED)
+    share = looks.nominal_error(planned) if stopped else looks.last_error(planned, made)
     return error * share / ERROR
 
 
@@ -89,15 +97,24 @@ def by_itself(row: Row, table: Comparison, field: str, error: float) -> Figure:
     times = of_rows(table, field)
     if row.label not in times:
         raise _untimed(row)
-    enough = len(times[row.label]) >= LEAST_ROUNDS or BASELINES[0] not in times
+    own = _by_round(times[row.label])
+    enough = len(own) >= LEAST_ROUNDS or BASELINES[0] not in times
     label = row.label if enough else BASELINES[0]
-    if len(times[label]) < LEAST_ROUNDS:
-        raise Open(f"{label} was timed in {rounds(len(times[label]))}, and times apart need {LEAST_ROUNDS}")
-    logs = [math.log(seconds) for seconds in times[label].values()]
+    logs = own if enough else _by_round(times[label])
+    if len(logs) < LEAST_ROUNDS:
+        raise Open(f"{label} was timed in {rounds(len(logs))}, and times apart need {LEAST_ROUNDS}")
     if enough:
         return _of_mean(logs, error, "s")
     ratio = beside(row, table, field, error / 2, label) / exact(median(times[label].values()), "s")
     return _of_mean(logs, error / 2, "s") * ratio  # each may miss half as often
+
+
+def _by_round(times: Mapping[Any, float]) -> list[float]:
+    """Return the logarithm of each round's time: processes of one round are neighbours, and no rounds of their own."""
+    logs: dict[int, list[float]] = {}
+    for (number, _), seconds in times.items():
+        logs.setdefault(number, []).append(math.log(seconds))
+    return list(map(fmean, logs.values()))
 
 
 def _ratio(own: Mapping[Any, float], others: Mapping[Any, float], label: str, error: float) -> Figure:

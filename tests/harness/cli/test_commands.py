@@ -574,6 +574,8 @@ def test_an_interruption_that_ends_as_an_error_of_what_it_came_in_shows_what_the
     runs, here, tmp_path, monkeypatch
 ) -> None:
     def interrupted(*_: object) -> Path:
+        (file,) = tmp_path.rglob("*.jsonl")
+        store.append(file, Record())
         with suppress(KeyboardInterrupt):  # as the lock of a console that is being printed to
             signal.raise_signal(signal.SIGINT)
         raise RuntimeError("release unlocked lock")
@@ -598,13 +600,25 @@ def test_an_interruption_of_a_resumed_run_shows_that_run_though_another_was_begu
     shutil.copy(runs.files[0], resumed)
     store.append(other, Record(origin=Origin(utc="2020-01-02T00:00:01+00:00")))
 
+    touched = [resumed]
+
     def interrupted(*_: object) -> Path:
+        if touched:
+            store.append(touched.pop(), Record())
         raise KeyboardInterrupt
 
     monkeypatch.setattr(session, "run", interrupted)
     suite_in(tmp_path)
-    code, stdout, _ = here(tmp_path, "run", "small.yaml")
-    assert code == 130 and stdout.startswith("# As small as it gets\n\n## decoder")
+    for shown in ("# As small as it gets\n\n## decoder", ""):
+        code, stdout, _ = here(tmp_path, "run", "small.yaml")
+        assert code == 130 and stdout[: len(shown) or None] == shown, "what it has not touched is of another run"
+
+
+def test_to_begin_anew_and_to_measure_only_what_is_missing_is_refused(here, tmp_path) -> None:
+    suite_in(tmp_path)
+    code, _, stderr = here(tmp_path, "run", "small.yaml", "--fresh", "--once")
+    assert code != 0 and "--fresh begins anew, and --once keeps what is there: give one of the two" in stderr
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
 def test_the_same_command_resumes_and_measures_nothing_twice(runs: Runs) -> None:
@@ -654,7 +668,7 @@ def test_a_run_prints_a_table_with_verdicts(runs: Runs) -> None:
     assert rows[0][-1] == "baseline"
     verdicts = {row[0].strip("`"): row[-1] for row in rows[1:]}
     for label, verdict in verdicts.items():
-        due = {"control"} if label == "nothing" else {"saves", "same", "costs"}  # one round says nothing of time
+        due = {"control"} if label == "nothing" else {"saves", "same memory", "costs"}  # one round says nothing of time
         withheld = f"\n- {label}: no verdict: " in runs.resumed.stdout  # where a noisy machine gave several words
         assert verdict == "withheld" if withheld else verdict in due
     assert [row[-2] for row in rows[:2]] == ["bit_exact", "bit_exact"]

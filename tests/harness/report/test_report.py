@@ -178,7 +178,9 @@ def test_a_page_says_what_is_to_be_known_of_all_rows_of_a_comparison() -> None:
     control = baseline.model_copy(update={"slot": slot, "case": case, "memory": memory})
     whole = Report((Results("mine", "mine", (heading, baseline, control, checkpoint)),), LOADED)
     (answer,) = whole._about().answers.values()
-    assert "The control nothing differs from the baseline by 10.0 MiB: only twice as much counts here." in answer
+    assert (
+        "The control nothing differs from the baseline by 10.0 MiB: a difference counts here from twice that." in answer
+    )
 
 
 def test_a_suite_of_many_commits_names_them_on_the_page() -> None:

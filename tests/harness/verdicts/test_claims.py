@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -16,6 +17,8 @@ from harness.verdicts import figures
 from harness.verdicts.claims import answer, answerable, answered, asked, near, refuse
 from harness.verdicts.expressions import ClaimError, Figure, parsed
 from harness.verdicts.judge import Comparison, Row, judge, searched
+from harness.verdicts.observed import step_time
+from harness.verdicts.pooled import pooled
 from harness.verdicts.remarks import WITHHELD
 
 MIB = 1 << 20
@@ -59,7 +62,16 @@ def row(*applied, peak=100 * MIB, times=1.0, status="ok", tokens=1024, budget=No
 
 
 def table(*rows):
-    return Comparison(rows[0].case, rows)
+    """Put rows beside each other, with what their times say together."""
+    timed = {
+        row.label: {(each.slot.round, each.slot.block): step_time(each) for each in row.records if step_time(each)}
+        for row in rows
+    }
+    together = pooled({label: times for label, times in timed.items() if times})
+    speeds = {**together.speeds, "nothing": together.control}
+    unit = timed.get("baseline", {}).values()
+    judged = tuple(replace(row, speed=row.speed or speeds.get(row.label)) for row in rows)
+    return Comparison(rows[0].case, judged, unit_seconds=median(unit) if unit else None)
 
 
 CHUNKED = Applied(name="chunked_loss", knobs={"chunk": 1024, "recompute": False})
@@ -1066,3 +1078,52 @@ def test_a_step_that_ended_otherwise_is_not_ok_because_its_prediction_was(status
     assert (said.verdict, said.reason) == ("untested", f"checkpoint: {status} (SIGSEGV)")
     skipped = replace(ended, status="skipped_guard")
     assert verdict("outcome(checkpoint) == 'ok'", [table(row(), skipped)]).reason == "predicted: ok"
+
+
+def test_a_row_whose_decision_ended_the_rounds_has_the_error_of_one_look():
+    times = [(1.0, 1.01, 0.99, 1.0), (1.0, 0.99, 1.01, 1.0), tuple(0.978 * each for each in (0.99, 1.01, 0.985, 1.015))]
+    names = [(), ("nothing",), ("checkpoint",)]
+    whole = table(*(row(*name, times=each) for name, each in zip(names, times, strict=True)))
+    decided = replace(whole.rows[2], speed=replace(whole.rows[2].speed, word="at most 5 % slower"))
+    tables = {
+        stopped: [replace(whole, rounds=24, rows=(*whole.rows[:2], last))]
+        for stopped, last in ((True, decided), (False, replace(decided, speed=replace(decided.speed, word="open"))))
+    }
+    answers = {stopped: verdict("seconds(checkpoint) < seconds(baseline)", each) for stopped, each in tables.items()}
+    assert answers[False].verdict == "verified", "where the time for the rounds was spent"
+    assert answers[True].verdict == "inconclusive", "its own times ended them, at the first of six looks"
+
+
+def test_processes_of_one_round_are_no_rounds_of_their_own():
+    def in_blocks(times):
+        plain = row(times=times)
+        blocks = tuple(
+            each.model_copy(update={"slot": each.slot.model_copy(update={"round": 0, "block": at})})
+            if each.slot
+            else each
+            for at, each in enumerate(plain.records)
+        )
+        return [Comparison(plain.case, (replace(plain, records=blocks),))]
+
+    assert "times apart need 3" in verdict("seconds(baseline) < 2", in_blocks((1.0, 1.001, 0.999))).reason
+    assert (
+        verdict("seconds(baseline) < 2", [Comparison(row().case, (row(times=(1.0, 1.001, 0.999)),))]).verdict
+        == "verified"
+    )
+
+
+def test_a_claim_shows_the_time_that_the_table_shows():
+    whole = judge(timed_records())
+    shown = next(each.step_seconds for each in whole[0].rows if each.label == "checkpoint")
+    assert f"{shown * 1e3:.0f} ms" in verdict("seconds(checkpoint) > 0.2 * seconds(baseline)", whole).reason
+
+
+def timed_records():
+    """Make the records of a comparison whose control takes a fifth longer than its baseline."""
+    for name, level in (((), 0.5), (("nothing",), 0.6), (("checkpoint",), 0.55), (("tied",), 0.52)):
+        case = case_of(*name)
+        memory = Memory(peak_host_bytes=MIB, losses=(1.0,), regime="glibc-pinned")
+        yield Record(slot=Slot(case=case.digest(), kind="memory"), case=case, memory=memory)
+        for at in range(6):
+            slot = Slot(case=case.digest(), kind="time", round=at)
+            yield Record(slot=slot, case=case, times=Times(step_seconds=(level * (1 + at % 3 / 200),) * 2))
