@@ -26,7 +26,7 @@ class By(StrEnum):
 
 def command(
     folder: Annotated[Path, typer.Argument(metavar="RESULTS", help="A folder of results: all its files are read.")],
-    by: Annotated[By, typer.Option(help="What the runs are told apart by.")] = By.commit,
+    by: Annotated[By, typer.Option(help="What orders the runs: commits, the only order there is.")] = By.commit,
     only: OnlyOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Show rows that did not change as well.")] = False,
     pictures: Annotated[Path | None, typer.Option(help="A folder to draw a picture of each suite into.")] = None,

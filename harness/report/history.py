@@ -19,7 +19,7 @@ def text(series: Sequence[Series], everything: bool = False) -> str:
     stepped.sort(key=lambda pair: _rank(pair[1]))
     worse = sum(step.worse for _, step in stepped)
     several = sum(len(each.points) > 1 for each in series)
-    counts = f"steps to worse: {worse}, to better: {len(stepped) - worse}"
+    counts = f"{worse} jump{'' if worse == 1 else 's'} for the worse, {len(stepped) - worse} for the better"
     title_of = titles({(each.case.comparison_key, each.machine): each.case for each in series})
     pieces = [f"{len(series)} rows, {several} of them in more than one run: {counts}."]
     if stepped:

@@ -17,6 +17,7 @@ from harness.suite import reader, shipped
 from harness.suite.plan import selected
 from harness.suite.schema import SuiteError
 from harness.verbs.compare import Condition, compare
+from harness.verbs.history import UNDECIDED
 from harness.verbs.pairing import completed
 from harness.verdicts.judge import Comparison, judge
 
@@ -162,19 +163,36 @@ def search(
         before = measured(root, good, suite, options, Path(name), aliases)
         if isinstance(before, str):
             raise BisectError(f"the suite does not run at '{good}' ({before}): name another good commit")
+        if undecided := _undecided(before):
+            reason = f"{', '.join(undecided)} did not get to run there"
+            raise BisectError(
+                f"of '{good}' too little is known ({reason}): try once more, or name the other rows by -k"
+            )
 
         def worse(commit: str) -> Attempt:
             after = measured(root, commit, suite, options, Path(name), aliases)
             if isinstance(after, str):
                 return Attempt(commit, None, after)
-            changes = compare(completed(before, workloads), completed(after, workloads))
+            undecided = _undecided(after)
+            changes = [
+                change
+                for change in compare(completed(before, workloads), completed(after, workloads))
+                if change.case.label not in undecided
+            ]
             met = [change for change in changes if any(condition.met(change) for condition in conditions)]
+            if not met and undecided:
+                return Attempt(commit, None, f"{', '.join(undecided)} did not get to run")
             if not met and all(change.figure == "missing" for change in changes):
                 return Attempt(commit, None, "none of its cases has a figure that the good commit has")
             why = "; ".join(f"{change.case.label}: {change.figure} {change.how}" for change in met)
             return Attempt(commit, bool(met), why)
 
         return first_worse(commits, worse, log)
+
+
+def _undecided(tables: Sequence[Comparison]) -> list[str]:
+    """Return the rows that did not run for what the machine did in that hour, and not for their code."""
+    return [row.label for table in tables for row in table.rows if row.status in UNDECIDED]
 
 
 @contextmanager

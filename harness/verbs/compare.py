@@ -12,13 +12,12 @@ from harness.refusal import Refusal
 from harness.suite.units import shown
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import MEMORY_MARGIN, Comparison, Row
-from harness.verdicts.observed import machine_of, step_time
-from harness.verdicts.pooled import MARGIN, word_of
-from harness.verdicts.remarks import unsure
+from harness.verdicts.observed import step_time
+from harness.verdicts.pooled import CHANGE_ERROR, MARGIN, word_of
 
 CONDITION = re.compile(r"(?:(peak|time)\s*>\s*(\d+(?:\.\d+)?)\s*%)|(answer|status|missing)")
-ERROR = 0.001
-"""The chance at which the time of an unchanged row would be called better or worse."""
+LEAST_PROCESSES = 3
+"""Processes that a time of the baseline needs in each run to be called the same: one scatters by 5 %."""
 Key = tuple[str, str, str]
 """What a row is of: the suite, the machine and the case, by its digest."""
 BETTER, WORSE, SAME, UNRESOLVED = "better", "worse", "same", "unresolved"
@@ -173,8 +172,7 @@ def _suites(keys: Iterable[Key]) -> set[str]:
 def _key(row: Row) -> Key:
     records = [*row.records, *([row.prediction] if row.prediction is not None else [])]
     suite = next((record.origin.suite for record in records if record.origin.suite), "")
-    machine = next((name for record in records if (name := machine_of(record))), "")
-    return suite, machine, row.case.digest()
+    return suite, row.machine, row.case.digest()
 
 
 def _written(row: Row) -> str:
@@ -242,22 +240,31 @@ def _of_answers(old: str, new: str) -> str:
         return SAME
     if (old in WRONG) != (new in WRONG):
         return WORSE if new in WRONG else BETTER
-    if old in WRONG:
+    if old in WRONG or not {old, new} <= set(LADDER):  # another version may have other rungs
         return UNRESOLVED
     return WORSE if LADDER.index(new) > LADDER.index(old) else BETTER
 
 
 def _of_peaks(old: Row, new: Row) -> Change:
-    """Judge two peaks: a difference counts beyond the meters' resolution and 2 %."""
+    """Judge two peaks: a difference counts beyond the meters' resolution and 2 %.
+
+    Of a row that may take more or less, by its repetitions or its child processes, all of what it may take must lie
+    beyond all of the other's.
+    """
     assert old.peak_bytes and new.peak_bytes
     ratio = new.peak_bytes / old.peak_bytes
-    resolution = max(old.resolution, new.resolution)
-    doubts = sorted(unsure((*old.flags, *new.flags), old.case.place))
-    if abs(new.peak_bytes - old.peak_bytes) <= max(resolution, MEMORY_MARGIN * old.peak_bytes):
+    margin = max(old.resolution, new.resolution, MEMORY_MARGIN * old.peak_bytes)
+    doubts = sorted({*old.doubts, *new.doubts})
+    verdict, reason = UNRESOLVED, ", ".join(doubts)
+    if abs(new.peak_bytes - old.peak_bytes) <= margin:
         verdict = SAME
-    else:
-        verdict = UNRESOLVED if doubts else WORSE if ratio > 1 else BETTER
-    return Change(old.case, "peak", old.peak_bytes, new.peak_bytes, verdict, ratio, ", ".join(doubts))
+    elif not doubts:
+        least, most = new.span_bytes or (new.peak_bytes, new.peak_bytes)
+        before = old.span_bytes or (old.peak_bytes, old.peak_bytes)
+        verdict = WORSE if least - before[1] > margin else BETTER if before[0] - most > margin else UNRESOLVED
+        if verdict == UNRESOLVED:
+            reason = f"{shown(before[0])} to {shown(before[1])} before, {shown(least)} to {shown(most)} now"
+    return Change(old.case, "peak", old.peak_bytes, new.peak_bytes, verdict, ratio, reason)
 
 
 def _seconds(row: Row) -> list[float]:
@@ -277,13 +284,22 @@ def _of_times(old: Row, new: Row, before: list[float], after: list[float]) -> Ch
     was, now = old.speed, new.speed
     if was is None or now is None:
         seen = Interval(min(after) / max(before), max(after) / min(before))
-        verdict = SAME if seen.inside(1 / MARGIN, MARGIN) else UNRESOLVED
+        few = min(len(before), len(after)) < LEAST_PROCESSES
+        verdict = SAME if seen.inside(1 / MARGIN, MARGIN) and not few else UNRESOLVED
         other = "this machine's hour, or all that was run: other rows are compared as multiples of it"
         other = other if new.case.is_baseline else "a run has no time of its baselines, of which times are multiples"
-        reason = "" if verdict == SAME else f"{seen.low:.2f} to {seen.high:.2f} x" if 1 in seen else other
+        reason = (
+            ""
+            if verdict == SAME
+            else "too few rounds"
+            if few and 1 in seen
+            else f"{seen.low:.2f} to {seen.high:.2f} x"
+            if 1 in seen
+            else other
+        )
         ratio = median(after) / median(before)
         return Change(old.case, "time", _milliseconds(before), _milliseconds(after), verdict, ratio, reason)
-    ratio, interval = now.ratio / was.ratio, now.change_since(was, ERROR)
+    ratio, interval = now.ratio / was.ratio, now.change_since(was, CHANGE_ERROR)
     verdict = OF_WORD.get(word_of(ratio, interval), UNRESOLVED) if interval is not None else UNRESOLVED
     reason = "too few rounds" if interval is None else ""
     before_after = f"{was.ratio:.2f} x", f"{now.ratio:.2f} x"

@@ -233,13 +233,15 @@ def record(project: Path) -> Callable[..., None]:
     file = project / "below" / "records.jsonl"
     file.parent.mkdir()
 
-    def commit(name: str, mib: int, **sizes: object) -> None:
+    def commit(name: str, mib: int, status: str = "ok", **sizes: object) -> None:
         file.unlink(missing_ok=True)
         shape = {"tokens": 64, **sizes}
         plain = Case(workload="decoder", shape=shape, place="torch/cpu", corpus="x", tokenizer="bytes")
         for case, peak in ((plain, 300), (plain.model_copy(update={"strategies": (Applied(name=name),)}), mib)):
             memory = Memory(peak_host_bytes=peak << 20, losses=(1.0,), regime="glibc-pinned")
-            store.append(file, Record(slot=Slot(case=case.digest(), kind="memory"), case=case, memory=memory))
+            ended = status if case.strategies else "ok"
+            figures = {"memory": memory} if ended == "ok" else {"status": ended}
+            store.append(file, Record(slot=Slot(case=case.digest(), kind="memory"), case=case, **figures))
         git(project, "add", ".")
         git(project, "commit", "--quiet", "-m", "results")
 
@@ -255,6 +257,19 @@ def test_a_row_is_followed_to_its_new_name_from_a_folder_below(project: Path, re
     record("document_windows", 200)
     first = searched(project / "below")
     assert first is not None and first.why == "document_windows: peak 100 MiB before, 200 MiB now (2.000 x)"
+
+
+@pytest.mark.parametrize("status", ["skipped_guard", "killed_unknown"])
+def test_a_row_that_did_not_get_to_run_says_nothing_of_its_code(
+    status: str, project: Path, record: Callable[..., None]
+) -> None:
+    record("checkpoint", 100)
+    record("checkpoint", 100, status)
+    with pytest.raises(BisectError, match=r"shows nothing at .*\(checkpoint did not get to run\)"):
+        searched(project / "below")
+    record("checkpoint", 200)
+    with pytest.raises(BisectError, match=r"of 'HEAD~1' too little is known .*: try once more, or name the other rows"):
+        searched(project / "below")
 
 
 def test_a_commit_of_other_cases_is_neither_good_nor_worse(project: Path, record: Callable[..., None]) -> None:

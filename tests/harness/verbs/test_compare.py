@@ -11,7 +11,6 @@ from random import Random
 
 import pytest
 
-from harness import Place
 from harness.contract import plugins
 from harness.records import Applied, Case, Memory, Origin, Record, Slot, Times, store
 from harness.records.record import Fit
@@ -39,12 +38,13 @@ def row(
     rounds: tuple[float, ...] = (1.0, 1.0, 1.0),
     answer: str | None = "bit_exact",
     status: str = "ok",
-    flags: tuple[str, ...] = (),
+    doubts: tuple[str, ...] = (),
+    span: tuple[int, int] | None = None,
 ) -> Row:
     memory = Record(memory=Memory(resolution_bytes=4096))
     times = (Record(times=Times(step_seconds=(seconds,))) for seconds in rounds)
     found = (memory, *times)
-    return Row(case(*names), status, peak_bytes=peak, answer=answer, flags=flags, records=found)
+    return Row(case(*names), status, peak, span_bytes=span, answer=answer, doubts=doubts, records=found)
 
 
 def timed(ratio: float, error: float | None = 0.01, seconds: float = 1.0) -> Row:
@@ -72,16 +72,38 @@ def test_a_peak_changes_beyond_two_percent(peak, told):
 
 
 def test_a_peak_that_its_own_run_withholds_decides_nothing():
-    assert verdicts(row(), row(peak=300 * MIB, flags=("unstable",)))["peak"] == "unresolved"
+    assert verdicts(row(), row(peak=300 * MIB, doubts=("unsettled",)))["peak"] == "unresolved"
 
 
-@pytest.mark.parametrize(("place", "due"), [("torch/cpu", "unresolved"), ("torch/cuda", "worse")])
-def test_what_is_not_known_of_the_host_says_nothing_of_a_peak_on_a_device(place, due):
-    old, new = (
-        replace(each, case=each.case.model_copy(update={"place": Place(*place.split("/"))}))
-        for each in (row(), row(peak=300 * MIB, flags=("child_processes",)))
+@pytest.mark.parametrize(
+    ("before", "after", "due"),
+    [
+        ((90, 100), (290, 300), "worse"),  # whatever its child processes share
+        ((90, 100), (101, 300), "unresolved"),
+        ((290, 300), (90, 100), "better"),
+        ((99, 300), (90, 100), "unresolved"),
+        ((100, 106), (100, 100), "unresolved"),  # repetitions differ as much
+        ((90, 100), (95, 101), "same"),
+    ],
+)
+def test_a_peak_that_may_be_more_or_less_changes_where_all_of_it_does(before, after, due):
+    old, new = (row(peak=most * MIB, span=(least * MIB, most * MIB)) for least, most in (before, after))
+    (change,) = (
+        each
+        for each in compare([Comparison(old.case, (old,))], [Comparison(new.case, (new,))])
+        if each.figure == "peak"
     )
-    assert verdicts(old, new)["peak"] == due
+    assert change.verdict == due
+    assert ("MiB now" in change.reason) == (due == "unresolved")
+
+
+def test_a_rung_that_this_version_does_not_know_is_unresolved():
+    assert verdicts(row(), row(answer="nearly_exact"))["answer"] == "unresolved"
+
+
+def test_one_process_of_the_baseline_in_each_run_is_too_little_to_call_its_time_the_same():
+    assert verdicts(row(rounds=(1.0,)), row(rounds=(1.01,)))["time"] == "unresolved"
+    assert verdicts(row(), row(rounds=(1.01,) * 3))["time"] == "same"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from harness.records import Applied, Case, Memory, Origin, Prediction, Record, S
 from harness.records.record import Verdict
 from harness.report.charts.commits import commits
 from harness.report.history import text
-from harness.verbs.history import Point, Run, Series, Step, series
+from harness.verbs.history import Point, Run, Series, Step, series, steps
 from harness.verdicts import judge
 
 MIB = 1 << 20
@@ -58,6 +58,18 @@ def recorded(draw: random.Random, number: int, peak: float = 1.0, time: float = 
             slot = Slot(case=case.digest(), kind="time", round=round_)
             records.append(Record(slot=slot, case=case, origin=origin, times=Times(step_seconds=step)))
     return records
+
+
+def test_a_peak_that_cannot_be_relied_on_or_may_be_as_before_makes_no_step() -> None:
+    def steps_of(after: Point) -> list[Step]:
+        before = Point("a", "", "ok", 100 * MIB, 4096, None, 100 * MIB)
+        return steps([before, after])
+
+    grown = Point("b", "", "ok", 130 * MIB, 4096, None, 130 * MIB)
+    (step,) = steps_of(grown)
+    assert step.figure == "peak" and step.ratio == 1.3
+    assert steps_of(replace(grown, sure=False)) == []
+    assert steps_of(replace(grown, least_bytes=100 * MIB)) == [], "its repetitions differ as much"
 
 
 def run_of(records: list[Record]) -> Run:
@@ -134,7 +146,7 @@ def test_text_and_picture_name_the_commits_of_a_step() -> None:
     runs = [run_of(recorded(draw, number, peak=1.0 if number < 2 else 1.3)) for number in range(4)]
     found = series(runs)
     shown = text(found)
-    assert "steps to worse: 1, to better: 0" in shown
+    assert "1 jump for the worse, 0 for the better" in shown
     row = "`fused_loss` of mine: decoder on torch/cpu, 64 tokens, bytes of x"
     assert f"| {row} | peak     | 60" in shown and "`c001` to `c002`" in shown
     values = commits(found, "mine").to_dict()["layer"][1]["data"]["values"]
@@ -293,7 +305,7 @@ def test_the_command_reads_all_files_of_a_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness", "history", "results", "--by", "commit"]
     done = subprocess.run([*command, "--pictures", "pictures"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "steps to worse: 1" in done.stdout and (tmp_path / "pictures" / "mine-history.svg").is_file()
+    assert "1 jump for the worse" in done.stdout and (tmp_path / "pictures" / "mine-history.svg").is_file()
     for name, refusal in (("nowhere", "run a suite first"), (str(file), "name the folder that it lies in")):
         done = subprocess.run([*command[:-3], name], capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 2 and refusal in done.stderr
