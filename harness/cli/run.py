@@ -18,7 +18,7 @@ from harness.report import answer, table
 from harness.report.results import Results
 from harness.report.text import escaped
 from harness.run import bench, cluster, predict_again, session
-from harness.suite.schema import MAX_ROUNDS
+from harness.suite.schema import MAX_ROUNDS, SuiteError
 from harness.suite.units import size
 
 
@@ -50,10 +50,14 @@ def command(
     ] = None,
 ) -> None:
     """Measure every case of a suite and print the tables. Run it again to resume after an interruption."""
+    if fresh and once:
+        raise SuiteError("--fresh begins anew, and --once keeps what is there: give one of the two")
     loaded = plugins.load(cases.plugins)
     plan = cases.plan(loaded, rounds=rounds)
     most = None if max_bytes is None else size(max_bytes)
     options = bench.Options(results, cases.plugins, rounds, fresh, most, try_all, once=once)
+    folder = results / plan.name / facts.name()
+    before = _sizes(folder)
     show = _titled(plan.suite.title or plan.name)
     with Watcher(err, loaded, show) as watcher:
         try:
@@ -64,8 +68,8 @@ def command(
                 else:
                     file = cluster.run(address, plan, loaded, options, watcher)
         except KeyboardInterrupt:
-            folder = results / plan.name / facts.name()
-            for each in results_of([folder], loaded) if any(folder.glob("*.jsonl")) else []:
+            written = [file for file, size in _sizes(folder).items() if size != before.get(file)]
+            for each in results_of(written, loaded) if written else []:
                 _show_rest(each, loaded, watcher.printed, show)
             raise
     for each in results_of([file], loaded):
@@ -74,6 +78,11 @@ def command(
             show(f"## Claims\n\n{table.claimed(each.answers)}\n")
         note(f"records: {file}")
         out.print(answer.last_lines(each.tables, loaded.strategies))
+
+
+def _sizes(folder: Path) -> dict[Path, int]:
+    """Return the size of each results file of a folder, in bytes."""
+    return {file: file.stat().st_size for file in folder.glob("*.jsonl")}
 
 
 def _titled(title: str) -> Callable[[str], None]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from harness.contract.plugins import Plugins
 from harness.machine import facts, history
 from harness.records import Record, Slot, store
-from harness.run import bench, locks, prepare_data, session
+from harness.run import bench, digests, locks, prepare_data, session
 from harness.run.bench import Options, Progress
-from harness.run.schedule import Schedule
+from harness.run.schedule import Schedule, Summary
 from harness.suite.plan import Plan
 
 
@@ -21,7 +21,8 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
     """Return the newest results of a plan where nothing of them is to be measured anew, predicted by today's code.
 
     None where a run is to measure: there are no results of all its cases, in as many steps and rounds, by the versions
-    that are installed, or code that measures or is measured does something else today. Raises as `session.run` does.
+    that are installed, something of them is missing, their texts or frames lie in files that may be others by now, or
+    code that measures or is measured does something else today. Raises as `session.run` does.
     """
     folder = options.results / plan.name / facts.name()
     files = sorted(folder.glob("*.jsonl"), reverse=True)
@@ -41,31 +42,45 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         roles = history.since(records, plugins.strategies)
         if roles is None or roles.run or roles.measuring:
             return None
+        schedule = replace(schedule, known=slots_of(records))
+        latest = {record.slot: Summary.of(record) for record in records if record.slot is not None}
+        if session.has_more(schedule, options, latest):
+            return None
         if roles.predicting:
-            _append(file, replace(schedule, known=slots_of(records)), options, progress, corpora)
+            _append(file, schedule, options, progress, corpora)
         return file
 
 
 def is_of(schedule: Schedule, records: Sequence[Record]) -> bool:
     """Check whether records are a whole run of a schedule, by the versions that are installed."""
+    suite, root = schedule.plan.suite, schedule.plan.path.resolve().parent
     measured = [record for record in records if record.slot is not None and record.slot.kind == "memory"]
     cases = {record.case.digest() for record in measured if record.case is not None}
     steps = {len(record.memory.losses) for record in measured if record.memory.losses}
+    timed = [record.times for record in records if record.status == "ok" and _of_suite(record)]
     rounds = {record.heading.rounds for record in records if record.heading.code}
     return (
-        cases == slots_of(records).keys() == {case.digest() for case in schedule.plan.cases}
-        and steps <= {schedule.plan.suite.memory_steps}
+        cases == {case.digest() for case in schedule.plan.cases}
+        and not any(digests.of_corpus(case.corpus, root) for case in schedule.plan.cases)
+        and steps <= {suite.memory_steps}
+        and (suite.steps is None or {len(times.step_seconds) for times in timed} <= {suite.steps})
+        and (suite.warmup is None or {times.warmup_steps for times in timed} <= {suite.warmup})
         and rounds == {schedule.rounds}
         and all(record.origin.versions == schedule.versions for record in measured)
     )
 
 
+def _of_suite(record: Record) -> bool:
+    """Check whether a record has times of as many steps as the suite asks for; of uneven batches it has an epoch's."""
+    return record.slot is not None and record.slot.kind == "time" and not record.times.uneven
+
+
 def slots_of(records: Sequence[Record]) -> dict[str, str]:
-    """Return what the slots of predictions name their cases by, by the digest of the case alone."""
+    """Return what slots name their cases by, by the digest of the case alone."""
     return {
         record.case.digest(): record.slot.case
         for record in records
-        if record.case is not None and record.slot is not None and record.slot.kind == "predict"
+        if record.case is not None and record.slot is not None
     }
 
 

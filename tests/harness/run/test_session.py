@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -54,7 +53,7 @@ class Workers:
             "numerics": Record(numerics=EXACT),
             "memory": Record(memory=Memory(peak_host_bytes=self.peak(label), losses=(6.0, 5.9, 5.8))),
             "pilot": Record(times=Times(step_seconds=(0.2,) * 12)),
-            "time": Record(times=Times(step_seconds=(step, step))),
+            "time": Record(times=Times(step_seconds=(step, step), warmup_steps=1)),
         }.get(task.kind, Record())
         return [record.model_copy(update={"origin": record.origin.model_copy(update={"worker_seconds": self.lives})})]
 
@@ -335,7 +334,7 @@ def test_a_member_that_fails_in_time_leaves_the_others_their_rounds(measuring):
     assert rounds["fused_loss"] == rounds["checkpoint"] == [0, 1, 2, 3]
     (table,) = judge(measuring.records)
     row = next(row for row in table.rows if row.label == "fused_loss")
-    assert (row.speed, row.verdict) == (None, "same")
+    assert (row.speed, row.verdict) == (None, "same memory")
 
 
 def test_peaks_near_the_bound_are_measured_three_times(measuring):
@@ -790,15 +789,16 @@ def test_answers_are_worked_on_one_at_a_time_on_a_gpu_that_takes_one_process(mea
         def __call__(self, task, *rest):
             if task.kind == "numerics" and task.case.strategies:
                 at_work.append(threading.get_ident())
-                time.sleep(0.05)
+                if not one_at_a_time:
+                    both.wait()  # or one thread might be done before another begins
             return super().__call__(task, *rest)
 
-    at_work = []
+    at_work, both, one_at_a_time = [], threading.Barrier(2, timeout=20), place == "torch/cuda" and exclusive
     monkeypatch.setattr(session.facts, "threads", lambda: 2)
     monkeypatch.setattr(schedules.backends, "absent", lambda *place: None)
     monkeypatch.setattr(session.gpu, "is_exclusive", lambda: exclusive)
     measuring(Noting(), "rounds: 0", "checkpoint, fused_loss", place).measure()
-    assert len(at_work) == 2 and len(set(at_work)) == (1 if place == "torch/cuda" and exclusive else 2)
+    assert len(at_work) == 2 and len(set(at_work)) == (1 if one_at_a_time else 2)
     assert all(record.numerics == EXACT for record in answers_of(measuring.records).values())
 
 
@@ -959,9 +959,23 @@ def test_what_is_to_be_measured_anew_is_not_predicted_again(roles, running, tmp_
     assert again is None and file.read_bytes() == written
 
 
+def test_a_run_that_lacks_something_is_measured_on_and_not_predicted_again(running, tmp_path, monkeypatch):
+    file = running(Workers())
+    monkeypatch.setattr(predict_again.history, "since", lambda *rest: Roles((), (), ("the predictor",)))
+    whole = file.read_text().splitlines(keepends=True)
+    last = max(at for at, text in enumerate(whole) if '"kind": "time"' in text)
+    file.write_text("".join(whole[:last]))
+    plan, options = read(tmp_path / "mine.yaml", LOADED), Options(tmp_path, cache=tmp_path / "other")
+    assert predict_again.run(plan, LOADED, options, Progress()) is None
+
+
 @pytest.mark.parametrize(
     ("keys", "strategies"),
-    [("rounds: 2", "checkpoint"), ("rounds: 1", "fused_loss"), ("memory_steps: 4", "checkpoint")],
+    [
+        ("rounds: 2", "checkpoint"),
+        ("rounds: 1", "fused_loss"),
+        ("memory_steps: 4", "checkpoint"),
+    ],
 )
 def test_results_of_another_suite_are_none_of_this_one(keys, strategies, measuring, running, tmp_path, monkeypatch):
     monkeypatch.setattr(predict_again.history, "since", lambda *rest: Roles((), (), ()))
@@ -973,3 +987,21 @@ def test_results_of_another_suite_are_none_of_this_one(keys, strategies, measuri
     assert predict_again.run(other, LOADED, options, Progress()) is None
     running(Workers(), "rounds: 1", "fused_loss")
     assert predict_again.run(measuring(Workers(), "rounds: 1", "checkpoint").plan, LOADED, options, Progress()) == file
+
+
+@pytest.mark.parametrize("changes", [{"steps": 9}, {"warmup": 9}, {}])
+def test_results_in_other_steps_are_none_of_this_suite(changes, running, tmp_path, monkeypatch):
+    file = running(Workers())
+    monkeypatch.setattr(predict_again.history, "since", lambda *rest: Roles((), (), ()))
+    plan = read(tmp_path / "mine.yaml", LOADED)
+    plan = replace(plan, suite=plan.suite.model_copy(update=changes))
+    again = predict_again.run(plan, LOADED, Options(tmp_path, cache=tmp_path), Progress())
+    assert again == (None if changes else file)
+
+
+def test_a_corpus_in_a_file_may_be_another_by_now(running, tmp_path, monkeypatch):
+    running(Workers())
+    monkeypatch.setattr(predict_again.history, "since", lambda *rest: Roles((), (), ()))
+    monkeypatch.setattr(predict_again.digests, "of_corpus", lambda name, root: "what the file is today")
+    plan = read(tmp_path / "mine.yaml", LOADED)
+    assert predict_again.run(plan, LOADED, Options(tmp_path, cache=tmp_path), Progress()) is None
