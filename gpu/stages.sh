@@ -15,7 +15,8 @@ site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 export PYTHONPATH=$PWD:$site PYTHONUNBUFFERED=1
 if compgen -G 'gpu/wheels/*.whl' > /dev/null; then
-    $PYTHON -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" gpu/wheels/*.whl
+    $PYTHON -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" gpu/wheels/*.whl ||
+        { echo "the wheels cannot be installed: pack them for this Python, gpu/pack VERSION"; exit 1; }
 fi
 
 # Name the project and its entry points as pip would: strategies and workloads are discovered by them.

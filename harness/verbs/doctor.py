@@ -5,12 +5,14 @@ import math
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
+from shutil import which
 from statistics import median
 
 import psutil
@@ -235,6 +237,11 @@ def _gpu() -> list[Finding]:
     if (state := gpu.state()) is not None and state.others:
         fault = f"{state.others} other program(s) run on the GPU: they take memory and time"
         faults.append(Finding(fault, "end them, or choose another GPU by CUDA_VISIBLE_DEVICES"))
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if not any(map(which, ("cc", "gcc", "clang"))) or not header.exists():
+        lacking = "C compiler" if header.exists() else "Python.h"
+        fault = f"no {lacking} is here, so Triton builds no kernel: rows of fused_loss and of products end in an error"
+        faults.append(Finding(fault, "install gcc and the headers of Python, python3-dev"))
     if find_spec("pynvml") is None:
         fault = "nvidia-ml-py is not installed, so what the driver counts for a process is not known"
         faults.append(Finding(fault, "pip install nvidia-ml-py"))

@@ -211,7 +211,8 @@ def test_every_way_to_die_is_a_row_and_the_run_goes_on(place: str, tmp_path: Pat
         *(f"{name:>14} {status:<15} {seconds or 0:5.1f} s  {message}" for name, status, seconds, message in table),
         sep="\n",
     )
-    assert {name: status for name, status, *_ in table} == {"baseline": "ok", **DUE, "checkpoint": "ok"}
+    due = DUE | ({"memory_error": "oom_host"} if place.endswith("/cuda") else {})  # where the budget is of the device
+    assert {name: status for name, status, *_ in table} == {"baseline": "ok", **due, "checkpoint": "ok"}
     assert all((seconds or 0) <= deadline + 6 for _, _, seconds, _ in table)
     messages = [record.evidence.get("message") for record in last.values() if record.status != "ok"]
     assert all(messages) and not any("Traceback" in message for message in messages)

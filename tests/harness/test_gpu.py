@@ -191,11 +191,11 @@ def test_a_temporary_freed_within_one_part_is_in_the_peak_which_names_its_phase(
 
 
 def test_the_driver_sees_at_least_what_is_reserved_beside_the_context(measured, place):
-    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
-    if subprocess.run(query, capture_output=True).returncode != 0:
-        pytest.skip("the driver's management library (NVML) is not visible here")
     record = measured()
-    assert record.memory.driver_device_bytes is not None, "no driver figure though NVML is visible"
+    if record.memory.driver_device_bytes is None:  # as in a container that hides processes, and under MIG
+        reason = record.missing["driver_device_bytes"]
+        assert reason
+        pytest.skip(reason)
     assert record.memory.context_device_bytes is not None
     held = record.memory.reserved_device_bytes or record.memory.peak_device_bytes  # JAX does not tell what it reserved
     assert record.memory.driver_device_bytes >= held + record.memory.context_device_bytes - 2 * MIB

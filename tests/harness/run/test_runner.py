@@ -508,6 +508,24 @@ def test_a_spike_in_the_running_phase_is_seen_from_outside(run):
     assert record.memory.peak_phase == "source"
 
 
+@pytest.mark.parametrize(
+    ("kills", "of_memory", "status", "proof"),
+    [
+        ([3, 4], 1e9, "oom_host", "the kernel counted an out-of-memory kill in this control group"),
+        ([3, 3], 0.0, "oom_host", "weak: its last known peak was at least 0.9 of the machine's memory"),
+        ([3, 3], 1e9, "killed_unknown", None),
+    ],
+)
+def test_a_kill_that_the_kernel_counted_or_at_the_end_of_memory_is_one_for_want_of_it(
+    run, monkeypatch, kills, of_memory, status, proof
+):
+    counted = iter(kills)
+    monkeypatch.setattr(runner.memory, "kernel_kills", lambda: next(counted))
+    monkeypatch.setattr(runner, "NEAR_MEMORY", 0.9 * of_memory)
+    record = run(bad("source", "kill_itself"))
+    assert (record.status, record.evidence.get("proof")) == (status, proof)
+
+
 def test_what_priming_used_is_no_part_of_a_dead_workers_peak(run):
     record = run(bad("source", "kill_itself", prime="long_spike"))
     assert record.status == "killed_unknown"

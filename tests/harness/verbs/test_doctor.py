@@ -17,6 +17,7 @@ from harness.cli import commands
 from harness.contract import place, plugins
 from harness.machine import checkups
 from harness.machine.checkups import Checkup, Noise
+from harness.machine.gpu import Gpu
 from harness.records import Record, Times
 from harness.refusal import Refusal
 from harness.report import doctor as report
@@ -319,3 +320,22 @@ def test_the_largest_error_of_a_meter_is_kept_with_its_sign(tmp_path):
     calibrations = tuple(checkups.Calibration(way, 64, size) for way, size in seen.items())
     checkups.keep(Checkup("now", "m", calibrations, None, ()), tmp_path)
     assert checkups.latest(tmp_path)["calibration_error_bytes"] == -5
+
+
+@pytest.mark.parametrize(
+    ("compiler", "headers", "lacking"), [(None, True, "C compiler"), ("/bin/cc", False, "Python.h")]
+)
+def test_what_triton_needs_to_build_kernels_is_looked_for(monkeypatch, tmp_path, compiler, headers, lacking):
+    monkeypatch.setattr(doctor.backends, "absent", lambda *place: None)
+    monkeypatch.setattr(doctor.gpu, "visible", lambda: True)
+    monkeypatch.setattr(doctor.gpu, "detect", lambda: Gpu("NVIDIA L4", 20 << 30, 20 << 30, "580.1"))
+    monkeypatch.setattr(doctor.gpu, "state", lambda: None)
+    monkeypatch.setattr(doctor, "which", lambda name: compiler)
+    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    if headers:
+        (tmp_path / "Python.h").touch()
+    (fault,) = (each for each in doctor._gpu() if "Triton" in each.what)
+    assert fault.what.startswith(f"no {lacking} is here")
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(doctor, "which", lambda name: "/bin/cc")
+    assert not any("Triton" in each.what for each in doctor._gpu())
