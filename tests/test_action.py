@@ -37,7 +37,8 @@ def checkout(tmp_path: Path, smallest: str, made_up: Path) -> Path:
 REAL = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m harness "$@"\n'
 MADE_UP = """#!/bin/sh
 echo "$@" >> "$LOG"
-if [ "$1" = run ]; then mkdir -p "$4/small/$MACHINE" && echo x > "$4/small/$MACHINE/1.jsonl"; fi
+for last in "$@"; do :; done
+if [ "$1" = run ]; then mkdir -p "$last/small/$MACHINE" && echo x > "$last/small/$MACHINE/1.jsonl"; fi
 """
 """A harness that writes down how it was called, and measures nothing."""
 
@@ -103,7 +104,7 @@ def test_the_action_gives_the_script_what_it_reads() -> None:
 
 
 WORDS = """#!/bin/sh
-if [ "$1" = run ]; then shift 4; printf '%s\\n' "$@" > "$LOG"; fi
+if [ "$1" = run ]; then shift 2; printf '%s\\n' "$@" | head -n -2 > "$LOG"; fi
 exit 1
 """
 """A harness that writes down its options, one a line."""
@@ -122,6 +123,27 @@ exit 1
 def test_options_are_split_as_in_a_shell(checkout: Path, tmp_path: Path, options: str, words: list[str]) -> None:
     measured(checkout, WORDS, OPTIONS=options, LOG=str(tmp_path / "log"))
     assert (tmp_path / "log").read_text().splitlines() == words
+
+
+REFUSING = """#!/bin/sh
+for last in "$@"; do :; done
+if [ "$1" = run ]; then mkdir -p "$last/small/m" && echo x > "$last/small/m/1.jsonl"; exit; fi
+if [ "$1" = compare ]; then echo "there is no condition '$5'" >&2; exit 2; fi
+"""
+"""A harness that knows no condition."""
+
+
+def test_a_condition_that_nobody_can_read_is_refused_by_the_first_run_too(checkout: Path) -> None:
+    done = measured(checkout, REFUSING, FAIL_ON="peak > 5\n \t\n", KEEP="1")
+    assert done.returncode == 2 and "there is no condition 'peak > 5'" in done.stderr
+    assert git(checkout, "ls-remote", "origin", "harness-records") == "", "and nothing is kept"
+
+
+def test_options_name_no_other_folder_for_the_records(checkout: Path, tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    done = measured(checkout, MADE_UP, OPTIONS="--results out", LOG=log, MACHINE="m", KEEP="1")
+    assert done.returncode == 0, done.stderr
+    assert "First records of `small`" in (checkout.parent / "table.md").read_text()
 
 
 def test_options_with_an_open_quote_measure_nothing(checkout: Path, tmp_path: Path) -> None:
@@ -192,7 +214,9 @@ def test_a_tag_of_the_name_of_the_branch_is_not_what_is_compared_with(checkout: 
 
 
 OF_OTHER_SIZES = f"""#!/bin/sh
-if [ "$1" = run ]; then mkdir -p "$4/small" && cp -r "$NEW" "$4/small/m"; else {REAL.partition(chr(10))[2].strip()}; fi
+for last in "$@"; do :; done
+if [ "$1" = run ]; then mkdir -p "$last/small"; exec cp -r "$NEW" "$last/small/m"; fi
+{REAL.partition(chr(10))[2].strip()}
 """
 """A harness that finds what it measures in a folder."""
 

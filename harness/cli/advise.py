@@ -1,6 +1,7 @@
 """`harness advise`."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +52,6 @@ def command(
     plan = asked.plan(loaded, room.budget, room.on_gpu)
     options = bench.Options(results, cases.plugins)
     machine = room.machine(plan.places)
-    notes: list[str] = []
     with Watcher(err, loaded) as watcher:
         advice = advise(
             plan,
@@ -62,11 +62,10 @@ def command(
             everything,
             predict_only,
             watcher,
+            on_case=partial(watcher.start, "predicted"),
             only=cases.only,
-            on_note=notes.append,
+            on_note=note,
         )
-    for sentence in notes:
-        note(sentence)
     out.print(text(advice), end="")
     if save:
         note(f"records: {saved(advice, plan, loaded, results)}")

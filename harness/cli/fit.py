@@ -23,7 +23,7 @@ def command(
     cases: Cases,
     budget: Annotated[
         list[str] | None,
-        typer.Option(help="What a case may take: 8GiB; several times if wanted. By default what the host or GPU has."),
+        typer.Option(help="What a case may take: 8GiB; several times if wanted. By default the suite's or all memory."),
     ] = None,
     memory: MemoryOption = None,
     gpu_memory: GpuMemoryOption = None,

@@ -135,8 +135,14 @@ class Room:
 
 
 def results_of(paths: list[Path], loaded: Plugins, suites: Path | None = None) -> list[Results]:
-    """Read the newest results below each path, with the claims of `suites`, and warn of lines that are no records."""
-    files = [file for path in paths for file in store.newest(path)]
+    """Read the newest results below each path, with the claims of `suites`, and warn of lines that are no records.
+
+    Of the results in a folder it notes those that have a part of an earlier run's rows.
+    """
+    files = {file: path.is_dir() for path in paths for file in store.newest(path)}
     if not files:
         raise store.StoreError(f"there are no results in '{paths[0]}': run a suite first")
-    return read(files, lambda problem: note(f"warning: {problem}"), loaded.aliases, suites)
+    for sentence in (store.note_of_part(file) for file, chosen in files.items() if chosen):
+        if sentence is not None:
+            note(f"note: {sentence}")
+    return read(list(files), lambda problem: note(f"warning: {problem}"), loaded.aliases, suites)

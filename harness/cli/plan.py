@@ -36,8 +36,8 @@ def command(
     plan = cases.plan(loaded, room.budget, room.on_gpu)
     machine = replace(room.machine(plan.places), timing_seconds=TIMING_SECONDS)
     if explain is not None:
-        machine = replace(machine, cache=None)
-        out.print(explained(of_cases(named(plan.cases, explain), plan, loaded, names, machine)), end="")
+        rows = of_cases(named(plan.cases, explain), plan, loaded, names, machine, calls=False)
+        out.print(explained(rows), end="")
         return
     with template.forking():
         with counted(err, "predicted", len(plan.cases)) as count_one:

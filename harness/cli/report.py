@@ -58,9 +58,6 @@ def command(
     """
     if only is not None and pictures is None:
         raise Refusal("-k chooses among the charts to draw: give --pictures FOLDER as well")
-    for file in (file for path in paths if path.is_dir() for file in store.newest(path)):
-        if (more := store.larger_before(file)) is not None:
-            note(f"note: {file} has only a part of the rows of '{more.name}' beside it: name that file to see them all")
     letter = documents.read(sentences) if sentences is not None else None
     loaded = plugins.load(tuple(plugin or ()))
     suites = sentences.parent if sentences is not None else None

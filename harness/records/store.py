@@ -159,12 +159,20 @@ def newest(path: Path) -> list[Path]:
 
 
 def larger_before(file: Path) -> Path | None:
-    """Return the results file before this one in its folder where that has all the rows of this one, and more.
+    """Return the newest results file before this one in its folder that has all the rows of this one, and more.
 
-    So a run of a part of a suite lies before the whole of it.
+    So the run of a whole suite lies before those of its parts.
     """
-    before = max((each for each in file.parent.glob("*.jsonl") if each.name < file.name), default=None)
-    return before if before is not None and _measured(file) < _measured(before) else None
+    before = sorted((each for each in file.parent.glob("*.jsonl") if each.name < file.name), reverse=True)
+    rows = _measured(file) if before else set()
+    return next((each for each in before if rows < _measured(each)), None)
+
+
+def note_of_part(file: Path) -> str | None:
+    """Say of results that another file beside them has more rows of the same suite; None where none has."""
+    if (whole := larger_before(file)) is None:
+        return None
+    return f"{file} has only a part of the rows of '{whole.name}' beside it: name that file to see them all"
 
 
 def _measured(file: Path) -> set[str]:
@@ -215,4 +223,5 @@ def parse(line: bytes | str) -> Record:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         shown = where.encode("unicode_escape").decode()[:100]
-        raise ValueError(f"this record has a wrong '{shown}' ({first['msg']}); it is left out") from None
+        what = f"has a wrong '{shown}'" if shown else "is wrong"
+        raise ValueError(f"this record {what} ({first['msg'].removeprefix('Value error, ')}); it is left out") from None

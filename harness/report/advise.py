@@ -148,7 +148,10 @@ def _measured_sentence(advice: Advice, count: int) -> str:
     row, *others = advice.usable
     plain = next((each for each in advice.rows if each.case.is_baseline), None)
     tried = sum(not each.case.is_control for each in advice.rows)
-    best = "the fastest that fits" if all(_faster(row, each) for each in others) else "among the fastest that fit"
+    fastest = all(_faster(row, each) for each in others)
+    timed = _interval(row) is not None
+    open_ = "one that fits, and too few rounds tell which is the fastest"
+    best = "the fastest that fits" if fastest else "among the fastest that fit" if timed else open_
     sentence = f"Use **{escaped(row.label)}**: of the {tried} that were measured of {count} combinations it was {best}"
     if row.case.budget_bytes and advice.chosen is not None:
         sentence += f" {shown(advice.chosen.limit_bytes or row.case.budget_bytes)}"
@@ -157,7 +160,7 @@ def _measured_sentence(advice: Advice, count: int) -> str:
         sentence += f"; against the baseline {cost(row)}" if plain.status == "ok" else f"; the baseline {_ended(plain)}"
     sentence += f". Its answer is {escaped(row.answer)}." if row.answer else "."
     second = next((each for each in others if not each.case.is_baseline), None)
-    return sentence + (f" Next best: {escaped(second.label)}, {cost(second)}." if second is not None else "")
+    return sentence + (f" Next best: {escaped(second.label)}, {cost(second)}." if second is not None and timed else "")
 
 
 def _ended(plain: Row) -> str:

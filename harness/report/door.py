@@ -1,7 +1,7 @@
 """The harness from Python: read results, run a suite, predict one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from warnings import warn
@@ -51,10 +51,13 @@ def read(*paths: str | Path, plugins: Sequence[str] = ()) -> Report:
     """
     loaded = doors.load(_several(plugins))
     places = [Path(path) for path in paths] or [shipped.folder("results")]
-    files = [file for place in places for file in store.newest(place)]
+    files = {file: place.is_dir() for place in places for file in store.newest(place)}
     if not files:
         raise store.StoreError(f"there are no results in '{places[0]}': run a suite first")
-    return _report(files, loaded)
+    for sentence in (store.note_of_part(file) for file, chosen in files.items() if chosen):
+        if sentence is not None:
+            warn(sentence, stacklevel=2)
+    return _report(list(files), loaded)
 
 
 def run(
@@ -101,8 +104,7 @@ def predict(
     names = _several(plugins)
     loaded = doors.load(names)
     card = card_of(gpu, "gpu") if gpu is not None else None
-    here = replace(this_machine((), cache_folder()), cache=None)  # no rates: nothing is timed
-    machine = here.supposing(memory, gpu_memory, card)
+    machine = this_machine((), cache_folder()).supposing(memory, gpu_memory, card)  # no rates: nothing is timed
     plan = _plan(suite, loaded, place, only, budget)
     demand_gpu(plan, gpu is not None or gpu_memory is not None)
     return Predictions(tuple(map(tuple, of_plan(plan, loaded, names, machine))))

@@ -64,8 +64,9 @@ def _in_csv(value: Any) -> Any:
 def _of_row(suite: str, title: str, table: Comparison, row: Row, tokens: float | None) -> Figures:
     case, speed, seconds = row.case, row.speed, row.step_seconds
     interval = speed.inferred if speed is not None else None
-    first = next(iter(row.records), None)
-    phases = first.memory.phases if first and case.place.device == "cpu" else ()  # they are of the host
+    first, largest = next(iter(row.records), None), row.largest
+    phases = largest.memory.phases if largest and case.place.device == "cpu" else ()  # they are of the host
+    children = (row.peak_bytes or 0) - ((largest and largest.peak_bytes) or row.peak_bytes or 0)
     return {
         "suite": suite,
         "comparison": title,
@@ -104,9 +105,9 @@ def _of_row(suite: str, title: str, table: Comparison, row: Row, tokens: float |
         "time": speed.word if speed else None,
         "more_rounds": speed.more_rounds if speed else None,
         "phases": {phase.name: phase.peak_bytes for phase in phases},
-        "composition": composition(phases, row.peak_phase, (first and first.child_peak_bound_bytes) or 0),
+        "composition": composition(phases, row.peak_phase, children),
         "ranks": case.ranks,
-        "rank_peaks": [rank.peak_bytes for rank in first.memory.ranks if rank.peak_bytes] if first else [],
+        "rank_peaks": [rank.peak_bytes for rank in largest.memory.ranks if rank.peak_bytes] if largest else [],
         "round_ratios": _round_ratios(row, table),
         "flags": ", ".join(row.flags),
         "notes": "; ".join(row.notes),

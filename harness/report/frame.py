@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from harness.records import Record
+from harness.records import Memory, Prediction, Record, Times
 from harness.records.garbage import uncollected
 from harness.records.store import StoreError
 from harness.refusal import Refusal
@@ -16,8 +16,10 @@ from harness.verbs.plan import PlanRow
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-NAMED = ("commit", "utc", "run_id", "start", "worker_seconds")
+NAMED = ("commit", "utc", "run_id", "attempt", "start", "worker_seconds")
 """What a frame of records says of the origin of each, beside its suite, machine and versions."""
+EMPTY = (Prediction(), Memory(), Times())
+"""Rooms of a record that has no figures in them."""
 
 
 class FrameError(Refusal):
@@ -32,11 +34,14 @@ def of_rows(rows: Sequence[Figures]) -> "DataFrame":
 def of_records(records: Sequence[Record]) -> "DataFrame":
     """Return one row a record: its case, its slot, where it is from, and every figure under the name it has in files.
 
-    Lists stay lists (`step_seconds`), with their median beside them; phases have a column each for their peak.
+    Lists stay lists (`step_seconds`), with their median beside them; phases have a column each for their peak. Of a
+    slot that was tried several times the last record `stands`.
     """
-    shown = (record for record in records if record.slot or record.case)
+    shown = [record for record in records if record.slot or record.case]
+    newest = {(record.origin.suite, record.slot or at): at for at, record in enumerate(shown)}
+    standing = set(newest.values())
     with uncollected():
-        return _frame([_of_record(record) for record in shown])
+        return _frame([{**_of_record(record), "stands": at in standing} for at, record in enumerate(shown)])
 
 
 def of_predictions(comparisons: Sequence[Sequence[PlanRow]]) -> "DataFrame":
@@ -126,23 +131,26 @@ def _of_record(record: Record) -> dict[str, Any]:
     if case is not None:
         fields = {name: getattr(case, name) for name in type(case).model_fields if name not in ("place", "strategies")}
         row |= _of_case({**fields, "place": str(case.place)}, case.label)
+    row |= {"position": record.position, "probe": record.probe}
+    row |= {name: getattr(record, name) for name in ("child_peak_bytes", "child_peak_bound_bytes")}
     row |= {"status": record.status, "message": record.evidence.get("message"), "flags": ", ".join(record.flags)}
     row |= {f"extra.{name}": value for name, value in record.extra.items()}
     return _with_figures(row, record)
 
 
 def _with_figures(row: dict[str, Any], record: Record) -> dict[str, Any]:
-    """Return a row with the figures of a record's room, each under its own name; None replaces nothing."""
+    """Return a row with the figures of a record's room, each under its own name; what is empty replaces nothing."""
     for room in (record.prediction, record.memory, record.times, record.numerics, record.limits, record.trial):
-        if room is None:
+        if room is None or room in EMPTY:
             continue
         for name, value in vars(room).items():
             if name in ("phases", "predicted_phases"):
                 row |= {f"{name}.{phase.name}": phase.peak_bytes for phase in value}
             elif name == "ranks":
                 row["rank_peaks"] = [rank.peak_bytes for rank in value] or None
-            elif name not in ("predicted_work", "batches_digests") and not (value is None and name in row):
-                row[name] = list(value) if isinstance(value, tuple) else value
+            elif name not in ("predicted_work", "batches_digests"):
+                known = None if value in ((), {}) else list(value) if isinstance(value, tuple) else value
+                row[name] = row.get(name) if known is None else known
     if record.times.step_seconds:
         row["median_step_seconds"] = median(record.times.step_seconds)
     return row

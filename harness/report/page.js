@@ -147,7 +147,7 @@ function opened(at) {
   cell.colSpan = COLUMNS.length;
   const beside = element("button", besideWords(at), "plain");
   beside.dataset.row = at;
-  beside.addEventListener("click", () => lay(at));
+  beside.addEventListener("click", () => { state.opener = beside; lay(at); });
   const again = element("p");
   again.append("Repeat it: ", element("code", command(at)));
   cell.append(...stacked(at), ...dots(at), facts(at), again, beside);
@@ -155,13 +155,24 @@ function opened(at) {
   return made;
 }
 
+function closePanel() {
+  state.beside = [];
+  document.getElementById("beside").hidden = true;
+  nameButtons();
+  state.opener?.focus();  // or the place in the table would be lost
+}
+
+document.addEventListener("keydown", event => {
+  if (event.key === "Escape" && state.beside.length) closePanel();
+});
+
 function lay(at) {
   state.beside = state.beside.includes(at) ? state.beside.filter(each => each !== at) : [...state.beside, at].slice(-2);
   nameButtons();
   const panel = document.getElementById("beside");
   panel.hidden = !state.beside.length;
   const close = element("button", "Close", "plain"), table = element("table"), head = element("tr");
-  close.addEventListener("click", () => { state.beside = []; panel.hidden = true; nameButtons(); });
+  close.addEventListener("click", closePanel);
   head.append(element("th", ""), ...state.beside.map(each => element("th", `${text("strategy", each)} - ${text("comparison", each)}`)));
   table.append(head);
   for (const [name, shown] of COLUMNS.slice(1)) {

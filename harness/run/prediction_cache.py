@@ -58,7 +58,8 @@ def of_cases(
         open_ = []
         code = cache(digests.of_module)  # read anew by each call: a notebook may have edited it
         for case in cases:
-            depends = (corpora.get(case.comparison_key), card, *here, steps, *(["calls"] if calls else []))
+            on = card if case.place.device == "cuda" else ""
+            depends = (corpora.get(case.comparison_key), on, *here, steps, *(["calls"] if calls else []))
             path = stored[case.digest()] = within / f"{key(case, plugins, versions, *depends, code=code)}.json"
             if (record := read(path)) is not None:
                 yield case, record
@@ -79,7 +80,10 @@ def key(
     *rest: object,
     code: Callable[[ModuleType | None], str] = digests.of_module,
 ) -> str:
-    """Return the name under which the prediction of a case is stored; `code` gives the digest of a module's code."""
+    """Return the name under which the prediction of a case is stored, which is one for all budgets.
+
+    `code` gives the digest of a module's code.
+    """
     backend = case.place.backend
     workload = plugins.workloads[case.workload]
     strategies = [plugins.strategies[applied.name] for applied in case.strategies]
@@ -91,7 +95,8 @@ def key(
         for module in digests.deciding(plugins, hook, item.name, form)
     }
     written = [_harness(), *sorted(map(code, modules))]
-    text = json.dumps([case.digest(), written, dict(versions), *map(str, rest)], sort_keys=True)
+    of = case.model_copy(update={"budget_bytes": None}).digest()
+    text = json.dumps([of, written, dict(versions), *map(str, rest)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

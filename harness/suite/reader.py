@@ -20,6 +20,7 @@ from harness.records.store import renamed_claim
 from harness.suite import yaml
 from harness.suite.plan import CONTRIBUTIONS, Comparison, Plan, contributions
 from harness.suite.schema import MAX_CASES, MAX_RANKS, MAX_ROUNDS, Suite, SuiteError
+from harness.verdicts.pooled import BASELINES
 from harness.workloads.data import sources
 from harness.workloads.data.frames import GENERATED
 from harness.workloads.data.tokens import TOKENIZERS
@@ -29,6 +30,8 @@ MAX_MEMBERS = 64
 """The most strategies of one row."""
 PLACES = [f"{backend}/{device}" for backend in NAMES for device in DEVICES]
 BESIDE = ("budget_gib", "corpus", "tokenizer")
+UNION = ("int", "list[int]")
+"""What pydantic names the ways by in which `ranks` may be given: no keys of a suite."""
 """What a setting may say that is no size."""
 Location = tuple[str | int, ...]
 
@@ -145,7 +148,7 @@ class _Reader:
     def explained(self, error: ValidationError, at: Location, model: type[BaseModel]) -> SuiteError:
         """Return the first error of pydantic as a sentence about its key."""
         first = error.errors()[0]
-        inner = tuple(first["loc"])
+        inner = tuple(part for part in first["loc"] if part not in UNION)
         location = (*at, *inner)
         if first["type"] == "extra_forbidden":
             keys = Claim.model_fields if inner[0] == "claims" else model.model_fields
@@ -236,7 +239,7 @@ class _Reader:
         elif value is not None:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not (number and 1 / 64 <= value <= 1 << 16):
-                raise self.refusal(location, f"{_shown(value)} is not a budget in GiB (at least 1/64)")
+                raise self.refusal(location, f"{_shown(value)} is not a budget in GiB (from 1/64 to 65,536)")
         return value
 
     def refuse_patterns(self, suite: Suite) -> None:
@@ -324,6 +327,8 @@ class _Reader:
             raise self.refusal(location, f"{_shown(entry)} is not a strategy: write NAME, or NAME: {{knob: value}}")
         name = self.plugins.aliases.get(name, name)
         strategy = self.plugins.strategies.get(name)
+        if name == BASELINES[0]:
+            raise self.refusal(location, "the baseline is a row of every comparison by itself: leave it out")
         if strategy is None:
             raise self.refusal(location, f"there is no strategy '{name}'{nearest(name, self.plugins.strategies)}")
         if (misfit := strategy.misfit(workload)) is not None:

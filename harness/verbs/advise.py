@@ -73,26 +73,38 @@ def candidates(comparison: Comparison, plugins: Plugins, everything: bool, only:
     """List the strategies that a comparison names, or all of the model's, as far as they are for its place.
 
     With `only` they are those of rows whose label contains it, and of all those whose name does. `everything` leaves
-    out strategies of data: what a step holds does not depend on them.
+    out strategies of data, since what a step holds does not depend on them, and those of a CPU's allocator.
     """
-    case = comparison.baseline
-    place = case.place
+    considered = _considered(comparison, plugins, everything, only)
+    return [applied for applied in considered if _obstacle(applied, comparison, plugins) is None]
+
+
+def _considered(comparison: Comparison, plugins: Plugins, everything: bool, only: str | None) -> list[Applied]:
     rows = [each for each in comparison.cases if only is None or only in each.label]
     named = {str(applied): applied for each in rows for applied in each.strategies}
     if everything:
+        on_cpu = comparison.baseline.place.device == "cpu"  # where the allocator is pinned
         named |= {
             name: Applied(name=name)
             for name, strategy in plugins.strategies.items()
-            if strategy.rewrites and not DATA_PARTS & set(strategy.rewrites) and (only is None or only in name)
+            if not DATA_PARTS & set(strategy.rewrites)
+            and (strategy.rewrites or not on_cpu)
+            and (only is None or only in name)
         }
-    return [
-        applied
-        for applied in named.values()
-        if applied.name != CONTROL
-        and not plugins.strategies[applied.name].ranks  # what is expected of a step knows nothing of ranks
-        and place.backend in plugins.strategies[applied.name].on
-        and misfit(plugins, case.model_copy(update={"strategies": (applied,)})) is None
-    ]
+    return [applied for applied in named.values() if applied.name != CONTROL]
+
+
+def _obstacle(applied: Applied, comparison: Comparison, plugins: Plugins) -> str | None:
+    """Return why a strategy is no candidate in a comparison."""
+    if plugins.strategies[applied.name].ranks:  # what is expected of a step knows nothing of ranks
+        return f"'{applied.name}' needs several ranks: see `harness plan`"
+    return misfit(plugins, comparison.baseline.model_copy(update={"strategies": (applied,)}))
+
+
+def unfit(comparison: Comparison, plugins: Plugins, only: str | None = None) -> list[str]:
+    """Say of each strategy that the comparison names why it is no candidate."""
+    considered = _considered(comparison, plugins, False, only)
+    return [reason for applied in considered if (reason := _obstacle(applied, comparison, plugins))]
 
 
 def left_out(candidates: Sequence[Applied], plugins: Plugins, allowed: Sequence[str]) -> str:
@@ -159,8 +171,10 @@ def group_of(
     applied = members(comparison, plugins, allowed, everything, only)
     if not applied:
         chosen = "" if only is None else f" whose name contains '{printable(only)[:40]}'"
-        others = left_out(candidates(comparison, plugins, everything, only), plugins, allowed)
-        raise SuiteError(f"{name}: no strategy of it{chosen} may be combined: {others or 'add some, or give --all'}")
+        answers = left_out(candidates(comparison, plugins, everything, only), plugins, allowed)
+        why = "; ".join(filter(None, [answers, *unfit(comparison, plugins, only)]))
+        remedy = "add some" if everything else "add some, or give --all"
+        raise SuiteError(f"{name}: no strategy of it{chosen} may be combined: {why or remedy}")
     rows = list(itertools.islice(combinations(applied, plugins), MOST + 1))
     if len(rows) > MOST:
         fewer = "leave out --all" if everything else "name fewer in the suite"
@@ -216,14 +230,10 @@ def advise(
     combined = [each for each in plan.comparisons if members(each, plugins, allowed, everything, only)]
     for place in dict.fromkeys(each.baseline.place for each in plan.comparisons if combined and each not in combined):
         on_note(f"{plan.path}: no strategy of it may be combined on {place}: it is left out")
-    for sentence in dict.fromkeys(
-        left_out(candidates(each, plugins, everything, only), plugins, allowed) for each in combined
-    ):
-        if sentence:
-            on_note(f"{plan.path}: {sentence}")
-    applied = (each.name for case in plan.cases for each in case.strategies)
-    if dividing := [name for name in dict.fromkeys(applied) if plugins.strategies[name].ranks]:
-        on_note(f"{plan.path}: left out, as they need several ranks: {', '.join(dividing)}; see `harness plan`")
+    sentences = [left_out(candidates(each, plugins, everything, only), plugins, allowed) for each in combined]
+    reasons = [f"left out: {reason}" for each in combined for reason in unfit(each, plugins, only)]
+    for sentence in filter(None, dict.fromkeys([*sentences, *reasons])):
+        on_note(f"{plan.path}: {sentence}")
     name = str(plan.path)
     wide = [group_of(each, plugins, allowed, everything, name, only) for each in combined or plan.comparisons]
     predicted = of_plan(replace(plan, comparisons=tuple(wide)), plugins, options.plugins, machine, on_case)

@@ -69,13 +69,15 @@ def run(
 class Bracket:
     """What is predicted of one row: the largest value that fits and the smallest that does not, with what they need.
 
-    `best` is the prediction of the largest that fits, None where nothing does; `of_host` says what the smallest that
-    does not takes of the memory beside a GPU, where that decides; `most` is the largest value that may be tried, since
-    the workload takes no more.
+    `asked` is the budget that was named in bytes, None where the memory of the machine is the limit; `best` is the
+    prediction of the largest that fits, None where nothing does; `of_host` says what the smallest that does not takes
+    of the memory beside a GPU, where that decides; `most` is the largest value that may be tried, since the workload
+    takes no more.
     """
 
     case: Case
     least: int
+    asked: int | None = None
     fits: tuple[int, int] | None = None
     fails: tuple[int, int] | None = None
     reason: str = ""
@@ -177,9 +179,10 @@ def completed(machine: Machine) -> Machine:
 def brackets(plan: Plan, over: str, budget: int | None, machine: Machine | None = None) -> list[Bracket]:
     """Open a bracket for each row of each place, at the least value of the size that the plan has for it.
 
-    Without a budget a row may take the memory there is, of which ranks have a part each: that of the machine, or where
-    it has none that of this one. Rows on a GPU are left out where none is seen or supposed. The control is left out
-    too: it would be the baseline again. Raise SuiteError for what is no such size, and where no row is left.
+    Without a budget a row may take that of the suite, or without one the memory there is, of which ranks have a part
+    each: that of the machine, or where it has none that of this one. Rows on a GPU are left out where none is seen or
+    supposed. The control is left out too: it would be the baseline again. Raise SuiteError for what is no such size,
+    and where no row is left.
     """
     here = completed(machine or Machine())
     brackets: dict[str, Bracket] = {}
@@ -193,11 +196,11 @@ def brackets(plan: Plan, over: str, budget: int | None, machine: Machine | None 
             )
         if case.is_control:
             continue
-        case = case.model_copy(update={"budget_bytes": budget})
-        if (allowed := here.limit(case)) is None:
+        asked = case.budget_bytes if budget is None else budget
+        if (allowed := here.limit(case.model_copy(update={"budget_bytes": asked}))) is None:
             continue
         case = case.model_copy(update={"budget_bytes": allowed})
-        bracket = brackets.setdefault(at(case, over, 1).digest(), Bracket(case, value))
+        bracket = brackets.setdefault(at(case, over, 1).digest(), Bracket(case, value, asked))
         bracket.least = min(bracket.least, value)
     if not brackets:
         raise SuiteError("the memory of the GPU is not known here: give --budget, --gpu or --gpu-memory")
@@ -240,8 +243,9 @@ class Search:
                 return rows
             values = sorted({value for _, value in turns})
             self.log(f"predicting {self.over} {', '.join(f'{value:,}' for value in values)}")
-            limited = {"budget_bytes": budget}
-            cases = [at(row.case, self.over, value).model_copy(update=limited) for row, value in turns]
+            cases = [
+                at(row.case, self.over, value).model_copy(update={"budget_bytes": row.asked}) for row, value in turns
+            ]
             predicted = of_cases(cases, self.plan, self.plugins, self.names, machine, calls=False)
             for (row, value), prediction in zip(turns, predicted, strict=True):
                 row.take(value, prediction)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.contract.plugins import NAME, Plugins
 from harness.refusal import Refusal
+from harness.suite.plan import CONTRIBUTIONS
 
 EXAMPLE = "feed_checkpoint"
 """The strategy that a new one begins as: small, for torch and JAX, and of no other module of its group."""
@@ -59,8 +60,9 @@ strategies:
 rounds: 8
 """
 """A suite in which the new strategy is a row."""
-TAKEN = ("baseline", "null", "true", "false")
-"""Names that mean something else in a suite: the row without strategies, and what YAML reads as no text."""
+TAKEN = ("baseline", CONTRIBUTIONS, "null", "true", "false")
+"""Names that mean something else in a suite: the row without strategies, all parts of a row, and what YAML reads as no
+text."""
 
 
 class NewError(Refusal):

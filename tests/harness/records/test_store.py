@@ -207,7 +207,14 @@ def test_a_record_of_the_first_format_is_read_into_its_rooms() -> None:
     assert (title.heading.title, title.heading.claims[0].id) == ("t", "A")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*/*.jsonl")), ids=lambda path: path.parts[-3])
+def tracked() -> list[Path]:
+    """Return the results that git tracks; without a checkout all that are there."""
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "results"], capture_output=True, text=True)
+    files = [ROOT / line for line in listed.stdout.splitlines() if line.endswith(".jsonl")]
+    return sorted(filter(Path.exists, files)) or sorted((ROOT / "results").glob("*/*/*.jsonl"))
+
+
+@pytest.mark.parametrize("path", tracked(), ids=lambda path: path.parts[-3])
 def test_committed_results_are_read_whole(path: Path) -> None:
     records, problems = store.read(path)
     assert records and not problems
@@ -301,6 +308,10 @@ def test_a_part_of_a_suite_that_was_run_after_the_whole_is_seen_as_one(tmp_path:
     assert store.larger_before(part) == whole and store.larger_before(whole) is None
     assert store.larger_before(run("20260103T000000Z-x", 64, 128)) is None, "it has more than the one before"
     assert store.larger_before(run("20260104T000000Z-x", 256)) is None, "another suite by now"
+    second = run("20260105T000000Z-x", 64)
+    assert store.larger_before(second).name == "20260103T000000Z-x.jsonl", "whatever lies between"
+    assert "has only a part of the rows of '20260103T000000Z-x.jsonl'" in store.note_of_part(second)
+    assert store.note_of_part(whole) is None
 
 
 def test_a_search_for_limits_that_was_stopped_is_seen_as_a_part(tmp_path: Path) -> None:

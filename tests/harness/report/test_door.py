@@ -15,6 +15,7 @@ import pytest
 import harness
 from harness.backends.cards import CARDS
 from harness.machine import facts, gpu
+from harness.machine.environment import cache_folder
 from harness.machine.gpu import Gpu
 from harness.records import Case, Origin, Record, Slot, Times, store
 from harness.records.store import StoreError
@@ -58,6 +59,7 @@ def test_results_come_with_the_harness(monkeypatch: pytest.MonkeyPatch, tmp_path
     """Which files they are; that each of them can be read is tested with the store."""
     files = []
     monkeypatch.setattr(store, "read", lambda file, aliases: files.append(file) or ([], []))
+    monkeypatch.setattr(store, "note_of_part", lambda file: None)
     monkeypatch.chdir(tmp_path)
     assert {each.folder for each in harness.read().results} >= {"losses", "long_context"}
     assert sorted(files) == sorted(store.newest(ROOT / "results"))
@@ -146,7 +148,7 @@ def supposed(monkeypatch: pytest.MonkeyPatch, **named: str) -> Machine:
 def test_a_suite_is_predicted_for_this_machine_or_for_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     here = supposed(monkeypatch)
     assert (here.host_bytes, here.device_bytes, here.card) == (facts.total_bytes(), 20 << 30, "NVIDIA L4")
-    assert (here.named, here.rates, here.cache) == (frozenset(), {}, None), "no times are measured"
+    assert (here.named, here.rates, here.cache) == (frozenset(), {}, cache_folder()), "no times are measured"
     other = supposed(monkeypatch, memory="1GiB", gpu="h200")
     assert (other.host_bytes, other.device_bytes, other.card) == (1 << 30, CARDS["h200"].memory_bytes, "h200")
     assert other.named == {"cpu", "cuda"}

@@ -476,3 +476,16 @@ def test_services_get_each_figure_in_the_unit_that_it_has_there():
     _, metrics = json.loads(formats.bencher(figures)).values()
     assert metrics["peak-memory"] == {"value": 2 * MIB}
     assert metrics["latency"] == pytest.approx({"value": 2.5e8, "lower_value": 2e8, "upper_value": 3e8})
+
+
+def test_what_a_peak_is_made_of_is_of_the_repetition_that_showed_it():
+    def repeat(peak, phase):
+        phases = (Phase(name=phase, entry_bytes=0, peak_bytes=peak, exit_bytes=0),)
+        return Record(
+            memory=Memory(phases=phases, peak_host_bytes=peak, peak_phase=phase), slot=Slot(case="c", kind="memory")
+        )
+
+    records = (repeat(90 * MIB, "loss"), repeat(100 * MIB, "backward"), repeat(95 * MIB, "loss"))
+    (figures,) = rows_of(row(records=records, peak_phase="backward", peak=130 * MIB))
+    assert figures["composition"] == {"backward": 100 * MIB, "child processes": 30 * MIB}
+    assert sum(figures["composition"].values()) == figures["peak_bytes"]

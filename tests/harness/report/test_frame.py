@@ -82,3 +82,16 @@ def test_the_runs_of_a_search_are_rows_beside_what_it_gave() -> None:
     limit = Record(case=case, limits=Fit(over="tokens", budget_bytes=9, passed=64))
     rows = frame.of_records([Record(heading=Heading(title="the longest")), ran, limit])
     assert (len(rows), rows["peak_host_bytes"][0], rows["passed"][1]) == (2, 5, 64)
+
+
+def test_what_a_record_has_not_is_missing_and_its_children_are_there() -> None:
+    slot = Slot(case="c", kind="memory")
+    first = Record(slot=slot, child_peak_bytes=3, child_peak_bound_bytes=5, memory=Memory(peak_host_bytes=7))
+    second = first.model_copy(update={"origin": first.origin.model_copy(update={"attempt": 2})})
+    rows = frame.of_records([first, second, Record(slot=Slot(case="c", kind="predict"))])
+    assert list(rows.stands) == [False, True, True] and list(rows.attempt) == [1, 2, 1]
+    assert (rows.child_peak_bytes[0], rows.child_peak_bound_bytes[0]) == (3, 5)
+    assert rows.loc[2, ["feeds", "child_peak_bytes", "peak_host_bytes"]].isna().all()
+    timed = Record(slot=Slot(case="c", kind="time"), times=Times(step_seconds=(0.1,)))
+    rows = frame.of_records([timed, first])
+    assert rows.rest_seconds[0] == 0 and rows.isna().rest_seconds[1] and rows.isna().fetch_seconds[0]

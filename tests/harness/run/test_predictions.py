@@ -143,6 +143,16 @@ def keyed(path: Path) -> str:
     return prediction_cache.key(case.model_copy(update={"strategies": (Applied(name="scaled"),)}), loaded, {})
 
 
+def test_a_prediction_is_one_for_all_budgets() -> None:
+    (case,) = cases(1)
+    keys = {
+        prediction_cache.key(case.model_copy(update={"budget_bytes": budget}), LOADED, {})
+        for budget in (None, 1 << 30, 2 << 30)
+    }
+    assert len(keys) == 1
+    assert prediction_cache.key(case.model_copy(update={"shape": case.shape | {"tokens": 7}}), LOADED, {}) not in keys
+
+
 def test_an_edit_of_a_strategy_that_is_a_partial_makes_new_predictions(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(PARTIAL)

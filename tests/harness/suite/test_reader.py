@@ -274,10 +274,10 @@ MISTAKES = {
     "negative budget": ("budget_gib: -8", 1, "budget_gib", "-8"),
     "budget of nothing": ("budget_gib: 0", 1, "budget_gib", "0"),
     "budget below 1/64 GiB": ("budget_gib: 0.0156", 1, "budget_gib", "0.0156"),
-    "negative budget in at": ('at:\n  "*/cpu": {budget_gib: -1}', 2, "budget_gib", "at least 1/64"),
-    "small budget in at": ('at:\n  "*/cpu": {budget_gib: 0.0156}', 2, "budget_gib", "at least 1/64"),
-    "text for a budget in at": ('at:\n  "*/cpu": {budget_gib: 8GiB}', 2, "'8GiB'", "at least 1/64"),
-    "a bool for a budget in at": ('at:\n  "*/cpu": {budget_gib: true}', 2, "True", "at least 1/64"),
+    "negative budget in at": ('at:\n  "*/cpu": {budget_gib: -1}', 2, "budget_gib", "from 1/64"),
+    "small budget in at": ('at:\n  "*/cpu": {budget_gib: 0.0156}', 2, "budget_gib", "from 1/64"),
+    "text for a budget in at": ('at:\n  "*/cpu": {budget_gib: 8GiB}', 2, "'8GiB'", "from 1/64"),
+    "a bool for a budget in at": ('at:\n  "*/cpu": {budget_gib: true}', 2, "True", "from 1/64"),
     "no time": ("timeout_seconds: 0", 1, "timeout_seconds", "greater than 0"),
     "too few steps": ("steps: 1", 1, "steps", "greater than or equal to 2"),
     "a strategy twice": ("strategies:\n- nothing\n- checkpoint\n- checkpoint", 4, "'checkpoint'", "twice"),
@@ -502,12 +502,24 @@ def test_each_takes_settings_in_turn_with_a_corpus_and_a_tokenizer_of_their_own(
         ("{corpus: 7}", "each.0.corpus: 7 is not the name of a corpus"),
         ("{corpus: ../x}", "each.0.corpus"),
         ("{budget_gib: true}", "each.0.budget_gib: True is not a budget"),
+        ("{budget_gib: 1.0e+9}", "is not a budget in GiB (from 1/64 to 65,536)"),
         ("{tokns: 7}", "each.0.tokns: there is no such key"),
         ("{tokens: 0}", "each.0.tokens"),
     ],
 )
 def test_a_bad_setting_is_refused_with_its_place(refusal_of, text, told):
     assert told in refusal_of(f"each: [{text}]\n")
+
+
+def test_the_baseline_is_no_row_to_name(refusal_of):
+    text = refusal_of("strategies: [baseline, checkpoint]\n")
+    assert "strategies.0: the baseline is a row of every comparison by itself: leave it out" in text
+
+
+@pytest.mark.parametrize("ranks", ["null", "{}", "two"])
+def test_ranks_that_are_no_numbers_are_refused_under_their_own_key(refusal_of, ranks):
+    text = refusal_of(f"ranks: {ranks}\n")
+    assert "ranks: input should be a valid integer" in text and "ranks.int" not in text
 
 
 ORIGINS = """

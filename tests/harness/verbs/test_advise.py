@@ -11,10 +11,10 @@ from harness.cli import commands
 from harness.contract import plugins
 from harness.machine import gpu, throughput
 from harness.machine.gpu import Gpu
-from harness.records import Applied
+from harness.records import Applied, Case
 from harness.run import bench, session
 from harness.suite import reader
-from harness.suite.plan import Plan
+from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
 from harness.verbs import advise as verb
 from harness.verbs.advise import Advice, advise, combinations, group_of, members
@@ -73,10 +73,29 @@ def test_strategies_that_need_several_ranks_are_named_and_left_out(path: Path) -
     path.write_text(SUITE.replace("offload_activations", "offload_activations, ddp"))
     notes: list[str] = []
     advice = advised(path, notes)
-    assert any("left out, as they need several ranks: ddp" in note for note in notes), notes
+    assert any("left out: 'ddp' needs several ranks: see `harness plan`" in note for note in notes), notes
     assert all(row.case.ranks == 1 for each in advice for row in each.predicted)
     done = CliRunner().invoke(commands.app, ["advise", "--model", "gpt2", "--ranks", "4", "--predict-only"])
     assert done.exit_code != 0 and "--ranks: strategies are combined for one rank alone" in str(done.exception)
+
+
+def test_a_strategy_that_cannot_be_combined_is_named_with_the_reason(path: Path) -> None:
+    path.write_text(SUITE.replace("[offload_activations]", "[checkpoint, streamed_save]"))
+    notes: list[str] = []
+    assert advised(path, notes)
+    assert any("left out: 'streamed_save' is for what follows the steps: give `evaluations`" in note for note in notes)
+    path.write_text(SUITE.replace("[offload_activations]", "[streamed_save, ddp]"))
+    with pytest.raises(SuiteError, match=r"combined: 'streamed_save' is for what .*; 'ddp' needs several ranks"):
+        advised(path, notes)
+
+
+def test_of_all_strategies_those_of_an_allocator_count_on_a_gpu() -> None:
+    def chosen(place: str) -> list[str]:
+        case = Case(workload="decoder", shape={}, place=place, corpus="x", tokenizer="bytes")
+        return [applied.name for applied in verb.candidates(Comparison((case,)), LOADED, True)]
+
+    assert "expandable_segments" in chosen("torch/cuda")
+    assert "pinned_allocator" not in chosen("torch/cpu"), "it is pinned for all"
 
 
 def test_where_no_place_has_a_strategy_to_combine_advice_is_refused(path: Path) -> None:

@@ -276,6 +276,19 @@ def test_each_row_is_searched_once_from_its_least_value_without_the_control(tmp_
     assert at(rows[0].case, "tokens", 7).shape["tokens"] == 7
 
 
+@pytest.mark.parametrize(("budget", "allowed"), [(None, 2 << 30), (1 << 30, 1 << 30)])
+def test_the_budget_of_the_suite_holds_unless_another_is_named(tmp_path, monkeypatch, budget, allowed):
+    asked = []
+
+    def of_cases(cases, *rest, **more):
+        asked.extend(case.budget_bytes for case in cases)
+        return [PlanRow(case, None, None, 1, 1, None, reason="not now") for case in cases]
+
+    monkeypatch.setattr(fit, "of_cases", of_cases)
+    search = Search(plan(tmp_path, SUITE + "budget_gib: 2\n"), LOADED, (), "tokens", tmp_path)
+    assert {row.budget for row in search.predicted(budget)} == {allowed} == set(asked)
+
+
 @pytest.mark.parametrize("gpu", [None, 1000])
 def test_without_a_budget_each_place_has_the_memory_there_is(tmp_path, monkeypatch, gpu):
     monkeypatch.setattr(fit.gpu, "usable_bytes", lambda: gpu)

@@ -14,6 +14,7 @@ from harness.machine.gpu import Gpu
 from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Trial, store
 from harness.report.limits import text
 from harness.suite import reader
+from harness.suite.schema import SuiteError
 from harness.verbs import limits
 from harness.verbs.limits import too_large, trials
 from harness.verbs.plan import Machine, PlanRow
@@ -74,6 +75,17 @@ def test_a_case_without_a_bound_runs_within_the_point_alone_and_one_without_a_pr
     alone, unknown = tried([row("alone", 200 * MIB), row("unknown", None, reason="its operator has no sizes")], alone=1)
     assert (alone.at_point, alone.at_most) == ("ok", None)
     assert (unknown.at_point, unknown.reason) == (None, "its operator has no sizes")
+
+
+def test_a_case_whose_corpus_is_too_short_says_so_and_the_others_are_tried() -> None:
+    def measured(case: Case, budget: int) -> Record:
+        if case.strategies[0].name == "long":
+            raise SuiteError("the corpus has too few tokens")
+        return Record(memory=Memory(peak_host_bytes=10))
+
+    first, second = (trial for _, trial in trials([row("long", 10, 12), row("short", 10, 12)], measured))
+    assert (first.predicted_peak_bytes, first.reason, first.at_point) == (10, "the corpus has too few tokens", None)
+    assert second.at_point == "ok"
 
 
 def test_a_gpu_whose_peak_is_missing_has_none_and_not_that_of_its_host() -> None:

@@ -50,6 +50,7 @@ def test_its_test_passes_and_its_contract_is_kept(tmp_path: Path) -> None:
         ("pluggy", "there is a module 'pluggy', which the file 'pluggy.py' would hide"),
         ("baseline", "'baseline' means something else in a suite"),
         ("null", "'null' means something else in a suite"),
+        ("contributions", "'contributions' means something else in a suite"),
         ("_mine", "a letter first"),
         ("é", "is no name for a strategy"),
         ("a" * 65, "at most 64"),

@@ -631,7 +631,10 @@ def test_what_was_measured_above_the_limit_is_not_advised(
             for record in (
                 memory,
                 Record(slot=Slot(case=digest, kind="numerics"), numerics=exact),
-                Record(slot=Slot(case=digest, kind="time"), times=Times(step_seconds=(step, step))),
+                *(
+                    Record(slot=Slot(case=digest, kind="time", round=at), times=Times(step_seconds=(step, step)))
+                    for at in range(4)
+                ),
             ):
                 store.append(tmp_path / "made.jsonl", record.model_copy(update={"case": case}))
         return tmp_path / "made.jsonl"
@@ -689,7 +692,10 @@ def test_next_best_is_what_may_be_used_too(
             for record in (
                 Record(slot=Slot(case=digest, kind="memory"), probe=digest, memory=memory),
                 Record(slot=Slot(case=digest, kind="numerics"), numerics=answer),
-                Record(slot=Slot(case=digest, kind="time"), times=Times(step_seconds=(step, step))),
+                *(
+                    Record(slot=Slot(case=digest, kind="time", round=at), times=Times(step_seconds=(step, step)))
+                    for at in range(4)
+                ),
             ):
                 store.append(tmp_path / "made.jsonl", record.model_copy(update={"case": case}))
         return tmp_path / "made.jsonl"
@@ -705,7 +711,7 @@ def test_next_best_is_what_may_be_used_too(
     assert advice.choice == "checkpoint"
     sentence = advice_text([advice]).splitlines()[2]
     assert sentence.startswith("Use **checkpoint**") and ("Next best: " in sentence) == named
-    assert "Next best: fused_loss, 0.40 x the memory at a time that 1 round cannot tell" in sentence or not named
+    assert "Next best: fused_loss, 0.40 x the memory at 0.67 to 0.67 x the time" in sentence or not named
 
 
 def test_predictions_that_are_kept_hide_no_results(path: Path, tmp_path: Path) -> None:
