@@ -20,6 +20,9 @@ OF_SEGMENTS = (-0.07, 0.07)
 """The same for the segments that torch takes on a GPU for what it allocates: the largest of 35 published runs of one
 source differs by 6.9 % (docs/gpu_predictions.md)."""
 LEAST_RESIDUALS = 20
+ONCE = 0.002
+"""The share, beside the meter's resolution, by which a peak that was measured once on a CPU may be another next time:
+it was by no more in 95 of 100 rows that were measured three times."""
 
 
 def _records(row: Row) -> tuple[Record, ...]:
@@ -66,7 +69,14 @@ def _memory(row: Row, phase: str | None, field: str) -> Figure:
         values = [] if row.peak_bytes is None else [*(row.span_bytes or (row.peak_bytes,))]
     if not values:
         raise Unknown(f"{row.label} has no {field.replace('_', ' ')}" + (f" of the phase {phase}" if phase else ""))
-    return _metered(values, row.resolution)
+    return _metered(values, _doubt(row, values))
+
+
+def _doubt(row: Row, values: Sequence[int]) -> float:
+    """Return by how much each of some repetitions may be off, in bytes: by what the meter resolves, and one by more."""
+    repeats = sum(record.peak_bytes is not None or bool(record.memory.phases) for record in row.records)
+    once = repeats < 2 and row.case.place.device == "cpu"
+    return row.resolution + (ONCE * max(values, default=0) if once else 0)
 
 
 def _last(phases: Sequence[Phase]) -> Sequence[Phase]:
@@ -87,9 +97,9 @@ def _is_named(phase: Phase, name: str | None) -> bool:
     return name in (None, phase.name, phase.name.rpartition("/")[2])
 
 
-def _metered(values: Sequence[int], resolution: int = 0) -> Figure:
-    """Return the largest of what repetitions showed in bytes; it may be any of that, as far as the meter resolves."""
-    return Figure(max(0, min(values) - resolution), max(values), max(values) + resolution, "B")
+def _metered(values: Sequence[int], doubt: float = 0) -> Figure:
+    """Return the largest of what repetitions showed in bytes; it may be any of that, each in doubt by so much."""
+    return Figure(max(0, min(values) - doubt), max(values), max(values) + doubt, "B")
 
 
 def _known(value: float | None, what: str, row: Row, unit: str = "") -> Figure:
@@ -156,7 +166,7 @@ def _all_ranks(row: Row) -> Figure:
     sums = [total for record in _reliable(row) if (total := record.memory.all_ranks_bytes) is not None]
     if not sums:
         raise _unknown("sum over ranks", row)
-    return _metered(sums, row.resolution)
+    return _metered(sums, _doubt(row, sums))
 
 
 def _predicted(row: Row, phase: str | None) -> Figure:
@@ -197,7 +207,7 @@ def _part(row: Row, what: str, name: str | None) -> Figure:
     values = [sizes[str(name)] for sizes in runs if str(name) in sizes]
     if not values:
         raise _unknown(f"{what} '{name}'", row)
-    return _metered(values, row.resolution if metered else 0)
+    return _metered(values, _doubt(row, values) if metered else 0)
 
 
 def _predicted_part(row: Row, what: str, name: str | None) -> Figure:
