@@ -34,11 +34,12 @@ def command(
     names = cases.plugins
     loaded = plugins.load(names)
     plan = cases.plan(loaded, room.budget, room.on_gpu)
-    machine = replace(room.machine(plan.places), timing_seconds=TIMING_SECONDS)
     if explain is not None:
+        machine = room.machine(())  # no rates: nothing is timed
         rows = of_cases(named(plan.cases, explain), plan, loaded, names, machine, calls=False)
         out.print(explained(rows), end="")
         return
+    machine = replace(room.machine(plan.places), timing_seconds=TIMING_SECONDS)
     with template.forking():
         with counted(err, "predicted", len(plan.cases)) as count_one:
             comparisons = of_plan(plan, loaded, names, machine, lambda case: count_one())
