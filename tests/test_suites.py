@@ -112,6 +112,15 @@ def drift(path: Path, results: Path) -> str | None:
 
 
 @pytest.mark.parametrize("path", [each for each in SUITES if each.stem not in FITTED], ids=lambda path: path.stem)
+def test_no_row_lacks_its_prediction_for_want_of_a_package(path: Path, results: Path) -> None:
+    folder = results / path.stem
+    for file in store.newest(folder) if folder.exists() else []:
+        for record in store.read(file)[0]:
+            reason = record.missing.get("predicted_peak_bytes", "")
+            assert "not installed" not in reason, f"{record.case.label}: {reason}: install it, and predict anew"
+
+
+@pytest.mark.parametrize("path", [each for each in SUITES if each.stem not in FITTED], ids=lambda path: path.stem)
 def test_every_row_of_a_suite_has_its_result_and_none_more(path: Path, results: Path) -> None:
     difference = drift(path, results)
     if path.stem in STALE:

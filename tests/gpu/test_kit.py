@@ -116,6 +116,17 @@ def test_strategies_and_workloads_are_discovered_where_the_project_is_not_instal
     assert {"decoder", "fused_loss", harness.__version__} <= set((tmp_path / "names.log").read_text().split())
 
 
+def test_each_file_with_tests_of_a_gpu_is_run_by_a_script() -> None:
+    text = "".join(script.read_text() for script in SCRIPTS)
+    marked = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"mark\.gpu\b", file.read_text()) and file != Path(__file__)
+    }
+    assert marked
+    assert {file for file in marked if file not in text} == {"tests/harness/test_faults.py"}, "which takes minutes"
+
+
 def test_suites_that_the_scripts_run_exist() -> None:
     text = "".join(script.read_text() for script in SCRIPTS)
     files = re.findall(r"(?:suites|gpu)/\w+\.(?:yaml|py)", text)

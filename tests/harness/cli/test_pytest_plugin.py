@@ -109,6 +109,15 @@ def test_a_case_that_became_worse_fails(ran, tmp_path, made_up):
 
 
 @pytest.mark.long
+def test_results_lie_in_the_folder_that_is_named(tmp_path, made_up):
+    (tmp_path / "small.yaml").write_text(SUITE)
+    words = ["small.yaml", "-k", "checkpoint", "--harness-plugin", str(made_up), "--harness-results", "elsewhere"]
+    done = run_pytest(tmp_path, *words)
+    assert done.returncode == 0, done.stdout
+    assert list(tmp_path.glob("elsewhere/small/*/*.jsonl")) and not (tmp_path / "results").exists()
+
+
+@pytest.mark.long
 def test_a_vocabulary_of_all_words_is_looked_up_as_it_was_measured(tmp_path, made_up):
     (tmp_path / "words.txt").write_text("one two three " * 1000)
     text = SUITE.replace("zipf", "words.txt\ntokenizer: words").replace("vocabulary: 8000", "vocabulary: 0")

@@ -466,6 +466,23 @@ LAID = """
   const names = [...panel.querySelectorAll("tr:first-child th")].map(each => each.textContent.split(" - ")[0]);
   return panel.hidden ? [] : names.slice(1);
 """
+ESCAPES = small(
+    ROWS,
+    """
+  const panel = document.getElementById("beside"), button = document.querySelector("button[data-row]");
+  button.click();
+  const shown = !panel.hidden;
+  document.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}));
+  return [shown, panel.hidden, document.activeElement === button];
+""",
+    open="0",
+)
+
+
+def test_escape_closes_the_panel_and_gives_the_focus_back(shown: dict[int, Shown]) -> None:
+    assert shown[ESCAPES].read == [True, True, True]
+
+
 STALE = {"0,9999": ["a"], "9999": [], "x,-1,1.5,,1,0": ["b", "a"], "1,1": ["b"]}
 STALE_LINKS = {asked: small(ROWS, LAID, beside=asked) for asked in STALE}
 

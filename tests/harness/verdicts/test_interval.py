@@ -10,16 +10,10 @@ positive = st.floats(1e-3, 1e3)
 intervals = st.tuples(positive, positive).map(lambda ends: Interval(min(ends), max(ends)))
 
 
-@given(intervals, intervals, st.floats(0, 1), st.floats(0, 1))
-def test_products_and_quotients_hold_those_of_their_values(first, second, s, t):
-    a, b = (x.low + share * (x.high - x.low) for x, share in ((first, s), (second, t)))
-    for exact, whole in ((a * b, first * second), (a / b, first / second)):
-        assert whole.low * (1 - 1e-9) <= exact <= whole.high * (1 + 1e-9)
-
-
 @given(intervals, intervals)
 def test_of_two_intervals_one_is_below_or_they_overlap(first, second):
-    assert (first < second) + (first > second) + first.overlaps(second) == 1
+    overlap = first.low <= second.high and second.low <= first.high
+    assert (first < second) + (first > second) + overlap == 1
     assert (first < second) == (second > first)
 
 
@@ -32,8 +26,6 @@ def test_values_bounds_and_width():
     assert seen > 0.8
     assert seen.inside(0.8, 1.3)
     assert not seen.inside(0.9, 1.3)
-    assert (2 * seen, seen * 2) == (Interval(1.8, 2.4),) * 2
-    assert seen * Interval(-1.0, math.inf) == Interval(-1.2, math.inf)
     assert Interval(1 / 1.04, 1.04).half_width == pytest.approx(0.04)
 
 
@@ -42,7 +34,5 @@ def test_what_has_no_meaning_is_refused():
         Interval(2.0, 1.0)
     with pytest.raises(ValueError, match="holds nothing"):
         Interval(math.nan, 1.0)
-    with pytest.raises(ValueError, match="may be zero"):
-        Interval(1.0, 2.0) / Interval(-1.0, 1.0)
     with pytest.raises(ValueError, match="half-width"):
         _ = Interval(0.0, 1.0).half_width
