@@ -20,7 +20,6 @@ from harness.records.store import renamed_claim
 from harness.suite import yaml
 from harness.suite.plan import CONTRIBUTIONS, Comparison, Plan, contributions
 from harness.suite.schema import MAX_CASES, MAX_RANKS, MAX_ROUNDS, Suite, SuiteError
-from harness.verdicts.pooled import BASELINES
 from harness.workloads.data import sources
 from harness.workloads.data.frames import GENERATED
 from harness.workloads.data.tokens import TOKENIZERS
@@ -327,7 +326,7 @@ class _Reader:
             raise self.refusal(location, f"{_shown(entry)} is not a strategy: write NAME, or NAME: {{knob: value}}")
         name = self.plugins.aliases.get(name, name)
         strategy = self.plugins.strategies.get(name)
-        if name == BASELINES[0]:
+        if name == "baseline":
             raise self.refusal(location, "the baseline is a row of every comparison by itself: leave it out")
         if strategy is None:
             raise self.refusal(location, f"there is no strategy '{name}'{nearest(name, self.plugins.strategies)}")

@@ -156,16 +156,18 @@ def test_the_command_chooses_of_all_strategies_those_that_the_suite_lacks(
 
 
 def test_advice_that_is_saved_is_told_again_by_a_report(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["advise", str(path), "--predict-only", "--place", "torch/cpu", "--save"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    (tmp_path / "small.yaml").write_text(SUITE)
+    words = ["advise", "small.yaml", "--predict-only", "--place", "torch/cpu", "--save"]
     done = CliRunner().invoke(commands.app, words)
     assert done.exit_code == 0, done.output
     (file,) = tmp_path.glob("results/small/*/*.jsonl")
     assert f"records: {file.relative_to(tmp_path)}" in done.output
     again = CliRunner().invoke(commands.app, ["report", "results"])
-    assert again.exit_code == 0 and "of 2 combinations" in again.output, again.output
+    assert again.exit_code == 0 and "Predicted 2" in again.output and "16 GiB" in again.output, again.output
 
 
 @pytest.mark.parametrize(
