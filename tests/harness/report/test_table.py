@@ -369,6 +369,9 @@ def test_a_combination_says_what_each_member_contributes() -> None:
     text = text_of(*rows)
     assert "- checkpoint + fused_loss: without checkpoint: 50.0 MiB more; without fused_loss: 100 MiB more" in text
     assert "without bfloat16" not in text, "there is no row of bfloat16 alone"
+    metered = (Record(memory=Memory(resolution_bytes=MIB)),)
+    rows[3] = row("checkpoint", "fused_loss", peak_bytes=250 * MIB - 1, records=metered)
+    assert "without checkpoint: as much; without fused_loss: 50.0 MiB more" in text_of(*rows), "the meter cannot tell"
 
 
 def test_a_combination_on_ranks_is_held_against_its_members_on_as_many() -> None:

@@ -4,6 +4,7 @@ import ast
 import errno
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ import pytest
 
 import harness
 from harness.contract import plugins
+from harness.contract.place import Place
 from harness.records import Applied, Case, Origin, Prediction, Record
 from harness.run import prediction_cache, predictions, template
 
@@ -287,6 +289,24 @@ def test_on_a_processor_of_another_maker_or_other_types_cases_are_predicted_anew
         monkeypatch.setattr(prediction_cache.facts, "facts", lambda known=known: known)
         list(prediction_cache.of_cases(cases(2), tmp_path, {}, LOADED))
     assert predicted == [2, 0, 2, 2, 0, 2]
+
+
+@pytest.mark.parametrize(("place", "made"), [("torch/cpu", [1, 0]), ("torch/cuda", [1, 1])])
+def test_the_card_decides_a_prediction_on_a_gpu_alone(
+    place: str, made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicted: list[int] = []
+    known = Record(prediction=Prediction(predicted_peak_bytes=7))
+
+    def of_cases(cases: list[Case], *rest: object, **options: object) -> Iterator[tuple[Case, Record]]:
+        predicted.append(len(cases))
+        return iter([(case, known) for case in cases])
+
+    monkeypatch.setattr(predictions, "of_cases", of_cases)
+    case = cases(1)[0].model_copy(update={"place": Place.parse(place)})
+    for card in ("h100", "l4"):
+        list(prediction_cache.of_cases([case], tmp_path, {}, LOADED, card=card))
+    assert predicted == made
 
 
 def test_code_is_read_once_for_all_cases_of_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1027,3 +1027,13 @@ def test_a_baseline_in_several_blocks_of_a_round_was_timed_in_one() -> None:
 
     table = judged(in_blocks("baseline", 1, 4), member("nothing"), member("checkpoint"))
     assert any("The baseline was timed in 1 of " in note for note in table.notes) == (table.timed_rounds > 2)
+
+
+def test_the_phase_of_a_peak_is_that_of_the_repetition_that_showed_it() -> None:
+    records = member("checkpoint", (90 * MIB, 100 * MIB, 95 * MIB))
+    at = next(at for at, record in enumerate(records) if record.memory.peak_host_bytes == 100 * MIB)
+    memory = records[at].memory.model_copy(update={"peak_phase": "backward"})
+    records[at] = records[at].model_copy(update={"memory": memory})
+    row = row_of(records)
+    assert (row.peak_bytes, row.peak_phase) == (100 * MIB, "backward")
+    assert row.largest == records[at]

@@ -184,3 +184,14 @@ def test_who_is_undecided_when_the_time_is_spent_has_all_the_error_that_is_left(
     assert "remat" in replayed(left, LOOKS).decided
     assert concluded(left, LOOKS).speeds["remat"] == look(four, 4, LOOKS).pooled.speeds["remat"]
     assert concluded({}, LOOKS).speeds == {}
+
+
+def test_a_row_that_left_and_is_not_decided_by_these_rules_gets_the_error_of_one_look():
+    draw, at = random.Random(5), planned(24)
+    rounds = {"baseline": 8, "nothing": 8, "fused_loss": 8, "checkpoint": 4}
+    times = {name: {at: math.exp(draw.gauss(0, 0.08)) for at in range(made)} for name, made in rounds.items()}
+    together = concluded(times, at)
+    assert "checkpoint" not in replayed(times, at).decided
+    one_look = model.pooled(times, error=nominal_error(at)).speeds["checkpoint"]
+    assert together.speeds["checkpoint"].interval == one_look.interval
+    assert together.speeds["checkpoint"].half_width > model.pooled(times).speeds["checkpoint"].half_width
