@@ -41,7 +41,7 @@ results: $(READY)
 	$(BIN)/harness fit suites/long_context.yaml --over tokens --budget 1GiB --place torch/cpu
 	$(BIN)/harness fit suites/ram_to_tokens.yaml --over tokens --budget 8GiB --budget 16GiB --budget 32GiB \
 		--budget 64GiB --budget 128GiB
-	$(BIN)/harness fit suites/pythia_batch.yaml --over batch --budget 8GiB --budget 80GiB
+	$(BIN)/harness fit suites/pythia_batch.yaml --over batch --budget 8GiB --budget 80GiB --predict-only
 	$(BIN)/harness fit suites/batch_limits.yaml --over batch --budget 512MiB --budget 1GiB
 	$(BIN)/harness advise suites/advice.yaml --allow lower_precision --allow approximate --predict-only --save
 
