@@ -139,10 +139,9 @@ def results_of(paths: list[Path], loaded: Plugins, suites: Path | None = None) -
 
     Of the results in a folder it notes those that have a part of an earlier run's rows.
     """
-    files = {file: path.is_dir() for path in paths for file in store.newest(path)}
+    files = [file for path in paths for file in store.newest(path)]
     if not files:
         raise store.StoreError(f"there are no results in '{paths[0]}': run a suite first")
-    for sentence in (store.note_of_part(file) for file, chosen in files.items() if chosen):
-        if sentence is not None:
-            note(f"note: {sentence}")
-    return read(list(files), lambda problem: note(f"warning: {problem}"), loaded.aliases, suites)
+    for sentence in (each for path in paths for each in store.notes_of_parts(path)):
+        note(f"note: {sentence}")
+    return read(files, lambda problem: note(f"warning: {problem}"), loaded.aliases, suites)

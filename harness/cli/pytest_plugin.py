@@ -141,9 +141,9 @@ class SuiteFile(pytest.File):
             return None
         files = store.newest(Path(against))
         tables: list[Any] = []
+        for sentence in store.notes_of_parts(Path(against)):
+            warn(sentence, stacklevel=2)
         for file in files:
-            if Path(against).is_dir() and (sentence := store.note_of_part(file)) is not None:
-                warn(sentence, stacklevel=2)
             records, problems = store.read(file, self.loaded.aliases)
             tables += completed(judge.judge(records), self.loaded.workloads)
             for problem in problems:

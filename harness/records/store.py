@@ -22,6 +22,8 @@ STAMP = "%Y%m%dT%H%M%SZ"
 """How the time is written in the name of a file."""
 TAIL = 1 << 20
 """Bytes at the end of a file in which its last record lies."""
+NEIGHBOURS = 8
+"""Earlier files of a folder in which the whole of a suite is looked for: a history may have hundreds."""
 WRITTEN = re.compile(rb'"utc": "([^"]{1,40})"')
 """When a record was written, in its line."""
 NAME = re.compile(r"[\w.-]+")
@@ -159,20 +161,23 @@ def newest(path: Path) -> list[Path]:
 
 
 def larger_before(file: Path) -> Path | None:
-    """Return the newest results file before this one in its folder that has all the rows of this one, and more.
+    """Return the newest of the last few files before this one in its folder that has all of its rows, and more.
 
     So the run of a whole suite lies before those of its parts.
     """
-    before = sorted((each for each in file.parent.glob("*.jsonl") if each.name < file.name), reverse=True)
+    before = sorted((each for each in file.parent.glob("*.jsonl") if each.name < file.name), reverse=True)[:NEIGHBOURS]
     rows = _measured(file) if before else set()
     return next((each for each in before if rows < _measured(each)), None)
 
 
-def note_of_part(file: Path) -> str | None:
-    """Say of results that another file beside them has more rows of the same suite; None where none has."""
-    if (whole := larger_before(file)) is None:
-        return None
-    return f"{file} has only a part of the rows of '{whole.name}' beside it: name that file to see them all"
+def notes_of_parts(path: Path) -> list[str]:
+    """Say of each newest file below a folder that one beside it has more rows of its suite; of a file nothing."""
+    wholes = {file: larger_before(file) for file in newest(path)} if path.is_dir() else {}
+    return [
+        f"{file} has only a part of the rows of '{whole.name}' beside it: name that file to see them all"
+        for file, whole in wholes.items()
+        if whole is not None
+    ]
 
 
 def _measured(file: Path) -> set[str]:

@@ -150,8 +150,8 @@ def _measured_sentence(advice: Advice, count: int) -> str:
     tried = sum(not each.case.is_control for each in advice.rows)
     fastest = all(_faster(row, each) for each in others)
     timed = _interval(row) is not None
-    open_ = "one that fits, and too few rounds tell which is the fastest"
-    best = "the fastest that fits" if fastest else "among the fastest that fit" if timed else open_
+    untimed = "one that fits (so few rounds do not say which is the fastest)"
+    best = "the fastest that fits" if fastest else "among the fastest that fit" if timed else untimed
     sentence = f"Use **{escaped(row.label)}**: of the {tried} that were measured of {count} combinations it was {best}"
     if row.case.budget_bytes and advice.chosen is not None:
         sentence += f" {shown(advice.chosen.limit_bytes or row.case.budget_bytes)}"

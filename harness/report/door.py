@@ -51,13 +51,12 @@ def read(*paths: str | Path, plugins: Sequence[str] = ()) -> Report:
     """
     loaded = doors.load(_several(plugins))
     places = [Path(path) for path in paths] or [shipped.folder("results")]
-    files = {file: place.is_dir() for place in places for file in store.newest(place)}
+    files = [file for place in places for file in store.newest(place)]
     if not files:
         raise store.StoreError(f"there are no results in '{places[0]}': run a suite first")
-    for sentence in (store.note_of_part(file) for file, chosen in files.items() if chosen):
-        if sentence is not None:
-            warn(sentence, stacklevel=2)
-    return _report(list(files), loaded)
+    for sentence in (each for place in places for each in store.notes_of_parts(place)):
+        warn(sentence, stacklevel=2)
+    return _report(files, loaded)
 
 
 def run(

@@ -30,7 +30,7 @@ MAX_MEMBERS = 64
 PLACES = [f"{backend}/{device}" for backend in NAMES for device in DEVICES]
 BESIDE = ("budget_gib", "corpus", "tokenizer")
 UNION = ("int", "list[int]")
-"""What pydantic names the ways by in which `ranks` may be given: no keys of a suite."""
+"""Names that pydantic has for the ways to write `ranks`: no keys of a suite."""
 """What a setting may say that is no size."""
 Location = tuple[str | int, ...]
 

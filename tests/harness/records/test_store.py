@@ -310,8 +310,9 @@ def test_a_part_of_a_suite_that_was_run_after_the_whole_is_seen_as_one(tmp_path:
     assert store.larger_before(run("20260104T000000Z-x", 256)) is None, "another suite by now"
     second = run("20260105T000000Z-x", 64)
     assert store.larger_before(second).name == "20260103T000000Z-x.jsonl", "whatever lies between"
-    assert "has only a part of the rows of '20260103T000000Z-x.jsonl'" in store.note_of_part(second)
-    assert store.note_of_part(whole) is None
+    (sentence,) = store.notes_of_parts(tmp_path)
+    assert "20260105T000000Z-x.jsonl has only a part of the rows of '20260103T000000Z-x.jsonl' beside it" in sentence
+    assert store.notes_of_parts(second) == [], "who names a file wants that one"
 
 
 def test_a_search_for_limits_that_was_stopped_is_seen_as_a_part(tmp_path: Path) -> None:

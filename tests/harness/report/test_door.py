@@ -59,7 +59,7 @@ def test_results_come_with_the_harness(monkeypatch: pytest.MonkeyPatch, tmp_path
     """Which files they are; that each of them can be read is tested with the store."""
     files = []
     monkeypatch.setattr(store, "read", lambda file, aliases: files.append(file) or ([], []))
-    monkeypatch.setattr(store, "note_of_part", lambda file: None)
+    monkeypatch.setattr(store, "notes_of_parts", lambda path: [])
     monkeypatch.chdir(tmp_path)
     assert {each.folder for each in harness.read().results} >= {"losses", "long_context"}
     assert sorted(files) == sorted(store.newest(ROOT / "results"))
