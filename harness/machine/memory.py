@@ -113,6 +113,11 @@ def proportional(pid: int) -> int:
     return int(line.split()[1]) * KIB
 
 
+def same_program(pid: int, other: int) -> bool:
+    """Say whether two processes execute the same file; raise OSError when one is gone."""
+    return os.readlink(f"/proc/{pid}/exe") == os.readlink(f"/proc/{other}/exe")
+
+
 def resolution_bytes() -> int:
     """The slack of the kernel's per-CPU counters: differences below it mean nothing (768 KiB on 2 CPUs)."""
     online = os.cpu_count() or 1

@@ -102,6 +102,21 @@ def children_at_once():
         each.wait()
 
 
+def children_before_their_program():
+    """A process of 200 MiB, whose children share its memory until a file opens and they execute a program."""
+    import numpy as np
+
+    block = np.ones(200 << 17)
+    os.mkfifo(HERE / "gate")
+    opener = subprocess.Popen(["/bin/sh", "-c", 'while sleep 0.05; do : > "$0"; done', HERE / "gate"])
+    gate = [(os.POSIX_SPAWN_OPEN, 3, str(HERE / "gate"), os.O_RDONLY, 0)]
+    for _ in range(40):
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}, file_actions=gate), 0)
+    opener.kill()
+    opener.wait()
+    del block
+
+
 def flood():
     for _ in range(70):
         os.write(1, bytes(1 << 20))
@@ -163,8 +178,8 @@ FAULTS = {
     **{f.__name__: f for f in (
         value_error, memory_error, hang, hang_ignoring_sigterm, kill_itself, bad_alloc, segfault, exit_137,
         leave_a_grandchild, leave_a_nameless_grandchild,
-        children_in_turn, children_at_once, flood, leak, short_spike, long_spike, long_spike_then_kill,
-        note_environment,
+        children_in_turn, children_at_once, children_before_their_program, flood, leak,
+        short_spike, long_spike, long_spike_then_kill, note_environment,
     )},
     "fifo": fifo,
     "no_result": leave(""),
@@ -540,6 +555,13 @@ def test_children_count_together_only_where_they_were(run, way, least, most):
     assert record.status == "ok"
     assert least * MIB <= record.child_peak_bound_bytes <= most * MIB
     assert record.child_peak_bytes <= record.child_peak_bound_bytes
+
+
+@pytest.mark.alone  # the process of the tests must look as often as it means to
+def test_a_child_does_not_count_as_what_its_parent_is_before_it_executes_a_program(run):
+    record = run(bad("source", "children_before_their_program"))
+    assert record.status == "ok"
+    assert 0 < record.child_peak_bound_bytes < 50 * MIB
 
 
 # What stays behind: nothing
