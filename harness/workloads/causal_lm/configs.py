@@ -102,6 +102,12 @@ def _text(values: Values, name: str) -> Values:
     if not isinstance(values.get("model_type"), str):
         raise ValueError(f"{name} has no model_type: add the one of its architecture, such as llama")
     values = _usual(values) | _counted(values) | values
+    _demand_sizes(values, name)
+    return values
+
+
+def _demand_sizes(values: Values, name: str) -> None:
+    """Raise ValueError where a size is missing or absurd, or sizes do not fit each other."""
     for size in BOUNDS:
         of(values, size, name)
     if absurd := [
@@ -118,7 +124,6 @@ def _text(values: Values, name: str) -> Values:
             f"{name} has {of(values, 'num_attention_heads')} heads and a num_key_value_heads of {shared}: "
             "give a number that divides the heads"
         )
-    return values
 
 
 def _demand_experts(values: Values, name: str) -> None:
@@ -184,11 +189,13 @@ def of(values: Mapping[str, Any], size: str, name: str = "the configuration") ->
 
 
 def changed(values: Values, changes: Mapping[str, Any]) -> Values:
-    """Return the values with some replaced. Raises ValueError for a key that they do not have."""
+    """Return the values with some replaced. Raises ValueError for a key that they do not have, and for absurd sizes."""
     for name in changes:
         if name not in values:
             raise ValueError(f"changes: the configuration has no '{name}'{nearest(name, values)}")
-    return {**values, **changes}
+    replaced = {**values, **changes}
+    _demand_sizes(replaced, "the configuration with its changes")
+    return replaced
 
 
 def is_size(value: Any) -> bool:

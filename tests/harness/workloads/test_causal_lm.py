@@ -413,6 +413,13 @@ BAD = [
     ({"config": {**configs.read("gpt2"), "n_layer": True}}, "n_layer of True"),
     ({"config": "gpt2", "tokens": 2048}, "2,048 tokens are more than the 1,024 positions of gpt2"),
     ({"config": "gpt2", "changes": {"n_embed": 8}}, "has no 'n_embed'; did you mean 'n_embd'?"),
+    ({"config": "gpt2", "changes": {"n_embd": -8}}, "with its changes has a n_embd of -8: give a whole number"),
+    ({"config": "mistral-7b-v0.1", "changes": {"sliding_window": -3}}, "sliding_window of -3: give a whole number"),
+    (
+        {"config": "mixtral-8x7b", "changes": {"num_experts_per_tok": 20}},
+        "has a num_experts_per_tok of 20 and a num_local_experts of 8: give at most as many as there are",
+    ),
+    ({"config": "llama-2-7b", "changes": {"num_key_value_heads": 5}}, "a num_key_value_heads of 5: give a number that"),
 ]
 
 
