@@ -100,7 +100,7 @@ def _obstacle(applied: Applied, comparison: Comparison, plugins: Plugins) -> str
 
 
 def unfit(comparison: Comparison, plugins: Plugins, only: str | None = None) -> list[str]:
-    """Say why strategies that the comparison names are no candidates: of each, or of those that divide the run at once."""
+    """Say why strategies that a comparison names are no candidates: all that divide the run at once, others each."""
     considered = _considered(comparison, plugins, False, only)
     reasons = [_obstacle(applied, comparison, plugins) for applied in considered if not _divides(applied, plugins)]
     dividing = dict.fromkeys(applied.name for applied in considered if _divides(applied, plugins))
