@@ -6,7 +6,7 @@ READY := .venv/.ready
 export PYTHONDONTWRITEBYTECODE :=
 ALONE = $$(grep -rlw mark.alone tests --include='test_*.py')
 
-.PHONY: run test test-long test-all check format results tables residuals gpu clean
+.PHONY: run test test-long test-optional test-all check format results tables residuals gpu clean
 
 run: $(READY)
 	$(BIN)/harness run suites/long_context.yaml
@@ -19,6 +19,13 @@ test: $(READY)
 test-long: $(READY)
 	$(BIN)/python -m pytest -m "long and not slow and not gpu and not alone" --numprocesses 4 --dist worksteal
 	$(BIN)/python -m pytest -m "long and alone and not slow and not gpu" $(ALONE)
+
+# Tests that are skipped without compilers for GPUs and packages that strategies are compared with.
+OPTIONAL = tests/harness/backends/test_jax_cuda.py tests/strategies/products tests/strategies/adapters \
+	tests/strategies/data/test_peers.py $(addprefix tests/strategies/loss/test_,row_kernel.py pallas_rows.py gpu_losses.py)
+
+test-optional: .venv/.optional
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 4 --dist worksteal $(OPTIONAL)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest
@@ -66,6 +73,10 @@ gpu: $(READY)
 
 clean:
 	rm -rf .venv
+
+.venv/.optional: $(READY) requirements-optional.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-optional.lock
+	touch $@
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12")'

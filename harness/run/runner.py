@@ -227,6 +227,7 @@ def _read_children(worker: int, seen: _Watched) -> None:
                 size, peak = memory.proportional(child), memory.read(child).peak
                 total += min(size, peak)
                 seen.children_peaks[child] = max(seen.children_peaks.get(child, 0), peak)
+            seen.children_peaks.setdefault(child, 0)
             alive.add(child)
     seen.children_sum = max(seen.children_sum, total)
     seen.together.add(seen.children | alive)
@@ -283,7 +284,7 @@ def _records(task: Task, code: int, folder: Path, seen: _Watched) -> list[Record
     # ranks that are processes tell of themselves
     alone = backends.processes(task.case.place.backend, task.case.ranks) == 1
     if seen.children_peaks and alone:
-        most = max(sum(seen.children_peaks.get(child, 0) for child in group) for group in seen.together)
+        most = max(sum(seen.children_peaks[child] for child in group) for group in seen.together)
         peaks = {"child_peak_bytes": seen.children_sum, "child_peak_bound_bytes": most}
         records = [_with_children(record, peaks) for record in records]
     if seen.ended_by is None and code == 0 and fault is None and len(records) == len(task.cases):

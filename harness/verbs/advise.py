@@ -76,7 +76,7 @@ def candidates(comparison: Comparison, plugins: Plugins, everything: bool, only:
     out strategies of data, since what a step holds does not depend on them, and those of a CPU's allocator.
     """
     considered = _considered(comparison, plugins, everything, only)
-    return [applied for applied in considered if _obstacle(applied, comparison, plugins) is None]
+    return [each for each in considered if not _divides(each, plugins) and _obstacle(each, comparison, plugins) is None]
 
 
 def _considered(comparison: Comparison, plugins: Plugins, everything: bool, only: str | None) -> list[Applied]:
@@ -95,16 +95,22 @@ def _considered(comparison: Comparison, plugins: Plugins, everything: bool, only
 
 
 def _obstacle(applied: Applied, comparison: Comparison, plugins: Plugins) -> str | None:
-    """Return why a strategy is no candidate in a comparison."""
-    if plugins.strategies[applied.name].ranks:  # what is expected of a step knows nothing of ranks
-        return f"'{applied.name}' needs several ranks: see `harness plan`"
+    """Return why a strategy can never be applied in a comparison."""
     return misfit(plugins, comparison.baseline.model_copy(update={"strategies": (applied,)}))
 
 
 def unfit(comparison: Comparison, plugins: Plugins, only: str | None = None) -> list[str]:
-    """Say of each strategy that the comparison names why it is no candidate."""
+    """Say why strategies that a comparison names are no candidates: all that divide the run at once, others each."""
     considered = _considered(comparison, plugins, False, only)
-    return [reason for applied in considered if (reason := _obstacle(applied, comparison, plugins))]
+    reasons = [_obstacle(applied, comparison, plugins) for applied in considered if not _divides(applied, plugins)]
+    dividing = dict.fromkeys(applied.name for applied in considered if _divides(applied, plugins))
+    of_ranks = f"what needs several ranks, see `harness plan`: {', '.join(dividing)}" if dividing else None
+    return list(filter(None, [of_ranks, *reasons]))
+
+
+def _divides(applied: Applied, plugins: Plugins) -> bool:
+    """Check whether a strategy divides the run: what is expected of a step knows nothing of ranks."""
+    return plugins.strategies[applied.name].ranks
 
 
 def left_out(candidates: Sequence[Applied], plugins: Plugins, allowed: Sequence[str]) -> str:

@@ -63,6 +63,28 @@ def test_refusing_a_value_changes_nothing_that_was_measured(project: Path) -> No
         assert history.changed(before, ()) == ("harness/worker/memory.py",), doing
 
 
+def test_what_reads_children_counts_for_results_that_have_some(project: Path) -> None:
+    file = project / "harness" / "worker" / "memory.py"
+    file.write_text("def _read_children(worker):\n    return worker\n")
+    before = commit(project)
+    file.write_text("def _read_children(worker):\n    return 2 * worker\n")
+    case = Case(workload="decoder", shape={}, place=Place("torch", "cpu"), corpus="zipf", tokenizer="none")
+    alone = Record(case=case, slot=Slot(case="x", kind="memory"), origin=Origin(commit=before))
+    assert history.since([alone], {}) == history.Roles((), (), ())
+    with_some = alone.model_copy(update={"child_peak_bytes": 0})
+    assert history.since([alone, with_some], {}) == history.Roles((), ("harness/worker/memory.py",), ())
+    history.changed.cache_clear()
+    file.write_text("def _read_child(worker):\n    return worker\n")
+    assert history.since([alone], {}) == history.Roles((), ("harness/worker/memory.py",), ()), "any other function"
+
+
+def test_the_functions_that_read_children_are_there() -> None:
+    rooms = (history.ROOT / "harness" / name for name in ("run/runner.py", "machine/memory.py"))
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in rooms]
+    defined = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert {*history.OF_CHILDREN} <= defined
+
+
 def test_what_a_file_does_is_a_change_committed_or_not(project: Path) -> None:
     before = git(project, "rev-parse", "HEAD")
     (project / "harness" / "worker" / "memory.py").write_text("PEAK = 2\n")
@@ -251,7 +273,7 @@ def test_nothing_that_runs_asks_what_is_stated() -> None:
 def test_a_later_prediction_is_held_against_its_own_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     predictor, meter = "harness/backends/torch_kernels.py", "harness/worker/memory.py"
     changes: dict[str, tuple[str, ...] | None] = {"old": (predictor,), "new": (), "older": (predictor, meter)}
-    monkeypatch.setattr(history, "changed", lambda commit, files: changes.get(commit))
+    monkeypatch.setattr(history, "changed", lambda commit, files, with_children: changes.get(commit))
     case = Case(workload="decoder", shape={}, place=Place("torch", "cpu"), corpus="zipf", tokenizer="none")
 
     def record(kind: Kind, commit: str) -> Record:
