@@ -45,7 +45,7 @@ FITTED := suites/ram_to_tokens.yaml suites/pythia_batch.yaml suites/batch_limits
 # All suites on this machine and commit. It takes hours; interrupted, the same command goes on where it was.
 results: $(READY)
 	for suite in $(filter-out $(FITTED) suites/claims.yaml suites/advice.yaml,$(wildcard suites/*.yaml)); do $(BIN)/harness run $$suite --once || exit 1; done
-	$(BIN)/harness fit suites/long_context.yaml --over tokens --budget 1GiB --place torch/cpu
+	$(BIN)/harness fit suites/long_context.yaml --over tokens --budget 512MiB --place torch/cpu
 	$(BIN)/harness fit suites/ram_to_tokens.yaml --over tokens --budget 8GiB --budget 16GiB --budget 32GiB \
 		--budget 64GiB --budget 128GiB
 	$(BIN)/harness fit suites/pythia_batch.yaml --over batch --budget 8GiB --budget 80GiB --predict-only
