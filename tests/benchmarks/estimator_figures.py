@@ -36,7 +36,7 @@ from harness.report.results import read
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "results/published_models/ESTIMATORS.md"
-SUITES = ("published_models", "real_models")
+SUITES = ("published_models", "published_hybrids", "real_models")
 """Those whose rows are published configurations, which is what estimators take."""
 MIB, GIB = 1 << 20, 1 << 30
 HEADS = ("estimator", "rows", "median error", "95th percentile", "largest", "took more")
