@@ -65,12 +65,17 @@ def lacking(jax_version: str) -> str | None:
 def device(card: Card) -> Any:
     """Return one device of a card, to compile for.
 
-    Raises Unavailable where the compiler is not there or does not load; what it says of our own description of the
-    card is a fault, and passes.
+    Raises ValueError for a card that CUDA 13 left behind, and Unavailable where the compiler is not there or does not
+    load; what it says of our own description of the card is a fault, and passes.
     """
     import jax
     from jax.experimental import topologies
 
+    if card.capability < (7, 5):
+        raise ValueError(
+            f"JAX is built for CUDA 13, which begins with compute capability 7.5, and {card.name} has "
+            f"{card.capability[0]}.{card.capability[1]}: take torch, or another card"
+        )
     if (reason := lacking(jax.__version__)) is not None:
         raise Unavailable(reason)
     try:
