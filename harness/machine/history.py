@@ -200,7 +200,7 @@ def since(records: Sequence[Record], strategies: Mapping[str, Strategy]) -> Role
     files = files_of(strategies[name] for name in names if name in strategies)
     written = {record.origin.commit: record.heading.code for record in records if record.heading.code}
     needed, places = rooms(cases), {case.place for case in cases}
-    with_children = any(record.child_peak_bytes is not None for record in records)
+    with_children = any(record.child_peak_bytes is not None and not is_prediction(record) for record in records)
 
     def changes(commit: str) -> tuple[str, ...] | None:
         known = changed(commit, files, with_children)

@@ -73,6 +73,8 @@ def test_what_reads_children_counts_for_results_that_have_some(project: Path) ->
     assert history.since([alone], {}) == history.Roles((), (), ())
     with_some = alone.model_copy(update={"child_peak_bytes": 0})
     assert history.since([alone, with_some], {}) == history.Roles((), ("harness/worker/memory.py",), ())
+    predicted = with_some.model_copy(update={"slot": Slot(case="x", kind="predict")})
+    assert history.since([alone, predicted], {}) == history.Roles((), (), ()), "no table shows those of a prediction"
     history.changed.cache_clear()
     file.write_text("def _read_child(worker):\n    return worker\n")
     assert history.since([alone], {}) == history.Roles((), ("harness/worker/memory.py",), ()), "any other function"
