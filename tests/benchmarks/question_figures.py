@@ -9,6 +9,7 @@ is asked on: a GPU need not be there. With `--write` the table goes into docs/qu
 import argparse
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -96,9 +97,9 @@ def rows() -> Iterator[tuple[str, str, str, str, str]]:
     for question in QUESTIONS:
         with TemporaryDirectory() as name:
             folder, cache = Path(name) / "here", Path(name) / "cache"
-            (folder / "results").mkdir(parents=True)  # a folder of its own, since commands write beside what they read
-            for shared in (ROOT / "suites", *(ROOT / "results").iterdir()):
-                (folder / shared.relative_to(ROOT)).symlink_to(shared)
+            folder.mkdir()
+            (folder / "suites").symlink_to(ROOT / "suites")
+            shutil.copytree(ROOT / "results", folder / "results")  # its own, since commands write beside what they read
             first = seconds(question, folder, cache)
             again = f"{seconds(question, folder, cache):.0f}" if question.words.split()[0] != "new" else ""
         print(f"{first:6.1f} s  {question.text}", file=sys.stderr, flush=True)
