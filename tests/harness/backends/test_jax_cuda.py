@@ -23,6 +23,8 @@ ON_A_GPU = [
     if not strategy.ranks and strategy.obstacle(Place("jax", "cuda"), LOADED.workloads["decoder"]) is None
 ]
 
+KNOBS = {"automatic_windows": {"available_gib": 1.0}}
+"""What has to be said of a GPU that is not here."""
 LACK = jax_cuda.lacking(jax.__version__)
 
 
@@ -38,7 +40,7 @@ def predict(names=(), place="jax/cuda", card="", ranks=1):
         place=place,
         corpus="drawn",
         tokenizer="none",
-        strategies=tuple(Applied(name=name) for name in names),
+        strategies=tuple(Applied(name=name, knobs=KNOBS.get(name, {})) for name in names),
         ranks=ranks,
     )
     variables = {cards.VARIABLE: card} if card else {}
