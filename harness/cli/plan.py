@@ -1,5 +1,6 @@
 """`harness plan`."""
 
+import shlex
 from dataclasses import replace
 from typing import Annotated
 
@@ -13,10 +14,11 @@ from harness.contract import plugins
 from harness.report.memory import explained
 from harness.report.plan import halved, table
 from harness.run import template
-from harness.verbs.plan import named, of_cases, of_plan, remedies
+from harness.verbs.plan import named, of_cases, of_plan, remedies, too_large
 
 TIMING_SECONDS = 4.0
 """How long a plan times operators: it is asked whether something fits, and each plan times some more of them."""
+OTHER_ANSWERS = ("--allow", "lower_precision", "--allow", "approximate")
 
 
 @together
@@ -47,7 +49,22 @@ def command(
             out.print("\n" * bool(number) + table(rows), end="")
             if change := halved(remedies(rows, plan, loaded, names, machine)):
                 out.print("\n" + change, end="")
+    if not cases.ranks and any(too_large(rows) for rows in comparisons):
+        out.print(f"\nWhat fits, among all strategies: `{search(cases, room)}`")
     everything = [row for rows in comparisons for row in rows]
     asked = [row for row in everything if not row.case.is_baseline and not row.case.is_control] or everything
     if not any(row.peak_bytes is not None for row in asked):
         raise typer.Exit(1)
+
+
+def search(cases: Cases, room: Room) -> str:
+    """Return the command that looks for what fits, where nothing of a plan does."""
+    sizes = {"--tokens": cases.tokens, "--batch": cases.batch, "--documents": cases.documents}
+    limits = {"--budget": room.budget, "--memory": room.memory, "--gpu-memory": room.gpu_memory, "--gpu": room.card}
+    one = {"--model": cases.model, **sizes, "--evaluations": cases.evaluations, **limits}
+    several = {"--place": cases.place, "--plugin": cases.plugin}
+    options = [(option, value) for option, value in one.items() if value is not None]
+    options += [(option, value) for option, values in several.items() for value in values or ()]
+    words = [] if cases.path is None else [str(cases.path)]
+    words += [word for option, value in options for word in (option, str(value))]
+    return shlex.join(["harness", "advise", *words, "--all", *OTHER_ANSWERS, "--predict-only"])

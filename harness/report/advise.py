@@ -114,7 +114,7 @@ def _shown(advice: Advice) -> list[PlanRow]:
 
 
 def _sentence(advice: Advice) -> str:
-    count = len(advice.predicted)
+    count = f"{len(advice.predicted)} combinations{' that were tried' if advice.searched else ''}"
     limit = advice.predicted[0].limit_bytes
     if advice.chosen is None:
         return _why_none(advice, count)
@@ -122,7 +122,7 @@ def _sentence(advice: Advice) -> str:
         return _measured_sentence(advice, count)
     row, plain = advice.chosen, advice.predicted[0]
     best = "fastest" if are_timed([each for each in advice.predicted if each.fits]) else "plainest"
-    sentence = f"Use **{escaped(row.case.label)}**: of {count} combinations it is predicted to be the {best} that fits"
+    sentence = f"Use **{escaped(row.case.label)}**: of {count} it is predicted to be the {best} that fits"
     sentence += f" {shown(limit)}" if limit is not None else ""
     sentence += f", with a peak of {shown(row.peak_bytes or 0)}"
     sentence += f" and of at most {shown(row.at_most_bytes)}" if row.at_most_bytes is not None else ""
@@ -132,19 +132,19 @@ def _sentence(advice: Advice) -> str:
     return sentence + ". Nothing was measured."
 
 
-def _why_none(advice: Advice, count: int) -> str:
+def _why_none(advice: Advice, count: str) -> str:
     if advice.rows:
-        return f"Of {count} combinations none that was measured gave a right answer within what it may use."
+        return f"Of {count} none that was measured gave a right answer within what it may use."
     plain = advice.predicted[0]
     if plain.limit_bytes is None:
         unknown = "the memory of the GPU is not known, so give --gpu or --gpu-memory"
-        return f"Of {count} combinations it is not known which fit: {unknown}."
+        return f"Of {count} it is not known which fit: {unknown}."
     if all(row.need_bytes is None for row in advice.predicted):
-        return f"None of {count} combinations can be predicted: {escaped(plain.reason or 'no reason is known')}."
-    return f"Of {count} combinations, {escaped(shortfall(advice.predicted))}."
+        return f"None of {count} can be predicted: {escaped(plain.reason or 'no reason is known')}."
+    return f"Of {count}, {escaped(shortfall(advice.predicted))}."
 
 
-def _measured_sentence(advice: Advice, count: int) -> str:
+def _measured_sentence(advice: Advice, count: str) -> str:
     row, *others = advice.usable
     plain = next((each for each in advice.rows if each.case.is_baseline), None)
     tried = sum(not each.case.is_control for each in advice.rows)
@@ -152,7 +152,7 @@ def _measured_sentence(advice: Advice, count: int) -> str:
     timed = _interval(row) is not None
     untimed = "one that fits (so few rounds do not say which is the fastest)"
     best = "the fastest that fits" if fastest else "among the fastest that fit" if timed else untimed
-    sentence = f"Use **{escaped(row.label)}**: of the {tried} that were measured of {count} combinations it was {best}"
+    sentence = f"Use **{escaped(row.label)}**: of the {tried} that were measured of {count} it was {best}"
     if row.case.budget_bytes and advice.chosen is not None:
         sentence += f" {shown(advice.chosen.limit_bytes or row.case.budget_bytes)}"
     sentence += f", with a peak of {mib(row.peak_bytes)} MiB and {(row.step_seconds or 0.0) * 1e3:,.0f} ms a step"

@@ -8,7 +8,7 @@ from harness.report.memory import device_grid
 from harness.report.text import escaped, row_name
 from harness.report.words import AT_MOST, PREDICTED, heading, mib, phase_name, sureness
 from harness.suite.units import shown
-from harness.verbs.plan import TIMED, PlanRow, Remedy, beyond_host, shortfall
+from harness.verbs.plan import TIMED, PlanRow, Remedy, beyond_host, shortfall, too_large
 
 HEADERS = ("strategy", PREDICTED, AT_MOST, "peak in", "x floor", "of baseline", "step time", "fits")
 ALIGNED = ("left", "right", "right", "left", "right", "right", "right", "left")
@@ -40,7 +40,7 @@ def table(rows: Sequence[PlanRow], named_by: Mapping[str, str] = OPTIONS) -> str
         pieces.append(f"Not predicted: {escaped('; '.join(dict.fromkeys(row.reason or '' for row in rows)))}.")
     else:
         pieces += [grid(rows), *device_grid(rows), *_remarks(rows)]
-        if limit is not None and not any(row.fits for row in rows):
+        if too_large(rows):
             pieces.append(f"{escaped(shortfall(rows))}.{_effects(rows)}")
     return "\n\n".join(pieces) + "\n"
 

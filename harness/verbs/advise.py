@@ -1,27 +1,24 @@
-"""Choose among combinations of strategies: predict all, measure the most promising few, name the best."""
+"""Choose among combinations of strategies: predict them, measure the most promising few, name the best."""
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.contract.parts import DATA_PARTS
-from harness.contract.plugins import Plugins, printable
-from harness.contract.strategy import DECLARED, Strategy
+from harness.contract.plugins import Plugins
+from harness.contract.strategy import DECLARED
 from harness.machine import facts
 from harness.records import Applied, Case, Record, Slot, store
 from harness.records.case import CONTROL
 from harness.records.record import Heading
 from harness.run import bench, locks, session, template
-from harness.run.schedule import conflict, misfit, obstacle
+from harness.run.schedule import obstacle
 from harness.suite.plan import Comparison, Plan
-from harness.suite.schema import SuiteError
-from harness.verbs.plan import ELSEWHERE, TIMED, Machine, PlanRow, of_plan
+from harness.verbs.combinations import MOST, candidates, demanded, left_out, listed, members, unfit
+from harness.verbs.plan import ELSEWHERE, TIMED, Machine, PlanRow, of_cases, of_plan
+from harness.verbs.search import SECONDS, search
 from harness.verdicts import judge
 from harness.verdicts.judge import Row
 
-MOST = 2000
-"""Combinations that are predicted at most: some minutes of work."""
 NEAR = 1.25
 """A combination is measured up to this many times the least predicted time: predicted ratios err by about as much."""
 MEASURED = 6
@@ -40,9 +37,9 @@ ANSWERS = {
 class Advice:
     """Which combination to use for one comparison of a plan, and why.
 
-    `predicted` are all combinations, the baseline first; `front` those that no other beats in both peak and time;
-    `rows` what was measured, and `usable` those of them that may be used, the fastest first; `chosen` the one to use,
-    as it was predicted, None where none will do.
+    `predicted` are all combinations, the baseline first, or those that were tried where it was `searched` for one;
+    `front` those that no other beats in both peak and time; `rows` what was measured, and `usable` those of them that
+    may be used, the fastest first; `chosen` the one to use, as it was predicted, None where none will do.
     """
 
     case: Case
@@ -51,143 +48,12 @@ class Advice:
     rows: tuple[Row, ...]
     chosen: PlanRow | None
     usable: tuple[Row, ...] = ()
+    searched: bool = False
 
     @property
     def choice(self) -> str | None:
         """The label of the one to use."""
         return None if self.chosen is None else self.chosen.case.label
-
-
-def members(
-    comparison: Comparison, plugins: Plugins, allowed: Sequence[str], everything: bool, only: str | None = None
-) -> list[Applied]:
-    """List the strategies to combine: those of `candidates` whose answers are of the kinds allowed."""
-    return [
-        applied
-        for applied in candidates(comparison, plugins, everything, only)
-        if plugins.strategies[applied.name].declares in ("exact", *allowed)
-    ]
-
-
-def candidates(comparison: Comparison, plugins: Plugins, everything: bool, only: str | None = None) -> list[Applied]:
-    """List the strategies that a comparison names, or all of the model's, as far as they are for its place.
-
-    With `only` they are those of rows whose label contains it, and of all those whose name does. `everything` leaves
-    out strategies of data, since what a step holds does not depend on them, and those of a CPU's allocator.
-    """
-    considered = _considered(comparison, plugins, everything, only)
-    return [each for each in considered if not _divides(each, plugins) and _obstacle(each, comparison, plugins) is None]
-
-
-def _considered(comparison: Comparison, plugins: Plugins, everything: bool, only: str | None) -> list[Applied]:
-    rows = [each for each in comparison.cases if only is None or only in each.label]
-    named = {str(applied): applied for each in rows for applied in each.strategies}
-    if everything:
-        on_cpu = comparison.baseline.place.device == "cpu"  # where the allocator is pinned
-        named |= {
-            name: Applied(name=name)
-            for name, strategy in plugins.strategies.items()
-            if not DATA_PARTS & set(strategy.rewrites)
-            and (strategy.rewrites or not on_cpu)
-            and (only is None or only in name)
-        }
-    return [applied for applied in named.values() if applied.name != CONTROL]
-
-
-def _obstacle(applied: Applied, comparison: Comparison, plugins: Plugins) -> str | None:
-    """Return why a strategy can never be applied in a comparison."""
-    return misfit(plugins, comparison.baseline.model_copy(update={"strategies": (applied,)}))
-
-
-def unfit(comparison: Comparison, plugins: Plugins, only: str | None = None) -> list[str]:
-    """Say why strategies that a comparison names are no candidates: all that divide the run at once, others each."""
-    considered = _considered(comparison, plugins, False, only)
-    reasons = [_obstacle(applied, comparison, plugins) for applied in considered if not _divides(applied, plugins)]
-    dividing = dict.fromkeys(applied.name for applied in considered if _divides(applied, plugins))
-    of_ranks = f"what needs several ranks, see `harness plan`: {', '.join(dividing)}" if dividing else None
-    return list(filter(None, [of_ranks, *reasons]))
-
-
-def _divides(applied: Applied, plugins: Plugins) -> bool:
-    """Check whether a strategy divides the run: what is expected of a step knows nothing of ranks."""
-    return plugins.strategies[applied.name].ranks
-
-
-def left_out(candidates: Sequence[Applied], plugins: Plugins, allowed: Sequence[str]) -> str:
-    """Say which strategies are left out for their answers, and how to allow them; an empty text where none is."""
-    kinds: dict[str, list[str]] = {}
-    for applied in candidates:
-        kind = plugins.strategies[applied.name].declares
-        if kind not in ("exact", *allowed):
-            kinds.setdefault(kind, []).append(applied.name)
-    named = ", ".join(name for kind in kinds.values() for name in dict.fromkeys(kind))
-    options = " ".join(f"--allow {kind}" for kind in kinds)
-    return named and f"left out, as answers are not exact: {named}; {options} allows them"
-
-
-def combinations(members: Sequence[Applied], plugins: Plugins) -> Iterator[tuple[Applied, ...]]:
-    """Yield every subset whose members go together, in an order in which none hides a part that another rewrites."""
-
-    pairs = itertools.combinations(range(len(members)), 2)
-    together = {(a, b) for a, b in pairs if _ordered((members[a], members[b]), plugins) is not None}
-
-    def subsets(chosen: tuple[int, ...], rest: Sequence[int]) -> Iterator[tuple[Applied, ...]]:
-        if (ordered := _ordered([members[at] for at in chosen], plugins)) is None:
-            return
-        yield ordered
-        for number, at in enumerate(rest, start=1):
-            yield from subsets((*chosen, at), [later for later in rest[number:] if (at, later) in together])
-
-    return subsets((), range(len(members)))
-
-
-def _ordered(members: Sequence[Applied], plugins: Plugins) -> tuple[Applied, ...] | None:
-    """Return strategies in the order in which they go together, as listed where they may; None where they do not."""
-    if len({applied.name for applied in members}) < len(members):
-        return None
-    rest = list(members)
-    ordered: list[Applied] = []
-    while rest:
-        strategies = [plugins.strategies[applied.name] for applied in rest]
-        first = next((at for at, one in enumerate(strategies) if not _is_after(one, strategies)), None)
-        if first is None:
-            return None
-        ordered.append(rest.pop(first))
-    return None if conflict([plugins.strategies[applied.name] for applied in ordered]) else tuple(ordered)
-
-
-def _is_after(strategy: Strategy, others: Sequence[Strategy]) -> bool:
-    """Check whether a strategy has to be named after one of some others: it would be hidden, or says so itself."""
-    return any(
-        other.hides.intersection(strategy.rewrites) or f"before {other.name}" in strategy.conflicts
-        for other in others
-        if other is not strategy
-    )
-
-
-def group_of(
-    comparison: Comparison,
-    plugins: Plugins,
-    allowed: Sequence[str],
-    everything: bool,
-    name: str,
-    only: str | None = None,
-) -> Comparison:
-    """Return the comparison with every combination in it; raise SuiteError where there are too many, or none."""
-    applied = members(comparison, plugins, allowed, everything, only)
-    if not applied:
-        chosen = "" if only is None else f" whose name contains '{printable(only)[:40]}'"
-        answers = left_out(candidates(comparison, plugins, everything, only), plugins, allowed)
-        why = "; ".join(filter(None, [answers, *unfit(comparison, plugins, only)]))
-        remedy = "add some" if everything else "add some, or give --all"
-        raise SuiteError(f"{name}: no strategy of it{chosen} may be combined: {why or remedy}")
-    rows = list(itertools.islice(combinations(applied, plugins), MOST + 1))
-    if len(rows) > MOST:
-        fewer = "leave out --all" if everything else "name fewer in the suite"
-        raise SuiteError(
-            f"{name}: {len(applied)} strategies give more than {MOST} combinations: narrow them with -k, or {fewer}"
-        )
-    return Comparison(tuple(comparison.baseline.model_copy(update={"strategies": row}) for row in rows))
 
 
 def front(rows: Sequence[PlanRow]) -> list[PlanRow]:
@@ -241,9 +107,30 @@ def advise(
     for sentence in filter(None, dict.fromkeys([*sentences, *reasons])):
         on_note(f"{plan.path}: {sentence}")
     name = str(plan.path)
-    wide = [group_of(each, plugins, allowed, everything, name, only) for each in combined or plan.comparisons]
-    predicted = of_plan(replace(plan, comparisons=tuple(wide)), plugins, options.plugins, machine, on_case)
-    elsewhere = {place for each in wide if machine.is_elsewhere(place := each.baseline.place)}
+    groups = combined or plan.comparisons
+    applied = [demanded(each, plugins, allowed, everything, name, only) for each in groups]
+    whole = [listed(each, its, plugins) for each, its in zip(groups, applied, strict=True)]
+    in_full = replace(plan, comparisons=tuple(filter(None, whole)))
+    rows_in_full = iter(of_plan(in_full, plugins, options.plugins, machine, on_case))
+
+    def searched(comparison: Comparison, its: Sequence[Applied]) -> list[PlanRow]:
+        many = f"{len(its)} strategies give more than {MOST} combinations on {comparison.baseline.place}"
+        on_note(f"{plan.path}: {many}: to the leanest that was tried one is added at a time")
+        rows = search(comparison.baseline, its, plugins, predict)
+        if slow := [row.case.label for row in rows if row.peak_bytes is None and len(row.case.strategies) == 1]:
+            on_note(
+                f"{plan.path}: left out, as no prediction of them is known within {SECONDS:.0f} s: {', '.join(slow)}"
+            )
+        return rows
+
+    def predict(cases: Sequence[Case]) -> list[PlanRow]:
+        return of_cases(cases, plan, plugins, options.plugins, machine, on_case, seconds=SECONDS)
+
+    predicted = [
+        next(rows_in_full) if group is not None else searched(comparison, its)
+        for comparison, its, group in zip(groups, applied, whole, strict=True)
+    ]
+    elsewhere = {place for each in groups if machine.is_elsewhere(place := each.baseline.place)}
     for place in () if predict_only else sorted(elsewhere):
         on_note(f"{plan.path}: nothing is measured on {place}: {ELSEWHERE}")
 
@@ -252,7 +139,10 @@ def advise(
 
     chosen = [promising(rows) if is_measured(rows[0].case) else [] for rows in predicted]
     measured = _measured(plan, plugins, options, predicted, chosen, progress) if any(chosen) else {}
-    return [_advice(rows, measured.get(rows[0].case.comparison_key, ()), allowed) for rows in predicted]
+    return [
+        replace(_advice(rows, measured.get(rows[0].case.comparison_key, ()), allowed), searched=group is None)
+        for rows, group in zip(predicted, whole, strict=True)
+    ]
 
 
 def _measured(

@@ -14,6 +14,7 @@ from harness.records import Case, Prediction, Record
 from harness.records.roofline import Rates, estimate
 from harness.refusal import Refusal
 from harness.run import prediction_cache, prepare_data
+from harness.run.schedule import PREDICTING_SECONDS
 from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
 from harness.suite.units import shown, size
@@ -232,13 +233,14 @@ def of_cases(
     machine: Machine,
     on_case: Callable[[Case], None] = lambda case: None,
     calls: bool = True,
+    seconds: float = PREDICTING_SECONDS,
 ) -> list[PlanRow]:
     """Predict cases, in their order, and call `on_case` after each; the data that they read are supposed.
 
     Documents are made, and a vocabulary of 0 needs the corpus: such cases come back with as many tokens as it has, as a
     run measures them. The row of a case whose corpus cannot be made says why.
     With `calls` the operators of the steps are timed where they are not known yet, if the machine has a cache and a
-    step fits.
+    step fits. A case that takes longer than `seconds` is not predicted, and its row says so.
     """
     cases, records = _closed(cases, plan, plugins)
     of_key = {case.comparison_key: case for case in reversed(cases) if case.digest() not in records}  # its first case
@@ -261,6 +263,7 @@ def of_cases(
         card=machine.card,
         calls=calls,
         steps=plan.suite.memory_steps,
+        seconds=seconds,
     )
     for case in cases:
         if case.digest() in records:
@@ -355,7 +358,7 @@ def remedies(
     Empty where something fits, or nothing is known.
     """
     lean = leanest(rows)
-    if lean is None or any(row.fits for row in rows):
+    if lean is None or not too_large(rows):
         return []
     halved = {
         name: case for name in SHRINKABLE if (case := _halved(lean.case, name)) is not None and valid(plugins, case)
@@ -389,10 +392,15 @@ def valid(plugins: Plugins, case: Case) -> bool:
 def leanest(rows: Sequence[PlanRow]) -> PlanRow | None:
     """Return the row that is least over its limit, of those whose need and limit are known; the host comes first."""
     known = (row for row in rows if row.need_bytes is not None and row.limit_bytes is not None)
-    return min(known, key=_excess, default=None)
+    return min(known, key=excess, default=None)
 
 
-def _excess(row: PlanRow) -> tuple[int, int]:
+def too_large(rows: Sequence[PlanRow]) -> bool:
+    """Check whether nothing of a comparison fits, as far as it is known what that takes and may take."""
+    return leanest(rows) is not None and not any(row.fits for row in rows)
+
+
+def excess(row: PlanRow) -> tuple[int, int]:
     """Return by how much a row is over the limit of the host, and over its own; less than 0 where it is below that."""
     return row.over_host_bytes, (row.need_bytes or 0) - (row.limit_bytes or 0)
 

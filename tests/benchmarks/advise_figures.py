@@ -16,7 +16,8 @@ from harness.contract import plugins
 from harness.records import store
 from harness.run import bench, session
 from harness.suite import reader
-from harness.verbs.advise import advise, group_of
+from harness.verbs.advise import advise
+from harness.verbs.combinations import demanded, listed
 from harness.verbs.plan import this_machine, with_budget
 from harness.verdicts import judge
 
@@ -42,7 +43,10 @@ def main() -> None:
         options = bench.Options(folder / "results")
         machine = this_machine(plan.places, options.cache)
         found = advise(plan, loaded, options, machine, (), False, False, bench.Progress())[0]
-        whole = replace(plan, name="whole", comparisons=(group_of(plan.comparisons[0], loaded, (), False, "small"),))
+        group = plan.comparisons[0]
+        every = listed(group, demanded(group, loaded, (), False, "small"), loaded)
+        assert every is not None
+        whole = replace(plan, name="whole", comparisons=(every,))
         (table,) = judge.judge(
             store.read(session.run(whole, loaded, replace(options, all_rounds=True), bench.Progress()))[0]
         )

@@ -16,7 +16,7 @@ from harness.contract.assembly import assemble
 from harness.contract.loop import training
 from harness.records import Applied, Case
 from harness.run.schedule import conflict
-from harness.verbs.advise import combinations
+from harness.verbs.combinations import combinations
 
 LOADED = plugins.load()
 SHAPE = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 61, "batch": 2, "tokens": 24}

@@ -12,12 +12,14 @@ from harness.contract import plugins
 from harness.machine import gpu, throughput
 from harness.machine.gpu import Gpu
 from harness.records import Applied, Case
+from harness.report.advise import text
 from harness.run import bench, session
 from harness.suite import reader
-from harness.suite.plan import Comparison, Plan
+from harness.suite.plan import Comparison, Plan, selected
 from harness.suite.schema import SuiteError
 from harness.verbs import advise as verb
-from harness.verbs.advise import Advice, advise, combinations, group_of, members
+from harness.verbs.advise import Advice, advise
+from harness.verbs.combinations import combinations, demanded, listed, members
 from harness.verbs.plan import Machine, PlanRow
 
 LOADED = plugins.load()
@@ -138,11 +140,27 @@ def test_what_is_chosen_by_name_is_chosen_of_all_strategies_too(path: Path) -> N
     everything = [each.name for each in members(group, LOADED, (), True)]
     few = [each.name for each in members(group, LOADED, (), True, "checkpoint")]
     assert "checkpoint" in few and few == [name for name in everything if "checkpoint" in name]
-    with pytest.raises(SuiteError, match="narrow them with -k, or leave out --all"):
-        group_of(group, LOADED, (), True, "small.yaml")
-    assert len(group_of(group, LOADED, (), True, "small.yaml", "checkpoint").cases) > len(few)
+    assert listed(group, demanded(group, LOADED, (), True, "small.yaml"), LOADED) is None, "too many"
+    every = listed(group, demanded(group, LOADED, (), True, "small.yaml", "checkpoint"), LOADED)
+    assert every is not None and len(every.cases) > len(few)
     with pytest.raises(SuiteError, match="no strategy of it whose name contains 'nobody' may be combined"):
-        group_of(group, LOADED, (), True, "small.yaml", "nobody")
+        demanded(group, LOADED, (), True, "small.yaml", "nobody")
+
+
+def test_among_too_many_combinations_one_is_looked_for_and_the_answer_says_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predicted(cases: Sequence[Case], *rest: object, seconds: float) -> list[PlanRow]:
+        return [PlanRow(case, 400 - 10 * len(case.strategies), "", None, 395, None) for case in cases]
+
+    monkeypatch.setattr(verb, "of_cases", predicted)
+    notes: list[str] = []
+    options = bench.Options(path.parent / "results", cache=path.parent / "cache")
+    plan = selected(reader.read(path, LOADED), ["torch/cpu"], None)
+    (advice,) = advise(plan, LOADED, options, Machine(), (), True, True, bench.Progress(), on_note=notes.append)
+    assert any("strategies give more than 2000 combinations on torch/cpu" in note for note in notes), notes
+    assert advice.searched and len(advice.predicted) < 100 and len(advice.chosen.case.strategies) == 1
+    assert f"of {len(advice.predicted)} combinations that were tried it is predicted" in text([advice])
 
 
 def test_the_command_chooses_of_all_strategies_those_that_the_suite_lacks(

@@ -33,14 +33,12 @@ from harness.verbs import advise as advice_verb
 from harness.verbs.advise import (
     Advice,
     advise,
-    combinations,
     front,
-    group_of,
-    members,
     of_predictions,
     promising,
     saved,
 )
+from harness.verbs.combinations import combinations, members
 from harness.verbs.plan import (
     Machine,
     PlanRow,
@@ -361,11 +359,6 @@ def test_what_divides_a_run_among_ranks_is_not_combined(path: Path) -> None:
     assert not [each.name for each in members(group, LOADED, (), True) if LOADED.strategies[each.name].ranks]
 
 
-def test_too_many_combinations_are_refused(path: Path) -> None:
-    with pytest.raises(SuiteError, match="give more than 2000 combinations: narrow them"):
-        group_of(plan(path).comparisons[0], LOADED, ("lower_precision", "approximate"), True, "small.yaml")
-
-
 def test_plan_shows_what_fits_without_running_it(path: Path, tmp_path: Path) -> None:
     done = ran(tmp_path, "plan", str(path), "--budget", "46MiB")
     assert done.returncode == 0, done.stderr
@@ -383,6 +376,9 @@ def test_plan_says_what_to_change_when_nothing_fits(path: Path, tmp_path: Path) 
     said = done.stdout[done.stdout.index("nothing fits") :]
     assert "the leanest, fused_loss, takes at most" in said and "over 3.2 MiB" in said
     assert said.index("saves") < said.index("tokens 256 takes")
+    assert said.rstrip().endswith(
+        f"`harness advise {path} --memory 4MiB --all --allow lower_precision --allow approximate --predict-only`"
+    )
 
 
 def test_a_plan_of_which_nothing_can_be_predicted_ends_with_a_status(tmp_path: Path) -> None:

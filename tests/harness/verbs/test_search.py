@@ -1,0 +1,146 @@
+"""A combination is looked for among more than can be predicted: what is tried, and in which order."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from harness.contract import plugins
+from harness.records import Applied, Case, Prediction
+from harness.records.record import Phase
+from harness.verbs.plan import PlanRow
+from harness.verbs.search import search
+
+LOADED = plugins.load()
+MIB = 1 << 20
+BASELINE = Case(
+    workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bpe"
+)  # fmt: skip
+STATE, LAYERS, LOGITS = 400, 500, 600
+"""What parameters with moments, layers, and logits take, in MiB: each strategy below makes one of them less."""
+LEFT: Mapping[str, Mapping[str, float]] = {
+    "checkpoint": {"layers": 0.2},
+    "selective_checkpoint": {"layers": 0.6},
+    "fused_loss": {"logits": 0.1},
+    "chunked_loss": {"logits": 0.3},
+    "tied": {},
+    "bfloat16": {"state": 0.5, "layers": 0.5, "logits": 0.5},
+    "adam_8bit": {"state": 0.6},
+    "galore": {"state": 0.4},
+}
+Predict = Callable[[Sequence[Case]], list[PlanRow]]
+
+
+def predicting(limit: int, asked: list[str], left: Mapping[str, Mapping[str, float]] = LEFT) -> Predict:
+    """Predict that the parts lie beside each other in the backward, for a limit in MiB; collect what is asked."""
+
+    def row(case: Case) -> PlanRow:
+        parts = {"state": STATE, "layers": LAYERS, "logits": LOGITS}
+        for applied in case.strategies:
+            parts |= {part: int(parts[part] * share) for part, share in left[applied.name].items()}
+        peak = sum(parts.values()) * MIB
+        phases = (Phase(name="backward", entry_bytes=0, peak_bytes=peak, exit_bytes=0),)
+        return PlanRow(
+            case, peak, "backward", None, limit * MIB, None, prediction=Prediction(predicted_phases=phases)
+        )  # fmt: skip
+
+    def predict(cases: Sequence[Case]) -> list[PlanRow]:
+        asked.extend(case.label for case in cases)
+        return [row(case) for case in cases]
+
+    return predict
+
+
+def fitting(limit: int, names: Sequence[str] = tuple(LEFT)) -> list[str]:
+    rows = search(BASELINE, [Applied(name=name) for name in names], LOADED, predicting(limit, []))
+    assert rows[0].case.is_baseline
+    return [row.case.label for row in rows if row.fits]
+
+
+def test_what_fits_alone_ends_the_search() -> None:
+    asked: list[str] = []
+    search(BASELINE, [Applied(name=name) for name in LEFT], LOADED, predicting(1000, asked))
+    assert not any("+" in label for label in asked)
+    assert set(asked) == {"baseline", *LEFT}
+
+
+def test_a_baseline_that_fits_is_all_that_is_tried_where_no_times_are_known() -> None:
+    asked: list[str] = []
+    search(BASELINE, [Applied(name=name) for name in LEFT], LOADED, predicting(2000, asked))
+    assert set(asked) == {"baseline"}
+
+
+def test_strategies_are_added_until_one_combination_fits() -> None:
+    exact = [name for name in LEFT if LOADED.strategies[name].declares == "exact"]
+    assert fitting(600, exact) == ["checkpoint + fused_loss"]
+
+
+def test_answers_as_before_come_first_and_then_the_nearest() -> None:
+    assert fitting(600) == ["checkpoint + fused_loss"], "though bfloat16 with either would be less"
+    (leaner, *others) = fitting(300)
+    assert "bfloat16" in leaner and not any("galore" in each for each in (leaner, *others))
+
+
+def test_a_search_in_which_nothing_fits_ends() -> None:
+    asked: list[str] = []
+    rows = search(BASELINE, [Applied(name=name) for name in LEFT], LOADED, predicting(1, asked))
+    assert not any(row.fits for row in rows)
+    least = min(rows, key=lambda row: row.peak_bytes or 0)
+    assert {"checkpoint", "fused_loss", "bfloat16"} < {each.name for each in least.case.strategies}
+    assert "galore" in least.case.label or "adam_8bit" in least.case.label
+
+
+@pytest.mark.parametrize("limit", [300, 600, 1])
+def test_nothing_is_asked_for_twice_on_the_way(limit: int) -> None:
+    asked: list[str] = []
+    rows = search(BASELINE, [Applied(name=name) for name in LEFT], LOADED, predicting(limit, asked))
+    assert sorted(asked) == sorted(2 * [row.case.label for row in rows]), "once on the way and once at the end"
+
+
+def test_what_saves_nothing_alone_is_combined_with_nothing() -> None:
+    asked: list[str] = []
+    search(BASELINE, [Applied(name=name) for name in LEFT], LOADED, predicting(1, asked))
+    assert not any("tied" in label for label in asked if "+" in label)
+
+
+def test_what_a_combination_fits_without_is_taken_out_again() -> None:
+    left = {
+        "nested_checkpoint": {"state": 0.5, "layers": 0.5, "logits": 0.5},
+        "fused_loss": {"logits": 0.0},
+        "offload_activations": {"layers": 0.0},
+    }
+    members = [Applied(name=name) for name in left]
+    asked: list[str] = []
+    rows = search(BASELINE, members, LOADED, predicting(420, asked, left))
+    fitting = [row.case.label for row in rows if row.fits]
+    assert fitting == ["nested_checkpoint + fused_loss + offload_activations", "fused_loss + offload_activations"]
+
+
+def test_what_saves_less_than_was_saved_already_is_not_tried_again() -> None:
+    """Many that make the same part less: of these one is added, and each other is tried once on top of it."""
+    same = ("checkpoint", "nested_checkpoint", "selective_checkpoint", "feed_checkpoint", "offload_activations")
+    left = {
+        **{name: {"layers": 0.0} for name in same},
+        "fused_loss": {"logits": 0.5},
+        "tied": {"state": 0.9},
+        "update_in_backward": {"state": 0.8},
+    }
+    asked: list[str] = []
+    search(BASELINE, [Applied(name=name) for name in left], LOADED, predicting(1, asked, left))
+    on_the_way = [label.split(" + ") for label in dict.fromkeys(asked)]
+    pairs = [frozenset(names) & set(same) for names in on_the_way if len(set(names) & set(same)) > 1]
+    assert pairs and len(pairs) == len(set(pairs)), "each is tried once on top of the one that was added"
+    assert max(map(len, on_the_way)) == 4, "one that makes layers less, and all others that save"
+
+
+def test_a_strategy_without_a_prediction_is_combined_with_nothing() -> None:
+    asked: list[str] = []
+    predict = predicting(1, asked)
+
+    def some(cases: Sequence[Case]) -> list[PlanRow]:
+        rows = predict(cases)
+        return [replace(row, peak_bytes=None) if "checkpoint" in row.case.label else row for row in rows]
+
+    rows = search(BASELINE, [Applied(name=name) for name in LEFT], LOADED, some)
+    assert not any("checkpoint" in label for label in asked if "+" in label)
+    assert any(row.case.label == "checkpoint" and row.peak_bytes is None for row in rows)
