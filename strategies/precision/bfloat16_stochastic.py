@@ -1,12 +1,12 @@
 """Keep parameters, gradients and moments in bfloat16 and round updates at random; pay with noise instead of losses.
 
 Peak: 8 bytes for each parameter under AdamW as in plain bfloat16, without a float32 copy; in the update float32 slices
-of 256 Ki elements, in JAX those of a layer's whole matrix. A value between two neighbours is rounded up with a
-probability equal to its distance from the lower one, so that the mean over many steps is right. Rounding to nearest
-would lose every update below 1/256 of a weight, and the second moment would never decay. The random bits follow from
-`seed`, the step, the name of the parameter and where in its memory an update begins, so a run can be repeated. Parts
-of a parameter on several ranks may get the same bits, and in JAX layers that are updated one by one do. Source: Zamirai
-et al., 2021, arXiv:2010.06192.
+of 256 Ki elements, of larger parameters of a sixteenth, 4 Mi at most, since less keeps no GPU busy; in JAX those of a
+layer's whole matrix. A value between two neighbours is rounded up with a probability equal to its distance from the
+lower one, so that the mean over many steps is right. Rounding to nearest would lose every update below 1/256 of a
+weight, and the second moment would never decay. The random bits follow from `seed`, the step, the name of the parameter
+and where in its memory an update begins, so a run can be repeated. Parts of a parameter on several ranks may get the
+same bits, and in JAX layers that are updated one by one do. Source: Zamirai et al., 2021, arXiv:2010.06192.
 """
 
 import zlib
@@ -17,7 +17,7 @@ from harness import Parts, Strategy, hookimpl, tree
 from strategies.precision import bfloat16
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
-SLICE = 1 << 18
+SLICE, LARGEST = 1 << 18, 1 << 22
 
 
 def on_torch(parts: Parts, seed: int = 0) -> Parts:
@@ -40,7 +40,8 @@ def on_torch(parts: Parts, seed: int = 0) -> Parts:
             key = f"{seed} {steps} {name} {p.storage_offset()}"  # slices of one tensor come one by one
             bits = torch.Generator(p.device).manual_seed(zlib.crc32(key.encode()))
             arrays = [torch.atleast_1d(each) for each in (p, g, *moments)]
-            rows = max(1, SLICE * len(arrays[0]) // p.numel())
+            elements = min(max(SLICE, p.numel() // 16), LARGEST)
+            rows = max(1, elements * len(arrays[0]) // p.numel())
             for p_, g_, m_, v_ in zip(*(each.split(rows) for each in arrays), strict=True):
                 g_ = g_.to(torch.float32)
                 m = m_.to(torch.float32).lerp_(g_, 1 - BETA_1)

@@ -626,6 +626,24 @@ def test_of_a_tensor_in_slices_every_row_is_updated_once(backend, monkeypatch):
         assert (np.abs(result - exact) <= 1.01 * 2.0**-7 * np.abs(exact) + 1e-4).all()
 
 
+@pytest.mark.parametrize("elements, slices", [(512, 8), (2048, 16), (8192, 32)])
+def test_a_large_parameter_is_updated_in_larger_slices_up_to_a_size(elements, slices, monkeypatch):
+    """Of 64 elements, of a sixteenth, and of 256 at most: millions of small slices would take a GPU minutes."""
+    monkeypatch.setattr(bfloat16_stochastic, "SLICE", 64)
+    monkeypatch.setattr(bfloat16_stochastic, "LARGEST", 256)
+    drawn, randint = [], torch.randint
+
+    def counted(*rest, **settings):
+        drawn.append(rest)
+        return randint(*rest, **settings)
+
+    monkeypatch.setattr(torch, "randint", counted)
+    rows = torch.ones(elements // 8, 8, dtype=torch.bfloat16)
+    parts = parts_of("torch", "bfloat16_stochastic")
+    parts.update(parts, {"params": {"head": rows.clone()}, "moments": None, "steps": 0}, {"head": rows})
+    assert len(drawn) == 3 * slices, "of the parameter and of two moments"
+
+
 def test_slices_of_a_tensor_are_rounded_by_bits_of_their_own(tmp_path):
     parts = parts_of("torch", "bfloat16_stochastic", learning_rate=1 / 2560, weight_decay=0.0)
     parts = LOADED.strategies["mapped_moments"].on["torch"](parts, folder=str(tmp_path), elements=512)
