@@ -50,14 +50,14 @@ def command(
             if change := halved(remedies(rows, plan, loaded, names, machine)):
                 out.print("\n" + change, end="")
     if not cases.ranks and any(too_large(rows) for rows in comparisons):
-        out.print(f"\nWhat fits, among all strategies: `{search(cases, room)}`")
+        out.print(f"\nWhat fits, among all strategies: `{advice_command(cases, room)}`")
     everything = [row for rows in comparisons for row in rows]
     asked = [row for row in everything if not row.case.is_baseline and not row.case.is_control] or everything
     if not any(row.peak_bytes is not None for row in asked):
         raise typer.Exit(1)
 
 
-def search(cases: Cases, room: Room) -> str:
+def advice_command(cases: Cases, room: Room) -> str:
     """Return the command that looks for what fits, where nothing of a plan does."""
     sizes = {"--tokens": cases.tokens, "--batch": cases.batch, "--documents": cases.documents}
     limits = {"--budget": room.budget, "--memory": room.memory, "--gpu-memory": room.gpu_memory, "--gpu": room.card}

@@ -29,7 +29,7 @@ def search(
 
     Each strategy is tried alone. Then the one that saves most is added, again and again, of those whose answers are as
     the baseline's; where nothing of these fits, of those that reorder sums as well, and so on to the approximate ones.
-    Of a combination that fits, what it fits without is taken out again.
+    Of a combination that fits, what it fits without is taken out again. Where no limit is known nothing is looked for.
     """
     rows: dict[frozenset[str], PlanRow] = {}
 
@@ -66,6 +66,8 @@ def search(
 
     predict_all([()])
     plain = known(())
+    if plain.limit_bytes is None:
+        return [plain]
     if not plain.fits or plain.seconds is not None:  # where times are known, another may be faster
         predict_all([(each,) for each in members if ordered((each,), plugins) is not None])
     alone = {str(each): _most_saved(known((each,)), plain) for each in members if _key((each,)) in rows}

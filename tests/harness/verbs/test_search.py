@@ -144,3 +144,14 @@ def test_a_strategy_without_a_prediction_is_combined_with_nothing() -> None:
     rows = search(BASELINE, [Applied(name=name) for name in LEFT], LOADED, some)
     assert not any("checkpoint" in label for label in asked if "+" in label)
     assert any(row.case.label == "checkpoint" and row.peak_bytes is None for row in rows)
+
+
+def test_without_a_limit_nothing_is_looked_for() -> None:
+    asked: list[str] = []
+    predict = predicting(1, asked)
+
+    def unlimited(cases: Sequence[Case]) -> list[PlanRow]:
+        return [replace(row, limit_bytes=None) for row in predict(cases)]
+
+    (row,) = search(BASELINE, [Applied(name=name) for name in LEFT], LOADED, unlimited)
+    assert row.case.is_baseline and asked == ["baseline"]
