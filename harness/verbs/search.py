@@ -73,7 +73,7 @@ def search(
     alone = {str(each): _most_saved(known((each,)), plain) for each in members if _key((each,)) in rows}
     kinds = {str(each): DECLARED.index(plugins.strategies[each.name].declares) for each in members}
     for kind in range(len(DECLARED)):
-        if any(row.fits for row in rows.values()):
+        if any(row.fits and all(kinds[name] <= kind for name in key) for key, row in rows.items()):
             break
         chosen: Combination | None = ()
         can_save: dict[str, float] = {name: saved for name, saved in alone.items() if kinds[name] <= kind}

@@ -81,6 +81,11 @@ def test_answers_as_before_come_first_and_then_the_nearest() -> None:
     assert "bfloat16" in leaner and not any("galore" in each for each in (leaner, *others))
 
 
+def test_another_answer_that_fits_alone_does_not_end_the_search_for_one_as_before() -> None:
+    assert set(fitting(760)) >= {"bfloat16", "checkpoint + fused_loss"}
+    assert set(fitting(760, ["bfloat16", "checkpoint"])) == {"bfloat16"}
+
+
 def test_a_search_in_which_nothing_fits_ends() -> None:
     asked: list[str] = []
     rows = search(BASELINE, [Applied(name=name) for name in LEFT], LOADED, predicting(1, asked))
