@@ -129,6 +129,8 @@ def _sentence(advice: Advice) -> str:
     if not row.case.is_baseline and plain.peak_bytes:
         sentence += f", {(row.peak_bytes or 0) / plain.peak_bytes:.2f} x the baseline's"
         sentence += f", and {ratio:.2f} x its time" if (ratio := row.time_ratio(plain)) else ""
+    if on_host := row.prediction.predicted_host_bytes:
+        sentence += f"; of the host it takes {shown(on_host)}"
     return sentence + ". Nothing was measured."
 
 

@@ -14,7 +14,7 @@ from harness.run import bench, locks, session, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Comparison, Plan
 from harness.verbs.combinations import MOST, candidates, demanded, left_out, listed, members, unfit
-from harness.verbs.plan import ELSEWHERE, TIMED, Machine, PlanRow, of_cases, of_plan
+from harness.verbs.plan import ELSEWHERE, TIMED, Machine, PlanRow, of_cases, of_plan, taken
 from harness.verbs.search import SECONDS, search
 from harness.verdicts import judge
 from harness.verdicts.judge import Row
@@ -113,14 +113,19 @@ def advise(
     in_full = replace(plan, comparisons=tuple(filter(None, whole)))
     rows_in_full = iter(of_plan(in_full, plugins, options.plugins, machine, on_case))
 
+    notes: set[str] = set()
+
+    def note_once(sentence: str) -> None:
+        if sentence not in notes:
+            notes.add(sentence)
+            on_note(f"{plan.path}: {sentence}")
+
     def searched(comparison: Comparison, its: Sequence[Applied]) -> list[PlanRow]:
         many = f"{len(its)} strategies give more than {MOST} combinations on {comparison.baseline.place}"
-        on_note(f"{plan.path}: {many}: to the leanest that was tried one is added at a time")
+        note_once(f"{many}: to the leanest that was tried one is added at a time")
         rows = search(comparison.baseline, its, plugins, predict)
         if slow := [row.case.label for row in rows if row.peak_bytes is None and len(row.case.strategies) == 1]:
-            on_note(
-                f"{plan.path}: left out, as no prediction of them is known within {SECONDS:.0f} s: {', '.join(slow)}"
-            )
+            note_once(f"left out, as no prediction of them is known within {SECONDS:.0f} s: {', '.join(slow)}")
         return rows
 
     def predict(cases: Sequence[Case]) -> list[PlanRow]:
@@ -182,10 +187,10 @@ def are_timed(rows: Sequence[PlanRow]) -> bool:
     return all(row.timed >= TIMED for row in rows)
 
 
-def preference(row: PlanRow) -> tuple[int, int, int]:
+def preference(row: PlanRow) -> tuple[float, ...]:
     """Return what to prefer where no times are known: an answer like the baseline's, few strategies, little memory."""
     answer = row.prediction.declared_answer or DECLARED[0]
-    return DECLARED.index(answer), len(row.case.strategies), row.peak_bytes or 0
+    return DECLARED.index(answer), len(row.case.strategies), taken(row)
 
 
 def _advice(rows: Sequence[PlanRow], measured: Sequence[Row], allowed: Sequence[str]) -> Advice:

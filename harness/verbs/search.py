@@ -11,7 +11,7 @@ from harness.contract.plugins import Plugins
 from harness.contract.strategy import DECLARED
 from harness.records import Applied, Case
 from harness.verbs.combinations import ordered
-from harness.verbs.plan import PlanRow
+from harness.verbs.plan import PlanRow, taken
 
 AT_ONCE = 6
 """Combinations that are predicted beside each other before it is seen whether one of them saves most."""
@@ -48,12 +48,12 @@ def search(
         """Return a combination with the strategy that saves most; None where none saves anything to speak of."""
         added = {str(each): row for each in members if (row := together(chosen, each)) and can_save.get(str(each))}
         open_ = sorted(added, key=lambda name: -can_save[name])
-        best, most = None, LEAST * _taken(known(chosen))
+        best, most = None, LEAST * taken(known(chosen))
         while open_ and can_save[open_[0]] > most:
             tried, open_ = open_[:AT_ONCE], open_[AT_ONCE:]
             predict_all([added[name] for name in tried])
             for name in tried:
-                can_save[name] = _taken(known(chosen)) - _taken(known(added[name]))
+                can_save[name] = taken(known(chosen)) - taken(known(added[name]))
                 if can_save[name] > most:
                     best, most = added[name], can_save[name]
         return best
@@ -62,7 +62,7 @@ def search(
         """Return a combination that fits with a strategy less; None where each of them is needed."""
         rests = [chosen[:at] + chosen[at + 1 :] for at in range(len(chosen))]
         predict_all(rests)
-        return min((each for each in rests if known(each).fits), key=lambda each: _taken(known(each)), default=None)
+        return min((each for each in rests if known(each).fits), key=lambda each: taken(known(each)), default=None)
 
     predict_all([()])
     plain = known(())
@@ -89,11 +89,6 @@ def search(
 
 def _key(combination: Sequence[Applied]) -> frozenset[str]:
     return frozenset(map(str, combination))
-
-
-def _taken(row: PlanRow) -> float:
-    """Return what is to become less: what a row needs, and by how much it is over the limit of the host."""
-    return float("inf") if row.need_bytes is None else row.need_bytes + row.over_host_bytes
 
 
 def _most_saved(row: PlanRow, plain: PlanRow) -> int:

@@ -8,6 +8,7 @@ import pytest
 from harness.contract import plugins
 from harness.records import Applied, Case, Prediction
 from harness.records.record import Phase
+from harness.verbs.advise import preference
 from harness.verbs.plan import PlanRow
 from harness.verbs.search import search
 
@@ -31,18 +32,34 @@ LEFT: Mapping[str, Mapping[str, float]] = {
 Predict = Callable[[Sequence[Case]], list[PlanRow]]
 
 
-def predicting(limit: int, asked: list[str], left: Mapping[str, Mapping[str, float]] = LEFT) -> Predict:
-    """Predict that the parts lie beside each other in the backward, for a limit in MiB; collect what is asked."""
+def predicting(
+    limit: int, asked: list[str], left: Mapping[str, Mapping[str, float]] = LEFT, host_limit: int | None = None
+) -> Predict:
+    """Predict that the parts lie beside each other in the backward, for a limit in MiB; collect what is asked.
+
+    What activations are offloaded takes of the host lies beside it, and may be limited as well.
+    """
 
     def row(case: Case) -> PlanRow:
         parts = {"state": STATE, "layers": LAYERS, "logits": LOGITS}
         for applied in case.strategies:
             parts |= {part: int(parts[part] * share) for part, share in left[applied.name].items()}
         peak = sum(parts.values()) * MIB
+        offloaded = any(applied.name == "offload_activations" for applied in case.strategies)
         phases = (Phase(name="backward", entry_bytes=0, peak_bytes=peak, exit_bytes=0),)
+        on_host = LAYERS * MIB if offloaded else 0
+        prediction = Prediction(predicted_phases=phases, predicted_host_bytes=on_host)
+        host_limit_bytes = None if host_limit is None else host_limit * MIB
         return PlanRow(
-            case, peak, "backward", None, limit * MIB, None, prediction=Prediction(predicted_phases=phases)
-        )  # fmt: skip
+            case,
+            peak,
+            "backward",
+            None,
+            limit * MIB,
+            None,
+            prediction=prediction,
+            host_limit_bytes=host_limit_bytes,
+        )
 
     def predict(cases: Sequence[Case]) -> list[PlanRow]:
         asked.extend(case.label for case in cases)
@@ -116,7 +133,7 @@ def test_what_a_combination_fits_without_is_taken_out_again() -> None:
     }
     members = [Applied(name=name) for name in left]
     asked: list[str] = []
-    rows = search(BASELINE, members, LOADED, predicting(420, asked, left))
+    rows = search(BASELINE, members, LOADED, predicting(420, asked, left, host_limit=1000))
     fitting = [row.case.label for row in rows if row.fits]
     assert fitting == ["nested_checkpoint + fused_loss + offload_activations", "fused_loss + offload_activations"]
 
@@ -160,3 +177,12 @@ def test_without_a_limit_nothing_is_looked_for() -> None:
 
     (row,) = search(BASELINE, [Applied(name=name) for name in LEFT], LOADED, unlimited)
     assert row.case.is_baseline and asked == ["baseline"]
+
+
+@pytest.mark.parametrize("host_limit, fits", [(None, "checkpoint"), (1000, "offload_activations"), (100, "checkpoint")])
+def test_what_is_moved_to_the_host_saves_where_the_host_is_known_to_have_room(host_limit, fits) -> None:
+    left = {"offload_activations": {"layers": 0.0}, "checkpoint": {"layers": 0.1}, "fused_loss": {"logits": 0.1}}
+    members = [Applied(name=name) for name in left]
+    rows = search(BASELINE, members, LOADED, predicting(600, [], left, host_limit))
+    best = min((row for row in rows if row.fits), key=preference)
+    assert best.case.label == " + ".join(name for name in left if name in (fits, "fused_loss"))
