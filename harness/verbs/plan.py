@@ -396,14 +396,8 @@ def leanest(rows: Sequence[PlanRow]) -> PlanRow | None:
 
 
 def taken(row: PlanRow) -> float:
-    """Return what to make less: what a row needs, and by how much it is over the limit of the host.
-
-    Where nobody knows that limit, all that it takes of the host: else whatever is moved there would cost nothing.
-    """
-    if row.need_bytes is None:
-        return float("inf")
-    host = row.over_host_bytes if row.host_limit_bytes is not None else row.prediction.predicted_host_bytes
-    return row.need_bytes + (host or 0)
+    """Return what to make less: what a row needs, and by how much it is over the limit of the host, where known."""
+    return float("inf") if row.need_bytes is None else row.need_bytes + row.over_host_bytes
 
 
 def too_large(rows: Sequence[PlanRow]) -> bool:

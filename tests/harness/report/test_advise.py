@@ -64,6 +64,18 @@ def test_each_memory_gets_the_plainest_that_fits_or_by_how_much_the_leanest_does
     )
 
 
+def test_advice_says_what_it_takes_of_the_host() -> None:
+    case, record = predicted("offload_activations", 20, "torch/cuda")
+    host = record.prediction.model_copy(update={"predicted_host_bytes": 90 * GIB})
+    rows = [
+        row_of(*predicted("", 60, "torch/cuda"), Machine(device_bytes=24 * GIB)),
+        row_of(case, record.model_copy(update={"prediction": host}), Machine(device_bytes=24 * GIB)),
+    ]
+    assert "of the host it takes 90 GiB. Nothing was measured" in text([of_predictions(rows)])
+    alone = [rows[0], row_of(case, record, Machine(device_bytes=24 * GIB))]
+    assert "of the host" not in text([of_predictions(alone)]).splitlines()[2]
+
+
 def test_the_leanest_is_the_row_that_what_it_takes_at_most_makes_so() -> None:
     rows = [predicted("checkpoint", 11, at_most_gib=13.5), predicted("bfloat16", 12, at_most_gib=12.9)]
     table = for_memories([record for _, record in rows], {"cpu": (16 * GIB,)}, {})

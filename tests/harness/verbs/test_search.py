@@ -179,8 +179,10 @@ def test_without_a_limit_nothing_is_looked_for() -> None:
     assert row.case.is_baseline and asked == ["baseline"]
 
 
-@pytest.mark.parametrize("host_limit, fits", [(None, "checkpoint"), (1000, "offload_activations"), (100, "checkpoint")])
-def test_what_is_moved_to_the_host_saves_where_the_host_is_known_to_have_room(host_limit, fits) -> None:
+@pytest.mark.parametrize(
+    "host_limit, fits", [(None, "offload_activations"), (1000, "offload_activations"), (100, "checkpoint")]
+)
+def test_what_is_moved_to_the_host_saves_unless_the_host_is_known_to_lack_the_room(host_limit, fits) -> None:
     left = {"offload_activations": {"layers": 0.0}, "checkpoint": {"layers": 0.1}, "fused_loss": {"logits": 0.1}}
     members = [Applied(name=name) for name in left]
     rows = search(BASELINE, members, LOADED, predicting(600, [], left, host_limit))
