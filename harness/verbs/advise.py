@@ -1,6 +1,6 @@
 """Choose among combinations of strategies: predict them, measure the most promising few, name the best."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,28 +113,16 @@ def advise(
     in_full = replace(plan, comparisons=tuple(filter(None, whole)))
     rows_in_full = iter(of_plan(in_full, plugins, options.plugins, machine, on_case))
 
-    notes: set[str] = set()
-
-    def note_once(sentence: str) -> None:
-        if sentence not in notes:
-            notes.add(sentence)
-            on_note(f"{plan.path}: {sentence}")
-
-    def searched(comparison: Comparison, its: Sequence[Applied]) -> list[PlanRow]:
-        many = f"{len(its)} strategies give more than {MOST} combinations on {comparison.baseline.place}"
-        note_once(f"{many}: to the leanest that was tried one is added at a time")
-        rows = search(comparison.baseline, its, plugins, predict)
-        if slow := [row.case.label for row in rows if row.peak_bytes is None and len(row.case.strategies) == 1]:
-            note_once(f"left out, as no prediction of them is known within {SECONDS:.0f} s: {', '.join(slow)}")
-        return rows
-
     def predict(cases: Sequence[Case]) -> list[PlanRow]:
         return of_cases(cases, plan, plugins, options.plugins, machine, on_case, seconds=SECONDS)
 
     predicted = [
-        next(rows_in_full) if group is not None else searched(comparison, its)
+        next(rows_in_full) if group is not None else search(comparison.baseline, its, plugins, predict)
         for comparison, its, group in zip(groups, applied, whole, strict=True)
     ]
+    of_search = [(its, rows) for its, rows, group in zip(applied, predicted, whole, strict=True) if group is None]
+    for sentence in dict.fromkeys(note for its, rows in of_search for note in _search_notes(its, rows)):
+        on_note(f"{plan.path}: {sentence}")
     elsewhere = {place for each in groups if machine.is_elsewhere(place := each.baseline.place)}
     for place in () if predict_only else sorted(elsewhere):
         on_note(f"{plan.path}: nothing is measured on {place}: {ELSEWHERE}")
@@ -148,6 +136,17 @@ def advise(
         replace(_advice(rows, measured.get(rows[0].case.comparison_key, ()), allowed), searched=group is None)
         for rows, group in zip(predicted, whole, strict=True)
     ]
+
+
+def _search_notes(applied: Sequence[Applied], rows: Sequence[PlanRow]) -> Iterator[str]:
+    """Say of a search that not all combinations were predicted, and which strategies were left out of it."""
+    yield (
+        f"{len(applied)} strategies give more than {MOST} combinations on {rows[0].case.place}: each was tried alone, "
+        "and then the one that saves most added, again and again"
+    )
+    without = [row.case.label for row in rows if row.peak_bytes is None and len(row.case.strategies) == 1]
+    if without:
+        yield f"left out, without a prediction in {SECONDS:.0f} s: {', '.join(without)}"
 
 
 def _measured(

@@ -10,7 +10,7 @@ from harness.records import Applied, Case, Prediction
 from harness.records.record import Phase
 from harness.verbs.advise import preference
 from harness.verbs.plan import PlanRow
-from harness.verbs.search import search
+from harness.verbs.search import AT_ONCE, search
 
 LOADED = plugins.load()
 MIB = 1 << 20
@@ -183,8 +183,23 @@ def test_without_a_limit_nothing_is_looked_for() -> None:
     "host_limit, fits", [(None, "offload_activations"), (1000, "offload_activations"), (100, "checkpoint")]
 )
 def test_what_is_moved_to_the_host_saves_unless_the_host_is_known_to_lack_the_room(host_limit, fits) -> None:
-    left = {"offload_activations": {"layers": 0.0}, "checkpoint": {"layers": 0.1}, "fused_loss": {"logits": 0.1}}
+    left = {
+        "offload_activations": {"layers": 0.0},
+        "checkpoint": {"layers": 0.1},
+        "fused_loss": {"logits": 0.1},
+        "tied": {"state": 0.5},
+    }
     members = [Applied(name=name) for name in left]
-    rows = search(BASELINE, members, LOADED, predicting(600, [], left, host_limit))
+    rows = search(BASELINE, members, LOADED, predicting(400, [], left, host_limit))
     best = min((row for row in rows if row.fits), key=preference)
-    assert best.case.label == " + ".join(name for name in left if name in (fits, "fused_loss"))
+    assert {applied.name for applied in best.case.strategies} == {fits, "fused_loss", "tied"}
+
+
+def test_what_alone_saves_less_than_the_best_of_a_step_is_not_tried_in_it() -> None:
+    little = ("accumulate", "drop_ignored", "tied", "recomputed_activation", "naive_product", "tiled_feed")
+    little += ("feed_checkpoint", "update_in_backward", "offloaded_moments", "foreach_adamw", "expandable_segments")
+    left = {"checkpoint": {"layers": 0.1}, "fused_loss": {"logits": 0.1}, **{name: {"state": 0.99} for name in little}}
+    asked: list[str] = []
+    search(BASELINE, [Applied(name=name) for name in left], LOADED, predicting(600, asked, left))
+    pairs = {label for label in asked if label.count(" + ") == 1 and "fused_loss" in label.split(" + ")}
+    assert any("checkpoint" in label for label in pairs) and len(pairs) <= AT_ONCE < len(little)
