@@ -11,7 +11,7 @@ from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.records.store import StoreError
 from harness.report.compare import text
-from harness.verbs.compare import Condition, absent, compare, differences
+from harness.verbs.compare import Condition, compare, differences, of_suites
 from harness.verbs.pairing import completed
 from harness.verdicts.judge import Comparison, judge
 
@@ -34,10 +34,10 @@ def command(
     judged = ([table for each in run for table in judge(each.records)] for run in (before, after))
     tables = [completed(each, loaded.workloads) for each in judged]
     changes = compare(*tables)
-    if not any(change.figure != "missing" for change in changes):
+    if not any(change.figure not in ("missing", "row") for change in changes):
         raise StoreError(_why_nothing(old, new, *tables))
     notes = differences(*([record for each in run for record in each.records] for run in (before, after)))
-    notes += absent(*tables)
+    notes += of_suites(*tables)
     out.print(text(changes, notes, everything), end="")
     failing = [change for change in changes if any(condition.met(change) for condition in conditions)]
     if failing:
@@ -50,4 +50,6 @@ def _why_nothing(old: Path, new: Path, before: Sequence[Comparison], after: Sequ
     cases, others = ({row.case.digest() for table in run for row in table.rows} for run in (before, after))
     if cases | others and not cases & others:
         return f"'{old}' and '{new}' have no case in common: compare two runs of one suite"
+    if all(any(row.peak_bytes for table in run for row in table.rows) for run in (before, after)):
+        return f"'{old}' and '{new}' have their common cases in several suites each: name the results of one suite"
     return f"'{old}' and '{new}' have no figure to compare: measure the suite with `harness run`"

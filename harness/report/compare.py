@@ -9,11 +9,11 @@ from tabulate import tabulate
 from harness.records import Case
 from harness.report.text import escaped, row_name
 from harness.report.words import Key, mib, titles
-from harness.verbs.compare import BETTER, SAME, UNRESOLVED, WORSE, Change
+from harness.verbs.compare import BETTER, NEW, SAME, UNRESOLVED, WORSE, Change
 
 HEADERS = ("case", "figure", "before", "after", "change", "verdict")
 ALIGNED = ("left", "left", "right", "right", "right", "left")
-ORDER = (WORSE, UNRESOLVED, BETTER, SAME)
+ORDER = (WORSE, UNRESOLVED, NEW, BETTER, SAME)
 Group = tuple[str, str, str]
 """What stands under one heading: a suite, a machine and a comparison, by its key."""
 
@@ -21,7 +21,9 @@ Group = tuple[str, str, str]
 def text(changes: Sequence[Change], notes: Sequence[str], everything: bool = False) -> str:
     """Write what differs, the worst first, under a sentence that counts it; with `everything` what stayed as well."""
     counts = Counter(change.verdict for change in changes)
-    pieces = [f"Of {len(changes)} figures: {', '.join(f'{counts[verdict]} {verdict}' for verdict in ORDER)}."]
+    added = f" New rows: {counts[NEW]}." if counts[NEW] else ""
+    figures = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER if verdict != NEW)
+    pieces = [f"Of {len(changes) - counts[NEW]} figures: {figures}.{added}"]
     if notes:
         pieces.append("\n".join(f"- {escaped(note)}" for note in notes))
     groups: dict[Group, list[Change]] = {}

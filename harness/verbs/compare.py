@@ -20,7 +20,7 @@ LEAST_PROCESSES = 3
 """Processes that a time of the baseline needs in each run to be called the same: one scatters by 5 %."""
 Key = tuple[str, str, str]
 """What a row is of: the suite, the machine and the case, by its digest."""
-BETTER, WORSE, SAME, UNRESOLVED = "better", "worse", "same", "unresolved"
+BETTER, WORSE, SAME, UNRESOLVED, NEW = "better", "worse", "same", "unresolved", "new"
 OF_WORD = {"faster": BETTER, "slower": WORSE, "within 5 %": SAME}
 """The verdict on a change of time, by the word that the clock has for its interval."""
 
@@ -34,8 +34,9 @@ class Change:
     """One figure of one case before and after; `ratio` is after over before, None where it is not a number,
     and `interval` where it lies, where that was inferred.
 
-    `figure` is peak (bytes), time, answer, status or missing; `verdict` better, worse, same or unresolved. A time is a
-    multiple of its own run's baselines, of these themselves the seconds of a step, with its unit.
+    `figure` is peak (bytes), time, answer, status, missing, or row for a case that the old run lacks; `verdict` better,
+    worse, same, unresolved, or new for that. A time is a multiple of its own run's baselines, of these themselves the
+    seconds of a step, with its unit.
     `suite` and `machine` are those of the new run, where it has the case or others of that machine.
     """
 
@@ -90,7 +91,7 @@ def compare(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[C
     """Pair the rows of two runs and judge each figure; cases of one run alone are changes as well.
 
     Rows are paired by suite, machine and case; what is left by suite and case, the newest of each run, then by case,
-    where each run has one. A case is missing where the new run has it on no machine, but has its suite; see `absent`.
+    where each run has one. A case is missing where the new run has its suite, and it on no machine; see `of_suites`.
     """
     old, new = _rows(before), _rows(after)
     pairs = _pairs(_hours(old), _hours(new))
@@ -108,8 +109,7 @@ def compare(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[C
             changes += _placed([lost], moved.get((suite, machine), (suite, machine)))
     for key, row in new.items():
         if key not in partners and _without_machine(key) not in known:
-            gained = Change(row.case, "missing", None, row.status, BETTER, reason="only the new run has it")
-            changes += _placed([gained], key[:2])
+            changes += _placed([_gained(row)], key[:2])
     return changes
 
 
@@ -119,12 +119,16 @@ def _placed(changes: Iterable[Change], where: tuple[str, str]) -> list[Change]:
     return [replace(change, suite=suite, machine=machine) for change in changes]
 
 
-def absent(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[str]:
-    """Return the suites of which the new run has nothing, in a sentence: it was not asked for them."""
+def of_suites(before: Sequence[Comparison], after: Sequence[Comparison]) -> list[str]:
+    """Return in sentences which suites the new run has nothing of, and which are compared with one of another name."""
     old, new = _rows(before), _rows(after)
-    paired = _suites(_pairs(_hours(old), _hours(new)))
-    suites = sorted(filter(None, _suites(old) - _suites(new) - paired))
-    return [f"The new run has no results of {', '.join(suites)}: nothing is said of them."] if suites else []
+    pairs = _pairs(_hours(old), _hours(new))
+    suites = sorted(filter(None, _suites(old) - _suites(new) - _suites(pairs)))
+    without = [f"The new run has no results of {', '.join(suites)}: nothing is said of them."] if suites else []
+    others = sorted({(key[0], partner[0]) for key, partner in pairs.items() if key[0] != partner[0]})
+    return without + [
+        f"Rows of {one} are compared with those of {other}: their cases are equal." for one, other in others
+    ]
 
 
 def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
@@ -226,6 +230,12 @@ def _of_case(old: Row, new: Row) -> Iterator[Change]:
     if before := _seconds(old):
         after = _seconds(new)
         yield _of_times(old, new, before, after) if after else _lost(old, new, "time", _milliseconds(before))
+
+
+def _gained(row: Row) -> Change:
+    """Return a row that only the new run has, and what is wrong with it: there is nothing that it is better than."""
+    wrong = f"its answer is wrong: {row.answer}" if row.answer in WRONG else ""
+    return Change(row.case, "row", None, row.status, NEW, reason=wrong or next(iter(row.reasons), ""))
 
 
 def _lost(old: Row, new: Row, figure: str, before: int | str) -> Change:

@@ -15,7 +15,7 @@ from harness.contract import plugins
 from harness.records import Applied, Case, Memory, Origin, Record, Slot, Times, store
 from harness.records.record import Fit
 from harness.report import compare as changed
-from harness.verbs.compare import Condition, ConditionError, absent, compare, differences
+from harness.verbs.compare import Condition, ConditionError, compare, differences, of_suites
 from harness.verbs.pairing import completed
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
@@ -229,8 +229,8 @@ def test_a_suite_that_was_not_run_again_is_named_and_none_of_its_rows_is_missing
     old = [of(row(), "a"), of(row("checkpoint"), "a"), of(row("fused_loss"), "b"), of(row("tied"), "b")]
     before, after = ([Comparison(each.case, (each,)) for each in rows] for rows in (old, old[:1]))
     assert [change.case.label for change in compare(before, after) if change.figure == "missing"] == ["checkpoint"]
-    assert absent(before, after) == ["The new run has no results of b: nothing is said of them."]
-    assert absent(before, before) == []
+    assert of_suites(before, after) == ["The new run has no results of b: nothing is said of them."]
+    assert of_suites(before, before) == []
 
 
 def test_cases_of_one_run_alone_are_told():
@@ -238,7 +238,28 @@ def test_cases_of_one_run_alone_are_told():
     found = compare([Comparison(plain.case, (plain, extra))], [Comparison(plain.case, (plain,))])
     assert [(c.figure, c.verdict, c.case.label) for c in found][-1] == ("missing", "worse", "checkpoint")
     found = compare([Comparison(plain.case, (plain,))], [Comparison(plain.case, (plain, extra))])
-    assert [(c.figure, c.verdict) for c in found][-1] == ("missing", "better")
+    assert [(c.figure, c.verdict, c.reason) for c in found][-1] == ("row", "new", "")
+    assert changed.text(found, []).startswith(f"Of {len(found) - 1} figures: 0 worse, 0 unresolved, 0 better")
+    assert "New rows: 1." in changed.text(found, [])
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "why"),
+    [("ok", "diverged", "its answer is wrong: diverged"), ("error", None, "it broke"), ("ok", "bit_exact", "")],
+)
+def test_a_new_row_is_no_better_than_anything_and_says_what_is_wrong_with_it(status, answer, why):
+    extra = replace(row("checkpoint", status=status, answer=answer), reasons=("it broke",) if status != "ok" else ())
+    plain = row()
+    found = compare([Comparison(plain.case, (plain,))], [Comparison(plain.case, (plain, extra))])
+    (change,) = [each for each in found if each.case.label == "checkpoint"]
+    assert (change.verdict, change.reason) == ("new", why)
+    assert not any(Condition.parse(each).met(change) for each in ("answer", "status", "missing"))
+
+
+def test_rows_of_suites_of_two_names_are_compared_where_the_cases_are_equal_and_that_is_said():
+    before, after = ([Comparison(each.case, (each,))] for each in (of(row(), "a"), of(row(), "b")))
+    assert {change.figure for change in compare(before, after)} >= {"peak"}
+    assert of_suites(before, after) == ["Rows of a are compared with those of b: their cases are equal."]
 
 
 def test_two_runs_of_many_rows_are_paired_without_a_search_for_each(monkeypatch):
@@ -486,6 +507,7 @@ def figures(old: Comparison, new: Comparison) -> set[str]:
 
 
 PAIRED = {"answer", "peak", "time"}
+UNPAIRED = {"missing", "row"}
 
 
 @pytest.mark.parametrize(
@@ -493,9 +515,9 @@ PAIRED = {"answer", "peak", "time"}
     [
         ({"positions": "rotary"}, PAIRED),
         ({"positions": "rotary", "head_bias": False, "stride": None}, PAIRED),
-        ({"positions": "learned"}, {"missing"}),
-        ({"positions": "rotary", "heads": 8}, {"missing"}),
-        ({"positions": "rotary", "tokens": 65}, {"missing"}),
+        ({"positions": "learned"}, UNPAIRED),
+        ({"positions": "rotary", "heads": 8}, UNPAIRED),
+        ({"positions": "rotary", "tokens": 65}, UNPAIRED),
     ],
 )
 def test_a_record_without_a_size_is_paired_with_its_default_and_with_no_other_value(sizes, due):
@@ -506,7 +528,7 @@ def test_cases_differ_in_all_but_sizes_as_before():
     for other in ({"seed": 1}, {"corpus": "y"}, {"ranks": 2}, {"budget_bytes": MIB}):
         (changed_row,) = (new := sized(positions="rotary")).rows
         differs = changed_row.case.model_copy(update=other)
-        assert figures(sized(), replace(new, case=differs, rows=(replace(changed_row, case=differs),))) == {"missing"}
+        assert figures(sized(), replace(new, case=differs, rows=(replace(changed_row, case=differs),))) == UNPAIRED
 
 
 @pytest.mark.parametrize(
@@ -516,7 +538,7 @@ def test_cases_differ_in_all_but_sizes_as_before():
 def test_a_case_that_its_workload_cannot_complete_stays_as_its_record_has_it(workload, sizes):
     old, new = sized(workload, **sizes), sized(workload, positions="rotary", **sizes)
     assert completed([old], WORKLOADS) == [old]
-    assert figures(old, new) == {"missing"} and figures(old, old) == PAIRED
+    assert figures(old, new) == UNPAIRED and figures(old, old) == PAIRED
 
 
 def test_what_a_configuration_says_is_the_default_of_a_size():
