@@ -27,6 +27,8 @@ GRAIN = 1 / 64
 """Values are multiples of a power of two of about this share of them, so that nobody reads 16,381 tokens."""
 RUNS = 5
 """Real runs for each strategy, at most."""
+FLAT = 8
+"""By how much a value grows whose need has not grown yet."""
 LARGEST = 1 << 26
 """The largest value that is tried."""
 NEIGHBOURS = 1024
@@ -69,8 +71,9 @@ def run(
 class Bracket:
     """What is predicted of one row: the largest value that fits and the smallest that does not, with what they need.
 
-    `asked` is the budget that was named in bytes, None where the memory of the machine is the limit; `best` is the
-    prediction of the largest that fits, None where nothing does; `of_host` says what the smallest that does not takes
+    `asked` is the budget that was named in bytes, None where the memory of the machine is the limit; `base` is what the
+    least value needs, and `stride` how far the last value that fits lies above the one before; `best` is the prediction
+    of the largest that fits, None where nothing does; `of_host` says what the smallest that does not takes
     of the memory beside a GPU, where that decides; `most` is the largest value that may be tried, since the workload
     takes no more.
     """
@@ -80,6 +83,8 @@ class Bracket:
     asked: int | None = None
     fits: tuple[int, int] | None = None
     fails: tuple[int, int] | None = None
+    base: int = 0
+    stride: int = 0
     reason: str = ""
     best: PlanRow | None = None
     of_host: str = ""
@@ -101,22 +106,26 @@ class Bracket:
         value, need = self.fits
         if value >= self.most:
             return None
+        x, y, room = value - self.least, need - self.base, budget - self.base
+        closest = value + grain(value)
         if self.fails is None:
-            return min(self.most, max(value + 1, round(value * min(16.0, max(2.0, budget / max(need, 1))))))
+            guess = rounded(self.least + x * room // y) if y > 0 else value * max(FLAT, budget // max(need, 1))
+            farther = value + 2 * self.stride  # where steps are short they grow: the need does less than in proportion
+            least = farther if self.stride < value / 8 else closest
+            return min(self.most, max(least, min(guess, 16 * value)))
         above, over = self.fails
-        if above <= value + grain(value):
+        if above <= closest:
             return None
-        # between logarithms the need is nearly a straight line
-        share = (math.log(budget) - math.log(max(need, 1))) / max(math.log(over) - math.log(max(need, 1)), 1e-9)
-        share = min(0.9, max(0.1, share))
-        guess = rounded(round(math.exp(math.log(value) + share * (math.log(above) - math.log(value)))))
-        return min(max(guess, value + grain(value)), above - 1, self.most)
+        guess = rounded(self.least + between((x, y), (above - self.least, over - self.base), room))
+        return min(max(guess, closest), above - 1, self.most)
 
     def take(self, value: int, row: PlanRow) -> None:
         """Narrow the bracket by what was predicted for a value."""
         if row.need_bytes is None:
             self.reason = row.reason or "it cannot be predicted"
         elif row.fits:
+            self.base = row.need_bytes if self.fits is None else self.base
+            self.stride = value - (self.fits[0] if self.fits is not None else 0)
             self.fits, self.best = (value, row.need_bytes), row
         else:
             self.fails = (value, row.need_bytes)
@@ -129,6 +138,19 @@ class Bracket:
         """
         missing = {"predicted": limit.reason} if self.fits is None and self.fails is None else {}
         return Record(case=at(self.case, over, self.least), limits=limit, missing=missing)
+
+
+def between(low: tuple[int, int], high: tuple[int, int], wanted: int) -> int:
+    """Return about where a need reaches what is wanted, from values and needs that are less and more.
+
+    All are counted from the least value and what that needs: so a need is nearly a straight line between logarithms,
+    whatever power of the value it is.
+    """
+    (x, y), (far, most) = low, high
+    if min(x, y) <= 0:
+        return x + round((far - x) * min(0.9, max(0.1, (wanted - y) / max(most - y, 1))))
+    share = math.log(max(wanted, y) / y) / math.log(most / y) if most > y else 0.5
+    return round(x * (far / x) ** min(0.98, max(0.02, share)))
 
 
 def grain(value: int) -> int:

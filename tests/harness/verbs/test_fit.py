@@ -81,7 +81,7 @@ def test_the_bracket_closes_around_the_limit_in_few_predictions(peak_of, budget)
     low, high = bracket.fits[0], bracket.fails[0]
     assert peak_of(low) <= budget < peak_of(high)
     assert high - low <= grain(low)
-    assert asked <= 25
+    assert asked <= 14
 
 
 def test_on_a_gpu_in_torch_the_limit_is_that_of_the_segments():
