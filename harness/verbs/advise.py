@@ -1,6 +1,6 @@
 """Choose among combinations of strategies: predict them, measure the most promising few, name the best."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from harness.run import bench, locks, session, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Comparison, Plan
 from harness.verbs.combinations import MOST, candidates, demanded, left_out, listed, members, unfit
-from harness.verbs.plan import ELSEWHERE, TIMED, Machine, PlanRow, of_cases, of_plan, taken
+from harness.verbs.plan import ELSEWHERE, TIMED, Machine, PlanRow, beyond_host, need, of_cases, of_plan, taken
 from harness.verbs.search import SECONDS, search
 from harness.verdicts import judge
 from harness.verdicts.judge import Row
@@ -116,13 +116,21 @@ def advise(
     def predict(cases: Sequence[Case]) -> list[PlanRow]:
         return of_cases(cases, plan, plugins, options.plugins, machine, on_case, seconds=SECONDS)
 
+    def searched(baseline: Case, its: Sequence[Applied]) -> list[PlanRow]:
+        on_note(
+            f"{plan.path}: {len(its)} strategies give more than {MOST} combinations on {baseline.place}: each is tried "
+            "alone, and then the one that saves most added, again and again"
+        )
+        rows = search(baseline, its, plugins, predict, lambda row: on_note(f"so far {row.case.label} {_state(row)}"))
+        without = [row.case.label for row in rows if row.peak_bytes is None and len(row.case.strategies) == 1]
+        if without:
+            on_note(f"{plan.path}: left out, without a prediction in {SECONDS:.0f} s: {', '.join(without)}")
+        return rows
+
     predicted = [
-        next(rows_in_full) if group is not None else search(comparison.baseline, its, plugins, predict)
+        next(rows_in_full) if group is not None else searched(comparison.baseline, its)
         for comparison, its, group in zip(groups, applied, whole, strict=True)
     ]
-    of_search = [(its, rows) for its, rows, group in zip(applied, predicted, whole, strict=True) if group is None]
-    for sentence in dict.fromkeys(note for its, rows in of_search for note in _search_notes(its, rows)):
-        on_note(f"{plan.path}: {sentence}")
     elsewhere = {place for each in groups if machine.is_elsewhere(place := each.baseline.place)}
     for place in () if predict_only else sorted(elsewhere):
         on_note(f"{plan.path}: nothing is measured on {place}: {ELSEWHERE}")
@@ -138,15 +146,9 @@ def advise(
     ]
 
 
-def _search_notes(applied: Sequence[Applied], rows: Sequence[PlanRow]) -> Iterator[str]:
-    """Say of a search that not all combinations were predicted, and which strategies were left out of it."""
-    yield (
-        f"{len(applied)} strategies give more than {MOST} combinations on {rows[0].case.place}: each was tried alone, "
-        "and then the one that saves most added, again and again"
-    )
-    without = [row.case.label for row in rows if row.peak_bytes is None and len(row.case.strategies) == 1]
-    if without:
-        yield f"left out, without a prediction in {SECONDS:.0f} s: {', '.join(without)}"
+def _state(row: PlanRow) -> str:
+    """Write how far a combination on the way is from what it may take."""
+    return "fits" if row.fits else beyond_host(row) if row.over_host_bytes else f"takes {need(row)}"
 
 
 def _measured(

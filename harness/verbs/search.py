@@ -2,10 +2,12 @@
 
 Greedily, and lazily: what a strategy saves on top of others is mostly less than what it saves alone (Minoux,
 "Accelerated greedy algorithms for maximizing submodular set functions", 1978). So those that can save more than the
-best of this step are predicted in it, and no others.
+best of this step are predicted in it, and no others. Where that ends short of the limit, since what was added keeps out
+others, it is done again without one of these (Harvey and Ginsberg, "Limited discrepancy search", 1995).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import DECLARED
@@ -17,74 +19,135 @@ AT_ONCE = 6
 """Combinations that are predicted beside each other before it is seen whether one of them saves most."""
 LEAST = 0.005
 """The share of what a combination takes that a strategy must save to be added to it."""
+SHORT = 1.5
+"""How many times its limit a combination may take that other ways are tried to, where none of its kind fits."""
 SECONDS = 10.0
 """How long a combination may take to be predicted: those that take longer are left out."""
 Combination = tuple[Applied, ...]
 
 
+class Step(NamedTuple):
+    """A combination on the way, and what each strategy can save on top of it at the most, in bytes."""
+
+    chosen: Combination
+    can_save: Mapping[str, float]
+
+
 def search(
-    baseline: Case, members: Sequence[Applied], plugins: Plugins, predict: Callable[[Sequence[Case]], list[PlanRow]]
+    baseline: Case,
+    members: Sequence[Applied],
+    plugins: Plugins,
+    predict: Callable[[Sequence[Case]], list[PlanRow]],
+    on_step: Callable[[PlanRow], None] = lambda row: None,
 ) -> list[PlanRow]:
     """Return what is predicted on the way to a combination that fits, the baseline first.
 
     Each strategy is tried alone. Then the one that saves most is added, again and again, of those whose answers are as
     the baseline's; where nothing of these fits, of those that reorder sums as well, and so on to the approximate ones.
     Of a combination that fits, what it fits without is taken out again. Where no limit is known nothing is looked for.
+    `on_step` gets each combination that something was added to.
     """
-    rows: dict[frozenset[str], PlanRow] = {}
+    tree = _Tree(baseline, members, plugins, predict, on_step)
+    tree.predict([()])
+    plain = tree.row(())
+    if plain.limit_bytes is None:
+        return [plain]
+    if not plain.fits or plain.seconds is not None:  # where times are known, another may be faster
+        tree.predict([(each,) for each in members if ordered((each,), plugins) is not None])
+    alone = {str(each): _most_saved(tree.row((each,)), plain) for each in members if _key((each,)) in tree.rows}
+    kinds = {str(each): DECLARED.index(plugins.strategies[each.name].declares) for each in members}
+    for kind in range(len(DECLARED)):
+        if any(row.fits and all(kinds[name] <= kind for name in key) for key, row in tree.rows.items()):
+            break
+        chosen = tree.fitting({name: saved for name, saved in alone.items() if kinds[name] <= kind})
+        while chosen:
+            chosen = tree.shorter(chosen)
+    predicted = [row for row in tree.rows.values() if row.peak_bytes is not None]
+    by_now = predict([row.case for row in predicted])  # by now the operators of all are timed
+    again = dict(zip((_key(row.case.strategies) for row in predicted), by_now, strict=True))
+    return [again.get(key, row) for key, row in tree.rows.items()]
 
-    def known(combination: Sequence[Applied]) -> PlanRow:
-        return rows[_key(combination)]
 
-    def predict_all(wanted: Sequence[Combination]) -> None:
-        open_ = {_key(each): each for each in wanted if _key(each) not in rows}
-        cases = [baseline.model_copy(update={"strategies": each}) for each in open_.values()]
-        rows.update(zip(open_, predict(cases) if cases else (), strict=True))
+class _Tree:
+    """The combinations of some strategies, as far as they are predicted."""
 
-    def together(chosen: Combination, each: Applied) -> Combination | None:
-        return None if each in chosen else ordered(sorted((*chosen, each), key=members.index), plugins)
+    def __init__(
+        self,
+        baseline: Case,
+        members: Sequence[Applied],
+        plugins: Plugins,
+        predict: Callable[[Sequence[Case]], list[PlanRow]],
+        on_step: Callable[[PlanRow], None],
+    ) -> None:
+        self.rows: dict[frozenset[str], PlanRow] = {}
+        self._baseline, self._members, self._plugins = baseline, members, plugins
+        self._predict, self._on_step = predict, on_step
 
-    def longer(chosen: Combination, can_save: dict[str, float]) -> Combination | None:
+    def row(self, combination: Combination) -> PlanRow:
+        """Return what is predicted of a combination."""
+        return self.rows[_key(combination)]
+
+    def predict(self, wanted: Sequence[Combination]) -> None:
+        """Predict combinations, those beside each other that are not yet."""
+        open_ = {_key(each): each for each in wanted if _key(each) not in self.rows}
+        cases = [self._baseline.model_copy(update={"strategies": each}) for each in open_.values()]
+        self.rows.update(zip(open_, self._predict(cases) if cases else (), strict=True))
+
+    def fitting(self, can_save: Mapping[str, float]) -> Combination | None:
+        """Return a combination that fits of the strategies that can save something; None where there is none.
+
+        Where the first way ends near the limit, others branch off from it, each without what was added there.
+        """
+        way = self._way(Step((), can_save))
+        end = self.row(way[-1].chosen)
+        if end.fits:
+            return way[-1].chosen
+        if taken(end) > SHORT * (end.limit_bytes or 0):
+            return None
+        for before, after in zip(way[-2::-1], way[:0:-1], strict=True):
+            (added,) = _key(after.chosen) - _key(before.chosen)
+            *_, last = self._way(Step(before.chosen, {**before.can_save, added: 0}))
+            if self.row(last.chosen).fits:
+                return last.chosen
+        return None
+
+    def _way(self, step: Step) -> list[Step]:
+        """Add the strategy that saves most, again and again, until it fits or none saves anything; return each step."""
+        way = [step]
+        can_save = dict(step.can_save)
+        while not self.row(way[-1].chosen).fits:
+            if (chosen := self._longer(way[-1].chosen, can_save)) is None:
+                break
+            self._on_step(self.row(chosen))
+            way.append(Step(chosen, dict(can_save)))
+        return way
+
+    def _longer(self, chosen: Combination, can_save: dict[str, float]) -> Combination | None:
         """Return a combination with the strategy that saves most; None where none saves anything to speak of."""
-        added = {str(each): row for each in members if (row := together(chosen, each)) and can_save.get(str(each))}
+        useful = [each for each in self._members if can_save.get(str(each))]
+        added = {str(each): row for each in useful if (row := self._with(chosen, each)) is not None}
         open_ = sorted(added, key=lambda name: -can_save[name])
-        best, most = None, LEAST * taken(known(chosen))
+        best, most = None, LEAST * taken(self.row(chosen))
         while open_ and can_save[open_[0]] > most:
             tried, open_ = open_[:AT_ONCE], open_[AT_ONCE:]
-            predict_all([added[name] for name in tried])
+            self.predict([added[name] for name in tried])
             for name in tried:
-                can_save[name] = taken(known(chosen)) - taken(known(added[name]))
+                can_save[name] = taken(self.row(chosen)) - taken(self.row(added[name]))
                 if can_save[name] > most:
                     best, most = added[name], can_save[name]
         return best
 
-    def shorter(chosen: Combination) -> Combination | None:
+    def _with(self, chosen: Combination, each: Applied) -> Combination | None:
+        """Return a combination with another strategy, None where it does not go with these, or is one of them."""
+        together = sorted((*chosen, each), key=self._members.index)
+        return None if each in chosen else ordered(together, self._plugins)
+
+    def shorter(self, chosen: Combination) -> Combination | None:
         """Return a combination that fits with a strategy less; None where each of them is needed."""
         rests = [chosen[:at] + chosen[at + 1 :] for at in range(len(chosen))]
-        predict_all(rests)
-        return min((each for each in rests if known(each).fits), key=lambda each: taken(known(each)), default=None)
-
-    predict_all([()])
-    plain = known(())
-    if plain.limit_bytes is None:
-        return [plain]
-    if not plain.fits or plain.seconds is not None:  # where times are known, another may be faster
-        predict_all([(each,) for each in members if ordered((each,), plugins) is not None])
-    alone = {str(each): _most_saved(known((each,)), plain) for each in members if _key((each,)) in rows}
-    kinds = {str(each): DECLARED.index(plugins.strategies[each.name].declares) for each in members}
-    for kind in range(len(DECLARED)):
-        if any(row.fits and all(kinds[name] <= kind for name in key) for key, row in rows.items()):
-            break
-        chosen: Combination | None = ()
-        can_save: dict[str, float] = {name: saved for name, saved in alone.items() if kinds[name] <= kind}
-        while chosen is not None and not known(chosen).fits:
-            chosen = longer(chosen, can_save)
-        while chosen:
-            chosen = shorter(chosen)
-    predicted = [row for row in rows.values() if row.peak_bytes is not None]
-    by_now = predict([row.case for row in predicted])  # by now the operators of all are timed
-    again = dict(zip((_key(row.case.strategies) for row in predicted), by_now, strict=True))
-    return [again.get(key, row) for key, row in rows.items()]
+        self.predict(rests)
+        fitting = (each for each in rests if self.row(each).fits)
+        return min(fitting, key=lambda each: taken(self.row(each)), default=None)
 
 
 def _key(combination: Sequence[Applied]) -> frozenset[str]:

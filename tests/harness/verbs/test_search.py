@@ -180,6 +180,29 @@ def test_without_a_limit_nothing_is_looked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("limit", "way"),
+    [
+        (1215, ["mapped_moments", "foreach_adamw", "foreach_adamw + sparse_embedding_gradient"]),
+        (800, ["mapped_moments"]),
+    ],
+    ids=["near", "far"],
+)
+def test_where_what_was_added_keeps_out_others_another_way_is_tried_unless_the_limit_is_far(limit, way) -> None:
+    """One saves most alone, and two that do not go with it save more together."""
+    left = {
+        "mapped_moments": {"state": 0.35},
+        "foreach_adamw": {"state": 0.45},
+        "sparse_embedding_gradient": {"state": 0.5},
+        "tied": {},
+    }
+    members = [Applied(name=name) for name in left]
+    steps: list[str] = []
+    rows = search(BASELINE, members, LOADED, predicting(limit, [], left), lambda row: steps.append(row.case.label))
+    assert list(dict.fromkeys(steps)) == way
+    assert [row.case.label for row in rows if row.fits] == way[2:]
+
+
+@pytest.mark.parametrize(
     "host_limit, fits", [(None, "offload_activations"), (1000, "offload_activations"), (100, "checkpoint")]
 )
 def test_what_is_moved_to_the_host_saves_unless_the_host_is_known_to_lack_the_room(host_limit, fits) -> None:
