@@ -138,9 +138,9 @@ class Report:
         """Write what github-action-benchmark reads."""
         return formats.benchmark_action(self.figures)
 
-    def write_parquet(self, path: Path) -> None:
+    def write_parquet(self, path: str | Path) -> None:
         """Write one row a strategy as parquet."""
-        frame.write_parquet(self.figures, path)
+        frame.write_parquet(self.figures, Path(path))
 
     def put_into(self, path: Path) -> None:
         """Insert what a document has marks for: the tables of a folder of results, or one of the `places`.
@@ -219,7 +219,7 @@ class Report:
         grid = advise.for_memories(records, MEMORIES, self.plugins.workloads)
         return origin if since == "the same" else f"{origin} Since then: {since}.", grid
 
-    def pictures(self, folder: Path, only: str = "", linked: Sequence[Path] = ()) -> Iterator[Path]:
+    def pictures(self, folder: str | Path, only: str = "", linked: Sequence[Path] = ()) -> Iterator[Path]:
         """Draw the charts of each suite, or those whose name contains `only`, or that documents link to; yield files.
 
         Raises InsertError where a document cannot be read, or links to a picture that no results have; with `only`,
@@ -240,13 +240,13 @@ class Report:
             }
             known |= {f"{suite}-{name}" for name in of_suite}
             drawn = drawn or bool(chosen)
-            yield from charts.save(chosen, folder, suite)
+            yield from charts.save(chosen, Path(folder), suite)
         if absent := sorted(name for name in wanted - known if only in name):
             raise insert.InsertError(f"there is no picture '{absent[0]}': mend the link in the document")
         if only and not (drawn or linked):
             raise charts.PicturesError(f"no picture's name contains '{only}': leave it out to draw all of them")
 
-    def write_page(self, path: Path) -> None:
+    def write_page(self, path: str | Path) -> None:
         """Write everything as one offline page; raise StoreError where the file cannot be written."""
         answers: dict[str, list[Answer]] = {}
         longest: dict[str, list[fit.Limits]] = {}
@@ -257,7 +257,7 @@ class Report:
             longest.setdefault(each.suite, []).extend(of_each)
         text = page.html(TITLE, self.figures, answers, longest, self.documents, self.judgements, self._about())
         try:
-            path.write_text(text, encoding="utf-8")
+            Path(path).write_text(text, encoding="utf-8")
         except OSError as error:
             raise StoreError(f"the page cannot be written to '{path}' ({error.strerror}): name another file") from None
 

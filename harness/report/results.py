@@ -62,7 +62,7 @@ def read(
 ) -> list[Results]:
     """Read results files, each once, with former names of strategies by `aliases`.
 
-    `warn` is called for lines that are no records.
+    `warn` is called for lines that are no records; a file without any is left out beside others.
     With a folder of `suites` the claims that are answered are theirs as they stand now. Raises SuiteError for a suite
     that cannot be read.
     """
@@ -74,7 +74,7 @@ def read(
         name = visible(next((record.origin.suite for record in records if record.origin.suite), file.stem))
         folder = file.resolve().parent.parent.name
         results.append(Results(name, folder, tuple(records), _asked(suites, folder, aliases or {})))
-    return results
+    return [each for each in results if each.records] or results
 
 
 def _asked(suites: Path | None, folder: str, aliases: Mapping[str, str]) -> tuple[Claim, ...] | None:

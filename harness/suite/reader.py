@@ -146,7 +146,9 @@ class _Reader:
 
     def explained(self, error: ValidationError, at: Location, model: type[BaseModel]) -> SuiteError:
         """Return the first error of pydantic as a sentence about its key."""
-        first = error.errors()[0]
+        first, *others = error.errors()
+        if first["type"] == "missing":  # the key may be there, mistyped
+            first = next((each for each in others if each["type"] == "extra_forbidden"), first)
         inner = tuple(part for part in first["loc"] if part not in UNION)
         location = (*at, *inner)
         if first["type"] == "extra_forbidden":
@@ -154,6 +156,8 @@ class _Reader:
             return self.refusal(location, f"there is no such key{nearest(str(inner[-1]), keys)}")
         if first["type"] == "missing":
             return self.refusal((*at, *inner[:-1]), f"the key '{inner[-1]}' is missing: add it")
+        if first["type"] == "too_short":
+            return self.refusal(location, "it is empty: give at least one")
         if first["type"] == "value_error":
             return self.refusal(location, str(first["ctx"]["error"]))
         sentence = first["msg"][0].lower() + first["msg"][1:]
@@ -306,6 +310,9 @@ class _Reader:
                 if (count := len(rows) + of_each * math.prod(map(len, options))) > MAX_CASES:
                     raise self.too_many(location, count)
             for row in itertools.product(*options):
+                names = [each.name for each in row]
+                if again := next((name for at, name in enumerate(names) if name in names[:at]), None):
+                    raise self.refusal(location, f"'{again}' is named twice in one row: leave one out")
                 for members in contributions(row) if together else [row]:
                     label = " + ".join(map(str, members))
                     if label in rows and not together:

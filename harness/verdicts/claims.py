@@ -134,7 +134,11 @@ def refuse(claims: Iterable[Claim], comparisons: Sequence[Sequence[Case]], suite
         settings = list(_settings(claim.model_copy(update={"where": where}), tables))
         if not settings:
             raise ClaimError(f"{suite}: claim '{claim.id}': no comparison has {_shown(where)}: mend its `where`")
-        for call in calls(parsed(claim.that), NAMES):
+        try:
+            asked = calls(parsed(claim.that), NAMES)
+        except ClaimError as fault:
+            raise ClaimError(f"{suite}: claim '{claim.id}': {fault}") from None
+        for call in asked:
             try:
                 for setting in settings:
                     _Evaluation(by_sizes, setting, ERROR).row(ast.unparse(call.args[0]), keywords(call)[0])

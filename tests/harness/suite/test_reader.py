@@ -244,7 +244,7 @@ MISTAKES = {
     ),
     "misspelt place in at": ('at: {"*/cdua": {tokens: 64}}', 1, "*/cdua", "place"),
     "no place at all": ("places: [cpu]", 1, "'cpu'", "write backend/device"),
-    "no places": ("places: []", 1, "places", "at least 1"),
+    "no places": ("places: []", 1, "places", "it is empty", "at least one"),
     "misspelt size": ("shape: {tokens: 64, widht: 3}", 1, "widht", "did you mean 'width'?"),
     "misspelt size in at": ('shape: {tokens: 64}\nat:\n  "*/cpu": {widht: 3}', 3, "widht", "did you mean 'width'?"),
     "misspelt tokenizer": ("tokenizer: byte", 1, "'bytes'", "'byte'"),
@@ -264,7 +264,7 @@ MISTAKES = {
     "a number for a text knob": ("strategies:\n- knobby: {kind: 1}", 2, "'kind'", "takes str, not 1"),
     "nothing for a knob": ("strategies:\n- knobby: {slots:}", 2, "'slots'", "takes int, not None"),
     "a mapping for a knob": ("strategies:\n- knobby: {slots: {a: 1}}", 2, "'slots'", "takes int"),
-    "no strategies": ("strategies: []", 1, "strategies", "at least 1"),
+    "no strategies": ("strategies: []", 1, "strategies", "it is empty", "at least one"),
     "an empty row": ("strategies:\n- nothing\n- []", 3, "empty list", "name at least one"),
     "an empty list of sizes": ("shape:\n  tokens: []", 2, "tokens", "empty"),
     "an empty list of knobs": ("strategies:\n- checkpoint: {every: []}", 2, "every", "empty"),
@@ -281,6 +281,12 @@ MISTAKES = {
     "no time": ("timeout_seconds: 0", 1, "timeout_seconds", "greater than 0"),
     "too few steps": ("steps: 1", 1, "steps", "greater than or equal to 2"),
     "a strategy twice": ("strategies:\n- nothing\n- checkpoint\n- checkpoint", 4, "'checkpoint'", "twice"),
+    "a strategy twice in a row": (
+        "strategies:\n- [lora, checkpoint, lora: {rank: 3}]",
+        2,
+        "'lora'",
+        "twice in one row",
+    ),
     "a knob's value twice": ("strategies:\n- checkpoint: {every: [2, 2]}", 2, "every: 2 is listed", "twice"),
     "a row twice": (
         "strategies:\n- [checkpoint, nothing]\n- [checkpoint, nothing]",
@@ -363,10 +369,17 @@ def test_a_row_of_thousands_is_refused_at_once(refusal_of: Any, entry: str, slow
     assert time.process_time() - started < slowness
 
 
-def test_a_row_has_64_strategies_at_most(plan_of: Any, refusal_of: Any) -> None:
-    members = ", ".join(["checkpoint"] * 64)
-    assert len(plan_of(f"strategies: [[{members}]]\nrounds: 0").cases[1].strategies) == 64
-    assert "65 strategies are more than 64" in refusal_of(f"strategies: [[{members}, checkpoint]]")
+def test_a_row_has_64_strategies_at_most(plan_of: Any, refusal_of: Any, loaded: plugins.Plugins) -> None:
+    fitting = (name for name, each in loaded.strategies.items() if each.misfit(loaded.workloads["decoder"]) is None)
+    names = [name for name in fitting if name != "nothing"][:65]
+    assert len(plan_of(f"strategies: [[{', '.join(names[:64])}]]\nrounds: 0").cases[-1].strategies) == 64
+    assert "65 strategies are more than 64" in refusal_of(f"strategies: [[{', '.join(names)}]]")
+
+
+def test_a_misspelt_key_in_place_of_one_that_must_be_there_is_named(tmp_path: Path, loaded: plugins.Plugins) -> None:
+    (tmp_path / "try.yaml").write_text("title: x\nworkload: decoder\nstrategeis: [checkpoint]\n")
+    with pytest.raises(SuiteError, match=r"line 3: strategeis: there is no such key.*did you mean 'strategies'"):
+        reader.read(tmp_path / "try.yaml", loaded)
 
 
 def test_rows_of_contributions_are_counted_before_they_are_made(
