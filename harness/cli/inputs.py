@@ -1,5 +1,6 @@
 """What the arguments and options of several verbs mean: cases, a machine, results."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ from harness.suite.units import size
 from harness.verbs.plan import Machine, card_of, this_machine, with_budget
 from harness.verdicts import claims
 from harness.workloads.causal_lm import configs
+
+OTHER_ANSWERS = ("--allow", "lower_precision", "--allow", "approximate")
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,19 @@ class Room:
         """Return the machine that cases must fit, with the rates of places; raise Refusal for an unknown card."""
         card = None if self.card is None else card_of(self.card, "--gpu")
         return this_machine((), cache_folder()).supposing(self.memory, self.gpu_memory, card).rated(places)
+
+
+def advice_command(cases: Cases, room: Room) -> str:
+    """Return the command that looks for what fits, where nothing of a plan does."""
+    sizes = {"--tokens": cases.tokens, "--batch": cases.batch, "--documents": cases.documents}
+    limits = {"--budget": room.budget, "--memory": room.memory, "--gpu-memory": room.gpu_memory, "--gpu": room.card}
+    one = {"--model": cases.model, **sizes, "--evaluations": cases.evaluations, **limits}
+    several = {"--place": cases.place, "--plugin": cases.plugin}
+    options = [(option, value) for option, value in one.items() if value is not None]
+    options += [(option, value) for option, values in several.items() for value in values or ()]
+    words = [] if cases.path is None else [str(cases.path)]
+    words += [word for option, value in options for word in (option, str(value))]
+    return shlex.join(["harness", "advise", *words, "--all", *OTHER_ANSWERS, "--predict-only"])
 
 
 def results_of(paths: list[Path], loaded: Plugins, suites: Path | None = None) -> list[Results]:

@@ -1,13 +1,12 @@
 """`harness plan`."""
 
-import shlex
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from harness.cli.groups import together
-from harness.cli.inputs import Cases, Room
+from harness.cli.inputs import Cases, Room, advice_command
 from harness.cli.progress import counted
 from harness.cli.screen import err, out
 from harness.contract import plugins
@@ -18,7 +17,6 @@ from harness.verbs.plan import named, of_cases, of_plan, remedies, too_large
 
 TIMING_SECONDS = 4.0
 """How long a plan times operators: it is asked whether something fits, and each plan times some more of them."""
-OTHER_ANSWERS = ("--allow", "lower_precision", "--allow", "approximate")
 
 
 @together
@@ -39,7 +37,7 @@ def command(
     if explain is not None:
         machine = room.machine(())  # no rates: nothing is timed
         rows = of_cases(named(plan.cases, explain), plan, loaded, names, machine, calls=False)
-        out.print(explained(rows), end="")
+        out.print(explained(rows, loaded.strategies), end="")
         return
     machine = replace(room.machine(plan.places), timing_seconds=TIMING_SECONDS)
     with template.forking():
@@ -50,21 +48,8 @@ def command(
             if change := halved(remedies(rows, plan, loaded, names, machine)):
                 out.print("\n" + change, end="")
     if not cases.ranks and any(too_large(rows) for rows in comparisons):
-        out.print(f"\nWhat fits, among all strategies: `{advice_command(cases, room)}`")
+        out.print(f"\nWhat fits, among all strategies, which takes minutes: `{advice_command(cases, room)}`")
     everything = [row for rows in comparisons for row in rows]
     asked = [row for row in everything if not row.case.is_baseline and not row.case.is_control] or everything
     if not any(row.peak_bytes is not None for row in asked):
         raise typer.Exit(1)
-
-
-def advice_command(cases: Cases, room: Room) -> str:
-    """Return the command that looks for what fits, where nothing of a plan does."""
-    sizes = {"--tokens": cases.tokens, "--batch": cases.batch, "--documents": cases.documents}
-    limits = {"--budget": room.budget, "--memory": room.memory, "--gpu-memory": room.gpu_memory, "--gpu": room.card}
-    one = {"--model": cases.model, **sizes, "--evaluations": cases.evaluations, **limits}
-    several = {"--place": cases.place, "--plugin": cases.plugin}
-    options = [(option, value) for option, value in one.items() if value is not None]
-    options += [(option, value) for option, values in several.items() for value in values or ()]
-    words = [] if cases.path is None else [str(cases.path)]
-    words += [word for option, value in options for word in (option, str(value))]
-    return shlex.join(["harness", "advise", *words, "--all", *OTHER_ANSWERS, "--predict-only"])

@@ -35,7 +35,7 @@ def text(answers: Sequence[Advice]) -> str:
         if advice.rows:
             pieces.append(_measured(advice.rows))
         else:
-            rows = [advice.predicted[0], *_shown(advice)]
+            rows = [advice.predicted[0], *(_shown(advice) or _leanest(advice))]
             pieces += filter(None, (grid(rows), by_segments(rows)))
         if advice.chosen is not None:
             if parts := _parts(advice.chosen, advice.predicted):
@@ -113,6 +113,12 @@ def _shown(advice: Advice) -> list[PlanRow]:
     return [chosen, *shown[: FRONT - 1]]
 
 
+def _leanest(advice: Advice) -> list[PlanRow]:
+    """Return the row that is least too large, where nothing fits; none where that is the baseline."""
+    row = leanest(advice.predicted)
+    return [] if row is None or row.case.is_baseline else [row]
+
+
 def _sentence(advice: Advice) -> str:
     count = f"{len(advice.predicted)} combinations{' that were tried' if advice.searched else ''}"
     limit = advice.predicted[0].limit_bytes
@@ -126,6 +132,7 @@ def _sentence(advice: Advice) -> str:
     sentence += f" {shown(limit)}" if limit is not None else ""
     sentence += f", with a peak of {shown(row.peak_bytes or 0)}"
     sentence += f" and of at most {shown(row.at_most_bytes)}" if row.at_most_bytes is not None else ""
+    sentence += f" ({need(row)})" if row.need_bytes not in (row.at_most_bytes, row.peak_bytes) else ""
     if not row.case.is_baseline and plain.peak_bytes:
         sentence += f", {(row.peak_bytes or 0) / plain.peak_bytes:.2f} x the baseline's"
         sentence += f", and {ratio:.2f} x its time" if (ratio := row.time_ratio(plain)) else ""

@@ -1,9 +1,10 @@
 """What is predicted to lie where: on a device and beside it, and what stands in memory at the peak."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
+from harness.contract.strategy import Strategy
 from harness.report.text import escaped, row_name
 from harness.report.words import heading, mib, phase_name
 from harness.verbs.plan import PlanRow
@@ -12,7 +13,9 @@ from harness.verdicts.remedies import OF_KIND
 DEVICE = ("strategy", "allocated MiB", "reserved MiB", "driver MiB", "host MiB")
 LEAST_SHARE = 0.01
 """Of the peak: a kind that takes less is left out."""
-KINDS = ("kind", "most MiB", "against it")
+KINDS = ("kind", "most MiB", "against it, in RESULTS.md")
+FROZEN = "moments, and what is frozen"
+"""What beside parameters that are trained, and a cache, stays from step to step where adapters are trained."""
 STANDING = ("made in", "by operator", "MiB", "of the peak", "tensors")
 
 
@@ -34,12 +37,12 @@ def device_grid(rows: Sequence[PlanRow]) -> list[str]:
     return [tabulate(cells, DEVICE, tablefmt="pipe", colalign=aligned, disable_numparse=True)]
 
 
-def explained(rows: Sequence[PlanRow]) -> str:
+def explained(rows: Sequence[PlanRow], strategies: Mapping[str, Strategy]) -> str:
     """Write for each case what stands in memory at its predicted peak: who made it, bytes, number of tensors."""
-    return "\n\n".join(_explained(row) for row in rows) + "\n"
+    return "\n\n".join(_explained(row, strategies) for row in rows) + "\n"
 
 
-def _explained(row: PlanRow) -> str:
+def _explained(row: PlanRow, strategies: Mapping[str, Strategy]) -> str:
     title = f"## {escaped(row.case.label)}: {escaped(heading(row.case))}"
     if row.peak_bytes is None:
         return f"{title}\n\nNot predicted: {escaped(row.reason or '')}."
@@ -54,14 +57,16 @@ def _explained(row: PlanRow) -> str:
     ]
     aligned = ("left", "left", "right", "right", "right")
     table = tabulate(cells, STANDING, tablefmt="pipe", colalign=aligned, disable_numparse=True)
-    return f"{title}\n\n{peak}\n\n{table}{_kinds(row)}"
+    return f"{title}\n\n{peak}\n\n{table}{_kinds(row, strategies)}"
 
 
-def _kinds(row: PlanRow) -> str:
+def _kinds(row: PlanRow, strategies: Mapping[str, Strategy]) -> str:
     """Write the most that each kind of memory takes at any time, the largest first, and what is against it."""
     most = sorted(row.prediction.predicted_kinds.items(), key=lambda each: each[1], reverse=True)
-    cells = [
-        (kind, mib(size), OF_KIND.get(kind, "")) for kind, size in most if size >= LEAST_SHARE * (row.peak_bytes or 0)
-    ]
+    least = LEAST_SHARE * (row.peak_bytes or 0)
+    adapters = any(strategies[each.name].own_baseline for each in row.case.strategies)
+    names = {"moments": FROZEN} if adapters else {}
+    against = OF_KIND | ({"moments": OF_KIND["parameters"]} if adapters else {})
+    cells = [(names.get(kind, kind), mib(size), against.get(kind, "")) for kind, size in most if size >= least]
     table = tabulate(cells, KINDS, tablefmt="pipe", colalign=("left", "right", "left"), disable_numparse=True)
     return f"\n\nBy kind, at any time:\n\n{table}" if cells else ""

@@ -91,8 +91,10 @@ def _remarks(rows: Sequence[PlanRow]) -> list[str]:
     others = [row for row in rows if row.limit_bytes is not None and row.limit_bytes != rows[0].limit_bytes]
     shared = "they share the host, so each " if on_host else ""
     remarks += dict.fromkeys(f"- on {row.case.ranks} ranks: {shared}{_room(row)}" for row in others)
-    if not on_host and any(row.case.ranks > 1 for row in rows):
-        remarks.append(BETWEEN_RANKS)
+    if any(row.case.ranks > 1 for row in rows):
+        whole = [escaped(row.case.label) for row in rows if row.case.ranks == 1]
+        remarks += [f"- not divided, but all of it on one rank: {', '.join(whole)}"] if whole else []
+        remarks += [] if on_host else [BETWEEN_RANKS]
     if any(row.seconds and row.timed < TIMED for row in rows):
         remarks.append(ROUGH)
     remarks = [remark for remark in remarks if remark]

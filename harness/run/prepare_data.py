@@ -16,6 +16,7 @@ from harness.records.task import DocumentFile, FrameFile, TokenFile, id_type
 from harness.run import temporary
 from harness.suite.plan import Comparison, Plan
 from harness.suite.schema import SuiteError
+from harness.workloads.data.tokens import SMALLEST_CAP
 
 Corpus = TokenFile | FrameFile
 FILES: dict[str, type[Corpus]] = {"tokens": TokenFile, "frames": FrameFile, "documents": DocumentFile}
@@ -83,13 +84,18 @@ def supposed(plan: Plan, case: Case, plugins: Plugins) -> Corpus | None:
 
 
 def described(case: Case, plugins: Plugins, steps: int) -> Corpus | None:
-    """Describe the token ids that a case reads in so many steps: their number and their type; None for other rows."""
+    """Describe the token ids that a case reads in so many steps: their number and their type; None for other rows.
+
+    A text is supposed to be as long as the file that is made of one at the most.
+    """
     workload = plugins.workloads[case.workload]
     if workload.wanted is None or workload.data != "tokens":
         return None
     wanted = workload.wanted(shape_of(plugins, case), steps)
-    size = wanted["vocabulary"]
-    return TokenFile(Path("supposed"), wanted["needed"], size, id_type(size), "")
+    size, tokens = wanted["vocabulary"], wanted["needed"]
+    if case.corpus != "zipf" and not wanted.get("exact"):
+        tokens = max(SMALLEST_CAP, 1 << (tokens - 1).bit_length())
+    return TokenFile(Path("supposed"), tokens, size, id_type(size), "")
 
 
 def steps_read(plan: Plan) -> int:

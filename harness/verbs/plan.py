@@ -24,6 +24,8 @@ SHRINKABLE = ("tokens", "batch", "layers")
 
 Nobody halves the layers of a published model.
 """
+LEAST_HELP = 0.01
+"""The share of what is needed that half of a size must save to be named."""
 ELSEWHERE = "another GPU is asked for than the one here"
 TIMED = 0.9
 """The share of a step's expected time that operators which were timed must have, for a ratio of times."""
@@ -355,7 +357,7 @@ def remedies(
 ) -> list[Remedy]:
     """Return what would help where nothing fits, the most helpful first: the leanest row with half a size.
 
-    Empty where something fits, or nothing is known.
+    Empty where something fits, nothing is known, or half of a size takes as much.
     """
     lean = leanest(rows)
     if lean is None or not too_large(rows):
@@ -367,7 +369,7 @@ def remedies(
     remedies = [
         Remedy(f"{name} {row.case.shape[name]:,}", row.need_bytes, bool(row.fits))
         for name, row in zip(halved, predicted, strict=True)
-        if row.need_bytes is not None
+        if row.need_bytes is not None and row.need_bytes < (1 - LEAST_HELP) * (lean.need_bytes or 0)
     ]
     return sorted(remedies, key=lambda remedy: remedy.need_bytes)
 
@@ -411,8 +413,10 @@ def excess(row: PlanRow) -> tuple[int, int]:
 
 
 def need(row: PlanRow) -> str:
-    """Write what to keep free for a row whose need is known."""
-    return f"{'' if row.at_most_bytes is None else 'at most '}{shown(row.need_bytes or 0)}"
+    """Write what to keep free for a row whose need is known, and that it is more than its arrays where it is."""
+    highest = row.peak_bytes if row.at_most_bytes is None else row.at_most_bytes
+    reserved = " reserved" if row.need_bytes != highest else ""
+    return f"{'' if row.at_most_bytes is None else 'at most '}{shown(row.need_bytes or 0)}{reserved}"
 
 
 def none_fits(rows: Sequence[PlanRow]) -> str:

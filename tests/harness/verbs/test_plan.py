@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -558,6 +558,21 @@ def test_without_its_corpus_a_vocabulary_of_all_words_has_no_prediction_and_says
     assert all("words.txt" in (row.reason or "") for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("corpus", "sizes"),
+    [("standard_library", {}), ("standard_library", {"corpus_tokens": 5000}), ("zipf", {})],
+)
+def test_a_plan_supposes_as_many_tokens_as_a_run_reads(corpus, sizes, tmp_path):
+    text = f"title: x\nworkload: decoder\ncorpus: {corpus}\ntokenizer: bytes\nshape: {{tokens: 64, vocabulary: 256}}\n"
+    (tmp_path / "read.yaml").write_text(f"{text}strategies: [checkpoint]\n")
+    read = plan(tmp_path / "read.yaml")
+    case = read.cases[0].model_copy(update={"shape": read.cases[0].shape | sizes})
+    supposed = prepare_data.supposed(read, case, LOADED)
+    made = prepare_data.of_case(read, case, LOADED, tmp_path)
+    assert supposed is not None and made is not None
+    assert supposed.dtype == made.dtype and supposed.tokens - made.tokens in (0, 1), "a character may have two bytes"
+
+
 def test_rows_whose_documents_cannot_be_made_say_why_beside_those_that_can(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -569,9 +584,12 @@ def test_rows_whose_documents_cannot_be_made_say_why_beside_those_that_can(
             raise SuiteError("corpus 'texts': document 3 has 300 tokens")
         return supposed(plan, case, LOADED)
 
-    one_byte = Record(prediction=Prediction(predicted_peak_bytes=1))
+    def predicted_by_layers(cases: Sequence[Case], *rest: object, **more: object) -> Iterator[tuple[Case, Record]]:
+        for each in cases:
+            yield each, Record(prediction=Prediction(predicted_peak_bytes=100 * each.shape["layers"]))
+
     monkeypatch.setattr(prepare_data, "supposed", made)
-    monkeypatch.setattr(prediction_cache, "of_cases", lambda cases, *rest, **more: ((each, one_byte) for each in cases))
+    monkeypatch.setattr(prediction_cache, "of_cases", predicted_by_layers)
     path.write_text(SUITE.replace("tokens: 512", "tokens: [256, 512]"))
     refused, predicted = of_plan(plan(path), LOADED, (), Machine(1 << 40))
     assert {(row.peak_bytes, row.reason) for row in refused} == {(None, "corpus 'texts': document 3 has 300 tokens")}
