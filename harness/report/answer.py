@@ -6,7 +6,7 @@ from harness.contract.strategy import Strategy
 from harness.records.record import EXACT, OUT_OF_MEMORY
 from harness.report.text import escaped
 from harness.report.words import each_rank, key_of, mib, titles
-from harness.verdicts.choice import Choice, choice
+from harness.verdicts.choice import Choice, choice, reaches_users
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.times import rounds
 
@@ -44,6 +44,8 @@ def _without_exact(table: Comparison, best: Choice) -> str:
         return "No strategy that answers as before was measured here"
     if all(map(_takes_no_less, exact)):
         return "No strategy that answers as before saves memory here" if best.baseline_fits else "No exact row fits"
+    if best.baseline_fits and all(_takes_no_less(row) or not reaches_users(row) for row in exact):
+        return "No strategy that answers as before saves memory with the usual allocator"
     if best.inexact is None:
         return ""
     return f"Whether one that answers as before {'saves memory' if best.baseline_fits else 'fits'} is not known"

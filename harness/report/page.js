@@ -196,6 +196,7 @@ function line(at) {
   made.setAttribute("aria-expanded", state.open.has(at));
   for (const [index, [name, shown]] of COLUMNS.entries()) {
     const cell = element("td", shown(at), index === 0 ? "strategy" : name === "verdict" ? text("verdict", at).split(",")[0] : "number");
+    if (index === 0) cell.replaceChildren(...breakable(shown(at)));
     cell.dataset.label = name;
     made.append(cell);
   }
@@ -213,6 +214,11 @@ function line(at) {
     }
   });
   return state.open.has(at) ? [made, opened(at)] : [made];
+}
+
+// A long name may be broken behind a joint, and nowhere else.
+function breakable(name) {
+  return name.split(/(?<=[_(])/).flatMap(piece => [piece, element("wbr")]);
 }
 
 // Every table is made anew: the same header has the focus again.

@@ -1,6 +1,7 @@
 """One offline page of results: the answer first, then every suite, with all that decided a verdict."""
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from harness.verdicts.documents import Documents, Judgement
 from harness.verdicts.remedies import Remedy
 
 BUNDLED = "window.vegaEmbed = vegaEmbed;"
+JOINT = re.compile(r"(?<=[_(])")
+"""Where a long name may be broken."""
 MOST_BYTES = 1 << 20
 """What the pictures of a page may take; those of later suites are left to `harness report --pictures`."""
 KIB = 1 << 10
@@ -69,6 +72,7 @@ def html(
     charts.altair()
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup, escape
     except ImportError:
         raise charts.PicturesError("a page needs the package jinja2: install it, or the extra 'pictures'") from None
     import vl_convert
@@ -79,8 +83,9 @@ def html(
     by_suite = {suite: [row for row in rows if row["suite"] == suite] for suite in suites}
     specs, left_out = _specs(by_suite)
     loader = PackageLoader("harness.report", "")
-    page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.j2")
-    return page.render(
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.filters["breakable"] = lambda name: Markup(JOINT.sub("<wbr>", str(escape(name))))
+    return environment.get_template("page.html.j2").render(
         title=title,
         origin=about.origin,
         suites=suites,

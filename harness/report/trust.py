@@ -1,6 +1,7 @@
 """How far figures can be trusted, by what the same results show: equal things measured twice, predictions, bounds."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from statistics import median, quantiles
 
 from tabulate import tabulate
@@ -13,7 +14,7 @@ from harness.verdicts.remarks import LEAST_FOR_PERCENT, unsure
 COLUMNS = ("figure", "compared with", "cases", "outcome")
 ALIGNED = ("left", "left", "right", "left")
 LARGE = 100 << 20
-"""Peaks from here on have errors of predictions in percent: below, the base of a process is a part of them."""
+"""Peaks from here on have smaller errors of predictions in percent: below, the base of a process is a part of them."""
 FEWEST = 20
 """Cases of a framework from which on its errors are shown."""
 
@@ -37,17 +38,16 @@ def _memory(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, ...]]:
 def _predicted(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, ...]]:
     """Compare predictions with the peaks of the runs, by framework, and with their bounds; some came after the runs."""
     rows = [row for each in comparisons for row in each.rows if _sure(row)]
-    for backend in dict.fromkeys(row.case.place.backend for row in rows):
-        large = [row for row in rows if row.case.place.backend == backend and (row.peak_bytes or 0) >= LARGE]
-        large = [row for row in large if row.residual_ratio is not None]
-        errors = [abs(row.residual_ratio or 0) for row in large]
-        if len(errors) >= FEWEST:
-            yield (
-                "predicted",
-                f"the peak of the run, {backend}, for peaks of 100 MiB and more",
-                _count(errors),
-                _errors(errors) + _anew(large),
-            )
+    known = [row for row in rows if row.residual_ratio is not None]
+    for backend in dict.fromkeys(row.case.place.backend for row in known):
+        for sizes, least, limit in (("100 MiB and more", LARGE, inf), ("32 to 100 MiB", LEAST_FOR_PERCENT, LARGE)):
+            sized = [
+                row for row in known if least <= (row.peak_bytes or 0) < limit and row.case.place.backend == backend
+            ]
+            errors = [abs(row.residual_ratio or 0) for row in sized]
+            if len(errors) >= FEWEST:
+                what = f"the peak of the run, {backend}, for peaks of {sizes}"
+                yield "predicted", what, _count(errors), _errors(errors) + _anew(sized)
     bounded = [row for row in rows if row.predicted_bytes and row.residual_bytes is not None and row.at_most_bytes]
     if bounded:
         over = sum((row.predicted_bytes or 0) + (row.residual_bytes or 0) > (row.at_most_bytes or 0) for row in bounded)

@@ -45,7 +45,7 @@ def choice(table: Comparison, strategies: Mapping[str, Strategy]) -> Choice | No
         return None
     fits = baseline.status == "ok"
     rows = [row for row in table.rows if _usable(row) and not row.case.is_baseline and not row.case.is_control]
-    lean = [row for row in rows if not fits or row.memory == "less"]
+    lean = [row for row in rows if not fits or (row.memory == "less" and reaches_users(row))]
     exact = [row for row in lean if row.answer in EXACT]
     chosen = _best([row for row in exact if cheap(row)] or exact, strategies)
     limit = chosen.peak_bytes if chosen is not None else None
@@ -64,6 +64,11 @@ def stands_in(row: Row) -> bool:
     return any(STANDS_IN in record.notes for record in row.records)
 
 
+def reaches_users(row: Row) -> bool:
+    """Check whether a row takes less than the baseline with the usual allocator as well, or that is not known."""
+    return row.native_ratio is None or row.native_ratio < 1
+
+
 def cheap(row: Row) -> bool:
     """Check whether a row surely costs little time."""
     interval = row.speed.inferred if row.speed is not None else None
@@ -71,10 +76,18 @@ def cheap(row: Row) -> bool:
 
 
 def _best(rows: Sequence[Row], strategies: Mapping[str, Strategy]) -> Row | None:
-    """Return the leanest row, or of those as lean the plainest of those that `as_good` leaves."""
+    """Return the leanest row, or of those as lean the one that comes first of those that `as_good` leaves."""
     least = min((row.peak_bytes or 0 for row in rows), default=0)
     near = as_good([row for row in rows if (row.peak_bytes or 0) <= NEAR * least], lambda row: row)
-    return min(near, key=lambda row: (*plainness(row.case, strategies), row.peak_bytes or 0), default=None)
+    return min(near, key=lambda row: (*preference(row, strategies), row.peak_bytes or 0), default=None)
+
+
+def preference(row: Row, strategies: Mapping[str, Strategy]) -> tuple[float, ...]:
+    """Order rows that take as much: the plainest first, then the one likely to be fastest, then the least of the host.
+
+    One that was not timed comes after those that were.
+    """
+    return *plainness(row.case, strategies), inf if row.speed is None else row.speed.ratio, row.host_bytes or 0
 
 
 def as_good(rows: Sequence[T], row_of: Callable[[T], Row]) -> list[T]:

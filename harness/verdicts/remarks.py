@@ -137,7 +137,8 @@ def notes(observed: Observed, growth: float | None) -> tuple[str, ...]:
     if record.child_peak_bound_bytes:
         low, high = (record.child_peak_bytes or 0) / MIB, record.child_peak_bound_bytes / MIB
         whose = "it" if observed.case.place.device == "cpu" else "the host's memory"
-        texts.append(f"its child processes take {_span((min(low, high), high), digits=0)} MiB of {whose}")
+        bound = ", and at most and residual are without them" if observed.case.place.device == "cpu" else ""
+        texts.append(f"its child processes take {_span((min(low, high), high), digits=0)} MiB of {whose}{bound}")
     if growth:
         whose = "it" if observed.case.place.device == "cpu" else "the host's memory"
         texts.append(f"{whose} grew by {growth / MIB:,.1f} MiB with each step")

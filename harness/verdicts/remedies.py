@@ -2,19 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from statistics import median
 
 from harness.contract.parts import ENDING_PARTS
 from harness.contract.strategy import Strategy
 from harness.records.record import EXACT, WRONG
-from harness.verdicts.choice import NEAR, as_good, cheap, plainness, stands_in
+from harness.verdicts.choice import NEAR, as_good, cheap, preference, reaches_users, stands_in
 from harness.verdicts.judge import Comparison, Row
 
 LAYERS = "what layers keep for the backward pass"
 LOGITS, MOMENTS, CACHE = "the logits of the loss", "moments and gradients", "keys and values of a cache"
 NARROW = "the width of all numbers"
-DATA = "rows, windows and batches of the data"
+DATA = "rows, windows, batches and words of the data"
 SETS: tuple[tuple[str, frozenset[str]], ...] = (
     ("an evaluation, a checkpoint that is saved or read", frozenset(ENDING_PARTS)),
     (LOGITS, frozenset({"loss"})),
@@ -171,8 +170,7 @@ def typical(name: str, results: Iterable[tuple[str, Sequence[Comparison]]]) -> l
 
 def _saves(judged: JudgedRow) -> bool:
     """Check whether a row saves enough to be named, on this machine, and with the usual allocator some of it."""
-    native = judged.row.native_ratio
-    return judged.peak_ratio < LEAST and not stands_in(judged.row) and (native is None or native < 1)
+    return judged.peak_ratio < LEAST and not stands_in(judged.row) and reaches_users(judged.row)
 
 
 def _counts(row: Row) -> bool:
@@ -183,8 +181,7 @@ def _counts(row: Row) -> bool:
 def _best(rows: Sequence[JudgedRow], near: float, strategies: Mapping[str, Strategy]) -> JudgedRow | None:
     """Return the row with the largest saving among those that surely cost little time, or else among all.
 
-    Of rows whose peak is within a factor of `near` of that, and that `as_good` leaves, it is the one with the fewest
-    settings, then the fastest.
+    Of rows whose peak is within a factor of `near` of that, and that `as_good` leaves, it is the first by `preference`.
     """
     preferred = [each for each in rows if cheap(each.row)] or rows
     leanest = min(preferred, key=lambda each: each.peak_ratio, default=None)
@@ -192,12 +189,7 @@ def _best(rows: Sequence[JudgedRow], near: float, strategies: Mapping[str, Strat
         return None
     least, most = leanest.peak_ratio / near, leanest.peak_ratio * near
     equal = as_good([each for each in rows if least <= each.peak_ratio <= most], lambda each: each.row)
-    return min(equal, key=lambda each: (plainness(each.row.case, strategies), _time(each.row), each.peak_ratio))
-
-
-def _time(row: Row) -> float:
-    """Return the likeliest ratio of a row's time; any, where it was not timed."""
-    return inf if row.speed is None else row.speed.ratio
+    return min(equal, key=lambda each: (*preference(each.row, strategies), each.peak_ratio))
 
 
 def _remedy(what: str, backend: str, best: JudgedRow, rows: Mapping[tuple[str, str], Sequence[JudgedRow]]) -> Remedy:

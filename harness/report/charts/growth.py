@@ -32,12 +32,17 @@ def lengths(rows: Sequence[Figures], sizes: str = "") -> Any:
     colors = alt.Scale(domain=names, range=[LINES[at % len(LINES)] for at in range(len(names))])
     color = alt.Color("strategy:N", sort=None, legend=None, scale=colors)
     axis = alt.Axis(values=sorted({row[LENGTH] for row in sized}), format=",d")
-    x = alt.X(f"{LENGTH}:Q", title="tokens", scale=alt.Scale(type="log", base=2, nice=False, padding=12), axis=axis)
+    x = alt.X(
+        f"{LENGTH}:Q",
+        title="tokens (logarithmic)",
+        scale=alt.Scale(type="log", base=2, nice=False, padding=12),
+        axis=axis,
+    )
     y = alt.Scale(type="log", nice=False, domain=domain)
     lines = alt.Chart(alt.Data(values=measured)).mark_line(point=alt.OverlayMarkDef(filled=True, size=50))
     hollow = alt.Chart(alt.Data(values=predicted)).mark_point(filled=False, size=110)
     layers = [
-        lines.encode(x=x, y=alt.Y("peak_mib:Q", title="peak MiB", scale=y), color=color, tooltip=TOOLTIP),
+        lines.encode(x=x, y=alt.Y("peak_mib:Q", title="peak MiB (logarithmic)", scale=y), color=color, tooltip=TOOLTIP),
         hollow.encode(x=x, y=alt.Y("predicted_mib:Q", scale=y), color=color, tooltip=TOOLTIP),
         *(alt.Chart().mark_rule(strokeDash=[6, 4], color=RED).encode(y=alt.datum(budget)) for budget in budgets),
     ]

@@ -34,8 +34,10 @@ def tradeoff(rows: Sequence[Figures]) -> Any:
     across = _span([row[name] for row in measured for name in TIMES if row[name] is not None])
     up = _span([row["peak_ratio"] for row in measured])
     (x_scale, x_axis), (y_scale, y_axis) = logarithmic(*across), logarithmic(*up)
-    x = alt.X("time_ratio:Q", title="step time, x mean of baseline and control", scale=x_scale, axis=x_axis)
-    y = alt.Y("peak_ratio:Q", title="peak memory, x baseline", scale=y_scale, axis=y_axis)
+    x = alt.X(
+        "time_ratio:Q", title="step time, x mean of baseline and control (logarithmic)", scale=x_scale, axis=x_axis
+    )
+    y = alt.Y("peak_ratio:Q", title="peak memory, x baseline (logarithmic)", scale=y_scale, axis=y_axis)
     scale = alt.Scale(domain=list(KINDS), range=list(KINDS.values()))
     color = alt.Color("kind:N", title=None, scale=scale, legend=alt.Legend(orient="top", symbolOpacity=1))
     layers = [

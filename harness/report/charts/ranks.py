@@ -22,7 +22,7 @@ def ranks(rows: Sequence[Figures]) -> Any:
         for row in several
         for number, peak in enumerate(row["rank_peaks"])
     ]
-    x = alt.X("mib:Q", title="peak MiB of a rank; the line is one process", scale=alt.Scale(zero=True))
+    x = alt.X("mib:Q", title="peak MiB, a dot for each rank; the line is one process", scale=alt.Scale(zero=True))
     bars = alt.Chart(alt.Data(values=largest)).mark_bar(height=BAR - 8, color=BLUE, opacity=0.35)
     points = alt.Chart(alt.Data(values=each)).mark_point(filled=True, color=BLUE, size=45, opacity=1)
     one = alt.Chart().mark_rule(color=RED, strokeDash=[6, 4]).encode(x=alt.datum(baseline["peak_bytes"] / MIB))

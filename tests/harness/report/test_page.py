@@ -587,6 +587,8 @@ def test_no_cell_is_cut_off_at_any_width(dark: bool, committed: Path, tmp_path: 
         assert sizes["broken"] == [], f"words are broken in two at {width} pixels"
         assert sizes["drawn"] and not sizes["beyond"], f"letters of a picture are cut off at {width} pixels"
         assert sizes["unseen"] == 0, f"a table cannot be sorted at {width} pixels"
+        assert sizes["covered"] <= 0, f"the filters lie over what a link leads to at {width} pixels"
+        assert not sizes["scrolls"] or width < 600, f"pictures are cut off at {width} pixels"
         ground, ink = (sum(map(int, re.findall(r"[0-9]+", sizes[name])[:3])) for name in ("ground", "ink"))
         assert (ground < 150 and ink > 600) if dark else (ground > 700 and ink < 150)
 
@@ -623,11 +625,16 @@ setTimeout(() => {
     beyond: letters.filter(each => right(each) > right(each.closest("figure > *")) + 1).map(each => each.textContent),
     drawn: letters.length,
     unseen: sorts.filter(each => each.getBoundingClientRect().left < 0).length,
+    scrolls: [...document.querySelectorAll("figure")].filter(each => each.scrollWidth > each.clientWidth + 1).length,
     ground: style.backgroundColor, ink: style.color};
+  const suite = [...document.querySelectorAll("details.suite")].filter(each => each.offsetParent)[0];
+  suite.scrollIntoView();
+  const bar = document.querySelector(".controls").getBoundingClientRect();
+  sizes.covered = bar.top < 1 ? bar.bottom - suite.getBoundingClientRect().top : 0;
   parent.postMessage(sizes, "*");
 }, 2500);
 """
-WIDTHS = (390, 820, 1280)
+WIDTHS = (390, 820, 1280, 1600)
 
 
 @pytest.fixture(scope="module")

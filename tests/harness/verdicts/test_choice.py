@@ -1,10 +1,11 @@
 """Which row of a comparison is named above its table."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness import Strategy
+from harness import Place, Strategy
 from harness.records import Applied, Case, Record
 from harness.report.answer import sentence
 from harness.verdicts.choice import choice, plainness
@@ -54,6 +55,26 @@ def test_what_moves_nothing_on_this_machine_is_not_named() -> None:
     assert chosen(stand_in, row("fast", peak=500)) == ("fast", None)
 
 
+def test_what_saves_nothing_with_the_usual_allocator_is_not_named() -> None:
+    pinned = row("pinned", peak=300, native_ratio=1.02)
+    assert chosen(pinned, row("fast", peak=500, native_ratio=0.9)) == ("fast", None)
+    assert chosen(row("low", peak=300, answer="approximate", native_ratio=1.6)) == (None, None)
+    ran_out = row(peak=1000, verdict="fails", status="oom_budget")
+    assert chosen(pinned, baseline=ran_out) == ("pinned", None), "it fits where the baseline does not"
+
+
+def test_of_rows_as_lean_and_plain_the_fastest_and_then_the_one_that_moves_least_to_the_host() -> None:
+    slow, fast = row("slow", peak=500, time=1.03), row("fast", peak=505, time=1.0)
+    assert chosen(slow, fast) == ("fast", None)
+    moves, stays = (
+        row(name, peak=peak, speed=None, records=(Record(memory={"peak_host_bytes": host}),))
+        for name, peak, host in (("moves", 500, 1 << 30), ("stays", 505, 1 << 28))
+    )
+    place = {"place": Place("jax", "cuda")}
+    on_gpu = [replace(each, case=each.case.model_copy(update=place)) for each in (moves, stays)]
+    assert chosen(*on_gpu) == ("stays", None)
+
+
 @pytest.mark.parametrize("peak", [500, 508])
 def test_of_rows_as_lean_the_plainest(peak: int) -> None:
     set_up = row(Applied(name="automatic", knobs={"threshold": 1}), peak=500)
@@ -75,6 +96,7 @@ def test_of_rows_as_lean_the_plainest(peak: int) -> None:
         ("ok", {"memory": None, "verdict": "withheld"}, ""),
         ("ok", {"answer": None, "verdict": "withheld"}, ""),
         ("ok", {"records": STANDS_IN}, ""),
+        ("ok", {"native_ratio": 1.2}, "No strategy that answers as before saves memory with the usual allocator."),
         ("ok", {"answer": "diverged", "verdict": "wrong"}, "No strategy that answers as before was measured here."),
         ("skipped_guard", {}, "The rows cannot be compared: the baseline ended with skipped_guard."),
         ("timeout", {}, "The rows cannot be compared: the baseline ended with timeout."),

@@ -891,7 +891,7 @@ def test_a_peak_includes_its_children_by_their_upper_bound_and_a_residual_does_n
 @pytest.mark.parametrize(("least", "shown"), [(10, "10 to 40"), (40, "40"), (None, "0 to 40")])
 def test_what_child_processes_take_is_noted_as_their_bounds(least: "int | None", shown: str) -> None:
     row = row_of(with_children(member("checkpoint"), least, 40))
-    assert f"its child processes take {shown} MiB of it" in row.notes
+    assert f"its child processes take {shown} MiB of it, and at most and residual are without them" in row.notes
     there: dict[str, Any] = {"case": case_of("checkpoint", place=Place("torch", "cuda")), "peak_device_bytes": 9 * MIB}
     (row,) = judged(with_children(member("checkpoint", **there), least, 40)).rows
     assert f"its child processes take {shown} MiB of the host's memory" in row.notes

@@ -71,7 +71,7 @@ def table(*rows: Row) -> Comparison:
         (strategy("a", "init", "update"), "moments and gradients"),
         (strategy("a", "init", "grad", "update"), "moments and gradients"),
         (strategy("a", "grad", "draw"), "what layers keep for the backward pass"),
-        (strategy("a", "rows", "windows", "order"), "rows, windows and batches of the data"),
+        (strategy("a", "rows", "windows", "order"), "rows, windows, batches and words of the data"),
         (strategy("a", "evaluate"), "an evaluation, a checkpoint that is saved or read"),
         (strategy("a", "save"), "an evaluation, a checkpoint that is saved or read"),
         (strategy("a", "step", ranks=True), DIVIDED),
