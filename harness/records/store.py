@@ -29,8 +29,6 @@ WRITTEN = re.compile(rb'"utc": "([^"]{1,40})"')
 NAME = re.compile(r"[\w.-]+")
 ROW = re.compile(rf"(=\s*['\"]?)?({NAME.pattern}+)(?!\s*=(?!=))")
 """A name in the expression of a claim, whole, that is no keyword; after `=` it is a value, and no row."""
-MARKS = {"schema_version", "status", "slot", "case"}
-"""Fields of which each record has one, whatever its format."""
 CURRENT = f'{{"schema_version": {SCHEMA_VERSION}, '.encode()
 """How a line of this format begins, as `encoded` writes it."""
 EXTREME = re.compile(rb"[\[:,]\s*-?(?:NaN|Infinity|\d+(?:\.\d+)?[eE]\+?\d{3})")
@@ -220,8 +218,6 @@ def parse(line: bytes | str) -> Record:
         version = fields.get("schema_version", 1)
     except (ValueError, AttributeError, RecursionError):
         raise ValueError("this line is not a record (torn or edited); it is left out") from None
-    if not fields.keys() & MARKS:
-        raise ValueError("this line is not a record of the harness; it is left out")
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise ValueError(f"this record has format {version!r}, newer than {SCHEMA_VERSION}: update the harness")
     try:
