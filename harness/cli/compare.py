@@ -34,7 +34,7 @@ def command(
     judged = ([table for each in run for table in judge(each.records)] for run in (before, after))
     tables = [completed(each, loaded.workloads) for each in judged]
     changes = compare(*tables)
-    if not any(change.figure not in ("missing", "row") for change in changes):
+    if not any(change.of_both for change in changes):
         raise StoreError(_why_nothing(old, new, *tables))
     notes = differences(*([record for each in run for record in each.records] for run in (before, after)))
     notes += of_suites(*tables)

@@ -182,7 +182,7 @@ def search(
             met = [change for change in changes if any(condition.met(change) for condition in conditions)]
             if not met and undecided:
                 return Attempt(commit, None, f"{', '.join(undecided)} did not get to run")
-            if not met and all(change.figure == "missing" for change in changes):
+            if not met and not any(change.of_both for change in changes):
                 return Attempt(commit, None, "none of its cases has a figure that the good commit has")
             why = "; ".join(f"{change.case.label}: {change.figure} {change.how}" for change in met)
             return Attempt(commit, bool(met), why)

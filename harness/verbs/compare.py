@@ -52,6 +52,11 @@ class Change:
     interval: Interval | None = None
 
     @property
+    def of_both(self) -> bool:
+        """Whether both runs have the case."""
+        return self.figure not in ("missing", "row")
+
+    @property
     def how(self) -> str:
         """What the figure was and is, by what factor it changed, or why it is not there."""
         more = f"{self.ratio:.3f} x" if self.ratio is not None else self.reason
