@@ -9,7 +9,7 @@ import typer
 
 from harness.cli import completion
 from harness.cli.groups import together
-from harness.cli.inputs import Cases, Room, advice_command
+from harness.cli.inputs import Cases, Room, among_all
 from harness.cli.options import PredictOnlyOption, ResultsOption
 from harness.cli.progress import Watcher
 from harness.cli.screen import err, note, out
@@ -19,6 +19,7 @@ from harness.report.advise import text
 from harness.run import bench
 from harness.suite.schema import SuiteError
 from harness.verbs.advise import advise, saved
+from harness.verbs.plan import too_large
 
 
 @together
@@ -67,7 +68,7 @@ def command(
             on_note=note,
         )
     out.print(text(advice), end="")
-    if not everything and any(each.chosen is None for each in advice):
-        out.print(f"\nWhat fits, among all strategies, which takes minutes: `{advice_command(cases, room)}`")
+    if not everything and any(too_large(each.predicted) for each in advice):
+        out.print(f"\n{among_all(cases, room)}")
     if save:
         note(f"records: {saved(advice, plan, loaded, results)}")

@@ -137,6 +137,11 @@ class Room:
         return this_machine((), cache_folder()).supposing(self.memory, self.gpu_memory, card).rated(places)
 
 
+def among_all(cases: Cases, room: Room) -> str:
+    """Name the command that looks for what fits, where nothing does."""
+    return f"What fits, among all strategies, which takes minutes: `{advice_command(cases, room)}`"
+
+
 def advice_command(cases: Cases, room: Room) -> str:
     """Return the command that looks for what fits, where nothing of a plan does."""
     sizes = {"--tokens": cases.tokens, "--batch": cases.batch, "--documents": cases.documents}

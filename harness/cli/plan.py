@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.groups import together
-from harness.cli.inputs import Cases, Room, advice_command
+from harness.cli.inputs import Cases, Room, among_all
 from harness.cli.progress import counted
 from harness.cli.screen import err, out
 from harness.contract import plugins
@@ -48,7 +48,7 @@ def command(
             if change := halved(remedies(rows, plan, loaded, names, machine)):
                 out.print("\n" + change, end="")
     if not cases.ranks and any(too_large(rows) for rows in comparisons):
-        out.print(f"\nWhat fits, among all strategies, which takes minutes: `{advice_command(cases, room)}`")
+        out.print(f"\n{among_all(cases, room)}")
     everything = [row for rows in comparisons for row in rows]
     asked = [row for row in everything if not row.case.is_baseline and not row.case.is_control] or everything
     if not any(row.peak_bytes is not None for row in asked):
