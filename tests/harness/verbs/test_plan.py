@@ -370,6 +370,13 @@ def test_plan_shows_what_fits_without_running_it(path: Path, tmp_path: Path) -> 
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize(("memory", "named"), [("4MiB", True), ("8GiB", False)])
+def test_advice_names_the_search_among_all_strategies_only_where_nothing_fits(path, tmp_path, memory, named) -> None:
+    done = ran(tmp_path, "advise", str(path), "--memory", memory, "--predict-only")
+    assert done.returncode == 0, done.stderr
+    assert ("What fits, among all strategies, which takes minutes: `harness advise" in done.stdout) is named
+
+
 def test_plan_says_what_to_change_when_nothing_fits(path: Path, tmp_path: Path) -> None:
     done = ran(tmp_path, "plan", str(path), "--memory", "4MiB")
     assert done.returncode == 0, done.stderr
