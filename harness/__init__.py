@@ -11,22 +11,20 @@ harness.run("smoke").frame()
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from harness.contract.data import IGNORED, Documents, Extent, Holding, Source, Windows
-from harness.contract.hooks import hookimpl
-from harness.contract.objective import Objective
-from harness.contract.parts import BESIDE, Division, Parts
-from harness.contract.place import Place
-from harness.contract.strategy import Strategy, Unpredictable
-from harness.contract.toolkit import checkpoints, knobs, mapped_files, optimizers, rows_on_disk, update_rules
-from harness.contract.toolkit import trees as tree
-from harness.contract.toolkit.memory import available_bytes
-from harness.contract.toolkit.rows_on_disk import RowsOnDisk
-from harness.contract.toolkit.turns import alike
-from harness.contract.workload import Workload
-
 if TYPE_CHECKING:
     from harness.contract import plugins
-    from harness.contract.toolkit import mesh
+    from harness.contract.data import IGNORED, Documents, Extent, Holding, Source, Windows
+    from harness.contract.hooks import hookimpl
+    from harness.contract.objective import Objective
+    from harness.contract.parts import BESIDE, Division, Parts
+    from harness.contract.place import Place
+    from harness.contract.strategy import Strategy, Unpredictable
+    from harness.contract.toolkit import checkpoints, knobs, mapped_files, mesh, optimizers, rows_on_disk, update_rules
+    from harness.contract.toolkit import trees as tree
+    from harness.contract.toolkit.memory import available_bytes
+    from harness.contract.toolkit.rows_on_disk import RowsOnDisk
+    from harness.contract.toolkit.turns import alike
+    from harness.contract.workload import Workload
     from harness.report import door as door
     from harness.report.door import predict, read, run
     from harness.workloads.user_model import Sizes, of_jax, of_torch
@@ -67,26 +65,39 @@ __all__ = [
     "update_rules",
 ]
 __version__ = "0.4.0"
+MODULES = {
+    **{name: f"harness.contract.toolkit.{name}" for name in ("checkpoints", "knobs", "mapped_files", "mesh")},
+    **{name: f"harness.contract.toolkit.{name}" for name in ("optimizers", "rows_on_disk", "update_rules")},
+    "door": "harness.report.door",
+    "plugins": "harness.contract.plugins",
+    "run": "harness.run",
+    "tree": "harness.contract.toolkit.trees",
+}
+"""The names that are modules."""
+HOMES = {
+    "harness.contract.data": ("IGNORED", "Documents", "Extent", "Holding", "Source", "Windows"),
+    "harness.contract.hooks": ("hookimpl",),
+    "harness.contract.objective": ("Objective",),
+    "harness.contract.parts": ("BESIDE", "Division", "Parts"),
+    "harness.contract.place": ("Place",),
+    "harness.contract.strategy": ("Strategy", "Unpredictable"),
+    "harness.contract.toolkit.memory": ("available_bytes",),
+    "harness.contract.toolkit.rows_on_disk": ("RowsOnDisk",),
+    "harness.contract.toolkit.turns": ("alike",),
+    "harness.contract.workload": ("Workload",),
+    "harness.report.door": ("predict", "read"),
+    "harness.workloads.user_model": ("Sizes", "of_jax", "of_torch"),
+}
+"""The modules of all other names."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what a strategy does not need when it is asked for."""
-    if name in ("Sizes", "of_torch", "of_jax"):
-        from harness.workloads import user_model
-
-        return getattr(user_model, name)
-    if name == "plugins":
-        from harness.contract import plugins
-
-        return plugins
-    if name == "mesh":  # of JAX
-        from harness.contract.toolkit import mesh
-
-        return mesh
-    if name in ("door", "read", "predict"):
-        from harness.report import door
-
-        return door if name == "door" else getattr(door, name)
-    if name == "run":
-        return importlib.import_module("harness.run")
-    raise AttributeError(f"module 'harness' has no attribute {name!r}")
+    """Import a name when it is first asked for: what needs a few of them does not wait for all."""
+    if name in MODULES:
+        value: Any = importlib.import_module(MODULES[name])
+    elif home := next((home for home, names in HOMES.items() if name in names), None):
+        value = getattr(importlib.import_module(home), name)
+    else:
+        raise AttributeError(f"module 'harness' has no attribute {name!r}")
+    globals()[name] = value
+    return value

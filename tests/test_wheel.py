@@ -116,7 +116,7 @@ def test_in_an_environment_of_the_declared_dependencies_it_lists_shows_and_repor
 def test_a_dependency_that_is_not_declared_is_missed(wheel: Path, declared: list[str], tmp_path: Path) -> None:
     others = [each for each in declared if Requirement(each).name != "psutil"]
     programs = environment(tmp_path / "env", wheel, needed(others))
-    done = in_environment(programs, tmp_path, "list")
+    done = in_environment(programs, tmp_path, "show", "checkpoint")
     assert done.returncode != 0 and "No module named 'psutil'" in done.stderr
 
 

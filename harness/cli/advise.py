@@ -17,7 +17,7 @@ from harness.contract import plugins
 from harness.contract.strategy import DECLARED
 from harness.report.advise import text
 from harness.run import bench
-from harness.suite.schema import SuiteError
+from harness.suite.bounds import SuiteError
 from harness.verbs.advise import advise, saved
 from harness.verbs.plan import too_large
 

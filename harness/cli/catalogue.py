@@ -15,8 +15,6 @@ from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.contract.strategy import Strategy
 from harness.contract.workload import Workload
-from harness.machine import history
-from harness.records import store
 
 
 class Schema(StrEnum):
@@ -90,6 +88,8 @@ def _show_strategy(strategy: Strategy) -> None:
 
 def _code(strategy: Strategy) -> list[str]:
     """Return the files of what a strategy rewrites, or the folders of packages; from here, where they lie below."""
+    from harness.machine import history
+
     paths: dict[str, None] = {}
     for form in strategy.on.values():
         made = history.written(form)
@@ -109,6 +109,7 @@ def _results() -> Path:
 
 def measured(name: str, folder: Path, loaded: plugins.Plugins) -> str:
     """Return in a line for each backend what a strategy did alone in all results below a folder."""
+    from harness.records import store
     from harness.report.results import read
     from harness.report.typical import line
     from harness.verdicts.remedies import typical

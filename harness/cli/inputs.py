@@ -30,9 +30,9 @@ from harness.machine.environment import cache_folder
 from harness.records import store
 from harness.report.results import Results, read
 from harness.suite import of_model, reader, shipped
+from harness.suite.bounds import SuiteError
 from harness.suite.of_model import USUAL_TOKENS, Model
 from harness.suite.plan import Plan, demand_gpu, selected
-from harness.suite.schema import SuiteError
 from harness.suite.units import size
 from harness.verbs.plan import Machine, card_of, this_machine, with_budget
 from harness.verdicts import claims

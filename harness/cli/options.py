@@ -7,7 +7,7 @@ import typer
 
 from harness.backends.cards import CARDS
 from harness.cli import completion
-from harness.suite.schema import MAX_RANKS
+from harness.suite.bounds import MAX_RANKS
 
 SuiteArgument = Annotated[
     Path | None,

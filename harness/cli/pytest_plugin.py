@@ -48,7 +48,7 @@ class SuiteFile(pytest.File):
 
     def collect(self) -> Iterable[pytest.Item]:
         from harness.contract import plugins
-        from harness.suite import reader, schema
+        from harness.suite import bounds, reader
         from harness.verbs import compare
         from harness.verdicts import claims, expressions
 
@@ -73,7 +73,7 @@ class SuiteFile(pytest.File):
                 raise compare.ConditionError("a case that is missing has no test to fail: use `harness compare` for it")
             if asked and self.config.getoption("--harness-against") is None:
                 raise compare.ConditionError("--harness-fail-on needs earlier results: name them by --harness-against")
-        except (plugins.PluginError, schema.SuiteError, expressions.ClaimError, compare.ConditionError) as error:
+        except (plugins.PluginError, bounds.SuiteError, expressions.ClaimError, compare.ConditionError) as error:
             raise self.CollectError(str(error)) from None
         settings = [_settings(group.baseline) for group in self.plan.comparisons]
         varying = _varying(settings)
@@ -93,13 +93,13 @@ class SuiteFile(pytest.File):
         that `filterwarnings` makes an error.
         """
         from harness.records import store
-        from harness.suite import schema
+        from harness.suite import bounds
         from harness.verdicts import expressions
 
         if self._rows is None and self._refusal is None:
             try:
                 self._rows = {row.case.digest(): row for row in self._measure()}
-            except (schema.SuiteError, expressions.ClaimError, store.StoreError, Warning) as error:
+            except (bounds.SuiteError, expressions.ClaimError, store.StoreError, Warning) as error:
                 self._refusal = str(error)
         if self._rows is None:
             pytest.fail(self._refusal or "", pytrace=False)

@@ -18,7 +18,7 @@ from harness.report import answer, table
 from harness.report.results import Results
 from harness.report.text import escaped
 from harness.run import bench, cluster, predict_again, session
-from harness.suite.schema import MAX_ROUNDS, SuiteError
+from harness.suite.bounds import MAX_ROUNDS, SuiteError
 from harness.suite.units import size
 
 

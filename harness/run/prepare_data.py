@@ -14,8 +14,8 @@ from harness.machine.child import AnswerError, answer_of
 from harness.records import Case
 from harness.records.task import DocumentFile, FrameFile, TokenFile, id_type
 from harness.run import temporary
+from harness.suite.bounds import SuiteError
 from harness.suite.plan import Comparison, Plan
-from harness.suite.schema import SuiteError
 from harness.workloads.data.tokens import SMALLEST_CAP
 
 Corpus = TokenFile | FrameFile

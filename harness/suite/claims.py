@@ -6,7 +6,8 @@ from pydantic import ValidationError
 
 from harness.records import Claim
 from harness.suite import yaml
-from harness.suite.schema import Suite, SuiteError
+from harness.suite.bounds import SuiteError
+from harness.suite.schema import Suite
 
 
 def claims_of(path: Path) -> tuple[Claim, ...]:

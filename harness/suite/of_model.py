@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.contract.plugins import nearest
-from harness.suite.schema import SuiteError
+from harness.suite.bounds import SuiteError
 from harness.workloads.causal_lm import configs
 
 LEAN = "checkpoint,fused_loss"

@@ -7,7 +7,8 @@ from pathlib import Path
 from harness.contract.place import DEVICES, NAMES, Place
 from harness.contract.plugins import nearest
 from harness.records import Applied, Case
-from harness.suite.schema import Suite, SuiteError
+from harness.suite.bounds import SuiteError
+from harness.suite.schema import Suite
 
 PLACES = {f"{name}/{device}" for name in NAMES for device in DEVICES}
 CONTRIBUTIONS = "contributions"

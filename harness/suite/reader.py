@@ -18,8 +18,9 @@ from harness.records import Applied, Case, Claim
 from harness.records.case import CONTROL, VERDICT_ROUNDS
 from harness.records.store import renamed_claim
 from harness.suite import yaml
+from harness.suite.bounds import MAX_CASES, MAX_RANKS, MAX_ROUNDS, SuiteError
 from harness.suite.plan import CONTRIBUTIONS, Comparison, Plan, contributions
-from harness.suite.schema import MAX_CASES, MAX_RANKS, MAX_ROUNDS, Suite, SuiteError
+from harness.suite.schema import Suite
 from harness.workloads.data import sources
 from harness.workloads.data.frames import GENERATED
 from harness.workloads.data.tokens import TOKENIZERS

@@ -5,15 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.records import Claim
-from harness.refusal import Refusal
-
-MAX_CASES = 10_000
-MAX_RANKS = 1024
-MAX_ROUNDS = 100
-
-
-class SuiteError(Refusal):
-    """A suite that cannot be run, in one sentence with its place and the remedy."""
+from harness.suite.bounds import MAX_ROUNDS
 
 
 class Model(BaseModel):

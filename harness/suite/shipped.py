@@ -4,7 +4,7 @@ from pathlib import Path
 
 import harness
 from harness.contract.plugins import nearest
-from harness.suite.schema import SuiteError
+from harness.suite.bounds import SuiteError
 
 HOME = Path(harness.__file__).resolve().parent
 

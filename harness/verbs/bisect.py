@@ -14,8 +14,8 @@ from harness.contract.workload import Workload
 from harness.records import store
 from harness.refusal import Refusal
 from harness.suite import reader, shipped
+from harness.suite.bounds import SuiteError
 from harness.suite.plan import selected
-from harness.suite.schema import SuiteError
 from harness.verbs.compare import Condition, compare
 from harness.verbs.history import UNDECIDED
 from harness.verbs.pairing import completed

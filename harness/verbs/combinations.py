@@ -9,8 +9,8 @@ from harness.contract.strategy import Strategy
 from harness.records import Applied
 from harness.records.case import CONTROL
 from harness.run.schedule import conflict, misfit
+from harness.suite.bounds import SuiteError
 from harness.suite.plan import Comparison
-from harness.suite.schema import SuiteError
 
 MOST = 2000
 """Combinations that are all predicted, at most: some minutes of work. Among more of them one is looked for."""

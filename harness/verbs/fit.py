@@ -14,8 +14,8 @@ from harness.records.record import OUT_OF_MEMORY
 from harness.run import alone, bench, locks, prepare_data, template
 from harness.run.guards import outlasting
 from harness.run.schedule import obstacle
+from harness.suite.bounds import SuiteError
 from harness.suite.plan import Plan
-from harness.suite.schema import SuiteError
 from harness.suite.units import shown
 from harness.verbs.limits import too_large
 from harness.verbs.plan import ELSEWHERE, Machine, PlanRow, beyond_host, of_cases, valid

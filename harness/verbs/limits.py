@@ -14,8 +14,8 @@ from harness.records import Case, Record, Trial, store
 from harness.run import alone, bench, locks, template
 from harness.run.rounds import OF_A_PROCESS
 from harness.run.schedule import obstacle
+from harness.suite.bounds import SuiteError
 from harness.suite.plan import Plan
-from harness.suite.schema import SuiteError
 from harness.verbs.plan import PlanRow, of_cases, this_machine
 
 

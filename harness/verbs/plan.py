@@ -15,8 +15,8 @@ from harness.records.roofline import Rates, estimate
 from harness.refusal import Refusal
 from harness.run import prediction_cache, prepare_data
 from harness.run.schedule import PREDICTING_SECONDS
+from harness.suite.bounds import SuiteError
 from harness.suite.plan import Comparison, Plan
-from harness.suite.schema import SuiteError
 from harness.suite.units import shown, size
 
 SHRINKABLE = ("tokens", "batch", "layers")

@@ -15,7 +15,7 @@ from harness.records.store import StoreError
 from harness.report import results
 from harness.report.report import Report
 from harness.suite import reader
-from harness.suite.schema import SuiteError
+from harness.suite.bounds import SuiteError
 from harness.verbs import compare
 from harness.verdicts import documents, judge
 from harness.verdicts.expressions import ClaimError

@@ -22,7 +22,7 @@ from harness.records.store import StoreError
 from harness.refusal import Refusal
 from harness.report import door, formats, frame
 from harness.report.insert import InsertError
-from harness.suite.schema import SuiteError
+from harness.suite.bounds import SuiteError
 from harness.verbs.plan import Machine, PlanRow
 from harness.verdicts.expressions import ClaimError
 

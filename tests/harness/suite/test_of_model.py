@@ -9,8 +9,8 @@ import pytest
 from harness.cli.inputs import Cases
 from harness.contract import plugins
 from harness.suite import reader
+from harness.suite.bounds import SuiteError
 from harness.suite.of_model import Model, options, row
-from harness.suite.schema import SuiteError
 from harness.workloads.causal_lm import configs
 
 LOADED = plugins.load()

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from harness.contract import plugins
 from harness.suite import reader
+from harness.suite.bounds import SuiteError
 from harness.suite.plan import Plan, selected
 from harness.suite.reader import read
-from harness.suite.schema import Suite, SuiteError
+from harness.suite.schema import Suite
 
 ROOT = Path(__file__).resolve().parents[3]
 SUITES = sorted(path for path in (ROOT / "suites").glob("*.yaml") if path.name != "claims.yaml")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.suite import shipped
-from harness.suite.schema import SuiteError
+from harness.suite.bounds import SuiteError
 
 SMOKE = shipped.folder("suites") / "smoke.yaml"
 

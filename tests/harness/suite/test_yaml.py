@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.suite.bounds import SuiteError
 from harness.suite.claims import claims_of
-from harness.suite.schema import SuiteError
 from harness.suite.yaml import MAX_BYTES, YamlError, line_of, load, loads
 
 

@@ -15,8 +15,8 @@ from harness.records import Applied, Case
 from harness.report.advise import text
 from harness.run import bench, session
 from harness.suite import reader
+from harness.suite.bounds import SuiteError
 from harness.suite.plan import Comparison, Plan, selected
-from harness.suite.schema import SuiteError
 from harness.verbs import advise as verb
 from harness.verbs.advise import Advice, advise
 from harness.verbs.combinations import combinations, demanded, listed, members

@@ -21,8 +21,8 @@ from harness.machine.gpu import Gpu
 from harness.records import Applied, Case, Claim, Fit, Origin, Prediction, Record, store
 from harness.report.fit import limits, text
 from harness.suite import reader
+from harness.suite.bounds import SuiteError
 from harness.suite.plan import Plan
-from harness.suite.schema import SuiteError
 from harness.suite.units import lasting, shown
 from harness.verbs import fit
 from harness.verbs.fit import Bracket, Search, at, brackets, following, grain, limit_of, rounded

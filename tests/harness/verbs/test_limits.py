@@ -14,7 +14,7 @@ from harness.machine.gpu import Gpu
 from harness.records import Applied, Case, Memory, Origin, Prediction, Record, Trial, store
 from harness.report.limits import text
 from harness.suite import reader
-from harness.suite.schema import SuiteError
+from harness.suite.bounds import SuiteError
 from harness.verbs import limits
 from harness.verbs.limits import too_large, trials
 from harness.verbs.plan import Machine, PlanRow

@@ -26,9 +26,9 @@ from harness.report.advise import text as advice_text
 from harness.report.plan import BETWEEN_RANKS, NO_HOST, SEGMENTS, table
 from harness.run import bench, prediction_cache, prepare_data, session
 from harness.suite import reader
+from harness.suite.bounds import SuiteError
 from harness.suite.of_model import Model
 from harness.suite.plan import Plan, selected
-from harness.suite.schema import SuiteError
 from harness.verbs import advise as advice_verb
 from harness.verbs.advise import (
     Advice,
