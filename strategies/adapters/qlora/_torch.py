@@ -43,9 +43,19 @@ def quantised(parts: Parts) -> Parts:
             return widened(p[key]).as_strided(*saved) if isinstance(saved, tuple) else saved
 
         with saved_tensors_hooks(keep, again):
-            return inner_linear(parts, {**p, key: matrix}, name, x)
+            return inner_linear(parts, _with_wide(parts, p, name, matrix), name, x)
 
     return replace(parts, draw=draw, linear=linear)
+
+
+def _with_wide(parts: Parts, p: Any, name: str, matrix: Tensor) -> Any:
+    """Return a layer's parameters with a wide matrix; that of a module also by the name it has elsewhere, [in, out]."""
+    key = wide(p, name)
+    if key == name:
+        return {**p, name: matrix}
+    bias = p.get(f"{name}.bias")
+    biases = {} if bias is None else {f"b{name}": bias}
+    return {**p, key: matrix, name: matrix.T if parts.outputs_first(f"layers.0.module.{key}") else matrix, **biases}
 
 
 @torch.no_grad()
@@ -65,7 +75,7 @@ def packed(matrix: Tensor) -> Packed:
         "scales": scales,
         "outer": outer,
         "mean": mean,
-        "levels": levels.to(matrix.dtype),
+        "levels": levels.to(matrix.dtype, copy=True),  # a prediction looks at a constant anew in each product
     }
 
 

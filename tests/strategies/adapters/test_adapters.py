@@ -184,6 +184,25 @@ def test_a_last_block_that_is_short_has_a_scale_of_its_own(backend):
 @pytest.mark.parametrize(("workload", "backend"), CASES)
 def test_qlora_is_lora_on_the_rounded_model(workload, backend):
     rounded = outcome(case(workload, backend, qlora()))
+    expected = outcome(case(workload, backend, lora()), draw=rounding(backend))
+    assert rounded.trajectory == pytest.approx(expected.trajectory, rel=1e-6)
+
+
+@pytest.mark.parametrize("config", ["smollm2-135m", "qwen2.5-0.5b", "gpt2"])
+def test_packed_matrices_multiply_in_8_bits_as_wide_ones_do(config):
+    """With biases, and stored [in, out], as well."""
+    pytest.importorskip("transformers")
+    made = LOADED.workloads["causal_lm"]
+    shape = {"shape": made.probe(made.shape(config=config)).model_dump()}
+    packs, wide = (case("causal_lm", "torch", "float8_matmul", each) for each in (qlora(), lora()))
+    rounded = outcome(packs.model_copy(update=shape))
+    expected = outcome(wide.model_copy(update=shape), draw=rounding("torch"))
+    assert rounded.trajectory == pytest.approx(expected.trajectory, rel=1e-6)
+    assert rounded.trajectory != outcome(packs.model_copy(update=shape | {"strategies": (qlora(),)})).trajectory
+
+
+def rounding(backend):
+    """Let the matrices that qlora packs be drawn as it widens them."""
 
     def draw(inner):
         from strategies.adapters.qlora import is_matrix
@@ -204,8 +223,7 @@ def test_qlora_is_lora_on_the_rounded_model(workload, backend):
 
         return of
 
-    expected = outcome(case(workload, backend, lora()), draw=draw)
-    assert rounded.trajectory == pytest.approx(expected.trajectory, rel=1e-6)
+    return draw
 
 
 def test_the_levels_are_the_nearest_of_the_paper_and_both_frameworks_round_alike():
