@@ -4,6 +4,7 @@ import ast
 import errno
 import importlib
 import importlib.util
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,17 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """What is wrong where nothing more can be written; where results are, their store says it in other words."""
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """What is wrong with a path that a user has named, where nothing says it in other words."""
+WORDS = {
+    r"^Invalid value for '?([^:']+)'?: ": r"\1: ",
+    r"Input should be a valid integer.*": "give a whole number",
+    r"Input should be a valid number.*": "give a number",
+    r"Input should be greater than or equal to (\S+)$": r"give at least \1",
+    r"Input should be less than or equal to (\S+)$": r"give at most \1",
+    r"^No such command (.+?)\.?$": r"there is no verb \1: `harness --help` lists them",
+    r"^No such option: (\S+)": r"there is no option \1",
+    r"(Value error, |\.$)": "",
+}
+"""What the library of options says of a value, and what we say."""
 
 
 class Verbs(TyperGroup):
@@ -127,9 +139,18 @@ def main() -> None:
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "format_message"):
             said = error.format_message()
-            err.print(said if said.startswith("Usage:") else f"harness: {said}")  # without any verb it is the help
+            err.print(
+                said if said.startswith("Usage:") else f"harness: {_plain(said)}"
+            )  # without any verb it is the help
             sys.exit(REFUSED)
         raise
+
+
+def _plain(said: str) -> str:
+    """Return what the library of options says of a value, in the words of all other refusals."""
+    for pattern, words in WORDS.items():
+        said = re.sub(pattern, words, said)
+    return said
 
 
 def _interrupted(words: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.cli import timing
 from harness.cli.pace import Pace
@@ -32,7 +32,7 @@ class Watcher(bench.Progress):
         self.bar = Progress(
             TextColumn("{task.description}", markup=False),  # phases stand in brackets
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[many]}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             console=console,
@@ -51,7 +51,7 @@ class Watcher(bench.Progress):
 
     def __enter__(self) -> "Watcher":
         self.bar.start()
-        self.id = self.bar.add_task("preparing", total=None, left="")
+        self.id = self.bar.add_task("preparing", total=None, left="", many="")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -69,7 +69,7 @@ class Watcher(bench.Progress):
         self.done = done
         self.left(slots)
         if done:
-            self.console.print(f"resuming: {done} of {self.total} results are there")
+            self.console.print(f"resuming: {self.many} results are there")
 
     def left(self, slots: Sequence[Slot]) -> None:
         self.open = dict.fromkeys(slots)  # rows whose time was decided are not timed on
@@ -100,9 +100,9 @@ class Watcher(bench.Progress):
                 self._add(slot, -1)
 
     @property
-    def total(self) -> int:
-        """The results that there will be at most: rows leave as their time is decided."""
-        return self.done + len(self.open)
+    def many(self) -> str:
+        """The results that there are, and of how many: rows leave as their time is decided, or are measured again."""
+        return f"{self.done} of about {self.done + len(self.open)}" if self.open else f"{self.done}"
 
     def warn(self, sentence: str) -> None:
         self.console.print(visible(f"warning: {sentence}"))
@@ -128,7 +128,7 @@ class Watcher(bench.Progress):
         self._show()
         if not self.live and kind != "predict":
             left = ", ".join(filter(None, [record.status, self._left()]))
-            line = f"[{self.done}/{self.total}] {kind} {case.place} {case.label}: {left}"
+            line = f"[{self.many}] {kind} {case.place} {case.label}: {left}"
             self.console.print(visible(line))
 
     def _learn(self, record: Record, slot: Slot, case: Case, is_new: bool) -> None:
@@ -166,7 +166,8 @@ class Watcher(bench.Progress):
 
     def _show(self) -> None:
         self.ends = time.monotonic() + self._seconds()
-        self.bar.update(self.id, total=self.total, completed=self.done, left=self._left())
+        total = self.done + len(self.open)
+        self.bar.update(self.id, total=total, completed=self.done, many=self.many, left=self._left())
 
     def _left(self) -> str:
         """Say how long the open results will take, from what is known since the last one ended."""

@@ -25,6 +25,11 @@ def with_code(text: str) -> str:
     return re.sub(r"\\`([^\\`]+)\\`", r"`\1`", escaped(text))
 
 
+def ended(sentence: str) -> str:
+    """Return a sentence with a full stop, unless it asks something."""
+    return sentence if sentence.endswith(("?", ".")) else f"{sentence}."
+
+
 def cell(text: str) -> str:
     """Return text that is harmless in a spreadsheet and on a terminal: no formula, no control characters."""
     line = visible(text, allowed="\n")

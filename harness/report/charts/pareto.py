@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from harness.records.case import CONTROL
 from harness.records.record import WRONG
+from harness.report.charts.beside import Box, beside
 from harness.report.charts.style import BLUE, GREY, HEIGHT, WIDTH, altair, logarithmic, plain, titled
 from harness.report.export import Figures
 
@@ -15,8 +17,8 @@ EXACTLY, BY_ANY = "best, answers as before", "best, answers less exactly"
 BEATEN = "beaten in both, as estimated"
 KINDS = {EXACTLY: BLUE, BY_ANY: "#d9822b", BEATEN: GREY}
 """Which points are which, and their colours."""
-LETTER, LINE = 8 / WIDTH, 13 / HEIGHT
-"""The width of a letter and the height of a line, as shares of the picture."""
+MARK, STROKE = 11.0, 2.0
+"""How wide points and lines are, in pixels."""
 
 
 def tradeoff(rows: Sequence[Figures]) -> Any:
@@ -42,9 +44,9 @@ def tradeoff(rows: Sequence[Figures]) -> Any:
     color = alt.Color("kind:N", title=None, scale=scale, legend=alt.Legend(orient="top", symbolOpacity=1))
     layers = [
         alt.Chart(alt.Data(values=best))
-        .mark_line(interpolate="step-after", color=KINDS[kind], strokeDash=[4, 3], opacity=0.8)
+        .mark_line(interpolate="step-after", color=KINDS[kind], strokeDash=[4, 3])
         .encode(x=x, y=y)
-        for kind, best in fronts.items()
+        for kind, best in reversed(fronts.items())  # where both are one, that of the answers as before is seen
     ]
     known = [row for row in measured if row["time_ratio_low"] is not None]
     intervals = alt.Chart(alt.Data(values=known)).mark_rule(opacity=0.45)
@@ -54,7 +56,30 @@ def tradeoff(rows: Sequence[Figures]) -> Any:
         points = alt.Chart(alt.Data(values=members)).mark_point(filled=exact, size=75, opacity=1, strokeWidth=2)
         layers.append(points.encode(x=x, y=y, color=color, tooltip=TOOLTIP))
     named = [row for row in measured if row["kind"] != BEATEN or row["strategy"] == "baseline"]
-    return titled(alt.layer(*layers, *_labels(alt, named, across, up)), rows)
+    boxes = [*_marks(measured, across, up), *(box for best in fronts.values() for box in _steps(best, across, up))]
+    return titled(alt.layer(*layers, *_labels(alt, named, boxes, across, up)), rows)
+
+
+def _marks(rows: Sequence[Figures], across: Sequence[float], up: Sequence[float]) -> list[Box]:
+    """Return what the points cover, and the intervals of their times."""
+    boxes = []
+    for row in rows:
+        x, y = _pixels(row, across, up)
+        boxes.append(Box(x - MARK / 2, x + MARK / 2, y - MARK / 2, y + MARK / 2))
+        if row["time_ratio_low"] is not None:
+            low, high = (WIDTH * _share(row[name], across) for name in TIMES[1:])
+            boxes.append(Box(low, high, y - STROKE / 2, y + STROKE / 2))
+    return boxes
+
+
+def _steps(best: Sequence[Figures], across: Sequence[float], up: Sequence[float]) -> list[Box]:
+    """Return what the line of a front covers: from each point across to the time of the next, and then up to it."""
+    boxes = []
+    for one, other in pairwise(sorted(best, key=lambda row: float(row["time_ratio"]))):
+        (x, y), (to_x, to_y) = _pixels(one, across, up), _pixels(other, across, up)
+        boxes.append(Box(x, to_x, y - STROKE / 2, y + STROKE / 2))
+        boxes.append(Box(to_x - STROKE / 2, to_x + STROKE / 2, min(y, to_y), max(y, to_y)))
+    return boxes
 
 
 def front(rows: Sequence[Figures]) -> list[Figures]:
@@ -92,33 +117,36 @@ def _span(values: Sequence[float]) -> list[float]:
     return [math.exp(low - room), math.exp(high + room)]
 
 
-def _labels(alt: Any, rows: Sequence[Figures], across: Sequence[float], up: Sequence[float]) -> list[Any]:
-    """Write each name beside its point, towards the middle of the picture, none over another."""
-    layers = []
-    placed = _beside(rows, across, up)
-    for align, dx in (("left", 10), ("right", -10)):
-        if side := [row for row in placed if row["align"] == align]:
-            text = alt.Chart(alt.Data(values=side)).mark_text(align=align, dx=dx, dy=-8, fontSize=11)
-            layers.append(text.encode(x="time_ratio:Q", y=alt.Y("at:Q"), text="label:N"))
-    return layers
+def _labels(
+    alt: Any, rows: Sequence[Figures], boxes: Sequence[Box], across: Sequence[float], up: Sequence[float]
+) -> list[Any]:
+    """Write each name beside its point, where it covers least of the others and of `boxes`."""
+    rows = sorted(rows, key=lambda row: float(row["peak_ratio"]))
+    layers: dict[str, list[Figures]] = {"left": [], "right": []}
+    points = [(*_pixels(row, across, up), str(row["label"])) for row in rows]
+    for row, name in zip(rows, beside(points, boxes), strict=True):
+        x = _value((name.box.left if name.align == "left" else name.box.right) / WIDTH, across)
+        y = _value((name.box.low + name.box.high) / 2 / HEIGHT, up)
+        layers[name.align].append(row | {"align": name.align, "name_x": x, "name_y": y})
+    return [
+        alt.Chart(alt.Data(values=named))
+        .mark_text(align=align, baseline="middle", fontSize=11)
+        .encode(x=alt.X("name_x:Q"), y=alt.Y("name_y:Q"), text="label:N")
+        for align, named in layers.items()
+        if named
+    ]
 
 
-def _beside(rows: Sequence[Figures], across: Sequence[float], up: Sequence[float]) -> list[Figures]:
-    """Return rows with the height `at` of their names: that of the point, or above the names that are in the way."""
-    boxes: list[tuple[float, float, float]] = []
-    placed = []
-    for row in sorted(rows, key=lambda row: row["peak_ratio"]):
-        x, y = _share(row["time_ratio"], across), _share(row["peak_ratio"], up)
-        width = LETTER * len(row["label"])
-        begin, end, align = (x, x + width, "left") if x <= 0.5 else (x - width, x, "right")
-        for left, right, height in sorted(boxes, key=lambda box: box[2]):
-            if left < end and begin < right and abs(height - y) < LINE:
-                y = height + LINE
-        boxes.append((begin, end, y))
-        placed.append(row | {"align": align, "at": up[0] * (up[1] / up[0]) ** y})
-    return placed
+def _pixels(row: Figures, across: Sequence[float], up: Sequence[float]) -> tuple[float, float]:
+    """Return where a point lies, in pixels from the lower left corner."""
+    return WIDTH * _share(row["time_ratio"], across), HEIGHT * _share(row["peak_ratio"], up)
 
 
 def _share(value: float, ends: Sequence[float]) -> float:
     """Return where a value lies between two ends of a logarithmic axis, from 0 to 1."""
     return math.log(value / ends[0]) / math.log(ends[1] / ends[0])
+
+
+def _value(share: float, ends: Sequence[float]) -> float:
+    """Return the value at a share of a logarithmic axis."""
+    return ends[0] * (ends[1] / ends[0]) ** share

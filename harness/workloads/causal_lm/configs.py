@@ -160,6 +160,16 @@ def _usual(values: Values) -> Values:
             f"the architecture '{values['model_type']}' has no attention heads: a decoder that can be cut attends in "
             "some of its layers"
         )
+    if (
+        "num_attention_heads" not in missing
+        and "num_key_value_heads" not in values
+        and isinstance(usual.get("num_key_value_heads"), int)
+        and values[key(values, "num_attention_heads")] != usual.get("num_attention_heads")
+    ):
+        raise ValueError(
+            f"the configuration has no num_key_value_heads and not the heads that are usual for its architecture, "
+            f"'{values['model_type']}': add it"
+        )
     usual.setdefault("max_position_embeddings", BOUNDS["max_position_embeddings"])  # any distance is as good (ALiBi)
     also = (name for name in ("num_key_value_heads", "head_dim") if name not in values)
     return {name: usual[name] for name in (*missing, *also) if isinstance(usual.get(name), int)}
@@ -182,7 +192,7 @@ def of(values: Mapping[str, Any], size: str, name: str = "the configuration") ->
     """Return a size. Raises ValueError where it is missing or absurd."""
     value = values.get(key(values, size))
     if value is None:
-        raise ValueError(f"{name} has no {size}: add it")
+        raise ValueError(f"{name} has no {size}: add it, if it is a decoder; no other model can be cut")
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= BOUNDS[size]:
         raise ValueError(f"{name} has a {key(values, size)} of {value!r}: give a whole number from 1 to {BOUNDS[size]}")
     return value

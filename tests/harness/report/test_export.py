@@ -16,7 +16,7 @@ from harness.records import Applied, Case, Memory, Origin, Phase, Rank, Record, 
 from harness.records.place import Place
 from harness.report import charts, export, formats
 from harness.report.charts import PicturesError
-from harness.report.charts.style import ticks
+from harness.report.charts.style import HEIGHT, WIDTH, ticks
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
@@ -269,13 +269,31 @@ def test_an_axis_has_round_figures_that_do_not_crowd_it(low: float, high: float,
     assert ticks(low, high) == pytest.approx(due)
 
 
-def test_names_of_points_lie_apart():
+def test_names_of_points_lie_apart_and_cover_no_point():
     """Those that lie on one height, at times so near that one name would cover the other."""
     near = [row(f"strategy_{at}", seconds=1 - at / 100, peak_ratio=0.5 + at / 1e4) for at in range(4)]
-    names = marks(drawn(row(), *near, chart="tradeoff-1"), "text")
-    heights = sorted(name["at"] for name in names if name["label"] != "baseline")
-    assert len(heights) == 4
-    assert all(after > 1.02 * before for before, after in itertools.pairwise(heights))
+    spec = drawn(row(), *near, chart="tradeoff-1")
+    names, points = marks(spec, "text"), marks(spec, "point")
+    assert len(names) == 5 and len(points) == 5
+    ends = {axis: next(layer["encoding"][axis]["scale"]["domain"] for layer in spec["layer"]) for axis in "xy"}
+
+    def at(value: float, axis: str, pixels: int) -> float:
+        low, high = ends[axis]
+        return pixels * math.log(value / low) / math.log(high / low)
+
+    places = {name["label"]: (at(name["name_x"], "x", WIDTH), at(name["name_y"], "y", HEIGHT)) for name in names}
+    spans = {
+        name["label"]: sorted((places[name["label"]][0], places[name["label"]][0] + sign * 6 * len(name["label"])))
+        for name in names
+        for sign in [1 if name["align"] == "left" else -1]
+    }
+    for one, other in itertools.combinations(places, 2):
+        apart = max(spans[one][0], spans[other][0]) - min(spans[one][1], spans[other][1])
+        assert apart > 0 or abs(places[one][1] - places[other][1]) > 11, (one, other)
+    for point in points:
+        x, y = at(point["time_ratio"], "x", WIDTH), at(point["peak_ratio"], "y", HEIGHT)
+        for label, (low, high) in spans.items():
+            assert not low < x < high or abs(places[label][1] - y) > 10, (label, point["strategy"])
 
 
 def test_rows_whose_names_begin_alike_stay_apart():

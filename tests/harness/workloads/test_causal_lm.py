@@ -388,12 +388,15 @@ def test_a_window_as_long_as_the_row_hides_nothing(tokens, called):
     assert len(calls) == called
 
 
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "intermediate_size": 128}
+"""What says nothing about positions and heads."""
 BAD = [
     ({"config": "qwen3-8c"}, "no published configuration and no file 'qwen3-8c'; did you mean 'qwen3-8b'?"),
     ({"config": "Mistralai/mistral-7B-v0.3"}, "no file 'Mistralai/mistral-7B-v0.3'; did you mean 'mistral-7b'?"),
     ({"config": {"vocab_size": 5}}, "has no model_type"),
     ({"config": {**configs.read("gemma-2-2b"), "final_logit_softcapping": [3]}}, "softcapping of [3]: give a number"),
-    ({"config": {**configs.read("gpt2"), "n_layer": None}}, "has no num_hidden_layers: add it"),
+    ({"config": {**configs.read("gpt2"), "n_layer": None}}, "has no num_hidden_layers: add it, if it is a decoder"),
+    ({"config": {**LLAMA, "num_attention_heads": 4}}, "no num_key_value_heads and not the heads that are usual"),
     ({"config": {**configs.read("llama-3.2-1b"), "num_key_value_heads": 7}}, "num_key_value_heads of 7: give a number"),
     ({"config": {**configs.read("llama-3.2-1b"), "head_dim": -64}}, "head_dim of -64: give a whole number from 1 to"),
     ({"config": {**configs.read("llama-3.2-1b"), "rope_theta": math.nan}}, "has a rope_theta of nan: give a number"),
