@@ -27,15 +27,16 @@ class Schema(StrEnum):
 def list_all(plugin: PluginOption = None) -> None:
     """List the strategies by the part they rewrite, and the workloads."""
     loaded = plugins.load(tuple(plugin or ()))
+    width = max(map(len, (*loaded.strategies, *loaded.workloads)), default=0)
     by_part: dict[str, list[str]] = {}
     for strategy in loaded.strategies.values():
         part = strategy.rewrites[0] if strategy.rewrites else "(none)"
-        by_part.setdefault(part, []).append(f"  {strategy.name:<16} {strategy.summary}")
+        by_part.setdefault(part, []).append(f"  {strategy.name:<{width}} {strategy.summary}")
     for part, lines in by_part.items():
         out.print(f"{part}\n" + "\n".join(lines))
     out.print("workloads")
     for workload in loaded.workloads.values():
-        out.print(f"  {workload.name:<16} presets: {', '.join(workload.presets)}")
+        out.print(f"  {workload.name:<{width}} presets: {', '.join(workload.presets)}")
 
 
 def show(

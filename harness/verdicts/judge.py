@@ -353,7 +353,7 @@ def _answer(observed: Observed, baseline: Observed | None) -> tuple[str | None, 
     verdict = observed.answer.numerics if observed.answer else None
     rung, reason = (verdict.verdict, verdict.reason) if verdict else (None, "")
     if observed.answer is not None and observed.answer.status != "ok":
-        reason = str(observed.answer.evidence.get("message", observed.answer.status))
+        reason = remarks.message(observed.answer)
     if observed.status != "ok" or not observed.memory:
         return rung, reason, None
     own, unchanged = observed.memory[0].memory, observed.memory[0].notes.get("unchanged")

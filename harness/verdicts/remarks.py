@@ -21,6 +21,8 @@ REACHING = 0.05
 """Of savings above this share it is noted where less than half of them reaches a user of the usual allocator."""
 LEAST_FOR_PERCENT = 32 * MIB
 """Peaks below this have their residual in bytes: the meter's own error is a large share of them."""
+EXPLAINING = ("ValueError", "Refusal", "PluginError", "CutError", "CorpusError", "SizeError")
+"""Errors whose message is a sentence for the user: of others, it may be no more than a key."""
 WITHHELD = {
     "unsettled": "its memory did not settle before the run: measure it again on a quiet machine",
     "no_reset": "its peak could not be reset: run `harness doctor`",
@@ -206,8 +208,16 @@ def _failure(record: Record) -> str:
         size = evidence["request_bytes"] / MIB
         reason = f"asked for {size:,.0f} MiB more" if size >= 1 else f"asked for {size:.2g} MiB more"
     else:
-        reason = str(evidence.get("message", record.status))
+        reason = message(record)
     return f"{reason} in {where}" if where else reason
+
+
+def message(record: Record) -> str:
+    """Return what an error said, with its kind unless it is one that speaks in sentences; or else the status."""
+    said, kind = record.evidence.get("message"), record.evidence.get("exception")
+    if kind is None or kind in EXPLAINING or record.status != "error":
+        return str(record.status if said is None else said)
+    return f"{kind}: {said}" if said else str(kind)
 
 
 def withheld(observed: Observed, baseline: Observed | None, compared: str | None) -> list[str]:

@@ -447,6 +447,20 @@ def test_what_was_asked_for_when_memory_ran_out_is_never_nothing(asked: int, sho
     assert row.reasons == (f"asked for {shown} MiB more in loss",)
 
 
+@pytest.mark.parametrize(
+    ("kind", "said", "shown"),
+    [
+        ("KeyError", "'layers.0'", "KeyError: 'layers.0' in backward"),
+        ("AssertionError", "", "AssertionError in backward"),
+        ("ValueError", "chunk is 0: give 1 or more", "chunk is 0: give 1 or more in backward"),
+    ],
+)
+def test_an_error_is_shown_with_its_kind_unless_it_explains_itself(kind: str, said: str, shown: str) -> None:
+    evidence = {"exception": kind, "message": said, "phase": "backward"}
+    row = row_of(member("checkpoint", None, (), None, status="error", evidence=evidence))
+    assert row.reasons == (shown,)
+
+
 @pytest.mark.parametrize(("status", "verdict"), [("unsupported", "untested"), ("skipped_guard", "skipped")])
 def test_what_was_not_run_is_not_judged(status: str, verdict: str) -> None:
     row = row_of(member("checkpoint", None, (), None, status=status, evidence={"message": "not here"}))
