@@ -8,8 +8,16 @@ from harness.contract.place import Place
 from harness.records import Slot
 from harness.records.roofline import Operations
 
-USUAL_SECONDS = {"predict": 0.5, "numerics": 4.0, "memory": 3.0, "pilot": 5.0}
-"""How long a task takes, until something has shown it; one of memory, beside its steps."""
+USUAL_SECONDS = {
+    "torch": {"predict": 0.4, "numerics": 1.0, "memory": 1.5, "pilot": 5.0},
+    "jax": {"predict": 0.9, "numerics": 2.5, "memory": 6.5, "pilot": 3.5},
+}
+"""How long a task takes with a backend, until something has shown it; one of memory, beside its steps.
+
+About the means of the committed results of two cores; in JAX memory is measured of a program that is compiled anew.
+"""
+OTHERS = 2.0
+"""The same of tasks that are not named there."""
 STEPS = 6
 """Steps of a task of memory."""
 INSTANT = 0.001
@@ -41,9 +49,13 @@ class Pace:
         """Learn from what each task took in earlier results."""
         self.before = {(slot.kind, slot.case): each for slot, each in seconds.items() if not slot.repeat and each}
 
+    def at(self, places: Mapping[str, Place]) -> None:
+        """Note where cases run, by digest."""
+        self.places |= places
+
     def predicted(self, case: str, work: Sequence[Operations], place: Place) -> None:
         """Note where a case runs, and the work of a step of it."""
-        self.places[case] = place
+        self.at({case: place})
         if work:
             flops, bandwidth = FLOPS[place.device], BANDWIDTH[place.device]
             self.steps_of_all -= self.step_seconds.get(case, 0.0)
@@ -71,7 +83,8 @@ class Pace:
         """Return how many seconds a task was expected to take."""
         if (before := self.before.get((kind, case))) is not None:
             return before
-        usual = USUAL_SECONDS.get(kind, 2.0)
+        place = self.places.get(case)
+        usual = USUAL_SECONDS["jax" if place is not None and place.backend == "jax" else "torch"].get(kind, OTHERS)
         if kind != "memory" or not self.step_seconds:
             return usual
         known = self.step_seconds.get(case)

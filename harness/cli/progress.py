@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.cli import timing
 from harness.cli.pace import Pace
+from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.records import Case, Record, Slot
 from harness.report import table
@@ -60,6 +61,9 @@ class Watcher(bench.Progress):
     def groups(self, groups: Sequence[frozenset[str]], seconds: Sequence[float]) -> None:
         self.timings = list(map(timing.Timing, groups, seconds))
         self._count()
+
+    def places(self, places: Mapping[str, Place]) -> None:
+        self.pace.at(places)
 
     def unsupported(self, cases: frozenset[str]) -> None:
         self.pace.unsupported = cases

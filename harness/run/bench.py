@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.contract.assembly import environment_of
+from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.machine import checkups, facts, history
 from harness.machine.environment import cache_folder
@@ -29,6 +30,9 @@ class Progress:
 
     def groups(self, groups: Sequence[frozenset[str]], seconds: Sequence[float]) -> None:
         """Hear which cases are timed together, by digest, and how long the rounds of each may take from now on."""
+
+    def places(self, places: Mapping[str, Place]) -> None:
+        """Hear where each case runs, by digest, and each of those in which answers are compared."""
 
     def unsupported(self, cases: frozenset[str]) -> None:
         """Hear which cases cannot run here, by digest: each gets a record that says so, and takes no time."""

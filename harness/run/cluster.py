@@ -209,6 +209,7 @@ class FanOut:
         left = [slot for slot in planned if slot not in measured or slot in again]
         groups = [frozenset(map(self.schedule.digest, comparison.cases)) for comparison in self.comparisons]
         self.progress.groups(groups, [60 * self.schedule.plan.suite.timing_minutes] * len(groups))
+        self.progress.places(self.schedule.places)
         self.progress.begin(left, len(measured - again))
         self.client.subscribe_topic(TOPIC, lambda event: self.inbox.put(event[1]))
         try:

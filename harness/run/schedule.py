@@ -10,6 +10,7 @@ from typing import NamedTuple
 from harness import backends
 from harness.contract.assembly import probe_of
 from harness.contract.parts import ENDING_PARTS
+from harness.contract.place import Place
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import Strategy
 from harness.machine import facts, gpu
@@ -189,6 +190,13 @@ class Schedule:
                 if self.obstacle(case) is not None:
                     cases |= {self.digest(case), self.probe_digest(case)}
         return frozenset(cases)
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """The place of each case, by its digest, and by that of the case in which its answer is compared."""
+        cases = {self.digest(case): case.place for case in self.plan.cases}
+        measured = [each for each in self.plan.comparisons if self.obstacle(each.baseline) is None]
+        return cases | {self.probe_digest(case): case.place for each in measured for case in each.cases}
 
     def allowed(self, kind: Kind) -> float:
         """Return how many seconds a task of a kind may take."""

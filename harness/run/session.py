@@ -29,6 +29,9 @@ REPEATS = 3
 DOUBT = 0.05
 """The share by which the peak of a row may be another next time: 310 of 316 rows that ran three times stayed in it."""
 
+FILES = 3
+"""Earlier results that are read to learn how long tasks take, at the most."""
+
 
 def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> Path:
     """Run everything of a plan that has no result yet; return the results file.
@@ -53,6 +56,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
             [frozenset(map(schedule.digest, comparison.cases)) for comparison in plan.comparisons],
             [schedule.seconds_left(comparison.cases, timed) for comparison in plan.comparisons],
         )
+        progress.places(schedule.places)
         progress.unsupported(schedule.obstructed)
         progress.earlier(seconds_before(schedule, folder, path))
         progress.begin(schedule.tasks(latest), schedule.there(latest))
@@ -109,16 +113,27 @@ def opened(
 
 
 def seconds_before(schedule: Schedule, folder: Path, path: Path) -> dict[Slot, float]:
-    """Return how long each task took in the newest results of a suite beside `path`, by the slot that it has today.
+    """Return how long each task took in earlier results of a suite beside `path`, by the slot that it has today.
 
-    Those of this machine come first, then those of others: what is learned from them is corrected as the run goes on.
+    The newest of this machine come first, then those of others: what is learned from them is corrected as the run goes
+    on. Others are read as well where the first say nothing of some memory, up to `FILES` of them.
     """
     files = [file for file in folder.parent.glob("*/*.jsonl") if file != path]
-    newest = max(files, key=lambda file: (file.parent == folder, file.name), default=None)
+    wanted = {slot for slot in schedule.slots() if slot.kind == "memory" and slot.case not in schedule.obstructed}
+    known: dict[Slot, float] = {}
+    for file in sorted(files, key=lambda file: (file.parent == folder, file.name), reverse=True)[:FILES]:
+        if wanted <= known.keys():
+            break
+        known = _seconds_of(schedule, file) | known
+    return known
+
+
+def _seconds_of(schedule: Schedule, file: Path) -> dict[Slot, float]:
+    """Return how long each task took in one file of results."""
     seconds: dict[Slot, float] = defaultdict(float)
     today: dict[str, str] = {}
     with suppress(store.StoreError):  # nothing is decided by them
-        for record in store.read(newest, schedule.plugins.aliases)[0] if newest is not None else ():
+        for record in store.read(file, schedule.plugins.aliases)[0]:
             if (slot := record.slot) is not None and record.case is not None:
                 case = today.get(slot.case) or today.setdefault(slot.case, schedule.digest(record.case))
                 seconds[slot.model_copy(update={"case": case, "block": 0})] += worker_seconds(record)

@@ -15,7 +15,7 @@ from harness.run.schedule import obstacle
 from harness.suite.plan import Comparison, Plan
 from harness.verbs.combinations import MOST, candidates, demanded, left_out, listed, members, unfit
 from harness.verbs.plan import ELSEWHERE, TIMED, Machine, PlanRow, beyond_host, need, of_cases, of_plan, taken
-from harness.verbs.search import SECONDS, search
+from harness.verbs.search import Patient, search
 from harness.verdicts import judge
 from harness.verdicts.judge import Row
 
@@ -113,18 +113,19 @@ def advise(
     in_full = replace(plan, comparisons=tuple(filter(None, whole)))
     rows_in_full = iter(of_plan(in_full, plugins, options.plugins, machine, on_case))
 
-    def predict(cases: Sequence[Case]) -> list[PlanRow]:
-        return of_cases(cases, plan, plugins, options.plugins, machine, on_case, seconds=SECONDS)
+    def predict(cases: Sequence[Case], seconds: float) -> list[PlanRow]:
+        return of_cases(cases, plan, plugins, options.plugins, machine, on_case, seconds=seconds)
 
     def searched(baseline: Case, its: Sequence[Applied]) -> list[PlanRow]:
         on_note(
             f"{plan.path}: {len(its)} strategies give more than {MOST} combinations on {baseline.place}: each is tried "
             "alone, and then the one that saves most added, again and again"
         )
-        rows = search(baseline, its, plugins, predict, lambda row: on_note(f"so far {row.case.label} {_state(row)}"))
+        patient = Patient(predict)
+        rows = search(baseline, its, plugins, patient, lambda row: on_note(f"so far {row.case.label} {_state(row)}"))
         without = [row.case.label for row in rows if row.peak_bytes is None and len(row.case.strategies) == 1]
         if without:
-            on_note(f"{plan.path}: left out, without a prediction in {SECONDS:.0f} s: {', '.join(without)}")
+            on_note(f"{plan.path}: left out, without a prediction in {patient.seconds:.0f} s: {', '.join(without)}")
         return rows
 
     predicted = [

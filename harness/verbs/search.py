@@ -6,12 +6,14 @@ best of this step are predicted in it, and no others. Where that ends short of t
 others, it is done again without one of these (Harvey and Ginsberg, "Limited discrepancy search", 1995).
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.contract.plugins import Plugins
 from harness.contract.strategy import DECLARED
 from harness.records import Applied, Case
+from harness.run.schedule import PREDICTING_SECONDS
 from harness.verbs.combinations import ordered
 from harness.verbs.plan import PlanRow, taken
 
@@ -21,9 +23,28 @@ LEAST = 0.005
 """The share of what a combination takes that a strategy must save to be added to it."""
 SHORT = 1.5
 """How many times its limit a combination may take that other ways are tried to, where none of its kind fits."""
-SECONDS = 10.0
-"""How long a combination may take to be predicted: those that take longer are left out."""
+SECONDS, SLOWER = 10.0, 2
+"""How long a combination may take to be predicted, those that take longer are left out: in seconds, or so many times as
+long as the baseline with the start of what predicts, where that is more."""
 Combination = tuple[Applied, ...]
+Predict = Callable[[Sequence[Case], float], list[PlanRow]]
+"""Predict cases, each within so many seconds."""
+
+
+class Patient:
+    """Predict cases, the baseline first; for each of the others wait `seconds`, which follow from it."""
+
+    def __init__(self, predict: Predict) -> None:
+        self._predict = predict
+        self.seconds: float | None = None
+
+    def __call__(self, cases: Sequence[Case]) -> list[PlanRow]:
+        if self.seconds is not None:
+            return self._predict(cases, self.seconds)
+        begun = time.monotonic()
+        rows = self._predict(cases, PREDICTING_SECONDS)
+        self.seconds = max(SECONDS, SLOWER * (time.monotonic() - begun))
+        return rows
 
 
 class Step(NamedTuple):
@@ -44,13 +65,13 @@ def search(
 
     Each strategy is tried alone. Then the one that saves most is added, again and again, of those whose answers are as
     the baseline's; where nothing of these fits, of those that reorder sums as well, and so on to the approximate ones.
-    Of a combination that fits, what it fits without is taken out again. Where no limit is known nothing is looked for.
-    `on_step` gets each combination that something was added to.
+    Of a combination that fits, what it fits without is taken out again. Where no limit is known, or the baseline cannot
+    be predicted, nothing is looked for. `on_step` gets each combination that something was added to.
     """
     tree = _Tree(baseline, members, plugins, predict, on_step)
     tree.predict([()])
     plain = tree.row(())
-    if plain.limit_bytes is None:
+    if plain.limit_bytes is None or plain.peak_bytes is None:
         return [plain]
     if not plain.fits or plain.seconds is not None:  # where times are known, another may be faster
         tree.predict([(each,) for each in members if ordered((each,), plugins) is not None])

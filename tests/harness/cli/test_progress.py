@@ -285,6 +285,16 @@ def test_rows_that_are_not_predicted_yet_take_as_long_as_those_that_ran(now: lis
     assert seconds_left(lines.getvalue().splitlines()[-1]) == 300, "two of 150 s, and not of the usual three"
 
 
+def test_memory_of_jax_takes_longer_from_the_start_since_its_programs_are_compiled(now: list[float]) -> None:
+    lines = io.StringIO()
+    with progress.Watcher(Console(file=lines, width=200), plugins.load()) as watcher:
+        watcher.places({"a": CASE.place, "b": Place("jax", "cpu")})
+        watcher.begin(memory("a", "b"), 0)
+        now[0] += 3.0
+        watcher.finish(Record(slot=memory("a")[0]), CASE)
+    assert seconds_left(lines.getvalue()) == 13, "twice the usual 6.5 s, as the first took twice its 1.5 s"
+
+
 def test_rows_that_cannot_run_here_take_no_time(now: list[float]) -> None:
     lines = io.StringIO()
     memory = [Slot(case=case, kind="memory") for case in "abcd"]

@@ -591,6 +591,22 @@ def test_a_watcher_hears_what_each_task_took_in_the_newest_results_before(runnin
     assert {seconds for slot, seconds in second.before.items() if slot.kind != "predict"} == {3.0}
 
 
+def test_what_the_newest_results_do_not_say_stands_in_older_ones_and_in_those_of_other_machines(measuring, tmp_path):
+    schedule = measuring(Workers(), strategies="checkpoint").schedule
+    plain, checkpoint = schedule.plan.cases[0], schedule.plan.cases[-1]
+    files = {"here/3": {"plain": 3.0}, "here/2": {"plain": 2.0}, "there/9": {"plain": 9.0, "checkpoint": 18.0}}
+    for name, took in files.items():
+        for case in (case for case in (plain, checkpoint) if ("checkpoint" if case.strategies else "plain") in took):
+            seconds = took["checkpoint" if case.strategies else "plain"]
+            slot = Slot(case="as it was", kind="memory") if case is plain else Slot(case="another", kind="memory")
+            path = tmp_path / "mine" / f"{name}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            session.store.append(path, Record(slot=slot, case=case, origin=Origin(worker_seconds=seconds)))
+    before = session.seconds_before(schedule, tmp_path / "mine" / "here", tmp_path / "mine" / "here" / "4.jsonl")
+    took = {schedule.digest(plain): 3.0, schedule.digest(checkpoint): 18.0}
+    assert {slot.case: seconds for slot, seconds in before.items()} == took
+
+
 def test_a_watcher_hears_of_rows_near_a_bound_before_they_are_measured_again(running):
     heard = Told()
     running(Near(), "rounds: 4", heard=heard)

@@ -10,7 +10,7 @@ from harness.records import Applied, Case, Prediction
 from harness.records.record import Phase
 from harness.verbs.advise import preference
 from harness.verbs.plan import PlanRow
-from harness.verbs.search import AT_ONCE, search
+from harness.verbs.search import AT_ONCE, SECONDS, Patient, search
 
 LOADED = plugins.load()
 MIB = 1 << 20
@@ -72,6 +72,21 @@ def fitting(limit: int, names: Sequence[str] = tuple(LEFT)) -> list[str]:
     rows = search(BASELINE, [Applied(name=name) for name in names], LOADED, predicting(limit, []))
     assert rows[0].case.is_baseline
     return [row.case.label for row in rows if row.fits]
+
+
+@pytest.mark.parametrize(("took", "waits"), [(0.1, SECONDS), (60.0, 120.0)])
+def test_a_slow_processor_is_waited_for(took: float, waits: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, allowed = [0.0], []
+
+    def predict(cases: Sequence[Case], seconds: float) -> list[PlanRow]:
+        clock[0] += took
+        allowed.append(seconds)
+        return predicting(1000, [])(cases)
+
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    patient = Patient(predict)
+    search(BASELINE, [Applied(name=name) for name in LEFT], LOADED, patient)
+    assert allowed[0] > 60 and set(allowed[1:]) == {patient.seconds} == {waits}
 
 
 def test_what_fits_alone_ends_the_search() -> None:
