@@ -42,7 +42,7 @@ def command(
     machine = room.machine(() if predict_only else plan.places)  # rates are for what is run
     predict_only = predict_only or all(machine.is_absent(place) for place in plan.places)
     search = Search(plan, loaded, cases.plugins, over, cache_folder(), note, machine)
-    budgets: list[int | None] = [size(each) for each in budget] if budget else [None]
+    budgets: list[int | None] = [size(each, "budget") for each in budget] if budget else [None]
     file, records = run(search, budgets, results, predict_only)
     out.print(text(records), end="")
     note(f"records: {file}")

@@ -90,7 +90,7 @@ class Cases:
             plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text, rounds=rounds)
         plan = selected(plan, self.place, self.only)
         demand_gpu(plan, on_gpu)
-        return with_budget(plan, None if budget is None else size(budget))
+        return with_budget(plan, None if budget is None else size(budget, "budget"))
 
     def answers(self, loaded: Plugins) -> list[str]:
         """Return the kinds of answers of the strategies that --with names: whoever names one allows it."""

@@ -54,7 +54,7 @@ def command(
         raise SuiteError("--fresh begins anew, and --once keeps what is there: give one of the two")
     loaded = plugins.load(cases.plugins)
     plan = cases.plan(loaded, rounds=rounds)
-    most = None if max_bytes is None else size(max_bytes)
+    most = None if max_bytes is None else size(max_bytes, "max bytes")
     options = bench.Options(results, cases.plugins, rounds, fresh, most, try_all, once=once)
     folder = results / plan.name / facts.name()
     before = _sizes(folder)

@@ -30,6 +30,14 @@ ALIKE = 0.8
 LEAST_PART = 4
 """Letters that a name has, at least, which is looked for within others."""
 
+OTHERS = frozenset({"harness", "torch", "jax", "jaxlib", "numpy", "pluggy", "transformers"})
+"""Packages that are no plugins, though an error may pass through them; those of Python are none either."""
+KNOB = (
+    ", as in `every: int = 2`: bool, int, float or str, written as types (which `from __future__ import annotations` "
+    "makes texts)"
+)
+"""What a knob is, after what is wrong with one."""
+
 
 class PluginError(Refusal):
     """A plugin that cannot be used, in one sentence."""
@@ -104,12 +112,25 @@ def _register(manager: pluggy.PluginManager, module: ModuleType, name: str) -> N
 
 
 def _imported(module: str, name: str) -> ModuleType:
+    if Path(module).is_file():
+        raise PluginError(f"plugin '{name}' is a file whose name does not end in .py: give one that does, or a module")
     try:
         return importlib.import_module(module)
-    except Exception as error:
-        raise PluginError(
-            f"plugin '{name}' cannot be imported ({type(error).__name__}: {error}): mend or remove it"
-        ) from None
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"plugin '{name}' cannot be imported ({raised(error)}): mend or remove it") from None
+
+
+def raised(error: BaseException) -> str:
+    """Return the kind of an error, the first line of what it says, and the last place in the code of a plugin."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    place = ""
+    at = error.__traceback__
+    while at is not None:
+        owner = str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if owner not in OTHERS and owner not in sys.stdlib_module_names:
+            place = f" at {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
+        at = at.tb_next
+    return f"{type(error).__name__}{f': {first}' if first else ''}{place}"
 
 
 def _from_path(path: Path) -> ModuleType:
@@ -120,8 +141,8 @@ def _from_path(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise PluginError(f"plugin '{path}' raises when loaded ({type(error).__name__}: {error}): mend it") from None
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"plugin '{path}' raises when loaded ({raised(error)}): mend it") from None
     return module
 
 
@@ -131,9 +152,13 @@ def _by_name(manager: pluggy.PluginManager, hook: str, kind: type[T]) -> dict[st
     for implementation in getattr(manager.hook, hook).get_hookimpls():
         plugin = implementation.plugin_name
         try:
-            offered = list(implementation.function())
+            returned = implementation.function()
+            offered = list(returned) if isinstance(returned, Iterable) else None
         except Exception as error:
-            raise PluginError(f"plugin '{plugin}' raises in {hook} ({type(error).__name__}: {error})") from None
+            raise PluginError(f"plugin '{plugin}' raises in {hook} ({raised(error)}): mend it") from None
+        if offered is None:
+            what = f"returns a {type(returned).__name__}" if returned is not None else "returns nothing"
+            raise PluginError(f"plugin '{plugin}' {what} from {hook}: return a list of {kind.__name__}")
         for item in offered:
             _refuse_unusable(item, kind, plugin)
             aliases: tuple[str, ...] = getattr(item, "aliases", ())
@@ -162,7 +187,7 @@ def _refuse_unusable(item: object, kind: type, plugin: str) -> None:
         try:
             silent = not isinstance(item.about, str) or not item.summary
         except Exception as error:
-            reason = f"raises when asked about itself ({type(error).__name__}: {error})"
+            reason = f"raises when asked about itself ({raised(error)})"
             raise PluginError(f"strategy '{name}' of plugin '{plugin}' {reason}: mend it") from None
         if silent:
             raise PluginError(f"strategy '{name}' of plugin '{plugin}' says nothing about itself: give `about`")
@@ -179,7 +204,7 @@ def _refuse_unusable(item: object, kind: type, plugin: str) -> None:
         try:
             item.knobs  # noqa: B018 - reading them checks them
         except (TypeError, ValueError) as error:
-            raise PluginError(f"strategy '{name}' of plugin '{plugin}': {error}") from None
+            raise PluginError(f"strategy '{name}' of plugin '{plugin}': {error}{KNOB}") from None
 
 
 def printable(text: str) -> str:

@@ -11,7 +11,7 @@ from harness.records import Case, Record
 from harness.records.case import CONTROL
 from harness.records.record import OUT_OF_MEMORY
 from harness.report.answer import cost
-from harness.report.plan import by_segments, grid
+from harness.report.plan import by_segments, grid, on_card
 from harness.report.text import ended, escaped, row_name
 from harness.report.words import AT_MOST, mib, titles
 from harness.suite.units import shown
@@ -36,7 +36,7 @@ def text(answers: Sequence[Advice]) -> str:
             pieces.append(_measured(advice.rows))
         else:
             rows = [advice.predicted[0], *(_shown(advice) or _leanest(advice))]
-            pieces += filter(None, (grid(rows), by_segments(rows)))
+            pieces += filter(None, (grid(rows), "\n".join(filter(None, (by_segments(rows), *on_card(rows))))))
         if advice.chosen is not None:
             if parts := _parts(advice.chosen, advice.predicted):
                 pieces.append(parts)
@@ -230,6 +230,8 @@ def _lines(row: PlanRow) -> str:
     entries = [{each.name: dict(each.knobs)} if each.knobs else each.name for each in row.case.strategies]
     entries = entries or [CONTROL]
     entry = entries if len(entries) > 1 else entries[0]
+    if isinstance(entry, str):
+        return f"  - {entry}\n"  # of a list of names the library makes one line, which goes below no other entry
     return "".join(
         f"  {line}\n" for line in yaml.safe_dump([entry], default_flow_style=None, sort_keys=False).splitlines()
     )

@@ -86,9 +86,9 @@ def run(
 def predict(
     suite: str | Path,
     *,
-    budget: str | None = None,
-    memory: str | None = None,
-    gpu_memory: str | None = None,
+    budget: str | int | None = None,
+    memory: str | int | None = None,
+    gpu_memory: str | int | None = None,
     gpu: str | None = None,
     place: Sequence[str] = (),
     only: str | None = None,
@@ -96,9 +96,9 @@ def predict(
 ) -> Predictions:
     """Predict every case of a suite without running any: its peak in bytes, and whether it fits.
 
-    `budget` is what a case may take ("8GiB"). `memory`, `gpu_memory` and `gpu`, a card ("h100"), are those of the
-    machine of which it may take a part; by default those of this one. Times need the rates of a machine, which `harness
-    plan` measures: here they are None. Raises Refusal for a size or a card that nobody knows.
+    `budget` is what a case may take ("8GiB", or a number of bytes). `memory`, `gpu_memory` and `gpu`, a card ("h100"),
+    are those of the machine of which it may take a part; by default those of this one. Times need the rates of a
+    machine, which `harness plan` measures: here they are None. Raises Refusal for a size or a card that nobody knows.
     """
     names = _several(plugins)
     loaded = doors.load(names)
@@ -114,13 +114,13 @@ def _plan(
     loaded: Plugins,
     place: Sequence[str],
     only: str | None,
-    budget: str | None,
+    budget: str | int | None,
     rounds: int | None = None,
 ) -> Plan:
     plan = reader.read(shipped.suite(Path(suite)), loaded, rounds=rounds)
     claims.refuse(plan.suite.claims, [each.cases for each in plan.comparisons], str(suite))
     chosen = selected(plan, list(_several(place)) or None, only)
-    return with_budget(chosen, None if budget is None else size(budget))
+    return with_budget(chosen, None if budget is None else size(budget, "budget"))
 
 
 def _several(names: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from tabulate import tabulate
 from harness.records import Case, Fit, Record
 from harness.report.table import claimed, filled_columns
 from harness.report.text import escaped, row_name
-from harness.report.words import AT_MOST, PREDICTED, Key, mib, titles
+from harness.report.words import AT_MOST, PREDICTED, SEGMENTS, Key, mib, titles
 from harness.suite.units import shown
 from harness.verdicts.claims import Answer, answered
 from harness.verdicts.figures import most
@@ -24,7 +24,7 @@ ALIGNED = ("left", "right", "right", "right", "right", "left", "right", "right")
 class Limits:
     """The longest value of each row of a comparison in one budget, and why there is no more; all as plain text.
 
-    `predicted MiB` and `at most` are left out where no row has one.
+    `predicted MiB` and `at most` are left out where no row has one. What fits `on_gpu` is judged by reserved bytes.
     """
 
     title: str
@@ -32,6 +32,7 @@ class Limits:
     aligned: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     reasons: tuple[str, ...]
+    on_gpu: bool = False
 
 
 def limits(records: Sequence[Record]) -> list[Limits]:
@@ -55,7 +56,8 @@ def limits(records: Sequence[Record]) -> list[Limits]:
         cells = [_fit_cells(row, baseline) for row in rows]
         columns = filled_columns(COLUMNS, cells)
         headers, aligned, *chosen = (tuple(row[at] for at in columns) for row in (COLUMNS, ALIGNED, *cells))
-        answers.append(Limits(title, headers, aligned, tuple(chosen), tuple(reasons)))
+        on_gpu = str(cases[key].place) == "torch/cuda"
+        answers.append(Limits(title, headers, aligned, tuple(chosen), tuple(reasons), on_gpu))
     return answers
 
 
@@ -72,6 +74,8 @@ def text(records: Sequence[Record], level: str = "##", answers: Sequence[Answer]
         cells = [(row_name(row[0]), *map(escaped, row[1:])) for row in table.rows]
         pieces.append(f"{level} {escaped(table.title)}")
         pieces.append(tabulate(cells, table.headers, tablefmt="pipe", colalign=table.aligned, disable_numparse=True))
+        if table.on_gpu:
+            pieces.append(SEGMENTS)
         if table.reasons:
             pieces.append("\n".join(f"- {escaped(reason)}" for reason in table.reasons))
     if answers is None:
@@ -107,12 +111,18 @@ def _ratio(own: Fit, baseline: Fit) -> str:
             own.predicted and baseline.predicted
         ):
             return ""
-        return f"{own.predicted / baseline.predicted:.2f} x, predicted"
-    ends = {True: " or more", False: " or less"}
+        ends = [(each.reason or "").startswith("the workload takes no ") for each in (own, baseline)]
+        ratio = _bounded(own.predicted / baseline.predicted, *ends)
+        return f"{ratio}, predicted" if ratio else ""
     open_, its_open = (math.isinf(most(each, each.passed or 0)) for each in (own, baseline))
-    return (
-        "" if open_ and its_open else f"{own.passed / baseline.passed:.2f} x{ends[open_] if open_ or its_open else ''}"
-    )
+    return _bounded(own.passed / baseline.passed, open_, its_open)
+
+
+def _bounded(ratio: float, open_: bool, its_open: bool) -> str:
+    """Write a ratio, as a bound where one of the two searches is open, and not at all where both are."""
+    if open_ and its_open:
+        return ""
+    return f"{ratio:.2f} x{' or more' if open_ else ' or less' if its_open else ''}"
 
 
 def _predicted(row: Record) -> str:

@@ -6,7 +6,7 @@ from tabulate import tabulate
 
 from harness.report.memory import device_grid
 from harness.report.text import ended, escaped, row_name
-from harness.report.words import AT_MOST, PREDICTED, heading, mib, phase_name, sureness
+from harness.report.words import AT_MOST, PREDICTED, SEGMENTS, heading, mib, phase_name, sureness
 from harness.suite.units import shown
 from harness.verbs.plan import TIMED, PlanRow, Remedy, beyond_host, shortfall, too_large
 
@@ -20,7 +20,7 @@ UNBOUNDED = (
     "- without a bound: too few cases of this kind were measured, or its data decide; "
     "what fits is judged by the prediction"
 )
-SEGMENTS = "- fits: by reserved bytes, which a budget and the card bound"
+NOT_FUSED = "this card has no fused attention in bfloat16, so that all scores are kept"
 NO_HOST = "; memory of the host is not judged: --memory names it"
 BETWEEN_RANKS = "- several GPUs: what NCCL takes of each beside torch is not counted; others report 0.5 to 1.6 GB"
 SEVERAL = 3
@@ -84,7 +84,7 @@ def _cells(row: PlanRow, baseline: PlanRow | None) -> tuple[str, ...]:
 
 def _remarks(rows: Sequence[PlanRow]) -> list[str]:
     remarks = [sureness(row.coverage for row in rows), _unbounded(rows), by_segments(rows)]
-    remarks += [f"- gpu: {escaped(supposed)}" for supposed in dict.fromkeys(row.supposed for row in rows) if supposed]
+    remarks += on_card(rows)
     remarks += [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
     remarks += [f"- {escaped(row.case.label)}: {beyond_host(row)}" for row in rows if row.over_host_bytes]
     on_host = rows[0].case.place.device == "cpu"
@@ -99,6 +99,13 @@ def _remarks(rows: Sequence[PlanRow]) -> list[str]:
         remarks.append(ROUGH)
     remarks = [remark for remark in remarks if remark]
     return ["\n".join(remarks)] if remarks else []
+
+
+def on_card(rows: Sequence[PlanRow]) -> list[str]:
+    """Say for which card rows are predicted that nobody named, and what it lacks."""
+    remarks = [f"- gpu: {escaped(supposed)}" for supposed in dict.fromkeys(row.supposed for row in rows) if supposed]
+    wide = [row for row in rows if row.without_fused_bfloat16]
+    return [*remarks, *([f"- {', '.join(escaped(row.case.label) for row in wide)}: {NOT_FUSED}"] if wide else [])]
 
 
 def _unbounded(rows: Sequence[PlanRow]) -> str:

@@ -19,12 +19,15 @@ class SizeError(Refusal):
     """A size that cannot be read, in one sentence."""
 
 
-def size(text: str) -> int:
+def size(text: str | int, of: str = "") -> int:
     """Read a size in bytes; raise SizeError for all but a number and a unit (ByteSize reads `8;GiB` as 8).
 
+    The error says what it is the size `of`. From Python a size may be a number of bytes.
     Units are read in capitals and in small letters, and `Gi` as kubernetes writes it. `24G` is refused, since for some
     programs it is 24 GiB and for others 24 GB, and so are few bytes without a unit, as whoever left it out would mean.
     """
+    text = str(text)
+    named = f"{of}: " if of else ""
     match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]{0,3})\s*", text)
     unit = BY_LETTERS.get(match[2].lower()) if match else None
     if match is not None and (
@@ -32,11 +35,12 @@ def size(text: str) -> int:
     ):
         letter = match[2].upper() or "G"
         raise SizeError(
-            f"'{text.strip()}' has no unit that is clear: write {match[1]}{letter}iB or {match[1]}{letter}B"
+            f"{named}'{text.strip()}' has no unit that is clear: write {match[1]}{letter}iB or {match[1]}{letter}B"
         )
     if match is None or unit is None or not 1 <= float(match[1]) * unit <= LARGEST:
         raise SizeError(
-            f"'{printable(text)[:40]}' is not a size: write a number and a unit, from 1B on, such as 8GiB or 512MiB"
+            f"{named}'{printable(text)[:40]}' is not a size: "
+            "write a number and a unit, from 1B on, such as 8GiB or 512MiB"
         )
     return round(float(match[1]) * unit)
 

@@ -1,5 +1,6 @@
 """Check a plugin: what it says of itself, what it does in workers of its own, and what its instruments cost."""
 
+import difflib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from harness import backends
 from harness.contract.data import DATA, FEEDS
 from harness.contract.parts import PART_NAMES
 from harness.contract.place import NAMES, Place
-from harness.contract.plugins import Plugins, nearest
+from harness.contract.plugins import ALIKE, Plugins, nearest
 from harness.contract.strategy import Strategy
 from harness.contract.workload import Workload
 from harness.machine import facts
@@ -62,9 +63,12 @@ def check(loaded: Plugins, names: Sequence[str], extra: Sequence[str], log: Log 
         strategies = [each.name for each in _offered(loaded, name, "harness_strategies")]
         workloads = [each.name for each in _offered(loaded, name, "harness_workloads")]
         instruments = _implemented(loaded, name, "harness_measure")
+        if not faults and not strategies and not workloads and not instruments:
+            findings.append(Finding(f"plugin '{name}'", faults=("it offers nothing: return what it is to offer",)))
         for strategy in strategies:
             own = loaded.strategies[strategy]
-            findings.append(Finding(f"strategy '{strategy}'", faults=tuple(described(own))))
+            unknown = _misspelt(own, loaded)
+            findings.append(Finding(f"strategy '{strategy}'", faults=(*described(own), *unknown)))
             if not any(_misformed(own)):
                 findings += _of_strategy(loaded, strategy, extra, log)
         for workload in workloads:
@@ -152,6 +156,19 @@ def described(strategy: Strategy) -> Iterator[str]:
         yield "it feeds rounded batches: declare their `precision`"
 
 
+def _misspelt(strategy: Strategy, loaded: Plugins) -> Iterator[str]:
+    """Yield which names in `conflicts` are nearly those of a strategy; others may be of plugins that are absent."""
+    if any(_misformed(strategy)):
+        return
+    known = {*loaded.strategies, *loaded.aliases}
+    for key in strategy.conflicts:
+        order, _, name = key.rpartition(" ")
+        if order not in ("", "before"):
+            yield f"`conflicts` has '{key}': write 'NAME' or 'before NAME'"
+        elif name not in known and difflib.get_close_matches(name, known, cutoff=ALIKE):
+            yield f"`conflicts` names '{name}', which is no strategy{nearest(name, known, ALIKE)}"
+
+
 def _of_strategy(loaded: Plugins, name: str, extra: Sequence[str], log: Log) -> Iterator[Finding]:
     strategy, obstacles, tried = loaded.strategies[name], [], False
     for backend in strategy.on:
@@ -234,6 +251,7 @@ def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], log: Log) -> 
     if not cases:
         return
     log(f"{what} on {cases[0].place.backend}: {len(cases)} trial{'s' if len(cases) > 1 else ''}")
+    known: set[tuple[str, ...]] = set()
     for case, record in zip(cases, _run("contract", cases, extra), strict=True):
         where = f"{case.workload} on {case.place.backend}"
         if len(case.strategies) > 1 or (case.strategies and what.startswith("workload")):
@@ -242,8 +260,9 @@ def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], log: Log) -> 
             yield Finding(what, where, untested=str(record.evidence.get("message", "")))
         elif record.status != "ok":
             yield Finding(what, where, (_ended(record),))
-        else:
-            yield Finding(what, where, tuple(map(str, record.extra.get("faults", ()))))
+        elif (faults := tuple(map(str, record.extra.get("faults", ())))) not in known:  # one fault may end each trial
+            known |= {faults} - {()}
+            yield Finding(what, where, faults)
 
 
 def _ended(record: Record) -> str:

@@ -26,6 +26,8 @@ Nobody halves the layers of a published model.
 """
 LEAST_HELP = 0.01
 """The share of what is needed that half of a size must save to be named."""
+FUSED_BFLOAT16 = (8, 0)
+"""The compute capability from which on torch has kernels of attention in bfloat16 that keep no scores."""
 ELSEWHERE = "another GPU is asked for than the one here"
 TIMED = 0.9
 """The share of a step's expected time that operators which were timed must have, for a ratio of times."""
@@ -57,14 +59,16 @@ class Machine:
     here: gpu.Gpu | None = None
     timing_seconds: float | None = None
 
-    def supposing(self, memory: str | None = None, gpu_memory: str | None = None, card: str | None = None) -> "Machine":
+    def supposing(
+        self, memory: str | int | None = None, gpu_memory: str | int | None = None, card: str | None = None
+    ) -> "Machine":
         """Return the machine with the sizes of memory and the card that are named, in place of its own."""
         device_bytes = CARDS[card].memory_bytes if card else self.device_bytes
         devices = {"cpu": memory, "cuda": gpu_memory or card}
         return replace(
             self,
-            host_bytes=self.host_bytes if memory is None else size(memory),
-            device_bytes=device_bytes if gpu_memory is None else size(gpu_memory),
+            host_bytes=self.host_bytes if memory is None else size(memory, "memory"),
+            device_bytes=device_bytes if gpu_memory is None else size(gpu_memory, "gpu memory"),
             card=card or self.card,
             named=self.named | {device for device, name in devices.items() if name},
         )
@@ -146,7 +150,8 @@ class PlanRow:
     `seconds` is what a step is expected to take, of which `timed` is the share of operators that were timed here. The
     limit is that of its budget, if it has one, but where `by_memory` says that the memory of its place is narrower.
     `supposed` says for which GPU it is predicted, where nobody knows the one of the machine. `host_limit_bytes` is what
-    a case on a GPU may take of the host, where that is known.
+    a case on a GPU may take of the host, where that is known. `without_fused_bfloat16` says of one in bfloat16 that its
+    card keeps all scores of attention.
     """
 
     case: Case
@@ -161,6 +166,7 @@ class PlanRow:
     by_memory: bool = False
     supposed: str = ""
     host_limit_bytes: int | None = None
+    without_fused_bfloat16: bool = False
 
     @property
     def at_most_bytes(self) -> int | None:
@@ -224,7 +230,15 @@ def row_of(case: Case, record: Record, machine: Machine) -> PlanRow:
         by_memory=bound is not None and not bound.of_budget,
         supposed=record.notes.get("gpu", "") if key_of(machine.card) is None else "",
         host_limit_bytes=machine.host_limit(case),
+        without_fused_bfloat16=_keeps_scores(case, machine),
     )
+
+
+def _keeps_scores(case: Case, machine: Machine) -> bool:
+    """Check whether torch has no fused attention in bfloat16 on the card of a case that is in it."""
+    card = CARDS.get(key_of(machine.card) or "")
+    old = card is not None and card.capability < FUSED_BFLOAT16 and str(case.place) == "torch/cuda"
+    return old and any(applied.name.startswith("bfloat16") for applied in case.strategies)
 
 
 def of_cases(

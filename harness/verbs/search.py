@@ -101,6 +101,7 @@ class _Tree:
         on_step: Callable[[PlanRow], None],
     ) -> None:
         self.rows: dict[frozenset[str], PlanRow] = {}
+        self._seen: set[frozenset[str]] = set()
         self._baseline, self._members, self._plugins = baseline, members, plugins
         self._predict, self._on_step = predict, on_step
 
@@ -139,7 +140,9 @@ class _Tree:
         while not self.row(way[-1].chosen).fits:
             if (chosen := self._longer(way[-1].chosen, can_save)) is None:
                 break
-            self._on_step(self.row(chosen))
+            if _key(chosen) not in self._seen:  # answers less exact begin the same way
+                self._on_step(self.row(chosen))
+            self._seen.add(_key(chosen))
             way.append(Step(chosen, dict(can_save)))
         return way
 

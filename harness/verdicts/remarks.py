@@ -23,6 +23,8 @@ LEAST_FOR_PERCENT = 32 * MIB
 """Peaks below this have their residual in bytes: the meter's own error is a large share of them."""
 EXPLAINING = ("ValueError", "Refusal", "PluginError", "CutError", "CorpusError", "SizeError")
 """Errors whose message is a sentence for the user: of others, it may be no more than a key."""
+FIRST = "a small step before the run"
+"""The phase `prime`, in words."""
 WITHHELD = {
     "unsettled": "its memory did not settle before the run: measure it again on a quiet machine",
     "no_reset": "its peak could not be reset: run `harness doctor`",
@@ -203,13 +205,15 @@ def reasons(observed: Observed) -> tuple[str, ...]:
 
 def _failure(record: Record) -> str:
     """Return in a few words why a run ended: what was asked for and where, or the message of the error."""
-    evidence, where = record.evidence, record.evidence.get("phase")
+    evidence, where, said = record.evidence, record.evidence.get("phase"), False
     if record.status in OUT_OF_MEMORY and _is_number(evidence.get("request_bytes")):
         size = evidence["request_bytes"] / MIB
         reason = f"asked for {size:,.0f} MiB more" if size >= 1 else f"asked for {size:.2g} MiB more"
     else:
-        reason = message(record)
-    return f"{reason} in {where}" if where else reason
+        reason, said = message(record), True
+    if not where:
+        return reason
+    return f"{reason} (in {FIRST if where == 'prime' else where})" if said else f"{reason} in {where}"
 
 
 def message(record: Record) -> str:

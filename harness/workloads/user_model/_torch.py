@@ -1,6 +1,7 @@
 """Parts made of somebody's torch modules, whose parameters are handed to them at each call."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -16,8 +17,10 @@ from harness.contract.place import Place
 from harness.refusal import Refusal
 from harness.workloads import undivided
 from harness.workloads.decoder import _torch as decoder
-from harness.workloads.user_model.kinds import kinds_of
+from harness.workloads.user_model.kinds import OF_PLACE, PLAIN, kinds_of
 from harness.workloads.user_model.shared import inner, of_a_kind, with_the_decoders
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 class Modules(NamedTuple):
@@ -65,7 +68,12 @@ def parts_of(make: Callable[[Any], Any], shape: Any, place: Place, corpus: Any, 
 
     def block(parts: Parts, p: dict[str, Any], x_BTD: torch.Tensor) -> torch.Tensor:
         kind, own = next(iter(p.items()))
-        return call(partial(called, blocks[kind], own, x_BTD.dtype), x_BTD)
+        made = call(partial(called, blocks[kind], own, x_BTD.dtype), x_BTD)
+        if not isinstance(made, torch.Tensor):
+            raise Refusal(
+                f"a block returns a {type(made).__name__}: return hidden states alone, or give `call` to take them out"
+            )
+        return made
 
     def grad(parts: Parts, state: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
         params = state["params"]
@@ -107,13 +115,17 @@ def cut(make: Callable[[Any], Any], shape: Any) -> Modules:
         raise Refusal(
             "the model's function returns other pieces: return (embed, blocks, norm, head), and call if needed"
         )
-    model = Modules(*made)
+    embed, blocks, *rest = made
+    if isinstance(blocks, Iterator):
+        blocks = list(blocks)
+    model = Modules(embed, blocks, *rest)
     pieces = {"embed": model.embed, **{f"blocks[{at}]": block for at, block in enumerate(model.blocks)}}
     for name, module in {**pieces, "norm": model.norm}.items():
         if not isinstance(module, nn.Module):
             raise Refusal(f"{name} of the model is a {type(module).__name__}: give a module, nn.Identity() for none")
     if len(pieces) == 1:
         raise Refusal("the model has no blocks: give at least one")
+    demand_alike(model.blocks)
     if not isinstance(model.head, torch.Tensor):
         raise Refusal(f"the head of the model is a {type(model.head).__name__}: give its weight, of [V, D]")
     rows = {"head": len(model.head)}
@@ -124,7 +136,58 @@ def cut(make: Callable[[Any], Any], shape: Any) -> Modules:
             f"the {few} of the model has {rows[few]:,} rows, and there are {shape.vocabulary:,} ids: "
             "make it of shape.vocabulary rows"
         )
+    demand_trained(model)
     return model
+
+
+def demand_trained(model: Modules) -> None:
+    """Raise Refusal for what a step would not train as the model means it: frozen, of no piece, or of statistics."""
+    modules = {"embed": model.embed, **{f"blocks[{at}]": each for at, each in enumerate(model.blocks)}}
+    known = {id(model.head)}
+    for place, module in {**modules, "norm": model.norm}.items():
+        known |= {id(p) for p in module.parameters()}
+        if frozen := next((name for name, p in module.named_parameters() if not p.requires_grad), None):
+            raise Refusal(
+                f"the parameter '{frozen}' of {place} is frozen, and all parameters of a model of your own are trained:"
+                " make it a buffer, or let it be trained"
+            )
+        if any(isinstance(each, BATCH_NORM) and each.track_running_stats for each in module.modules()):
+            raise Refusal(
+                f"{place} of the model has a BatchNorm, whose statistics change as it is trained, which a model of "
+                "your own does not do here: use LayerNorm or GroupNorm"
+            )
+    for name, value in inspect.getclosurevars(model.call).nonlocals.items() if inspect.isfunction(model.call) else ():
+        of_value = value.parameters() if isinstance(value, nn.Module) else [value]
+        if any(isinstance(each, nn.Parameter) and id(each) not in known for each in of_value):
+            raise Refusal(
+                f"`call` uses '{name}', whose parameters are of no piece and would not be trained: give them to a block"
+            )
+
+
+def demand_alike(blocks: Sequence[nn.Module]) -> None:
+    """Raise Refusal where blocks that run through one module, see `kinds_of`, differ in an object that they hold."""
+    kinds = kinds_of(blocks)
+    for at, (kind, block) in enumerate(zip(kinds, blocks, strict=True)):
+        first = blocks[kinds.index(kind)]
+        modules = zip(first.named_modules(), block.modules(), strict=True)
+        for name, key, one, other in ((n, k, v, vars(b).get(k)) for (n, a), b in modules for k, v in vars(a).items()):
+            if not key.startswith("_") and key not in OF_PLACE and not isinstance(one, PLAIN) and not alike(one, other):
+                place = f"{name}.{key}" if name else key
+                raise Refusal(
+                    f"blocks[{at}] and blocks[{kinds.index(kind)}] differ in '{place}', a {type(one).__name__}, which "
+                    "is not looked at: give what differs as plain attributes (numbers, strings, tuples, functions)"
+                )
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Check whether two objects are equal, or else of one type and with equal attributes."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, nn.Module | torch.Tensor):
+        return True  # modules and buffers are compared as such
+    if type(one).__eq__ is not object.__eq__:
+        return bool(one == other)
+    return hasattr(one, "__dict__") and all(alike(value, vars(other).get(key)) for key, value in vars(one).items())
 
 
 def without_dropout(module: nn.Module) -> None:

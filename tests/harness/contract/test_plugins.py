@@ -88,7 +88,16 @@ def test_a_plugin_that_offers_no_strategy_is_none_the_worse(file_of: Any) -> Non
             offering(USED).replace("return [", "raise KeyError('gone')\n    return ["),
             ["harness_strategies", "KeyError"],
         ),
-        (offering(USED).replace("return [", "return None\n    return ["), ["harness_strategies", "TypeError"]),
+        (
+            offering(USED).replace("return [", "return None\n    return ["),
+            ["returns nothing from harness_strategies: return a list of Strategy"],
+        ),
+        (
+            offering(USED).replace("return [", "return Strategy and 3\n    return ["),
+            ["returns a int from harness_strategies: return a list of Strategy"],
+        ),
+        ("def late():\n    assert False\n\n\nlate()\n", ["raises when loaded (AssertionError at mine.py:2): mend it"]),
+        ("import sys\nsys.exit('bye')\n", ["raises when loaded (SystemExit: bye at mine.py:2)"]),
         (offering('"checkpoint"'), ["offers a str", "a Strategy is wanted"]),
         (offering(USED).replace("harness_strategies", "harness_workloads"), ["offers a Strategy", "a Workload"]),
         (offering(USED.replace('"mine"', '"my strategy"')), ["'my strategy'", "use letters"]),
@@ -111,7 +120,10 @@ def test_a_plugin_that_offers_no_strategy_is_none_the_worse(file_of: Any) -> Non
         (offering(USED.replace("Keep all, pay all.", "  ")), ["'mine'", "says nothing", "about"]),
         (offering(USED.replace('"Keep all, pay all."', "__doc__")), ["'mine'", "says nothing", "about"]),
         (offering(USED).replace("chunk: int = 8", "chunk: int"), ["'mine'", "knob 'chunk'", "default"]),
-        (offering(USED).replace("chunk: int = 8", "chunk=8"), ["'mine'", "knob 'chunk'", "type"]),
+        (
+            offering(USED).replace("chunk: int = 8", "chunk=8"),
+            ["'mine'", "knob 'chunk'", "type, as in `every: int = 2`"],
+        ),
         (offering(USED).replace("chunk: int = 8", "chunk: 'int | None' = 8"), ["'mine'", "knob 'chunk'", "type"]),
         (offering(USED).replace("chunk: int = 8", "**knobs: int"), ["'mine'", "knob 'knobs'", "default"]),
         (offering(USED.replace("same}", "3}")), ["'mine'", "not a callable"]),
@@ -133,6 +145,8 @@ def test_a_plugin_that_cannot_be_used_is_named_in_one_sentence(file_of: Any, tex
 def test_a_plugin_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "there is no plugin file" in refusal(str(tmp_path / "nowhere.py"))
     assert "'no_such_module' cannot be imported" in refusal("no_such_module")
+    (tmp_path / "plugin").write_text("")
+    assert "is a file whose name does not end in .py" in refusal(str(tmp_path / "plugin"))
     (tmp_path / "folder.py").mkdir()
     assert "there is no plugin file" in refusal(str(tmp_path / "folder.py"))
 

@@ -175,6 +175,14 @@ def test_a_unit_that_is_not_clear_is_refused(text, unit):
     """Some programs take 24G for 24 GiB and others for 24 GB, and nobody means 24 bytes."""
     with pytest.raises(SizeError, match=f"'{text}' has no unit that is clear: write {unit}"):
         size(text)
+    with pytest.raises(SizeError, match=f"^gpu memory: '{text}' has no unit"):
+        size(text, "gpu memory")
+
+
+def test_a_size_from_python_may_be_a_number_of_bytes():
+    assert size(24 << 30) == 24 << 30
+    with pytest.raises(SizeError, match="'3' has no unit that is clear"):
+        size(3)
 
 
 @pytest.mark.parametrize(

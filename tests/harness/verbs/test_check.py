@@ -116,7 +116,7 @@ def harness_workloads():
             "import torch; loss = parts.loss; parts = replace(parts, "
             "loss=lambda *a: loss(*a) * (1 + torch.rand(()).item()))",
             "",
-            "two runs of one seed differ",
+            "from those of the first (at most 0e+00): leave dropout to modules",
         ),
     ],
 )
@@ -209,8 +209,23 @@ RENAMED = MARKED.replace("@hookimpl\ndef harness_strategies", "@hookimpl(specnam
         (MARKED + "\ndef harness_workloads():\n    return []\n", "nothing calls its function 'harness_workloads'"),
         (MARKED.replace("def harness_strategies", "def harness_strategy"), "did you mean 'harness_strategies'?"),
         (offering("offered(rewritten('loss', same), conflicts=('checkpoint',))"), "make it a dict"),
+        (offering("offered(rewritten('loss', same), conflicts={'chekpoint': 'no'})"), "did you mean 'checkpoint'?"),
+        (offering("offered(rewritten('loss', same), conflicts={'of_another_plugin': 'no'})"), ""),
+        (offering("offered(rewritten('loss', same), conflicts={'befor checkpoint': 'no'})"), "write 'NAME' or 'before"),
+        ("from harness import hookimpl\n@hookimpl\ndef harness_strategies():\n    return []\n", "it offers nothing"),
     ],
-    ids=["a hook", "under another name", "not marked", "one of two not marked", "misspelt", "no dict"],
+    ids=[
+        "a hook",
+        "under another name",
+        "not marked",
+        "one of two not marked",
+        "misspelt",
+        "no dict",
+        "misspelt name",
+        "of another plugin",
+        "no order",
+        "nothing",
+    ],
 )
 def test_a_function_that_would_be_a_hook_and_is_not_called_is_named(
     text: str, words: str, tmp_path: Path, untried: None

@@ -590,6 +590,7 @@ def test_a_limit_lies_between_what_passed_and_what_failed():
         ({"passed": 300, "reason": "not finished after 600 s", "runs": 3}, "3.00 x or more"),
         ({}, "2.00 x, predicted"),
         ({"reason": "not finished after 600 s", "runs": 1}, "2.00 x, predicted"),
+        ({"reason": "the workload takes no tokens of 241"}, "2.00 x or more, predicted"),
         ({"passed": None, "failed": 1, "how": "error", "runs": 1}, ""),
     ],
 )

@@ -253,6 +253,19 @@ def test_a_plan_for_a_card_that_nobody_knows_says_which_was_supposed(path: Path)
     assert [row_of(on_gpu, record, Machine(card=card)).supposed for card in ("", "l4")] == [note, ""]
 
 
+@pytest.mark.parametrize(("card", "said"), [("t4", True), ("l4", False)])
+def test_a_card_without_fused_attention_in_bfloat16_is_named(card: str, said: bool) -> None:
+    record = Record(
+        prediction=Prediction(predicted_peak_bytes=1 << 20, predicted_phase="backward", floor_bytes=1 << 20)
+    )
+    rows = [
+        row_of(each, record, Machine(device_bytes=8 << 30, card=card))
+        for each in (case(place="torch/cuda"), case("bfloat16", place="torch/cuda"))
+    ]
+    remark = "- bfloat16: this card has no fused attention in bfloat16, so that all scores are kept"
+    assert (remark in table(rows).splitlines()) == said
+
+
 def test_what_names_a_memory_that_is_not_known_is_said_by_device() -> None:
     on_gpu = PlanRow(case(place="torch/cuda"), 100, "", None, None, None)
     assert "; its memory is not known: give --gpu, --gpu-memory or --budget\n" in table([on_gpu])

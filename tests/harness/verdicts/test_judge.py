@@ -450,9 +450,9 @@ def test_what_was_asked_for_when_memory_ran_out_is_never_nothing(asked: int, sho
 @pytest.mark.parametrize(
     ("kind", "said", "shown"),
     [
-        ("KeyError", "'layers.0'", "KeyError: 'layers.0' in backward"),
-        ("AssertionError", "", "AssertionError in backward"),
-        ("ValueError", "chunk is 0: give 1 or more", "chunk is 0: give 1 or more in backward"),
+        ("KeyError", "'layers.0'", "KeyError: 'layers.0' (in backward)"),
+        ("AssertionError", "", "AssertionError (in backward)"),
+        ("ValueError", "chunk is 0: give 1 or more", "chunk is 0: give 1 or more (in backward)"),
     ],
 )
 def test_an_error_is_shown_with_its_kind_unless_it_explains_itself(kind: str, said: str, shown: str) -> None:

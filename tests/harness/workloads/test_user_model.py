@@ -393,6 +393,51 @@ def pieces(embed=None, blocks=None, norm=None, head=None):
     return embed, [nn.Linear(16, 16)] if blocks is None else blocks, nn.Identity() if norm is None else norm, head
 
 
+class Scale:
+    """Settings as an object that nothing compares."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Holding(nn.Module):
+    """A block that holds such settings."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(16, 16), scale
+
+    def forward(self, x):
+        return x + self.linear(x) * self.scale.value
+
+
+def beside(scale):
+    """Call a block with a parameter that is of no piece."""
+    return lambda block, x_BTD: block(x_BTD) * scale
+
+
+def test_blocks_that_hold_equal_objects_run_through_one_module_and_may_be_generated():
+    def make(shape):
+        return pieces(blocks=(Holding(Scale(0.5)) for _ in range(shape.layers)))
+
+    assert loss_in_parts(make).item() == pytest.approx(loss_of_modules(make).item(), rel=1e-6)
+    listed = of_torch("own", lambda shape: pieces(blocks=[Holding(Scale(0.5)) for _ in range(shape.layers)]))
+    assert of_torch("own", make).parameters(SHAPE) == listed.parameters(SHAPE) > 11 * 16 * 2
+
+
+def test_a_block_that_returns_more_than_hidden_states_is_refused():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(16, 16, batch_first=True)
+
+        def forward(self, x):
+            return self.gru(x)
+
+    with pytest.raises(Refusal, match="a block returns a tuple: return hidden states alone, or give `call`"):
+        loss_in_parts(lambda shape: pieces(blocks=[Recurrent()]))
+
+
 @pytest.mark.parametrize(
     ("made", "sentence"),
     [
@@ -404,6 +449,16 @@ def pieces(embed=None, blocks=None, norm=None, head=None):
         (pieces(blocks=[]), "the model has no blocks"),
         (pieces(embed=nn.Embedding(10, 16)), "the embedding of the model has 10 rows, and there are 11 ids"),
         (pieces(head=nn.Parameter(torch.randn(7, 16))), "the head of the model has 7 rows, and there are 11 ids"),
+        (
+            pieces(blocks=[nn.Linear(16, 16), nn.Linear(16, 16).requires_grad_(False)]),
+            r"the parameter 'weight' of blocks\[1\] is frozen",
+        ),
+        ((*pieces(), beside(nn.Parameter(torch.ones(16)))), "`call` uses 'scale', whose parameters are of no piece"),
+        (pieces(blocks=[nn.Sequential(nn.BatchNorm1d(16))]), r"blocks\[0\] of the model has a BatchNorm"),
+        (
+            pieces(blocks=[Holding(Scale(1.0)), Holding(Scale(2.0))]),
+            r"blocks\[1\] and blocks\[0\] differ in 'scale', a Scale",
+        ),
     ],
 )
 def test_pieces_that_are_none_are_refused_in_a_sentence(made, sentence):
