@@ -12,7 +12,7 @@ from harness.records.case import CONTROL
 from harness.records.record import OUT_OF_MEMORY
 from harness.report.answer import cost
 from harness.report.plan import by_segments, grid, on_card
-from harness.report.text import ended, escaped, row_name
+from harness.report.text import escaped, row_name, with_full_stop
 from harness.report.words import AT_MOST, mib, titles
 from harness.suite.units import shown
 from harness.verbs.advise import Advice, are_timed, of_predictions, preference
@@ -36,7 +36,8 @@ def text(answers: Sequence[Advice]) -> str:
             pieces.append(_measured(advice.rows))
         else:
             rows = [advice.predicted[0], *(_shown(advice) or _leanest(advice))]
-            pieces += filter(None, (grid(rows), "\n".join(filter(None, (by_segments(rows), *on_card(rows))))))
+            remarks = [remark for remark in (by_segments(rows), *on_card(rows)) if remark]
+            pieces += [grid(rows), *(["\n".join(remarks)] if remarks else [])]
         if advice.chosen is not None:
             if parts := _parts(advice.chosen, advice.predicted):
                 pieces.append(parts)
@@ -149,7 +150,7 @@ def _why_none(advice: Advice, count: str) -> str:
         unknown = "the memory of the GPU is not known, so give --gpu or --gpu-memory"
         return f"Of {count} it is not known which fit: {unknown}."
     if all(row.need_bytes is None for row in advice.predicted):
-        return f"None of {count} can be predicted: {ended(escaped(plain.reason or 'no reason is known'))}"
+        return f"None of {count} can be predicted: {with_full_stop(escaped(plain.reason or 'no reason is known'))}"
     return f"Of {count}, {escaped(shortfall(advice.predicted))}."
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from tabulate import tabulate
 
 from harness.report.memory import device_grid
-from harness.report.text import ended, escaped, row_name
+from harness.report.text import escaped, row_name, with_full_stop
 from harness.report.words import AT_MOST, PREDICTED, SEGMENTS, heading, mib, phase_name, sureness
 from harness.suite.units import shown
 from harness.verbs.plan import TIMED, PlanRow, Remedy, beyond_host, shortfall, too_large
@@ -37,7 +37,9 @@ def table(rows: Sequence[PlanRow], named_by: Mapping[str, str] = OPTIONS) -> str
     unknown = f"its memory is not known: give {named_by[rows[0].case.place.device]}"
     pieces = [f"## {escaped(heading(rows[0].case))}; {unknown if limit is None else _room(rows[0])}"]
     if all(row.peak_bytes is None for row in rows):
-        pieces.append(f"Not predicted: {ended(escaped('; '.join(dict.fromkeys(row.reason or '' for row in rows))))}")
+        pieces.append(
+            f"Not predicted: {with_full_stop(escaped('; '.join(dict.fromkeys(row.reason or '' for row in rows))))}"
+        )
     else:
         pieces += [grid(rows), *device_grid(rows), *_remarks(rows)]
         if too_large(rows):

@@ -25,7 +25,7 @@ def with_code(text: str) -> str:
     return re.sub(r"\\`([^\\`]+)\\`", r"`\1`", escaped(text))
 
 
-def ended(sentence: str) -> str:
+def with_full_stop(sentence: str) -> str:
     """Return a sentence with a full stop, unless it asks something."""
     return sentence if sentence.endswith(("?", ".")) else f"{sentence}."
 

@@ -20,6 +20,8 @@ from harness.workloads.decoder import _torch as decoder
 from harness.workloads.user_model.kinds import OF_PLACE, PLAIN, kinds_of
 from harness.workloads.user_model.shared import inner, of_a_kind, with_the_decoders
 
+DEEP = 8
+"""How deep objects that hold each other are compared."""
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
@@ -171,7 +173,7 @@ def demand_alike(blocks: Sequence[nn.Module]) -> None:
         first = blocks[kinds.index(kind)]
         modules = zip(first.named_modules(), block.modules(), strict=True)
         for name, key, one, other in ((n, k, v, vars(b).get(k)) for (n, a), b in modules for k, v in vars(a).items()):
-            if not key.startswith("_") and key not in OF_PLACE and not isinstance(one, PLAIN) and not alike(one, other):
+            if not key.startswith("_") and key not in OF_PLACE and not isinstance(one, PLAIN) and not equal(one, other):
                 place = f"{name}.{key}" if name else key
                 raise Refusal(
                     f"blocks[{at}] and blocks[{kinds.index(kind)}] differ in '{place}', a {type(one).__name__}, which "
@@ -179,15 +181,17 @@ def demand_alike(blocks: Sequence[nn.Module]) -> None:
                 )
 
 
-def alike(one: Any, other: Any) -> bool:
-    """Check whether two objects are equal, or else of one type and with equal attributes."""
+def equal(one: Any, other: Any, deep: int = DEEP) -> bool:
+    """Check whether two objects are equal, or else of one type and with equal attributes, and these so `deep`."""
     if one is other or type(one) is not type(other):
         return one is other
-    if isinstance(one, nn.Module | torch.Tensor):
+    if isinstance(one, nn.Module | torch.Tensor) or deep == 0:
         return True  # modules and buffers are compared as such
     if type(one).__eq__ is not object.__eq__:
-        return bool(one == other)
-    return hasattr(one, "__dict__") and all(alike(value, vars(other).get(key)) for key, value in vars(one).items())
+        same = one == other
+        return bool(same.all() if hasattr(same, "all") else same)  # of arrays
+    its = vars(other) if hasattr(other, "__dict__") else None
+    return its is not None and all(equal(each, its.get(key), deep - 1) for key, each in vars(one).items())
 
 
 def without_dropout(module: nn.Module) -> None:

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -397,7 +398,7 @@ class Scale:
     """Settings as an object that nothing compares."""
 
     def __init__(self, value):
-        self.value = value
+        self.value, self.itself, self.array = value, self, np.arange(3)
 
 
 class Holding(nn.Module):
