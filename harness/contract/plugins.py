@@ -32,6 +32,8 @@ LEAST_PART = 4
 
 OTHERS = frozenset({"harness", "torch", "jax", "jaxlib", "numpy", "pluggy", "transformers"})
 """Packages that are no plugins, though an error may pass through them; those of Python are none either."""
+LONGEST = 400
+"""Characters of what an error says that are shown."""
 KNOB = (
     ", as in `every: int = 2`: bool, int, float or str, written as types (which `from __future__ import annotations` "
     "makes texts)"
@@ -122,7 +124,7 @@ def _imported(module: str, name: str) -> ModuleType:
 
 def raised(error: BaseException) -> str:
     """Return the kind of an error, the first line of what it says, and the last place in the code of a plugin."""
-    first = next(iter(str(error).strip().splitlines()), "")
+    first = next(iter(str(error).strip().splitlines()), "")[:LONGEST]
     place = ""
     at = error.__traceback__
     while at is not None:
@@ -154,7 +156,7 @@ def _by_name(manager: pluggy.PluginManager, hook: str, kind: type[T]) -> dict[st
         try:
             returned = implementation.function()
             offered = list(returned) if isinstance(returned, Iterable) else None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginError(f"plugin '{plugin}' raises in {hook} ({raised(error)}): mend it") from None
         if offered is None:
             what = f"returns a {type(returned).__name__}" if returned is not None else "returns nothing"
@@ -204,7 +206,8 @@ def _refuse_unusable(item: object, kind: type, plugin: str) -> None:
         try:
             item.knobs  # noqa: B018 - reading them checks them
         except (TypeError, ValueError) as error:
-            raise PluginError(f"strategy '{name}' of plugin '{plugin}': {error}{KNOB}") from None
+            form = KNOB if isinstance(error, TypeError) else ""
+            raise PluginError(f"strategy '{name}' of plugin '{plugin}': {error}{form}") from None
 
 
 def printable(text: str) -> str:
