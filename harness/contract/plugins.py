@@ -130,7 +130,7 @@ def raised(error: BaseException) -> str:
     while at is not None:
         owner = str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         if owner not in OTHERS and owner not in sys.stdlib_module_names:
-            place = f" at {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
+            place = f", {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
         at = at.tb_next
     return f"{type(error).__name__}{f': {first}' if first else ''}{place}"
 

@@ -272,11 +272,11 @@ def test_a_full_disk_is_one_sentence_and_the_run_is_continued(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("raise RuntimeError('at import')", "raises when loaded (RuntimeError: at import)"),
+        ("raise RuntimeError('at import')", "raises when loaded (RuntimeError: at import, bad.py:1)"),
         (
             "from harness import hookimpl\n@hookimpl\ndef harness_strategies():\n"
             "    raise RuntimeError('in the hook')\n",
-            "raises in harness_strategies (RuntimeError: in the hook)",
+            "raises in harness_strategies (RuntimeError: in the hook, bad.py:4)",
         ),
         (
             "from harness import Strategy, hookimpl\n"

@@ -357,7 +357,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], None], str, list[str]]] = {
     "no suite": (nothing, "run", ["SUITE"]),
     "a folder for a suite": (results_of_nobody, "run results", ["results", "give the path of a"]),
     "a bad option": (fine_suite, "run small.yaml --round 3", ["--round"]),
-    "a bad value": (fine_suite, "run small.yaml --rounds many", ["--rounds", "integer"]),
+    "a bad value": (fine_suite, "run small.yaml --rounds many", ["--rounds", "whole number"]),
     "too many rounds": (fine_suite, "run small.yaml --rounds 101", ["--rounds", "100"]),
     "a misspelt strategy": (misspelt, "run small.yaml", ["small.yaml, line 9", "did you mean 'nothing'?"]),
     "another place": (fine_suite, "run small.yaml --place torch/cup", ["small.yaml", "did you mean 'torch/cpu'?"]),
