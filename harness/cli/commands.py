@@ -138,10 +138,8 @@ def main() -> None:
         sys.exit(signals.INTERRUPTED)
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "format_message"):
-            said = error.format_message()
-            err.print(
-                said if said.startswith("Usage:") else f"harness: {_plain(said)}"
-            )  # without any verb it is the help
+            said = error.format_message()  # without any verb it is the help
+            err.print(said if said.startswith("Usage:") else f"harness: {_plain(said)}")
             sys.exit(REFUSED)
         raise
 

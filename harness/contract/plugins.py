@@ -122,9 +122,10 @@ def _imported(module: str, name: str) -> ModuleType:
         raise PluginError(f"plugin '{name}' cannot be imported ({raised(error)}): mend or remove it") from None
 
 
-def raised(error: BaseException) -> str:
-    """Return the kind of an error, the first line of what it says, and the last place in the code of a plugin."""
-    first = next(iter(str(error).strip().splitlines()), "")[:LONGEST]
+def raised(error: BaseException, first: str | None = None) -> str:
+    """Return the kind of an error, the `first` line of what it says, and the last place in the code of a plugin."""
+    if first is None:
+        first = next(iter(str(error).strip().splitlines()), "")[:LONGEST]
     place = ""
     at = error.__traceback__
     while at is not None:

@@ -28,7 +28,6 @@ REPEATS = 3
 """How often the memory of a row is measured that is near a bound."""
 DOUBT = 0.05
 """The share by which the peak of a row may be another next time: 310 of 316 rows that ran three times stayed in it."""
-
 FILES = 3
 """Earlier results that are read to learn how long tasks take, at the most."""
 

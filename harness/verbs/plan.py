@@ -28,6 +28,9 @@ LEAST_HELP = 0.01
 """The share of what is needed that half of a size must save to be named."""
 FUSED_BFLOAT16 = (8, 0)
 """The compute capability from which on torch has kernels of attention in bfloat16 that keep no scores."""
+IN_BFLOAT16 = {"bfloat16", "bfloat16_autocast", "bfloat16_stochastic", "float32_master"}
+ATTENDING = {"decoder", "documents", "causal_lm", "causal_lm_documents"}
+"""Strategies that compute in bfloat16, and workloads whose layers all attend."""
 ELSEWHERE = "another GPU is asked for than the one here"
 TIMED = 0.9
 """The share of a step's expected time that operators which were timed must have, for a ratio of times."""
@@ -238,7 +241,7 @@ def _keeps_scores(case: Case, machine: Machine) -> bool:
     """Check whether torch has no fused attention in bfloat16 on the card of a case that is in it."""
     card = CARDS.get(key_of(machine.card) or "")
     old = card is not None and card.capability < FUSED_BFLOAT16 and str(case.place) == "torch/cuda"
-    return old and any(applied.name.startswith("bfloat16") for applied in case.strategies)
+    return old and case.workload in ATTENDING and any(applied.name in IN_BFLOAT16 for applied in case.strategies)
 
 
 def of_cases(

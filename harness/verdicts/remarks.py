@@ -205,15 +205,12 @@ def reasons(observed: Observed) -> tuple[str, ...]:
 
 def _failure(record: Record) -> str:
     """Return in a few words why a run ended: what was asked for and where, or the message of the error."""
-    evidence, where, said = record.evidence, record.evidence.get("phase"), False
+    evidence, where = record.evidence, record.evidence.get("phase")
     if record.status in OUT_OF_MEMORY and _is_number(evidence.get("request_bytes")):
         size = evidence["request_bytes"] / MIB
         reason = f"asked for {size:,.0f} MiB more" if size >= 1 else f"asked for {size:.2g} MiB more"
-    else:
-        reason, said = message(record), True
-    if not where:
-        return reason
-    return f"{reason} (in {FIRST if where == 'prime' else where})" if said else f"{reason} in {where}"
+        return f"{reason} in {where}" if where else reason
+    return f"{message(record)} (in {FIRST if where == 'prime' else where})" if where else message(record)
 
 
 def message(record: Record) -> str:

@@ -19,6 +19,7 @@ from harness.contract.plugins import Plugins, raised
 from harness.records import Applied, Case, Record, Task
 from harness.verdicts.numerics import UNIT_ROUNDOFF, Outcome
 from harness.worker import numerics
+from harness.worker.tasks import first_line
 
 UPDATES = 4
 EXACT, LOWER = 1e-5, 2e-2
@@ -49,7 +50,7 @@ def measure(task: Task, loaded: Plugins, backend: Any) -> Record:
     try:
         faults.extend(broken)
     except Exception as error:  # whatever the plugin raises is its fault
-        faults.append(f"it raises {raised(error)}")
+        faults.append(f"it raises {raised(error, first_line(str(error)))}")
     return Record(extra={"faults": faults})
 
 

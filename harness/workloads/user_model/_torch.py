@@ -145,6 +145,10 @@ def cut(make: Callable[[Any], Any], shape: Any) -> Modules:
 def demand_trained(model: Modules) -> None:
     """Raise Refusal for what a step would not train as the model means it: frozen, of no piece, or of statistics."""
     modules = {"embed": model.embed, **{f"blocks[{at}]": each for at, each in enumerate(model.blocks)}}
+    if isinstance(model.head, nn.Parameter) and not model.head.requires_grad:
+        raise Refusal(
+            "the head of the model is frozen, and all parameters of a model of your own are trained: train it"
+        )
     known = {id(model.head)}
     for place, module in {**modules, "norm": model.norm}.items():
         known |= {id(p) for p in module.parameters()}
@@ -172,7 +176,8 @@ def demand_alike(blocks: Sequence[nn.Module]) -> None:
     for at, (kind, block) in enumerate(zip(kinds, blocks, strict=True)):
         first = blocks[kinds.index(kind)]
         modules = zip(first.named_modules(), block.modules(), strict=True)
-        for name, key, one, other in ((n, k, v, vars(b).get(k)) for (n, a), b in modules for k, v in vars(a).items()):
+        both = ((name, vars(a), vars(b)) for (name, a), b in modules)
+        for name, key, one, other in ((n, k, a.get(k), b.get(k)) for n, a, b in both for k in a | b):
             if not key.startswith("_") and key not in OF_PLACE and not isinstance(one, PLAIN) and not equal(one, other):
                 place = f"{name}.{key}" if name else key
                 raise Refusal(
@@ -182,14 +187,20 @@ def demand_alike(blocks: Sequence[nn.Module]) -> None:
 
 
 def equal(one: Any, other: Any, deep: int = DEEP) -> bool:
-    """Check whether two objects are equal, or else of one type and with equal attributes, and these so `deep`."""
+    """Check whether two objects are equal, or else of one type and with equal attributes, and these so `deep`.
+
+    What cannot be compared, such as tensors in a dataclass, is taken to be equal.
+    """
     if one is other or type(one) is not type(other):
         return one is other
     if isinstance(one, nn.Module | torch.Tensor) or deep == 0:
         return True  # modules and buffers are compared as such
     if type(one).__eq__ is not object.__eq__:
-        same = one == other
-        return bool(same.all() if hasattr(same, "all") else same)  # of arrays
+        try:
+            same = one == other
+            return bool(same.all() if hasattr(same, "all") else same)  # of arrays
+        except (RuntimeError, TypeError, ValueError):
+            return True
     its = vars(other) if hasattr(other, "__dict__") else None
     return its is not None and all(equal(each, its.get(key), deep - 1) for key, each in vars(one).items())
 

@@ -454,6 +454,7 @@ def test_a_block_that_returns_more_than_hidden_states_is_refused():
             pieces(blocks=[nn.Linear(16, 16), nn.Linear(16, 16).requires_grad_(False)]),
             r"the parameter 'weight' of blocks\[1\] is frozen",
         ),
+        (pieces(head=nn.Parameter(torch.randn(11, 16), requires_grad=False)), "the head of the model is frozen"),
         ((*pieces(), beside(nn.Parameter(torch.ones(16)))), "`call` uses 'scale', whose parameters are of no piece"),
         (pieces(blocks=[nn.Sequential(nn.BatchNorm1d(16))]), r"blocks\[0\] of the model has a BatchNorm"),
         (
