@@ -16,7 +16,7 @@ from harness.contract import plugins
 from harness.contract.strategy import Strategy
 from harness.contract.workload import Workload
 
-MEASURED = b'"kind":"memory"'
+MEASURED = re.compile(rb'"kind": ?"memory"')
 """What stands in results in which something was measured."""
 
 
@@ -109,7 +109,9 @@ def _results() -> Path:
     from harness.suite import shipped
 
     here = Path("results")
-    return here if any(MEASURED in file.read_bytes() for file in here.rglob("*.jsonl")) else shipped.folder("results")
+    return (
+        here if any(MEASURED.search(file.read_bytes()) for file in here.rglob("*.jsonl")) else shipped.folder("results")
+    )
 
 
 def measured(name: str, folder: Path, loaded: plugins.Plugins) -> str:

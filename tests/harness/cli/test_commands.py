@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import harness as harness_package
+from harness import records
 from harness.cli import commands, screen
 from harness.records import Case, Origin, Record, Slot, store
 from harness.run import session
@@ -631,6 +632,21 @@ def test_an_interruption_of_a_resumed_run_shows_that_run_though_another_was_begu
 def test_a_word_that_no_option_takes_is_refused_in_our_words(here, tmp_path, words: str, said: str) -> None:
     code, _, stderr = here(tmp_path, *words.split())
     assert code == 2 and stderr == f"harness: {said}\n"
+
+
+def test_results_in_which_nothing_was_measured_hide_none_of_those_that_come_with_the_harness(here, tmp_path) -> None:
+    _, usual, _ = here(tmp_path, "show", "checkpoint")
+    file = tmp_path / "results" / "mine_fit" / "machine" / "20260101T000000Z-a.jsonl"
+    file.parent.mkdir(parents=True)
+    store.append(file, Record(slot=Slot(case="a", kind="predict")))
+    assert "measured in torch: typically" in usual and here(tmp_path, "show", "checkpoint")[1] == usual
+    store.append(file, Record(slot=Slot(case="a", kind="memory")))
+    assert "measured: never alone in 'results'" in here(tmp_path, "show", "checkpoint")[1]
+
+
+def test_every_name_that_a_package_offers_can_be_imported() -> None:
+    for package in (harness_package, records):
+        assert all(hasattr(package, name) for name in package.__all__)
 
 
 def test_to_begin_anew_and_to_measure_only_what_is_missing_is_refused(here, tmp_path) -> None:
