@@ -77,6 +77,11 @@ class Rank(Value):
     phases: tuple[Phase, ...] = ()
 
 
+def refusal_of(over: str, value: int) -> str:
+    """Say that a workload does not take a value of one of its sizes."""
+    return f"the workload refuses {over} {value:,}"
+
+
 class Fit(Value):
     """The longest value of one size that fits a budget: as predicted, and as real runs showed it.
 
@@ -100,6 +105,11 @@ class Fit(Value):
     def longest(self) -> int | None:
         """The largest value that ran, or where none was run the predicted one."""
         return self.passed if self.runs else self.predicted
+
+    @property
+    def is_of_workload(self) -> bool:
+        """Whether the search ended since the workload takes no larger value than the longest."""
+        return self.longest is not None and self.reason == refusal_of(self.over, self.longest + 1)
 
 
 class Trial(Value):

@@ -111,8 +111,7 @@ def _ratio(own: Fit, baseline: Fit) -> str:
             own.predicted and baseline.predicted
         ):
             return ""
-        ends = [(each.reason or "").startswith("the workload takes no ") for each in (own, baseline)]
-        ratio = _bounded(own.predicted / baseline.predicted, *ends)
+        ratio = _bounded(own.predicted / baseline.predicted, own.is_of_workload, baseline.is_of_workload)
         return f"{ratio}, predicted" if ratio else ""
     open_, its_open = (math.isinf(most(each, each.passed or 0)) for each in (own, baseline))
     return _bounded(own.passed / baseline.passed, open_, its_open)

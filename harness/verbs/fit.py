@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.contract.plugins import Plugins
 from harness.machine import facts, gpu, orphans
 from harness.records import Case, Fit, Record, store
-from harness.records.record import OUT_OF_MEMORY
+from harness.records.record import OUT_OF_MEMORY, refusal_of
 from harness.run import alone, bench, locks, prepare_data, template
 from harness.run.guards import outlasting
 from harness.run.schedule import obstacle
@@ -171,7 +171,9 @@ def limit_of(bracket: Bracket, over: str) -> Fit:
         reason = f"{over} {value:,} {bracket.of_host or f'is predicted to take up to {shown(need)} already'}"
     elif bracket.fits is not None and bracket.fits[0] >= bracket.most:
         value = bracket.fits[0]
-        reason = refusal(over, value + 1) if bracket.most < LARGEST else f"nothing above {over} {value:,} is predicted"
+        reason = (
+            refusal_of(over, value + 1) if bracket.most < LARGEST else f"nothing above {over} {value:,} is predicted"
+        )
     elif bracket.fails is not None and bracket.of_host:
         reason = f"{over} {bracket.fails[0]:,} {bracket.of_host}"
     return Fit(
@@ -182,11 +184,6 @@ def limit_of(bracket: Bracket, over: str) -> Fit:
         at_most_bytes=bracket.best.at_most_bytes if bracket.best else None,
         reason=reason,
     )
-
-
-def refusal(over: str, value: int) -> str:
-    """Say that the workload does not take a value."""
-    return f"the workload takes no {over} of {value:,}"
 
 
 def completed(machine: Machine) -> Machine:
@@ -291,7 +288,7 @@ class Search:
         """Return the value of a row to predict next; one that the workload does not take bounds the row."""
         while (value := row.next()) is not None and not self.takes(row, value):
             if row.fits is None:
-                row.reason = refusal(self.over, value)
+                row.reason = refusal_of(self.over, value)
             else:
                 row.most = self.largest(row, row.fits[0], value)
         return value
@@ -316,7 +313,7 @@ class Search:
         while value is not None and runs < RUNS:
             if not self.takes(row, value):
                 if passed is None or (most := self.largest(row, passed, value)) == passed:
-                    reason = refusal(self.over, value if passed is None else passed + 1)
+                    reason = refusal_of(self.over, value if passed is None else passed + 1)
                     break
                 value = most
             self.log(f"running {row.case.label} at {self.over} {value:,}")

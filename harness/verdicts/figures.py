@@ -240,7 +240,7 @@ def most(fit: Fit, passed: float) -> float:
     """
     if fit.failed is not None and fit.how == "oom_budget":
         return fit.failed - 1
-    return passed if fit.reason == f"the workload takes no {fit.over} of {passed + 1:,.0f}" else math.inf
+    return passed if fit.is_of_workload else math.inf
 
 
 def _verdict(row: Row) -> str:

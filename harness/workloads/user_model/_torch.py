@@ -1,10 +1,9 @@
 """Parts made of somebody's torch modules, whose parameters are handed to them at each call."""
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,22 +16,9 @@ from harness.contract.place import Place
 from harness.refusal import Refusal
 from harness.workloads import undivided
 from harness.workloads.decoder import _torch as decoder
-from harness.workloads.user_model.kinds import OF_PLACE, PLAIN, kinds_of
+from harness.workloads.user_model.kinds import kinds_of
+from harness.workloads.user_model.pieces import Pieces, cut, named, tied_name
 from harness.workloads.user_model.shared import inner, of_a_kind, with_the_decoders
-
-DEEP = 8
-"""How deep objects that hold each other are compared."""
-BATCH_NORM = nn.modules.batchnorm._BatchNorm
-
-
-class Modules(NamedTuple):
-    """A model, cut once."""
-
-    embed: nn.Module
-    blocks: Any
-    norm: nn.Module
-    head: nn.Parameter
-    call: Callable[..., Any] = lambda block, x_BTD: block(x_BTD)
 
 
 def parts_of(make: Callable[[Any], Any], shape: Any, place: Place, corpus: Any, seed: int) -> Parts:
@@ -100,7 +86,7 @@ def parts_of(make: Callable[[Any], Any], shape: Any, place: Place, corpus: Any, 
     return with_the_decoders(decoder, shape, place, corpus, seed, **own)
 
 
-def seeded(make: Callable[[Any], Any], shape: Any, seed: int) -> Modules:
+def seeded(make: Callable[[Any], Any], shape: Any, seed: int) -> Pieces:
     """Make the model anew, always with the same first values."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -110,133 +96,11 @@ def seeded(make: Callable[[Any], Any], shape: Any, seed: int) -> Modules:
     return model
 
 
-def cut(make: Callable[[Any], Any], shape: Any) -> Modules:
-    """Make the model in its pieces. Raises Refusal for pieces that are none, or that have no row for each id."""
-    made = make(shape)
-    if not isinstance(made, tuple | list) or len(made) not in (4, 5):
-        raise Refusal(
-            "the model's function returns other pieces: return (embed, blocks, norm, head), and call if needed"
-        )
-    embed, blocks, *rest = made
-    if isinstance(blocks, Iterator):
-        blocks = list(blocks)
-    model = Modules(embed, blocks, *rest)
-    pieces = {"embed": model.embed, **{f"blocks[{at}]": block for at, block in enumerate(model.blocks)}}
-    for name, module in {**pieces, "norm": model.norm}.items():
-        if not isinstance(module, nn.Module):
-            raise Refusal(f"{name} of the model is a {type(module).__name__}: give a module, nn.Identity() for none")
-    if len(pieces) == 1:
-        raise Refusal("the model has no blocks: give at least one")
-    demand_alike(model.blocks)
-    if not isinstance(model.head, torch.Tensor):
-        raise Refusal(f"the head of the model is a {type(model.head).__name__}: give its weight, of [V, D]")
-    rows = {"head": len(model.head)}
-    if isinstance(model.embed, nn.Embedding):
-        rows["embedding"] = model.embed.num_embeddings
-    if few := next((name for name, count in rows.items() if count < shape.vocabulary), None):
-        raise Refusal(
-            f"the {few} of the model has {rows[few]:,} rows, and there are {shape.vocabulary:,} ids: "
-            "make it of shape.vocabulary rows"
-        )
-    demand_trained(model)
-    return model
-
-
-def demand_trained(model: Modules) -> None:
-    """Raise Refusal for what a step would not train as the model means it: frozen, of no piece, or of statistics."""
-    modules = {"embed": model.embed, **{f"blocks[{at}]": each for at, each in enumerate(model.blocks)}}
-    if isinstance(model.head, nn.Parameter) and not model.head.requires_grad:
-        raise Refusal(
-            "the head of the model is frozen, and all parameters of a model of your own are trained: train it"
-        )
-    known = {id(model.head)}
-    for place, module in {**modules, "norm": model.norm}.items():
-        known |= {id(p) for p in module.parameters()}
-        if frozen := next((name for name, p in module.named_parameters() if not p.requires_grad), None):
-            raise Refusal(
-                f"the parameter '{frozen}' of {place} is frozen, and all parameters of a model of your own are trained:"
-                " make it a buffer, or let it be trained"
-            )
-        if any(isinstance(each, BATCH_NORM) and each.track_running_stats for each in module.modules()):
-            raise Refusal(
-                f"{place} of the model has a BatchNorm, whose statistics change as it is trained, which a model of "
-                "your own does not do here: use LayerNorm or GroupNorm"
-            )
-    for name, value in inspect.getclosurevars(model.call).nonlocals.items() if inspect.isfunction(model.call) else ():
-        of_value = value.parameters() if isinstance(value, nn.Module) else [value]
-        if any(isinstance(each, nn.Parameter) and id(each) not in known for each in of_value):
-            raise Refusal(
-                f"`call` uses '{name}', whose parameters are of no piece and would not be trained: give them to a block"
-            )
-
-
-def demand_alike(blocks: Sequence[nn.Module]) -> None:
-    """Raise Refusal where blocks that run through one module, see `kinds_of`, differ in an object that they hold."""
-    kinds = kinds_of(blocks)
-    for at, (kind, block) in enumerate(zip(kinds, blocks, strict=True)):
-        first = blocks[kinds.index(kind)]
-        modules = zip(first.named_modules(), block.modules(), strict=True)
-        both = ((name, vars(a), vars(b)) for (name, a), b in modules)
-        for name, key, one, other in ((n, k, a.get(k), b.get(k)) for n, a, b in both for k in a | b):
-            if not key.startswith("_") and key not in OF_PLACE and not isinstance(one, PLAIN) and not equal(one, other):
-                place = f"{name}.{key}" if name else key
-                raise Refusal(
-                    f"blocks[{at}] and blocks[{kinds.index(kind)}] differ in '{place}', a {type(one).__name__}, which "
-                    "is not looked at: give what differs as plain attributes (numbers, strings, tuples, functions)"
-                )
-
-
-def equal(one: Any, other: Any, deep: int = DEEP) -> bool:
-    """Check whether two objects are equal, or else of one type and with equal attributes, and these so `deep`.
-
-    What cannot be compared, such as tensors in a dataclass, is taken to be equal.
-    """
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, nn.Module | torch.Tensor) or deep == 0:
-        return True  # modules and buffers are compared as such
-    if type(one).__eq__ is not object.__eq__:
-        try:
-            same = one == other
-            return bool(same.all() if hasattr(same, "all") else same)  # of arrays
-        except (RuntimeError, TypeError, ValueError):
-            return True
-    its = vars(other) if hasattr(other, "__dict__") else None
-    return its is not None and all(equal(each, its.get(key), deep - 1) for key, each in vars(one).items())
-
-
 def without_dropout(module: nn.Module) -> None:
     """Switch dropout off; recurrences stay in training otherwise, since cuDNN has their gradients in no other mode."""
     for each in module.eval().modules():
         if isinstance(each, nn.RNNBase):
             each.train().dropout = 0.0
-
-
-def named(model: Modules, kinds: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return every parameter by the name that it has in the state. Raises Refusal where two names stand for one."""
-    layers = {f"layers.{at}.{kind}": block for at, (kind, block) in enumerate(zip(kinds, model.blocks, strict=True))}
-    modules = {"embed": model.embed, **layers, "norm": model.norm}
-    parameters = {
-        f"{group}.{name}": p
-        for group, module in modules.items()
-        for name, p in module.named_parameters(remove_duplicate=False)
-    }
-    if tied_name(model) is None:
-        parameters["head"] = model.head
-    first: dict[int, str] = {}
-    for name, p in parameters.items():
-        other = first.setdefault(id(p), name)
-        if other != name:
-            raise Refusal(
-                f"'{other}' and '{name}' of this model are one parameter: give each a parameter of its own, "
-                "since only the head may be one of the embedding's"
-            )
-    return {name: p.detach() for name, p in parameters.items()}
-
-
-def tied_name(model: Modules) -> str | None:
-    """Return the name within the embedding of the parameter that is the head as well; None where there is none."""
-    return next((name for name, p in model.embed.named_parameters() if p is model.head), None)
 
 
 def emptied(module: nn.Module) -> nn.Module:

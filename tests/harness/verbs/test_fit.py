@@ -189,7 +189,7 @@ def test_runs_end_before_a_value_that_the_workload_refuses(tmp_path, monkeypatch
     runs: list[Record] = []
     limit = search.confirmed(row, fit.Fit(over="layers", budget_bytes=1 << 30, predicted=1000), runs.append)
     assert (limit.passed, limit.runs, len(runs)) == (1000, 1, 1)
-    assert limit.reason.startswith("the workload takes no layers of 1,0")
+    assert limit.reason.startswith("the workload refuses layers 1,0")
 
 
 PUBLISHED = """
@@ -222,7 +222,7 @@ def of_5000_positions(tmp_path, monkeypatch):
 
 def test_the_largest_value_that_the_workload_takes_is_a_limit_too(of_5000_positions, tmp_path):
     _, (_, *rows) = fit.run(of_5000_positions, [1 << 30], tmp_path, predict_only=True)
-    reason = "the workload takes no tokens of 5,001"
+    reason = "the workload refuses tokens 5,001"
     assert [(row.limits.predicted, row.limits.reason) for row in rows] == [(5000, reason)] * 2
     assert of_5000_positions.asked == [{2048}, {5000}]
     assert f"- checkpoint: {reason}" in text(rows)
@@ -237,7 +237,7 @@ def test_runs_reach_the_largest_value_that_the_workload_takes(of_5000_positions,
     row = brackets(of_5000_positions.plan, "tokens", 1 << 30)[0]
     limit = fit.Fit(over="tokens", budget_bytes=1 << 30, predicted=predicted)
     limit = of_5000_positions.confirmed(row, limit, lambda run: None)
-    assert (limit.passed, limit.runs, limit.reason) == (5000, runs, "the workload takes no tokens of 5,001")
+    assert (limit.passed, limit.runs, limit.reason) == (5000, runs, "the workload refuses tokens 5,001")
 
 
 def test_why_nothing_more_was_predicted_is_said_beside_what_ran(tmp_path, monkeypatch):
@@ -590,7 +590,7 @@ def test_a_limit_lies_between_what_passed_and_what_failed():
         ({"passed": 300, "reason": "not finished after 600 s", "runs": 3}, "3.00 x or more"),
         ({}, "2.00 x, predicted"),
         ({"reason": "not finished after 600 s", "runs": 1}, "2.00 x, predicted"),
-        ({"reason": "the workload takes no tokens of 241"}, "2.00 x or more, predicted"),
+        ({"reason": "the workload refuses tokens 241"}, "2.00 x or more, predicted"),
         ({"passed": None, "failed": 1, "how": "error", "runs": 1}, ""),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from harness.contract.place import Place
 from harness.records import Applied, Case, Claim, Fit, Heading, Memory, Phase, Prediction, Record, Slot, Times
-from harness.verbs.fit import refusal
+from harness.records.record import refusal_of
 from harness.verdicts import figures
 from harness.verdicts.claims import answer, answerable, answered, asked, near, refuse
 from harness.verdicts.expressions import ClaimError, Figure, parsed
@@ -878,9 +878,9 @@ def limits_of(**ends):
     [
         ({"failed": 110, "how": "oom_budget"}, 109),
         ({"failed": 110, "how": "oom_budget", "reason": "not finished after 600 s"}, 109),
-        ({"reason": refusal("tokens", 91)}, 90),
-        ({"passed": 5000, "reason": refusal("tokens", 5001)}, 5000),
-        ({"reason": refusal("tokens", 101)}, math.inf),
+        ({"reason": refusal_of("tokens", 91)}, 90),
+        ({"passed": 5000, "reason": refusal_of("tokens", 5001)}, 5000),
+        ({"reason": refusal_of("tokens", 101)}, math.inf),
         ({"reason": "not finished after 600 s"}, math.inf),
         ({}, math.inf),
         ({"failed": 110, "how": "oom_host"}, math.inf),

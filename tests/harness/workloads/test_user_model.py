@@ -448,6 +448,7 @@ def test_a_block_that_returns_more_than_hidden_states_is_refused():
         (pieces(norm="none"), "norm of the model is a str: give a module, nn.Identity"),
         (pieces(blocks=[torch.relu]), r"blocks\[0\] of the model is a builtin_function_or_method: give a module"),
         (pieces(blocks=[]), "the model has no blocks"),
+        (pieces(blocks=nn.Linear(16, 16)), "the blocks of the model are a Linear: give a list of modules"),
         (pieces(embed=nn.Embedding(10, 16)), "the embedding of the model has 10 rows, and there are 11 ids"),
         (pieces(head=nn.Parameter(torch.randn(7, 16))), "the head of the model has 7 rows, and there are 11 ids"),
         (
