@@ -54,7 +54,7 @@ def run(address: str, plan: Plan, loaded: Plugins, options: Options, progress: P
         with connected(address) as client:
             _refuse(address, client, schedule, options.plugins)
             path, latest, _ = session.opened(
-                folder, schedule, options, lambda latest: not all(finished(schedule, latest))
+                folder, schedule, options, lambda latest, records: not all(finished(schedule, latest))
             )
             run_id = bench.new_id(latest)
             store.append(path, session.beginning(schedule, run_id))

@@ -42,9 +42,10 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         roles = history.since(records, plugins.strategies)
         if roles is None or roles.run or roles.measuring:
             return None
+        may_resume = any(record.origin.plan == schedule.plan_digest for record in records)
         schedule = replace(schedule, known=slots_of(records))
         latest = {record.slot: Summary.of(record) for record in records if record.slot is not None}
-        if session.has_more(schedule, options, latest):
+        if session.has_more(schedule, options, latest, records if may_resume else ()):
             return None
         if roles.predicting:
             _append(file, schedule, options, progress, corpora)

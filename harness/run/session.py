@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from harness.contract.assembly import probe_of
@@ -11,7 +12,7 @@ from harness.contract.plugins import Plugins
 from harness.machine import facts, gpu, orphans
 from harness.records import Case, Heading, Kind, Record, Slot, store
 from harness.records.record import OPEN_STATUSES
-from harness.run import bench, locks, prediction_cache, prepare_data, template, temporary
+from harness.run import bench, locks, prediction_cache, prepare_data, repetitions, template, temporary
 from harness.run.bench import Bench, Options, Progress
 from harness.run.guards import guarded, over_memory
 from harness.run.rounds import Rounds
@@ -20,14 +21,10 @@ from harness.run.side_by_side import Result, Watch, shared_out
 from harness.suite.plan import Comparison, Plan
 from harness.verdicts import claims, expressions
 from harness.verdicts.expressions import NAMES
-from harness.verdicts.judge import MEMORY_MARGIN, judge
+from harness.verdicts.judge import judge
 
 AT_ONCE = 8
 """Answers that are worked on at once, at most: each is a process with frameworks of its own."""
-REPEATS = 3
-"""How often the memory of a row is measured that is near a bound."""
-DOUBT = 0.05
-"""The share by which the peak of a row may be another next time: 310 of 316 rows that ran three times stayed in it."""
 FILES = 3
 """Earlier results that are read to learn how long tasks take, at the most."""
 
@@ -47,7 +44,7 @@ def run(plan: Plan, plugins: Plugins, options: Options, progress: Progress) -> P
         plan, corpora = prepare_data.prepare(plan, plugins, options.cache, lambda case: obstacle(plugins, case) is None)
         schedule = schedule_of(plan, plugins, options)
 
-        path, latest, earlier = opened(folder, schedule, options, lambda latest: has_more(schedule, options, latest))
+        path, latest, earlier = opened(folder, schedule, options, partial(has_more, schedule, options))
         run_id = bench.new_id(latest)
         store.append(path, beginning(schedule, run_id))
         timed = by_case(latest)
@@ -79,8 +76,11 @@ def schedule_of(plan: Plan, plugins: Plugins, options: Options, elsewhere: bool 
     return Schedule(plan, plugins, rounds, options.all_rounds, elsewhere)
 
 
-def has_more(schedule: Schedule, options: Options, latest: Latest) -> bool:
-    """Check whether a run has something left to do, but for cases that would be skipped again."""
+def has_more(schedule: Schedule, options: Options, latest: Latest, records: Sequence[Record] = ()) -> bool:
+    """Check whether a run has something left to do, but for cases that would be skipped again.
+
+    With its records, repetitions near a bound count as well.
+    """
     for slot in schedule.due(latest):
         known = latest.get(slot)
         if known is None or known.status != "skipped_guard":
@@ -89,11 +89,11 @@ def has_more(schedule: Schedule, options: Options, latest: Latest) -> bool:
         case = schedule.plan.cases[schedule.positions[slot.case]]
         if guarded(case, predicted, options, schedule.plan.suite) is None:
             return True
-    return False
+    return repetitions.are_missing(schedule, latest, records)
 
 
 def opened(
-    folder: Path, schedule: Schedule, options: Options, unfinished: Callable[[Latest], bool]
+    folder: Path, schedule: Schedule, options: Options, unfinished: Callable[[Latest, Sequence[Record]], bool]
 ) -> tuple[Path, dict[Slot, Summary], list[Record]]:
     """Return the file to write, what it says of its slots, and its records.
 
@@ -105,7 +105,7 @@ def opened(
         records = store.read(file)[0]
         if any(record.origin.plan == schedule.plan_digest for record in records):
             latest = {record.slot: Summary.of(record) for record in records if record.slot is not None}
-            if options.once or unfinished(latest):
+            if options.once or unfinished(latest, records):
                 return file, latest, records
             break
     return store.next_file(folder, facts.commit()), {}, []
@@ -325,28 +325,19 @@ class Session(Bench):
         That of `less` or `more`, or that of a claim. A claim about several comparisons is decided with the last of
         them, which a machine of a cluster need not have.
         """
-        near = {
-            self.schedule.digest(case): case for case in [*self.near_words(comparison), *self.near_claims(comparison)]
-        }
-        slots = [Slot(case=each, kind="memory", repeat=repeat) for each in near for repeat in range(1, REPEATS)]
-        open_ = [slot for slot in slots if self.is_open(slot) and not self.schedule.cannot_run(slot.case, self.latest)]
-        self.progress.repeated(set(map(self.schedule.digest, comparison.cases)), open_)
+        words = self.near_words(comparison) if self.schedule.rounds else []
+        near = {self.schedule.digest(case): case for case in [*words, *self.near_claims(comparison)]}
+        runs = [case for digest, case in near.items() if not self.schedule.cannot_run(digest, self.latest)]
+        open_ = filter(self.is_open, repetitions.slots_of(self.schedule, runs, self.latest))
+        self.progress.repeated(set(map(self.schedule.digest, comparison.cases)), list(open_))
         for case in near.values():
-            self.memory(case, REPEATS)
+            self.memory(case, repetitions.REPEATS)
 
     def near_words(self, comparison: Comparison) -> list[Case]:
         """Return the rows of a comparison near the bound of `less` or `more`, and its baseline with them."""
-        peaks = {case.label: self.peak(case) for case in comparison.cases}
-        baseline = peaks.get(comparison.baseline.label)
-        if baseline is None or not self.schedule.rounds:
-            return []
-        bound = MEMORY_MARGIN * baseline
-        near = [
-            case
-            for case in comparison.cases
-            if (peak := peaks[case.label]) is not None and abs(abs(peak - baseline) - bound) < bound / 2
-        ]
-        return [comparison.baseline, *near] if near else []
+        tables = repetitions.judged([*self.earlier_of(comparison), *self.records])
+        key = comparison.baseline.comparison_key
+        return [case for table in tables if table.case.comparison_key == key for case in repetitions.near_words(table)]
 
     def near_claims(self, comparison: Comparison) -> list[Case]:
         """Return the rows near the bound of a claim, of this comparison and of those that were measured before."""
@@ -359,7 +350,7 @@ class Session(Bench):
             if record.slot is not None and record.slot.kind in ("predict", "memory") and record.case is not None
             if record.case.is_baseline or names(record.case) & asked
         ]
-        return [row.case for row in claims.near(self.plan.suite.claims, judge(self.in_claims), DOUBT)]
+        return repetitions.near_claims(self.plan.suite.claims, judge(self.in_claims))
 
     def guarded(self, case: Case) -> Record | None:
         """Return the record of a case that is not begun; None for others."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from harness.contract.plugins import nearest
+from harness.records.record import LADDER
 from harness.refusal import Refusal
 
 DEEPEST = 40
@@ -62,7 +64,7 @@ class Figure:
             ends = sorted((self.low**other.value, self.high**other.value))
         except OverflowError:
             raise Unknown("a power is beyond all numbers") from None
-        return Figure(ends[0], self.value**other.value, ends[1])
+        return Figure(ends[0], self.value**other.value, ends[1], self.unit if other.value == 1 else "")
 
 
 class Word(str):
@@ -95,6 +97,8 @@ def parsed(expression: str) -> ast.expr:
             if _is_word(left) != _is_word(right) or (_is_word(left) and not isinstance(op, ast.Eq)):
                 sides = f"{ast.unparse(left)[:60]} and {ast.unparse(right)[:60]}"
                 raise ClaimError(f"{sides} do not compare: words take == and numbers numbers")
+            _check_word(left, right)
+            _check_word(right, left)
             _common_unit(left, right)
     return tree
 
@@ -121,6 +125,15 @@ def _is_word(node: ast.expr) -> bool:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id in WORD_FIGURES
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _check_word(figure: ast.expr, word: ast.expr) -> None:
+    """Raise ClaimError for a word that the figure which it is compared with never is."""
+    if not (isinstance(figure, ast.Call) and isinstance(figure.func, ast.Name) and isinstance(word, ast.Constant)):
+        return
+    known = WORD_FIGURES.get(figure.func.id, ())
+    if isinstance(word.value, str) and known and word.value not in known:
+        raise ClaimError(f"{ast.unparse(figure)[:60]} is never '{word.value}'{nearest(word.value, known)}")
 
 
 def _check(node: ast.expr, expression: str, depth: int) -> None:
@@ -150,6 +163,9 @@ def _check(node: ast.expr, expression: str, depth: int) -> None:
                 taken = [part for part, figures in PARTS.items() if node.func.id in figures]
                 instead = f"write {taken[0]}" if taken else "leave it out"
                 raise ClaimError(f"'{ast.unparse(node)}': {node.func.id} takes no {key.arg}: {instead}")
+        names = {key.arg for key in node.keywords}
+        if part := next((each for each in NEEDED if node.func.id in PARTS[each] and each not in names), None):
+            raise ClaimError(f"'{ast.unparse(node)}' does not say which {node.func.id}: add {part}='...'")
         return
     raise ClaimError(f"'{ast.unparse(node)[:60]}' is no number and no figure: use one of {', '.join(NAMES)}")
 
@@ -256,6 +272,8 @@ PARTS = {
     "figure": ("noted",),
 }
 """Keywords that say which part of a row's figures is meant, each with the figures that take it."""
+NEEDED = ("of", "figure")
+"""Those of them without which nothing is meant."""
 
 
 MEASURED_MEMORY = ("peak", "held", "reserved", "stage", "kind", "file_bytes", "anonymous_bytes", "all_ranks")
@@ -267,8 +285,26 @@ IN_BYTES = frozenset(
 """Figures that are bytes."""
 
 
-WORD_FIGURES = ("answer", "verdict", "outcome")
-"""Figures that are words; all others are numbers."""
+UNTIMED: dict[str, tuple[str, ...]] = {
+    "saves": ("wins", "trades"),
+    "same memory": ("same", "wins", "loses"),
+    "costs": ("loses", "trades"),
+    "saves, time open": ("saves", "wins", "trades"),
+    "same, time open": ("same", "same memory", "wins", "loses"),
+    "costs, time open": ("costs", "loses", "trades"),
+}
+"""Verdicts of rows that were timed in too few rounds, and what more of them may make of each."""
+ENDED = ("ok", "error")
+"""The two ways in which a row may have ended that say something of its code."""
+WORD_FIGURES = {
+    "answer": LADDER,
+    "verdict": (
+        *("wins", "trades", "same", "loses", "enables", "fails", "wrong", "control", "baseline"),
+        *UNTIMED,
+    ),
+    "outcome": ENDED,
+}
+"""Figures that are words, and the words that each may be; all others are numbers."""
 
 
 NAMES = (
@@ -286,27 +322,22 @@ def plain_label(label: str) -> str:
     return label.replace(" ", "").replace("'", "").replace('"', "").lower()
 
 
-UNTIMED: dict[str, tuple[str, ...]] = {
-    "saves": ("wins", "trades"),
-    "same memory": ("same", "wins", "loses"),
-    "costs": ("loses", "trades"),
-}
-"""Verdicts of rows that were timed in too few rounds, and what more of them may make of each."""
-
-
 def compared(op: ast.cmpop, left: Figure | str, right: Figure | str) -> bool | None:
     """Check whether a comparison that `parsed` let through holds.
 
     None where the intervals of its sides overlap, or the verdict of a row may yet become the other side.
     """
     if isinstance(left, str) or isinstance(right, str):
-        may_be = any(
-            other in UNTIMED.get(str(side), ())
-            for side, other in ((left, right), (right, left))
-            if not isinstance(side, Word)
-        )
-        return left == right or (None if may_be else False)
+        is_open = not (isinstance(left, Word) or isinstance(right, Word)) and left in UNTIMED
+        if left == right and not is_open:
+            return True
+        return None if _may_be(left) & _may_be(right) else False
     return COMPARISONS[type(op)](left, right)
+
+
+def _may_be(side: Figure | str) -> set[str]:
+    """Return what a side that is a word may be once more rounds are timed; one of the expression itself stays."""
+    return {str(side)} if isinstance(side, Word) else {str(side), *UNTIMED.get(str(side), ())}
 
 
 WORDS: dict[type[ast.cmpop], str] = {

@@ -7,7 +7,7 @@ from statistics import quantiles
 from typing import Any
 
 from harness.records import Case, Fit, Phase, Prediction, Record
-from harness.verdicts.expressions import PREDICTED, Figure, Open, Unknown, exact
+from harness.verdicts.expressions import ENDED, PREDICTED, Figure, Unknown, exact
 from harness.verdicts.judge import UNJUDGED, Row
 from harness.verdicts.remarks import WITHHELD
 
@@ -112,8 +112,6 @@ def _unknown(what: str, row: Row) -> Unknown:
     return Unknown(f"{row.label} has no {what}" + (f" ({row.reasons[0]})" if row.reasons else ""))
 
 
-ENDED = ("ok", "error")
-"""The two ways in which a row may have ended that say something of its code."""
 NOT_BEGUN = frozenset({"unsupported", "skipped_guard", "open"})
 """Statuses of a row that was not run, so that nothing is known of it but what its prediction showed."""
 
@@ -141,8 +139,10 @@ def _residual(row: Row) -> Figure:
     """Return how far the measured peak lies from the predicted one, as a share of that."""
     known = _known(row.residual_ratio, "measured peak beside a predicted one", row)
     _check_doubts(row, alone=True)
-    doubt = row.resolution / row.predicted_bytes if row.predicted_bytes else 0.0
-    return Figure(known.value - doubt, known.value, known.value + doubt)
+    peaks = [peak for record in row.records if (peak := record.peak_bytes) is not None]
+    if row.predicted_bytes is None or not peaks:
+        return known
+    return _metered(peaks, _doubt(row, peaks)) / exact(row.predicted_bytes, "B") - exact(1)
 
 
 def _reserved(row: Row) -> Figure:
@@ -244,9 +244,7 @@ def most(fit: Fit, passed: float) -> float:
 
 
 def _verdict(row: Row) -> str:
-    """Return the word that a row earned; raise Unknown where it has none, Open where its time is not decided."""
-    if row.verdict.endswith("time open"):
-        raise Open(f"{row.label}: {row.verdict}")
+    """Return the word that a row earned; raise Unknown where it has none."""
     if row.verdict in UNJUDGED:
         raise _unknown("verdict", row)
     return row.verdict

@@ -35,7 +35,8 @@ class Row:
 
     `memory` is `less`, `same` or `more` than the baseline; `speed` has the ratio of step times, its interval and its
     word. `step_seconds` is the mean of the baseline and the control times that ratio. `span_bytes` are the least and
-    the largest peak that it may have, by its repetitions and child processes; the largest is `peak_bytes`.
+    the largest peak that it may have, by its repetitions and child processes; the largest is `peak_bytes`. By more than
+    `margin_bytes` it must differ from the baseline's to be less or more.
     `native_bytes` are the smallest and the largest peak of the timed processes, whose allocator is as the system has
     it, and `native_ratio` the ratio of their medians. `at_most_bytes` is what it was to take at most, with the
     probability `at_most_coverage`, before it was measured. `doubts` are those of its flags for which its peak cannot be
@@ -47,6 +48,7 @@ class Row:
     peak_bytes: int | None = None
     span_bytes: tuple[int, int] | None = None
     peak_ratio: float | None = None
+    margin_bytes: float | None = None
     peak_phase: str | None = None
     native_bytes: tuple[int, int] | None = None
     native_ratio: float | None = None
@@ -156,9 +158,8 @@ def _judged(group: list[Observed], planned: int) -> Comparison:
     control = next((observed for observed in group if observed.case.is_control), None)
     times, rounds = comparable(group, planned)
     speeds = looks.concluded(times, looks.planned(rounds)) if any(times.values()) else Pooled({})
-    least = _least_difference(baseline, control)
     unit = _unit_seconds(baseline, control, speeds.control)
-    rows = tuple(_row(observed, baseline, control, speeds, unit, least) for observed in group)
+    rows = tuple(_row(observed, baseline, control, speeds, unit) for observed in group)
     notes = (*_mixed(group), *_mark_notes(times), *_control_notes(speeds, control, baseline))
     timed = max((number + 1 for each in times.values() for number, _ in each), default=0)
     return Comparison(group[0].case, rows, notes, speeds.control, rounds, timed, unit)
@@ -191,33 +192,40 @@ def _control_notes(speeds: Pooled, control: Observed | None, baseline: Observed 
     speed = speeds.control
     if speed is not None and speed.standard_error is not None and 1 not in speed.interval:
         notes.append(f"The control `nothing` took {speed} the baseline's time; rows are compared with both.")
-    if control is not None and baseline is not None and control.usable and baseline.usable:
-        difference = abs((control.peak or 0) - (baseline.peak or 0))
-        if difference > max(baseline.resolution, MEMORY_MARGIN * (baseline.peak or 0)):
-            more = f"{difference / MIB:,.1f} MiB"
-            notes.append(
-                f"The control `nothing` differs from the baseline by {more}: a difference counts here from twice that."
-            )
+    difference = _difference_of_equals(baseline, control)
+    if baseline is not None and difference > max(baseline.resolution, MEMORY_MARGIN * (baseline.peak or 0)):
+        more = f"{difference / MIB:,.1f} MiB"
+        notes.append(
+            f"The control `nothing` differs from the baseline by {more}: a difference counts here from twice that."
+        )
     return notes
 
 
-def _least_difference(baseline: Observed | None, control: Observed | None) -> float:
-    """Return by how many bytes a peak must differ from the baseline's, but for the meter's resolution."""
-    if baseline is None or baseline.peak is None:
-        return 0.0
-    equal = 0
-    if control is not None and control.usable and baseline.usable:
-        equal = abs((control.peak or 0) - baseline.peak)
-    return max(MEMORY_MARGIN * baseline.peak, CONTROL_FACTOR * equal)
+def _difference_of_equals(baseline: Observed | None, control: Observed | None) -> int:
+    """Return by how many bytes the peak of the control differs from the baseline's; 0 where one is not to be relied on.
+
+    Such a control says nothing of the meter, and must not hide what other rows save.
+    """
+    if baseline is None or control is None or not (_is_sound(baseline) and _is_sound(control)):
+        return 0
+    return abs((control.peak or 0) - (baseline.peak or 0))
 
 
-def _memory(observed: Observed, baseline: Observed | None, least: float) -> str | None:
-    """Compare peaks; None where one is not known or not to be believed, or where repetitions give different words."""
-    if baseline is None or not (observed.usable and baseline.usable):
+def _is_sound(observed: Observed) -> bool:
+    """Check whether the peak of a row is known and can be relied on."""
+    return observed.usable and not remarks.doubts(observed)
+
+
+def _margin(observed: Observed, baseline: Observed | None, control: Observed | None) -> float | None:
+    """Return by how many bytes a peak must differ from the baseline's; None where one of the two does not compare."""
+    if baseline is None or not (_is_sound(observed) and _is_sound(baseline)):
         return None
-    if remarks.doubts(observed) or remarks.doubts(baseline):
-        return None
-    margin = max(observed.resolution, baseline.resolution, least)
+    least = max(MEMORY_MARGIN * (baseline.peak or 0), CONTROL_FACTOR * _difference_of_equals(baseline, control))
+    return max(observed.resolution, baseline.resolution, least)
+
+
+def _memory(observed: Observed, baseline: Observed, margin: float) -> str | None:
+    """Compare peaks; None where repetitions give different words."""
     (lowest, highest), (floor, ceiling) = observed.span, baseline.span
     words = {_word(difference, margin) for difference in (lowest - ceiling, highest - floor)}
     return words.pop() if len(words) == 1 else None
@@ -235,13 +243,13 @@ def _row(
     control: Observed | None,
     speeds: Pooled,
     unit: float | None,
-    least: float,
 ) -> Row:
     case, peak = observed.case, observed.peak
     forecast = observed.predict.prediction if observed.predict else Prediction()
     predicted, floor = forecast.predicted_peak_bytes, forecast.floor_bytes
     speed = speeds.control if observed is control else speeds.speeds.get(case.label)
-    memory = None if case.is_baseline else _memory(observed, baseline, least)
+    margin = None if case.is_baseline else _margin(observed, baseline, control)
+    memory = None if margin is None or baseline is None else _memory(observed, baseline, margin)
     answer, answer_reason, difference = _answer(observed, baseline)
     ok, own, largest = observed.status == "ok", observed.own_peak, _largest(observed.memory)
     other = baseline.peak if baseline is not None and baseline.status == "ok" else None
@@ -255,6 +263,7 @@ def _row(
         peak_bytes=peak,
         span_bytes=observed.span if peak is not None else None,
         peak_ratio=ratio,
+        margin_bytes=margin,
         peak_phase=largest.memory.peak_phase if largest else None,
         native_bytes=(min(observed.natives), max(observed.natives)) if observed.natives else None,
         native_ratio=native_ratio,

@@ -196,9 +196,9 @@ def test_what_an_edited_plugin_file_measured_is_measured_anew(suite: Path, tmp_p
     begun = tmp_path / "20260101T000000Z-a.jsonl"
     store.append(begun, Record(origin=Origin(plan=before.plan_digest)))
     once = Options(tmp_path, once=True)
-    assert opened(tmp_path, schedule_of(suite, plugin), once, lambda latest: False)[0] == begun
+    assert opened(tmp_path, schedule_of(suite, plugin), once, lambda latest, records: False)[0] == begun
     plugin.write_text(PLUGIN.replace("return parts", "return parts  # another"))
-    assert opened(tmp_path, schedule_of(suite, plugin), once, lambda latest: True)[0] != begun
+    assert opened(tmp_path, schedule_of(suite, plugin), once, lambda latest, records: True)[0] != begun
 
 
 def test_another_text_makes_another_run(suite: Path, tmp_path: Path) -> None:

@@ -347,6 +347,54 @@ def test_peaks_near_the_bound_are_measured_three_times(measuring):
     assert repeats == {"baseline": 3, "nothing": 1, "chunked_loss": 3, "checkpoint": 1, "fused_loss": 1}
 
 
+@pytest.mark.parametrize(
+    ("resolution", "equal", "again"),
+    [
+        (8, 0, {"baseline": 3, "chunked_loss": 3, "nothing": 1, "checkpoint": 1, "fused_loss": 1}),
+        (0, 4, {"baseline": 3, "chunked_loss": 3, "nothing": 1, "checkpoint": 1, "fused_loss": 1}),
+        (0, 0, {"baseline": 1, "chunked_loss": 1, "nothing": 1, "checkpoint": 1, "fused_loss": 1}),
+    ],
+    ids=["what the meter resolves", "what the control differs by", "2 % of the baseline"],
+)
+def test_near_the_bound_of_a_word_is_near_to_that_which_the_verdict_goes_by(measuring, resolution, equal, again):
+    class Near(Workers):
+        def __call__(self, task, *rest):
+            (record,) = super().__call__(task, *rest)
+            memory = record.memory.model_copy(update={"resolution_bytes": resolution * MIB})
+            return [record.model_copy(update={"memory": memory}) if task.kind == "memory" else record]
+
+        def peak(self, label):
+            return {"chunked_loss": 91, "checkpoint": 50, "nothing": 100 + equal}.get(label, 100) * MIB
+
+    measuring(Near(scatter=0.005)).measure()
+    assert Counter(r.case.label for r in measuring.records if r.slot and r.slot.kind == "memory") == again
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_run_that_stopped_while_memory_was_measured_again_goes_on_there(running, tmp_path, monkeypatch, once):
+    class Stopped(Workers):
+        def __call__(self, task, *rest):
+            if task.kind == "memory" and self.kinds["memory"] == 3:  # two rows, and one of them again
+                raise KeyboardInterrupt
+            return super().__call__(task, *rest)
+
+        def peak(self, label):
+            return 97 * MIB if label == "checkpoint" else 100 * MIB
+
+    claim = "{id: near, says: near, that: peak(checkpoint) <= 0.97 * peak(baseline)}"
+    keys = f"rounds: 0\nclaims: [{claim}]"
+    with pytest.raises(KeyboardInterrupt):
+        running(Stopped(), keys)
+    (path,) = tmp_path.glob("mine/*/*.jsonl")
+    monkeypatch.setattr(predict_again.history, "since", lambda *rest: Roles((), (), ()))
+    plan, options = read(tmp_path / "mine.yaml", LOADED), Options(tmp_path, cache=tmp_path, once=once)
+    assert predict_again.run(plan, LOADED, options, Progress()) is None, "something is left to measure"
+    resumed = Workers()
+    assert running(resumed, keys, once=once) == path
+    assert resumed.kinds == {"memory": 3}, "of two repetitions of two rows one was there"
+    assert predict_again.run(plan, LOADED, options, Progress()) == path
+
+
 def test_pace_comes_from_the_suite_or_from_one_pilot_that_is_remembered(measuring):
     going_on = measuring(Workers())
     case = going_on.plan.cases[0]
@@ -403,13 +451,16 @@ def test_a_run_goes_on_where_a_later_file_is_of_another_plan(measuring, tmp_path
         case = schedule.plan.cases[0]
         slot = Slot(case=schedule.digest(case), kind="memory")
         session.store.append(path, Record(slot=slot, case=case, origin=Origin(plan=plan)))
-    path, latest, records = session.opened(folder, schedule, Options(tmp_path), lambda latest: len(latest) == 1)
+    path, latest, records = session.opened(folder, schedule, Options(tmp_path), lambda latest, _: len(latest) == 1)
     assert (path, len(latest), len(records)) == (begun, 1, 1)
-    assert session.opened(folder, schedule, Options(tmp_path, fresh=True), lambda latest: True)[0] not in (begun, other)
+    assert session.opened(folder, schedule, Options(tmp_path, fresh=True), lambda *known: True)[0] not in (
+        begun,
+        other,
+    )
     once = Options(tmp_path, once=True)
-    assert session.opened(folder, schedule, once, lambda latest: False)[0] == begun, "though it has all of the plan"
+    assert session.opened(folder, schedule, once, lambda *known: False)[0] == begun, "though it has all of the plan"
     session.store.append(whole, Record(origin=Origin(plan=schedule.plan_digest)))
-    path, _, _ = session.opened(folder, schedule, Options(tmp_path), lambda latest: len(latest) == 1)
+    path, _, _ = session.opened(folder, schedule, Options(tmp_path), lambda latest, _: len(latest) == 1)
     assert path not in (begun, other, whole), "the newest of this plan has all of it"
 
 

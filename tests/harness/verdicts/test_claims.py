@@ -15,10 +15,10 @@ from harness.records import Applied, Case, Claim, Fit, Heading, Memory, Phase, P
 from harness.records.record import refusal_of
 from harness.verdicts import figures
 from harness.verdicts.claims import answer, answerable, answered, asked, near, refuse
-from harness.verdicts.expressions import ClaimError, Figure, parsed
-from harness.verdicts.judge import Comparison, Row, judge, searched
+from harness.verdicts.expressions import UNTIMED, WORD_FIGURES, ClaimError, Figure, parsed
+from harness.verdicts.judge import Comparison, Row, judge, searched, trade
 from harness.verdicts.observed import step_time
-from harness.verdicts.pooled import pooled
+from harness.verdicts.pooled import Interval, Speed, pooled, word_of
 from harness.verdicts.remarks import WITHHELD
 
 MIB = 1 << 20
@@ -652,7 +652,11 @@ def test_words_and_numbers_do_not_mix_and_this_is_said_before_anything_is_measur
         parsed("peak(x) < 2 and answer(x) == 1")
     with pytest.raises(ClaimError, match=r"^answer\(x\) is a word: only == compares it$"):
         parsed("peak(x) < 2 * answer(x)")
-    for that in ("answer(x) == 'a' == verdict(y)", "'a' == outcome(x)", "peak(answer) < peak(answer + 'verdict')"):
+    for that in (
+        "answer(x) == 'invalid' == answer(y)",
+        "'ok' == outcome(x)",
+        "peak(answer) < peak(answer + 'verdict')",
+    ):
         parsed(that)
 
 
@@ -974,17 +978,73 @@ def test_nine_of_ten_residuals_lie_between_the_usual_ones_and_so_does_0():
 
 
 @pytest.mark.parametrize(
-    ("that", "due"),
+    ("peaks", "that", "due"),
     [
-        ("residual(baseline) <= 0.1", "inconclusive"),
-        ("residual(baseline) <= 0.111", "verified"),
-        ("residual(baseline) >= 0.089", "verified"),
-        ("residual(baseline) < 0.089", "refuted"),
+        ((110, 110), "residual(baseline) <= 0.1", "inconclusive"),
+        ((110, 110), "residual(baseline) <= 0.111", "verified"),
+        ((110, 110), "residual(baseline) >= 0.089", "verified"),
+        ((110, 110), "residual(baseline) < 0.089", "refuted"),
+        ((110,), "residual(baseline) <= 0.111", "inconclusive"),
+        ((110,), "residual(baseline) <= 0.113", "verified"),
+        ((110, 106, 109), "residual(baseline) >= 0.06", "inconclusive"),
+        ((110, 106, 109), "residual(baseline) >= 0.05", "verified"),
     ],
 )
-def test_a_residual_is_in_doubt_by_what_the_meter_resolves(that, due):
-    tables = [table(row(predicted_bytes=100 * MIB, residual_ratio=0.1))]
+def test_a_residual_is_as_doubtful_as_its_peak(peaks, that, due):
+    memory = (Memory(peak_host_bytes=each * MIB, resolution_bytes=MIB) for each in peaks)
+    records = tuple(Record(memory=each) for each in memory)
+    tables = [table(row(peak=max(peaks) * MIB, predicted_bytes=100 * MIB, residual_ratio=0.1, records=records))]
     assert verdict(that, tables).verdict == due
+    bound = f"peak(baseline) {that.split()[1]} {1 + float(that.split()[2])} * {100 * MIB}"
+    span = (min(peaks) * MIB, max(peaks) * MIB)
+    (of_peak,) = [table(replace(each, span_bytes=span)) for each in tables[0].rows]
+    assert verdict(bound, [of_peak]).verdict == due, "the same fact"
+
+
+@pytest.mark.parametrize(
+    ("that", "reason"),
+    [
+        ("answer(x) == 'bit exact'", r"^answer\(x\) is never 'bit exact'; did you mean 'bit_exact'\?$"),
+        ("'winz' == verdict(x)", r"^verdict\(x\) is never 'winz'; did you mean 'wins'\?$"),
+        ("outcome(x) == 'oom_budget'", r"^outcome\(x\) is never 'oom_budget'; there is ok, error$"),
+        ("stage(x) <= 1", r"^'stage\(x\)' does not say which stage: add of='...'$"),
+        ("kind(x, tokens=4) <= 1", r"does not say which kind: add of='...'$"),
+        ("noted(x) <= 1", r"does not say which noted: add figure='...'$"),
+    ],
+)
+def test_what_no_run_can_answer_is_refused_before_it(that, reason):
+    with pytest.raises(ClaimError, match=reason):
+        parsed(that)
+
+
+def test_words_that_a_row_may_earn_are_those_that_claims_may_name():
+    spans = [(0.5, 0.4, 0.6), (1.0, 0.98, 1.02), (1.0, 0.5, 2.0), (1.5, 1.4, 1.6)]
+    intervals = [(ratio, Interval(low, high)) for ratio, low, high in spans]
+    speeds = [None, *(Speed(ratio, span, word_of(ratio, span), 6, None, 0.01, 9) for ratio, span in intervals)]
+    shown = {trade(memory, speed) for memory in ("less", "same", "more") for speed in speeds}
+    assert shown <= set(WORD_FIGURES["verdict"])
+    assert {*UNTIMED, *(word for words in UNTIMED.values() for word in words)} == shown, "what time may decide"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "due"),
+    [
+        ("saves", "saves", "inconclusive"),
+        ("saves", "wins", "inconclusive"),
+        ("saves, time open", "saves", "inconclusive"),
+        ("wins", "wins", "verified"),
+        ("fails", "fails", "verified"),
+        ("saves", "fails", "refuted"),
+        ("saves, time open", "loses", "refuted"),
+        ("wins", "trades", "refuted"),
+    ],
+)
+def test_two_rows_have_one_verdict_where_no_more_rounds_may_part_them(one, other, due):
+    tables = [table(row(verdict=one), row("checkpoint", verdict=other))]
+    assert verdict("verdict(baseline) == verdict(checkpoint)", tables).verdict == due
+    tables = [table(row(verdict=one))]
+    assert verdict(f"verdict(baseline) == '{one}'", tables).verdict == "verified"
+    assert verdict(f"verdict(baseline) == '{other}'", tables).verdict == ("verified" if one == other else due)
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,16 @@ def test_a_control_that_differs_widens_what_must_differ_and_withholds_nothing(
     assert any("a difference counts here from twice that" in note for note in table.notes) == (control != 101)
 
 
+def test_a_control_whose_peak_cannot_be_relied_on_hides_no_saving() -> None:
+    def with_control(**more: Any) -> Comparison:
+        return judged(member("baseline"), member("nothing", 120 * MIB, **more), member("checkpoint", 70 * MIB))
+
+    sound, doubtful = with_control(), with_control(flags=("unsettled",))
+    assert [table.rows[2].memory for table in (sound, doubtful)] == ["same", "less"]
+    assert [table.rows[2].margin_bytes for table in (sound, doubtful)] == [40 * MIB, 2 * MIB]
+    assert [any("from twice that" in note for note in table.notes) for table in (sound, doubtful)] == [True, False]
+
+
 # The allocator as the system has it
 
 
