@@ -33,11 +33,6 @@ class TokenFile:
     dtype: str
     digest: str
 
-    @property
-    def held_bytes(self) -> int:
-        """The bytes of the ids when all are in memory."""
-        return self.tokens * int(self.dtype.removeprefix("uint")) // 8
-
 
 @dataclass(frozen=True)
 class DocumentFile(TokenFile):

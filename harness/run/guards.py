@@ -35,13 +35,13 @@ def over_memory(case: Case, predicted: Summary | None, options: Options, tried: 
     need = min(predicted.need_bytes, case.budget_bytes or predicted.need_bytes)
     if case.place.device == "cpu":
         need *= case.ranks  # each has a GPU of its own, but they share the host
-    limit = options.max_bytes
+    limit, allowed = options.max_bytes, "are allowed by --max-bytes"
     if (limit is None or need <= limit) and not tried:
-        limit = facts.free_to_use() if case.place.device == "cpu" else gpu.free_to_use()
+        limit, allowed = facts.free_to_use() if case.place.device == "cpu" else gpu.free_to_use(), "may be used here"
     if limit is None or need <= limit:
         return None
-    sizes = f"it needs about {need >> 20} MiB and {limit >> 20} MiB may be used here"
-    message = f"{sizes}: set a budget in the suite, or shorten it"
+    sizes = f"it needs about {need >> 20} MiB and {limit >> 20} MiB {allowed}"
+    message = f"{sizes}: set a {'smaller ' if case.budget_bytes else ''}budget in the suite, or shorten it"
     return Record(status="skipped_guard", evidence={"message": message, "need_bytes": need, "limit_bytes": limit})
 
 

@@ -315,10 +315,11 @@ class _Reader:
                 if again := next((name for at, name in enumerate(names) if name in names[:at]), None):
                     raise self.refusal(location, f"'{again}' is named twice in one row: leave one out")
                 for members in contributions(row) if together else [row]:
-                    label = " + ".join(map(str, members))
-                    if label in rows and not together:
+                    same = " + ".join(map(_whichever_order, members))
+                    if same in rows and not together:
+                        label = " + ".join(map(str, members))
                         raise self.refusal(location, f"'{label}' is listed twice: remove one")
-                    rows.setdefault(label, members)
+                    rows.setdefault(same, members)
         rounds = suite.rounds if self.rounds is None else self.rounds
         if rounds >= VERDICT_ROUNDS and CONTROL not in rows and CONTROL in self.plugins.strategies:
             rows = {"baseline": (), CONTROL: (Applied(name=CONTROL),), **rows}
@@ -390,6 +391,11 @@ class _Reader:
             for row, ranks in rows
         ]
         return Comparison(tuple(cases))
+
+
+def _whichever_order(applied: Applied) -> str:
+    """Return the label of a strategy with its knobs in the order of their names: it is one row in whichever."""
+    return str(applied.model_copy(update={"knobs": dict(sorted(applied.knobs.items()))}))
 
 
 def _turns(lists: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:

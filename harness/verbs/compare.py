@@ -264,21 +264,22 @@ def _of_peaks(old: Row, new: Row) -> Change:
     """Judge two peaks: a difference counts beyond the meters' resolution and 2 %.
 
     Of a row that may take more or less, by its repetitions or its child processes, all of what it may take must lie
-    beyond all of the other's.
+    beyond all of the other's; it is the same where the least and the most are.
     """
     assert old.peak_bytes and new.peak_bytes
     ratio = new.peak_bytes / old.peak_bytes
     margin = max(old.resolution, new.resolution, MEMORY_MARGIN * old.peak_bytes)
-    doubts = sorted({*old.doubts, *new.doubts})
-    verdict, reason = UNRESOLVED, ", ".join(doubts)
-    if abs(new.peak_bytes - old.peak_bytes) <= margin:
+    least, most = new.span_bytes or (new.peak_bytes, new.peak_bytes)
+    before = old.span_bytes or (old.peak_bytes, old.peak_bytes)
+    verdict, reason = UNRESOLVED, ""
+    if doubts := sorted({*old.doubts, *new.doubts}):
+        reason = ", ".join(doubts)
+    elif max(abs(least - before[0]), abs(most - before[1])) <= margin:
         verdict = SAME
-    elif not doubts:
-        least, most = new.span_bytes or (new.peak_bytes, new.peak_bytes)
-        before = old.span_bytes or (old.peak_bytes, old.peak_bytes)
-        verdict = WORSE if least - before[1] > margin else BETTER if before[0] - most > margin else UNRESOLVED
-        if verdict == UNRESOLVED:
-            reason = f"{shown(before[0])} to {shown(before[1])} before, {shown(least)} to {shown(most)} now"
+    elif least - before[1] > margin or before[0] - most > margin:
+        verdict = WORSE if least > before[1] else BETTER
+    else:
+        reason = f"{shown(before[0])} to {shown(before[1])} before, {shown(least)} to {shown(most)} now"
     return Change(old.case, "peak", old.peak_bytes, new.peak_bytes, verdict, ratio, reason)
 
 

@@ -111,7 +111,7 @@ class Speed:
         if self.standard_error is None or other.standard_error is None:
             return None
         both, degrees = math.hypot(self.standard_error, other.standard_error), min(self.degrees, other.degrees)
-        factor = math.exp(dunnett.quantile(1, 0.0, max(1, degrees), error) * both)
+        factor = math.exp(dunnett.quantile(1, 0.0, degrees, error) * both)
         return Interval(self.ratio / other.ratio / factor, self.ratio / other.ratio * factor)
 
 

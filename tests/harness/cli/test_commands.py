@@ -751,7 +751,7 @@ def test_what_would_exceed_the_memory_is_said_before_anything_runs_and_skipped_o
     (at,) = (number for number, line in enumerate(told) if line.startswith("warning: 3 of 3 cases are predicted"))
     assert "skipped: baseline, nothing, checkpoint + fused_loss(chunk=64)" in told[at], "--try-all runs them no more"
     assert not any(line.startswith("[") for line in told[:at]), "something ran before"
-    assert skipped.stdout.count("skipped_guard") == 3 and "0 MiB may be used here: set a budget" in skipped.stdout
+    assert skipped.stdout.count("skipped_guard") == 3 and "0 MiB are allowed by --max-bytes: set a" in skipped.stdout
     bounded = harness(tmp_path, *words, "--max-bytes", "1B", "--try-all")
     assert bounded.stdout.count("skipped_guard") == 3 and "tried all the same" not in bounded.stderr
     made_up.write_text(made_up.read_text() + "\nfrom harness.machine import facts\nfacts.free_to_use = lambda: 1\n")

@@ -438,10 +438,9 @@ def test_what_an_editor_of_another_system_adds_loses_no_record(tmp_path: Path) -
     assert store.read(path) == ([FULL, FULL], [])
 
 
-@pytest.mark.parametrize(("vocabulary", "dtype", "size"), [(1 << 16, "uint16", 200), ((1 << 16) + 1, "uint32", 400)])
-def test_ids_have_the_narrowest_type_that_holds_all_of_a_vocabulary(vocabulary: int, dtype: str, size: int) -> None:
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(1 << 16, "uint16"), ((1 << 16) + 1, "uint32")])
+def test_ids_have_the_narrowest_type_that_holds_all_of_a_vocabulary(vocabulary: int, dtype: str) -> None:
     assert id_type(vocabulary) == dtype
-    assert TokenFile(Path("ids.npy"), 100, vocabulary, dtype, "").held_bytes == size
 
 
 def test_a_record_is_written_where_folders_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

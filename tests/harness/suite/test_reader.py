@@ -188,6 +188,8 @@ def test_a_former_name_stands_for_the_strategy(plan_of: Any, refusal_of: Any) ->
     plan = plan_of("places: [torch/cpu]\nstrategies:\n  - turnable\n  - turnable: {decay: 2}")
     assert [case.label for case in plan.cases][-2:] == ["knobby", "knobby(decay=2.0)"]
     assert "'knobby' is listed twice" in refusal_of("places: [torch/cpu]\nstrategies: [knobby, turnable]")
+    turned = "[chunked_loss: {chunk: 16, recompute: true}, chunked_loss: {recompute: true, chunk: 16}]"
+    assert "is listed twice" in refusal_of(f"places: [torch/cpu]\nstrategies: {turned}")
     claims = plan_of('strategies: [turnable]\nclaims: [{id: A, says: s, that: "loss(turnable) > 1"}]').suite.claims
     assert [claim.that for claim in claims] == ["loss(knobby) > 1"]
 
@@ -364,10 +366,12 @@ def test_too_many_cases_are_refused_before_they_are_made(refusal_of: Any, text: 
 @pytest.mark.parametrize("entry", ["[{}]", "{{contributions: [{}]}}"], ids=["a row", "contributions"])
 def test_a_row_of_thousands_is_refused_at_once(refusal_of: Any, entry: str, slowness: float) -> None:
     text = f"strategies: [{entry.format(', '.join(['nothing'] * 19_000))}]"
-    started = time.process_time()
-    sentence = ", line 1: strategies.0: 19000 strategies are more than 64: name fewer"
-    assert refusal_of(text) == sentence
-    assert time.process_time() - started < slowness
+    seconds = []
+    for _ in range(3):  # a neighbour on the other thread of the core slows one of them
+        started = time.thread_time()
+        assert refusal_of(text) == ", line 1: strategies.0: 19000 strategies are more than 64: name fewer"
+        seconds.append(time.thread_time() - started)
+    assert min(seconds) < slowness
 
 
 def test_a_row_has_64_strategies_at_most(plan_of: Any, refusal_of: Any, loaded: plugins.Plugins) -> None:

@@ -71,8 +71,9 @@ def test_a_peak_changes_beyond_two_percent(peak, told):
     assert verdicts(row(), row(peak=peak))["peak"] == told
 
 
-def test_a_peak_that_its_own_run_withholds_decides_nothing():
-    assert verdicts(row(), row(peak=300 * MIB, doubts=("unsettled",)))["peak"] == "unresolved"
+@pytest.mark.parametrize("peak", [300, 100])
+def test_a_peak_that_its_own_run_withholds_decides_nothing(peak):
+    assert verdicts(row(), row(peak=peak * MIB, doubts=("unsettled",)))["peak"] == "unresolved"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,10 @@ def test_a_peak_that_its_own_run_withholds_decides_nothing():
         ((290, 300), (90, 100), "better"),
         ((99, 300), (90, 100), "unresolved"),
         ((100, 106), (100, 100), "unresolved"),  # repetitions differ as much
-        ((90, 100), (95, 101), "same"),
+        ((90, 100), (91, 101), "same"),
+        ((90, 100), (95, 101), "unresolved"),
+        ((100, 100), (50, 100), "unresolved"),  # the largest alone is the same
+        ((10, 200), (10, 201), "same"),
     ],
 )
 def test_a_peak_that_may_be_more_or_less_changes_where_all_of_it_does(before, after, due):
