@@ -172,15 +172,15 @@ def asked(claims: Iterable[Claim], case: Case, figures: Collection[str]) -> set[
 def near(claims: Iterable[Claim], tables: Sequence[Comparison], doubt: float) -> list[Row]:
     """Return the rows whose memory a claim rests on that another measurement might decide otherwise.
 
-    That is where the claim is open once that share of every peak is added to it and taken from it. What lies in
-    comparisons that were not measured is left to them.
+    That is where the claim is open once that share of every peak is added to it and taken from it, or one on residuals
+    is as they are. What lies in comparisons that were not measured is left to them.
     """
     by_sizes = _Tables(tables)
     rows = {
         id(row): row
         for claim in claims
         for part in joined(parsed(claim.that))
-        if calls(part, MEASURED_MEMORY)
+        if calls(part, (*MEASURED_MEMORY, "residual"))
         for where in _settings(claim, tables)
         if (outcome := _Evaluation(by_sizes, where, ERROR, doubt).of(part)).verdict == "inconclusive"
         for row in outcome.rows

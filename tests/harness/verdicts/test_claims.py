@@ -840,6 +840,13 @@ def test_segments_are_measured_again_where_a_claim_may_turn():
     assert near([claim], tables, 0.001) == []
 
 
+def test_a_residual_is_measured_again_where_one_run_leaves_a_claim_on_it_open():
+    records = (Record(memory=Memory(peak_host_bytes=110 * MIB, resolution_bytes=1)),)
+    tables = [table(row(peak=110 * MIB, predicted_bytes=100 * MIB, residual_ratio=0.1, records=records))]
+    claims = [Claim(id="X", says="so", that=f"residual(baseline) <= {bound}") for bound in (0.101, 0.09, 0.11)]
+    assert [[each.label for each in near([claim], tables, 0.05)] for claim in claims] == [["baseline"], [], []]
+
+
 def on_gpu(own):
     return replace(own, case=own.case.model_copy(update={"place": Place("torch", "cuda")}))
 
