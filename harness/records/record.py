@@ -85,7 +85,8 @@ def refusal_of(over: str, value: int) -> str:
 class Fit(Value):
     """The longest value of one size that fits a budget: as predicted, and as real runs showed it.
 
-    `predicted` is the largest that is to fit even if it takes `at_most_bytes`, not the `predicted_peak_bytes`.
+    `predicted` is the largest that is to fit even if it takes `at_most_bytes`, not the `predicted_peak_bytes`; on a GPU
+    in torch with the segments that hold it, `predicted_reserved_bytes`.
     `passed` is the largest that ran, `failed` the smallest that did not and `how` the status it ended with; None where
     no run showed one. `reason` says why there is no more.
     """
@@ -94,6 +95,7 @@ class Fit(Value):
     budget_bytes: int
     predicted: int | None = None
     predicted_peak_bytes: int | None = None
+    predicted_reserved_bytes: int | None = None
     at_most_bytes: int | None = None
     passed: int | None = None
     failed: int | None = None

@@ -9,22 +9,23 @@ from tabulate import tabulate
 from harness.records import Case, Fit, Record
 from harness.report.table import claimed, filled_columns
 from harness.report.text import escaped, row_name
-from harness.report.words import AT_MOST, PREDICTED, SEGMENTS, Key, mib, titles
+from harness.report.words import AT_MOST, PREDICTED, RESERVED, SEGMENTS, Key, mib, titles
 from harness.suite.units import shown
 from harness.verdicts.claims import Answer, answered
 from harness.verdicts.figures import most
 from harness.verdicts.judge import searched
 from harness.verdicts.observed import machine_of
 
-COLUMNS = ("strategy", "predicted", PREDICTED, AT_MOST, "passed", "failed", "of baseline", "runs")
-ALIGNED = ("left", "right", "right", "right", "right", "left", "right", "right")
+COLUMNS = ("strategy", "predicted", PREDICTED, AT_MOST, RESERVED, "passed", "failed", "of baseline", "runs")
+ALIGNED = ("left", "right", "right", "right", "right", "right", "left", "right", "right")
 
 
 @dataclass(frozen=True)
 class Limits:
     """The longest value of each row of a comparison in one budget, and why there is no more; all as plain text.
 
-    `predicted MiB` and `at most` are left out where no row has one. What fits `on_gpu` is judged by reserved bytes.
+    `predicted MiB`, `at most` and `reserved MiB` are left out where no row has one. What fits `on_gpu` is judged by the
+    reserved bytes.
     """
 
     title: str
@@ -94,6 +95,7 @@ def _fit_cells(row: Record, baseline: Record | None) -> tuple[str, ...]:
         _predicted(row),
         mib(limit.predicted_peak_bytes),
         mib(limit.at_most_bytes),
+        mib(limit.predicted_reserved_bytes),
         "" if limit.passed is None else f"{limit.passed:,}",
         "" if limit.failed is None else f"{limit.failed:,} ({limit.how})",
         "" if of_baseline is None else _ratio(limit, of_baseline),

@@ -45,7 +45,11 @@ def of_records(records: Sequence[Record]) -> "DataFrame":
 
 
 def of_predictions(comparisons: Sequence[Sequence[PlanRow]]) -> "DataFrame":
-    """Return one row a predicted case: `peak_bytes`, `need_bytes`, `seconds`, whether it fits, why one is not known."""
+    """Return one row a predicted case: `peak_bytes`, `need_bytes`, `seconds`, whether it fits, why one is not known.
+
+    On a GPU in torch `reserved_bytes`, `driver_bytes` and `host_bytes` are what the allocator, the driver and the host
+    hold; `gpu` says for which card it is predicted where none was named.
+    """
     return _frame(
         [
             {
@@ -53,10 +57,16 @@ def of_predictions(comparisons: Sequence[Sequence[PlanRow]]) -> "DataFrame":
                 "peak_bytes": row.peak_bytes,
                 "at_most_bytes": row.at_most_bytes,
                 "need_bytes": row.need_bytes,
+                "reserved_bytes": row.prediction.predicted_reserved_bytes,
+                "driver_bytes": row.prediction.predicted_driver_bytes,
+                "host_bytes": row.prediction.predicted_host_bytes,
                 "phase": row.phase,
                 "floor_bytes": row.floor_bytes,
+                "parameters": row.prediction.parameters,
                 "limit_bytes": row.limit_bytes,
+                "host_limit_bytes": row.host_limit_bytes,
                 "fits": row.fits,
+                "gpu": row.supposed or None,
                 "seconds": row.seconds,
                 "timed": row.timed,
                 "reason": row.reason,

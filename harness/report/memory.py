@@ -6,11 +6,11 @@ from tabulate import tabulate
 
 from harness.contract.strategy import Strategy
 from harness.report.text import escaped, row_name, with_full_stop
-from harness.report.words import heading, mib, phase_name
+from harness.report.words import RESERVED, heading, mib, phase_name
 from harness.verbs.plan import PlanRow
 from harness.verdicts.remedies import OF_KIND
 
-DEVICE = ("strategy", "allocated MiB", "reserved MiB", "driver MiB", "host MiB")
+DEVICE = ("strategy", "allocated MiB", RESERVED, "driver MiB", "host MiB")
 LEAST_SHARE = 0.01
 """Of the peak: a kind that takes less is left out."""
 KINDS = ("kind", "most MiB", "against it, in RESULTS.md")

@@ -35,7 +35,8 @@ def table(rows: Sequence[PlanRow], named_by: Mapping[str, str] = OPTIONS) -> str
     """
     limit = rows[0].limit_bytes
     unknown = f"its memory is not known: give {named_by[rows[0].case.place.device]}"
-    pieces = [f"## {escaped(heading(rows[0].case))}; {unknown if limit is None else _room(rows[0])}"]
+    title = f"{escaped(heading(rows[0].case))}{_parameters(rows)}"
+    pieces = [f"## {title}; {unknown if limit is None else _room(rows[0])}"]
     if all(row.peak_bytes is None for row in rows):
         pieces.append(
             f"Not predicted: {with_full_stop(escaped('; '.join(dict.fromkeys(row.reason or '' for row in rows))))}"
@@ -45,6 +46,12 @@ def table(rows: Sequence[PlanRow], named_by: Mapping[str, str] = OPTIONS) -> str
         if too_large(rows):
             pieces.append(f"{escaped(shortfall(rows))}.{_effects(rows)}")
     return "\n\n".join(pieces) + "\n"
+
+
+def _parameters(rows: Sequence[PlanRow]) -> str:
+    """Say how many parameters the model has, where that is known."""
+    count = next((row.prediction.parameters for row in rows if row.prediction.parameters), None)
+    return f", {count:,} parameters" if count else ""
 
 
 def _room(row: PlanRow) -> str:

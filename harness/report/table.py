@@ -13,7 +13,7 @@ from harness.records.record import WRONG
 from harness.report.answer import sentence
 from harness.report.results import Results
 from harness.report.text import escaped, row_name
-from harness.report.words import AT_MOST, PREDICTED, key_of, mib, phase_name, residual, sureness, titles
+from harness.report.words import AT_MOST, PREDICTED, RESERVED, key_of, mib, phase_name, residual, sureness, titles
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import DECIDED
@@ -32,7 +32,7 @@ ALIGNED = (
 )  # fmt: skip
 BRIEF = ("strategy", "peak MiB", "memory", HOST, NATIVE, "predicted", AT_MOST, "time", "answer", "verdict")
 """The columns of some chosen rows."""
-SPARSE = (HOST, NATIVE, AT_MOST, PREDICTED)
+SPARSE = (HOST, NATIVE, AT_MOST, PREDICTED, RESERVED)
 """Columns that are left out where they would be empty."""
 FETCH_SHARE = 0.02
 """The share of a step from which on the wait for its batch is worth a column."""

@@ -19,6 +19,7 @@ PREDICTED, AT_MOST = "predicted MiB", "at most"
 SIZES = ("window", "stride", "layers", "width", "vocabulary", "batch")
 Key = tuple[str, str]
 """What a comparison is told apart by: its comparison key and its machine, empty where that does not matter."""
+RESERVED = "reserved MiB"
 SEGMENTS = "- fits: by reserved bytes, which a budget and the card bound"
 """By what is judged what a run takes of a GPU in torch."""
 

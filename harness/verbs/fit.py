@@ -181,6 +181,7 @@ def limit_of(bracket: Bracket, over: str) -> Fit:
         budget_bytes=bracket.budget,
         predicted=bracket.fits[0] if bracket.fits else None,
         predicted_peak_bytes=bracket.best.peak_bytes if bracket.best else None,
+        predicted_reserved_bytes=bracket.best.prediction.predicted_reserved_bytes if bracket.best else None,
         at_most_bytes=bracket.best.at_most_bytes if bracket.best else None,
         reason=reason,
     )

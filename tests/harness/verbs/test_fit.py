@@ -605,6 +605,26 @@ def test_longest_values_are_compared_as_they_ran_or_as_they_are_predicted(own, r
     assert shown.get("of baseline", "") == ratio
 
 
+def test_on_a_gpu_a_limit_says_which_segments_hold_it(tmp_path, monkeypatch):
+    def of_cases(cases, *rest, **more):
+        held = (Prediction(predicted_reserved_bytes=3 * (1 << 20) * case.shape["tokens"]) for case in cases)
+        needs = ((1 << 20) * case.shape["tokens"] for case in cases)
+        return [
+            PlanRow(case, need, "", None, case.budget_bytes, None, prediction=each)
+            for case, need, each in zip(cases, needs, held, strict=True)
+        ]
+
+    monkeypatch.setattr(fit, "of_cases", of_cases)
+    search = Search(plan(tmp_path), LOADED, (), "tokens", tmp_path)
+    _, (_, *rows) = fit.run(search, [1000 * (1 << 20)], tmp_path, predict_only=True)
+    (table,) = limits(rows)
+    row = dict(zip(table.headers, table.rows[0], strict=True))
+    tokens, peak, reserved = (int(row[name].replace(",", "")) for name in ("predicted", "predicted MiB", "reserved MiB"))
+    assert (peak, reserved) == (tokens, 3 * tokens)
+    (table,) = limits([each.model_copy(update={"limits": Fit(over="tokens", budget_bytes=1)}) for each in rows])
+    assert "reserved MiB" not in table.headers
+
+
 def test_each_comparison_has_a_table_of_its_own_and_its_own_baseline():
     def longest_of(layers, longest, machine, *names, tokens=64):
         shape = {"tokens": tokens, "layers": layers}
