@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.cli import completion
-from harness.cli.options import OnlyOption, PlaceOption
+from harness.cli.options import OnlyOption, PlacesOption
 from harness.cli.screen import note, out
 from harness.report.words import short
 from harness.verbs.bisect import Attempt, BisectError, refuse_fixed, refuse_mistyped, search
@@ -29,7 +29,7 @@ def command(
         list[str] | None, typer.Option(help="What is worse: peak>2% (as by default), time>10%, ...")
     ] = None,
     only: OnlyOption = None,
-    place: PlaceOption = None,
+    place: PlacesOption = None,
     plugin: Annotated[
         list[str] | None, typer.Option(help="A plugin: a .py file that both commits have, or a module.")
     ] = None,

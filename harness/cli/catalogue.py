@@ -59,7 +59,8 @@ def show(
         out.print(json.dumps(_schema(schema), indent=1))
         return
     loaded = plugins.load(tuple(plugin or ()))
-    name = None if name is None else loaded.aliases.get(name, name)
+    if name is not None and name not in loaded.workloads:  # one may have the former name of a strategy
+        name = loaded.aliases.get(name, name)
     if results is not None and (name is None or name in loaded.workloads):
         raise plugins.PluginError("--results goes with a strategy, not with a workload or a schema: leave it out")
     assert name is not None
@@ -131,8 +132,13 @@ def measured(name: str, folder: Path, loaded: plugins.Plugins) -> str:
 
 def _show_workload(workload: Workload) -> None:
     out.print(f"{workload.name}: {workload.about.strip()}\n")
-    for field, info in workload.shape.model_fields.items():  # type: ignore[attr-defined]
+    fields = dict(workload.shape.model_fields)  # type: ignore[attr-defined]
+    if "evaluate" in workload.lacks:
+        fields.pop("evaluations", None)
+    for field, info in fields.items():
+        about = info.description or ""
         default = "required" if info.is_required() else f"default {info.get_default(call_default_factory=True)}"
-        out.print(f"{field}: {default}{'; ' + info.description if info.description else ''}")
+        words = [about] if "by default" in about else [default, about]
+        out.print(f"{field}: {'; '.join(filter(None, words))}")
     for preset, values in workload.presets.items():
         out.print(f"preset {preset}: {', '.join(f'{key}={value}' for key, value in values.items())}")

@@ -7,7 +7,7 @@ import typer
 
 from harness.cli import completion
 from harness.cli.inputs import Cases
-from harness.cli.options import OnlyOption, PlaceOption, PluginOption
+from harness.cli.options import OnlyOption, PlacesOption, PluginOption
 from harness.cli.screen import note, out
 from harness.contract import plugins
 from harness.machine.checkups import keep
@@ -33,7 +33,7 @@ def command(
     results: Annotated[
         Path | None, typer.Option(help="The folder for results, with --limits: by default `results`.")
     ] = None,
-    place: PlaceOption = None,
+    place: PlacesOption = None,
     only: OnlyOption = None,
     plugin: PluginOption = None,
 ) -> None:

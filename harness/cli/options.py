@@ -59,6 +59,10 @@ PlaceOption = Annotated[
         "--place", help="Only these places of the suite; with --model, where it runs.", autocompletion=completion.places
     ),
 ]
+PlacesOption = Annotated[
+    list[str] | None,
+    typer.Option("--place", help="Only these places of the suite.", autocompletion=completion.places),
+]
 OnlyOption = Annotated[
     str | None, typer.Option("-k", help="Only rows whose name contains this; baseline and control stay.")
 ]

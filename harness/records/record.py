@@ -88,7 +88,8 @@ class Fit(Value):
     `predicted` is the largest that is to fit even if it takes `at_most_bytes`, not the `predicted_peak_bytes`; on a GPU
     in torch with the segments that hold it, `predicted_reserved_bytes`.
     `passed` is the largest that ran, `failed` the smallest that did not and `how` the status it ended with; None where
-    no run showed one. `reason` says why there is no more.
+    no run showed one. `reason` says why there is no more. It is `open` where nothing was predicted to be too large, so
+    that more than `predicted` may fit.
     """
 
     over: str
@@ -102,6 +103,7 @@ class Fit(Value):
     how: str = ""
     runs: int = 0
     reason: str = ""
+    open: bool = False
 
     @property
     def longest(self) -> int | None:

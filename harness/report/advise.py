@@ -12,7 +12,7 @@ from harness.records.case import CONTROL
 from harness.records.record import OUT_OF_MEMORY
 from harness.report.answer import cost
 from harness.report.plan import by_segments, grid, on_card
-from harness.report.text import escaped, row_name, with_full_stop
+from harness.report.text import escaped, row_name, with_code, with_full_stop
 from harness.report.words import AT_MOST, mib, titles
 from harness.suite.units import shown
 from harness.verbs.advise import Advice, are_timed, of_predictions, preference
@@ -150,7 +150,7 @@ def _why_none(advice: Advice, count: str) -> str:
         unknown = "the memory of the GPU is not known, so give --gpu or --gpu-memory"
         return f"Of {count} it is not known which fit: {unknown}."
     if all(row.need_bytes is None for row in advice.predicted):
-        return f"None of {count} can be predicted: {with_full_stop(escaped(plain.reason or 'no reason is known'))}"
+        return f"None of {count} can be predicted: {with_full_stop(with_code(plain.reason or 'no reason is known'))}"
     return f"Of {count}, {escaped(shortfall(advice.predicted))}."
 
 

@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from harness.records import Case, Fit, Record
 from harness.report.table import claimed, filled_columns
-from harness.report.text import escaped, row_name
+from harness.report.text import escaped, row_name, with_code
 from harness.report.words import AT_MOST, PREDICTED, RESERVED, SEGMENTS, Key, mib, titles
 from harness.suite.units import shown
 from harness.verdicts.claims import Answer, answered
@@ -78,7 +78,7 @@ def text(records: Sequence[Record], level: str = "##", answers: Sequence[Answer]
         if table.on_gpu:
             pieces.append(SEGMENTS)
         if table.reasons:
-            pieces.append("\n".join(f"- {escaped(reason)}" for reason in table.reasons))
+            pieces.append("\n".join(f"- {with_code(reason)}" for reason in table.reasons))
     if answers is None:
         answers = answered(records, searched(records))
     if answers:
@@ -113,7 +113,7 @@ def _ratio(own: Fit, baseline: Fit) -> str:
             own.predicted and baseline.predicted
         ):
             return ""
-        ratio = _bounded(own.predicted / baseline.predicted, own.is_of_workload, baseline.is_of_workload)
+        ratio = _bounded(own.predicted / baseline.predicted, own.open, baseline.open)
         return f"{ratio}, predicted" if ratio else ""
     open_, its_open = (math.isinf(most(each, each.passed or 0)) for each in (own, baseline))
     return _bounded(own.passed / baseline.passed, open_, its_open)

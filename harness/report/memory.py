@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from tabulate import tabulate
 
 from harness.contract.strategy import Strategy
-from harness.report.text import escaped, row_name, with_full_stop
+from harness.report.text import escaped, row_name, with_code, with_full_stop
 from harness.report.words import RESERVED, heading, mib, phase_name
 from harness.verbs.plan import PlanRow
 from harness.verdicts.remedies import OF_KIND
@@ -45,7 +45,7 @@ def explained(rows: Sequence[PlanRow], strategies: Mapping[str, Strategy]) -> st
 def _explained(row: PlanRow, strategies: Mapping[str, Strategy]) -> str:
     title = f"## {escaped(row.case.label)}: {escaped(heading(row.case))}"
     if row.peak_bytes is None:
-        return f"{title}\n\nNot predicted: {with_full_stop(escaped(row.reason or ''))}"
+        return f"{title}\n\nNot predicted: {with_full_stop(with_code(row.reason or ''))}"
     peak = f"The peak of {mib(row.peak_bytes)} MiB is in {escaped(phase_name(row.phase))}."
     standing = row.prediction.predicted_standing
     if not standing:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from tabulate import tabulate
 
 from harness.report.memory import device_grid
-from harness.report.text import escaped, row_name, with_full_stop
+from harness.report.text import escaped, row_name, with_code, with_full_stop
 from harness.report.words import AT_MOST, PREDICTED, SEGMENTS, heading, mib, phase_name, sureness
 from harness.suite.units import shown
 from harness.verbs.plan import TIMED, PlanRow, Remedy, beyond_host, shortfall, too_large
@@ -39,7 +39,7 @@ def table(rows: Sequence[PlanRow], named_by: Mapping[str, str] = OPTIONS) -> str
     pieces = [f"## {title}; {unknown if limit is None else _room(rows[0])}"]
     if all(row.peak_bytes is None for row in rows):
         pieces.append(
-            f"Not predicted: {with_full_stop(escaped('; '.join(dict.fromkeys(row.reason or '' for row in rows))))}"
+            f"Not predicted: {with_full_stop(with_code('; '.join(dict.fromkeys(row.reason or '' for row in rows))))}"
         )
     else:
         pieces += [grid(rows), *device_grid(rows), *_remarks(rows)]
@@ -94,7 +94,7 @@ def _cells(row: PlanRow, baseline: PlanRow | None) -> tuple[str, ...]:
 def _remarks(rows: Sequence[PlanRow]) -> list[str]:
     remarks = [sureness(row.coverage for row in rows), _unbounded(rows), by_segments(rows)]
     remarks += on_card(rows)
-    remarks += [f"- {escaped(row.case.label)}: {escaped(row.reason)}" for row in rows if row.reason]
+    remarks += [f"- {escaped(row.case.label)}: {with_code(row.reason)}" for row in rows if row.reason]
     remarks += [f"- {escaped(row.case.label)}: {beyond_host(row)}" for row in rows if row.over_host_bytes]
     on_host = rows[0].case.place.device == "cpu"
     others = [row for row in rows if row.limit_bytes is not None and row.limit_bytes != rows[0].limit_bytes]

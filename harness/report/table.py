@@ -12,7 +12,7 @@ from harness.records import Case
 from harness.records.record import WRONG
 from harness.report.answer import sentence
 from harness.report.results import Results
-from harness.report.text import escaped, row_name
+from harness.report.text import escaped, row_name, with_code
 from harness.report.words import AT_MOST, PREDICTED, RESERVED, key_of, mib, phase_name, residual, sureness, titles
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import Comparison, Row
@@ -122,7 +122,7 @@ def markdown(
             pieces += [*filter(None, [sentence(table, plugins.strategies)]), _grid(table, tokens)]
             pieces += [*table.notes, *_remarks(table)]
         else:
-            pieces += [f"Untested: {escaped(reason)}.", *_predicted(table)]
+            pieces += [f"Untested: {with_code(reason)}.", *_predicted(table)]
     if answers:
         where = f", measured on {escaped(' and '.join(machines))}" if several and machines else ""
         pieces += [f"{level} Claims{where}", claimed(answers)]
@@ -186,7 +186,7 @@ def _unpredicted(table: Comparison) -> list[str]:
         if (reason := missing.get("predicted_peak_bytes")) is not None:
             labels.setdefault(reason, []).append(row.label)
     names = [(", ".join(each) if len(each) < len(table.rows) else "all", reason) for reason, each in labels.items()]
-    lines = [f"- {escaped(name)}: no prediction: {escaped(reason)}" for name, reason in names]
+    lines = [f"- {escaped(name)}: no prediction: {with_code(reason)}" for name, reason in names]
     return ["\n".join(lines)] if lines else []
 
 

@@ -184,6 +184,7 @@ def limit_of(bracket: Bracket, over: str) -> Fit:
         predicted_reserved_bytes=bracket.best.prediction.predicted_reserved_bytes if bracket.best else None,
         at_most_bytes=bracket.best.at_most_bytes if bracket.best else None,
         reason=reason,
+        open=bracket.fits is not None and (bracket.fails is None or bool(bracket.reason)),
     )
 
 

@@ -190,6 +190,9 @@ def test_a_size_without_a_plain_default_is_shown_by_what_it_begins_with(name: st
     done = CliRunner().invoke(commands.app, ["show", name])
     assert done.exit_code == 0 and "PydanticUndefined" not in done.output
     assert ("\nchanges: default {}; values in place" in done.output) == (name == "causal_lm")
+    assert ("\nlayers: by default the configuration's" in done.output) == (name == "causal_lm")
+    assert ("\ndocuments: default " in done.output) == (name == "documents"), "it was a strategy's name as well"
+    assert ("\nevaluations: " in done.output) == (name in ("decoder", "causal_lm", "documents"))
 
 
 def test_what_is_written_to_a_file_is_printed_as_well_where_a_format_is_asked_for(tmp_path: Path) -> None:

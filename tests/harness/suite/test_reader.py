@@ -178,6 +178,13 @@ def test_the_smallest_budget(plan_of: Any) -> None:
     assert plan_of("budget_gib: 0.015625").cases[0].budget_bytes == 1 << 24
 
 
+@pytest.mark.parametrize("workload", ["scoring", "temporal"])
+def test_an_evaluation_of_what_ends_with_its_steps_is_refused(refusal_of: Any, workload: str) -> None:
+    sentence = refusal_of(f"workload: {workload}\nshape: {{evaluations: 2}}\nstrategies: [nothing]")
+    known = "the workload 'scoring' ends with its steps: leave out 'evaluations'"
+    assert (known if workload == "scoring" else "there is no such key") in sentence
+
+
 def test_an_int_is_taken_for_a_float_knob_and_kept_as_a_float(plan_of: Any) -> None:
     (applied,) = plan_of("strategies: [{knobby: {decay: 1}}]").cases[-1].strategies
     assert applied.knobs == {"decay": 1.0}

@@ -223,11 +223,11 @@ def of_5000_positions(tmp_path, monkeypatch):
 def test_the_largest_value_that_the_workload_takes_is_a_limit_too(of_5000_positions, tmp_path):
     _, (_, *rows) = fit.run(of_5000_positions, [1 << 30], tmp_path, predict_only=True)
     reason = "the workload refuses tokens 5,001"
-    assert [(row.limits.predicted, row.limits.reason) for row in rows] == [(5000, reason)] * 2
+    assert [(row.limits.predicted, row.limits.reason, row.limits.open) for row in rows] == [(5000, reason, True)] * 2
     assert of_5000_positions.asked == [{2048}, {5000}]
     assert f"- checkpoint: {reason}" in text(rows)
     _, (_, *rows) = fit.run(of_5000_positions, [4_000_000], tmp_path, predict_only=True)
-    assert [row.limits.reason for row in rows] == [""] * 2, "memory ends before the workload does"
+    assert [(row.limits.reason, row.limits.open) for row in rows] == [("", False)] * 2, "memory ends first"
     assert all(3900 < row.limits.predicted <= 4000 for row in rows)
 
 
@@ -590,7 +590,7 @@ def test_a_limit_lies_between_what_passed_and_what_failed():
         ({"passed": 300, "reason": "not finished after 600 s", "runs": 3}, "3.00 x or more"),
         ({}, "2.00 x, predicted"),
         ({"reason": "not finished after 600 s", "runs": 1}, "2.00 x, predicted"),
-        ({"reason": "the workload refuses tokens 241"}, "2.00 x or more, predicted"),
+        ({"reason": "the workload refuses tokens 241", "open": True}, "2.00 x or more, predicted"),
         ({"passed": None, "failed": 1, "how": "error", "runs": 1}, ""),
     ],
 )
@@ -619,10 +619,27 @@ def test_on_a_gpu_a_limit_says_which_segments_hold_it(tmp_path, monkeypatch):
     _, (_, *rows) = fit.run(search, [1000 * (1 << 20)], tmp_path, predict_only=True)
     (table,) = limits(rows)
     row = dict(zip(table.headers, table.rows[0], strict=True))
-    tokens, peak, reserved = (int(row[name].replace(",", "")) for name in ("predicted", "predicted MiB", "reserved MiB"))
-    assert (peak, reserved) == (tokens, 3 * tokens)
+    tokens, peak, reserved = (row[name].replace(",", "") for name in ("predicted", "predicted MiB", "reserved MiB"))
+    assert (peak, reserved) == (tokens, str(3 * int(tokens)))
     (table,) = limits([each.model_copy(update={"limits": Fit(over="tokens", budget_bytes=1)}) for each in rows])
     assert "reserved MiB" not in table.headers
+
+
+def test_a_search_that_an_error_ended_gives_a_bound_alone(tmp_path, monkeypatch):
+    def of_cases(cases, *rest, **more):
+        return [
+            PlanRow(case, None, "", None, case.budget_bytes, None, reason="it ends in an error")
+            if case.is_baseline and case.shape["tokens"] > 700
+            else PlanRow(case, 1000 * case.shape["tokens"], "", None, case.budget_bytes, None)
+            for case in cases
+        ]
+
+    monkeypatch.setattr(fit, "of_cases", of_cases)
+    search = Search(plan(tmp_path), LOADED, (), "tokens", tmp_path)
+    _, (_, *rows) = fit.run(search, [2_000_000], tmp_path, predict_only=True)
+    assert [(row.limits.open, row.limits.reason) for row in rows] == [(True, "it ends in an error"), (False, "")]
+    (table,) = limits(rows)
+    assert dict(zip(table.headers, table.rows[1], strict=True))["of baseline"].endswith(" x or less, predicted")
 
 
 def test_each_comparison_has_a_table_of_its_own_and_its_own_baseline():
