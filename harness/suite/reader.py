@@ -233,7 +233,9 @@ class _Reader:
                 raise self.refusal(location, "a number that is not finite, which no result can hold: give a finite one")
             if getattr(shape, "evaluations", 0) and "evaluate" in workload.lacks:
                 location = choices.locations.get("evaluations", choices.location)
-                raise self.refusal(location, f"the workload '{workload.name}' ends with its steps: leave out 'evaluations'")
+                raise self.refusal(
+                    location, f"the workload '{workload.name}' ends with its steps: leave out 'evaluations'"
+                )
             yield _Setting(shape, choices.budget_bytes, choices.corpus, choices.tokenizer)
 
     def checked(self, key: str, value: Any, workload: Workload, location: Location) -> Any:
