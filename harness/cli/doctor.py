@@ -59,6 +59,6 @@ def command(
             raise Refusal(f"{option} goes with --limits SUITE: without it no suite is run")
     checkup = examine(plugins.load(names), note, noise)
     out.print(text(checkup, noise), end="")
-    keep(checkup, cache_folder())
+    keep(checkup, cache_folder(), noise)
     if not works(checkup):
         raise typer.Exit(1)

@@ -25,7 +25,12 @@ ModelOption = Annotated[
     ),
 ]
 TokensOption = Annotated[
-    int | None, typer.Option(help="Length of each sequence, with --model: by default 2,048.", min=1, max=1 << 26)
+    int | None,
+    typer.Option(
+        help="Length of each sequence, with --model: by default 2,048; a search over tokens begins at 128.",
+        min=1,
+        max=1 << 26,
+    ),
 ]
 BatchOption = Annotated[
     int | None, typer.Option(help="Sequences in a batch, with --model: by default 1.", min=1, max=1 << 20)

@@ -11,7 +11,7 @@ from harness.cli.progress import counted
 from harness.cli.screen import err, out
 from harness.contract import plugins
 from harness.report.memory import explained
-from harness.report.plan import halved, table
+from harness.report.plan import halved, tables
 from harness.run import template
 from harness.verbs.plan import named, of_cases, of_plan, remedies, too_large
 
@@ -43,8 +43,8 @@ def command(
     with template.forking():
         with counted(err, "predicted", len(plan.cases)) as count_one:
             comparisons = of_plan(plan, loaded, names, machine, lambda case: count_one())
-        for number, rows in enumerate(comparisons):
-            out.print("\n" * bool(number) + table(rows), end="")
+        for number, (rows, text) in enumerate(zip(comparisons, tables(comparisons), strict=True)):
+            out.print("\n" * bool(number) + text, end="")
             if change := halved(remedies(rows, plan, loaded, names, machine)):
                 out.print("\n" + change, end="")
     if not cases.ranks and any(too_large(rows) for rows in comparisons):

@@ -27,7 +27,14 @@ AGAIN = "again"
 class Watcher(bench.Progress):
     """Show how far a run is: a bar on a terminal, a line for each task elsewhere; print tables as they come."""
 
-    def __init__(self, console: Console, plugins: Plugins, out: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        plugins: Plugins,
+        out: Callable[[str], None] = lambda text: None,
+        title_of: Mapping[str, str] | None = None,
+    ) -> None:
+        self.title_of = title_of or {}
         self.console, self.live = console, _is_watched(console)
         self.plugins, self.out = plugins, out
         self.bar = Progress(
@@ -152,7 +159,7 @@ class Watcher(bench.Progress):
         if rows < len(comparison.cases):
             return
         self.printed.add(comparison.baseline.comparison_key)
-        self.out(table.markdown(tables, self.plugins))
+        self.out(table.markdown(tables, self.plugins, title_of=self.title_of))
 
     def _count(self) -> None:
         """Count the open results: rounds by group and round, all others by kind and case."""

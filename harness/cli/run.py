@@ -1,6 +1,6 @@
 """`harness run`."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ from harness.machine import facts
 from harness.report import answer, table
 from harness.report.results import Results
 from harness.report.text import escaped
+from harness.report.words import titles_of
 from harness.run import bench, cluster, predict_again, session
 from harness.suite.bounds import MAX_ROUNDS, SuiteError
 from harness.suite.units import size
@@ -59,7 +60,8 @@ def command(
     folder = results / plan.name / facts.name()
     before = _sizes(folder)
     show = _titled(plan.suite.title or plan.name)
-    with Watcher(err, loaded, show) as watcher:
+    title_of = titles_of(comparison.baseline for comparison in plan.comparisons)
+    with Watcher(err, loaded, show, title_of) as watcher:
         try:
             with signals.undisguised():
                 if address is None:
@@ -70,10 +72,10 @@ def command(
         except KeyboardInterrupt:
             written = [file for file, size in _sizes(folder).items() if size != before.get(file)]
             for each in results_of(written, loaded) if written else []:
-                _show_rest(each, loaded, watcher.printed, show)
+                _show_rest(each, loaded, watcher, show)
             raise
     for each in results_of([file], loaded):
-        _show_rest(each, loaded, watcher.printed, show)
+        _show_rest(each, loaded, watcher, show)
         if each.answers:
             show(f"## Claims\n\n{table.claimed(each.answers)}\n")
         note(f"records: {file}")
@@ -101,10 +103,8 @@ def _titled(title: str) -> Callable[[str], None]:
     return show
 
 
-def _show_rest(
-    results: Results, loaded: plugins.Plugins, printed: Collection[str], show: Callable[[str], None]
-) -> None:
+def _show_rest(results: Results, loaded: plugins.Plugins, watcher: Watcher, show: Callable[[str], None]) -> None:
     """Print the tables that were not printed as they came."""
-    tables = [each for each in results.tables if each.case.comparison_key not in printed]
+    tables = [each for each in results.tables if each.case.comparison_key not in watcher.printed]
     if tables:
-        show(table.markdown(tables, loaded))
+        show(table.markdown(tables, loaded, title_of=watcher.title_of))

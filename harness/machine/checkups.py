@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,11 +68,18 @@ class Checkup:
     findings: tuple[Finding, ...]
 
 
-def keep(checkup: Checkup, cache: Path) -> Path:
-    """Write a checkup where later runs find it; return the file. Raise Refusal where it cannot be written."""
+def keep(checkup: Checkup, cache: Path, with_noise: bool = True) -> Path:
+    """Write a checkup where later runs find it; return the file. Raise Refusal where it cannot be written.
+
+    One that was not `with_noise` leaves the noise that was measured before.
+    """
     path = cache / f"doctor-{facts.name()}.json"
+    figures = asdict(checkup)
+    if not with_noise:
+        with suppress(OSError, ValueError, LookupError, TypeError):  # there is none, or it is garbage
+            figures["noise"] = json.loads(path.read_text(encoding="utf-8"))["noise"]
     try:
-        write(path, asdict(checkup))
+        write(path, figures)
     except OSError as error:
         remedy = "make room, or name another folder with XDG_CACHE_HOME"
         raise Refusal(f"these figures cannot be written to '{path}' ({error.strerror}): {remedy}") from None

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import yaml
 from tabulate import tabulate
 
+from harness.contract.place import Place
 from harness.contract.workload import Workload
 from harness.records import Case, Record
 from harness.records.case import CONTROL
@@ -13,7 +14,7 @@ from harness.records.record import OUT_OF_MEMORY
 from harness.report.answer import cost
 from harness.report.plan import by_segments, grid, on_card
 from harness.report.text import escaped, row_name, with_code, with_full_stop
-from harness.report.words import AT_MOST, mib, titles
+from harness.report.words import AT_MOST, mib, titles, told_apart
 from harness.suite.units import shown
 from harness.verbs.advise import Advice, are_timed, of_predictions, preference
 from harness.verbs.plan import Machine, PlanRow, leanest, need, none_fits, row_of, shortfall
@@ -21,6 +22,8 @@ from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Row
 
 GIB = 1 << 30
+ANYWHERE = Place("torch", "cpu")
+"""Where a model stands that is told apart from others, whatever its places."""
 FRONT = 8
 """How many rows of the front are shown."""
 
@@ -62,18 +65,24 @@ def for_memories(
     frameworks, each has a row.
     """
     models: dict[tuple[str, str], dict[str, list[tuple[Case, Record]]]] = {}
+    names: dict[str, str] = {}
+    plain: dict[str, Case] = {}
     for record in records:
         if record.case is not None and record.slot is not None and record.prediction.parameters:
             case = record.case.model_copy(update={"budget_bytes": None})
-            by_device = models.setdefault((_model(record, case, workloads), case.place.backend), {})
+            anywhere = case.plain.model_copy(update={"place": ANYWHERE})
+            key = anywhere.digest()
+            names[key], plain[key] = _model(record, case, workloads), anywhere
+            by_device = models.setdefault((key, case.place.backend), {})
             by_device.setdefault(case.place.device, []).append((case, record))
+    names = told_apart(names, plain)
     several = len({backend for _, backend in models}) > 1
     columns = [(device, size) for device, sizes in memories.items() for size in sizes]
     kinds = {"cuda": "GPU", "cpu": "without a GPU"}
     headers = ("model", *(f"{size / GIB:.0f} GiB {kinds[device]}" for device, size in columns))
     rows = tuple(
         (
-            escaped(f"{model}, {backend}" if several else model),
+            escaped(f"{names[model]}, {backend}" if several else names[model]),
             *(_in_memory(by_device.get(device, []), size) for device, size in columns),
         )
         for (model, backend), by_device in models.items()
@@ -82,10 +91,17 @@ def for_memories(
 
 
 def _model(record: Record, case: Case, workloads: Mapping[str, Workload]) -> str:
-    billions = f"{(record.prediction.parameters or 0) / 1e9:.1f}B"
     known = workloads[case.workload].preset_of(case.shape) if case.workload in workloads else None
-    name = f"{known} ({billions})" if known else billions
+    count = _count(record.prediction.parameters or 0)
+    name = f"{known} ({count})" if known else count
     return f"{name}, {case.shape.get('batch', 1)} x {case.shape.get('tokens', 0):,} tokens"
+
+
+def _count(parameters: int) -> str:
+    """Write a number of parameters in billions, of small models in millions or whole: 0.6B, 12.3M, 9,216."""
+    if parameters >= 5 * 10**7:
+        return f"{parameters / 1e9:.1f}B"
+    return f"{parameters / 1e6:.1f}M" if parameters >= 10**5 else f"{parameters:,}"
 
 
 def _in_memory(predicted: Sequence[tuple[Case, Record]], size: int) -> str:
@@ -165,7 +181,7 @@ def _measured_sentence(advice: Advice, count: str) -> str:
     sentence = f"Use **{escaped(row.label)}**: of the {tried} that were measured of {count} it was {best}"
     if row.case.budget_bytes and advice.chosen is not None:
         sentence += f" {shown(advice.chosen.limit_bytes or row.case.budget_bytes)}"
-    sentence += f", with a peak of {mib(row.peak_bytes)} MiB and {(row.step_seconds or 0.0) * 1e3:,.0f} ms a step"
+    sentence += f", with a peak of {mib(row.peak_bytes)} MiB and {_milliseconds(row.step_seconds or 0.0)} ms a step"
     if plain is not None and row is not plain:
         sentence += f"; against the baseline {cost(row)}" if plain.status == "ok" else f"; the baseline {_ended(plain)}"
     sentence += f". Its answer is {escaped(row.answer)}." if row.answer else "."
@@ -191,6 +207,11 @@ def _interval(row: Row) -> Interval | None:
     return row.speed.inferred if row.speed is not None else None
 
 
+def _milliseconds(seconds: float) -> str:
+    """Write a time in milliseconds, with three digits where it is short."""
+    return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
+
+
 def _measured(rows: Sequence[Row]) -> str:
     cells = [
         (
@@ -198,7 +219,7 @@ def _measured(rows: Sequence[Row]) -> str:
             mib(row.peak_bytes) if row.status == "ok" else row.status,
             mib(row.predicted_bytes),
             mib(row.at_most_bytes),
-            f"{row.step_seconds * 1e3:,.0f}" if row.step_seconds else "",
+            _milliseconds(row.step_seconds) if row.step_seconds else "",
             escaped(row.answer or ""),
         )
         for row in rows

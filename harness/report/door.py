@@ -11,7 +11,7 @@ from harness.contract.plugins import Plugins
 from harness.machine.environment import cache_folder
 from harness.records import store
 from harness.report import frame, results
-from harness.report.plan import table
+from harness.report.plan import tables
 from harness.report.report import Report
 from harness.run import bench, session, template
 from harness.suite import reader, shipped
@@ -40,7 +40,7 @@ class Predictions:
 
     def markdown(self) -> str:
         """Write the tables that `harness plan` prints."""
-        return "\n".join(table(rows, ARGUMENTS) for rows in self.comparisons)
+        return "\n".join(tables(self.comparisons, ARGUMENTS))
 
 
 def read(*paths: str | Path, plugins: Sequence[str] = ()) -> Report:

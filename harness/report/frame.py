@@ -31,17 +31,20 @@ def of_rows(rows: Sequence[Figures]) -> "DataFrame":
     return _frame([_flat(row) for row in rows])
 
 
-def of_records(records: Sequence[Record]) -> "DataFrame":
+def of_records(*files: Sequence[Record]) -> "DataFrame":
     """Return one row a record: its case, its slot, where it is from, and every figure under the name it has in files.
 
     Lists stay lists (`step_seconds`), with their median beside them; phases have a column each for their peak. Of a
-    slot that was tried several times the last record `stands`.
+    slot that was tried several times in one of the `files` the last record `stands`.
     """
-    shown = [record for record in records if record.slot or record.case]
-    newest = {(record.origin.suite, record.slot or at): at for at, record in enumerate(shown)}
-    standing = set(newest.values())
     with uncollected():
-        return _frame([{**_of_record(record), "stands": at in standing} for at, record in enumerate(shown)])
+        return _frame([row for records in files for row in _of_file(records)])
+
+
+def _of_file(records: Sequence[Record]) -> list[dict[str, Any]]:
+    shown = [record for record in records if record.slot or record.case]
+    standing = set({record.slot or at: at for at, record in enumerate(shown)}.values())
+    return [{**_of_record(record), "stands": at in standing} for at, record in enumerate(shown)]
 
 
 def of_predictions(comparisons: Sequence[Sequence[PlanRow]]) -> "DataFrame":

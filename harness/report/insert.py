@@ -58,13 +58,19 @@ def text_of(path: Path) -> str:
         raise InsertError(f"'{path}' cannot be read ({error}): name a text file that has the marks") from None
 
 
+def _line_end(path: Path) -> str:
+    """Return how the lines of a document end: as the first one does."""
+    with path.open("rb") as file:
+        return "\r\n" if file.readline().endswith(b"\r\n") else "\n"
+
+
 def insert_into(path: Path, name: str, text: Text) -> bool:
     """Insert the text into a file; return whether it changed. Raises InsertError where it cannot be read or written."""
     old = text_of(path)
     new = insert(old, name, text)
     if new != old:
         try:
-            path.write_text(new, encoding="utf-8")
+            path.write_text(new, encoding="utf-8", newline=_line_end(path))
         except OSError as error:
             raise InsertError(f"'{path}' cannot be written ({error.strerror}): give rights, or name another") from None
     return new != old

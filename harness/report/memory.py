@@ -6,7 +6,7 @@ from tabulate import tabulate
 
 from harness.contract.strategy import Strategy
 from harness.report.text import escaped, row_name, with_code, with_full_stop
-from harness.report.words import RESERVED, heading, mib, phase_name
+from harness.report.words import RESERVED, mib, phase_name, titles_of
 from harness.verbs.plan import PlanRow
 from harness.verdicts.remedies import OF_KIND
 
@@ -39,11 +39,12 @@ def device_grid(rows: Sequence[PlanRow]) -> list[str]:
 
 def explained(rows: Sequence[PlanRow], strategies: Mapping[str, Strategy]) -> str:
     """Write for each case what stands in memory at its predicted peak: who made it, bytes, number of tensors."""
-    return "\n\n".join(_explained(row, strategies) for row in rows) + "\n"
+    title_of = titles_of(row.case for row in rows)
+    return "\n\n".join(_explained(row, title_of[row.case.comparison_key], strategies) for row in rows) + "\n"
 
 
-def _explained(row: PlanRow, strategies: Mapping[str, Strategy]) -> str:
-    title = f"## {escaped(row.case.label)}: {escaped(heading(row.case))}"
+def _explained(row: PlanRow, title: str, strategies: Mapping[str, Strategy]) -> str:
+    title = f"## {escaped(row.case.label)}: {escaped(title)}"
     if row.peak_bytes is None:
         return f"{title}\n\nNot predicted: {with_full_stop(with_code(row.reason or ''))}"
     peak = f"The peak of {mib(row.peak_bytes)} MiB is in {escaped(phase_name(row.phase))}."

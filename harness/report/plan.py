@@ -6,7 +6,7 @@ from tabulate import tabulate
 
 from harness.report.memory import device_grid
 from harness.report.text import escaped, row_name, with_code, with_full_stop
-from harness.report.words import AT_MOST, PREDICTED, SEGMENTS, heading, mib, phase_name, sureness
+from harness.report.words import AT_MOST, PREDICTED, SEGMENTS, mib, phase_name, sureness, titles_of
 from harness.suite.units import shown
 from harness.verbs.plan import TIMED, PlanRow, Remedy, beyond_host, shortfall, too_large
 
@@ -28,15 +28,19 @@ OPTIONS = {"cpu": "--memory or --budget", "cuda": "--gpu, --gpu-memory or --budg
 """What names the memory that a case on each device may use."""
 
 
-def table(rows: Sequence[PlanRow], named_by: Mapping[str, str] = OPTIONS) -> str:
-    """Write the table of a comparison, and below it that nothing fits where that is so.
+def tables(comparisons: Sequence[Sequence[PlanRow]], named_by: Mapping[str, str] = OPTIONS) -> list[str]:
+    """Write the table of each comparison, and below it that nothing fits where that is so.
 
     `named_by` are the options or arguments that name what a case on each device may use.
     """
+    title_of = titles_of(rows[0].case for rows in comparisons)
+    return [_table(rows, title_of[rows[0].case.comparison_key], named_by) for rows in comparisons]
+
+
+def _table(rows: Sequence[PlanRow], title: str, named_by: Mapping[str, str]) -> str:
     limit = rows[0].limit_bytes
     unknown = f"its memory is not known: give {named_by[rows[0].case.place.device]}"
-    title = f"{escaped(heading(rows[0].case))}{_parameters(rows)}"
-    pieces = [f"## {title}; {unknown if limit is None else _room(rows[0])}"]
+    pieces = [f"## {escaped(title)}{_parameters(rows)}; {unknown if limit is None else _room(rows[0])}"]
     if all(row.peak_bytes is None for row in rows):
         pieces.append(
             f"Not predicted: {with_full_stop(with_code('; '.join(dict.fromkeys(row.reason or '' for row in rows))))}"

@@ -106,13 +106,16 @@ class Report:
     def markdown(self, title: str = "") -> str:
         """Write the answers to documents where they were asked for, else all tables, each under its suite's name.
 
-        Where there are none, the advice that was kept.
+        Below them is the advice that was kept, and alone where there are none.
         """
         if self.documents is not None:
             return documents.text(self.documents, self.judgements)
         if not self.measured:
             return f"{self.advice()}\n"
-        return "\n".join(self._tables(each, True, title) for each in self.measured)
+        pieces = [self._tables(each, True, title) for each in self.measured]
+        if any(each.advice for each in self.results):
+            pieces.append(f"# What to use in which memory\n\n{self.advice()}\n")
+        return "\n".join(pieces)
 
     def csv(self) -> str:
         """Write a line for each row."""
@@ -128,7 +131,7 @@ class Report:
 
     def records(self) -> "DataFrame":
         """Return a pandas data frame with one row a record: what each process measured."""
-        return frame.of_records([record for each in self.results for record in each.records])
+        return frame.of_records(*(each.records for each in self.results))
 
     def bencher(self) -> str:
         """Write Bencher's metric format."""
@@ -251,7 +254,7 @@ class Report:
         answers: dict[str, list[Answer]] = {}
         longest: dict[str, list[fit.Limits]] = {}
         for each in self.measured:
-            where = f", on {machine}" if (machine := self._machine(each)) else ""
+            where = f", on {machine}" if (machine := self._origin(each)) else ""
             answers.setdefault(each.suite, []).extend(_located(answer, where) for answer in each.answers)
             of_each = (replace(every, title=every.title + where) for every in fit.limits(each.records))
             longest.setdefault(each.suite, []).extend(of_each)
@@ -298,23 +301,39 @@ class Report:
         if not choice:
             origin = line([record for each in results for record in each.records])
             return "\n\n".join([origin, *(self._tables(each, False, "") for each in results)])
-        parts = [table.of_choice(each, self.plugins, choice, bool(self._machine(each))) for each in results]
+        if any(each.searched or each.tried for each in results):
+            sentence = f"of the limits in '{results[0].folder}' no part can be chosen: leave out all but the name"
+            raise insert.InsertError(f"{sentence} in the mark in the document")
+        parts = [
+            table.of_choice(each, self.plugins, choice, self._are_several(each), self._run(each)) for each in results
+        ]
         if not any(parts):
             words = " ".join(f"{key}={value}" for key, value in choice.items())
             raise insert.InsertError(f"no table of '{results[0].folder}' is '{words}': mend the mark in the document")
         return "\n\n".join(filter(None, parts))
 
     def _tables(self, results: Results, headed: bool, title: str) -> str:
-        level, machine = "##" if headed else "####", self._machine(results)
+        level, machine = "##" if headed else "####", self._origin(results)
         if results.tried:
             return _placed(limits.text(results.records, level), level, machine)
         if results.searched:
             return _placed(fit.text(results.records, level, results.answers), level, machine)
-        return table.of_results(results, self.plugins, headed, title, bool(machine))
+        return table.of_results(results, self.plugins, headed, title, self._are_several(results), self._run(results))
 
-    def _machine(self, results: Results) -> str:
-        """Return the machine of some results where those of their suite are of several; else an empty text."""
-        return _machines(results) if len(self.machines[results.suite]) > 1 else ""
+    def _are_several(self, results: Results) -> bool:
+        """Check whether the results of a suite are of several machines."""
+        return len(self.machines[results.suite]) > 1
+
+    def _run(self, results: Results) -> str:
+        """Return when a run began and at which commit, where there are several of its suite and machine."""
+        runs = Counter((each.suite, _machines(each)) for each in self.measured)
+        return _of_run("", results) if runs[results.suite, _machines(results)] > 1 else ""
+
+    def _origin(self, results: Results) -> str:
+        """Return the machine and the run of some results, where those of their suite are of several."""
+        run = self._run(results)
+        machine = _machines(results) if run or self._are_several(results) else ""
+        return ", ".join(filter(None, (machine, run)))
 
 
 def _judged(results: Results) -> list[Comparison]:

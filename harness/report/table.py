@@ -13,7 +13,7 @@ from harness.records.record import WRONG
 from harness.report.answer import sentence
 from harness.report.results import Results
 from harness.report.text import escaped, row_name, with_code
-from harness.report.words import AT_MOST, PREDICTED, RESERVED, key_of, mib, phase_name, residual, sureness, titles
+from harness.report.words import AT_MOST, PREDICTED, RESERVED, key_of, mib, phase_name, residual, sureness, titles_of
 from harness.verdicts.claims import Answer
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import DECIDED
@@ -38,23 +38,27 @@ FETCH_SHARE = 0.02
 """The share of a step from which on the wait for its batch is worth a column."""
 
 
-def of_results(results: Results, plugins: Plugins, headed: bool = True, title: str = "", several: bool = False) -> str:
+def of_results(
+    results: Results, plugins: Plugins, headed: bool = True, title: str = "", several: bool = False, run: str = ""
+) -> str:
     """Write the tables of a results file, where `headed` under a title or the suite's name.
 
-    Each names its machine where there are `several` of the suite.
+    Each names its machine where there are `several` of the suite, and its `run` where a machine has several.
     """
     if not headed:  # within a section of another document
-        return markdown(results.tables, plugins, level="####", answers=results.answers, several=several)
+        return markdown(results.tables, plugins, level="####", answers=results.answers, several=several, run=run)
     name = title or (results.suite if results.records else "no records")
-    return markdown(results.tables, plugins, name, answers=results.answers, several=several)
+    return markdown(results.tables, plugins, name, answers=results.answers, several=several, run=run)
 
 
-def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str], several: bool = False) -> str:
+def of_choice(
+    results: Results, plugins: Plugins, choice: Mapping[str, str], several: bool = False, run: str = ""
+) -> str:
     """Write the tables that a choice fits, each under a heading; an empty text where there is none.
 
     `place` and the sizes choose tables: `{"place": "torch/cpu", "tokens": "1024"}`. `rows` chooses those that have all
     of its rows, named by label without blanks and joined by a bar, and shows these in brief: `baseline|checkpoint`.
-    Each names its machine where there are `several` of the suite.
+    Each names its machine where there are `several` of the suite, and its `run` where a machine has several.
     """
     sizes = {key: value for key, value in choice.items() if key != "rows"}
     tables = [
@@ -63,16 +67,16 @@ def of_choice(results: Results, plugins: Plugins, choice: Mapping[str, str], sev
         if all(str({**table.case.shape, "place": table.case.place}.get(key)) == value for key, value in sizes.items())
     ]
     if "rows" not in choice:
-        return markdown(tables, plugins, level="####", several=several) if tables else ""
+        return markdown(tables, plugins, level="####", several=several, run=run) if tables else ""
     tokens = tokens_per_step(tables, plugins)
     labels = set(choice["rows"].split("|"))
-    title_of = _titles(tables)
+    title_of = titles_of(table.case for table in tables)
     pieces = []
     for table in tables:
         rows = tuple(row for row in table.rows if row.label.replace(" ", "") in labels)
         if len(rows) == len(labels):
             title = escaped(title_of[table.case.comparison_key])
-            origin = _origin(table) if several else []
+            origin = _origin(table, run) if several or run else []
             pieces += [f"#### {title}", *origin, _grid(replace(table, rows=rows), tokens, BRIEF)]
     return "\n\n".join(pieces)
 
@@ -105,18 +109,22 @@ def markdown(
     level: str = "##",
     answers: Sequence[Answer] = (),
     several: bool = False,
+    run: str = "",
+    title_of: Mapping[str, str] | None = None,
 ) -> str:
     """Write all tables as markdown, each under a heading of a level; figures are rounded here and nowhere else.
 
-    Each names its machine where there are several of these, or of all results of the suite.
+    Each names its machine where there are several of these, or of all results of the suite, and its `run` where a
+    machine has several. `title_of` has the headings by the keys of comparisons, where others belong to these.
     """
     pieces = [f"# {escaped(title)}"] if title else []
     machines = dict.fromkeys(name for table in tables for name in table.machines)
-    title_of, tokens = _titles(tables), tokens_per_step(tables, plugins)
+    title_of = {**titles_of(table.case for table in tables), **(title_of or {})}
+    tokens = tokens_per_step(tables, plugins)
     for table in tables:
         pieces.append(f"{level} {escaped(title_of[table.case.comparison_key])}")
-        if several or (len(machines) > 1 and table.machines):
-            pieces += _origin(table)
+        if several or run or (len(machines) > 1 and table.machines):
+            pieces += _origin(table, run)
         reason = _untested(table)
         if reason is None:
             pieces += [*filter(None, [sentence(table, plugins.strategies)]), _grid(table, tokens)]
@@ -124,21 +132,17 @@ def markdown(
         else:
             pieces += [f"Untested: {with_code(reason)}.", *_predicted(table)]
     if answers:
-        where = f", measured on {escaped(' and '.join(machines))}" if several and machines else ""
+        places = [*(machines if several or run else ()), *([run] if run else [])]
+        where = f", measured on {escaped(' and '.join(places))}" if places else ""
         pieces += [f"{level} Claims{where}", claimed(answers)]
     return "\n\n".join(pieces) + "\n"
 
 
-def _titles(tables: Sequence[Comparison]) -> dict[str, str]:
-    """Return the title of each comparison by its key; the machines stand below it."""
-    cases = {(table.case.comparison_key, ""): table.case for table in tables}
-    return {key: title for (key, _), title in titles(cases).items()}
-
-
-def _origin(table: Comparison) -> list[str]:
-    """Return a sentence on the machine of a comparison; none where that is not known."""
+def _origin(table: Comparison, run: str) -> list[str]:
+    """Return a sentence on the machine of a comparison, and on its run; none where neither is known."""
     _, machine = key_of(table)
-    return [f"{'Measured' if table.machines else 'Tried'} on {escaped(machine)}."] if machine else []
+    where = ", ".join(filter(None, (machine, run)))
+    return [f"{'Measured' if table.machines else 'Tried'} on {escaped(where)}."] if where else []
 
 
 def claimed(answers: Sequence[Answer]) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.records import Case
 from harness.verdicts.judge import Comparison, Row
@@ -19,6 +19,7 @@ PREDICTED, AT_MOST = "predicted MiB", "at most"
 SIZES = ("window", "stride", "layers", "width", "vocabulary", "batch")
 Key = tuple[str, str]
 """What a comparison is told apart by: its comparison key and its machine, empty where that does not matter."""
+K = TypeVar("K")
 RESERVED = "reserved MiB"
 SEGMENTS = "- fits: by reserved bytes, which a budget and the card bound"
 """By what is judged what a run takes of a GPU in torch."""
@@ -50,23 +51,35 @@ def titles(keys: Mapping[Key, Case]) -> dict[Key, str]:
 
     Where the headings of two are, the sizes in which they differ follow, and then the machine.
     """
-    answers = {key: heading(case) for key, case in keys.items()}
-    for alike in _alike(answers):
-        sizes = {key: dict(_sizes(keys[key].plain.model_dump())) for key in alike}
-        names = dict.fromkeys(name for each in sizes.values() for name in each)
-        varying = [name for name in names if len({repr(each.get(name)) for each in sizes.values()}) > 1]
-        for key in alike:
-            words = (f", {name} {_grouped(value)}" for name in varying if (value := sizes[key].get(name)) is not None)
-            answers[key] += "".join(words)
+    answers = told_apart({key: heading(case) for key, case in keys.items()}, keys)
     for alike in _alike(answers):
         for key in alike:
             answers[key] += f", on {key[1]}" if key[1] else ""
     return answers
 
 
-def _alike(headings: Mapping[Key, str]) -> list[list[Key]]:
+def told_apart(labels: Mapping[K, str], cases: Mapping[K, Case]) -> dict[K, str]:
+    """Return the labels of some cases; to equal ones the sizes in which their cases differ are added."""
+    answers = dict(labels)
+    for alike in _alike(answers):
+        sizes = {key: dict(_sizes(cases[key].plain.model_dump())) for key in alike}
+        names = dict.fromkeys(name for each in sizes.values() for name in each)
+        varying = [name for name in names if len({repr(each.get(name)) for each in sizes.values()}) > 1]
+        for key in alike:
+            words = (f", {name} {_grouped(value)}" for name in varying if (value := sizes[key].get(name)) is not None)
+            answers[key] += "".join(words)
+    return answers
+
+
+def titles_of(cases: Iterable[Case]) -> dict[str, str]:
+    """Return the heading of each comparison, given by one of its cases, by its key; the machines stand elsewhere."""
+    answers = titles({(case.comparison_key, ""): case for case in cases})
+    return {key: title for (key, _), title in answers.items()}
+
+
+def _alike(headings: Mapping[K, str]) -> list[list[K]]:
     """Return the keys that share a heading with others, by heading."""
-    keys: dict[str, list[Key]] = {}
+    keys: dict[str, list[K]] = {}
     for key, text in headings.items():
         keys.setdefault(text, []).append(key)
     return [alike for alike in keys.values() if len(alike) > 1]

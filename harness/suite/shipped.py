@@ -40,4 +40,6 @@ def suite(path: Path) -> Path:
             return file
     if path.is_dir():
         return path  # to read it says what it is
-    raise SuiteError(f"there is no suite '{path}'{nearest(str(path), names())}")
+    beside = path.with_suffix(".yaml")
+    hint = f"; did you mean '{beside}'?" if beside.is_file() else nearest(str(path), names())
+    raise SuiteError(f"there is no suite '{path}'{hint}")

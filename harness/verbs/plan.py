@@ -349,7 +349,10 @@ def named(cases: Sequence[Case], label: str) -> list[Case]:
 
 
 def with_budget(plan: Plan, budget: int | None) -> Plan:
-    """Return a plan with another budget for every case; None leaves each its own."""
+    """Return a plan with another budget for every case; None leaves each its own.
+
+    Comparisons that differ in their budgets alone become one.
+    """
     if budget is None:
         return plan
     update = {"budget_bytes": budget}
@@ -357,7 +360,8 @@ def with_budget(plan: Plan, budget: int | None) -> Plan:
         Comparison(tuple(case.model_copy(update=update) for case in comparison.cases))
         for comparison in plan.comparisons
     )
-    return replace(plan, comparisons=tuple(comparisons))
+    once = {comparison.baseline.comparison_key: comparison for comparison in comparisons}
+    return replace(plan, comparisons=tuple(once.values()))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What each member of a combination takes away, one after the other, from the baseline's peak to the whole's."""
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from harness.report.charts.style import GREEN, GREY, MIB, RED, altair, titled
 from harness.report.export import Figures
 
 BAR = 28
+ON_RANKS = re.compile(r" on \d+ ranks$")
 Members = tuple[str, ...]
 
 
@@ -17,7 +19,8 @@ def contributions(rows: Sequence[Figures]) -> Any:
     peaks = stepwise(rows)
     if not peaks:
         return None
-    steps, whole = list(peaks), max(peaks, key=len)
+    steps = list(peaks)
+    whole = steps[-1]
     alt = altair()
     values = [_bar("baseline", 0, peaks[()], "whole")]
     for before, after in itertools.pairwise(steps):
@@ -42,9 +45,11 @@ def stepwise(rows: Sequence[Figures]) -> dict[Members, int]:
     peaks = {
         _members(row["strategy"]): row["peak_bytes"] for row in rows if row["status"] == "ok" and row["peak_bytes"]
     }
-    whole = max(peaks, key=len, default=())
-    steps = chain(whole, peaks) if len(whole) > 1 and () in peaks else None
-    return {members: peaks[members] for members in steps or ()}
+    if () not in peaks:
+        return {}
+    largest = max(map(len, peaks))
+    ways = (chain(members, peaks) for members in peaks if len(members) == largest > 1)
+    return {members: peaks[members] for members in next(filter(None, ways), ())}
 
 
 def chain(whole: Members, peaks: Mapping[Members, int]) -> list[Members] | None:
@@ -62,7 +67,8 @@ def chain(whole: Members, peaks: Mapping[Members, int]) -> list[Members] | None:
 
 
 def _members(label: str) -> Members:
-    return () if label == "baseline" else tuple(label.split(" + "))
+    """Return what is applied in a row; on how many ranks it ran is no part of that."""
+    return () if label == "baseline" else tuple(ON_RANKS.sub("", label).split(" + "))
 
 
 def _bar(step: str, before: int, after: int, kind: str) -> Figures:

@@ -196,8 +196,24 @@ def test_each_framework_has_a_row_where_there_are_several() -> None:
 
 def test_the_peak_is_that_of_the_row_that_was_chosen() -> None:
     large, small = (predicted("checkpoint", peak)[1] for peak in (30, 10))
-    records = [large, changed(small, corpus="another")]
+    records = [large, changed(small, budget_bytes=5 * GIB)]
     assert for_memories(records, {"cpu": (16 * GIB,)}, {}).rows == (("4.0B, 1 x 4,096 tokens", "`checkpoint`: 10 GiB"),)
+
+
+def test_models_of_one_size_that_differ_otherwise_have_a_row_each() -> None:
+    narrow, wide = (predicted("checkpoint", peak)[1] for peak in (1, 20))
+    records = [
+        changed(narrow, shape={"tokens": 4096, "width": 32}),
+        changed(wide, shape={"tokens": 4096, "width": 256}),
+    ]
+    assert for_memories(records, {"cpu": (16 * GIB,)}, {}).rows == (
+        ("4.0B, 1 x 4,096 tokens, width 32", "`checkpoint`: 1 GiB"),
+        ("4.0B, 1 x 4,096 tokens, width 256", "nothing fits; `checkpoint` takes 20 GiB"),
+    )
+    counts = {9216: "9,216", 12_300_000: "12.3M", 596_049_920: "0.6B"}
+    for count, shown in counts.items():
+        small = narrow.model_copy(update={"prediction": narrow.prediction.model_copy(update={"parameters": count})})
+        assert for_memories([small], {"cpu": (GIB,)}, {}).rows[0][0] == f"{shown}, 1 x 4,096 tokens"
 
 
 def measured(name: str, seconds: float, low: float = 1.0, high: float = 1.0, rounds: int = 6) -> Row:

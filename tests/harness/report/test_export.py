@@ -245,6 +245,22 @@ def test_a_combination_is_a_waterfall_from_the_baseline_to_the_whole():
     assert "contributions-1" not in charts.of_rows(rows_of(row(), row("a", "b", peak=40 * MIB))), "no row between"
 
 
+def test_a_combination_on_ranks_is_a_waterfall_too():
+    divided = [
+        replace(each, case=each.case.model_copy(update={"ranks": 2}))
+        for each in (row("fsdp", peak=60 * MIB), row("fsdp", "checkpoint", peak=40 * MIB))
+    ]
+    spec = drawn(row(), divided[0], row("checkpoint", peak=80 * MIB), divided[1], chart="contributions-1")
+    texts = {bar["step"]: bar["text"] for bar in marks(spec, "bar")}
+    assert texts == {"baseline": "100", "+ fsdp": "-40", "+ checkpoint": "-20", "all together": "40"}
+
+
+def test_of_several_combinations_the_first_with_all_rows_between_is_drawn():
+    compared = (row(), row("x", "y", peak=10 * MIB), row("a", peak=90 * MIB), row("a", "b", peak=40 * MIB))
+    bars = marks(drawn(*compared, chart="contributions-1"), "bar")
+    assert [bar["step"] for bar in bars] == ["baseline", "+ a", "+ b", "all together"]
+
+
 def test_a_member_of_a_combination_may_come_twice():
     spec = drawn(row(), row("a", peak=90 * MIB), row("a", "a", peak=70 * MIB), chart="contributions-1")
     texts = {bar["step"]: bar["text"] for bar in marks(spec, "bar")}

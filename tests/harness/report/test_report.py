@@ -1,6 +1,8 @@
 """Results of several machines or runs in one report: each comparison says which it is of; links to pictures."""
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,52 @@ def test_two_runs_of_one_machine_have_titles_of_their_own() -> None:
     ]
     assert [title for _, title in whole._about().answers] == [title for each in whole.titles for title in each.values()]
     assert {row["comparison"] for row in Report((run("m"),), LOADED).figures} == {of.removesuffix(", on")}
+
+
+def test_two_runs_of_one_machine_are_told_apart_wherever_they_are_shown(tmp_path: Path) -> None:
+    whole = Report((run("m", 1), run("m", 2), run("n", 1)), LOADED)
+    first, second = "m, 2026-01-01 12:00:00 at c1", "m, 2026-01-02 12:00:00 at c2"
+    measured = [f"Measured on {first}.", f"Measured on {second}.", "Measured on n."]
+    assert lines_below(whole.markdown(), "## decoder") == measured
+    document = tmp_path / "document.md"
+    document.write_text("<!-- generated: mine tokens=64 -->\n<!-- end: mine -->\n")
+    whole.put_into(document)
+    assert lines_below(document.read_text(), "#### decoder") == measured
+    assert len(set(re.findall(r"^## Claims, measured on .*$", whole.markdown(), re.MULTILINE))) == 3
+    assert "Measured on" not in Report((run("m"),), LOADED).markdown()
+
+
+def test_a_record_stands_unless_another_of_its_file_took_its_place() -> None:
+    again = run("m")
+    tried = replace(again, records=(*again.records[:2], again.records[1], *again.records[2:]))
+    whole = Report((tried, run("n"), run("n", 2)), LOADED).records()
+    assert list(whole.stands) == [False, True, True, True, True, True, True]
+
+
+def test_limits_have_no_part_that_a_mark_chooses(tmp_path: Path) -> None:
+    document = tmp_path / "document.md"
+    document.write_text("<!-- generated: mine_fit place=torch/cpu -->\n<!-- end: mine_fit -->\n")
+    with pytest.raises(InsertError, match="of the limits in 'mine_fit' no part can be chosen"):
+        Report((searched("m"),), LOADED).put_into(document)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_document_keeps_the_ends_of_its_lines(tmp_path: Path, end: str) -> None:
+    document = tmp_path / "document.md"
+    document.write_bytes(f"# A{end}<!-- generated: mine -->{end}<!-- end: mine -->{end}the rest{end}".encode())
+    Report((run("m"),), LOADED).put_into(document)
+    written = document.read_bytes().decode()
+    assert "| baseline" in written and written.count(end) == written.count("\n") > 8
+    assert ("\r" in written) == ("\r" in end)
+
+
+def test_advice_that_was_kept_stands_below_what_was_measured() -> None:
+    prediction = Prediction(predicted_peak_bytes=77 << 20, parameters=1000)
+    kept = Record(slot=Slot(case="x", kind="predict"), case=PLAIN, origin=origin("m"), prediction=prediction)
+    advice = Results("advice", "advice", (kept,))
+    both = Report((run("m"), advice), LOADED).markdown()
+    assert both.startswith(Report((run("m"),), LOADED).markdown())
+    assert "\n# What to use in which memory\n" in both and "| 1,000, 1 x 64 tokens" in both
 
 
 def test_a_page_says_of_which_machine_claims_and_limits_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

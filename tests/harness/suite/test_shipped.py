@@ -47,6 +47,12 @@ def test_where_a_file_is_not_the_suite_of_its_name_is_pointed_to(path: str) -> N
         shipped.suite(Path(path))
 
 
+def test_a_name_may_be_that_of_a_file_here(here: Path) -> None:
+    (here / "tiny.yaml").touch()
+    with pytest.raises(SuiteError, match=r"there is no suite 'tiny'; did you mean 'tiny\.yaml'\?"):
+        shipped.suite(Path("tiny"))
+
+
 def test_a_misspelt_name_may_be_that_of_a_suite_here(here: Path) -> None:
     (here / "suites").mkdir()
     for name in ("my_rows", "my_rows.2"):

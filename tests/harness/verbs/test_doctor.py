@@ -185,6 +185,15 @@ def test_the_scatter_is_kept_for_the_records_of_later_runs(tmp_path):
     assert (machine["noise_low"], machine["noise_high"], machine["noise_scatter"]) == (0.9, 1.1, 0.04)
 
 
+@pytest.mark.parametrize(("with_noise", "low"), [(False, 0.9), (True, None)])
+def test_a_checkup_without_noise_leaves_that_of_the_one_before(tmp_path, with_noise, low):
+    calibrations = (doctor.Calibration("torch", 64, 65),)
+    checkups.keep(Checkup("then", "m", calibrations, None, ()), tmp_path, with_noise=False)
+    checkups.keep(Checkup("before", "m", calibrations, Noise(6, 1, 0.9, 1.1, "open", 0.04), ()), tmp_path)
+    checkups.keep(Checkup("now", "m", calibrations, None, ()), tmp_path, with_noise)
+    assert checkups.latest(tmp_path)["noise_low"] == low
+
+
 def tried(monkeypatch, tmp_path, *words, ends=()):
     """Run the doctor where the processes of some ways end with an error; `ends` are programs that end well."""
 

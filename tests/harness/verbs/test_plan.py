@@ -23,7 +23,10 @@ from harness.records import Applied, Case, Memory, Prediction, Record, Slot, Tim
 from harness.records.record import Verdict
 from harness.refusal import Refusal
 from harness.report.advise import text as advice_text
-from harness.report.plan import BETWEEN_RANKS, NO_HOST, SEGMENTS, table
+from harness.report.memory import explained
+from harness.report.plan import BETWEEN_RANKS, NO_HOST, SEGMENTS, tables
+from harness.report.table import markdown
+from harness.report.words import titles_of
 from harness.run import bench, prediction_cache, prepare_data, session
 from harness.suite import reader
 from harness.suite.bounds import SuiteError
@@ -50,9 +53,19 @@ from harness.verbs.plan import (
     remedies,
     row_of,
     this_machine,
+    with_budget,
 )
+from harness.verdicts.judge import Comparison, Row
 
 LOADED = plugins.load()
+
+
+def table(rows: Sequence[PlanRow], **options: Any) -> str:
+    """Write the table of one comparison."""
+    (text,) = tables([rows], **options)
+    return text
+
+
 SUITE = """
 title: Small
 workload: decoder
@@ -67,6 +80,27 @@ rounds: 1
 warmup: 1
 steps: 3
 """
+
+
+def test_comparisons_with_one_heading_say_in_what_they_differ() -> None:
+    case = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bytes")
+    cases = [case.model_copy(update={"shape": {"tokens": 64, "heads": heads}}) for heads in (2, 4)]
+    headings = [text.split(";")[0] for text in tables([[PlanRow(each, 1, "", 1, 2, None)] for each in cases])]
+    assert [each.rpartition(", ")[2] for each in headings] == ["heads 2", "heads 4"]
+    explanations = explained([PlanRow(each, None, "", 1, 2, None) for each in cases], {})
+    assert "heads 2" in explanations and "heads 4" in explanations
+    tables_of_run = markdown([Comparison(cases[0], (Row(cases[0], "ok"),))], LOADED, title_of=titles_of(cases))
+    assert re.search(r"^## .*, heads 2$", tables_of_run, re.MULTILINE), "the other comes later in a run"
+
+
+def test_one_budget_for_all_makes_one_comparison_of_those_that_differ_in_theirs(tmp_path: Path) -> None:
+    suite = tmp_path / "two.yaml"
+    suite.write_text(SUITE + "each: [{budget_gib: 0.5}, {budget_gib: 1}, {budget_gib: 1, tokens: 256}]\n")
+    plan = reader.read(suite, LOADED)
+    assert len(plan.comparisons) == 3
+    budgeted = with_budget(plan, 8 << 30)
+    assert [each.baseline.shape["tokens"] for each in budgeted.comparisons] == [512, 256]
+    assert {case.budget_bytes for case in budgeted.cases} == {8 << 30}
 
 
 @pytest.fixture(scope="module", autouse=True)
