@@ -98,6 +98,11 @@ class Report:
         return names
 
     @cached_property
+    def runs(self) -> Counter[tuple[str, str]]:
+        """How many results there are of each suite and its machines."""
+        return Counter((each.suite, _machines(each)) for each in self.measured)
+
+    @cached_property
     def remedies(self) -> list[Remedy]:
         """What to use for each thing that sets a peak."""
         judged = [(each.folder, each.tables) for each in self.measured if not each.searched]
@@ -326,8 +331,7 @@ class Report:
 
     def _run(self, results: Results) -> str:
         """Return when a run began and at which commit, where there are several of its suite and machine."""
-        runs = Counter((each.suite, _machines(each)) for each in self.measured)
-        return _of_run("", results) if runs[results.suite, _machines(results)] > 1 else ""
+        return _of_run("", results) if self.runs[results.suite, _machines(results)] > 1 else ""
 
     def _origin(self, results: Results) -> str:
         """Return the machine and the run of some results, where those of their suite are of several."""
