@@ -86,7 +86,8 @@ class Fit(Value):
     """The longest value of one size that fits a budget: as predicted, and as real runs showed it.
 
     `predicted` is the largest that is to fit even if it takes `at_most_bytes`, not the `predicted_peak_bytes`; on a GPU
-    in torch with the segments that hold it, `predicted_reserved_bytes`.
+    in torch with the segments that hold it, `predicted_reserved_bytes`, and within the `host_limit_bytes` where those
+    are known.
     `passed` is the largest that ran, `failed` the smallest that did not and `how` the status it ended with; None where
     no run showed one. `reason` says why there is no more. It is `open` where nothing was predicted to be too large, so
     that more than `predicted` may fit.
@@ -97,6 +98,7 @@ class Fit(Value):
     predicted: int | None = None
     predicted_peak_bytes: int | None = None
     predicted_reserved_bytes: int | None = None
+    host_limit_bytes: int | None = None
     at_most_bytes: int | None = None
     passed: int | None = None
     failed: int | None = None

@@ -1,12 +1,13 @@
 """The longest values that fit a budget, as tables."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tabulate import tabulate
 
 from harness.records import Case, Fit, Record
+from harness.report.plan import BETWEEN_RANKS, NO_HOST, UNBOUNDED
 from harness.report.table import claimed, filled_columns
 from harness.report.text import escaped, row_name, with_code
 from harness.report.words import AT_MOST, PREDICTED, RESERVED, SEGMENTS, Key, mib, titles
@@ -24,8 +25,8 @@ ALIGNED = ("left", "right", "right", "right", "right", "right", "left", "right",
 class Limits:
     """The longest value of each row of a comparison in one budget, and why there is no more; all as plain text.
 
-    `predicted MiB`, `at most` and `reserved MiB` are left out where no row has one. What fits `on_gpu` is judged by the
-    reserved bytes.
+    `predicted MiB`, `at most` and `reserved MiB` are left out where no row has one. `remarks` say by what it is judged
+    what fits, as those of a plan do.
     """
 
     title: str
@@ -33,7 +34,7 @@ class Limits:
     aligned: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     reasons: tuple[str, ...]
-    on_gpu: bool = False
+    remarks: tuple[str, ...] = ()
 
 
 def limits(records: Sequence[Record]) -> list[Limits]:
@@ -57,9 +58,20 @@ def limits(records: Sequence[Record]) -> list[Limits]:
         cells = [_fit_cells(row, baseline) for row in rows]
         columns = filled_columns(COLUMNS, cells)
         headers, aligned, *chosen = (tuple(row[at] for at in columns) for row in (COLUMNS, ALIGNED, *cells))
-        on_gpu = str(cases[key].place) == "torch/cuda"
-        answers.append(Limits(title, headers, aligned, tuple(chosen), tuple(reasons), on_gpu))
+        answers.append(Limits(title, headers, aligned, tuple(chosen), tuple(reasons), tuple(_remarks(rows))))
     return answers
+
+
+def _remarks(rows: Sequence[Record]) -> Iterator[str]:
+    """Yield by what is judged what fits, and what is not counted."""
+    searches = [(row.case, row.limits) for row in rows if row.case is not None and row.limits is not None]
+    on_gpu = [limit for case, limit in searches if str(case.place) == "torch/cuda" and limit.predicted is not None]
+    if on_gpu:
+        yield SEGMENTS + ("" if all(limit.host_limit_bytes is not None for limit in on_gpu) else NO_HOST)
+    if any(limit.predicted is not None and limit.at_most_bytes is None for _, limit in searches):
+        yield UNBOUNDED
+    if any(case.ranks > 1 and case.place.device == "cuda" for case, _ in searches):
+        yield BETWEEN_RANKS
 
 
 def _without(case: Case, over: str) -> Case:
@@ -75,10 +87,8 @@ def text(records: Sequence[Record], level: str = "##", answers: Sequence[Answer]
         cells = [(row_name(row[0]), *map(escaped, row[1:])) for row in table.rows]
         pieces.append(f"{level} {escaped(table.title)}")
         pieces.append(tabulate(cells, table.headers, tablefmt="pipe", colalign=table.aligned, disable_numparse=True))
-        if table.on_gpu:
-            pieces.append(SEGMENTS)
-        if table.reasons:
-            pieces.append("\n".join(f"- {with_code(reason)}" for reason in table.reasons))
+        if below := [*table.remarks, *(f"- {with_code(reason)}" for reason in table.reasons)]:
+            pieces.append("\n".join(below))
     if answers is None:
         answers = answered(records, searched(records))
     if answers:

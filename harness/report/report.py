@@ -99,8 +99,8 @@ class Report:
 
     @cached_property
     def runs(self) -> Counter[tuple[str, str]]:
-        """How many results there are of each suite and its machines."""
-        return Counter((each.suite, _machines(each)) for each in self.measured)
+        """How many results there are of each suite, by its folder, and its machines."""
+        return Counter((each.folder, _machines(each)) for each in self.measured)
 
     @cached_property
     def remedies(self) -> list[Remedy]:
@@ -331,7 +331,7 @@ class Report:
 
     def _run(self, results: Results) -> str:
         """Return when a run began and at which commit, where there are several of its suite and machine."""
-        return _of_run("", results) if self.runs[results.suite, _machines(results)] > 1 else ""
+        return _of_run("", results) if self.runs[results.folder, _machines(results)] > 1 else ""
 
     def _origin(self, results: Results) -> str:
         """Return the machine and the run of some results, where those of their suite are of several."""

@@ -21,7 +21,10 @@ Key = tuple[str, str]
 """What a comparison is told apart by: its comparison key and its machine, empty where that does not matter."""
 K = TypeVar("K")
 RESERVED = "reserved MiB"
-SEGMENTS = "- fits: by reserved bytes, which a budget and the card bound"
+SEGMENTS = (
+    "- fits: by reserved bytes; a budget bounds those above what was there before the run, a card all of them, "
+    "with the context where that is known"
+)
 """By what is judged what a run takes of a GPU in torch."""
 
 

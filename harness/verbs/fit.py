@@ -182,6 +182,7 @@ def limit_of(bracket: Bracket, over: str) -> Fit:
         predicted=bracket.fits[0] if bracket.fits else None,
         predicted_peak_bytes=bracket.best.peak_bytes if bracket.best else None,
         predicted_reserved_bytes=bracket.best.prediction.predicted_reserved_bytes if bracket.best else None,
+        host_limit_bytes=bracket.best.host_limit_bytes if bracket.best else None,
         at_most_bytes=bracket.best.at_most_bytes if bracket.best else None,
         reason=reason,
         open=bracket.fits is not None and (bracket.fails is None or bool(bracket.reason)),

@@ -188,8 +188,12 @@ class PlanRow:
         On a GPU in torch that is allocated: what else a budget or the card bounds comes on top.
         """
         highest = self.peak_bytes if self.at_most_bytes is None else self.at_most_bytes
-        within_budget = self.case.budget_bytes is not None and not self.by_memory
-        return None if highest is None else highest + self.prediction.beside_bytes(within_budget)
+        return None if highest is None else highest + self.prediction.beside_bytes(self.is_within_budget)
+
+    @property
+    def is_within_budget(self) -> bool:
+        """Whether it is its budget that bounds it, and not the memory of its place."""
+        return self.case.budget_bytes is not None and not self.by_memory
 
     def time_ratio(self, other: "PlanRow") -> float | None:
         """Return how its step compares with another's; None where it rests on rates, too rough for a ratio."""
@@ -434,10 +438,11 @@ def excess(row: PlanRow) -> tuple[int, int]:
 
 
 def need(row: PlanRow) -> str:
-    """Write what to keep free for a row whose need is known, and that it is more than its arrays where it is."""
+    """Write what to keep free for a row whose need is known, and what of where it is more than its arrays."""
     highest = row.peak_bytes if row.at_most_bytes is None else row.at_most_bytes
-    reserved = " reserved" if row.need_bytes != highest else ""
-    return f"{'' if row.at_most_bytes is None else 'at most '}{shown(row.need_bytes or 0)}{reserved}"
+    with_context = row.prediction.predicted_driver_bytes is not None and not row.is_within_budget
+    of = "" if row.need_bytes == highest else " of the card" if with_context else " reserved"
+    return f"{'' if row.at_most_bytes is None else 'at most '}{shown(row.need_bytes or 0)}{of}"
 
 
 def none_fits(rows: Sequence[PlanRow]) -> str:

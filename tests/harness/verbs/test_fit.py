@@ -20,6 +20,8 @@ from harness.machine import facts, gpu, throughput
 from harness.machine.gpu import Gpu
 from harness.records import Applied, Case, Claim, Fit, Origin, Prediction, Record, store
 from harness.report.fit import limits, text
+from harness.report.plan import BETWEEN_RANKS, NO_HOST, UNBOUNDED
+from harness.report.words import SEGMENTS
 from harness.suite import reader
 from harness.suite.bounds import SuiteError
 from harness.suite.plan import Plan
@@ -623,6 +625,23 @@ def test_on_a_gpu_a_limit_says_which_segments_hold_it(tmp_path, monkeypatch):
     assert (peak, reserved) == (tokens, str(3 * int(tokens)))
     (table,) = limits([each.model_copy(update={"limits": Fit(over="tokens", budget_bytes=1)}) for each in rows])
     assert "reserved MiB" not in table.headers
+
+
+@pytest.mark.parametrize(
+    ("place", "ranks", "limit", "due"),
+    [
+        ("torch/cpu", 1, {"at_most_bytes": 1}, []),
+        ("torch/cpu", 1, {}, [UNBOUNDED]),
+        ("torch/cuda", 1, {"at_most_bytes": 1, "host_limit_bytes": 1}, [SEGMENTS]),
+        ("torch/cuda", 2, {"at_most_bytes": 1}, [SEGMENTS + NO_HOST, BETWEEN_RANKS]),
+    ],
+)
+def test_a_limit_says_by_what_it_was_judged_as_a_plan_does(place, ranks, limit, due):
+    case = CASE.model_copy(update={"place": Place(*place.split("/")), "ranks": ranks, "budget_bytes": 1 << 30})
+    record = Record(case=case, limits=Fit(over="tokens", budget_bytes=1 << 30, predicted=64, **limit))
+    (table,) = limits([record])
+    assert list(table.remarks) == due
+    assert all(each in text([record]) for each in due)
 
 
 @pytest.mark.parametrize("faulty", [range(701, 1 << 20), range(1100, 1500)], ids=["from there on", "in between"])

@@ -48,6 +48,7 @@ from harness.verbs.plan import (
     card_of,
     leanest,
     named,
+    need,
     of_cases,
     of_plan,
     remedies,
@@ -91,6 +92,24 @@ def test_comparisons_with_one_heading_say_in_what_they_differ() -> None:
     assert "heads 2" in explanations and "heads 4" in explanations
     tables_of_run = markdown([Comparison(cases[0], (Row(cases[0], "ok"),))], LOADED, title_of=titles_of(cases))
     assert re.search(r"^## .*, heads 2$", tables_of_run, re.MULTILINE), "the other comes later in a run"
+
+
+@pytest.mark.parametrize(
+    ("budget", "driver", "shown"),
+    [
+        (None, 700, "at most 600 B of the card"),
+        (None, None, "at most 250 B reserved"),
+        (400, 700, "at most 250 B reserved"),
+    ],
+)
+def test_what_is_needed_is_called_by_what_bounds_it(budget: int | None, driver: int | None, shown: str) -> None:
+    case = Case(
+        workload="decoder", shape={"tokens": 64}, place="torch/cuda", corpus="x", tokenizer="bytes", budget_bytes=budget
+    )
+    held = Prediction(
+        predicted_peak_bytes=200, at_most_bytes=100, predicted_reserved_bytes=350, predicted_driver_bytes=driver
+    )
+    assert need(PlanRow(case, 200, "", 1, 1000, None, prediction=held)) == shown
 
 
 def test_one_budget_for_all_makes_one_comparison_of_those_that_differ_in_theirs(tmp_path: Path) -> None:
