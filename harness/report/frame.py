@@ -42,6 +42,7 @@ def of_records(*files: Sequence[Record]) -> "DataFrame":
 
 
 def _of_file(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return the rows of the records of one file."""
     shown = [record for record in records if record.slot or record.case]
     standing = set({record.slot or at: at for at, record in enumerate(shown)}.values())
     return [{**_of_record(record), "stands": at in standing} for at, record in enumerate(shown)]

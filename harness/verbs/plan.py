@@ -438,7 +438,7 @@ def excess(row: PlanRow) -> tuple[int, int]:
 
 
 def need(row: PlanRow) -> str:
-    """Write what to keep free for a row whose need is known, and what of where it is more than its arrays."""
+    """Write what to keep free for a row whose need is known; where that is more than its arrays, say of what."""
     highest = row.peak_bytes if row.at_most_bytes is None else row.at_most_bytes
     with_context = row.prediction.predicted_driver_bytes is not None and not row.is_within_budget
     of = "" if row.need_bytes == highest else " of the card" if with_context else " reserved"

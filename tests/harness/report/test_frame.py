@@ -60,8 +60,8 @@ def test_a_frame_of_predictions_has_what_decides_whether_a_case_fits() -> None:
     assert (rows.peak_bytes[0], rows.at_most_bytes[0], rows.need_bytes[0], rows.limit_bytes[0]) == (100, 250, 250, 200)
     assert not rows.fits[0]
     assert rows.reserved_bytes[0] is None and rows.gpu[0] is None
-    held = {"predicted_reserved_bytes": 300, "predicted_driver_bytes": 700, "predicted_host_bytes": 50}
-    forecast = Prediction(predicted_peak_bytes=100, parameters=12, **held)
+    sizes = {"predicted_reserved_bytes": 300, "predicted_driver_bytes": 700, "predicted_host_bytes": 50}
+    forecast = Prediction(predicted_peak_bytes=100, parameters=12, **sizes)
     on_gpu = PlanRow(case, 100, "loss", 1, 200, None, prediction=forecast, supposed="an H100", host_limit_bytes=90)
     (row,) = frame.of_predictions([[on_gpu]]).to_dict("records")
     assert (row["reserved_bytes"], row["driver_bytes"], row["host_bytes"], row["host_limit_bytes"]) == (

@@ -133,8 +133,10 @@ def test_a_document_keeps_the_ends_of_its_lines(tmp_path: Path, end: str) -> Non
 
 def test_advice_that_was_kept_stands_below_what_was_measured() -> None:
     prediction = Prediction(predicted_peak_bytes=77 << 20, parameters=1000)
-    kept = Record(slot=Slot(case="x", kind="predict"), case=PLAIN, origin=origin("m"), prediction=prediction)
-    advice = Results("advice", "advice", (kept,))
+    stored_prediction = Record(
+        slot=Slot(case="x", kind="predict"), case=PLAIN, origin=origin("m"), prediction=prediction
+    )
+    advice = Results("advice", "advice", (stored_prediction,))
     both = Report((run("m"), advice), LOADED).markdown()
     assert both.startswith(Report((run("m"),), LOADED).markdown())
     assert "\n# What to use in which memory\n" in both and "| 1,000, 1 x 64 tokens" in both

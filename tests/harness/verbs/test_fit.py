@@ -609,11 +609,11 @@ def test_longest_values_are_compared_as_they_ran_or_as_they_are_predicted(own, r
 
 def test_on_a_gpu_a_limit_says_which_segments_hold_it(tmp_path, monkeypatch):
     def of_cases(cases, *rest, **more):
-        held = (Prediction(predicted_reserved_bytes=3 * (1 << 20) * case.shape["tokens"]) for case in cases)
+        forecasts = (Prediction(predicted_reserved_bytes=3 * (1 << 20) * case.shape["tokens"]) for case in cases)
         needs = ((1 << 20) * case.shape["tokens"] for case in cases)
         return [
             PlanRow(case, need, "", None, case.budget_bytes, None, prediction=each)
-            for case, need, each in zip(cases, needs, held, strict=True)
+            for case, need, each in zip(cases, needs, forecasts, strict=True)
         ]
 
     monkeypatch.setattr(fit, "of_cases", of_cases)

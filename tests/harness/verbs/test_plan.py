@@ -106,10 +106,10 @@ def test_what_is_needed_is_called_by_what_bounds_it(budget: int | None, driver: 
     case = Case(
         workload="decoder", shape={"tokens": 64}, place="torch/cuda", corpus="x", tokenizer="bytes", budget_bytes=budget
     )
-    held = Prediction(
+    forecast = Prediction(
         predicted_peak_bytes=200, at_most_bytes=100, predicted_reserved_bytes=350, predicted_driver_bytes=driver
     )
-    assert need(PlanRow(case, 200, "", 1, 1000, None, prediction=held)) == shown
+    assert need(PlanRow(case, 200, "", 1, 1000, None, prediction=forecast)) == shown
 
 
 def test_one_budget_for_all_makes_one_comparison_of_those_that_differ_in_theirs(tmp_path: Path) -> None:
