@@ -12,7 +12,7 @@ from harness.records import Case, Record
 from harness.records.case import CONTROL
 from harness.records.record import OUT_OF_MEMORY
 from harness.report.answer import cost
-from harness.report.plan import by_segments, grid, on_card
+from harness.report.plan import basis, grid
 from harness.report.text import escaped, row_name, with_code, with_full_stop
 from harness.report.words import AT_MOST, mib, titles, told_apart
 from harness.suite.units import shown
@@ -39,8 +39,7 @@ def text(answers: Sequence[Advice]) -> str:
             pieces.append(_measured(advice.rows))
         else:
             rows = [advice.predicted[0], *(_shown(advice) or _leanest(advice))]
-            remarks = [remark for remark in (by_segments(rows), *on_card(rows)) if remark]
-            pieces += [grid(rows), *(["\n".join(remarks)] if remarks else [])]
+            pieces.append("\n\n".join(filter(None, [grid(rows), "\n".join(basis(rows))])))
         if advice.chosen is not None:
             if parts := _parts(advice.chosen, advice.predicted):
                 pieces.append(parts)

@@ -9,7 +9,7 @@ from harness.contract.strategy import Strategy
 from harness.machine import history
 from harness.report.provenance import of_records
 from harness.report.results import Results
-from harness.report.text import escaped, row_name, with_code
+from harness.report.text import code, escaped, row_name, with_code
 from harness.report.words import each_rank, short
 from harness.verdicts.documents import Judgement
 from harness.verdicts.judge import Row
@@ -146,7 +146,7 @@ def index(by_folder: Mapping[str, Sequence[Results]], changes: Mapping[str, str]
                 escaped(title),
                 str(sum(len(table.rows) for each in members for table in each.tables)),
                 origin.when,
-                " ".join(f"`{escaped(short(commit))}`" for commit in origin.commits),
+                " ".join(code(short(commit)) for commit in origin.commits),
                 changes[folder],
             )
         )

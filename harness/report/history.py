@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from harness.report.text import escaped, row_name
+from harness.report.text import code, escaped, row_name
 from harness.report.words import mib, short, titles
 from harness.verbs.history import Point, Series, Step
 
@@ -41,7 +41,7 @@ def _rank(step: Step) -> tuple[bool, float]:
 def _step(series: Series, step: Step, title: str) -> tuple[str, ...]:
     before, after = (_figure(step, point) for point in (step.before, step.after))
     change = "" if step.ratio is None else f"{step.ratio:.2f} x"
-    where = f"`{escaped(short(step.before.commit))}` to `{escaped(short(step.after.commit))}`"
+    where = f"{code(short(step.before.commit))} to {code(short(step.after.commit))}"
     row = f"{row_name(series.case.label)} of {escaped(series.suite)}: {escaped(title)}"
     return row, step.figure, before, after, change, where
 
@@ -58,7 +58,7 @@ def _time(point: Point) -> str:
 
 def _point(point: Point) -> tuple[str, ...]:
     return (
-        f"`{escaped(short(point.commit))}`",
+        code(short(point.commit)),
         point.utc[:16].replace("T", " "),
         mib(point.peak_bytes),
         _time(point),

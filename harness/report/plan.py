@@ -96,37 +96,38 @@ def _cells(row: PlanRow, baseline: PlanRow | None) -> tuple[str, ...]:
 
 
 def _remarks(rows: Sequence[PlanRow]) -> list[str]:
-    remarks = [sureness(row.coverage for row in rows), _unbounded(rows), by_segments(rows)]
-    remarks += on_card(rows)
+    remarks = basis(rows)
     remarks += [f"- {escaped(row.case.label)}: {with_code(row.reason)}" for row in rows if row.reason]
     remarks += [f"- {escaped(row.case.label)}: {beyond_host(row)}" for row in rows if row.over_host_bytes]
     on_host = rows[0].case.place.device == "cpu"
     others = [row for row in rows if row.limit_bytes is not None and row.limit_bytes != rows[0].limit_bytes]
-    shared = "they share the host, so each " if on_host else ""
-    remarks += dict.fromkeys(f"- on {row.case.ranks} ranks: {shared}{_room(row)}" for row in others)
+    shared = "they share the host, so each " if on_host else "each "
+    remarks += dict.fromkeys(
+        f"- on {row.case.ranks} ranks: {shared}{_room(row)}"
+        if row.case.ranks > 1
+        else f"- {escaped(row.case.label)}: {_room(row)}"
+        for row in others
+    )
     if any(row.case.ranks > 1 for row in rows):
         whole = [escaped(row.case.label) for row in rows if row.case.ranks == 1]
         remarks += [f"- not divided, but all of it on one rank: {', '.join(whole)}"] if whole else []
         remarks += [] if on_host else [BETWEEN_RANKS]
     if any(row.seconds and row.timed < TIMED for row in rows):
         remarks.append(ROUGH)
-    remarks = [remark for remark in remarks if remark]
     return ["\n".join(remarks)] if remarks else []
 
 
-def on_card(rows: Sequence[PlanRow]) -> list[str]:
-    """Say for which card rows are predicted that nobody named, and what it lacks."""
-    remarks = [f"- gpu: {escaped(supposed)}" for supposed in dict.fromkeys(row.supposed for row in rows) if supposed]
-    wide = [row for row in rows if row.without_fused_bfloat16]
-    return [*remarks, *([f"- {', '.join(escaped(row.case.label) for row in wide)}: {NOT_FUSED}"] if wide else [])]
+def basis(rows: Sequence[PlanRow]) -> list[str]:
+    """Say how sure the bounds of rows are, by what rows are judged, and for which card they are predicted."""
+    unbounded = any(row.at_most_bytes is None and row.fits is not None for row in rows)
+    remarks = [sureness(row.coverage for row in rows), UNBOUNDED if unbounded else "", _by_segments(rows)]
+    remarks += [f"- gpu: {escaped(supposed)}" for supposed in dict.fromkeys(row.supposed for row in rows) if supposed]
+    if wide := [escaped(row.case.label) for row in rows if row.without_fused_bfloat16]:
+        remarks.append(f"- {', '.join(wide)}: {NOT_FUSED}")
+    return [remark for remark in remarks if remark]
 
 
-def _unbounded(rows: Sequence[PlanRow]) -> str:
-    """Say by what rows are judged that have no bound."""
-    return UNBOUNDED if any(row.at_most_bytes is None and row.fits is not None for row in rows) else ""
-
-
-def by_segments(rows: Sequence[PlanRow]) -> str:
+def _by_segments(rows: Sequence[PlanRow]) -> str:
     """Say by what rows on a GPU in torch are judged."""
     judged = [row for row in rows if row.fits is not None and row.prediction.predicted_reserved_bytes is not None]
     if not judged:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.records import Record
-from harness.report.text import escaped
+from harness.report.text import code, escaped
 
 GIB = 1 << 30
 SHOWN = ("torch", "jax", "python")
@@ -86,7 +86,7 @@ def _commits(commits: Sequence[str], of_suites: bool) -> str:
     """Name commits; where they are those of all suites, count many."""
     if of_suites and len(commits) > FEW:
         return f"{len(commits)} commits (each suite names its own)"
-    return f"commit {' and '.join(f'`{escaped(commit)}`' for commit in commits)}"
+    return f"commit {' and '.join(map(code, commits))}"
 
 
 def _machine(machine: dict[str, object]) -> str:

@@ -3,8 +3,10 @@
 import html
 import re
 
-MARKED = re.compile(r"\\([\\`*|\[\]])|[*`]+")
-"""An escaped character, or marks of emphasis and code."""
+CODE = r"(?<!`)(?P<fence>`+)(?!`)(?P<code>.+?)(?<!`)(?P=fence)(?!`)"
+"""Code between as many backticks on both sides."""
+MARKED = re.compile(CODE + r"|\\(?P<character>[\\`*|\[\]])|\*+")
+"""Code, an escaped character, or marks of emphasis."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet would take for the beginning of a formula."""
 MARKUP = str.maketrans({"<": "&lt;", ">": "&gt;"} | {character: f"\\{character}" for character in "\\`*|[]"})
@@ -20,9 +22,21 @@ def escaped(text: str) -> str:
     return visible(text).translate(MARKUP)
 
 
+def code(text: str) -> str:
+    """Return text as code in markdown, in a cell as well: longer fences for its backticks, its bars escaped."""
+    inside = visible(text).replace("|", r"\|")
+    fence = "`" * (1 + max(map(len, re.findall("`+", inside)), default=0))
+    space = " " if len(fence) > 1 else ""
+    return f"{fence}{space}{inside}{space}{fence}"
+
+
 def with_code(text: str) -> str:
-    """Return text as `escaped` does, but what stands between two backticks stays code."""
-    return re.sub(r"\\`([^\\`]+)\\`", r"`\1`", escaped(text))
+    """Return text as `escaped` does, but what stands between backticks stays code."""
+    pieces, at = [], 0
+    for match in re.finditer(CODE, text):
+        pieces += [escaped(text[at : match.start()]), code(match["code"])]
+        at = match.end()
+    return "".join([*pieces, escaped(text[at:])])
 
 
 def with_full_stop(sentence: str) -> str:
@@ -38,9 +52,16 @@ def cell(text: str) -> str:
 
 def row_name(label: str) -> str:
     """Return the label of a row as markdown, as code unless it is the baseline's."""
-    return label if label == "baseline" else f"`{escaped(label)}`"
+    return label if label == "baseline" else code(label)
 
 
 def plain(markdown: str) -> str:
     """Return a sentence of ours without its markup: what was escaped as it was, no emphasis, no code marks."""
-    return html.unescape(MARKED.sub(lambda match: match[1] or "", markdown))
+
+    def unmarked(match: re.Match[str]) -> str:
+        if match["code"] is None:
+            return match["character"] or ""
+        inside = match["code"] if match["fence"] == "`" else match["code"].strip()
+        return html.escape(inside.replace(r"\|", "|"), quote=False)
+
+    return html.unescape(MARKED.sub(unmarked, markdown))

@@ -93,6 +93,15 @@ def test_an_answer_like_the_baselines_goes_before_a_leaner_one() -> None:
     assert "the plainest that fits" in text([of_predictions(rows)])
 
 
+def test_advice_says_how_sure_its_bounds_are() -> None:
+    machine = Machine(host_bytes=100 * GIB)
+    case, record = predicted("checkpoint", 20, at_most_gib=21)
+    prediction = record.prediction.model_copy(update={"at_most_coverage": 0.985})
+    sure = row_of(case, record.model_copy(update={"prediction": prediction}), machine)
+    assert "- at most: with a probability of 98.5 % it takes no more" in text([of_predictions([sure])])
+    assert "probability" not in text([of_predictions([row_of(*predicted("checkpoint", 20), machine)])])
+
+
 @pytest.mark.parametrize("timed", [0.0, 1.0])
 def test_what_is_fastest_is_said_only_of_times_that_rest_on_timed_operators(timed: float) -> None:
     machine = Machine(host_bytes=100 * GIB)

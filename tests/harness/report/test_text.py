@@ -1,8 +1,11 @@
 """Text as it is shown: in a spreadsheet, as code within a sentence, and again without its markup."""
 
-import pytest
+import html
 
-from harness.report.text import cell, escaped, plain, with_code
+import pytest
+from markdown_it import MarkdownIt
+
+from harness.report.text import cell, plain, row_name, with_code
 
 
 @pytest.mark.parametrize(
@@ -24,5 +27,17 @@ def test_what_stands_between_backticks_stays_code_and_all_else_is_inert() -> Non
     assert with_code("see `fused_loss` *now* <b>") == r"see `fused_loss` \*now\* &lt;b&gt;"
 
 
+@pytest.mark.parametrize("label", ["fused_loss", "named(kind=a*b|c<d>&amp;[e])", "named(kind=`a`)", r"named(kind=a\b)"])
+def test_a_label_is_shown_letter_by_letter_in_a_table_and_without_markup(label: str) -> None:
+    page = MarkdownIt("commonmark").enable("table").render(f"| row | b |\n|:--|:--|\n| {row_name(label)} | 1 |\n")
+    assert f'<td style="text-align:left"><code>{html.escape(label, quote=False)}</code></td>' in page
+    assert plain(row_name(label)) == label
+
+
+def test_code_of_a_sentence_is_shown_letter_by_letter() -> None:
+    page = MarkdownIt("commonmark").render(with_code("see `a * b < c` and ``d`e``, *now*"))
+    assert page == "<p>see <code>a * b &lt; c</code> and <code>d`e</code>, *now*</p>\n"
+
+
 def test_a_sentence_without_its_markup_reads_as_it_was_written() -> None:
-    assert plain(f"Use **lean**: `{escaped('a*b|c<d>')}` at 1.2 x.") == "Use lean: a*b|c<d> at 1.2 x."
+    assert plain(f"Use **lean**: {row_name('a*b|c<d>')} at 1.2 x.") == "Use lean: a*b|c<d> at 1.2 x."

@@ -366,6 +366,9 @@ def test_a_row_on_ranks_says_what_each_may_use_and_the_leanest_is_nearest_to_its
     assert "may use 100 B\n" in shown and shown.count("- on 2 ranks: they share the host, so each may use 50 B") == 1
     assert "nothing fits: the leanest, baseline, takes 104 B and is 4 B over 100 B" in shown
     assert "they share" not in table([seen("", 104, None), seen("checkpoint", 60, None)])
+    whole, two = seen("", 60, None), replace(divided, case=case("ddp", place="torch/cuda"))
+    shown = table([replace(whole, case=case(place="torch/cuda")), two])
+    assert "- ddp: may use 50 B\n" in shown and "ranks" not in shown, "it is not divided"
 
 
 def test_a_plan_for_several_gpus_says_that_their_exchange_takes_memory_too() -> None:
