@@ -86,8 +86,8 @@ class Cases:
             assert model is not None
             usual = "torch/cuda" if on_gpu or gpu.usable_bytes() is not None else "torch/cpu"
             text = model.suite(self.place or [usual])
+            plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text, rounds, of_model.OPTIONS)
             out.print(f"```yaml\n{text}```\n")
-            plan = reader.read(Path(f"{model.stem}.yaml"), loaded, text, rounds=rounds)
         plan = selected(plan, self.place, self.only)
         demand_gpu(plan, on_gpu)
         return with_budget(plan, None if budget is None else size(budget, "budget"))

@@ -36,10 +36,17 @@ UNION = ("int", "list[int]")
 Location = tuple[str | int, ...]
 
 
-def read(path: Path, plugins: Plugins, text: str | None = None, rounds: int | None = None) -> Plan:
+def read(
+    path: Path,
+    plugins: Plugins,
+    text: str | None = None,
+    rounds: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Plan:
     """Read a suite, or a `text` in place of the file, and check all of it; raise SuiteError before anything runs.
 
-    It is for the `rounds` that it will run, by default those that it says itself.
+    It is for the `rounds` that it will run, by default those that it says itself. Where a command line wrote the text,
+    `options` has the option for each key, and errors name that in place of a line.
     """
     if rounds is not None and not 0 <= rounds <= MAX_ROUNDS:
         raise SuiteError(f"{rounds} rounds cannot be run: ask for 0 to {MAX_ROUNDS}")
@@ -47,7 +54,7 @@ def read(path: Path, plugins: Plugins, text: str | None = None, rounds: int | No
         document = yaml.load(path) if text is None else yaml.loads(text, str(path))
     except yaml.YamlError as error:
         raise SuiteError(str(error)) from None
-    reader = _Reader(path, document, plugins, rounds)
+    reader = _Reader(path, document, plugins, rounds, options or {})
     return reader.plan()
 
 
@@ -91,9 +98,13 @@ class _Reader:
     path: Path
     document: yaml.Document
     plugins: Plugins
-    rounds: int | None = None
+    rounds: int | None
+    options: Mapping[str, str]
 
     def refusal(self, location: Location, sentence: str) -> SuiteError:
+        for key in location[1::-1]:  # a size of the shape goes before the shape
+            if option := self.options.get(str(key)):
+                return SuiteError(printable(f"{option}: {sentence}"))
         line = yaml.line_of(self.document, location)
         place = f"{self.path}" + (f", line {line}" if line else "")
         key = ".".join(str(part) for part in location)
