@@ -27,10 +27,7 @@ USUAL_ON_RANKS = (
 USUAL_TOKENS = 2048
 LEAST_TOKENS = 128
 """Where a search for the most tokens begins, if nothing else is said."""
-SIZES = ("tokens", "batch", "documents", "evaluations")
-"""Sizes of the shape that have an option of their name."""
 OPTIONS = {"shape": "--model", "places": "--place", "strategies": "--with", "ranks": "--ranks"}
-OPTIONS |= {size: f"--{size}" for size in SIZES}
 """The option that writes each key of the suite."""
 MEMBER = re.compile(r"\s*([\w.-]+)\s*(?:\(([^()]*)\))?\s*(?:,|$)")
 KNOB = re.compile(r"\s*(\w+)\s*=\s*(.*?)\s*")

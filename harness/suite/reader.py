@@ -102,9 +102,8 @@ class _Reader:
     options: Mapping[str, str]
 
     def refusal(self, location: Location, sentence: str) -> SuiteError:
-        for key in location[1::-1]:  # a size of the shape goes before the shape
-            if option := self.options.get(str(key)):
-                return SuiteError(printable(f"{option}: {sentence}"))
+        if location and (option := self.options.get(str(location[0]))):
+            return SuiteError(printable(f"{option}: {sentence}"))
         line = yaml.line_of(self.document, location)
         place = f"{self.path}" + (f", line {line}" if line else "")
         key = ".".join(str(part) for part in location)
