@@ -174,7 +174,7 @@ def _specs(by_suite: Mapping[str, Sequence[Figures]]) -> tuple[dict[str, dict[st
             if size >= MOST_BYTES:
                 left_out[suite] += 1
                 continue
-            spec = draw().to_dict()
+            spec = charts.spec(draw)
             size += len(json.dumps(spec))
             specs.setdefault(suite, {})[name] = spec
     return specs, left_out

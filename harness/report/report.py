@@ -240,10 +240,10 @@ class Report:
             rows = [row for row in self.figures if row["suite"] == suite]
             if linked and not any(name.startswith(f"{suite}-") for name in wanted):
                 continue
-            of_suite = charts.of_rows(rows)
+            of_suite = dict(charts.drawings(rows))
             chosen = {
-                name: chart
-                for name, chart in of_suite.items()
+                name: draw()
+                for name, draw in of_suite.items()
                 if only in name and (not linked or f"{suite}-{name}" in wanted)
             }
             known |= {f"{suite}-{name}" for name in of_suite}

@@ -34,10 +34,10 @@ __all__ = [
     "drawings",
     "front",
     "lengths",
-    "of_rows",
     "phases",
     "ranks",
     "save",
+    "spec",
     "tradeoff",
 ]
 
@@ -58,9 +58,13 @@ def drawings(rows: Sequence[Figures]) -> Iterator[tuple[str, Callable[[], Any]]]
                 yield f"{name}-{number}", partial(draw, members)
 
 
-def of_rows(rows: Sequence[Figures]) -> dict[str, Any]:
-    """Draw every chart that rows of one suite have figures for; a name for each."""
-    return {name: draw() for name, draw in drawings(rows)}
+def spec(draw: Callable[[], Any]) -> dict[str, Any]:
+    """Draw a chart as a page shows it. Altair's own checks of it, half of the time, are left to files of pictures."""
+    altair()
+    from altair.utils import schemapi
+
+    with schemapi.debug_mode(False):
+        return dict(draw().to_dict(validate=False))
 
 
 def save(charts: dict[str, Any], folder: Path, prefix: str) -> Iterator[Path]:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from harness.records.place import Place
 from harness.report import charts, export, formats
 from harness.report.charts import PicturesError
 from harness.report.charts.style import HEIGHT, WIDTH, ticks
+from harness.report.export import Figures
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Comparison, Row
 from harness.verdicts.pooled import Speed
@@ -24,6 +26,11 @@ from harness.verdicts.pooled import Speed
 pytestmark = pytest.mark.usefixtures("pictures")
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def pictures_of(rows: Sequence[Figures]) -> dict[str, Any]:
+    """Draw every chart that rows of one suite have figures for, which altair checks."""
+    return {name: draw() for name, draw in charts.drawings(rows)}
 
 
 def row(*names: str, tokens: int = 64, peak: int = 100 * MIB, seconds: float = 1.0, **changes: object) -> Row:
@@ -98,7 +105,7 @@ def test_phases_of_the_host_say_nothing_of_a_peak_on_a_gpu():
     figures = rows_of(replace(row(peak=4126 * MIB), case=case, records=row(peak=18 * MIB).records))
     assert (figures[0]["phases"], figures[0]["composition"]) == ({}, {})
     assert figures[0]["peak_phase"] == "steady_step/backward"
-    assert charts.of_rows(figures) == {}
+    assert pictures_of(figures) == {}
 
 
 ONE_ROUND = row("once", seconds=1.19, peak_ratio=0.9, speed=Speed(1.19, Interval(1.19, 1.19), "open", 1))
@@ -159,13 +166,13 @@ def test_comparisons_whose_sizes_or_machines_differ_have_names_of_their_own():
     ]
     assert len(json.loads(formats.bencher(figures))) == 6
     assert len({entry["name"] for entry in json.loads(formats.benchmark_action(figures))}) == 12
-    assert {f"tradeoff-{number}" for number in (1, 2, 3)} <= charts.of_rows(figures).keys()
+    assert {f"tradeoff-{number}" for number in (1, 2, 3)} <= pictures_of(figures).keys()
     assert {figure["comparison"] for figure in export.of_tables("mine", tables[:1], {})} == {here}
 
 
 def drawn(*rows: Row, chart: str) -> dict[str, Any]:
     """Draw one chart of a comparison; return its specification."""
-    return charts.of_rows(rows_of(*rows))[chart].to_dict()
+    return pictures_of(rows_of(*rows))[chart].to_dict()
 
 
 def marks(spec: dict[str, Any], kind: str) -> list[dict[str, Any]]:
@@ -222,13 +229,18 @@ def test_exact_and_inexact_answers_are_told_apart():
     assert {label["label"] for label in marks(spec, "text")} == {"a", "baseline", "c"}, "what is beaten has no name"
 
 
+def test_a_page_has_the_charts_that_altair_has_checked():
+    drawings = dict(charts.drawings(rows_of(*FRONT)))
+    assert drawings and all(charts.spec(draw) == draw().to_dict() for draw in drawings.values())
+
+
 def test_each_chart_is_drawn_where_there_are_figures_for_it():
     compared = (row(), row("a", peak_ratio=0.9), row("b"), row("a", "b", peak=40 * MIB))
-    assert set(charts.of_rows(rows_of(*compared))) == {"tradeoff-1", "phases-1", "contributions-1"}
+    assert set(pictures_of(rows_of(*compared))) == {"tradeoff-1", "phases-1", "contributions-1"}
     longer = (row(tokens=128), row("a", tokens=128, peak_ratio=0.9))
     both = [*rows_of(*compared), *rows_of(*longer)]
-    assert {"tradeoff-2", "phases-2", "lengths-torch-cpu"} <= set(charts.of_rows(both))
-    assert set(charts.of_rows(rows_of(row(status="unsupported", peak_bytes=None)))) == set()
+    assert {"tradeoff-2", "phases-2", "lengths-torch-cpu"} <= set(pictures_of(both))
+    assert set(pictures_of(rows_of(row(status="unsupported", peak_bytes=None)))) == set()
 
 
 def test_a_combination_is_a_waterfall_from_the_baseline_to_the_whole():
@@ -242,7 +254,7 @@ def test_a_combination_is_a_waterfall_from_the_baseline_to_the_whole():
         "+ b": (40.0, 90.0, "-50"),
         "all together": (0.0, 40.0, "40"),
     }
-    assert "contributions-1" not in charts.of_rows(rows_of(row(), row("a", "b", peak=40 * MIB))), "no row between"
+    assert "contributions-1" not in pictures_of(rows_of(row(), row("a", "b", peak=40 * MIB))), "no row between"
 
 
 def test_a_combination_on_ranks_is_a_waterfall_too():
@@ -365,7 +377,7 @@ def of_sizes(*sizes: dict[str, Any], utc: str = "") -> list[export.Figures]:
 
 def growth(*sizes: dict[str, Any]) -> dict[str, tuple[str, list[int]]]:
     """Return the title and the lengths of each picture of growth."""
-    pictures = {name: chart.to_dict() for name, chart in charts.of_rows(of_sizes(*sizes)).items() if "lengths" in name}
+    pictures = {name: chart.to_dict() for name, chart in pictures_of(of_sizes(*sizes)).items() if "lengths" in name}
     return {
         name: (" ".join(spec["title"]), sorted({value["tokens"] for value in marks(spec, "line")}))
         for name, spec in pictures.items()
@@ -411,7 +423,7 @@ def test_runs_of_one_machine_are_joined_only_where_each_length_has_one():
     assert [each["run_utc"] for each in figures] == [utc for utc in runs for _ in range(4)]
 
     def titles(rows: list[export.Figures]) -> list[str]:
-        return [" ".join(chart.to_dict()["title"]) for name, chart in charts.of_rows(rows).items() if "lengths" in name]
+        return [" ".join(chart.to_dict()["title"]) for name, chart in pictures_of(rows).items() if "lengths" in name]
 
     assert titles(figures) == [f"mine on torch/cpu, run of 2026-11-{day} 09:46:17" for day in (26, 27)]
     assert titles([*figures[:2], *figures[6:]]) == ["mine on torch/cpu"]
@@ -421,7 +433,7 @@ def test_one_length_with_a_peak_is_no_growth():
     rows = of_sizes({"tokens": 64}, {"tokens": 128})
     unknown = {"status": "oom_budget", "peak_bytes": None, "predicted_bytes": None}
     half = [figures | (unknown if figures["shape"]["tokens"] == 128 else {}) for figures in rows]
-    assert "lengths-torch-cpu" not in charts.of_rows(half)
+    assert "lengths-torch-cpu" not in pictures_of(half)
 
 
 def test_what_each_rank_holds_stands_beside_one_process():
@@ -431,12 +443,12 @@ def test_what_each_rank_holds_stands_beside_one_process():
     spec = drawn(row(), divided, chart="ranks-1")
     assert [value["mib"] for value in marks(spec, "point")] == [30.0, 40.0]
     assert spec["layer"][-1]["encoding"]["x"] == {"datum": 100.0}
-    assert "ranks-1" not in charts.of_rows(rows_of(row(status="oom_budget"), divided)), "its peak is not known"
+    assert "ranks-1" not in pictures_of(rows_of(row(status="oom_budget"), divided)), "its peak is not known"
 
 
 def test_pictures_are_files_whose_text_is_inert(tmp_path):
     hostile = "</text><script>alert(1)</script>"
-    made = charts.of_rows(rows_of(row(), row(hostile, peak_ratio=0.9)))
+    made = pictures_of(rows_of(row(), row(hostile, peak_ratio=0.9)))
     found = sorted(path.name for path in charts.save(made, tmp_path / "new", "mine"))
     assert found == ["mine-phases-1.png", "mine-phases-1.svg", "mine-tradeoff-1.png", "mine-tradeoff-1.svg"]
     svg = (tmp_path / "new" / "mine-tradeoff-1.svg").read_text()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +179,19 @@ def test_what_to_use_leads_to_the_suite_of_results_in_any_folder(
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charts of two names for any suite, which take no time."""
-    monkeypatch.setattr(charts, "of_rows", lambda rows: {"lengths-torch-cpu": 1, "phases-1": 2})
+    names = ("lengths-torch-cpu", "phases-1")
+    monkeypatch.setattr(charts, "drawings", lambda rows: [(name, partial(str, name)) for name in names])
     monkeypatch.setattr(charts, "save", lambda chosen, folder, suite: [folder / f"{suite}-{each}" for each in chosen])
+
+
+def test_no_picture_is_drawn_that_no_document_links_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[str] = []
+    names = ("lengths-torch-cpu", "phases-1")
+    monkeypatch.setattr(charts, "drawings", lambda rows: [(name, partial(drawn.append, name)) for name in names])
+    monkeypatch.setattr(charts, "save", lambda chosen, folder, suite: list(chosen))
+    document = tmp_path / "document.md"
+    document.write_text("![a](pictures/mine-phases-1.svg)\n")
+    assert list(Report((run("m"),), LOADED).pictures(tmp_path, "", [document])) == ["phases-1"] == drawn
 
 
 @pytest.mark.parametrize(
