@@ -3,10 +3,12 @@
 import html
 import re
 
-CODE = r"(?<!`)(?P<fence>`+)(?!`)(?P<code>.+?)(?<!`)(?P=fence)(?!`)"
-"""Code between as many backticks on both sides."""
-MARKED = re.compile(CODE + r"|\\(?P<character>[\\`*|\[\]])|\*+")
+CODE = re.compile(r"(?<!\\)`([^`]+)`")
+"""What stands between backticks."""
+MARKED = re.compile(CODE.pattern + r"|\\([\\`*|\[\]])|\*+")
 """Code, an escaped character, or marks of emphasis."""
+NO_CODE = frozenset("\\`|<>")
+"""What code in a cell cannot hold: what ends it or the cell, and what may not stand on a page unescaped."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet would take for the beginning of a formula."""
 MARKUP = str.maketrans({"<": "&lt;", ">": "&gt;"} | {character: f"\\{character}" for character in "\\`*|[]"})
@@ -23,20 +25,14 @@ def escaped(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return text as code in markdown, in a cell as well: longer fences for its backticks, its bars escaped."""
-    inside = visible(text).replace("|", r"\|")
-    fence = "`" * (1 + max(map(len, re.findall("`+", inside)), default=0))
-    space = " " if len(fence) > 1 else ""
-    return f"{fence}{space}{inside}{space}{fence}"
+    """Return text as code in markdown, where it can be that in a cell of a table; else `escaped`."""
+    return escaped(text) if NO_CODE & set(text) else f"`{visible(text)}`"
 
 
 def with_code(text: str) -> str:
-    """Return text as `escaped` does, but what stands between backticks stays code."""
-    pieces, at = [], 0
-    for match in re.finditer(CODE, text):
-        pieces += [escaped(text[at : match.start()]), code(match["code"])]
-        at = match.end()
-    return "".join([*pieces, escaped(text[at:])])
+    """Return text as `escaped` does, but what stands between two backticks is code where it can be."""
+    pieces = CODE.split(text)  # every other one stood between backticks
+    return "".join(code(piece) if at % 2 else escaped(piece) for at, piece in enumerate(pieces))
 
 
 def with_full_stop(sentence: str) -> str:
@@ -59,9 +55,6 @@ def plain(markdown: str) -> str:
     """Return a sentence of ours without its markup: what was escaped as it was, no emphasis, no code marks."""
 
     def unmarked(match: re.Match[str]) -> str:
-        if match["code"] is None:
-            return match["character"] or ""
-        inside = match["code"] if match["fence"] == "`" else match["code"].strip()
-        return html.escape(inside.replace(r"\|", "|"), quote=False)
+        return html.escape(match[1], quote=False) if match[1] else match[2] or ""
 
     return html.unescape(MARKED.sub(unmarked, markdown))

@@ -27,16 +27,27 @@ def test_what_stands_between_backticks_stays_code_and_all_else_is_inert() -> Non
     assert with_code("see `fused_loss` *now* <b>") == r"see `fused_loss` \*now\* &lt;b&gt;"
 
 
-@pytest.mark.parametrize("label", ["fused_loss", "named(kind=a*b|c<d>&amp;[e])", "named(kind=`a`)", r"named(kind=a\b)"])
-def test_a_label_is_shown_letter_by_letter_in_a_table_and_without_markup(label: str) -> None:
+@pytest.mark.parametrize(
+    ("label", "is_code"),
+    [
+        ("fused_loss", True),
+        ("named(kind=a*b&amp;[e])", True),
+        ("named(kind=a|b)", False),
+        ("named(kind=<a>)", False),
+        ("named(kind=`a`)", False),
+        (r"named(kind=a\b*\|)", False),
+    ],
+)
+def test_a_label_is_shown_letter_by_letter_in_a_table_and_without_markup(label: str, is_code: bool) -> None:
     page = MarkdownIt("commonmark").enable("table").render(f"| row | b |\n|:--|:--|\n| {row_name(label)} | 1 |\n")
-    assert f'<td style="text-align:left"><code>{html.escape(label, quote=False)}</code></td>' in page
+    shown = html.escape(label, quote=False)
+    assert f'<td style="text-align:left">{f"<code>{shown}</code>" if is_code else shown}</td>' in page
     assert plain(row_name(label)) == label
 
 
 def test_code_of_a_sentence_is_shown_letter_by_letter() -> None:
-    page = MarkdownIt("commonmark").render(with_code("see `a * b < c` and ``d`e``, *now*"))
-    assert page == "<p>see <code>a * b &lt; c</code> and <code>d`e</code>, *now*</p>\n"
+    page = MarkdownIt("commonmark").render(with_code("see `a * b`, `c < d` and *now*"))
+    assert page == "<p>see <code>a * b</code>, c &lt; d and *now*</p>\n"
 
 
 def test_a_sentence_without_its_markup_reads_as_it_was_written() -> None:
