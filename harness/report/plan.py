@@ -66,6 +66,14 @@ def _room(row: PlanRow) -> str:
     return f"{room}, by the memory that is named" if row.by_memory else f"{room}, by its budget"
 
 
+def _whose_room(row: PlanRow) -> str:
+    """Say which row has a limit of its own; of one on ranks, that each of them has it."""
+    if row.case.ranks == 1:
+        return f"{escaped(row.case.label)}:"
+    shared = "they share the host, so each" if row.case.place.device == "cpu" else "each"
+    return f"on {row.case.ranks} ranks: {shared}"
+
+
 def halved(remedies: Sequence[Remedy]) -> str:
     """Write what half of a size would bring; an empty text where there are no remedies."""
     sizes = [f"{each.change} takes {shown(each.need_bytes)}{' and fits' if each.fits else ''}" for each in remedies]
@@ -99,19 +107,12 @@ def _remarks(rows: Sequence[PlanRow]) -> list[str]:
     remarks = basis(rows)
     remarks += [f"- {escaped(row.case.label)}: {with_code(row.reason)}" for row in rows if row.reason]
     remarks += [f"- {escaped(row.case.label)}: {beyond_host(row)}" for row in rows if row.over_host_bytes]
-    on_host = rows[0].case.place.device == "cpu"
     others = [row for row in rows if row.limit_bytes is not None and row.limit_bytes != rows[0].limit_bytes]
-    shared = "they share the host, so each " if on_host else "each "
-    remarks += dict.fromkeys(
-        f"- on {row.case.ranks} ranks: {shared}{_room(row)}"
-        if row.case.ranks > 1
-        else f"- {escaped(row.case.label)}: {_room(row)}"
-        for row in others
-    )
+    remarks += dict.fromkeys(f"- {_whose_room(row)} {_room(row)}" for row in others)
     if any(row.case.ranks > 1 for row in rows):
         whole = [escaped(row.case.label) for row in rows if row.case.ranks == 1]
         remarks += [f"- not divided, but all of it on one rank: {', '.join(whole)}"] if whole else []
-        remarks += [] if on_host else [BETWEEN_RANKS]
+        remarks += [] if rows[0].case.place.device == "cpu" else [BETWEEN_RANKS]
     if any(row.seconds and row.timed < TIMED for row in rows):
         remarks.append(ROUGH)
     return ["\n".join(remarks)] if remarks else []

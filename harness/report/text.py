@@ -26,7 +26,7 @@ def escaped(text: str) -> str:
 
 def code(text: str) -> str:
     """Return text as code in markdown, where it can be that in a cell of a table; else `escaped`."""
-    return escaped(text) if NO_CODE & set(text) else f"`{visible(text)}`"
+    return f"`{visible(text)}`" if NO_CODE.isdisjoint(text) else escaped(text)
 
 
 def with_code(text: str) -> str:

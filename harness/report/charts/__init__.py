@@ -59,11 +59,8 @@ def drawings(rows: Sequence[Figures]) -> Iterator[tuple[str, Callable[[], Any]]]
 
 
 def spec(draw: Callable[[], Any]) -> dict[str, Any]:
-    """Draw a chart as a page shows it. Altair's own checks of it, half of the time, are left to files of pictures."""
-    altair()
-    from altair.utils import schemapi
-
-    with schemapi.debug_mode(False):
+    """Draw a chart for a page. Altair does not check it, which would take as long again: tests and `save` do."""
+    with altair().utils.schemapi.debug_mode(False):
         return dict(draw().to_dict(validate=False))
 
 

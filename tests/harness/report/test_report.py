@@ -177,21 +177,20 @@ def test_what_to_use_leads_to_the_suite_of_results_in_any_folder(
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Charts of two names for any suite, which take no time."""
-    names = ("lengths-torch-cpu", "phases-1")
-    monkeypatch.setattr(charts, "drawings", lambda rows: [(name, partial(str, name)) for name in names])
-    monkeypatch.setattr(charts, "save", lambda chosen, folder, suite: [folder / f"{suite}-{each}" for each in chosen])
-
-
-def test_no_picture_is_drawn_that_no_document_links_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Charts of two names for any suite, which take no time: those that were drawn."""
     drawn: list[str] = []
     names = ("lengths-torch-cpu", "phases-1")
     monkeypatch.setattr(charts, "drawings", lambda rows: [(name, partial(drawn.append, name)) for name in names])
-    monkeypatch.setattr(charts, "save", lambda chosen, folder, suite: list(chosen))
+    monkeypatch.setattr(charts, "save", lambda chosen, folder, suite: [folder / f"{suite}-{each}" for each in chosen])
+    return drawn
+
+
+def test_no_picture_is_drawn_that_no_document_links_to(drawn: list[str], tmp_path: Path) -> None:
     document = tmp_path / "document.md"
     document.write_text("![a](pictures/mine-phases-1.svg)\n")
-    assert list(Report((run("m"),), LOADED).pictures(tmp_path, "", [document])) == ["phases-1"] == drawn
+    assert list(Report((run("m"),), LOADED).pictures(tmp_path, "", [document])) == [tmp_path / "mine-phases-1"]
+    assert drawn == ["phases-1"]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +204,7 @@ def test_no_picture_is_drawn_that_no_document_links_to(monkeypatch: pytest.Monke
     ],
 )
 def test_links_to_pictures_count_where_their_names_are_asked_for(
-    drawn: None, only: str, link: str, refused: bool, tmp_path: Path
+    drawn: list[str], only: str, link: str, refused: bool, tmp_path: Path
 ) -> None:
     document = tmp_path / "document.md"
     document.write_text(f"![a](pictures/mine-lengths-torch-cpu.svg) ![b](pictures/mine-{link}.svg)\n")
@@ -217,7 +216,7 @@ def test_links_to_pictures_count_where_their_names_are_asked_for(
         assert [*pictures][:1] == [tmp_path / "mine-lengths-torch-cpu"]
 
 
-def test_a_name_that_no_picture_has_is_refused(drawn: None, tmp_path: Path) -> None:
+def test_a_name_that_no_picture_has_is_refused(drawn: list[str], tmp_path: Path) -> None:
     pictures = Report((run("m"),), LOADED).pictures
     assert [*pictures(tmp_path, "phases")] == [tmp_path / "mine-phases-1"]
     with pytest.raises(PicturesError, match=r"^no picture's name contains 'mine-phases': leave it out"):
