@@ -5,7 +5,9 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -68,6 +70,28 @@ def load(extra: Sequence[str] = ()) -> Plugins:
 
     Raises PluginError for a plugin that cannot be imported, that raises, or that offers something unusable.
     """
+    with _threads_as_daemons():
+        return _loaded(extra)
+
+
+@contextmanager
+def _threads_as_daemons() -> Iterator[None]:
+    """Make daemons of the threads that start meanwhile: at its end a command would wait for all others."""
+    start = threading.Thread.start
+
+    def start_as_daemon(thread: threading.Thread) -> None:
+        if thread.ident is None:
+            thread.daemon = True
+        start(thread)
+
+    threading.Thread.start = start_as_daemon  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+
+
+def _loaded(extra: Sequence[str]) -> Plugins:
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hooks)
     versions = {}

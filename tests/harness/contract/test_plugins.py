@@ -1,6 +1,8 @@
 """A plugin comes from a file or a module; one that cannot be used is named in one sentence."""
 
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +68,21 @@ def test_a_plugin_comes_from_a_file_or_a_module_of_any_name(file_of: Any) -> Non
 def test_a_plugin_of_a_file_can_hold_dataclasses(file_of: Any) -> None:
     more = "from dataclasses import dataclass\n@dataclass\nclass Holding:\n    value: 'int' = 3\n"
     assert "mine" in plugins.load((file_of(offering(USED, more)),)).strategies
+
+
+def test_a_thread_that_a_plugin_starts_and_never_ends_does_not_keep_a_command_from_ending(file_of) -> None:
+    name = file_of(offering(USED, "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"))
+    command = [sys.executable, "-m", "harness", "show", "mine", "--plugin", name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "Keep all, pay all." in done.stdout, done.stderr
+
+
+def test_threads_are_as_they_were_once_plugins_are_loaded(file_of) -> None:
+    start = threading.Thread.start
+    plugins.load((file_of(offering(USED)),))
+    with pytest.raises(PluginError):
+        plugins.load((file_of("1 / 0\n", "other.py"),))
+    assert threading.Thread.start is start
 
 
 def test_a_former_name_means_the_strategy(file_of: Any) -> None:
