@@ -166,6 +166,18 @@ def test_a_document_into_which_nothing_goes_is_refused(
     assert status == 2 and refusal in errors and document.read_text(encoding="utf-8") == text
 
 
+def test_a_mark_of_other_results_is_named_and_stays(here: Here, results: Path, tmp_path: Path) -> None:
+    document = tmp_path / "document.md"
+    other = "<!-- generated: looses -->\nold\n<!-- end: looses -->\n"
+    document.write_text(f"<!-- generated: losses -->\n<!-- end: losses -->\n{other}", encoding="utf-8")
+    status, _, errors = here(tmp_path, "report", results / "losses", "--into", document)
+    text = document.read_text(encoding="utf-8")
+    assert status == 0 and "| baseline" in text and text.endswith(other)
+    assert errors == "note: 'document.md': nothing here is named 'looses'; what stands there stays\n".replace(
+        "document.md", str(document)
+    )
+
+
 def test_results_are_named_by_their_folder_from_inside_it_as_well(here: Here, results: Path, tmp_path: Path) -> None:
     document = tmp_path / "document.md"
     document.write_text("<!-- generated: losses -->\n<!-- end: losses -->\n", encoding="utf-8")

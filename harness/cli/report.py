@@ -80,7 +80,8 @@ def command(
         whole.write_parquet(parquet)
         note(f"parquet: {parquet}")
     for document in into or ():
-        whole.put_into(document)
+        if others := whole.put_into(document):
+            note(f"note: '{document}': nothing here is named {', '.join(map(repr, others))}; what stands there stays")
     if form is not None or not (into or pictures or page or parquet):
         if not any(each.records for each in whole.results):
             raise store.StoreError(f"there is no record in '{paths[0]}': name results that `harness run` wrote")

@@ -1,7 +1,7 @@
 """Insert generated text between its two marks in a document, so that no figure is typed by hand."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from harness.refusal import Refusal
@@ -36,20 +36,6 @@ def insert(document: str, name: str, text: Text) -> str:
     return re.sub(rf"({begin}).*?({end}|(?=<!-- generated: )|\Z)", filled, document, flags=re.DOTALL)
 
 
-def check(path: Path, names: Collection[str]) -> None:
-    """Raise InsertError for a mark that cannot be read, and for a document without a mark of any of these names."""
-    marks = re.findall(r"<!-- generated:(.*?)-->", text_of(path))
-    for mark in marks:
-        if not MARK.fullmatch(mark):
-            raise InsertError(
-                f"'{path}': '<!-- generated:{mark}-->' cannot be read: write NAME, then KEY=VALUE without blanks"
-            )
-    if not any(mark.split()[0] in names for mark in marks):
-        raise InsertError(
-            f"'{path}' has no mark for these results: add '<!-- generated: NAME -->' and '<!-- end: NAME -->'"
-        )
-
-
 def text_of(path: Path) -> str:
     """Return the text of a document; raise InsertError where it cannot be read."""
     try:
@@ -64,13 +50,29 @@ def _line_end(path: Path) -> str:
         return "\r\n" if file.readline().endswith(b"\r\n") else "\n"
 
 
-def insert_into(path: Path, name: str, text: Text) -> bool:
-    """Insert the text into a file; return whether it changed. Raises InsertError where it cannot be read or written."""
+def insert_into(path: Path, texts: Mapping[str, Text]) -> list[str]:
+    """Insert each text into the places of its name, all or none; return the other names that have places there.
+
+    Raises InsertError where the file cannot be read or written, a mark cannot be read, or no place has such a name.
+    """
     old = text_of(path)
-    new = insert(old, name, text)
+    marks = re.findall(r"<!-- generated:(.*?)-->", old)
+    for mark in marks:
+        if not MARK.fullmatch(mark):
+            raise InsertError(
+                f"'{path}': '<!-- generated:{mark}-->' cannot be read: write NAME, then KEY=VALUE without blanks"
+            )
+    names = dict.fromkeys(mark.split()[0] for mark in marks)
+    if not names.keys() & texts.keys():
+        raise InsertError(
+            f"'{path}' has no mark for these results: add '<!-- generated: NAME -->' and '<!-- end: NAME -->'"
+        )
+    new = old
+    for name in filter(texts.__contains__, names):
+        new = insert(new, name, texts[name])
     if new != old:
         try:
             path.write_text(new, encoding="utf-8", newline=_line_end(path))
         except OSError as error:
             raise InsertError(f"'{path}' cannot be written ({error.strerror}): give rights, or name another") from None
-    return new != old
+    return [name for name in names if name not in texts]

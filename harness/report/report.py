@@ -150,17 +150,16 @@ class Report:
         """Write one row a strategy as parquet."""
         frame.write_parquet(self.figures, Path(path))
 
-    def put_into(self, path: Path) -> None:
+    def put_into(self, path: Path) -> list[str]:
         """Insert what a document has marks for: the tables of a folder of results, or one of the `places`.
 
-        Raises InsertError where it cannot be read, or where a mark chooses what is not there.
+        Returns the names of other marks, which stay as they are. Raises InsertError where it cannot be read, or where a
+        mark chooses what is not there or what two things are.
         """
-        places = self._places()
-        insert.check(path, {*self.by_folder, *places})
-        for name, results in self.by_folder.items():
-            insert.insert_into(path, name, partial(self._chosen, results))
-        for name, text in places.items():
-            insert.insert_into(path, name, partial(_whole, text))
+        texts: dict[str, insert.Text] = {name: partial(self._chosen, each) for name, each in self.by_folder.items()}
+        for name, text in self._places().items():
+            texts[name] = partial(_ambiguous, name) if name in texts else partial(_whole, text)
+        return insert.insert_into(path, texts)
 
     def _places(self) -> dict[str, Callable[[], str]]:
         """Return what writes the text of each other mark; its links lead from the root of the project."""
@@ -373,6 +372,13 @@ def _placed(text: str, level: str, machine: str) -> str:
 def _located(answer: Answer, where: str) -> Answer:
     """Return an answer whose claim says where it was decided."""
     return replace(answer, claim=answer.claim.model_copy(update={"says": answer.claim.says + where}))
+
+
+def _ambiguous(name: str, choice: Mapping[str, str]) -> str:
+    """Refuse a mark that is a part of a first page and a folder of results."""
+    raise insert.InsertError(
+        f"'{name}' is a part of a first page and a folder of results: give the folder another name"
+    )
 
 
 def _whole(text: Callable[[], str], choice: Mapping[str, str]) -> str:

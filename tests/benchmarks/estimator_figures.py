@@ -186,7 +186,7 @@ def main() -> None:
     text = written(runs, [answers(each, runs) for each in ESTIMATORS if version(each.package)])
     print(text)
     if options.write:
-        insert_into(DOCUMENT, "estimators", lambda choice: text)
+        insert_into(DOCUMENT, {"estimators": lambda choice: text})
 
 
 def measured(folder: Path) -> Iterator[Run]:

@@ -115,7 +115,7 @@ def main() -> None:
     )
     text = f"*Asked {date.today()} at commit {facts.commit()}, on {facts.name()}.*\n\n{table}"
     if asked.write:
-        insert_into(DOCUMENT, "questions", lambda choice: text)
+        insert_into(DOCUMENT, {"questions": lambda choice: text})
     else:
         print(text)
 

@@ -122,6 +122,30 @@ def test_limits_have_no_part_that_a_mark_chooses(tmp_path: Path) -> None:
         Report((searched("m"),), LOADED).put_into(document)
 
 
+def test_a_folder_named_like_a_part_of_a_first_page_is_refused_where_a_document_has_the_mark(tmp_path: Path) -> None:
+    document = tmp_path / "document.md"
+    document.write_text(text := "<!-- generated: use -->\n<!-- end: use -->\n")
+    named = replace(run("m"), suite="use", folder="use")
+    with pytest.raises(InsertError, match="'use' is a part of a first page and a folder of results"):
+        Report((named,), LOADED).put_into(document)
+    assert document.read_text() == text
+    document.write_text("<!-- generated: mine -->\n<!-- end: mine -->\n")
+    Report((named, run("m")), LOADED).put_into(document)
+    assert "| baseline" in document.read_text()
+
+
+def test_all_marks_of_a_document_are_filled_or_none(tmp_path: Path) -> None:
+    document = tmp_path / "document.md"
+    place = "<!-- generated: {0} -->\n<!-- end: {0} -->\n"
+    document.write_text(text := place.format("mine") + "<!-- generated: trust -->\n")
+    with pytest.raises(InsertError, match="add the line '<!-- end: trust -->'"):
+        Report((run("m"),), LOADED).put_into(document)
+    assert document.read_text() == text
+    document.write_text(place.format("mine") + place.format("theirs"))
+    assert Report((run("m"),), LOADED).put_into(document) == ["theirs"]
+    assert document.read_text().endswith(place.format("theirs")) and "| baseline" in document.read_text()
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_document_keeps_the_ends_of_its_lines(tmp_path: Path, end: str) -> None:
     document = tmp_path / "document.md"
