@@ -9,6 +9,8 @@ MARKED = re.compile(CODE.pattern + r"|\\([\\`*|\[\]])|\*+")
 """Code, an escaped character, or marks of emphasis."""
 NO_CODE = frozenset("\\`|<>")
 """What code in a cell cannot hold: what ends it or the cell, and what may not stand on a page unescaped."""
+REFERENCE = re.compile(r"&(?=#?\w+;)")
+"""What would show another character than itself."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet would take for the beginning of a formula."""
 MARKUP = str.maketrans({"<": "&lt;", ">": "&gt;"} | {character: f"\\{character}" for character in "\\`*|[]"})
@@ -21,7 +23,7 @@ def visible(text: str, allowed: str = "") -> str:
 
 def escaped(text: str) -> str:
     """Return text that is harmless in markdown and on a terminal: no markup, no control characters, no new cells."""
-    return visible(text).translate(MARKUP)
+    return REFERENCE.sub("&amp;", visible(text)).translate(MARKUP)
 
 
 def code(text: str) -> str:

@@ -36,6 +36,7 @@ def test_what_stands_between_backticks_stays_code_and_all_else_is_inert() -> Non
         ("named(kind=<a>)", False),
         ("named(kind=`a`)", False),
         (r"named(kind=a\b*\|)", False),
+        ("named(kind=<&lt;&#35;&amp;amp;&b)", False),
     ],
 )
 def test_a_label_is_shown_letter_by_letter_in_a_table_and_without_markup(label: str, is_code: bool) -> None:
