@@ -5,7 +5,7 @@ import json
 import re
 from enum import StrEnum, auto
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -138,7 +138,8 @@ def _show_workload(workload: Workload) -> None:
     for field, info in fields.items():
         about = info.description or ""
         default = "required" if info.is_required() else f"default {info.get_default(call_default_factory=True)}"
-        words = [about] if "by default" in about else [default, about]
+        choices = ", ".join(map(str, get_args(info.annotation))) if get_origin(info.annotation) is Literal else ""
+        words = [choices, *([about] if "by default" in about else [default, about])]
         out.print(f"{field}: {'; '.join(filter(None, words))}")
     for preset, values in workload.presets.items():
         out.print(f"preset {preset}: {', '.join(f'{key}={value}' for key, value in values.items())}")

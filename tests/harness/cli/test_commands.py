@@ -182,6 +182,7 @@ def test_show_tells_the_sizes_and_presets_of_a_workload(tmp_path: Path) -> None:
     done = harness(tmp_path, "show", "decoder")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\ntokens: default 512; tokens in a row" in done.stdout
+    assert "\nfeed: swiglu, gelu; default swiglu\n" in done.stdout
     assert "\npreset tiny: layers=2, width=64" in done.stdout
 
 
