@@ -19,7 +19,7 @@ from harness.report.advise import text
 from harness.run import bench
 from harness.suite.bounds import SuiteError
 from harness.verbs.advise import advise, saved
-from harness.verbs.plan import too_large
+from harness.verbs.remedies import too_large
 
 
 @together

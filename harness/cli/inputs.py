@@ -34,7 +34,8 @@ from harness.suite.bounds import SuiteError
 from harness.suite.of_model import USUAL_TOKENS, Model
 from harness.suite.plan import Plan, demand_gpu, selected
 from harness.suite.units import size
-from harness.verbs.plan import Machine, card_of, this_machine, with_budget
+from harness.verbs.machine import Machine, card_of, this_machine
+from harness.verbs.plan import with_budget
 from harness.verdicts import claims
 from harness.workloads.causal_lm import configs
 

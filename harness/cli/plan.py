@@ -13,7 +13,8 @@ from harness.contract import plugins
 from harness.report.memory import explained
 from harness.report.plan import halved, tables
 from harness.run import template
-from harness.verbs.plan import named, of_cases, of_plan, remedies, too_large
+from harness.verbs.plan import named, of_cases, of_plan
+from harness.verbs.remedies import remedies, too_large
 
 TIMING_SECONDS = 4.0
 """How long a plan times operators: it is asked whether something fits, and each plan times some more of them."""

@@ -17,7 +17,9 @@ from harness.report.text import escaped, row_name, with_code, with_full_stop
 from harness.report.words import AT_MOST, mib, titles, told_apart
 from harness.suite.units import shown
 from harness.verbs.advise import Advice, are_timed, of_predictions, preference
-from harness.verbs.plan import Machine, PlanRow, leanest, need, none_fits, row_of, shortfall
+from harness.verbs.machine import Machine
+from harness.verbs.plan import PlanRow, need, row_of
+from harness.verbs.remedies import leanest, none_fits, shortfall
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Row
 

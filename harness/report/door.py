@@ -17,7 +17,8 @@ from harness.run import bench, session, template
 from harness.suite import reader, shipped
 from harness.suite.plan import Plan, demand_gpu, selected
 from harness.suite.units import size
-from harness.verbs.plan import PlanRow, card_of, of_plan, this_machine, with_budget
+from harness.verbs.machine import card_of, this_machine
+from harness.verbs.plan import PlanRow, of_plan, with_budget
 from harness.verdicts import claims
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from harness.report.memory import device_grid
 from harness.report.text import escaped, row_name, with_code, with_full_stop
 from harness.report.words import AT_MOST, PREDICTED, SEGMENTS, mib, phase_name, sureness, titles_of
 from harness.suite.units import shown
-from harness.verbs.plan import TIMED, PlanRow, Remedy, beyond_host, shortfall, too_large
+from harness.verbs.plan import TIMED, PlanRow, beyond_host
+from harness.verbs.remedies import Remedy, shortfall, too_large
 
 HEADERS = ("strategy", PREDICTED, AT_MOST, "peak in", "x floor", "of baseline", "step time", "fits")
 ALIGNED = ("left", "right", "right", "left", "right", "right", "right", "left")

@@ -14,7 +14,8 @@ from harness.run import bench, locks, session, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Comparison, Plan
 from harness.verbs.combinations import MOST, candidates, demanded, left_out, listed, members, unfit
-from harness.verbs.plan import ELSEWHERE, TIMED, Machine, PlanRow, beyond_host, need, of_cases, of_plan, taken
+from harness.verbs.machine import ELSEWHERE, Machine
+from harness.verbs.plan import TIMED, PlanRow, beyond_host, need, of_cases, of_plan, taken
 from harness.verbs.search import Patient, search
 from harness.verdicts import judge
 from harness.verdicts.judge import Row

@@ -18,7 +18,8 @@ from harness.suite.bounds import SuiteError
 from harness.suite.plan import Plan
 from harness.suite.units import shown
 from harness.verbs.limits import too_large
-from harness.verbs.plan import ELSEWHERE, Machine, PlanRow, beyond_host, of_cases, valid
+from harness.verbs.machine import ELSEWHERE, Machine
+from harness.verbs.plan import PlanRow, beyond_host, of_cases, valid
 from harness.verdicts import expressions
 
 STEP = 1 / 20

@@ -16,7 +16,8 @@ from harness.run.rounds import OF_A_PROCESS
 from harness.run.schedule import obstacle
 from harness.suite.bounds import SuiteError
 from harness.suite.plan import Plan
-from harness.verbs.plan import PlanRow, of_cases, this_machine
+from harness.verbs.machine import this_machine
+from harness.verbs.plan import PlanRow, of_cases
 
 
 @template.forking()

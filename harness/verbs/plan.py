@@ -1,149 +1,29 @@
 """Predict the cases of a plan without running any: peak, phase, whether it fits, and the time of a step."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import NamedTuple
 
 from harness.backends.cards import CARDS, key_of
 from harness.contract.assembly import shape_of
-from harness.contract.place import Place
-from harness.contract.plugins import ALIKE, Plugins, nearest, printable
-from harness.machine import environment, facts, gpu, throughput
+from harness.contract.plugins import Plugins, nearest, printable
+from harness.machine import environment, throughput
 from harness.records import Case, Prediction, Record
-from harness.records.roofline import Rates, estimate
+from harness.records.roofline import estimate
 from harness.refusal import Refusal
 from harness.run import prediction_cache, prepare_data
 from harness.run.schedule import PREDICTING_SECONDS
 from harness.suite.bounds import SuiteError
 from harness.suite.plan import Comparison, Plan
-from harness.suite.units import shown, size
+from harness.suite.units import shown
+from harness.verbs.machine import Bound, Machine
 
-SHRINKABLE = ("tokens", "batch", "layers")
-"""Sizes to halve where nothing else helps, the one that people give up first in front.
-
-Nobody halves the layers of a published model.
-"""
-LEAST_HELP = 0.01
-"""The share of what is needed that half of a size must save to be named."""
 FUSED_BFLOAT16 = (8, 0)
 """The compute capability from which on torch has kernels of attention in bfloat16 that keep no scores."""
 IN_BFLOAT16 = {"bfloat16", "bfloat16_autocast", "bfloat16_stochastic", "float32_master"}
 ATTENDING = {"decoder", "documents", "causal_lm", "causal_lm_documents"}
 """Strategies that compute in bfloat16, and workloads whose layers all attend."""
-ELSEWHERE = "another GPU is asked for than the one here"
 TIMED = 0.9
 """The share of a step's expected time that operators which were timed must have, for a ratio of times."""
-
-
-class Bound(NamedTuple):
-    """So many bytes that a rank of a case may take: those of its budget, or a share of the memory of its place."""
-
-    bytes: int
-    of_budget: bool
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What cases must fit: bytes of the host and of a GPU; and rates by place.
-
-    None where not known. `cache` is the folder of what is stored between runs: predictions, and the times of operators.
-    `card` is the name of the GPU, by which JAX's compiler knows what to compile for. `named` are the devices whose
-    memory somebody named: it bounds a case with a budget as well. `here` is the GPU that is there, whatever is named.
-    `timing_seconds` is how long operators may be timed that were not yet, None where that is as usual.
-    """
-
-    host_bytes: int | None = None
-    device_bytes: int | None = None
-    rates: Mapping[Place, Rates] | None = None
-    cache: Path | None = None
-    card: str = ""
-    named: frozenset[str] = frozenset()
-    here: gpu.Gpu | None = None
-    timing_seconds: float | None = None
-
-    def supposing(
-        self, memory: str | int | None = None, gpu_memory: str | int | None = None, card: str | None = None
-    ) -> "Machine":
-        """Return the machine with the sizes of memory and the card that are named, in place of its own."""
-        device_bytes = CARDS[card].memory_bytes if card else self.device_bytes
-        devices = {"cpu": memory, "cuda": gpu_memory or card}
-        return replace(
-            self,
-            host_bytes=self.host_bytes if memory is None else size(memory, "memory"),
-            device_bytes=device_bytes if gpu_memory is None else size(gpu_memory, "gpu memory"),
-            card=card or self.card,
-            named=self.named | {device for device, name in devices.items() if name},
-        )
-
-    def rated(self, places: Iterable[Place]) -> "Machine":
-        """Return the machine with the rates of places, but of none elsewhere; those not known yet are measured."""
-        assert self.cache is not None
-        here = dict.fromkeys(place for place in places if not self.is_elsewhere(place))
-        measured = {place: Rates.read(throughput.of_place(place, self.cache)) for place in here}
-        return replace(self, rates={place: each for place, each in measured.items() if each is not None})
-
-    def is_elsewhere(self, place: Place) -> bool:
-        """Check whether a place is on a GPU that is named, and that is not the one here.
-
-        It is another card, or has more memory: a case may take more of it than programs can use here.
-        """
-        if place.device != "cuda" or place.device not in self.named or self.here is None:
-            return False
-        if key_of(self.card) != key_of(self.here.name):
-            return True
-        taken, usable = self._room(place), self.here.usable_bytes
-        return taken is not None and not self.here.mig and taken > usable
-
-    def is_absent(self, place: Place) -> bool:
-        """Check whether a place is on a GPU, and none is here."""
-        return place.device == "cuda" and self.here is None
-
-    def limit(self, case: Case) -> int | None:
-        """Return the bytes that a rank of a case may take: the least of its bounds, None where there is none."""
-        return min((bound.bytes for bound in self.bounds(case)), default=None)
-
-    def bounds(self, case: Case) -> list[Bound]:
-        """Return what bounds a rank of a case: its own budget, and a share of the memory of its place.
-
-        Beside a budget memory counts only where it was named. Ranks share the host, and have a GPU each.
-        """
-        budget = [] if case.budget_bytes is None else [Bound(case.budget_bytes, True)]
-        room = self._room(case.place, case.ranks)
-        if room is None or (budget and case.place.device not in self.named):
-            return budget
-        return [*budget, Bound(room, False)]
-
-    def host_limit(self, case: Case) -> int | None:
-        """Return the bytes of the host that a rank of a case on a GPU may take beside it.
-
-        None on a CPU, whose own memory that is, and where nobody said how much the machine with the GPU has.
-        """
-        if case.place.device == "cpu":
-            return None
-        known = "cpu" in self.named or (self.here is not None and not self.is_elsewhere(case.place))
-        return self._room(Place(case.place.backend, "cpu"), case.ranks) if known else None
-
-    def _room(self, place: Place, ranks: int = 1) -> int | None:
-        """Return the share of the memory of a place that each rank may take, in bytes; None where it is not known."""
-        if place.device == "cpu":
-            return None if self.host_bytes is None else int(self.host_bytes * facts.HOST_SHARE) // ranks
-        return None if self.device_bytes is None else int(self.device_bytes * facts.DEVICE_SHARE)
-
-
-def card_of(name: str, option: str) -> str:
-    """Return the key of a card by any of its names; raise Refusal, with what it was named by, where nobody knows it."""
-    key = name if name in CARDS else key_of(name) or key_of(f"rtx {name}")
-    if key is None:
-        raise Refusal(f"{option}: there is no card '{printable(name)[:40]}'{nearest(name, CARDS, ALIKE)}")
-    return key
-
-
-def this_machine(places: Iterable[Place], cache: Path) -> Machine:
-    """Describe the machine that this runs on; rates that are not known yet are measured."""
-    here = gpu.detect()
-    card = here.name if here is not None else ""
-    return Machine(facts.total_bytes(), gpu.usable_bytes(), cache=cache, card=card, here=here).rated(places)
 
 
 @dataclass(frozen=True)
@@ -368,45 +248,6 @@ def with_budget(plan: Plan, budget: int | None) -> Plan:
     return replace(plan, comparisons=tuple(once.values()))
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """What to change where nothing fits, and what the leanest row would take at most then."""
-
-    change: str
-    need_bytes: int
-    fits: bool
-
-
-def remedies(
-    rows: Sequence[PlanRow], plan: Plan, plugins: Plugins, names: tuple[str, ...], machine: Machine
-) -> list[Remedy]:
-    """Return what would help where nothing fits, the most helpful first: the leanest row with half a size.
-
-    Empty where something fits, nothing is known, or half of a size takes as much.
-    """
-    lean = leanest(rows)
-    if lean is None or not too_large(rows):
-        return []
-    halved = {
-        name: case for name in SHRINKABLE if (case := _halved(lean.case, name)) is not None and valid(plugins, case)
-    }
-    predicted = of_cases(list(halved.values()), plan, plugins, names, machine, calls=False)
-    remedies = [
-        Remedy(f"{name} {row.case.shape[name]:,}", row.need_bytes, bool(row.fits))
-        for name, row in zip(halved, predicted, strict=True)
-        if row.need_bytes is not None and row.need_bytes < (1 - LEAST_HELP) * (lean.need_bytes or 0)
-    ]
-    return sorted(remedies, key=lambda remedy: remedy.need_bytes)
-
-
-def _halved(case: Case, name: str) -> Case | None:
-    """Return a case with half a size; None where it has no such size, or it cannot be halved."""
-    value = case.shape.get(name)
-    if not isinstance(value, int) or value < 2 or (name == "layers" and "config" in case.shape):
-        return None
-    return case.model_copy(update={"shape": case.shape | {name: value // 2}})
-
-
 def valid(plugins: Plugins, case: Case) -> bool:
     """Check whether the workload takes the sizes of a case."""
     try:
@@ -416,25 +257,9 @@ def valid(plugins: Plugins, case: Case) -> bool:
     return True
 
 
-def leanest(rows: Sequence[PlanRow]) -> PlanRow | None:
-    """Return the row that is least over its limit, of those whose need and limit are known; the host comes first."""
-    known = (row for row in rows if row.need_bytes is not None and row.limit_bytes is not None)
-    return min(known, key=excess, default=None)
-
-
 def taken(row: PlanRow) -> float:
     """Return what to make less: what a row needs, and by how much it is over the limit of the host, where known."""
     return float("inf") if row.need_bytes is None else row.need_bytes + row.over_host_bytes
-
-
-def too_large(rows: Sequence[PlanRow]) -> bool:
-    """Check whether nothing of a comparison fits, as far as it is known what that takes and may take."""
-    return leanest(rows) is not None and not any(row.fits for row in rows)
-
-
-def excess(row: PlanRow) -> tuple[int, int]:
-    """Return by how much a row is over the limit of the host, and over its own; less than 0 where it is below that."""
-    return row.over_host_bytes, (row.need_bytes or 0) - (row.limit_bytes or 0)
 
 
 def need(row: PlanRow) -> str:
@@ -443,24 +268,6 @@ def need(row: PlanRow) -> str:
     with_context = row.prediction.predicted_driver_bytes is not None and not row.is_within_budget
     of = "" if row.need_bytes == highest else " of the card" if with_context else " reserved"
     return f"{'' if row.at_most_bytes is None else 'at most '}{shown(row.need_bytes or 0)}{of}"
-
-
-def none_fits(rows: Sequence[PlanRow]) -> str:
-    """Say that nothing of a comparison fits; where it is not known of some rows, nothing of the others."""
-    return f"nothing {'' if all(row.fits is not None for row in rows) else 'that can be predicted '}fits"
-
-
-def shortfall(rows: Sequence[PlanRow]) -> str:
-    """Write in one sentence by how much the leanest row of a comparison is too large where nothing of it fits."""
-    row = leanest(rows)
-    assert row is not None and row.need_bytes is not None and row.limit_bytes is not None
-    if row.over_host_bytes:
-        return f"{none_fits(rows)}: the leanest, {row.case.label}, {beyond_host(row)}"
-    over = row.need_bytes - row.limit_bytes
-    return (
-        f"{none_fits(rows)}: the leanest, {row.case.label}, takes {need(row)} "
-        f"and is {shown(over)} over {shown(row.limit_bytes)}"
-    )
 
 
 def beyond_host(row: PlanRow) -> str:

@@ -18,7 +18,8 @@ from harness.run import bench, session
 from harness.suite import reader
 from harness.verbs.advise import advise
 from harness.verbs.combinations import demanded, listed
-from harness.verbs.plan import this_machine, with_budget
+from harness.verbs.machine import this_machine
+from harness.verbs.plan import with_budget
 from harness.verdicts import judge
 
 BUDGET = 120 << 20

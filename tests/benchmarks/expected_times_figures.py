@@ -19,7 +19,8 @@ from harness.machine.environment import cache_folder
 from harness.records import store
 from harness.report.results import read
 from harness.suite import reader
-from harness.verbs.plan import of_plan, this_machine
+from harness.verbs.machine import this_machine
+from harness.verbs.plan import of_plan
 
 WIDE = 1.2
 DIFFERENT = math.log(1.05)

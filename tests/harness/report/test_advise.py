@@ -12,7 +12,8 @@ from harness.report.plan import UNBOUNDED
 from harness.report.report import Report
 from harness.report.results import Results
 from harness.verbs.advise import Advice, of_predictions
-from harness.verbs.plan import Machine, PlanRow, row_of
+from harness.verbs.machine import Machine
+from harness.verbs.plan import PlanRow, row_of
 from harness.verdicts.interval import Interval
 from harness.verdicts.judge import Row
 from harness.verdicts.pooled import Speed

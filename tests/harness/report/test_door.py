@@ -23,7 +23,8 @@ from harness.refusal import Refusal
 from harness.report import door, formats, frame
 from harness.report.insert import InsertError
 from harness.suite.bounds import SuiteError
-from harness.verbs.plan import Machine, PlanRow
+from harness.verbs.machine import Machine
+from harness.verbs.plan import PlanRow
 from harness.verdicts.expressions import ClaimError
 
 pandas = pytest.importorskip("pandas", reason="needs the package pandas")

@@ -20,7 +20,8 @@ from harness.suite.plan import Comparison, Plan, selected
 from harness.verbs import advise as verb
 from harness.verbs.advise import Advice, advise
 from harness.verbs.combinations import combinations, demanded, listed, members
-from harness.verbs.plan import Machine, PlanRow
+from harness.verbs.machine import Machine
+from harness.verbs.plan import PlanRow
 
 LOADED = plugins.load()
 SUITE = """

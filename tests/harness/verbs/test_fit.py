@@ -28,7 +28,7 @@ from harness.suite.plan import Plan
 from harness.suite.units import lasting, shown
 from harness.verbs import fit
 from harness.verbs.fit import Bracket, Search, at, brackets, following, grain, limit_of, rounded
-from harness.verbs.plan import Machine as OfPlan
+from harness.verbs.machine import Machine as OfPlan
 from harness.verbs.plan import PlanRow, row_of
 from harness.verdicts.claims import answer, answered
 from harness.verdicts.judge import searched as searched_tables

@@ -17,7 +17,8 @@ from harness.suite import reader
 from harness.suite.bounds import SuiteError
 from harness.verbs import limits
 from harness.verbs.limits import too_large, trials
-from harness.verbs.plan import Machine, PlanRow
+from harness.verbs.machine import Machine
+from harness.verbs.plan import PlanRow
 
 MIB = 1 << 20
 CASE = Case(workload="decoder", shape={"tokens": 64}, place="torch/cpu", corpus="zipf", tokenizer="bytes")

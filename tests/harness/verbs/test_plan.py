@@ -42,20 +42,9 @@ from harness.verbs.advise import (
     saved,
 )
 from harness.verbs.combinations import combinations, members
-from harness.verbs.plan import (
-    Machine,
-    PlanRow,
-    card_of,
-    leanest,
-    named,
-    need,
-    of_cases,
-    of_plan,
-    remedies,
-    row_of,
-    this_machine,
-    with_budget,
-)
+from harness.verbs.machine import Machine, card_of, this_machine
+from harness.verbs.plan import PlanRow, named, need, of_cases, of_plan, row_of, with_budget
+from harness.verbs.remedies import leanest, remedies
 from harness.verdicts.judge import Comparison, Row
 
 LOADED = plugins.load()
