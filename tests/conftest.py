@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -107,21 +107,31 @@ def programs_end_with_their_module() -> Iterator[None]:
 
 
 ROOT = Path(__file__).resolve().parents[1]
-Here = Callable[..., tuple[object, str, str]]
+
+
+class Ended(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    returncode: object
+    stdout: str
+    stderr: str
+
+
+Here = Callable[..., Ended]
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Here]:
-    """Run the command line in a folder, but within this process: return its status, and what it printed."""
+    """Run the command line in a folder, but within this process."""
     from harness.cli import commands
 
-    def run(folder: Path, *arguments: "str | Path") -> tuple[object, str, str]:
+    def run(folder: Path, *arguments: "str | Path") -> Ended:
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["harness", *map(str, arguments)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             commands.main()
-        return ended.value.code, *capfd.readouterr()
+        return Ended(ended.value.code, *capfd.readouterr())
 
     handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     hook = sys.unraisablehook

@@ -1,10 +1,7 @@
 """What is predicted and advised: limits, remedies, combinations, and the verbs as a user types them."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +45,7 @@ from harness.verbs.remedies import leanest, remedies
 from harness.verdicts.judge import Comparison, Row
 
 LOADED = plugins.load()
+Ran = Callable[..., Any]
 
 
 def table(rows: Sequence[PlanRow], **options: Any) -> str:
@@ -162,7 +160,7 @@ def test_an_empty_text_as_of_a_variable_that_is_not_set_is_refused(path: Path, r
         Room(**room).machine(())
 
 
-def test_cases_must_fit_the_container(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_must_fit_the_container(path: Path, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
     monkeypatch.setattr(facts, "total_bytes", lambda: 4 << 30)
     assert Room().machine(reader.read(path, LOADED).places).host_bytes == 4 << 30
 
@@ -171,10 +169,11 @@ def plan(path: Path) -> Plan:
     return reader.read(path, LOADED)
 
 
-def ran(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    env = {**os.environ, "COLUMNS": "200"}
-    command = [sys.executable, "-m", "harness", *words]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+@pytest.fixture
+def ran(here: Ran, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    """Run the command line in a folder, as on a wide screen."""
+    monkeypatch.setenv("COLUMNS", "200")
+    return here
 
 
 def case(*names: str, place: str = "torch/cpu", budget: int | None = None) -> Case:
@@ -417,7 +416,7 @@ def test_what_divides_a_run_among_ranks_is_not_combined(path: Path) -> None:
     assert not [each.name for each in members(group, LOADED, (), True) if LOADED.strategies[each.name].ranks]
 
 
-def test_plan_shows_what_fits_without_running_it(path: Path, tmp_path: Path) -> None:
+def test_plan_shows_what_fits_without_running_it(path: Path, tmp_path: Path, ran: Ran) -> None:
     done = ran(tmp_path, "plan", str(path), "--budget", "46MiB")
     assert done.returncode == 0, done.stderr
     rows = {line.split("|")[1].strip(" `"): line for line in done.stdout.splitlines() if line.startswith("|")}
@@ -429,13 +428,15 @@ def test_plan_shows_what_fits_without_running_it(path: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("memory", "named"), [("4MiB", True), ("8GiB", False)])
-def test_advice_names_the_search_among_all_strategies_only_where_nothing_fits(path, tmp_path, memory, named) -> None:
+def test_advice_names_the_search_among_all_strategies_only_if_nothing_fits(
+    path, tmp_path, memory, named, ran
+) -> None:
     done = ran(tmp_path, "advise", str(path), "--memory", memory, "--predict-only")
     assert done.returncode == 0, done.stderr
     assert ("What fits, among all strategies, which takes minutes: `harness advise" in done.stdout) is named
 
 
-def test_plan_says_what_to_change_when_nothing_fits(path: Path, tmp_path: Path) -> None:
+def test_plan_says_what_to_change_when_nothing_fits(path: Path, tmp_path: Path, ran: Ran) -> None:
     done = ran(tmp_path, "plan", str(path), "--memory", "4MiB")
     assert done.returncode == 0, done.stderr
     said = done.stdout[done.stdout.index("nothing fits") :]
@@ -446,7 +447,7 @@ def test_plan_says_what_to_change_when_nothing_fits(path: Path, tmp_path: Path) 
     )
 
 
-def test_a_plan_of_which_nothing_can_be_predicted_ends_with_a_status(tmp_path: Path) -> None:
+def test_a_plan_of_which_nothing_can_be_predicted_ends_with_a_status(tmp_path: Path, ran: Ran) -> None:
     """A file whose architecture cannot be cut, so that no row of its plan has a figure."""
     pytest.importorskip("transformers", reason="needs the package transformers")
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
@@ -458,7 +459,7 @@ def test_a_plan_of_which_nothing_can_be_predicted_ends_with_a_status(tmp_path: P
     assert "Traceback" not in done.stderr
 
 
-def test_a_knob_that_a_strategy_refuses_ends_a_plan_with_a_status_and_its_own_words(tmp_path: Path) -> None:
+def test_a_knob_that_a_strategy_refuses_ends_a_plan_with_a_status_and_its_own_words(tmp_path: Path, ran: Ran) -> None:
     pytest.importorskip("transformers", reason="needs the package transformers")
     words = ("--model", "pythia-70m", "--tokens", "32", "--place", "torch/cpu", "--with", "lora(rank=0)")
     done = ran(tmp_path, "plan", *words)
@@ -467,7 +468,7 @@ def test_a_knob_that_a_strategy_refuses_ends_a_plan_with_a_status_and_its_own_wo
 
 
 @pytest.mark.long
-def test_a_model_is_planned_by_its_name_and_so_is_the_suite_that_is_shown(tmp_path: Path) -> None:
+def test_a_model_is_planned_by_its_name_and_so_is_the_suite_that_is_shown(tmp_path: Path, ran: Ran) -> None:
     pytest.importorskip("transformers", reason="needs the package transformers")
     words = ("--model", "gpt2", "--tokens", "64", "--batch", "2", "--with", "checkpoint", "--gpu-memory", "80GiB")
     done = ran(tmp_path, "plan", *words)
@@ -484,7 +485,7 @@ def test_a_model_is_planned_by_its_name_and_so_is_the_suite_that_is_shown(tmp_pa
     assert (again.returncode, again.stdout) == (0, planned), again.stderr
 
 
-def test_plan_explains_what_stands_at_a_peak(path: Path, tmp_path: Path) -> None:
+def test_plan_explains_what_stands_at_a_peak(path: Path, tmp_path: Path, ran: Ran) -> None:
     done = ran(tmp_path, "plan", str(path), "--explain", "baseline")
     assert done.returncode == 0, done.stderr
     peak = re.search(r"^The peak of ([\d.,]+) MiB is in ", done.stdout, re.MULTILINE)
@@ -500,7 +501,7 @@ def test_plan_explains_what_stands_at_a_peak(path: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_fit_predicts_the_longest_context(path: Path, tmp_path: Path) -> None:
+def test_fit_predicts_the_longest_context(path: Path, tmp_path: Path, ran: Ran) -> None:
     done = ran(tmp_path, "fit", str(path), "--over", "tokens", "--budget", "256MiB", "--predict-only")
     assert done.returncode == 0, done.stderr
     found = {
@@ -515,7 +516,7 @@ def test_fit_predicts_the_longest_context(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("budget", ["1MiB", "eight"])
-def test_fit_refuses_or_explains_a_budget_that_cannot_be_met(path: Path, tmp_path: Path, budget: str) -> None:
+def test_fit_refuses_or_explains_a_budget_that_cannot_be_met(path: Path, tmp_path: Path, budget: str, ran: Ran) -> None:
     done = ran(tmp_path, "fit", str(path), "--over", "tokens", "--budget", budget, "--predict-only")
     assert "Traceback" not in done.stderr
     if budget == "eight":
@@ -525,7 +526,7 @@ def test_fit_refuses_or_explains_a_budget_that_cannot_be_met(path: Path, tmp_pat
 
 
 @pytest.mark.long
-def test_advice_from_predictions_alone_ends_with_lines_to_paste(path: Path, tmp_path: Path) -> None:
+def test_advice_from_predictions_alone_ends_with_lines_to_paste(path: Path, tmp_path: Path, ran: Ran) -> None:
     done = ran(tmp_path, "advise", str(path), "--predict-only", "--budget", "24MiB", "--allow", "lower_precision")
     assert done.returncode == 0, done.stderr
     assert "Use **" in done.stdout and "Nothing was measured" in done.stdout
@@ -537,7 +538,7 @@ def test_advice_from_predictions_alone_ends_with_lines_to_paste(path: Path, tmp_
 
 
 @pytest.mark.slow
-def test_advice_is_measured_and_right(path: Path, tmp_path: Path) -> None:
+def test_advice_is_measured_and_right(path: Path, tmp_path: Path, ran: Ran) -> None:
     done = ran(tmp_path, "advise", str(path), "--budget", "24MiB")
     assert done.returncode == 0, done.stderr
     best = r"(the fastest that fits|among the fastest that fit) 24 MiB"
@@ -546,7 +547,7 @@ def test_advice_is_measured_and_right(path: Path, tmp_path: Path) -> None:
     assert "Its answer is" in done.stdout and "ms a step" in done.stdout
 
 
-def test_an_answer_that_does_not_exist_is_refused(path: Path, tmp_path: Path) -> None:
+def test_an_answer_that_does_not_exist_is_refused(path: Path, tmp_path: Path, ran: Ran) -> None:
     done = ran(tmp_path, "advise", str(path), "--allow", "lower_precison")
     assert done.returncode == 2 and "did you mean 'lower_precision'" in done.stderr
 
@@ -582,7 +583,7 @@ def test_operators_are_timed_only_where_a_step_fits(
 
 
 @pytest.mark.slow
-def test_advice_times_all_rounds_where_the_baseline_does_not_fit(path: Path, tmp_path: Path) -> None:
+def test_advice_times_all_rounds_where_the_baseline_does_not_fit(path: Path, tmp_path: Path, ran: Ran) -> None:
     text = SUITE.replace("rounds: 1", "rounds: 2").replace("  - bfloat16\n", "").replace("  - fused_loss\n", "")
     path.write_text(text.replace("- checkpoint", "- fused_loss"))
     done = ran(tmp_path, "advise", str(path), "--budget", "34MiB")
