@@ -19,7 +19,7 @@ from harness.report.advise import text
 from harness.run import bench
 from harness.suite.bounds import SuiteError
 from harness.verbs.advise import advise, saved
-from harness.verbs.remedies import too_large
+from harness.verbs.remedies import all_too_large
 
 
 @together
@@ -68,7 +68,7 @@ def command(
             on_note=note,
         )
     out.print(text(advice), end="")
-    if not everything and any(too_large(each.predicted) for each in advice):
+    if not everything and any(all_too_large(each.predicted) for each in advice):
         out.print(f"\n{among_all(cases, room)}")
     if save:
         note(f"records: {saved(advice, plan, loaded, results)}")

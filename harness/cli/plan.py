@@ -14,7 +14,7 @@ from harness.report.memory import explained
 from harness.report.plan import halved, tables
 from harness.run import template
 from harness.verbs.plan import named, of_cases, of_plan
-from harness.verbs.remedies import remedies, too_large
+from harness.verbs.remedies import all_too_large, remedies
 
 TIMING_SECONDS = 4.0
 """How long a plan times operators: it is asked whether something fits, and each plan times some more of them."""
@@ -48,7 +48,7 @@ def command(
             out.print("\n" * bool(number) + text, end="")
             if change := halved(remedies(rows, plan, loaded, names, machine)):
                 out.print("\n" + change, end="")
-    if not cases.ranks and any(too_large(rows) for rows in comparisons):
+    if not cases.ranks and any(all_too_large(rows) for rows in comparisons):
         out.print(f"\n{among_all(cases, room)}")
     everything = [row for rows in comparisons for row in rows]
     asked = [row for row in everything if not row.case.is_baseline and not row.case.is_control] or everything

@@ -9,7 +9,7 @@ from harness.report.text import escaped, row_name, with_code, with_full_stop
 from harness.report.words import AT_MOST, PREDICTED, SEGMENTS, mib, phase_name, sureness, titles_of
 from harness.suite.units import shown
 from harness.verbs.plan import TIMED, PlanRow, beyond_host
-from harness.verbs.remedies import Remedy, shortfall, too_large
+from harness.verbs.remedies import Remedy, all_too_large, shortfall
 
 HEADERS = ("strategy", PREDICTED, AT_MOST, "peak in", "x floor", "of baseline", "step time", "fits")
 ALIGNED = ("left", "right", "right", "left", "right", "right", "right", "left")
@@ -48,7 +48,7 @@ def _table(rows: Sequence[PlanRow], title: str, named_by: Mapping[str, str]) -> 
         )
     else:
         pieces += [grid(rows), *device_grid(rows), *_remarks(rows)]
-        if too_large(rows):
+        if all_too_large(rows):
             pieces.append(f"{escaped(shortfall(rows))}.{_effects(rows)}")
     return "\n\n".join(pieces) + "\n"
 

@@ -36,7 +36,7 @@ def remedies(
     Empty where something fits, nothing is known, or half of a size takes as much.
     """
     lean = leanest(rows)
-    if lean is None or not too_large(rows):
+    if lean is None or not all_too_large(rows):
         return []
     halved = {
         name: case for name in SHRINKABLE if (case := _halved(lean.case, name)) is not None and valid(plugins, case)
@@ -64,7 +64,7 @@ def leanest(rows: Sequence[PlanRow]) -> PlanRow | None:
     return min(known, key=excess, default=None)
 
 
-def too_large(rows: Sequence[PlanRow]) -> bool:
+def all_too_large(rows: Sequence[PlanRow]) -> bool:
     """Check whether nothing of a comparison fits, as far as it is known what that takes and may take."""
     return leanest(rows) is not None and not any(row.fits for row in rows)
 
