@@ -5,6 +5,7 @@ from functools import cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from harness.contract.data import Source
 from harness.contract.parts import Parts
@@ -57,12 +58,18 @@ def parts_of(
     return with_the_decoders(decoder, shape, place, corpus, seed, **own)
 
 
-@cache
 def compiled(first: Callable[..., Any], shape: Any) -> tuple[Any, Any]:
     """Compile what makes the first values before anything is measured; return it, and the sizes that it gives.
 
     In 32 bit throughout: the float64 reference would else draw other numbers.
     """
+    return _compiled(first, type(shape), shape.model_dump_json())  # type: ignore[arg-type]
+
+
+@cache
+def _compiled(first: Callable[..., Any], of_sizes: Any, text: str) -> tuple[Any, Any]:
+    """Compile it for the sizes in a text: lists among them have no hash."""
+    shape = of_sizes.model_validate_json(text)
     with jax.enable_x64(False):
         key = jax.random.key(0)
         make = partial(first, shape)
@@ -78,6 +85,11 @@ def demand_pieces(sizes: Any) -> None:
     if not {"head", "embed"} & sizes.keys():
         raise Refusal(
             "init of the model returns neither 'head' nor 'embed', of which logits are made: add 'head' [V, D]"
+        )
+    if other := next((name for name, leaf in trees.leaves(sizes) if leaf.dtype != jnp.float32), None):
+        raise Refusal(
+            f"init of the model returns '{other}' in another type than float32: return that, and use the strategy "
+            "`bfloat16` or another of that kind"
         )
 
 

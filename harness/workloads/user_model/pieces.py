@@ -13,6 +13,9 @@ from harness.workloads.user_model.kinds import OF_PLACE, PLAIN, kinds_of
 DEEP = 8
 """How deep objects that hold each other are compared."""
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
+RECAST = "_apply(): Couldn't swap"
+"""What torch says where `module.to(...)` changes a type while nothing is computed, as in a prediction."""
+IN_FLOAT32 = "make it in float32, and use the strategy `bfloat16` or another of that kind"
 
 
 class Pieces(NamedTuple):
@@ -35,7 +38,12 @@ class Pieces(NamedTuple):
 
 def cut(make: Callable[[Any], Any], shape: Any) -> Pieces:
     """Make the model in its pieces. Raises Refusal for pieces that are none, or that have no row for each id."""
-    made = make(shape)
+    try:
+        made = make(shape)
+    except RuntimeError as error:
+        if RECAST not in str(error):
+            raise
+        raise Refusal(f"the model's function changes the type of its parameters: {IN_FLOAT32}") from None
     if not isinstance(made, tuple | list) or len(made) not in (4, 5):
         raise Refusal(
             "the model's function returns other pieces: return (embed, blocks, norm, head), and call if needed"
@@ -71,11 +79,13 @@ def demand_rows(pieces: Pieces, vocabulary: int) -> None:
 
 
 def demand_trained(pieces: Pieces) -> None:
-    """Raise Refusal for what a step would not train as the model means it: frozen, of no piece, or of statistics."""
+    """Raise Refusal for what a step would not train as the model means it: frozen, of no piece, of another type."""
     if isinstance(pieces.head, nn.Parameter) and not pieces.head.requires_grad:
         raise Refusal(
             "the head of the model is frozen, and all parameters of a model of your own are trained: train it"
         )
+    if pieces.head.dtype != torch.float32:
+        raise Refusal(f"the head of the model is not in float32: {IN_FLOAT32}")
     known = {id(pieces.head)}
     for place, module in pieces.by_place().items():
         known |= {id(p) for p in module.parameters()}
@@ -83,6 +93,13 @@ def demand_trained(pieces: Pieces) -> None:
             raise Refusal(
                 f"the parameter '{frozen}' of {place} is frozen, and all parameters of a model of your own are trained:"
                 " make it a buffer, or let it be trained"
+            )
+        if other := next((name for name, p in module.named_parameters() if p.dtype != torch.float32), None):
+            raise Refusal(f"the parameter '{other}' of {place} is not in float32: {IN_FLOAT32}")
+        if any(isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse for each in module.modules()):
+            raise Refusal(
+                f"{place} of the model has an Embedding with sparse=True, whose gradients are no arrays: leave that "
+                "out, and use the strategy `sparse_embedding_gradient`"
             )
         if any(isinstance(each, BATCH_NORM) and each.track_running_stats for each in module.modules()):
             raise Refusal(

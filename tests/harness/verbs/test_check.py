@@ -3,15 +3,19 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.contract import plugins
 from harness.records import Applied, Case, Record, Task
 from harness.report import check as report
 from harness.verbs import check as verb
-from harness.worker.contract_checks import Contract, measure
+from harness.verdicts.numerics import Outcome
+from harness.worker.contract_checks import Contract, _differences, measure
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "plugin"
@@ -63,6 +67,15 @@ def test_one_that_keeps_its_contract_has_no_faults(tmp_path: Path) -> None:
         ("offered(rewritten('loss', lambda f: lambda *a: f(*a).detach()))", ["it raises RuntimeError: "]),
         ("offered(rewritten('loss', lambda f: lambda *a: f(*a) * float('nan')))", ["not finite"]),
         (
+            "offered(rewritten('evaluate', lambda f: lambda *a: f(*a) * float('nan')), ('evaluate',))",
+            ["not finite: ", ", nan"],
+        ),
+        (
+            "offered(rewritten('update', lambda f: lambda parts, state, grads: f(replace(parts, shape="
+            "parts.shape.model_copy(update={'weight_decay': 0.0})), state, grads)), ('update',))",
+            ["its losses lie "],
+        ),
+        (
             "offered(rewritten('batches', lambda f: lambda *a: ((x.flip(0), y.flip(0)) for x, y in f(*a))), "
             "('batches',))",
             ["does not say what it holds", "not those of the untouched"],
@@ -79,6 +92,20 @@ def test_each_broken_promise_is_told(item: str, words: list[str], tmp_path: Path
     told = " / ".join(faults(tmp_path, item))
     for each in words:
         assert each in told
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"trajectory": (1.0, float("nan"), 1.0)}, "its losses lie nan from"),
+        ({"gradients": {"w": np.ones(2), "idle": None}}, "its gradient of 'w' has the shape (2,), and not (2, 2)"),
+        ({}, None),
+    ],
+)
+def test_what_differs_from_the_untouched_is_seen_whatever_it_is(own: dict[str, Any], sentence: "str | None") -> None:
+    plain = Outcome(1.0, {"w": np.ones((2, 2)), "idle": None}, {}, {}, (1.0, 1.0, 1.0))
+    told = list(_differences(replace(plain, **own), plain, 1e-5))
+    assert told == [] if sentence is None else len(told) == 1 and told[0].startswith(sentence)
 
 
 WORKLOAD = """

@@ -428,9 +428,7 @@ def test_plan_shows_what_fits_without_running_it(path: Path, tmp_path: Path, ran
 
 
 @pytest.mark.parametrize(("memory", "named"), [("4MiB", True), ("8GiB", False)])
-def test_advice_names_the_search_among_all_strategies_only_if_nothing_fits(
-    path, tmp_path, memory, named, ran
-) -> None:
+def test_advice_names_the_search_among_all_strategies_only_if_nothing_fits(path, tmp_path, memory, named, ran) -> None:
     done = ran(tmp_path, "advise", str(path), "--memory", memory, "--predict-only")
     assert done.returncode == 0, done.stderr
     assert ("What fits, among all strategies, which takes minutes: `harness advise" in done.stdout) is named

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from pydantic import Field
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from harness import Place, backends, tree
 from harness.contract import plugins
@@ -459,6 +461,12 @@ def test_a_block_that_returns_more_than_hidden_states_is_refused():
         ((*pieces(), beside(nn.Parameter(torch.ones(16)))), "`call` uses 'scale', whose parameters are of no piece"),
         (pieces(blocks=[nn.Sequential(nn.BatchNorm1d(16))]), r"blocks\[0\] of the model has a BatchNorm"),
         (
+            pieces(blocks=[nn.Linear(16, 16).double()]),
+            r"the parameter 'weight' of blocks\[0\] is not in float32: make it",
+        ),
+        (pieces(head=nn.Parameter(torch.randn(11, 16).bfloat16())), "the head of the model is not in float32: make it"),
+        (pieces(embed=nn.Embedding(11, 16, sparse=True)), "embed of the model has an Embedding with sparse=True"),
+        (
             pieces(blocks=[Holding(Scale(1.0)), Holding(Scale(2.0))]),
             r"blocks\[1\] and blocks\[0\] differ in 'scale', a Scale",
         ),
@@ -476,9 +484,30 @@ def test_pieces_that_are_none_are_refused_in_a_sentence(made, sentence):
         (lambda shape, key: {"head": jnp.ones((11, 16))}, "init of the model returns no 'layers'"),
         (lambda shape, key: jnp.ones((11, 16)), "init of the model returns no 'layers'"),
         (lambda shape, key: {"layers": {"w": jnp.ones((2, 16, 16))}}, "returns neither 'head' nor 'embed'"),
+        (
+            lambda shape, key: {"layers": {"w": jnp.ones((2, 16, 16), jnp.bfloat16)}, "head": jnp.ones((11, 16))},
+            "returns 'layers.w' in another type than float32: return that",
+        ),
     ],
 )
 def test_first_values_without_layers_or_head_are_refused_in_a_sentence(first, sentence):
     workload = of_jax("own", first, lambda *_: None, lambda *_: None, lambda *_: None)
     with pytest.raises(Refusal, match=sentence):
         workload.on["jax"](SHAPE, Place("jax", "cpu"), None, 0)
+
+
+def test_a_model_that_changes_the_type_of_its_parameters_is_refused_where_nothing_is_computed():
+    with FakeTensorMode(), pytest.raises(Refusal, match="the model's function changes the type of its parameters"):
+        parts_and_state(lambda shape: pieces(blocks=[nn.Linear(16, 16).to(torch.bfloat16)]))
+
+
+def test_sizes_of_a_jax_model_may_be_lists():
+    class Listed(Sizes):
+        widths: list[int] = Field([16, 16])
+
+    def first(shape, key):
+        return {"layers": {"w": jnp.ones((len(shape.widths), 16, 16))}, "head": jnp.ones((11, 16))}
+
+    workload = of_jax("own", first, lambda *_: None, lambda *_: None, lambda *_: None, shape=Listed)
+    parts = workload.on["jax"](Listed(vocabulary=11), Place("jax", "cpu"), None, 0)
+    assert parts.init(parts)["params"]["layers"]["w"].shape == (2, 16, 16)
