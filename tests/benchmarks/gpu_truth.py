@@ -72,11 +72,11 @@ def insert(document: Path, mark: str, text: str) -> None:
         document.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
-def _row(text: str) -> dict[str, Any]:
+def _row(text: bytes) -> dict[str, Any]:
     """Return the row of a line; one without fields where the line is no JSON object, which is refused as such."""
     try:
         row = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         row = None
     return row if isinstance(row, dict) else {}
 
@@ -85,19 +85,18 @@ def main(arguments: list[str]) -> None:
     path, *into = arguments or sys.exit(__doc__)
     if into[:1] not in ([], ["--into"]) or len(into) == 1:
         sys.exit(__doc__)
-    rows: list[dict[str, Any]] = []
-    lines: dict[str, dict[str, Any]] = {}
-    for number, text in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    runs: list[tables.Run] = []
+    for number, text in enumerate(Path(path).read_bytes().split(b"\n"), 1):
         if not text.strip():
             continue
         row = _row(text)
-        rows.append(row)
         line = line_of(row, number)
-        lines[str(row.get("id"))] = line
         print(json.dumps(line), flush=True)
+        if tables.is_measured(row):
+            runs.append((row, line))
     for document in map(Path, into[1:]):
-        insert(document, "errors of gpu truth", tables.errors(rows, lines))
-        insert(document, "runs of gpu truth", tables.runs(rows, lines))
+        insert(document, "errors of gpu truth", tables.errors(runs))
+        insert(document, "runs of gpu truth", tables.runs(runs))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 BLOCK, NESTED = 64, 256
 """Weights that share a scale in NF4 (Dettmers et al., 2023, arXiv:2305.14314), and scales that share one themselves."""
+
+SCALING = 2.0
+"""What an adapter's output is multiplied by: whatever it is, it takes the same memory."""
 
 
 class Placed(nn.Parameter):
@@ -70,12 +74,13 @@ class _Multiply4bit(torch.autograd.Function):
 
 
 class Adapted(nn.Module):
-    """A frozen layer with a low-rank adapter beside it (LoRA), as PEFT computes it with a dropout of 0."""
+    """A frozen layer with a low-rank adapter beside it (LoRA), as PEFT computes it."""
 
-    def __init__(self, base: nn.Module, sizes: tuple[int, int], rank: int, scaling: float) -> None:
+    def __init__(self, base: nn.Module, sizes: tuple[int, int], rank: int, dropout: float) -> None:
         super().__init__()
-        self.base, self.scaling = base, scaling
-        dtype = base.weight.dtype if isinstance(base, nn.Linear) else torch.float32
+        self.base = base
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        dtype = base.weight.dtype if isinstance(base, nn.Linear | Conv1D) else torch.float32
         device = next(base.parameters()).device
         self.a = nn.Linear(sizes[0], rank, bias=False, device=device, dtype=dtype)
         self.b = nn.Linear(rank, sizes[1], bias=False, device=device, dtype=dtype)
@@ -85,12 +90,12 @@ class Adapted(nn.Module):
         dtype = result.dtype
         if torch.is_autocast_enabled("cuda"):
             result = result.clone() if isinstance(self.base, Linear4bit) else result
-            return result + self.b(self.a(x)) * self.scaling
+            return result + self.b(self.a(self.dropout(x))) * SCALING
         if isinstance(self.base, Linear4bit):
             result = result.clone()
-            output = self.b(self.a(x.to(self.a.weight.dtype))) * self.scaling
+            output = self.b(self.a(self.dropout(x.to(self.a.weight.dtype)))) * SCALING
             return result + output.to(dtype)
-        result = result + self.b(self.a(x.to(self.a.weight.dtype))) * self.scaling
+        result = result + self.b(self.a(self.dropout(x.to(self.a.weight.dtype)))) * SCALING
         return result.to(dtype)
 
 
@@ -103,18 +108,30 @@ def prepare(model: nn.Module) -> None:
             parameter.data = parameter.data.to(torch.float32)
 
 
-def adapt(model: nn.Module, targets: Sequence[str], rank: int, alpha: int) -> None:
-    """Freeze a model and put adapters beside its target layers; their weights are float32 in the end."""
+def adapt(model: nn.Module, targets: Sequence[str] | str, rank: int, dropout: float) -> int:
+    """Freeze a model and put adapters beside its target layers, whose weights are float32 in the end; count them.
+
+    `all-linear` are all linear layers but the head.
+    """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    names = [targets] if isinstance(targets, str) else targets
     for parent, name, layer in _linears(model):
-        if name in targets:
-            sizes = (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else tuple(layer.size[::-1])
-            setattr(parent, name, Adapted(layer, sizes, rank, alpha / rank))
-    for module in model.modules():
-        if isinstance(module, Adapted):
-            for linear in (module.a, module.b):
-                linear.weight.data = linear.weight.data.to(torch.float32)
+        if name in names or (targets == "all-linear" and name != "lm_head"):
+            setattr(parent, name, Adapted(layer, _sizes(layer), rank, dropout))
+    adapted = [module for module in model.modules() if isinstance(module, Adapted)]
+    for module in adapted:
+        for linear in (module.a, module.b):
+            linear.weight.data = linear.weight.data.to(torch.float32)
+    return len(adapted)
+
+
+def _sizes(layer: Any) -> tuple[int, int]:
+    """Return the inputs and outputs of a layer."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    rows, columns = layer.size if isinstance(layer, Linear4bit) else layer.weight.shape
+    return (rows, columns) if isinstance(layer, Conv1D) else (columns, rows)
 
 
 def _linears(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
@@ -122,5 +139,5 @@ def _linears(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
         (parent, name, child)
         for parent in list(model.modules())
         for name, child in list(parent.named_children())
-        if isinstance(child, nn.Linear | Linear4bit)
+        if isinstance(child, nn.Linear | Linear4bit | Conv1D)
     ]

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from published.machine import Refused, device_of
+from published.texts import dtype_of
 
 META = torch.device("meta")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ITERATIONS = 10
 """How often Liger's benchmark measures; it takes the median."""
 Full = Callable[[], None]
@@ -26,7 +26,7 @@ def predicted(row: dict[str, Any]) -> dict[str, int]:
     name = row["model"].removeprefix("op:").split(" ")[0]
     if name not in OPERATORS:
         raise Refused(f"there is no plain form of '{name}' here: published.operators lists those that there are")
-    if row["op_config"].get("variant", "baseline") not in ("baseline", "torch"):
+    if str(row["op_config"].get("variant", "baseline")).lower() not in ("baseline", "torch"):
         raise Refused(f"'{row['op_config']['variant']}' is compiled, or a kernel of its own, whose memory torch hides")
     with device_of(row) as device:
         full = OPERATORS[name](row)
@@ -56,7 +56,7 @@ class RMSNorm(nn.Module):
 def rms_norm(row: dict[str, Any]) -> Full:
     sizes = row["op_config"]
     layer, *others = (RMSNorm(sizes["H"]) for _ in range(3))  # the forms that it is compared with are there too
-    x = torch.randn(sizes["M"], sizes["H"], dtype=DTYPES[sizes["dtype"]], device=META)
+    x = torch.randn(sizes["M"], sizes["H"], dtype=dtype_of(sizes["dtype"]), device=META)
     dy = torch.randn_like(x)
     x.requires_grad_(True)
 
@@ -68,7 +68,7 @@ def rms_norm(row: dict[str, Any]) -> Full:
 
 
 def rope(row: dict[str, Any]) -> Full:
-    sizes, dtype = row["op_config"], DTYPES[row["op_config"]["dtype"]]
+    sizes, dtype = row["op_config"], dtype_of(row["op_config"]["dtype"])
     heads, key_heads = 32, 8
     T, K = sizes["T"], sizes["H"] // heads
     q = torch.randn(1, T, heads, K, device=META, requires_grad=True, dtype=dtype).transpose(1, 2)
@@ -97,8 +97,9 @@ def _half_turned(x: torch.Tensor) -> torch.Tensor:
 
 def cross_entropy(row: dict[str, Any]) -> Full:
     sizes = row["op_config"]
-    x = torch.randn(sizes["B"] * sizes["T"], sizes["V"], requires_grad=True, device=META)
-    target = torch.randint(sizes["V"], (sizes["B"] * sizes["T"], 1), device=META).squeeze(1)
+    tokens = sizes.get("BT") or sizes["B"] * sizes["T"]
+    x = torch.randn(tokens, sizes["V"], requires_grad=True, device=META)
+    target = torch.randint(sizes["V"], (tokens, 1), device=META).squeeze(1)
 
     def full() -> None:
         F.cross_entropy(x, target).backward()
@@ -108,7 +109,7 @@ def cross_entropy(row: dict[str, Any]) -> Full:
 
 def gated(activation: Callable[[torch.Tensor], torch.Tensor], row: dict[str, Any]) -> Full:
     """Make LlamaMLP: its weights come in float32 and are narrowed on the device."""
-    sizes, dtype = row["op_config"], DTYPES[row["op_config"]["dtype"]]
+    sizes, dtype = row["op_config"], dtype_of(row["op_config"]["dtype"])
     H, inner = sizes["H"], sizes["I"]
     x = torch.randn(sizes["B"], sizes["T"], H, device=META, dtype=dtype, requires_grad=True)
     layers = [nn.Linear(a, b, bias=False, device=META) for a, b in ((H, inner), (H, inner), (inner, H))]
@@ -132,7 +133,7 @@ def geglu(row: dict[str, Any]) -> Full:
 def lm_head(row: dict[str, Any]) -> Full:
     """Make the logits of all tokens and their loss; the gradients of both inputs are never cleared."""
     sizes = row["op_config"]
-    tokens, width, dtype = sizes.get("BT") or sizes["tokens"], sizes.get("H") or sizes["D"], DTYPES[sizes["dtype"]]
+    tokens, width, dtype = sizes.get("BT") or sizes["tokens"], sizes.get("H") or sizes["D"], dtype_of(sizes["dtype"])
     x = torch.randn(tokens, width, requires_grad=True, dtype=dtype, device=META)
     target = torch.randint(sizes["V"], (tokens, 1), device=META).squeeze(1)
     heads = [nn.Linear(width, sizes["V"], bias=False, dtype=dtype, device=META) for _ in range(2)]
@@ -152,4 +153,5 @@ OPERATORS: dict[str, Callable[[dict[str, Any]], Full]] = {
     "geglu": geglu,
     "lm_head+cross_entropy": lm_head,
     "linear+cross_entropy": lm_head,
+    "fused_linear_cross_entropy": lm_head,
 }

@@ -16,36 +16,44 @@ RUNS = ("run", "card", "published MiB", "predicted MiB", "error")
 ESTIMATES = ("whole process", "runs", "median, largest error", "runs that took more")
 PROCESSES = (*RUNS, "at most MiB", "xMem's error")
 
-Rows = Sequence[dict[str, Any]]
-Lines = dict[str, dict[str, Any]]
+Run = tuple[dict[str, Any], dict[str, Any]]
+"""A published row, and the line of what is predicted of it."""
 
 
-def errors(rows: Rows, lines: Lines) -> str:
+def is_measured(row: dict[str, Any]) -> bool:
+    """Check whether a row says what was measured, and of which run of whom, so that it can stand in a table."""
+    measured, source = row.get("measured"), row.get("source")
+    if not isinstance(measured, dict) or not isinstance(source, dict):
+        return False
+    return "repo" in source and "group" in row and bool({PROCESS, "max_memory_allocated"} & measured.keys())
+
+
+def errors(runs: Sequence[Run]) -> str:
     """Write the errors by source, and those of whole processes beside the published estimates of others."""
-    of_processes = [row for row in rows if PROCESS in row["measured"]]
-    pieces = [_sources([row for row in rows if PROCESS not in row["measured"]], lines)]
-    return "\n\n".join(
-        pieces + ([_estimates(of_processes, lines), _failures(of_processes, lines)] * bool(of_processes))
-    )
+    of_processes = [run for run in runs if PROCESS in run[0]["measured"]]
+    pieces = [_sources([run for run in runs if PROCESS not in run[0]["measured"]])]
+    return "\n\n".join(pieces + ([_estimates(of_processes), _failures(of_processes)] * bool(of_processes)))
 
 
-def runs(rows: Rows, lines: Lines) -> str:
+def runs(runs: Sequence[Run]) -> str:
     """Write each run: what torch's allocator counted, then what whole processes took."""
     cells = []
-    for row in [row for row in rows if PROCESS not in row["measured"]]:
-        measured, line = row["measured"]["max_memory_allocated"], lines[row["id"]]
-        got = line.get("allocated_bytes")
-        shown = (f"{got / MIB:,.2f}", f"{got / measured - 1:+.3%}") if got else ("", line["refused"])
-        cells.append((row["group"].replace("|", " ").replace('"', ""), _card(row), f"{measured / MIB:,.2f}", *shown))
-    processes = [_process(row, lines[row["id"]]) for row in rows if PROCESS in row["measured"]]
+    for row, line in runs:
+        if PROCESS not in row["measured"]:
+            measured, got = row["measured"]["max_memory_allocated"], line.get("allocated_bytes")
+            published = f"{measured / MIB:,.2f}" if measured else ""
+            error = f"{got / measured - 1:+.3%}" if got and measured else line.get("refused", "")
+            predicted = f"{got / MIB:,.2f}" if got else ""
+            cells.append((row["group"].replace("|", " ").replace('"', ""), _card(row), published, predicted, error))
+    processes = [_process(row, line) for row, line in runs if PROCESS in row["measured"]]
     return "\n\n".join([_grid(cells, RUNS, 2)] + [_grid(processes, PROCESSES, 2)] * bool(processes))
 
 
-def _sources(rows: Rows, lines: Lines) -> str:
+def _sources(runs: Sequence[Run]) -> str:
     cells = []
-    for source in dict.fromkeys(row["source"]["repo"] for row in rows):
-        own = [row for row in rows if row["source"]["repo"] == source]
-        known = [(row["measured"], lines[row["id"]], row["rivals"]) for row in own if "refused" not in lines[row["id"]]]
+    for source in dict.fromkeys(row["source"]["repo"] for row, _ in runs):
+        own = [run for run in runs if run[0]["source"]["repo"] == source]
+        known = [(row["measured"], line, _rivals(row)) for row, line in own if "refused" not in line]
         cells.append(
             (
                 source,
@@ -59,47 +67,51 @@ def _sources(rows: Rows, lines: Lines) -> str:
     return _grid(cells, SOURCES, 1)
 
 
+def _rivals(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the estimates of others that were published with a row."""
+    return row.get("rivals") or {}
+
+
 def _own_estimate(measured: dict[str, Any], rivals: dict[str, Any]) -> tuple[int | None, int | None]:
     if "fitcheck_tensors" in rivals:
         return measured["max_memory_allocated"], rivals["fitcheck_tensors"]
     return measured.get("max_memory_reserved"), rivals.get("canifinetune_total") or rivals.get("canifinetune_reserved")
 
 
-def _estimates(rows: Rows, lines: Lines) -> str:
-    known = [row for row in rows if row["measured"][PROCESS] and "process_bytes" in lines[row["id"]]]
+def _estimates(runs: Sequence[Run]) -> str:
+    known = [(row, line) for row, line in runs if row["measured"][PROCESS] and "process_bytes" in line]
     estimates = {
-        "predicted here": [lines[row["id"]]["process_bytes"] for row in known],
-        "at most, here": [lines[row["id"]]["at_most_bytes"] for row in known],
-        **{rival: [row["rivals"].get(rival) for row in known] for rival in RIVALS},
+        "predicted here": [line["process_bytes"] for _, line in known],
+        "at most, here": [line["at_most_bytes"] for _, line in known],
+        **{rival: [_rivals(row).get(rival) for row, _ in known] for rival in RIVALS},
     }
     cells = []
     for name, sizes in estimates.items():
-        pairs = [(row["measured"][PROCESS], size) for row, size in zip(known, sizes, strict=True) if size]
+        pairs = [(row["measured"][PROCESS], size) for (row, _), size in zip(known, sizes, strict=True) if size]
         cells.append((name, len(pairs), _error(pairs), sum(measured > size for measured, size in pairs)))
     return _grid(cells, ESTIMATES, 1)
 
 
-def _failures(rows: Rows, lines: Lines) -> str:
+def _failures(runs: Sequence[Run]) -> str:
     """Say how many runs that ran out of memory were predicted to, and how many of the others."""
-    failed = [row["id"] for row in rows if row["measured"]["oom"]]
-    predicted = {row["id"] for row in rows if lines[row["id"]].get("oom")}
-    others = len(predicted - set(failed))
+    failed = [bool(line.get("oom")) for row, line in runs if row["measured"].get("oom")]
+    others = [bool(line.get("oom")) for row, line in runs if not row["measured"].get("oom")]
     return (
-        f"Of {len(failed)} such runs that ran out of memory {len(predicted & set(failed))} are predicted to, "
-        f"and of the {len(rows) - len(failed)} others {others or 'none'}."
+        f"Of {len(failed)} such runs that ran out of memory {sum(failed)} are predicted to, "
+        f"and of the {len(others)} others {sum(others) or 'none'}."
     )
 
 
 def _process(row: dict[str, Any], line: dict[str, Any]) -> tuple[str, ...]:
-    measured, rival = row["measured"][PROCESS], row["rivals"].get("xMem")
-    model, optimizer, batch, *_ = row["group"].split("|")
+    measured, rival = row["measured"][PROCESS], _rivals(row).get("xMem")
+    name = " ".join(row["group"].split("|")[:3])
     cells = ("out of memory" if line.get("oom") else line.get("refused", ""), "", "")
     if "process_bytes" in line:
         got, most = line["process_bytes"], line["at_most_bytes"]
         cells = (f"{got / MIB:,.0f}", f"{got / measured - 1:+.1%}" if measured else "", f"{most / MIB:,.0f}")
-    published = f"{measured / MIB:,.0f}" if measured else "out of memory" if row["measured"]["oom"] else ""
+    published = f"{measured / MIB:,.0f}" if measured else "out of memory" if row["measured"].get("oom") else ""
     other = f"{rival / measured - 1:+.1%}" if rival and measured else ""
-    return f"{model} {optimizer} {batch}", _card(row), published, *cells, other
+    return name, _card(row), published, *cells, other
 
 
 def _card(row: dict[str, Any]) -> str:

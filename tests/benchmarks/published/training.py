@@ -1,7 +1,6 @@
 """Training runs of published models: the model from its configuration by transformers, then the steps as published."""
 
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,18 +12,19 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.backends.cuda_allocator import OutOfMemory
-from published import adapters
-from published.machine import Refused, device_of
+from published import adapters, texts
+from published.machine import Refused, capacity_of, device_of
 
 META = torch.device("meta")
 ACTIVATION_FIELDS = ("activation_function", "hidden_act", "hidden_activation")
 ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 """Names of activations in transformers where rows have another."""
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
-ZERO_GRAD = ("zero_grad before forward", "zero_grad after forward, before backward", "zero_grad after step")
-"""Where a loop can drop the gradients of the step before."""
+INNER = ("ffn_dim", "n_inner")
+"""What architectures call the inner width of the feed part that do not call it `intermediate_size`."""
+OFF = 0.01
+"""By how much the parameters of a model that is built may differ from those that its row counts."""
+ZERO_GRAD = ("zero_grad before forward", "zero_grad after forward, before backward")
+"""Where a loop can drop the gradients of the step before; to drop them after a step takes what it takes before one."""
 UNSAID = 1.02
 """By how much a process can exceed what its loop reserves: lengths of batches and samples of the driver vary."""
 
@@ -35,21 +35,23 @@ def predicted_process(row: dict[str, Any]) -> dict[str, int]:
     That first sample has the context of the device. Raises Refused, OutOfMemory.
     """
     figures = predicted(row)
-    steps = row["steps"]
+    _, steps = texts.iterations(row)
     others = [way for way in ZERO_GRAD if way not in steps] if "not recorded" in steps else []
-    most = figures["reserved_bytes"]
+    most, capacity = figures["reserved_bytes"], capacity_of(row)
     for way in others:
         try:
             most = max(most, predicted(row | {"steps": f"{steps.split(';')[0]}; {way}"})["reserved_bytes"])
         except OutOfMemory:
-            most = max(most, row["gpu_total"])
-    return figures | {"process_bytes": figures["reserved_bytes"], "at_most_bytes": int(UNSAID * most)}
+            most = capacity
+    most = max(figures["reserved_bytes"], min(int(UNSAID * most), capacity))
+    return figures | {"process_bytes": figures["reserved_bytes"], "at_most_bytes": most}
 
 
 def predicted(row: dict[str, Any]) -> dict[str, int]:
     """Return the allocated and reserved bytes of a training run. Raises Refused, OutOfMemory."""
-    model = skeleton(row)
-    with device_of(row) as device, attention_of(row), transformers_of(row):
+    attention = texts.attention(row)
+    model = skeleton(row, attention)
+    with device_of(row) as device, attention_of(attention), transformers_of(row):
         place(model, row)
         adapt(model, row)
         model.train()
@@ -57,7 +59,7 @@ def predicted(row: dict[str, Any]) -> dict[str, int]:
         batch = batch_of(row)
         model.forward = autocast(row, model.forward)
         if row["family"].startswith("xmem"):
-            one_loop(model, optimizer, batch, row["steps"])
+            one_loop(model, optimizer, batch, *texts.iterations(row))
         else:
             step = fresh_step if row["family"] == "fitcheck" else kept_step
             step(model, optimizer, batch)
@@ -70,19 +72,24 @@ def predicted(row: dict[str, Any]) -> dict[str, int]:
         }
 
 
-def skeleton(row: dict[str, Any]) -> Any:
-    """Make the model of a row on the meta device, in the type that its weights are loaded in."""
+def skeleton(row: dict[str, Any], attention: str) -> Any:
+    """Make the model of a row on the meta device, in the type that its weights are loaded in. Raises Refused."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     config = config_of(row)
     builder = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    wanted = (row.get("attention") or "").split(" ")
     made: Any = builder._model_mapping[type(config)]
-    attention = "sdpa" if "eager" not in wanted and made._supports_sdpa else "eager"
+    kind = "sdpa" if "eager" not in attention and made._supports_sdpa else "eager"
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 0
-    with META:
-        model = builder.from_config(config, dtype=loaded_type(row), attn_implementation=attention)
+    try:
+        with META:
+            model = builder.from_config(config, dtype=texts.loaded_type(row), attn_implementation=kind)
+    except KeyError as error:
+        raise Refused(f"transformers knows no {error}, which its config names") from None
+    built, counted = sum(parameter.numel() for parameter in model.parameters()), row["config"].get("n_params")
+    if counted and abs(built / counted - 1) > OFF:
+        raise Refused(f"by its config the model has {built:,} parameters, and it says {counted:,}: complete the config")
     if row.get("use_cache") is False:
         model.config.use_cache = False
     return model
@@ -93,12 +100,14 @@ def config_of(row: dict[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto
 
+    if not isinstance(row["config"], dict):
+        raise Refused(f"its config is {row['config']!r}: write the sizes of the model")
     sizes = dict(row["config"])
     arch = sizes.pop("arch")
     names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     kind = next((kind for kind, cls in names.items() if cls == arch), None)
     if kind is None:
-        raise Refused(f"transformers has no '{arch}'")
+        raise Refused(f"transformers has no model '{arch}' that predicts tokens")
     made = CONFIG_MAPPING[kind]
     for published_name, name in (
         ("attn_softcap", "attn_logit_softcapping"),
@@ -115,6 +124,9 @@ def config_of(row: dict[str, Any]) -> Any:
     if "vocab_size" not in sizes:
         raise Refused("the row gives no sizes of the model")
     usual = made().to_dict()
+    inner = next((name for name in INNER if name in usual), None)
+    if inner is not None and "intermediate_size" in sizes and "intermediate_size" not in usual:
+        sizes[inner] = sizes.pop("intermediate_size")
     if activation is not None:
         sizes |= {name: ACTIVATIONS.get(activation, activation) for name in ACTIVATION_FIELDS if name in usual}
     if dropout is not None:  # it is said of all places that have one by default
@@ -124,23 +136,10 @@ def config_of(row: dict[str, Any]) -> Any:
     return made(**sizes)
 
 
-def loaded_type(row: dict[str, Any]) -> torch.dtype:
-    """Return the type that the weights of a row have before anything is made of them."""
-    text = row["param_dtype"]
-    for name in DTYPES:
-        if text.startswith(name):
-            return DTYPES[name]
-    return compute_type(row)
-
-
-def compute_type(row: dict[str, Any]) -> torch.dtype:
-    return torch.bfloat16 if "bf16" in row["param_dtype"] else torch.float16
-
-
 def place(model: nn.Module, row: dict[str, Any]) -> None:
     """Put the weights on the device one after another, in 4 bits where the row has them so."""
-    if row["quant"] == "nf4":
-        quantise(model, compute_type(row), nested="double_quant False" not in row["param_dtype"])
+    if texts.is_quantised(row):
+        quantise(model, texts.compute_type(row), nested="double_quant false" not in str(row["param_dtype"]).lower())
     placed: dict[int, nn.Parameter] = {}
     for module in [each for each in model.modules() if not isinstance(each, adapters.Linear4bit)]:
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -179,29 +178,37 @@ def _is_packed(model: nn.Module, name: str) -> bool:
 
 
 def adapt(model: Any, row: dict[str, Any]) -> None:
-    """Prepare a model for training as its row says: adapters, frozen weights, recomputed layers."""
-    checkpointed = bool(row.get("grad_ckpt"))
-    if row["quant"] == "nf4":
+    """Prepare a model for training as its row says: adapters, frozen weights, recomputed layers. Raises Refused."""
+    if texts.is_quantised(row):
         adapters.prepare(model)
-    if row["lora"]:
-        adapters.adapt(model, row["lora"]["targets"], row["lora"]["r"], row["lora"].get("alpha", 2 * row["lora"]["r"]))
-    if checkpointed:
+    if lora := row.get("lora"):
+        if lora.get("bias", "none") != "none":
+            raise Refused(f"adapters whose bias is '{lora['bias']}' are not rebuilt")
+        adapted = adapters.adapt(model, lora["targets"], texts.count(lora, "r"), float(lora.get("dropout") or 0.0))
+        if not adapted:
+            raise Refused(f"the model has no layer of the names {lora['targets']}")
+    elif texts.is_quantised(row):
+        raise Refused("weights in 4 bits are not trained: a row in nf4 has adapters")
+    if texts.is_checkpointed(row):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
 
 
 def optimizer_of(row: dict[str, Any], parameters: list[nn.Parameter]) -> Any:
     """Make the optimizer of a row; the loops over all parameters at once are those of a GPU. Raises Refused."""
-    name = row["optimizer"]
-    if "PagedAdamW8bit" in name:
-        return Paged(parameters)
-    if name.startswith("transformers Adafactor(relative_step=False)"):
+    name = str(row["optimizer"])
+    if "adamw8bit" in name.lower() or name.lower() in ("paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit"):
+        return EightBits(parameters, paged="paged" in name.lower())
+    if name.startswith("transformers Adafactor("):
         return adafactor(parameters)
-    plain = re.match(r"torch\.optim\.(\w+)", name)
-    kind = getattr(torch.optim, plain[1], None) if plain else None
-    if kind is not None and "foreach" in inspect.signature(kind).parameters:
-        return kind(parameters, lr=1e-3, foreach=True)
-    raise Refused(f"the optimizer '{name}' is not rebuilt")
+    known, options = texts.optimizer(name)
+    kind = getattr(torch.optim, known)
+    if "foreach" not in inspect.signature(kind).parameters or options.get("fused"):
+        raise Refused(f"the optimizer '{name}' is not rebuilt")
+    try:
+        return kind(parameters, **({"lr": 1e-3, "foreach": True} | options))
+    except (TypeError, ValueError) as error:
+        raise Refused(f"the optimizer '{name}' cannot be made: {error}") from None
 
 
 def adafactor(parameters: list[nn.Parameter]) -> Any:
@@ -213,14 +220,14 @@ def adafactor(parameters: list[nn.Parameter]) -> Any:
     return optimizer
 
 
-class Paged:
-    """AdamW in 8 bits of bitsandbytes, paged: moments of large tensors lie in managed memory, outside of the allocator.
+class EightBits:
+    """AdamW in 8 bits of bitsandbytes. Where `paged`, moments of large tensors lie in managed memory, not in torch's.
 
     Those of fewer than 100,000 elements lie on the device, in 32 bits below 4,096; the rest has a scale for each 256.
     """
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: list[nn.Parameter], paged: bool) -> None:
+        self.parameters, self.paged = parameters, paged
         self.state: list[torch.Tensor] = []
 
     def step(self) -> None:
@@ -230,7 +237,7 @@ class Paged:
         self.state += [torch.empty(256, device=META) for _ in range(2)]
         for parameter in self.parameters:
             small = parameter.numel() < 4096
-            if parameter.numel() < 100_000:
+            if not self.paged or parameter.numel() < 100_000:
                 kind = torch.float32 if small else torch.uint8
                 self.state += [torch.zeros_like(parameter, dtype=kind) for _ in range(2)]
             if not small:
@@ -243,16 +250,16 @@ class Paged:
 
 def batch_of(row: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Make the arguments of the model, as the row's `inputs` name them."""
-    size = (row["batch"], row["seq"])
+    size = (texts.count(row, "batch"), texts.count(row, "seq"))
     ids = torch.empty(size, dtype=torch.int64, device=META)
-    if "no attention_mask" in row["inputs"]:
+    if "no attention_mask" in str(row["inputs"]):
         return {"input_ids": ids, "labels": ids}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
 
 
 def autocast(row: dict[str, Any], forward: Callable[..., Any]) -> Callable[..., Any]:
     """Run a forward pass under the autocast of a row, if it has one."""
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(row.get("autocast") or "")
+    kind = texts.autocast_type(row)
 
     def within(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast("cuda", kind, enabled=kind is not None):
@@ -277,9 +284,9 @@ def kept_step(model: Any, optimizer: Any, batch: dict[str, torch.Tensor]) -> Non
     optimizer.zero_grad(set_to_none=True)
 
 
-def one_loop(model: Any, optimizer: Any, batch: dict[str, torch.Tensor], steps: str) -> None:
+def one_loop(model: Any, optimizer: Any, batch: dict[str, torch.Tensor], count: int, steps: str) -> None:
     """Train as many steps as a text says, in one loop, so that the outputs of each live until the next are there."""
-    for _ in range(int(steps.split()[0])):
+    for _ in range(count):
         if "zero_grad before forward" in steps:
             optimizer.zero_grad(set_to_none=True)
         out = model(**batch)
@@ -292,10 +299,10 @@ def one_loop(model: Any, optimizer: Any, batch: dict[str, torch.Tensor], steps: 
 
 
 @contextmanager
-def attention_of(row: dict[str, Any]) -> Iterator[None]:
+def attention_of(text: str) -> Iterator[None]:
     """Let attention choose among the kernels that the row names."""
     with ExitStack() as stack:
-        if "EFFICIENT_ATTENTION" in (row.get("attention") or ""):
+        if "efficient_attention" in text:
             stack.enter_context(sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION))
             stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", _repeated(F)))
         yield
@@ -310,7 +317,7 @@ def transformers_of(row: dict[str, Any]) -> Iterator[None]:
     from transformers.cache_utils import DynamicLayer
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-    version = (row.get("stack") or {}).get("transformers") or ""
+    version = str((row.get("stack") or {}).get("transformers") or "")
     numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
     if not numbers or tuple(numbers) >= (4, 54) or row["config"]["arch"] == "OPTForCausalLM":
         yield
