@@ -46,8 +46,6 @@ def command(
     for kind in allow or []:
         if kind not in DECLARED:
             raise SuiteError(f"--allow: there is no answer '{kind}'{plugins.nearest(kind, DECLARED)}")
-    if cases.ranks:
-        raise SuiteError("--ranks: strategies are combined for one rank alone; `harness plan` predicts rows on several")
     asked = replace(cases, only=None) if everything else cases
     allowed = (*(allow or ()), *cases.answers(loaded))
     plan = asked.plan(loaded, room.budget, room.on_gpu)

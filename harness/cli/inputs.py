@@ -147,7 +147,7 @@ def advice_command(cases: Cases, room: Room) -> str:
     """Return the command that looks for what fits, where nothing of a plan does."""
     sizes = {"--tokens": cases.tokens, "--batch": cases.batch, "--documents": cases.documents}
     limits = {"--budget": room.budget, "--memory": room.memory, "--gpu-memory": room.gpu_memory, "--gpu": room.card}
-    one = {"--model": cases.model, **sizes, "--evaluations": cases.evaluations, **limits}
+    one = {"--model": cases.model, **sizes, "--ranks": cases.ranks, "--evaluations": cases.evaluations, **limits}
     several = {"--place": cases.place, "--plugin": cases.plugin}
     options = [(option, value) for option, value in one.items() if value is not None]
     options += [(option, value) for option, values in several.items() for value in values or ()]

@@ -48,7 +48,7 @@ def command(
             out.print("\n" * bool(number) + text, end="")
             if change := halved(remedies(rows, plan, loaded, names, machine)):
                 out.print("\n" + change, end="")
-    if not cases.ranks and any(all_too_large(rows) for rows in comparisons):
+    if any(all_too_large(rows) for rows in comparisons):
         out.print(f"\n{among_all(cases, room)}")
     everything = [row for rows in comparisons for row in rows]
     asked = [row for row in everything if not row.case.is_baseline and not row.case.is_control] or everything

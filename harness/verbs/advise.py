@@ -13,7 +13,7 @@ from harness.records.record import Heading
 from harness.run import bench, locks, session, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Comparison, Plan
-from harness.verbs.combinations import MOST, candidates, demanded, left_out, listed, members, unfit
+from harness.verbs.combinations import MOST, candidates, demanded, left_out, listed, members, ranks_of, unfit
 from harness.verbs.machine import ELSEWHERE, Machine
 from harness.verbs.plan import TIMED, PlanRow, beyond_host, need, of_cases, of_plan, taken
 from harness.verbs.search import Patient, search
@@ -100,17 +100,18 @@ def advise(
     and those on another GPU than the one here are not measured: `on_note` gets a sentence on each of their places.
     Raises SuiteError where none is left, StoreError for results that cannot be written.
     """
-    combined = [each for each in plan.comparisons if members(each, plugins, allowed, everything, only)]
+    ranks = ranks_of(plan)
+    combined = [each for each in plan.comparisons if members(each, plugins, allowed, everything, only, ranks)]
     for place in dict.fromkeys(each.baseline.place for each in plan.comparisons if combined and each not in combined):
         on_note(f"{plan.path}: no strategy of it may be combined on {place}: it is left out")
-    sentences = [left_out(candidates(each, plugins, everything, only), plugins, allowed) for each in combined]
-    reasons = [f"left out: {reason}" for each in combined for reason in unfit(each, plugins, only)]
+    sentences = [left_out(candidates(each, plugins, everything, only, ranks), plugins, allowed) for each in combined]
+    reasons = [f"left out: {reason}" for each in combined for reason in unfit(each, plugins, only, ranks)]
     for sentence in filter(None, dict.fromkeys([*sentences, *reasons])):
         on_note(f"{plan.path}: {sentence}")
     name = str(plan.path)
     groups = combined or plan.comparisons
-    applied = [demanded(each, plugins, allowed, everything, name, only) for each in groups]
-    whole = [listed(each, its, plugins) for each, its in zip(groups, applied, strict=True)]
+    applied = [demanded(each, plugins, allowed, everything, name, only, ranks) for each in groups]
+    whole = [listed(each, its, plugins, ranks) for each, its in zip(groups, applied, strict=True)]
     in_full = replace(plan, comparisons=tuple(filter(None, whole)))
     rows_in_full = iter(of_plan(in_full, plugins, options.plugins, machine, on_case))
 
@@ -118,12 +119,17 @@ def advise(
         return of_cases(cases, plan, plugins, options.plugins, machine, on_case, seconds=seconds)
 
     def searched(baseline: Case, its: Sequence[Applied]) -> list[PlanRow]:
+        tried = "each is tried alone" if ranks == 1 else "what divides the run is tried alone"
         on_note(
-            f"{plan.path}: {len(its)} strategies give more than {MOST} combinations on {baseline.place}: each is tried "
-            "alone, and then the one that saves most added, again and again"
+            f"{plan.path}: {len(its)} strategies give more than {MOST} combinations on {baseline.place}: {tried}, and "
+            "then the one that saves most added, again and again"
         )
         patient = Patient(predict)
-        rows = search(baseline, its, plugins, patient, lambda row: on_note(f"so far {row.case.label} {_state(row)}"))
+
+        def on_step(row: PlanRow) -> None:
+            on_note(f"so far {row.case.label} {_state(row)}")
+
+        rows = search(baseline, its, plugins, patient, on_step, ranks)
         without = [row.case.label for row in rows if row.peak_bytes is None and len(row.case.strategies) == 1]
         if without:
             on_note(f"{plan.path}: left out, without a prediction in {patient.seconds:.0f} s: {', '.join(without)}")
@@ -136,9 +142,11 @@ def advise(
     elsewhere = {place for each in groups if machine.is_elsewhere(place := each.baseline.place)}
     for place in () if predict_only else sorted(elsewhere):
         on_note(f"{plan.path}: nothing is measured on {place}: {ELSEWHERE}")
+    if ranks > 1 and not predict_only:
+        on_note(f"{plan.path}: nothing is measured on {ranks} ranks: `harness run` measures the rows of a suite there")
 
     def is_measured(case: Case) -> bool:
-        return not predict_only and case.place not in elsewhere and not obstacle(plugins, case)
+        return not predict_only and ranks == 1 and case.place not in elsewhere and not obstacle(plugins, case)
 
     chosen = [promising(rows) if is_measured(rows[0].case) else [] for rows in predicted]
     measured = _measured(plan, plugins, options, predicted, chosen, progress) if any(chosen) else {}
@@ -178,11 +186,15 @@ def _measured(
 
 
 def of_predictions(rows: Sequence[PlanRow]) -> Advice:
-    """Advise from predictions alone: the fastest that fits, or where not all of them are timed the plainest."""
-    fitting = [row for row in rows if row.fits]
+    """Advise from predictions alone: the fastest that fits, or where not all of them are timed the plainest.
+
+    Where rows divide the run it is one of them: nothing is expected of their times, as what ranks exchange is unknown.
+    """
+    divided = [row for row in rows if row.case.ranks > 1]
+    fitting = [row for row in divided or rows if row.fits]
     timed = front(fitting) if are_timed(fitting) else []
     best = timed[0] if timed else min(fitting, key=preference, default=None)
-    return Advice(rows[0].case, tuple(rows), tuple(front(rows)), (), best)
+    return Advice(rows[0].case, tuple(rows), () if divided else tuple(front(rows)), (), best)
 
 
 def are_timed(rows: Sequence[PlanRow]) -> bool:

@@ -6,35 +6,53 @@ from collections.abc import Iterator, Sequence
 from harness.contract.parts import DATA_PARTS
 from harness.contract.plugins import Plugins, printable
 from harness.contract.strategy import Strategy
-from harness.records import Applied
+from harness.records import Applied, Case
 from harness.records.case import CONTROL
 from harness.run.schedule import conflict, misfit
 from harness.suite.bounds import SuiteError
-from harness.suite.plan import Comparison
+from harness.suite.plan import Comparison, Plan
 
 MOST = 2000
 """Combinations that are all predicted, at most: some minutes of work. Among more of them one is looked for."""
 
 
+def ranks_of(plan: Plan) -> int:
+    """Return among how many ranks each combination divides the run: as many as a suite names, or 1.
+
+    It is 1 where a suite names no number or several.
+    """
+    ranks = plan.suite.ranks
+    return ranks if "ranks" in plan.suite.model_fields_set and isinstance(ranks, int) else 1
+
+
 def members(
-    comparison: Comparison, plugins: Plugins, allowed: Sequence[str], everything: bool, only: str | None = None
+    comparison: Comparison,
+    plugins: Plugins,
+    allowed: Sequence[str],
+    everything: bool,
+    only: str | None = None,
+    ranks: int = 1,
 ) -> list[Applied]:
     """List the strategies to combine: those of `candidates` whose answers are of the kinds allowed."""
     return [
         applied
-        for applied in candidates(comparison, plugins, everything, only)
+        for applied in candidates(comparison, plugins, everything, only, ranks)
         if plugins.strategies[applied.name].declares in ("exact", *allowed)
     ]
 
 
-def candidates(comparison: Comparison, plugins: Plugins, everything: bool, only: str | None = None) -> list[Applied]:
+def candidates(
+    comparison: Comparison, plugins: Plugins, everything: bool, only: str | None = None, ranks: int = 1
+) -> list[Applied]:
     """List the strategies that a comparison names, or all of the model's, as far as they are for its place.
 
     With `only` they are those of rows whose label contains it, and of all those whose name does. `everything` leaves
-    out strategies of data, since what a step holds does not depend on them, and those of a CPU's allocator.
+    out strategies of data, since what a step holds does not depend on them, and those of a CPU's allocator. Those that
+    divide the run are for several `ranks` alone.
     """
     considered = _considered(comparison, plugins, everything, only)
-    return [each for each in considered if not _divides(each, plugins) and _obstacle(each, comparison, plugins) is None]
+    fit = [each for each in considered if _obstacle(each, comparison, plugins) is None]
+    return [each for each in fit if ranks > 1 or not divides(each, plugins)]
 
 
 def _considered(comparison: Comparison, plugins: Plugins, everything: bool, only: str | None) -> list[Applied]:
@@ -57,18 +75,24 @@ def _obstacle(applied: Applied, comparison: Comparison, plugins: Plugins) -> str
     return misfit(plugins, comparison.baseline.model_copy(update={"strategies": (applied,)}))
 
 
-def unfit(comparison: Comparison, plugins: Plugins, only: str | None = None) -> list[str]:
-    """Say why strategies that a comparison names are no candidates: all that divide the run at once, others each."""
+def unfit(comparison: Comparison, plugins: Plugins, only: str | None = None, ranks: int = 1) -> list[str]:
+    """Say why strategies that a comparison names are no candidates: of all that need several ranks at once."""
     considered = _considered(comparison, plugins, False, only)
-    reasons = [_obstacle(applied, comparison, plugins) for applied in considered if not _divides(applied, plugins)]
-    dividing = dict.fromkeys(applied.name for applied in considered if _divides(applied, plugins))
-    of_ranks = f"what needs several ranks, see `harness plan`: {', '.join(dividing)}" if dividing else None
+    dividing = dict.fromkeys(each.name for each in considered if ranks == 1 and divides(each, plugins))
+    reasons = [_obstacle(each, comparison, plugins) for each in considered if each.name not in dividing]
+    of_ranks = f"what needs several ranks, which `ranks` of a suite names: {', '.join(dividing)}" if dividing else None
     return list(filter(None, [of_ranks, *reasons]))
 
 
-def _divides(applied: Applied, plugins: Plugins) -> bool:
-    """Check whether a strategy divides the run: what is expected of a step knows nothing of ranks."""
+def divides(applied: Applied, plugins: Plugins) -> bool:
+    """Check whether a strategy divides the run."""
     return plugins.strategies[applied.name].ranks
+
+
+def case_of(baseline: Case, combination: Sequence[Applied], plugins: Plugins, ranks: int) -> Case:
+    """Return the case of a combination, on as many ranks where it divides the run."""
+    count = ranks if any(divides(each, plugins) for each in combination) else 1
+    return baseline.model_copy(update={"strategies": tuple(combination), "ranks": count})
 
 
 def left_out(candidates: Sequence[Applied], plugins: Plugins, allowed: Sequence[str]) -> str:
@@ -83,28 +107,39 @@ def left_out(candidates: Sequence[Applied], plugins: Plugins, allowed: Sequence[
     return named and f"left out, as answers are not exact: {named}; {options} allows them"
 
 
-def combinations(members: Sequence[Applied], plugins: Plugins) -> Iterator[tuple[Applied, ...]]:
-    """Yield every subset whose members go together, in an order in which none hides a part that another rewrites."""
+def combinations(members: Sequence[Applied], plugins: Plugins, ranks: int = 1) -> Iterator[tuple[Applied, ...]]:
+    """Yield every subset whose members go together, in an order in which none hides a part that another rewrites.
 
-    pairs = itertools.combinations(range(len(members)), 2)
+    On several `ranks` each but the empty one divides the run.
+    """
+    numbers = range(len(members))
+    pairs = itertools.combinations(numbers, 2)
     together = {(a, b) for a, b in pairs if ordered((members[a], members[b]), plugins) is not None}
 
     def subsets(chosen: tuple[int, ...], rest: Sequence[int]) -> Iterator[tuple[Applied, ...]]:
-        if (row := ordered([members[at] for at in chosen], plugins)) is None:
+        if (row := ordered([members[at] for at in sorted(chosen)], plugins)) is None:
             return
         yield row
         for number, at in enumerate(rest, start=1):
-            yield from subsets((*chosen, at), [later for later in rest[number:] if (at, later) in together])
+            fit = [other for other in rest[number:] if (min(at, other), max(at, other)) in together]
+            yield from subsets((*chosen, at), fit)
 
-    return subsets((), range(len(members)))
+    if ranks == 1:
+        yield from subsets((), numbers)
+        return
+    yield ()
+    dividing = [at for at in numbers if divides(members[at], plugins)]
+    for number, at in enumerate(dividing, start=1):
+        others = [other for other in numbers if other not in dividing[:number]]
+        yield from subsets((at,), [other for other in others if (min(at, other), max(at, other)) in together])
 
 
-def listed(comparison: Comparison, applied: Sequence[Applied], plugins: Plugins) -> Comparison | None:
+def listed(comparison: Comparison, applied: Sequence[Applied], plugins: Plugins, ranks: int = 1) -> Comparison | None:
     """Return the comparison with every combination in it; None where there are too many."""
-    rows = list(itertools.islice(combinations(applied, plugins), MOST + 1))
+    rows = list(itertools.islice(combinations(applied, plugins, ranks), MOST + 1))
     if len(rows) > MOST:
         return None
-    return Comparison(tuple(comparison.baseline.model_copy(update={"strategies": row}) for row in rows))
+    return Comparison(tuple(case_of(comparison.baseline, row, plugins, ranks) for row in rows))
 
 
 def ordered(members: Sequence[Applied], plugins: Plugins) -> tuple[Applied, ...] | None:
@@ -138,13 +173,18 @@ def demanded(
     everything: bool,
     name: str,
     only: str | None = None,
+    ranks: int = 1,
 ) -> list[Applied]:
-    """Return the strategies to combine; raise SuiteError, which names the suite, where there are none."""
-    applied = members(comparison, plugins, allowed, everything, only)
-    if not applied:
+    """Return the strategies to combine; raise SuiteError, which names the suite, where there are none.
+
+    So it is on several ranks where none of them divides the run.
+    """
+    applied = members(comparison, plugins, allowed, everything, only, ranks)
+    if not applied or (ranks > 1 and not any(divides(each, plugins) for each in applied)):
         chosen = "" if only is None else f" whose name contains '{printable(only)[:40]}'"
-        answers = left_out(candidates(comparison, plugins, everything, only), plugins, allowed)
-        why = "; ".join(filter(None, [answers, *unfit(comparison, plugins, only)]))
+        answers = left_out(candidates(comparison, plugins, everything, only, ranks), plugins, allowed)
+        why = "; ".join(filter(None, [answers, *unfit(comparison, plugins, only, ranks)]))
         remedy = "add some" if everything else "add some, or give --all"
-        raise SuiteError(f"{name}: no strategy of it{chosen} may be combined: {why or remedy}")
+        what = "may be combined" if not applied else f"divides the run among {ranks} ranks"
+        raise SuiteError(f"{name}: no strategy of it{chosen} {what}: {why or remedy}")
     return applied

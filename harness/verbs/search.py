@@ -14,7 +14,7 @@ from harness.contract.plugins import Plugins
 from harness.contract.strategy import DECLARED
 from harness.records import Applied, Case
 from harness.run.schedule import PREDICTING_SECONDS
-from harness.verbs.combinations import ordered
+from harness.verbs.combinations import case_of, divides, ordered
 from harness.verbs.plan import PlanRow, taken
 
 AT_ONCE = 6
@@ -60,29 +60,39 @@ def search(
     plugins: Plugins,
     predict: Callable[[Sequence[Case]], list[PlanRow]],
     on_step: Callable[[PlanRow], None] = lambda row: None,
+    ranks: int = 1,
 ) -> list[PlanRow]:
     """Return what is predicted on the way to a combination that fits, the baseline first.
 
     Each strategy is tried alone. Then the one that saves most is added, again and again, of those whose answers are as
     the baseline's; where nothing of these fits, of those that reorder sums as well, and so on to the approximate ones.
-    Of a combination that fits, what it fits without is taken out again. Where no limit is known, or the baseline cannot
-    be predicted, nothing is looked for. `on_step` gets each combination that something was added to.
+    Of a combination that fits, what it fits without is taken out again. On several `ranks` it begins with each strategy
+    that divides the run, the leanest first. Where no limit is known, or the baseline cannot be predicted, nothing is
+    looked for. `on_step` gets each combination that something was added to.
     """
-    tree = _Tree(baseline, members, plugins, predict, on_step)
+    tree = _Tree(baseline, members, plugins, predict, on_step, ranks)
     tree.predict([()])
     plain = tree.row(())
     if plain.limit_bytes is None or plain.peak_bytes is None:
         return [plain]
-    if not plain.fits or plain.seconds is not None:  # where times are known, another may be faster
-        tree.predict([(each,) for each in members if ordered((each,), plugins) is not None])
-    alone = {str(each): _most_saved(tree.row((each,)), plain) for each in members if _key((each,)) in tree.rows}
+    starts: list[Combination] = [()]
+    if ranks > 1:
+        starts = [(each,) for each in members if divides(each, plugins) and ordered((each,), plugins) is not None]
+    tree.predict(starts)
+    if ranks == 1 and plain.seconds is not None:  # where times are known, another may be faster
+        tree.alone(())
     kinds = {str(each): DECLARED.index(plugins.strategies[each.name].declares) for each in members}
     for kind in range(len(DECLARED)):
-        if any(row.fits and all(kinds[name] <= kind for name in key) for key, row in tree.rows.items()):
+        allowed = {name for name, of in kinds.items() if of <= kind}
+        if any(tree.is_solved(key) for key in tree.rows if key <= allowed):
             break
-        chosen = tree.fitting({name: saved for name, saved in alone.items() if kinds[name] <= kind})
-        while chosen:
-            chosen = tree.shorter(chosen)
+        known = [each for each in starts if _key(each) <= allowed and tree.row(each).peak_bytes is not None]
+        for start in sorted(known, key=lambda each: taken(tree.row(each))):
+            can_save = {name: saved for name, saved in tree.alone(start).items() if name in allowed}
+            if chosen := tree.fitting(start, can_save):
+                while chosen:
+                    chosen = tree.shorter(chosen)
+                break
     predicted = [row for row in tree.rows.values() if row.peak_bytes is not None]
     by_now = predict([row.case for row in predicted])  # by now the operators of all are timed
     again = dict(zip((_key(row.case.strategies) for row in predicted), by_now, strict=True))
@@ -99,11 +109,13 @@ class _Tree:
         plugins: Plugins,
         predict: Callable[[Sequence[Case]], list[PlanRow]],
         on_step: Callable[[PlanRow], None],
+        ranks: int,
     ) -> None:
         self.rows: dict[frozenset[str], PlanRow] = {}
         self._seen: set[frozenset[str]] = set()
         self._baseline, self._members, self._plugins = baseline, members, plugins
-        self._predict, self._on_step = predict, on_step
+        self._predict, self._on_step, self._ranks = predict, on_step, ranks
+        self._alone: dict[frozenset[str], dict[str, float]] = {}
 
     def row(self, combination: Combination) -> PlanRow:
         """Return what is predicted of a combination."""
@@ -112,15 +124,29 @@ class _Tree:
     def predict(self, wanted: Sequence[Combination]) -> None:
         """Predict combinations, those beside each other that are not yet."""
         open_ = {_key(each): each for each in wanted if _key(each) not in self.rows}
-        cases = [self._baseline.model_copy(update={"strategies": each}) for each in open_.values()]
+        cases = [case_of(self._baseline, each, self._plugins, self._ranks) for each in open_.values()]
         self.rows.update(zip(open_, self._predict(cases) if cases else (), strict=True))
 
-    def fitting(self, can_save: Mapping[str, float]) -> Combination | None:
-        """Return a combination that fits of the strategies that can save something; None where there is none.
+    def is_solved(self, key: frozenset[str]) -> bool:
+        """Check whether a combination fits, and on several ranks divides the run."""
+        row = self.rows[key]
+        return bool(row.fits) and (self._ranks == 1 or row.case.ranks > 1)
+
+    def alone(self, start: Combination) -> Mapping[str, float]:
+        """Predict each other strategy on top of a combination; return what it can save there at the most, in bytes."""
+        key = _key(start)
+        if key not in self._alone:
+            longer = {str(each): row for each in self._members if (row := self._with(start, each)) is not None}
+            self.predict(list(longer.values()))
+            self._alone[key] = {name: _most_saved(self.row(row), self.row(start)) for name, row in longer.items()}
+        return self._alone[key]
+
+    def fitting(self, start: Combination, can_save: Mapping[str, float]) -> Combination | None:
+        """Return a combination that fits, of one and strategies that can save something; None where there is none.
 
         Where the first way ends near the limit, others branch off from it, each without what was added there.
         """
-        way = self._way(Step((), can_save))
+        way = self._way(Step(start, can_save))
         end = self.row(way[-1].chosen)
         if end.fits:
             return way[-1].chosen
@@ -168,7 +194,8 @@ class _Tree:
 
     def shorter(self, chosen: Combination) -> Combination | None:
         """Return a combination that fits with a strategy less; None where each of them is needed."""
-        rests = [chosen[:at] + chosen[at + 1 :] for at in range(len(chosen))]
+        all_rests = (chosen[:at] + chosen[at + 1 :] for at in range(len(chosen)))
+        rests = [rest for rest in all_rests if self._ranks == 1 or any(divides(each, self._plugins) for each in rest)]
         self.predict(rests)
         fitting = (each for each in rests if self.row(each).fits)
         return min(fitting, key=lambda each: taken(self.row(each)), default=None)

@@ -47,11 +47,13 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "small.yaml"
 
 
-def advised(path: Path, notes: list[str], allowed: Sequence[str] = ()) -> list[Advice]:
+def advised(
+    path: Path, notes: list[str], allowed: Sequence[str] = (), predict_only: bool = True, only: str | None = None
+) -> list[Advice]:
     options = bench.Options(path.parent / "results", cache=path.parent / "cache")
-    plan = reader.read(path, LOADED)
+    plan, note = reader.read(path, LOADED), notes.append
     return advise(
-        plan, LOADED, options, Machine(), allowed, False, True, bench.Progress(), on_note=notes.append
+        plan, LOADED, options, Machine(), allowed, False, predict_only, bench.Progress(), only=only, on_note=note
     )  # fmt: skip
 
 
@@ -76,10 +78,35 @@ def test_strategies_that_need_several_ranks_are_named_and_left_out(path: Path) -
     path.write_text(SUITE.replace("offload_activations", "offload_activations, ddp"))
     notes: list[str] = []
     advice = advised(path, notes)
-    assert any("left out: what needs several ranks, see `harness plan`: ddp" in note for note in notes), notes
+    said = "left out: what needs several ranks, which `ranks` of a suite names: ddp"
+    assert any(said in note for note in notes), notes
     assert all(row.case.ranks == 1 for each in advice for row in each.predicted)
-    done = CliRunner().invoke(commands.app, ["advise", "--model", "gpt2", "--ranks", "4", "--predict-only"])
-    assert done.exit_code != 0 and "--ranks: strategies are combined for one rank alone" in str(done.exception)
+
+
+def test_on_several_ranks_each_combination_divides_the_run_and_nothing_is_measured(path: Path) -> None:
+    strategies = "offload_activations, checkpoint, ddp, fsdp"
+    path.write_text(SUITE.replace("offload_activations", strategies).replace("batch: 1", "batch: 4") + "ranks: 4\n")
+    notes: list[str] = []
+    advice = advised(path, notes, predict_only=False)
+    of_torch = next(each for each in advice if str(each.case.place) == "torch/cpu")
+    plain, *others = [row.case for row in of_torch.predicted]
+    assert plain.is_baseline and plain.ranks == 1 and {case.ranks for case in others} == {4}
+    assert [case.label for case in others] == list(dict.fromkeys(case.label for case in others)), "each once"
+    assert {"ddp on 4 ranks", "checkpoint + fsdp on 4 ranks"} <= {case.label for case in others}
+    assert all({"ddp", "fsdp"} & {each.name for each in case.strategies} for case in others)
+    assert of_torch.choice == "ddp on 4 ranks" and "Use **ddp on 4 ranks**" in text([of_torch])
+    assert any("nothing is measured on 4 ranks" in note for note in notes), notes
+    assert not any("left out: what needs" in note for note in notes)
+
+
+def test_on_several_ranks_there_is_no_advice_without_a_strategy_that_divides_the_run(path: Path) -> None:
+    path.write_text(
+        SUITE.replace("offload_activations", "checkpoint, ddp").replace("batch: 1", "batch: 2") + "ranks: 2\n"
+    )
+    with pytest.raises(
+        SuiteError, match=r"no strategy of it whose name contains 'check' divides the run among 2 ranks"
+    ):
+        advised(path, [], only="check")
 
 
 def test_a_strategy_that_cannot_be_combined_is_named_with_the_reason(path: Path) -> None:

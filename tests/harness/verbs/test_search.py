@@ -107,6 +107,24 @@ def test_strategies_are_added_until_one_combination_fits() -> None:
     assert fitting(600, exact) == ["checkpoint + fused_loss"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "fitted"),
+    [
+        (2000, ["ddp on 4 ranks", "fsdp on 4 ranks"]),
+        (1250, ["fsdp on 4 ranks"]),
+        (700, ["fsdp + fused_loss on 4 ranks"]),
+        (300, ["fsdp + checkpoint + fused_loss on 4 ranks"]),
+    ],
+)
+def test_on_several_ranks_it_begins_with_what_divides_the_run(limit: int, fitted: list[str]) -> None:
+    left = {**LEFT, "ddp": {}, "fsdp": {"state": 0.25}}
+    members = [Applied(name=name) for name in ("ddp", "fsdp", "checkpoint", "fused_loss", "tied", "bfloat16")]
+    rows = search(BASELINE, members, LOADED, predicting(limit, [], left), ranks=4)
+    plain, *others = rows
+    assert plain.case.is_baseline and plain.case.ranks == 1 and {row.case.ranks for row in others} == {4}
+    assert [row.case.label for row in others if row.fits] == fitted
+
+
 def test_answers_as_before_come_first_and_then_the_nearest() -> None:
     assert fitting(600) == ["checkpoint + fused_loss"], "though bfloat16 with either would be less"
     (leaner, *others) = fitting(300)
