@@ -1,7 +1,7 @@
 """Predict the peak of a case without running it: the step on abstract arrays, the data from what strategies declare."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -42,6 +42,13 @@ class Host(NamedTuple):
     supposes: tuple[str, ...] = ()
     reclaimable: int = 0
 
+    def beside(self, traced: Mapping[str, int]) -> dict[str, int]:
+        """Return the peaks with what lives in the run while a batch is fetched: all its state, in JAX its arguments."""
+        if "batches" not in self.peaks:
+            return self.peaks
+        living = traced.get("batches", traced.get("init", self.resident))
+        return {**self.peaks, "batches": living + self.peaks["batches"] - self.resident}
+
     def shared(self, ranks: int) -> "Host":
         """Return the share of each of so many ranks that are devices of one process."""
         peaks = {name: peak // ranks for name, peak in self.peaks.items()}
@@ -56,15 +63,8 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     case, place = task.case, task.case.place
     workload = plugins.workloads[case.workload]
     shape = shape_of(plugins, case)
-    known = Prediction(
-        floor_bytes=workload.floor(shape) // case.ranks,
-        parameters=workload.parameters(shape) if workload.parameters is not None else None,
-        declared_answer=max(
-            (plugins.strategies[applied.name].declares for applied in case.strategies),
-            key=DECLARED.index,
-            default=DECLARED[0],
-        ),
-    )
+    declared = (plugins.strategies[applied.name].declares for applied in case.strategies)
+    known = Prediction(declared_answer=max(declared, key=DECLARED.index, default=DECLARED[0]))
     built: list[Parts] = []
     calls: Counter[tuple[str, str]] = Counter()
 
@@ -77,6 +77,12 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
 
     host = Host({}, 0)
     try:
+        known = known.model_copy(
+            update={
+                "floor_bytes": workload.floor(shape) // case.ranks,
+                "parameters": workload.parameters(shape) if workload.parameters is not None else None,
+            }
+        )
         extent = workload.extent(shape, task.corpus, task.steps) if workload.extent else None
         extent = replace(extent, backend=place.backend, around=_around(task, plugins)) if extent is not None else None
         if place.device == "cpu":
@@ -136,7 +142,7 @@ def _batch(task: Task, plugins: Plugins, backend: Any) -> Batch:
 
 def _figures(task: Task, plugins: Plugins, host: Host, forecast: Forecast) -> dict[str, Any]:
     """Return the fields of a prediction: its peak, what it takes at most, its phases, its work."""
-    peaks = forecast.peaks | host.peaks
+    peaks = forecast.peaks | host.beside(forecast.peaks)
     top = max(peaks, key=lambda name: peaks[name])
     limit = bound.at_most(kind_of(plugins, task.case, top), peaks[top]) if is_bounded(plugins, task.case) else None
     work = forecast.work if task.calls else by_intensity(forecast.work)

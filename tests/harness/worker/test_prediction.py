@@ -10,13 +10,20 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
+from torch._subclasses import FakeTensorMode
 
 from harness import Place
+from harness.backends.torch_flops import Work
+from harness.backends.torch_operators import Operators
+from harness.backends.torch_storage import LiveStorage
 from harness.contract import plugins
 from harness.contract.data import Extent
 from harness.machine import environment
-from harness.records import Applied, Case, Task
-from harness.run import runner
+from harness.records import Applied, Case, Task, store
+from harness.run import runner, session
+from harness.run.bench import Options, Progress
+from harness.suite import reader
 from harness.worker import prediction
 
 SHAPE = {"layers": 4, "width": 256, "heads": 4, "vocabulary": 8192, "tokens": 1024}
@@ -96,6 +103,30 @@ def test_variables_of_strategies_reach_the_allocator_that_is_simulated():
 @pytest.mark.parametrize("names", ASKED["torch/cpu"], ids=lambda names: "+".join(names) or "plain")
 def test_torch_measures_what_was_predicted(names):
     assert abs(residual("torch/cpu", names)) <= 0.05
+
+
+WIDE = {"network": "lstm", "frames": 1000, "features": 7, "classes": 3, "window": 2, "batch": 8, "width": 1024}
+"""An LSTM whose weights, 32 MiB, are a tenth of its peak: the library has them in an order of its own as well."""
+BESIDE = {"network": "attention", "frames": 40_000, "window": 16, "batch": 4, "layers": 2, "width": 512}
+"""A model beside whose state, 42 MiB of it, `take_from_view` makes a copy of all windows."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("shape", "names", "phase"),
+    [(WIDE, (), "backward"), (BESIDE, ("take_from_view",), "batches")],
+    ids=["lstm", "data"],
+)
+def test_a_temporal_run_is_measured_as_predicted(shape, names, phase, tmp_path):
+    suite = {"title": "one", "workload": "temporal", "places": ["torch/cpu"], "shape": shape, "rounds": 0}
+    (tmp_path / "one.yaml").write_text(json.dumps(suite | {"strategies": [names[0] if names else "nothing"]}))
+    plan = reader.read(tmp_path / "one.yaml", LOADED)
+    options = Options(tmp_path / "results", cache=tmp_path / "cache")
+    records = store.read(session.run(plan, LOADED, options, Progress()))[0]
+    of = {r.slot.kind: r for r in records if r.slot and r.case.label == (names[0] if names else "baseline")}
+    peak, forecast = of["memory"].memory.peak_host_bytes, of["predict"].prediction
+    assert forecast.predicted_phase.endswith(phase)
+    assert forecast.predicted_peak_bytes == pytest.approx(peak, rel=0.02) and peak <= 1.01 * forecast.at_most_bytes
 
 
 def test_a_second_run_measures_the_same():
@@ -298,6 +329,35 @@ def test_a_number_that_a_step_asks_for_is_supposed_and_said():
     parameters = plain.prediction.floor_bytes / 4  # of parameters, gradients and two moments
     assert update[id(foreach)] - update[id(fused)] == pytest.approx(parameters, rel=0.1), "a copy of all of them"
     assert scaled.prediction.predicted_peak_bytes < plain.prediction.predicted_peak_bytes
+
+
+def test_a_number_that_is_known_is_no_guess():
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, LiveStorage() as live:
+        live.run_operator = Operators(fake, Work())
+        number, truth, computed = torch.tensor(128), torch.tensor(False), torch.ones(3).sum()
+        assert (number.item(), bool(truth), live.supposed) == (128, False, 0)
+        number.add_(1)
+        assert (number.item(), computed.item(), live.supposed) == (1, 1.0, 2), "nobody knows what was computed"
+
+
+FAILING = """
+from harness.workloads.user_model import of_torch
+from torch import nn
+
+def make(shape):
+    raise ArithmeticError("no such width")
+
+def harness_workloads(): return [of_torch("failing", make)]
+harness_workloads = __import__("harness").hookimpl(harness_workloads)
+"""
+
+
+def test_a_model_that_cannot_be_made_says_why_where_it_is_predicted(tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    case = Case(workload="failing", shape={}, place="torch/cpu", corpus="", tokenizer="")
+    asked = Task(kind="predict", cases=(case,), run_id="", parent=0, folder="", plugins=(str(tmp_path / "failing.py"),))
+    (record,) = runner.run(asked, 1, 120.0)
+    assert record.status == "ok" and "ArithmeticError: no such width" in record.missing["predicted_peak_bytes"]
 
 
 @pytest.mark.parametrize("place", ["torch/cpu", "jax/cpu"])
