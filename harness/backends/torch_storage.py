@@ -118,8 +118,10 @@ class LiveStorage(TorchDispatchMode):
 
     def _number_in(self, tensor: torch.Tensor) -> Any:
         """Return the number in a tensor: where nobody knows it, as a step computed it, one that is supposed."""
-        known = tensor.constant if isinstance(tensor, FakeTensor) and tensor._version == 0 else tensor
-        if known is None or isinstance(known, FakeTensor):
+        known: torch.Tensor | None = tensor
+        if isinstance(tensor, FakeTensor):
+            known = tensor.constant if tensor._version == 0 else None
+        if known is None or known.is_meta:
             self.supposed += 1
             return SUPPOSED[tensor.dtype]
         with _disable_current_modes():

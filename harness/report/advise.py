@@ -45,7 +45,8 @@ def text(answers: Sequence[Advice]) -> str:
         if advice.chosen is not None:
             if parts := _parts(advice.chosen, advice.predicted):
                 pieces.append(parts)
-            pieces.append(f"```yaml\nstrategies:\n{_lines(advice.chosen)}```")
+            ranks = f"ranks: {advice.chosen.case.ranks}\n" if advice.chosen.case.ranks > 1 else ""
+            pieces.append(f"```yaml\nstrategies:\n{_lines(advice.chosen)}{ranks}```")
     return "\n\n".join(pieces) + "\n"
 
 

@@ -108,25 +108,30 @@ def _remarks(rows: Sequence[PlanRow]) -> list[str]:
     remarks = basis(rows)
     remarks += [f"- {escaped(row.case.label)}: {with_code(row.reason)}" for row in rows if row.reason]
     remarks += [f"- {escaped(row.case.label)}: {beyond_host(row)}" for row in rows if row.over_host_bytes]
-    others = [row for row in rows if row.limit_bytes is not None and row.limit_bytes != rows[0].limit_bytes]
-    remarks += dict.fromkeys(f"- {_whose_room(row)} {_room(row)}" for row in others)
-    if any(row.case.ranks > 1 for row in rows):
-        whole = [escaped(row.case.label) for row in rows if row.case.ranks == 1]
-        remarks += [f"- not divided, but all of it on one rank: {', '.join(whole)}"] if whole else []
-        remarks += [] if rows[0].case.place.device == "cpu" else [BETWEEN_RANKS]
     if any(row.seconds and row.timed < TIMED for row in rows):
         remarks.append(ROUGH)
     return ["\n".join(remarks)] if remarks else []
 
 
 def basis(rows: Sequence[PlanRow]) -> list[str]:
-    """Say how sure the bounds of rows are, by what rows are judged, and for which card they are predicted."""
+    """Say how sure the bounds of rows are, by what rows are judged, for which card, and among how many ranks."""
     unbounded = any(row.at_most_bytes is None and row.fits is not None for row in rows)
     remarks = [sureness(row.coverage for row in rows), UNBOUNDED if unbounded else "", _by_segments(rows)]
     remarks += [f"- gpu: {escaped(supposed)}" for supposed in dict.fromkeys(row.supposed for row in rows) if supposed]
     if wide := [escaped(row.case.label) for row in rows if row.without_fused_bfloat16]:
         remarks.append(f"- {', '.join(wide)}: {NOT_FUSED}")
-    return [remark for remark in remarks if remark]
+    others = [row for row in rows if row.limit_bytes is not None and row.limit_bytes != rows[0].limit_bytes]
+    remarks += dict.fromkeys(f"- {_whose_room(row)} {_room(row)}" for row in others)
+    return [remark for remark in (*remarks, *_of_ranks(rows)) if remark]
+
+
+def _of_ranks(rows: Sequence[PlanRow]) -> list[str]:
+    """Say which of rows on several ranks are not divided, and what the others take beside their predictions."""
+    if all(row.case.ranks == 1 for row in rows):
+        return []
+    whole = [escaped(row.case.label) for row in rows if row.case.ranks == 1]
+    undivided = f"- not divided, but all of it on one rank: {', '.join(whole)}" if whole else ""
+    return [undivided, "" if rows[0].case.place.device == "cpu" else BETWEEN_RANKS]
 
 
 def _by_segments(rows: Sequence[PlanRow]) -> str:

@@ -94,7 +94,10 @@ def test_on_several_ranks_each_combination_divides_the_run_and_nothing_is_measur
     assert [case.label for case in others] == list(dict.fromkeys(case.label for case in others)), "each once"
     assert {"ddp on 4 ranks", "checkpoint + fsdp on 4 ranks"} <= {case.label for case in others}
     assert all({"ddp", "fsdp"} & {each.name for each in case.strategies} for case in others)
-    assert of_torch.choice == "ddp on 4 ranks" and "Use **ddp on 4 ranks**" in text([of_torch])
+    written = text([of_torch])
+    assert of_torch.choice == "ddp on 4 ranks" and "Use **ddp on 4 ranks**" in written
+    assert "- not divided, but all of it on one rank: baseline\n" in written
+    assert written.endswith("```yaml\nstrategies:\n  - ddp\nranks: 4\n```\n")
     assert any("nothing is measured on 4 ranks" in note for note in notes), notes
     assert not any("left out: what needs" in note for note in notes)
 

@@ -213,7 +213,7 @@ def test_the_phases_of_a_jax_run_are_predicted():
     record = predicted("jax/cpu", PLAIN)
     peaks = {phase.name: phase.peak_bytes for phase in record.prediction.predicted_phases}
     assert peaks.keys() == {"source", "windows", "batches", "init", "steady_step"}
-    assert 0 < peaks["source"] <= peaks["windows"] < peaks["batches"] < peaks["init"]
+    assert 0 < peaks["source"] <= peaks["windows"] < peaks["init"] < peaks["batches"], "batches come beside the state"
     assert record.prediction.predicted_phase == "steady_step"
     assert peaks["init"] == pytest.approx(predicted("torch/cpu", PLAIN).prediction.floor_bytes * 3 / 4, rel=0.02)
 
@@ -338,6 +338,8 @@ def test_a_number_that_is_known_is_no_guess():
         assert (number.item(), bool(truth), live.supposed) == (128, False, 0)
         number.add_(1)
         assert (number.item(), computed.item(), live.supposed) == (1, 1.0, 2), "nobody knows what was computed"
+    with LiveStorage() as live:
+        assert (torch.ones(1, device="meta").item(), torch.tensor(7).item(), live.supposed) == (1.0, 7, 1)
 
 
 FAILING = """
