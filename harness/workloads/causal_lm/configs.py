@@ -124,6 +124,19 @@ def _demand_sizes(values: Values, name: str) -> None:
             f"{name} has {of(values, 'num_attention_heads')} heads and a num_key_value_heads of {shared}: "
             "give a number that divides the heads"
         )
+    if (
+        isinstance(share := values.get("partial_rotary_factor"), int | float)
+        and (
+            turned := int(
+                (values.get("head_dim") or of(values, "hidden_size") // of(values, "num_attention_heads")) * share
+            )
+        )
+        % 2
+    ):
+        raise ValueError(
+            f"{name} turns {turned} numbers of a head, by its partial_rotary_factor of {share}, and they are turned in "
+            "pairs: give sizes by which they are an even number"
+        )
 
 
 def _demand_experts(values: Values, name: str) -> None:

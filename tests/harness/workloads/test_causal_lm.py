@@ -422,6 +422,10 @@ BAD = [
         {"config": "mixtral-8x7b", "changes": {"num_experts_per_tok": 20}},
         "has a num_experts_per_tok of 20 and a num_local_experts of 8: give at most as many as there are",
     ),
+    (
+        {"config": "phi-2", "changes": {"hidden_size": 128, "num_attention_heads": 2}},
+        "turns 25 numbers of a head, by its partial_rotary_factor of 0.4, and they are turned in pairs",
+    ),
     ({"config": "llama-2-7b", "changes": {"num_key_value_heads": 5}}, "a num_key_value_heads of 5: give a number that"),
 ]
 
