@@ -46,8 +46,12 @@ IMPORT = re.compile(r"^ *from (strategies\.[\w.]+) import (\([^)]*\)|[^(#\n]*)",
 """How a module imports from those of strategies."""
 STATED = ("holds", "Holding", "Held", "conflicts", "calls")  # Held: what Holding was called
 """What a strategy states of its memory, in which form, and of what it goes together with: none of it runs."""
-OF_CHILDREN = ("_read_children", "same_program")
+OF_CHILDREN = frozenset({"_read_children", "same_program"})
 """Functions that read the processes which a worker starts: they decide figures of results that have such."""
+OF_DOCUMENTS = frozenset({"_sizes_of"})
+"""Functions that look at batches of texts of all lengths: they decide figures of results on `documents`."""
+DOCUMENTED = ("documents", "causal_lm_documents")
+"""The workloads of such texts."""
 REFUSALS = ("ValueError", "PluginError")
 """What is raised for a value or a plugin that is wrong: whatever has figures has passed."""
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,10 +150,10 @@ def differing(written: Mapping[str, str], files: Collection[str] = ()) -> tuple[
 
 
 @cache
-def changed(commit: str, files: tuple[str, ...], with_children: bool = True) -> tuple[str, ...] | None:
+def changed(commit: str, files: tuple[str, ...], aside: frozenset[str] = frozenset()) -> tuple[str, ...] | None:
     """Return the files of the deciding rooms, and those among `files`, that do something else than at a commit.
 
-    Without children what reads these is left out. None where that cannot be known: outside git, for a commit that this
+    Functions `aside` are left out. None where that cannot be known: outside git, for a commit that this
     history lacks, for code that was never committed.
     """
     if commit.endswith("-dirty"):
@@ -167,7 +171,7 @@ def changed(commit: str, files: tuple[str, ...], with_children: bool = True) -> 
         name
         for name, blob in names
         if name.endswith(".py") and (name not in TOOLS or name in files)
-        if _meaning_of_blob(blob, with_children) != _meaning(ROOT / name, with_children)
+        if _meaning_of_blob(blob, aside) != _meaning(ROOT / name, aside)
     )
 
 
@@ -201,9 +205,12 @@ def since(records: Sequence[Record], strategies: Mapping[str, Strategy]) -> Role
     written = {record.origin.commit: record.heading.code for record in records if record.heading.code}
     needed, places = rooms(cases), {case.place for case in cases}
     with_children = any(record.child_peak_bytes is not None and not is_prediction(record) for record in records)
+    documented = any(case.workload in DOCUMENTED for case in cases)
+    aside = frozenset() if with_children else OF_CHILDREN
+    aside = aside if documented else aside | OF_DOCUMENTS
 
     def changes(commit: str) -> tuple[str, ...] | None:
-        known = changed(commit, files, with_children)
+        known = changed(commit, files, aside)
         return differing(written[commit], files) if known is None and commit in written else known
 
     by_commit = {commit: changes(commit) for commit in dict.fromkeys(record.origin.commit for record in records)}
@@ -270,47 +277,46 @@ def _is_elsewhere(name: str, places: Collection[Place]) -> bool:
     return device is not None and device[1] not in {place.device for place in places}
 
 
-def _meaning(path: Path, with_children: bool) -> str | None:
-    return _of_text(path.read_text(encoding="utf-8"), with_children) if path.is_file() else None
+def _meaning(path: Path, aside: frozenset[str]) -> str | None:
+    return _of_text(path.read_text(encoding="utf-8"), aside) if path.is_file() else None
 
 
 @cache
-def _meaning_of_blob(blob: str, with_children: bool) -> str | None:
+def _meaning_of_blob(blob: str, aside: frozenset[str]) -> str | None:
     """Return what a file of the history does; None for one that was not there, whose number is all zeros."""
     try:
-        return _of_text(facts.git(ROOT, "cat-file", "blob", blob), with_children)
+        return _of_text(facts.git(ROOT, "cat-file", "blob", blob), aside)
     except subprocess.SubprocessError:
         return None
 
 
 @cache
-def _of_text(source: str, with_children: bool = True) -> str:
+def _of_text(source: str, aside: frozenset[str] = frozenset()) -> str:
     """Return a digest of what a module does; of one that is no Python, as it may be half written, of its text."""
     try:
-        meaning = _of_source(source, with_children)
+        meaning = _of_source(source, aside)
     except (SyntaxError, ValueError):
         meaning = source
     return hashlib.sha256(meaning.encode()).hexdigest()
 
 
-def _of_source(source: str, with_children: bool) -> str:
-    """Return the syntax tree of a module as text, without docstrings, places in the file, and what measures nothing."""
+def _of_source(source: str, aside: frozenset[str]) -> str:
+    """Return the syntax tree of a module as text, without docstrings, places in the file, and what measures nothing.
+
+    Nor has it the functions `aside`.
+    """
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
             doing = [each for each in body if not (_is_text(each) or _is_stated(each) or _refuses(each))]
-            doing = doing if with_children else [each for each in doing if not _reads_children(each)]
-            node.body = doing  # type: ignore[attr-defined]
+            left = [each for each in doing if not (isinstance(each, ast.FunctionDef) and each.name in aside)]
+            node.body = left  # type: ignore[attr-defined]
         if isinstance(node, ast.Call):
             node.keywords = [each for each in node.keywords if each.arg not in STATED]
         if isinstance(node, ast.ImportFrom):
             node.names = [each for each in node.names if each.name != KNOBS]
     return ast.dump(tree)
-
-
-def _reads_children(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef) and node.name in OF_CHILDREN
 
 
 def _refuses(node: ast.AST) -> bool:

@@ -74,7 +74,8 @@ def _windows(parts: Parts) -> Windows:
 def _sizes_of(parts: Parts, windows: Windows) -> Epoch:
     source = windows.source
     assert windows.size is not None and isinstance(source, Documents)
-    numbers = [_indices(parts, windows, at) for at in range(source.count // source.batch)]
+    order, batch = parts.order(parts, source, 0), source.batch  # asked for once: it may put the whole epoch in order
+    numbers = [order(at, at + batch) for at in range(0, source.count // batch * batch, batch)]
     shapes = tuple(windows.size(indices_B) for indices_B in numbers)
     return Epoch(shapes, tuple(int(source.lengths_N[indices_B].sum()) for indices_B in numbers))
 

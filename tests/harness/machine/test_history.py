@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 import pytest
@@ -80,11 +81,34 @@ def test_what_reads_children_counts_for_results_that_have_some(project: Path) ->
     assert history.since([alone], {}) == history.Roles((), ("harness/worker/memory.py",), ()), "any other function"
 
 
-def test_the_functions_that_read_children_are_there() -> None:
-    rooms = (history.ROOT / "harness" / name for name in ("run/runner.py", "machine/memory.py"))
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in rooms]
-    defined = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    assert {*history.OF_CHILDREN} <= defined
+def test_what_looks_at_batches_of_documents_counts_for_results_on_documents(project: Path) -> None:
+    file = project / "harness" / "worker" / "memory.py"
+    file.write_text("def _sizes_of(parts):\n    return parts\n")
+    before = commit(project)
+    file.write_text("def _sizes_of(parts):\n    return 2 * parts\n")
+    for workload, measuring in (("decoder", ()), ("documents", ("harness/worker/memory.py",))):
+        case = Case(workload=workload, shape={}, place=Place("torch", "cpu"), corpus="zipf", tokenizer="none")
+        record = Record(case=case, slot=Slot(case="x", kind="memory"), origin=Origin(commit=before))
+        assert history.since([record], {}) == history.Roles((), measuring, ())
+
+
+@pytest.mark.parametrize(
+    ("names", "places"),
+    [(history.OF_CHILDREN, ("run/runner.py", "machine/memory.py")), (history.OF_DOCUMENTS, ("worker/batch_sizes.py",))],
+)
+def test_the_functions_that_decide_figures_of_some_results_alone_are_there_and_nowhere_else(names, places) -> None:
+    def defined(paths: Iterable[Path]) -> list[str]:
+        trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
+        return [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+    rooms = [history.ROOT / "harness" / name for name in places]
+    others = [path for path in (history.ROOT / "harness").rglob("*.py") if path not in rooms]
+    assert names <= set(defined(rooms)) and names.isdisjoint(defined(others))
+
+
+def test_the_workloads_of_documents_are_those_whose_data_are_documents() -> None:
+    workloads = plugins.load().workloads
+    assert {*history.DOCUMENTED} == {name for name, each in workloads.items() if each.data == "documents"}
 
 
 def test_what_a_file_does_is_a_change_committed_or_not(project: Path) -> None:
@@ -275,7 +299,7 @@ def test_nothing_that_runs_asks_what_is_stated() -> None:
 def test_a_later_prediction_is_held_against_its_own_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     predictor, meter = "harness/backends/torch_kernels.py", "harness/worker/memory.py"
     changes: dict[str, tuple[str, ...] | None] = {"old": (predictor,), "new": (), "older": (predictor, meter)}
-    monkeypatch.setattr(history, "changed", lambda commit, files, with_children: changes.get(commit))
+    monkeypatch.setattr(history, "changed", lambda commit, files, aside: changes.get(commit))
     case = Case(workload="decoder", shape={}, place=Place("torch", "cpu"), corpus="zipf", tokenizer="none")
 
     def record(kind: Kind, commit: str) -> Record:

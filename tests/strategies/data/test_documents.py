@@ -160,6 +160,21 @@ def test_no_document_is_left_out_of_every_epoch():
     assert set.union(*epochs) == set(range(11))
 
 
+def test_an_epoch_is_put_in_order_once_however_many_batches_it_has():
+    """Each order of 2,000 documents is a permutation of all of them."""
+    parts, orders = parts_of("torch", documents=2000, shuffle=True), []
+
+    def order(parts_, source, epoch):
+        orders.append(epoch)
+        return parts.order(parts_, source, epoch)
+
+    epoch = batch_sizes.of_epoch(DOCUMENTS, replace(parts, order=order))
+    assert orders == [0] and len(epoch.shapes) == 2000 // parts.shape.batch
+    source, windows = opened(parts)
+    indices_B = parts.order(parts, source, 0)(source.batch, 2 * source.batch)
+    assert epoch.shapes[1] == windows.size(indices_B)
+
+
 def test_buckets_have_documents_of_like_lengths():
     plain, sorted_ = (
         batch_sizes.of_epoch(DOCUMENTS, parts_of("torch", *names)) for names in ((), ("bucketed_lengths",))
