@@ -4,8 +4,8 @@ Peak: the parameters, and gradients and moments of the largest block alone: 12 b
 are each layer and each tensor outside of the layers, the largest first. A block is trained for `every` steps, with
 moments and a count of steps that begin anew (Luo et al., 2024, arXiv:2404.02827). No gradient is made of what stands
 still, and activations that only its gradient would need are not kept: where the head comes first, the blocks after it
-keep more, in steps that are neither predicted nor measured here. torch only: in JAX the layers are one
-stacked array, the gradient of which is whole.
+keep more, in steps that are neither predicted nor measured here. torch only: in JAX the layers are one stacked array,
+the gradient of which is whole.
 """
 
 from dataclasses import replace
