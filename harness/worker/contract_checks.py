@@ -78,7 +78,7 @@ class Contract:
         With `ends` it is evaluated, saved and resumed after its steps.
         """
         made: Any = self.loaded.workloads[workload]
-        wanted = {"network": network, "weight_decay": DECAY}
+        wanted = {"network": network} | ({} if "update" in made.lacks else {"weight_decay": DECAY})
         settings: dict[str, Any] = {name: value for name, value in wanted.items() if name in made.shape.model_fields}
         if ends:
             settings["evaluations"] = 2
