@@ -13,7 +13,7 @@ from harness.records.record import Heading
 from harness.run import bench, locks, session, template
 from harness.run.schedule import obstacle
 from harness.suite.plan import Comparison, Plan
-from harness.verbs.combinations import MOST, candidates, demanded, left_out, listed, members, ranks_of, unfit
+from harness.verbs.combinations import MOST, Choice, ranks_of
 from harness.verbs.machine import ELSEWHERE, Machine
 from harness.verbs.plan import TIMED, PlanRow, beyond_host, need, of_cases, of_plan, taken
 from harness.verbs.search import Patient, search
@@ -100,18 +100,16 @@ def advise(
     and those on another GPU than the one here are not measured: `on_note` gets a sentence on each of their places.
     Raises SuiteError where none is left, StoreError for results that cannot be written.
     """
-    ranks = ranks_of(plan)
-    combined = [each for each in plan.comparisons if members(each, plugins, allowed, everything, only, ranks)]
+    choice = Choice(plugins, allowed, everything, only, ranks_of(plan))
+    combined = [each for each in plan.comparisons if choice.members(each)]
     for place in dict.fromkeys(each.baseline.place for each in plan.comparisons if combined and each not in combined):
         on_note(f"{plan.path}: no strategy of it may be combined on {place}: it is left out")
-    sentences = [left_out(candidates(each, plugins, everything, only, ranks), plugins, allowed) for each in combined]
-    reasons = [f"left out: {reason}" for each in combined for reason in unfit(each, plugins, only, ranks)]
-    for sentence in filter(None, dict.fromkeys([*sentences, *reasons])):
+    reasons = [f"left out: {reason}" for each in combined for reason in choice.unfit(each)]
+    for sentence in filter(None, dict.fromkeys([*map(choice.left_out, combined), *reasons])):
         on_note(f"{plan.path}: {sentence}")
-    name = str(plan.path)
     groups = combined or plan.comparisons
-    applied = [demanded(each, plugins, allowed, everything, name, only, ranks) for each in groups]
-    whole = [listed(each, its, plugins, ranks) for each, its in zip(groups, applied, strict=True)]
+    applied = [choice.demanded(each, str(plan.path)) for each in groups]
+    whole = [choice.listed(each, its) for each, its in zip(groups, applied, strict=True)]
     in_full = replace(plan, comparisons=tuple(filter(None, whole)))
     rows_in_full = iter(of_plan(in_full, plugins, options.plugins, machine, on_case))
 
@@ -119,7 +117,7 @@ def advise(
         return of_cases(cases, plan, plugins, options.plugins, machine, on_case, seconds=seconds)
 
     def searched(baseline: Case, its: Sequence[Applied]) -> list[PlanRow]:
-        tried = "each is tried alone" if ranks == 1 else "what divides the run is tried alone"
+        tried = "each is tried alone" if choice.ranks == 1 else "what divides the run is tried alone"
         on_note(
             f"{plan.path}: {len(its)} strategies give more than {MOST} combinations on {baseline.place}: {tried}, and "
             "then the one that saves most added, again and again"
@@ -129,7 +127,7 @@ def advise(
         def on_step(row: PlanRow) -> None:
             on_note(f"so far {row.case.label} {_state(row)}")
 
-        rows = search(baseline, its, plugins, patient, on_step, ranks)
+        rows = search(baseline, its, plugins, patient, on_step, choice.ranks)
         without = [row.case.label for row in rows if row.peak_bytes is None and len(row.case.strategies) == 1]
         if without:
             on_note(f"{plan.path}: left out, without a prediction in {patient.seconds:.0f} s: {', '.join(without)}")
@@ -142,11 +140,11 @@ def advise(
     elsewhere = {place for each in groups if machine.is_elsewhere(place := each.baseline.place)}
     for place in () if predict_only else sorted(elsewhere):
         on_note(f"{plan.path}: nothing is measured on {place}: {ELSEWHERE}")
-    if ranks > 1 and not predict_only:
-        on_note(f"{plan.path}: nothing is measured on {ranks} ranks: `harness run` measures the rows of a suite there")
+    if choice.ranks > 1 and not predict_only:
+        on_note(f"{plan.path}: nothing is measured on {choice.ranks} ranks: `harness run` measures a suite there")
 
     def is_measured(case: Case) -> bool:
-        return not predict_only and ranks == 1 and case.place not in elsewhere and not obstacle(plugins, case)
+        return not predict_only and choice.ranks == 1 and case.place not in elsewhere and not obstacle(plugins, case)
 
     chosen = [promising(rows) if is_measured(rows[0].case) else [] for rows in predicted]
     measured = _measured(plan, plugins, options, predicted, chosen, progress) if any(chosen) else {}

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from harness.contract.parts import DATA_PARTS
 from harness.contract.plugins import Plugins, printable
@@ -25,63 +26,96 @@ def ranks_of(plan: Plan) -> int:
     return ranks if "ranks" in plan.suite.model_fields_set and isinstance(ranks, int) else 1
 
 
-def members(
-    comparison: Comparison,
-    plugins: Plugins,
-    allowed: Sequence[str],
-    everything: bool,
-    only: str | None = None,
-    ranks: int = 1,
-) -> list[Applied]:
-    """List the strategies to combine: those of `candidates` whose answers are of the kinds allowed."""
-    return [
-        applied
-        for applied in candidates(comparison, plugins, everything, only, ranks)
-        if plugins.strategies[applied.name].declares in ("exact", *allowed)
-    ]
+@dataclass(frozen=True)
+class Choice:
+    """Which strategies may be combined: those whose answers are exact, or of the kinds `allowed`.
 
-
-def candidates(
-    comparison: Comparison, plugins: Plugins, everything: bool, only: str | None = None, ranks: int = 1
-) -> list[Applied]:
-    """List the strategies that a comparison names, or all of the model's, as far as they are for its place.
-
-    With `only` they are those of rows whose label contains it, and of all those whose name does. `everything` leaves
-    out strategies of data, since what a step holds does not depend on them, and those of a CPU's allocator. Those that
-    divide the run are for several `ranks` alone.
+    They are those of a suite, or of `everything` that is loaded; with `only` those of rows whose label contains it, and
+    of everything those whose name does. Those that divide the run are combined on several `ranks` alone, and there
+    every combination has one of them.
     """
-    considered = _considered(comparison, plugins, everything, only)
-    fit = [each for each in considered if _obstacle(each, comparison, plugins) is None]
-    return [each for each in fit if ranks > 1 or not divides(each, plugins)]
 
+    plugins: Plugins
+    allowed: Sequence[str] = ()
+    everything: bool = False
+    only: str | None = None
+    ranks: int = 1
 
-def _considered(comparison: Comparison, plugins: Plugins, everything: bool, only: str | None) -> list[Applied]:
-    rows = [each for each in comparison.cases if only is None or only in each.label]
-    named = {str(applied): applied for each in rows for applied in each.strategies}
-    if everything:
-        on_cpu = comparison.baseline.place.device == "cpu"  # where the allocator is pinned
-        named |= {
-            name: Applied(name=name)
-            for name, strategy in plugins.strategies.items()
-            if not DATA_PARTS & set(strategy.rewrites)
-            and (strategy.rewrites or not on_cpu)
-            and (only is None or only in name)
-        }
-    return [applied for applied in named.values() if applied.name != CONTROL]
+    def members(self, comparison: Comparison) -> list[Applied]:
+        """List the strategies to combine: those of `candidates` whose answers may be used."""
+        return [each for each in self.candidates(comparison) if self._kind(each) in ("exact", *self.allowed)]
+
+    def candidates(self, comparison: Comparison) -> list[Applied]:
+        """List the strategies that a comparison names, or all of the model's, as far as they are for its place."""
+        considered = self._considered(comparison, self.everything)
+        fit = [each for each in considered if _obstacle(each, comparison, self.plugins) is None]
+        return [each for each in fit if self.ranks > 1 or not divides(each, self.plugins)]
+
+    def demanded(self, comparison: Comparison, name: str) -> list[Applied]:
+        """Return the strategies to combine; raise SuiteError, which names the suite, where there are none.
+
+        So it is on several ranks where none of them divides the run.
+        """
+        applied = self.members(comparison)
+        if not applied or (self.ranks > 1 and not any(divides(each, self.plugins) for each in applied)):
+            chosen = "" if self.only is None else f" whose name contains '{printable(self.only)[:40]}'"
+            why = "; ".join(filter(None, [self.left_out(comparison), *self.unfit(comparison)]))
+            remedy = "add some" if self.everything else "add some, or give --all"
+            what = "may be combined" if not applied else f"divides the run among {self.ranks} ranks"
+            raise SuiteError(f"{name}: no strategy of it{chosen} {what}: {why or remedy}")
+        return applied
+
+    def unfit(self, comparison: Comparison) -> list[str]:
+        """Say why strategies that a comparison names are no candidates: of all that need several ranks at once."""
+        considered = self._considered(comparison, False)
+        dividing = dict.fromkeys(each.name for each in considered if self.ranks == 1 and divides(each, self.plugins))
+        reasons = [_obstacle(each, comparison, self.plugins) for each in considered if each.name not in dividing]
+        several = f"what needs several ranks, which `ranks` of a suite names: {', '.join(dividing)}" if dividing else ""
+        return list(filter(None, [several, *reasons]))
+
+    def left_out(self, comparison: Comparison) -> str:
+        """Say which candidates are left out for their answers, and how to allow them; an empty text where none is."""
+        kinds: dict[str, list[str]] = {}
+        for applied in self.candidates(comparison):
+            if (kind := self._kind(applied)) not in ("exact", *self.allowed):
+                kinds.setdefault(kind, []).append(applied.name)
+        named = ", ".join(name for kind in kinds.values() for name in dict.fromkeys(kind))
+        options = " ".join(f"--allow {kind}" for kind in kinds)
+        return named and f"left out, as answers are not exact: {named}; {options} allows them"
+
+    def listed(self, comparison: Comparison, applied: Sequence[Applied]) -> Comparison | None:
+        """Return the comparison with every combination of strategies in it; None where there are too many."""
+        rows = list(itertools.islice(combinations(applied, self.plugins, self.ranks), MOST + 1))
+        if len(rows) > MOST:
+            return None
+        return Comparison(tuple(case_of(comparison.baseline, row, self.plugins, self.ranks) for row in rows))
+
+    def _kind(self, applied: Applied) -> str:
+        """Return what a strategy declares of its answers."""
+        return self.plugins.strategies[applied.name].declares
+
+    def _considered(self, comparison: Comparison, everything: bool) -> list[Applied]:
+        """List what is named, and of everything what is no strategy of data, on which no step depends.
+
+        Nor is it one of a CPU's allocator.
+        """
+        rows = [each for each in comparison.cases if self.only is None or self.only in each.label]
+        named = {str(applied): applied for each in rows for applied in each.strategies}
+        if everything:
+            on_cpu = comparison.baseline.place.device == "cpu"  # where the allocator is pinned
+            named |= {
+                name: Applied(name=name)
+                for name, strategy in self.plugins.strategies.items()
+                if not DATA_PARTS & set(strategy.rewrites)
+                and (strategy.rewrites or not on_cpu)
+                and (self.only is None or self.only in name)
+            }
+        return [applied for applied in named.values() if applied.name != CONTROL]
 
 
 def _obstacle(applied: Applied, comparison: Comparison, plugins: Plugins) -> str | None:
     """Return why a strategy can never be applied in a comparison."""
     return misfit(plugins, comparison.baseline.model_copy(update={"strategies": (applied,)}))
-
-
-def unfit(comparison: Comparison, plugins: Plugins, only: str | None = None, ranks: int = 1) -> list[str]:
-    """Say why strategies that a comparison names are no candidates: of all that need several ranks at once."""
-    considered = _considered(comparison, plugins, False, only)
-    dividing = dict.fromkeys(each.name for each in considered if ranks == 1 and divides(each, plugins))
-    reasons = [_obstacle(each, comparison, plugins) for each in considered if each.name not in dividing]
-    of_ranks = f"what needs several ranks, which `ranks` of a suite names: {', '.join(dividing)}" if dividing else None
-    return list(filter(None, [of_ranks, *reasons]))
 
 
 def divides(applied: Applied, plugins: Plugins) -> bool:
@@ -93,18 +127,6 @@ def case_of(baseline: Case, combination: Sequence[Applied], plugins: Plugins, ra
     """Return the case of a combination, on as many ranks where it divides the run."""
     count = ranks if any(divides(each, plugins) for each in combination) else 1
     return baseline.model_copy(update={"strategies": tuple(combination), "ranks": count})
-
-
-def left_out(candidates: Sequence[Applied], plugins: Plugins, allowed: Sequence[str]) -> str:
-    """Say which strategies are left out for their answers, and how to allow them; an empty text where none is."""
-    kinds: dict[str, list[str]] = {}
-    for applied in candidates:
-        kind = plugins.strategies[applied.name].declares
-        if kind not in ("exact", *allowed):
-            kinds.setdefault(kind, []).append(applied.name)
-    named = ", ".join(name for kind in kinds.values() for name in dict.fromkeys(kind))
-    options = " ".join(f"--allow {kind}" for kind in kinds)
-    return named and f"left out, as answers are not exact: {named}; {options} allows them"
 
 
 def combinations(members: Sequence[Applied], plugins: Plugins, ranks: int = 1) -> Iterator[tuple[Applied, ...]]:
@@ -134,14 +156,6 @@ def combinations(members: Sequence[Applied], plugins: Plugins, ranks: int = 1) -
         yield from subsets((at,), [other for other in others if (min(at, other), max(at, other)) in together])
 
 
-def listed(comparison: Comparison, applied: Sequence[Applied], plugins: Plugins, ranks: int = 1) -> Comparison | None:
-    """Return the comparison with every combination in it; None where there are too many."""
-    rows = list(itertools.islice(combinations(applied, plugins, ranks), MOST + 1))
-    if len(rows) > MOST:
-        return None
-    return Comparison(tuple(case_of(comparison.baseline, row, plugins, ranks) for row in rows))
-
-
 def ordered(members: Sequence[Applied], plugins: Plugins) -> tuple[Applied, ...] | None:
     """Return strategies in the order in which they go together, as listed where they may; None where they do not."""
     if len({applied.name for applied in members}) < len(members):
@@ -164,27 +178,3 @@ def _is_after(strategy: Strategy, others: Sequence[Strategy]) -> bool:
         for other in others
         if other is not strategy
     )
-
-
-def demanded(
-    comparison: Comparison,
-    plugins: Plugins,
-    allowed: Sequence[str],
-    everything: bool,
-    name: str,
-    only: str | None = None,
-    ranks: int = 1,
-) -> list[Applied]:
-    """Return the strategies to combine; raise SuiteError, which names the suite, where there are none.
-
-    So it is on several ranks where none of them divides the run.
-    """
-    applied = members(comparison, plugins, allowed, everything, only, ranks)
-    if not applied or (ranks > 1 and not any(divides(each, plugins) for each in applied)):
-        chosen = "" if only is None else f" whose name contains '{printable(only)[:40]}'"
-        answers = left_out(candidates(comparison, plugins, everything, only, ranks), plugins, allowed)
-        why = "; ".join(filter(None, [answers, *unfit(comparison, plugins, only, ranks)]))
-        remedy = "add some" if everything else "add some, or give --all"
-        what = "may be combined" if not applied else f"divides the run among {ranks} ranks"
-        raise SuiteError(f"{name}: no strategy of it{chosen} {what}: {why or remedy}")
-    return applied

@@ -17,7 +17,7 @@ from harness.records import store
 from harness.run import bench, session
 from harness.suite import reader
 from harness.verbs.advise import advise
-from harness.verbs.combinations import demanded, listed
+from harness.verbs.combinations import Choice
 from harness.verbs.machine import this_machine
 from harness.verbs.plan import with_budget
 from harness.verdicts import judge
@@ -45,7 +45,8 @@ def main() -> None:
         machine = this_machine(plan.places, options.cache)
         found = advise(plan, loaded, options, machine, (), False, False, bench.Progress())[0]
         group = plan.comparisons[0]
-        every = listed(group, demanded(group, loaded, (), False, "small"), loaded)
+        choice = Choice(loaded)
+        every = choice.listed(group, choice.demanded(group, "small"))
         assert every is not None
         whole = replace(plan, name="whole", comparisons=(every,))
         (table,) = judge.judge(

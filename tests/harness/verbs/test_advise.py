@@ -1,6 +1,7 @@
 """Which strategies advice combines: those that -k lets through, at each place that has some."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from harness.suite.bounds import SuiteError
 from harness.suite.plan import Comparison, Plan, selected
 from harness.verbs import advise as verb
 from harness.verbs.advise import Advice, advise
-from harness.verbs.combinations import combinations, demanded, listed, members
+from harness.verbs.combinations import Choice, combinations
 from harness.verbs.machine import Machine
 from harness.verbs.plan import PlanRow
 
@@ -125,7 +126,7 @@ def test_a_strategy_that_cannot_be_combined_is_named_with_the_reason(path: Path)
 def test_of_all_strategies_those_of_an_allocator_count_on_a_gpu() -> None:
     def chosen(place: str) -> list[str]:
         case = Case(workload="decoder", shape={}, place=place, corpus="x", tokenizer="bytes")
-        return [applied.name for applied in verb.candidates(Comparison((case,)), LOADED, True)]
+        return [applied.name for applied in Choice(LOADED, everything=True).candidates(Comparison((case,)))]
 
     assert "expandable_segments" in chosen("torch/cuda")
     assert "pinned_allocator" not in chosen("torch/cpu"), "it is pinned for all"
@@ -168,14 +169,15 @@ def test_on_another_gpu_than_the_one_here_nothing_is_measured(
 
 def test_what_is_chosen_by_name_is_chosen_of_all_strategies_too(path: Path) -> None:
     (group, _) = reader.read(path, LOADED).comparisons
-    everything = [each.name for each in members(group, LOADED, (), True)]
-    few = [each.name for each in members(group, LOADED, (), True, "checkpoint")]
+    whole = Choice(LOADED, everything=True)
+    part = replace(whole, only="checkpoint")
+    everything, few = ([each.name for each in choice.members(group)] for choice in (whole, part))
     assert "checkpoint" in few and few == [name for name in everything if "checkpoint" in name]
-    assert listed(group, demanded(group, LOADED, (), True, "small.yaml"), LOADED) is None, "too many"
-    every = listed(group, demanded(group, LOADED, (), True, "small.yaml", "checkpoint"), LOADED)
+    assert whole.listed(group, whole.demanded(group, "small.yaml")) is None, "too many"
+    every = part.listed(group, part.demanded(group, "small.yaml"))
     assert every is not None and len(every.cases) > len(few)
     with pytest.raises(SuiteError, match="no strategy of it whose name contains 'nobody' may be combined"):
-        demanded(group, LOADED, (), True, "small.yaml", "nobody")
+        replace(whole, only="nobody").demanded(group, "small.yaml")
 
 
 def test_among_too_many_combinations_one_is_looked_for_and_the_answer_says_so(

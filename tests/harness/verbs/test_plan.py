@@ -38,7 +38,7 @@ from harness.verbs.advise import (
     promising,
     saved,
 )
-from harness.verbs.combinations import combinations, members
+from harness.verbs.combinations import Choice, combinations
 from harness.verbs.machine import Machine, card_of, this_machine
 from harness.verbs.plan import PlanRow, named, need, of_cases, of_plan, row_of, with_budget
 from harness.verbs.remedies import leanest, remedies
@@ -404,16 +404,18 @@ def test_a_part_that_is_wrapped_goes_on_top_of_a_rewritten_one_and_not_beneath_i
 
 def test_only_exact_answers_are_combined_unless_others_are_allowed(path: Path) -> None:
     group = plan(path).comparisons[0]
-    assert [str(each) for each in members(group, LOADED, (), False)] == ["checkpoint", "fused_loss"]
-    assert "bfloat16" in [str(each) for each in members(group, LOADED, ("lower_precision",), False)]
-    everything = [each.name for each in members(group, LOADED, (), True)]
+    assert [str(each) for each in Choice(LOADED).members(group)] == ["checkpoint", "fused_loss"]
+    assert "bfloat16" in [str(each) for each in Choice(LOADED, ("lower_precision",)).members(group)]
+    everything = [each.name for each in Choice(LOADED, everything=True).members(group)]
     assert {"checkpoint", "cut_loss", "accumulate"} <= set(everything)
     assert not {"bfloat16", "window_attention", "strided_view", "nothing"} & set(everything)
 
 
 def test_what_divides_a_run_among_ranks_is_not_combined(path: Path) -> None:
     (group,) = reader.read(path, LOADED).comparisons
-    assert not [each.name for each in members(group, LOADED, (), True) if LOADED.strategies[each.name].ranks]
+    assert not [
+        each.name for each in Choice(LOADED, everything=True).members(group) if LOADED.strategies[each.name].ranks
+    ]
 
 
 def test_plan_shows_what_fits_without_running_it(path: Path, tmp_path: Path, ran: Ran) -> None:
