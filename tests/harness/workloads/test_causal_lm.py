@@ -446,7 +446,8 @@ def test_bad_input_is_refused_in_a_sentence(sizes, sentence):
 def test_layers_that_read_more_than_hidden_states_are_refused(key, reason):
     read = case(GEMMA_4 | {key: 16})
     record = tasks.run(Task(kind="predict", cases=(read,), run_id="", parent=0, folder=""), LOADED)
-    assert f"the architecture 'gemma4_text' cannot be cut into layers: {reason} ({key})" in record.evidence["message"]
+    sentence = f"the architecture 'gemma4_text' cannot be cut into layers: {reason} ({key})"
+    assert sentence in record.missing["predicted_peak_bytes"]
 
 
 def test_layers_that_differ_by_their_numbers_follow_the_number_of_layers():
@@ -474,7 +475,7 @@ def test_layers_that_only_a_list_names_are_counted():
 def test_an_unknown_architecture_is_refused_in_a_sentence():
     strange = case({**configs.read("smollm2-135m"), "model_type": "llamma"})
     record = tasks.run(Task(kind="predict", cases=(strange,), run_id="", parent=0, folder=""), LOADED)
-    assert "knows no architecture 'llamma'; did you mean 'llama'?" in record.evidence["message"]
+    assert "knows no architecture 'llamma'; did you mean 'llama'?" in record.missing["predicted_peak_bytes"]
 
 
 def test_a_file_is_read_where_it_lies_and_its_values_go_into_the_case(tmp_path):
