@@ -18,6 +18,10 @@ ROWS = {
     for row in map(json.loads, (ROOT / "tests/benchmarks/published/rows.jsonl").read_text("utf-8").splitlines())
 }
 
+needs_models = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="the extra models is not installed"
+)
+
 
 @pytest.fixture(scope="module")
 def main():
@@ -103,7 +107,7 @@ TRAINED = {
 """A small run whose inner width is not the usual one of its architecture; its memory is an RTX 3060's."""
 
 
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
+@needs_models
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -134,7 +138,7 @@ def test_a_value_of_a_row_that_is_not_known_is_refused_and_not_taken_for_the_usu
     assert sentence in line["refused"] and "allocated_bytes" not in line
 
 
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
+@needs_models
 def test_one_thing_has_one_answer_by_whatever_words_it_is_named(predicted):
     plain = TRAINED | {"id": "plain"}
     adam = plain | {"id": "adam", "optimizer": "torch.optim.AdamW(lr=1e-3)"}
@@ -162,7 +166,7 @@ def test_one_thing_has_one_answer_by_whatever_words_it_is_named(predicted):
     assert {name: bytes_of[name] for name in others} == {name: bytes_of[name.split()[0]] for name in others}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
+@needs_models
 def test_what_takes_more_is_predicted_to_take_more(predicted):
     plain = TRAINED | {"id": "plain"}
     lora = {"r": 4, "targets": ["q_proj"]}
@@ -176,7 +180,7 @@ def test_what_takes_more_is_predicted_to_take_more(predicted):
     assert lines["dropout"]["allocated_bytes"] > lines["lora"]["allocated_bytes"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
+@needs_models
 def test_a_process_has_what_the_context_leaves_of_its_card(predicted):
     roomy = TRAINED | {"id": "roomy", "steps": "2 iterations; zero_grad before forward (mode not recorded)"}
     need = predicted([roomy])["roomy"]["process_bytes"]
@@ -198,7 +202,7 @@ def test_an_h100_nvl_has_more_memory_than_another(predicted):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
+@needs_models
 def test_a_published_adapter_run_is_met_to_the_byte(predicted):
     (line,) = predicted([ROWS["fitcheck-060"]]).values()
     measured = ROWS["fitcheck-060"]["measured"]
@@ -207,7 +211,7 @@ def test_a_published_adapter_run_is_met_to_the_byte(predicted):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
+@needs_models
 def test_published_processes_are_met_to_a_percent_and_bounded(predicted):
     names = ["xmem-002", "xmem-014", "xmem-028", "xmem-031", "xmem-041"]
     lines = predicted([ROWS[name] for name in names])
@@ -219,7 +223,7 @@ def test_published_processes_are_met_to_a_percent_and_bounded(predicted):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the extra models is not installed")
+@needs_models
 def test_where_gradients_are_dropped_decides_what_a_process_takes(predicted):
     """The row does not say where, so that its bound has the most of all ways."""
     row = ROWS["xmem-030"]

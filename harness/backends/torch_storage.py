@@ -30,9 +30,10 @@ An empirical figure in float32: it brings 54.5 MiB predicted of 63.1 measured (o
 (four layers) to within 2 %. The nominal workspace is three times that, of which a part is never touched.
 """
 RNN_PACKS = {torch.ops.aten.mkldnn_rnn_layer.default: 1, torch.ops.aten.mkldnn_rnn_layer_backward.default: 2}
-"""How often that library has the weights of an LSTM in an order of its own while it runs: and their gradients as well.
+"""How many times the bytes of an LSTM's weights that library takes beside them while it runs.
 
-Measured of one layer of 1,024: 32 MiB more in the forward pass, 67 MiB in the backward pass, where weights take 32 MiB.
+Measured of one layer of 1,024, whose weights take 32 MiB: 32 MiB more in the forward pass, 67 MiB in the backward pass.
+Supposedly it has them in an order of its own, and there their gradients as well.
 """
 
 COPYING = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")

@@ -153,8 +153,8 @@ def differing(written: Mapping[str, str], files: Collection[str] = ()) -> tuple[
 def changed(commit: str, files: tuple[str, ...], aside: frozenset[str] = frozenset()) -> tuple[str, ...] | None:
     """Return the files of the deciding rooms, and those among `files`, that do something else than at a commit.
 
-    Functions `aside` are left out. None where that cannot be known: outside git, for a commit that this
-    history lacks, for code that was never committed.
+    Functions `aside` are left out. None where that cannot be known: outside git, for a commit that this history lacks,
+    for code that was never committed.
     """
     if commit.endswith("-dirty"):
         return None
@@ -310,8 +310,9 @@ def _of_source(source: str, aside: frozenset[str]) -> str:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             doing = [each for each in body if not (_is_text(each) or _is_stated(each) or _refuses(each))]
-            left = [each for each in doing if not (isinstance(each, ast.FunctionDef) and each.name in aside)]
-            node.body = left  # type: ignore[attr-defined]
+            node.body = [  # type: ignore[attr-defined]
+                each for each in doing if not (isinstance(each, ast.FunctionDef) and each.name in aside)
+            ]
         if isinstance(node, ast.Call):
             node.keywords = [each for each in node.keywords if each.arg not in STATED]
         if isinstance(node, ast.ImportFrom):

@@ -1,6 +1,6 @@
 """Choose among combinations of strategies: predict them, measure the most promising few, name the best."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from harness.suite.plan import Comparison, Plan
 from harness.verbs.combinations import MOST, Choice, ranks_of
 from harness.verbs.machine import ELSEWHERE, Machine
 from harness.verbs.plan import TIMED, PlanRow, beyond_host, need, of_cases, of_plan, taken
-from harness.verbs.search import Patient, search
+from harness.verbs.search import Patient, Predict, search
 from harness.verdicts import judge
 from harness.verdicts.judge import Row
 
@@ -100,15 +100,12 @@ def advise(
     and those on another GPU than the one here are not measured: `on_note` gets a sentence on each of their places.
     Raises SuiteError where none is left, StoreError for results that cannot be written.
     """
-    choice = Choice(plugins, allowed, everything, only, ranks_of(plan))
+    name, choice = str(plan.path), Choice(plugins, allowed, everything, only, ranks_of(plan))
     combined = [each for each in plan.comparisons if choice.members(each)]
-    for place in dict.fromkeys(each.baseline.place for each in plan.comparisons if combined and each not in combined):
-        on_note(f"{plan.path}: no strategy of it may be combined on {place}: it is left out")
-    reasons = [f"left out: {reason}" for each in combined for reason in choice.unfit(each)]
-    for sentence in filter(None, dict.fromkeys([*map(choice.left_out, combined), *reasons])):
-        on_note(f"{plan.path}: {sentence}")
+    for sentence in _left_out(plan, choice, combined):
+        on_note(f"{name}: {sentence}")
     groups = combined or plan.comparisons
-    applied = [choice.demanded(each, str(plan.path)) for each in groups]
+    applied = [choice.demanded(each, name) for each in groups]
     whole = [choice.listed(each, its) for each, its in zip(groups, applied, strict=True)]
     in_full = replace(plan, comparisons=tuple(filter(None, whole)))
     rows_in_full = iter(of_plan(in_full, plugins, options.plugins, machine, on_case))
@@ -116,32 +113,17 @@ def advise(
     def predict(cases: Sequence[Case], seconds: float) -> list[PlanRow]:
         return of_cases(cases, plan, plugins, options.plugins, machine, on_case, seconds=seconds)
 
-    def searched(baseline: Case, its: Sequence[Applied]) -> list[PlanRow]:
-        tried = "each is tried alone" if choice.ranks == 1 else "what divides the run is tried alone"
-        on_note(
-            f"{plan.path}: {len(its)} strategies give more than {MOST} combinations on {baseline.place}: {tried}, and "
-            "then the one that saves most added, again and again"
-        )
-        patient = Patient(predict)
-
-        def on_step(row: PlanRow) -> None:
-            on_note(f"so far {row.case.label} {_state(row)}")
-
-        rows = search(baseline, its, plugins, patient, on_step, choice.ranks)
-        without = [row.case.label for row in rows if row.peak_bytes is None and len(row.case.strategies) == 1]
-        if without:
-            on_note(f"{plan.path}: left out, without a prediction in {patient.seconds:.0f} s: {', '.join(without)}")
-        return rows
-
     predicted = [
-        next(rows_in_full) if group is not None else searched(comparison.baseline, its)
+        next(rows_in_full)
+        if group is not None
+        else _searched(str(plan.path), comparison.baseline, its, choice, predict, on_note)
         for comparison, its, group in zip(groups, applied, whole, strict=True)
     ]
     elsewhere = {place for each in groups if machine.is_elsewhere(place := each.baseline.place)}
     for place in () if predict_only else sorted(elsewhere):
-        on_note(f"{plan.path}: nothing is measured on {place}: {ELSEWHERE}")
+        on_note(f"{name}: nothing is measured on {place}: {ELSEWHERE}")
     if choice.ranks > 1 and not predict_only:
-        on_note(f"{plan.path}: nothing is measured on {choice.ranks} ranks: `harness run` measures a suite there")
+        on_note(f"{name}: nothing is measured on {choice.ranks} ranks: `harness run` measures a suite there")
 
     def is_measured(case: Case) -> bool:
         return not predict_only and choice.ranks == 1 and case.place not in elsewhere and not obstacle(plugins, case)
@@ -152,6 +134,41 @@ def advise(
         replace(_advice(rows, measured.get(rows[0].case.comparison_key, ()), allowed), searched=group is None)
         for rows, group in zip(predicted, whole, strict=True)
     ]
+
+
+def _left_out(plan: Plan, choice: Choice, combined: Sequence[Comparison]) -> Iterator[str]:
+    """Say at which places nothing may be combined, and which strategies of the comparisons that are left, and why."""
+    places = dict.fromkeys(each.baseline.place for each in plan.comparisons if each not in combined)
+    for place in places if combined else ():
+        yield f"no strategy of it may be combined on {place}: it is left out"
+    reasons = [f"left out: {reason}" for each in combined for reason in choice.unfit(each)]
+    yield from filter(None, dict.fromkeys([*map(choice.left_out, combined), *reasons]))
+
+
+def _searched(
+    name: str,
+    baseline: Case,
+    applied: Sequence[Applied],
+    choice: Choice,
+    predict: Predict,
+    on_note: Callable[[str], None],
+) -> list[PlanRow]:
+    """Return what is predicted on the way to a combination that fits; `on_note` gets each step of it."""
+    tried = "each is tried alone" if choice.ranks == 1 else "what divides the run is tried alone"
+    on_note(
+        f"{name}: {len(applied)} strategies give more than {MOST} combinations on {baseline.place}: {tried}, and then "
+        "the one that saves most added, again and again"
+    )
+    patient = Patient(predict)
+
+    def on_step(row: PlanRow) -> None:
+        on_note(f"so far {row.case.label} {_state(row)}")
+
+    rows = search(baseline, applied, choice.plugins, patient, on_step, choice.ranks)
+    without = [row.case.label for row in rows if row.peak_bytes is None and len(row.case.strategies) == 1]
+    if without:
+        on_note(f"{name}: left out, without a prediction in {patient.seconds:.0f} s: {', '.join(without)}")
+    return rows
 
 
 def _state(row: PlanRow) -> str:

@@ -70,7 +70,8 @@ class Choice:
         considered = self._considered(comparison, False)
         dividing = dict.fromkeys(each.name for each in considered if self.ranks == 1 and divides(each, self.plugins))
         reasons = [_obstacle(each, comparison, self.plugins) for each in considered if each.name not in dividing]
-        several = f"what needs several ranks, which `ranks` of a suite names: {', '.join(dividing)}" if dividing else ""
+        why = "what divides the run, as the suite names no single number of `ranks`"
+        several = f"{why}: {', '.join(dividing)}" if dividing else ""
         return list(filter(None, [several, *reasons]))
 
     def left_out(self, comparison: Comparison) -> str:

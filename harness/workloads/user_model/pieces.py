@@ -60,6 +60,7 @@ def cut(make: Callable[[Any], Any], shape: Any) -> Pieces:
         raise Refusal("the model has no blocks: give at least one")
     demand_alike(pieces.blocks)
     demand_rows(pieces, shape.vocabulary)
+    demand_float32(pieces)
     demand_trained(pieces)
     return pieces
 
@@ -78,14 +79,26 @@ def demand_rows(pieces: Pieces, vocabulary: int) -> None:
         )
 
 
+def demand_float32(pieces: Pieces) -> None:
+    """Raise Refusal for parameters of another type, and for an embedding whose gradients are no arrays."""
+    if pieces.head.dtype != torch.float32:
+        raise Refusal(f"the head of the model is not in float32: {IN_FLOAT32}")
+    for place, module in pieces.by_place().items():
+        if other := next((name for name, p in module.named_parameters() if p.dtype != torch.float32), None):
+            raise Refusal(f"the parameter '{other}' of {place} is not in float32: {IN_FLOAT32}")
+        if any(isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse for each in module.modules()):
+            raise Refusal(
+                f"{place} of the model has an Embedding with sparse=True, whose gradients are no arrays: leave that "
+                "out, and use the strategy `sparse_embedding_gradient`"
+            )
+
+
 def demand_trained(pieces: Pieces) -> None:
-    """Raise Refusal for what a step would not train as the model means it: frozen, of no piece, of another type."""
+    """Raise Refusal for what a step would not train as the model means it: frozen, of no piece, or of statistics."""
     if isinstance(pieces.head, nn.Parameter) and not pieces.head.requires_grad:
         raise Refusal(
             "the head of the model is frozen, and all parameters of a model of your own are trained: train it"
         )
-    if pieces.head.dtype != torch.float32:
-        raise Refusal(f"the head of the model is not in float32: {IN_FLOAT32}")
     known = {id(pieces.head)}
     for place, module in pieces.by_place().items():
         known |= {id(p) for p in module.parameters()}
@@ -93,13 +106,6 @@ def demand_trained(pieces: Pieces) -> None:
             raise Refusal(
                 f"the parameter '{frozen}' of {place} is frozen, and all parameters of a model of your own are trained:"
                 " make it a buffer, or let it be trained"
-            )
-        if other := next((name for name, p in module.named_parameters() if p.dtype != torch.float32), None):
-            raise Refusal(f"the parameter '{other}' of {place} is not in float32: {IN_FLOAT32}")
-        if any(isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse for each in module.modules()):
-            raise Refusal(
-                f"{place} of the model has an Embedding with sparse=True, whose gradients are no arrays: leave that "
-                "out, and use the strategy `sparse_embedding_gradient`"
             )
         if any(isinstance(each, BATCH_NORM) and each.track_running_stats for each in module.modules()):
             raise Refusal(

@@ -14,6 +14,7 @@ DTYPES = {
     **dict.fromkeys(("float32", "fp32", "float"), torch.float32),
 }
 NOTHING = {"", "none", "no", "off", "false", "0"}
+"""How a row says that a run does without something."""
 OPTIMIZERS = {name.lower(): name for name in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adamax", "NAdam", "RAdam")}
 """Those of torch by their names in small letters, as the arguments of trainers have them."""
 
@@ -41,7 +42,7 @@ def compute_type(row: dict[str, Any]) -> torch.dtype:
 
 
 def is_quantised(row: dict[str, Any]) -> bool:
-    """Return whether the base lies in 4 bits. Raises Refused for another coding than NF4."""
+    """Check whether the base lies in 4 bits. Raises Refused for another coding than NF4."""
     text = str(row.get("quant") or "").strip().lower()
     if text in NOTHING:
         return False
@@ -51,7 +52,7 @@ def is_quantised(row: dict[str, Any]) -> bool:
 
 
 def is_checkpointed(row: dict[str, Any]) -> bool:
-    """Return whether layers are recomputed in the backward pass."""
+    """Check whether layers are recomputed in the backward pass."""
     return str(row.get("grad_ckpt") or "").strip().lower() not in NOTHING
 
 
@@ -75,7 +76,7 @@ def iterations(row: dict[str, Any]) -> tuple[int, str]:
     text = " ".join(str(row["steps"]).lower().split())
     count = re.match(r"[1-9]\d*\b", text)
     if count is None:
-        raise Refused(f"'{row['steps']}' says of no step: begin with their number")
+        raise Refused(f"'{row['steps']}' does not say how many steps are made: begin with their number")
     return int(count[0]), text
 
 
@@ -89,14 +90,15 @@ def count(row: dict[str, Any], name: str) -> int:
 
 def optimizer(text: Any) -> tuple[str, dict[str, Any]]:
     """Return the class of torch that a text names, and the arguments that it gives. Raises Refused."""
-    named = re.match(r"(?:torch\.optim\.)?(\w+)(\([^()]*(?:\([^()]*\)[^()]*)*\))?", str(text).strip())
-    name = named[1] if named else ""
-    known = OPTIMIZERS.get(name.lower().removesuffix("_torch"), name)
-    if not hasattr(torch.optim, known) or (known == name and not str(text).strip().startswith("torch.optim.")):
+    named = re.match(r"(torch\.optim\.)?(\w+)(\((?:[^()]|\([^()]*\))*\))?", str(text).strip())
+    of_torch, name, arguments = named.groups("") if named else ("", "", "")
+    known = name if of_torch else OPTIMIZERS.get(name.lower().removesuffix("_torch"), "")
+    if not hasattr(torch.optim, known):
         raise Refused(f"the optimizer '{text}' is not rebuilt")
     try:
-        call = ast.parse(f"f{named[2] if named and named[2] else '()'}", mode="eval").body
-        assert isinstance(call, ast.Call) and not call.args
-        return known, {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-    except (SyntaxError, ValueError, AssertionError):
+        call: Any = ast.parse(f"{known}{arguments or '()'}", mode="eval").body
+        if call.args:
+            raise ValueError(call.args)
+        return known, {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+    except (SyntaxError, ValueError):
         raise Refused(f"the arguments of the optimizer '{text}' cannot be read: write NAME=NUMBER") from None

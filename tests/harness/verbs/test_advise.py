@@ -79,7 +79,7 @@ def test_strategies_that_need_several_ranks_are_named_and_left_out(path: Path) -
     path.write_text(SUITE.replace("offload_activations", "offload_activations, ddp"))
     notes: list[str] = []
     advice = advised(path, notes)
-    said = "left out: what needs several ranks, which `ranks` of a suite names: ddp"
+    said = "left out: what divides the run, as the suite names no single number of `ranks`: ddp"
     assert any(said in note for note in notes), notes
     assert all(row.case.ranks == 1 for each in advice for row in each.predicted)
 
@@ -119,7 +119,7 @@ def test_a_strategy_that_cannot_be_combined_is_named_with_the_reason(path: Path)
     assert advised(path, notes)
     assert any("left out: 'streamed_save' is for what follows the steps: give `evaluations`" in note for note in notes)
     path.write_text(SUITE.replace("[offload_activations]", "[streamed_save, ddp]"))
-    with pytest.raises(SuiteError, match=r"combined: what needs several ranks.*: ddp; 'streamed_save' is for what "):
+    with pytest.raises(SuiteError, match=r"combined: what divides the run, as .*: ddp; 'streamed_save' is for what "):
         advised(path, notes)
 
 

@@ -104,8 +104,8 @@ def test_each_broken_promise_is_told(item: str, words: list[str], tmp_path: Path
 )
 def test_what_differs_from_the_untouched_is_seen_whatever_it_is(own: dict[str, Any], sentence: "str | None") -> None:
     plain = Outcome(1.0, {"w": np.ones((2, 2)), "idle": None}, {}, {}, (1.0, 1.0, 1.0))
-    told = list(_differences(replace(plain, **own), plain, 1e-5))
-    assert told == [] if sentence is None else len(told) == 1 and told[0].startswith(sentence)
+    faults = list(_differences(replace(plain, **own), plain, 1e-5))
+    assert faults == [] if sentence is None else len(faults) == 1 and faults[0].startswith(sentence)
 
 
 WORKLOAD = """
