@@ -30,7 +30,8 @@ OUT_OF_DEVICE_MEMORY = (
     "Triton Error [CUDA]: out of memory",
 )
 """How libraries beside torch's allocator say that the device's memory ran out."""
-OUT_OF_HOST_MEMORY = ("not enough memory", "Cannot allocate memory", "bad_alloc")
+OUT_OF_HOST_MEMORY = ("not enough memory", "Cannot allocate memory", "bad_alloc", "Caught MemoryError in ")
+"""How libraries say that the host's memory ran out: the last is a worker of a DataLoader."""
 LEAST_FREE = 64 << 20
 """Bytes that are free on a device whose memory did not run out."""
 

@@ -9,11 +9,11 @@ from harness.contract.toolkit import trees
 KINDS = ("parameters", "gradients", "moments", "cache", "batch", "activations", "logits", "workspace")
 """What a step holds, the kinds that stay from step to step first.
 
-`moments` is all that a state keeps beside parameters and a cache: an optimizer's moments, master copies. `activations`
-is made before the loss, `logits` is what the loss makes, `workspace` all else: what the backward pass and the update
-make and drop again, recomputed activations among it.
+`parameters` are trained or frozen. `moments` is all that a state keeps beside them and a cache: an optimizer's moments,
+master copies. `activations` is made before the loss, `logits` is what the loss makes, `workspace` all else: what the
+backward pass and the update make and drop again, recomputed activations among it.
 """
-OF_STATE = {"params": "parameters", "kept": "cache"}
+OF_STATE = {"params": "parameters", "frozen": "parameters", "kept": "cache"}
 OBSERVED = "observed"
 
 
@@ -33,7 +33,13 @@ def arrays(tree: Any) -> list[Any]:
 
 def sizes(kinds: Mapping[str, list[Any]]) -> dict[str, int]:
     """Return the bytes of each kind."""
-    return {kind: sum(int(array.nbytes) for array in members) for kind, members in kinds.items()}
+    return {kind: sum(map(_bytes, members)) for kind, members in kinds.items()}
+
+
+def _bytes(array: Any) -> int:
+    """Return the bytes of an array; zeros for what is not trained are one number, expanded."""
+    size = int(array.nbytes)
+    return min(size, array.untyped_storage().nbytes()) if hasattr(array, "untyped_storage") else size
 
 
 def counts(state: Any) -> dict[str, float]:

@@ -17,6 +17,7 @@ from typing import TypeVar
 import pluggy
 
 from harness.contract import hooks, place
+from harness.contract.errors import raised
 from harness.contract.parts import PART_NAMES
 from harness.contract.strategy import Strategy
 from harness.contract.workload import Workload
@@ -32,10 +33,6 @@ ALIKE = 0.8
 LEAST_PART = 4
 """Letters that a name has, at least, which is looked for within others."""
 
-OTHERS = frozenset({"harness", "torch", "jax", "jaxlib", "numpy", "pluggy", "transformers"})
-"""Packages that are no plugins, though an error may pass through them; those of Python are none either."""
-LONGEST = 400
-"""Characters of what an error says that are shown."""
 KNOB = (
     ", as in `every: int = 2`: bool, int, float or str, written as types (which `from __future__ import annotations` "
     "makes texts)"
@@ -144,20 +141,6 @@ def _imported(module: str, name: str) -> ModuleType:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise PluginError(f"plugin '{name}' cannot be imported ({raised(error)}): mend or remove it") from None
-
-
-def raised(error: BaseException, first: str | None = None) -> str:
-    """Return the kind of an error, the `first` line of what it says, and the last place in the code of a plugin."""
-    if first is None:
-        first = next(iter(str(error).strip().splitlines()), "")[:LONGEST]
-    place = ""
-    at = error.__traceback__
-    while at is not None:
-        owner = str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        if owner not in OTHERS and owner not in sys.stdlib_module_names:
-            place = f", {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
-        at = at.tb_next
-    return f"{type(error).__name__}{f': {first}' if first else ''}{place}"
 
 
 def _from_path(path: Path) -> ModuleType:

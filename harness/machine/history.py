@@ -37,9 +37,9 @@ KNOBS = "knobs"
 """The module that refuses values of knobs."""
 CHECKING = (
     *("harness/worker/contract_checks.py", "harness/worker/calibration.py", "harness/worker/throughput.py"),
-    *("harness/contract/plugins.py", f"harness/contract/toolkit/{KNOBS}.py"),
+    *("harness/contract/plugins.py", "harness/contract/errors.py", f"harness/contract/toolkit/{KNOBS}.py"),
 )
-"""Those that load or test a plugin, a machine or a knob: no figure of a suite is theirs."""
+"""Those that load or test a plugin, a machine or a knob, or name an error: no figure of a suite is theirs."""
 DEVICE = re.compile(r'^DEVICE = "(\w+)"$', re.MULTILINE)
 """How a module says that one kind of device alone runs it: figures of others do not depend on it."""
 IMPORT = re.compile(r"^ *from (strategies\.[\w.]+) import (\([^)]*\)|[^(#\n]*)", re.MULTILINE)
@@ -52,7 +52,9 @@ OF_DOCUMENTS = frozenset({"_sizes_of"})
 """Functions that look at batches of texts of all lengths: they decide figures of results on `documents`."""
 DOCUMENTED = ("documents", "causal_lm_documents")
 """The workloads of such texts."""
-REFUSALS = ("ValueError", "PluginError")
+OF_USER_MODELS = frozenset({"_apart"})
+"""Functions that take gradients as a user's own model has them: no workload of this project has such."""
+REFUSALS = ("ValueError", "PluginError", "Refusal")
 """What is raised for a value or a plugin that is wrong: whatever has figures has passed."""
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -204,10 +206,7 @@ def since(records: Sequence[Record], strategies: Mapping[str, Strategy]) -> Role
     files = files_of(strategies[name] for name in names if name in strategies)
     written = {record.origin.commit: record.heading.code for record in records if record.heading.code}
     needed, places = rooms(cases), {case.place for case in cases}
-    with_children = any(record.child_peak_bytes is not None and not is_prediction(record) for record in records)
-    documented = any(case.workload in DOCUMENTED for case in cases)
-    aside = frozenset() if with_children else OF_CHILDREN
-    aside = aside if documented else aside | OF_DOCUMENTS
+    aside = _without_part(records, cases)
 
     def changes(commit: str) -> tuple[str, ...] | None:
         known = changed(commit, files, aside)
@@ -225,6 +224,18 @@ def since(records: Sequence[Record], strategies: Mapping[str, Strategy]) -> Role
         _once(in_roles, measured, "measuring"),
         _once(in_roles, predicted, "predicting"),
     )
+
+
+def _without_part(records: Iterable[Record], cases: Collection[Case]) -> frozenset[str]:
+    """Return the functions of deciding files that decide no figure of some records."""
+    aside: set[str] = set()
+    if not any(record.child_peak_bytes is not None and not is_prediction(record) for record in records):
+        aside |= OF_CHILDREN
+    if not any(case.workload in DOCUMENTED for case in cases):
+        aside |= OF_DOCUMENTS
+    if all(case.workload in OURS for case in cases):
+        aside |= OF_USER_MODELS
+    return frozenset(aside)
 
 
 def is_prediction(record: Record) -> bool:

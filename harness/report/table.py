@@ -289,9 +289,10 @@ def _remarks(table: Comparison) -> Iterable[str]:
     lines += [f"- all: {escaped('; '.join(everyone))}"] if everyone else []
     for row in table.rows:
         remarks = [*row.reasons, *(note for note in row.notes if note not in common)]
+        repeated = any(reason.startswith(row.answer_reason) for reason in row.reasons)  # one error ended both
         if row.answer in WRONG:
             remarks.append(f"{row.answer}: {row.answer_reason}")
-        elif row.answer is None and row.answer_reason and row.answer_reason not in row.reasons:
+        elif row.answer is None and row.answer_reason and not repeated:
             remarks.append(f"no answer: {row.answer_reason}")
         if own := [flag for flag in row.flags if flag not in shared]:
             remarks.append(f"flags: {', '.join(own)}")

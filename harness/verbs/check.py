@@ -22,6 +22,7 @@ from harness.run import runner, template
 from harness.run.schedule import conflict
 from harness.suite.reader import PLACES
 from harness.verdicts.numerics import UNIT_ROUNDOFF
+from harness.verdicts.remarks import failure
 
 FRAMEWORKS = ("torch", "jax", "numpy", "triton", "tensorflow")
 HOOKS = ("harness_strategies", "harness_workloads", "harness_measure")
@@ -266,7 +267,8 @@ def _tried(what: str, cases: Sequence[Case], extra: Sequence[str], log: Log) -> 
 
 
 def _ended(record: Record) -> str:
-    reason = record.evidence.get("message") or record.evidence.get("stderr_tail") or "it wrote nothing"
+    said = "message" in record.evidence
+    reason = failure(record) if said else record.evidence.get("stderr_tail") or "it wrote nothing"
     return f"its worker ended with {record.status}: {reason}"
 
 

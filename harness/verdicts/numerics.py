@@ -205,7 +205,7 @@ def _drift(strategy: Outcome, baseline: Outcome, limit: float) -> str | None:
     by 1.4e-3 and more; the bound lies between, at `DRIFT` roundoffs. In bfloat16 right ones stay within 2.4 of its
     roundoffs, AdamW without its bias correction is off by 30, and with the other sign by 105.
     """
-    for when, off in _apart(strategy, baseline):
+    for when, off in _distances(strategy, baseline):
         if off > limit:
             return f"the first gradient is right, but {when} the loss is off by {off:.1e}, more than {limit:.1e}"
     return None
@@ -213,10 +213,10 @@ def _drift(strategy: Outcome, baseline: Outcome, limit: float) -> str | None:
 
 def _furthest(run: Outcome | None, baseline: Outcome) -> float:
     """Return how far the losses of a run part from the baseline's at most, 0 for no run."""
-    return 0.0 if run is None else max((off for _, off in _apart(run, baseline)), default=0.0)
+    return 0.0 if run is None else max((off for _, off in _distances(run, baseline)), default=0.0)
 
 
-def _apart(run: Outcome, baseline: Outcome) -> Iterator[tuple[str, float]]:
+def _distances(run: Outcome, baseline: Outcome) -> Iterator[tuple[str, float]]:
     """Yield when a loss was computed and its distance from the baseline's, relative unless that is 0."""
     pairs = zip(run.trajectory, baseline.trajectory, strict=False)
     losses = [(f"by update {step}", *pair) for step, pair in enumerate(pairs, start=1)]

@@ -157,7 +157,7 @@ def notes(observed: Observed, growth: float | None) -> tuple[str, ...]:
 def unfinished(records: Iterable[Record]) -> str:
     """Return how many timed processes did not finish, and the most frequent reason; an empty text where all did."""
     timed = [record for record in records if record.slot and record.slot.kind == "time"]
-    failures = [_failure(record) for record in timed if record.status != "ok"]
+    failures = [failure(record) for record in timed if record.status != "ok"]
     if not failures:
         return ""
     return f"{len(failures)} of {len(timed)} timed processes did not finish: {mode(failures)}"
@@ -193,24 +193,28 @@ def _number(value: float) -> str:
 
 def reasons(observed: Observed) -> tuple[str, ...]:
     """Return why a row did not end well, and why it has no prediction."""
-    why = [_failure(record) for record in observed.memory if record.status != "ok"]
+    ended = [record for record in observed.memory if record.status != "ok"]
+    why = [failure(record) for record in ended]
     if not why and observed.status == "oom_budget":
         over = (observed.own_peak or 0) + (observed.children or (0, 0))[0] - (observed.case.budget_bytes or 0)
         why = [f"with its child processes it took at least {over / MIB:,.1f} MiB more than its budget"]
     if observed.status != "unsupported" and observed.predict is not None:
         missing = observed.predict.missing.get("predicted_peak_bytes")
-        why += [f"no prediction: {missing}"] if missing else []
+        again = missing and any(missing.startswith(message(record)) for record in ended)  # for the same error
+        why += [f"no prediction: {missing}"] if missing and not again else []
     return tuple(dict.fromkeys(why))
 
 
-def _failure(record: Record) -> str:
+def failure(record: Record) -> str:
     """Return in a few words why a run ended: what was asked for and where, or the message of the error."""
     evidence, where = record.evidence, record.evidence.get("phase")
     if record.status in OUT_OF_MEMORY and _is_number(evidence.get("request_bytes")):
         size = evidence["request_bytes"] / MIB
         reason = f"asked for {size:,.0f} MiB more" if size >= 1 else f"asked for {size:.2g} MiB more"
         return f"{reason} in {where}" if where else reason
-    return f"{message(record)} (in {FIRST if where == 'prime' else where})" if where else message(record)
+    phase = f"in {FIRST if where == 'prime' else where}" if where else None
+    at = ", ".join(filter(None, (evidence.get("line"), phase)))
+    return f"{message(record)} ({at})" if at else message(record)
 
 
 def message(record: Record) -> str:

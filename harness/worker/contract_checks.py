@@ -13,14 +13,15 @@ from typing import Any
 
 from harness import backends
 from harness.contract.assembly import assemble, feeds_of, never_called
+from harness.contract.errors import raised
 from harness.contract.instruments import digested
 from harness.contract.parts import DATA_PARTS, ENDING_PARTS, PART_NAMES, RANK_PARTS
 from harness.contract.place import Place
-from harness.contract.plugins import Plugins, raised
+from harness.contract.plugins import Plugins
 from harness.records import Applied, Case, Record, Task
 from harness.verdicts.numerics import UNIT_ROUNDOFF, Outcome
 from harness.worker import numerics
-from harness.worker.tasks import first_line
+from harness.worker.errors import first_line
 
 UPDATES = 4
 EXACT, LOWER = 1e-5, 2e-2

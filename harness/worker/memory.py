@@ -27,7 +27,7 @@ from harness.records import Phase as PhaseRecord
 from harness.worker import batch_sizes, notes, ranks, steadiness
 from harness.worker.contents import Contents
 from harness.worker.device_peaks import DevicePeaks
-from harness.worker.tasks import failure
+from harness.worker.errors import failure, origin
 
 COMPARED = {"gather_parameters"}
 """Parts that are called where answers are compared, and not in training."""
@@ -151,11 +151,13 @@ def _most_of_loss(meter: memory.PhaseMeter, device: DevicePeaks | None) -> int:
 class _Run(NamedTuple):
     """What the loop showed: its losses, the error that ended it, the limit it ran under.
 
-    `peak_step` is the first step whose peak no later one exceeds by more than the resolution, from 1.
+    `line` is where in the code of a plugin the error came from. `peak_step` is the first step whose peak no later one
+    exceeds by more than the resolution, from 1.
     """
 
     losses: list[float]
     error: Exception | None
+    line: str | None
     data_bytes: int
     limit_bytes: int | None
     peak_step: int
@@ -210,6 +212,7 @@ def _trained(
     bound = budget * ranks.in_process(task) if budget is not None and device is None else None
     losses: list[float] = []
     error: Exception | None = None
+    line: str | None = None
     data_bytes, highest, peak_step = 0, 0, 0
     with nvml.sampled(driver), memory.budget(None if bound is None else bound + untouched(bound)) as limit:
         try:
@@ -222,9 +225,10 @@ def _trained(
             loop.close()
         except Exception as caught:
             error, data_bytes = caught, memory.read().data  # before anything is freed
+            line = origin(caught)
             error.__traceback__ = None
             meter.enter(None)
-    return _Run(losses, error, data_bytes, limit or cap, peak_step)
+    return _Run(losses, error, line, data_bytes, limit or cap, peak_step)
 
 
 def untouched(budget: int) -> int:
@@ -246,7 +250,7 @@ def _ending(parts: Any, task: Task, backend: Any) -> Ending | None:
 def _ended(run: _Run, place: Place, watch: _Watch) -> tuple[Status, dict[str, Any]]:
     """Return how the run ended and the evidence; one without effect, or with losses that are not finite, is none."""
     if run.error is not None:
-        status, evidence = failure(run.error, place, run.limit_bytes, run.data_bytes)
+        status, evidence = failure(run.error, place, run.limit_bytes, run.data_bytes, run.line)
         return status, evidence | {"phase": watch.meter.last or "unknown", "steps_done": len(run.losses)}
     idle = never_called(Counter({key: count for key, count in watch.calls.items() if key[1] not in COMPARED}))
     if idle is not None:

@@ -18,13 +18,11 @@ from harness.machine import page_faults
 from harness.records import Case, Phase, Prediction, Record, Task
 from harness.records.forecast import Forecast, largest
 from harness.records.roofline import by_intensity
-from harness.refusal import Refusal
 from harness.verdicts import bound
 from harness.worker import batch_sizes, ranks
-from harness.worker.tasks import first_line
+from harness.worker.errors import first_line, is_refusal, origin
 
 GUESSED = "a step asks for the value of a number, which was taken to be 1 or true"
-LIBRARIES = ("torch", "jax", "jaxlib", "numpy", "transformers", "torchao")
 HOST_PHASES = ("source", "windows", "batches")
 """Phases whose peak strategies of data declare."""
 NOT_PREDICTED = DATA_PARTS | {"draw", "gather_parameters", *ENDING_PARTS}
@@ -92,8 +90,7 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         forecast = backend.predict(build, place, batch, host.resident, task.steps, case.ranks, environment)
     except Exception as error:
         explained = isinstance(error, Unpredictable | Unavailable | Incomplete)
-        what = "" if explained or _is_refused(error) else f"{type(error).__name__}: "
-        reason = f"{what}{str(error) if explained else first_line(str(error))}"
+        reason = str(error) if explained else _reason(error)
         ended = host.peaks | (error.peaks if isinstance(error, Incomplete) else {})
         raised = None if explained else reason
         in_part = known.model_copy(update={"predicted_phases": _phases(ended), "error": raised})
@@ -108,13 +105,11 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
     return Record(notes=notes, extra=_numbers(built), prediction=figures)
 
 
-def _is_refused(error: Exception) -> bool:
-    """Check whether a strategy or a workload refused a value: not a library beneath them, which speaks of its own."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    owner = "" if at is None else str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-    return isinstance(error, ValueError | Refusal) and owner not in LIBRARIES
+def _reason(error: Exception) -> str:
+    """Return what an error says; its kind, unless it is a refusal; and where in the code of a plugin it came from."""
+    line = origin(error)
+    kind = "" if is_refusal(error) else f"{type(error).__name__}: "
+    return f"{kind}{first_line(str(error))}{f' ({line})' if line else ''}"
 
 
 def _around(task: Task, plugins: Plugins) -> int:

@@ -5,11 +5,13 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from harness.contract.assembly import assemble
 from harness.contract.loop import training
+from harness.contract.parts import Parts
 from harness.contract.plugins import Plugins
 from harness.machine.environment import regime
 from harness.machine.memory import mark_is_low, read, reset_peak, settle
@@ -31,7 +33,9 @@ def measure(task: Task, plugins: Plugins, backend: Any) -> Record:
         assemble(plugins, case, draw=lambda inner: backend.abstract_draw),
     )
     epoch = batch_sizes.of_epoch(plugins.workloads[case.workload], parts)
-    steps_due = task.steps if epoch is None else _whole_epochs(task.steps, len(epoch.shapes))
+    steps_due = task.steps
+    if epoch is not None:
+        parts, steps_due = _of_first_epoch(parts), _whole_epochs(task.steps, len(epoch.shapes))
     settled = settle()
     backend.clear(place)
     backend.cap(place, case.budget_bytes)
@@ -81,6 +85,12 @@ def _lateness(steps: list[float], wall: float | None) -> dict[str, Any]:
     if not steps or wall is None or steadiness.synchronised(steps, wall):
         return {}
     return {"message": f"not synchronised: {sum(steps):.3g} s of steps in {wall:.3g} s of wall"}
+
+
+def _of_first_epoch(parts: Parts) -> Parts:
+    """Put each epoch in the order of the first: as many steps as it has take all its batches, wherever they begin."""
+    inner = parts.order
+    return replace(parts, order=lambda parts, source, epoch: inner(parts, source, 0))
 
 
 def _whole_epochs(steps: int, epoch: int) -> int:

@@ -92,9 +92,25 @@ def test_what_looks_at_batches_of_documents_counts_for_results_on_documents(proj
         assert history.since([record], {}) == history.Roles((), measuring, ())
 
 
+def test_how_gradients_of_a_users_own_model_are_taken_counts_for_own_models_alone(project: Path) -> None:
+    file = project / "harness" / "workloads" / "settings.py"
+    file.parent.mkdir()
+    file.write_text("def _apart(grads):\n    return grads\n")
+    before = commit(project)
+    file.write_text("def _apart(grads):\n    return list(grads)\n")
+    for workload, run in (("decoder", ()), ("mine", ("harness/workloads/settings.py",))):
+        case = Case(workload=workload, shape={}, place=Place("torch", "cpu"), corpus="zipf", tokenizer="none")
+        record = Record(case=case, slot=Slot(case="x", kind="memory"), origin=Origin(commit=before))
+        assert history.since([record], {}) == history.Roles(run, (), ())
+
+
 @pytest.mark.parametrize(
     ("names", "places"),
-    [(history.OF_CHILDREN, ("run/runner.py", "machine/memory.py")), (history.OF_DOCUMENTS, ("worker/batch_sizes.py",))],
+    [
+        (history.OF_CHILDREN, ("run/runner.py", "machine/memory.py")),
+        (history.OF_DOCUMENTS, ("worker/batch_sizes.py",)),
+        (history.OF_USER_MODELS, ("workloads/decoder/_torch.py",)),
+    ],
 )
 def test_the_functions_that_decide_figures_of_some_results_alone_are_there_and_nowhere_else(names, places) -> None:
     def defined(paths: Iterable[Path]) -> list[str]:

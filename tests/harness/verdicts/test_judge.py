@@ -493,6 +493,15 @@ def test_a_missing_prediction_is_explained() -> None:
     assert row.reasons == ("no prediction: it cannot be traced",)
 
 
+def test_an_error_that_ends_the_prediction_as_well_is_said_once() -> None:
+    evidence = {"exception": "KeyError", "message": "'x'", "line": "mine.py:3", "phase": "backward"}
+    strategy = member("checkpoint", None, (), None, status="error", evidence=evidence)
+    strategy[0] = strategy[0].model_copy(
+        update={"prediction": Prediction(), "missing": {"predicted_peak_bytes": "KeyError: 'x' (mine.py:3)"}}
+    )
+    assert row_of(strategy).reasons == ("KeyError: 'x' (mine.py:3, in backward)",)
+
+
 # Whether the answer is right
 
 

@@ -141,6 +141,12 @@ def uncorrected_update(parts):
     return replace(parts, update=lambda parts, state, grads: inner(parts, {**state, "steps": 10**6}, grads))
 
 
+def undecayed_update(parts):
+    """Forget the weight decay of AdamW."""
+    inner, undecayed = parts.update, parts.shape.model_copy(update={"weight_decay": 0.0})
+    return replace(parts, update=lambda parts, *rest: inner(replace(parts, shape=undecayed), *rest))
+
+
 def mean_of_batches(parts):
     """Average the means of the batches that are evaluated, whatever number of targets each has."""
     inner = parts.evaluate
@@ -191,6 +197,7 @@ def harness_strategies():
         one(other_dtype, "grad"),
         one(flipped_update, "update"),
         one(uncorrected_update, "update"),
+        one(undecayed_update, "update"),
         one(mean_of_batches, "evaluate"),
         one(forgetful, "resume"),
         one(never_used, "cache"),
@@ -340,6 +347,11 @@ def test_a_declared_precision_does_not_excuse_a_wrong_scale(bench, by):
     for verdict in on_every_seed(bench, ("declared_low_scaled", {"by": by})):
         assert verdict.verdict == "diverged", verdict.reason
         assert verdict.bias_ratio > 0.35, "where the size of the error does not tell, its direction does"
+
+
+def test_an_update_that_forgets_the_weight_decay_diverges_on_every_seed(bench):
+    verdicts = on_every_seed(bench, ("undecayed_update", {}))
+    assert [verdict.verdict for verdict in verdicts] == ["diverged"] * 3, [v.reason for v in verdicts]
 
 
 @pytest.mark.parametrize("bug", ["flipped_update", "uncorrected_update"])

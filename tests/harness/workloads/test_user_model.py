@@ -366,6 +366,49 @@ def test_a_parameter_that_the_model_does_not_use_is_refused_by_its_name():
         loss_in_parts(make)
 
 
+class Joined(nn.Module):
+    """Two matrices that are used as one, whose gradients are parts of one array as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = (nn.Parameter(torch.randn(16, 16)) for _ in range(2))
+
+    def forward(self, x):
+        left, right = nn.functional.linear(x, torch.cat([self.left, self.right])).chunk(2, dim=-1)
+        return left * right
+
+
+class Shared(nn.Module):
+    """A bias that is added up, so that autograd expands its gradient, and one that two terms share."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = (nn.Parameter(torch.randn(16, 16)) for _ in range(2))
+
+    def forward(self, x):
+        return x + self.one.sum() + (self.one + self.other).sum()
+
+
+def gradients_of(block):
+    parts, _ = parts_and_state(lambda shape: (nn.Embedding(11, 16), [block()], nn.Identity(), nn.Linear(16, 11).weight))
+    _, grads = parts.grad(parts, parts.init(parts, None), IDS[:, :-1], IDS[:, 1:])
+    return grads["layers"][0]["layer"]
+
+
+def test_gradients_that_lie_beside_each_other_are_no_copies():
+    left, right = gradients_of(Joined).values()
+    assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+    left.mul_(0)
+    assert right.abs().max() > 0
+
+
+def test_gradients_that_autograd_expands_or_gives_twice_can_be_changed_each_by_itself():
+    one, other = gradients_of(Shared).values()
+    before = other.clone()
+    one.mul_(0)
+    assert other.equal(before) and before.abs().max() > 0
+
+
 def one_block_twice(shape):
     return nn.Embedding(11, 16), [nn.Linear(16, 16)] * 2, nn.Identity(), nn.Parameter(torch.randn(11, 16))
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from harness.records import Applied, Case, Task
 from harness.run import runner
 from harness.run.schedule import conflict
 from harness.verdicts.observed import of_steps
-from harness.worker import batch_sizes
+from harness.worker import batch_sizes, timing
 from harness.workloads.data import documents
 from harness.workloads.data.sources import PIECE, CorpusError, resolve
 
@@ -268,6 +269,26 @@ def test_whole_epochs_are_timed():
     times = record("time", "torch", "bucketed_lengths").times
     assert times.uneven and len(times.step_seconds) == 6
     assert of_steps(times.step_seconds, times.uneven) == pytest.approx(sum(times.step_seconds) / 6)
+
+
+@pytest.mark.parametrize("names", [(), ("bucketed_lengths",)], ids=lambda names: "+".join(names) or "padded")
+def test_the_timed_steps_take_each_document_once(names, tmp_path):
+    module, seen = backends.load("torch"), []
+
+    def prepare(parts, *rest):
+        step = module.prepare(parts, *rest)
+
+        def watched(state, x, y):
+            seen.append([row.numpy().tobytes().rstrip(b"\0") for row in x])
+            return step(state, x, y)
+
+        return watched
+
+    case = case_of("torch", *names, shape=SHAPE | {"shuffle": True})
+    task = Task(kind="time", cases=(case,), run_id="timed", parent=0, folder=str(tmp_path), steps=6, warmup=2)
+    times = timing.measure(task, LOADED, SimpleNamespace(**{**vars(module), "prepare": prepare})).times
+    documents = [row for batch in seen[-6:] for row in batch]
+    assert len(times.step_seconds) == 6 and len(documents) == len(set(documents)) == 24
 
 
 # From a corpus

@@ -1,0 +1,82 @@
+"""How an error that ends a task is named: its kind, what it says, and the line in the code of a plugin."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import knobs
+from harness.contract.place import Place
+from harness.worker.errors import failure
+
+HERE = Path(__file__).name
+TORCH = Place("torch", "cpu")
+
+
+def within(numbers: list[int]) -> int:
+    return numbers[7]
+
+
+def deep() -> None:
+    within([])
+
+
+def in_torch() -> None:
+    import torch
+
+    torch.nn.Linear(2, 3)(torch.zeros(5))
+
+
+def as_sentence() -> None:
+    raise ValueError("choose another kind")
+
+
+def refused_by_ours() -> None:
+    knobs.above_0("checkpoint", every=0)
+
+
+def line_of(function: Callable[..., Any]) -> str:
+    return f"{HERE}:{function.__code__.co_firstlineno + 1}"
+
+
+def ended(function: Callable[[], Any]) -> tuple[str, dict[str, Any]]:
+    with pytest.raises(Exception) as caught:
+        function()
+    return failure(caught.value, TORCH)
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        (deep, line_of(within)),
+        (in_torch, f"{HERE}:{in_torch.__code__.co_firstlineno + 3}"),
+        (as_sentence, line_of(as_sentence)),
+    ],
+)
+def test_an_error_has_its_line_in_the_code_of_a_plugin(function: Callable[[], Any], line: str) -> None:
+    status, evidence = ended(function)
+    assert (status, evidence["line"]) == ("error", line)
+
+
+def test_a_refusal_of_a_knob_says_what_to_do_and_needs_no_line() -> None:
+    status, evidence = ended(refused_by_ours)
+    assert status == "error"
+    assert "line" not in evidence
+
+
+class Hungry:
+    """A data set whose reading runs out of memory."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, at: int) -> Any:
+        raise MemoryError
+
+
+def test_memory_that_runs_out_in_a_worker_of_a_data_loader_is_that_of_the_host() -> None:
+    from torch.utils.data import DataLoader
+
+    status, _ = ended(lambda: list(DataLoader(Hungry(), num_workers=1)))  # type: ignore[arg-type]
+    assert status == "oom_host"
