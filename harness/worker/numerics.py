@@ -30,7 +30,7 @@ UPDATES = 20
 RESUMED = 2
 """Updates after a run is resumed: what is lost of the moments is in the parameters after one, in the loss after two."""
 SETTLED = {"shuffle": False, "learning_rate": 1e-3, "weight_decay": 1.0}
-"""Settings of each probe that has them.
+"""Settings of each probe that trains and has them.
 
 The order is looked at apart, later losses are bounded at this rate, and an update that forgets its decay shows at this
 one: by the usual one losses differ less than they may.
@@ -247,8 +247,9 @@ def _assembled(
     plugins: Plugins, case: Case, draw: Draw | None, calls: Counter[tuple[str, str]] | None, reorders: bool
 ) -> Parts:
     """Assemble the parts of a case as `SETTLED`, in the order of its windows; that of a strategy is put back."""
-    settled = {name: SETTLED.get(name, value) for name, value in case.shape.items()}
-    case = case.model_copy(update={"shape": settled})
+    if "update" not in plugins.workloads[case.workload].lacks:
+        settled = {name: SETTLED.get(name, value) for name, value in case.shape.items()}
+        case = case.model_copy(update={"shape": settled})
     parts = assemble(plugins, case, calls=calls, draw=draw)
     return replace(parts, order=assemble(plugins, _untouched(case)).order) if reorders else parts
 

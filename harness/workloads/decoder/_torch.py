@@ -198,19 +198,16 @@ def gradients(value: torch.Tensor, params: Any) -> tuple[torch.Tensor, Any]:
 
 
 def _apart(grads: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield gradients that may each be changed in place.
+    """Yield gradients that may each be changed by itself: a copy of what autograd gives twice, as to terms of a sum.
 
-    A copy of what autograd gives twice, as to terms of a sum, and of one number that it expands, as to what is summed;
-    parts of one array that lie beside each other, as of a stack, stay there.
+    Parts of one array that lie beside each other, as of matrices that are joined, stay there.
     """
     seen: dict[int, list[range]] = {}
     for grad in grads:
         taken = seen.setdefault(grad.untyped_storage()._cdata, [])
         own = range(grad.storage_offset(), grad.storage_offset() + grad.numel())
-        dense = torch.ops.aten.is_non_overlapping_and_dense(grad)
-        alone = dense and not any(own.start < other.stop and other.start < own.stop for other in taken)
+        yield grad.clone() if any(own.start < other.stop and other.start < own.stop for other in taken) else grad
         taken.append(own)
-        yield grad if alone else grad.clone(memory_format=torch.contiguous_format)
 
 
 @torch.no_grad()
